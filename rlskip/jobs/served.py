@@ -32,30 +32,30 @@ class Ledger:
     lock: threading.RLock = attrs.field(factory=threading.RLock)
     journaled: set[int] = attrs.field(factory=set)
     copies: dict[int, Counter[str]] = attrs.field(factory=dict)
-    # Of each dump, or group of one, the steps of the calls that it served, in their order.
-    _served: dict[Hashable, list[int]] = attrs.field(factory=dict)
+    # How often each dump, or group of one, has served.
+    _served: Counter[Hashable] = attrs.field(factory=Counter)
     _written: set[Hashable] = attrs.field(factory=set)
 
-    def serve(self, parts: Iterable[Hashable], step: int) -> None:
-        """These serve a call of `step`."""
+    def serve(self, parts: Iterable[Hashable]) -> None:
+        """These serve a call."""
         with self.lock:
-            for part in parts:
-                self._served.setdefault(part, []).append(step)
+            self._served.update(parts)
 
-    def give_back(self, parts: Iterable[Hashable], step: int) -> None:
-        """They did not serve that call after all: it failed, or they turned out to be unusable."""
+    def give_back(self, parts: Iterable[Hashable]) -> None:
+        """They did not serve it after all: it failed, or they turned out to be unusable."""
         with self.lock:
-            for part in parts:
-                if step in (steps := self._served.get(part, [])):
-                    steps.remove(step)
+            self._served.subtract(parts)
 
     def uses(self, part: Hashable) -> int:
         """How often it has served."""
-        return len(self._served.get(part, ()))
+        return self._served[part]
 
-    def has_served_elsewhere(self, part: Hashable, step: int) -> bool:
-        """Whether it has served, and a call of another step first."""
-        return self._served.get(part, [step])[:1] not in ([], [step])
+    def has_served(self, dump: Hashable, writes: Hashable = None) -> bool:
+        """Whether its rollouts have reached the trainer: it has served, or was made of them.
+
+        That the call which asks `writes` it itself does not count.
+        """
+        return self._served[dump] > 0 or (dump in self._written and dump != writes)
 
     def write(self, dump: Hashable) -> bool:
         """This process is going to write a dump: before it is there, as a thread may write it.

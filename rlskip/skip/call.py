@@ -317,6 +317,8 @@ class Call:
     #: The name of the dump that its own replaces, if any, and why no dump serves it.
     replaces: str | None = attrs.field(init=False, default=None)
     reason: str = attrs.field(init=False, default="")
+    #: What its dump is, if no other call of the process has written one of that name.
+    writes: Key | None = attrs.field(init=False, default=None)
     #: Whether it is generated although it was before: it resumes none of those sessions.
     is_repeated: bool = attrs.field(init=False, default=False)
     #: Whether another job has dumped this very call meanwhile, and what it dumped stays.

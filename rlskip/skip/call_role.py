@@ -73,9 +73,7 @@ class CallRole(Role):
         self._ledger = ledger_of(dumps.directory)
         self._run = RunDumps(lambda: dumps.stores, self._ledger)
         matching = PromptMatching if dumps.by_prompt else CallMatching
-        self._matching: CallMatching = matching(
-            dumps, self._run, self._ledger, self.support_online_step
-        )
+        self._matching: CallMatching = matching(dumps, self._run, self._ledger)
 
     @functools.cached_property
     def ranks(self) -> OneRank:
@@ -132,7 +130,7 @@ class CallRole(Role):
         except RankTimeoutError:
             raise
         except (DumpError, OSError, MemoryError):
-            self._ledger.give_back(call.parts, call.step)
+            self._ledger.give_back(call.parts)
             if isinstance(call.found, Key):
                 call.visit.lose(call.found)
             call.found = None
@@ -237,7 +235,7 @@ class CallRole(Role):
         """Let dumps serve another call, if this one was cancelled or its stage failed."""
         if not call.cleanup.failed or call.found is not found:
             return
-        self._ledger.give_back(call.parts, call.step)
+        self._ledger.give_back(call.parts)
         if isinstance(found, Key):
             call.visit.give_back(found)
 
@@ -279,7 +277,7 @@ class CallRole(Role):
         key = Key(call.step, name if call.replaces is None else call.replaces)
         while call.replaces is None and (visit.is_taken(key) or self._is_anothers(call, key)):
             key = Key(call.step, _next_name(call.name, key.call))
-        is_new = self._take(call, key)
+        self._take(call, key)
 
         def on_conflict(other: DumpMeta) -> str | None:
             """Another name, unless another job has dumped this very call.
@@ -287,19 +285,18 @@ class CallRole(Role):
             At the name may lie a dump of equal prompts and other arguments. Whether a name was free
             the rename says, and not a look before it.
             """
-            nonlocal key, is_new
+            nonlocal key
             if not self._is_anothers(call, key, other):
                 call.is_dropped = self.ranks.group.world_size == 1  # shards are replaced
                 return None
             # That dump may serve the call that it was made for, which may be one of this visit.
             visit.give_back(key)
-            if is_new:
+            if call.writes == key:
                 self._ledger.write_not(key)
-            while True:
-                key = Key(call.step, _next_name(call.name, key.call))
-                if not visit.is_taken(key):
-                    is_new = self._take(call, key)
-                    return key.call
+            while visit.is_taken(key := Key(call.step, _next_name(call.name, key.call))):
+                pass
+            self._take(call, key)
+            return key.call
 
         return {
             "call": key.call,
@@ -318,10 +315,10 @@ class CallRole(Role):
         differs = there.identity and call.identity.differences(there.identity)[0]
         return bool(differs) or self._matching.has_served(key, call)
 
-    def _take(self, call: Call, key: Key) -> bool:
-        """Whether the ledger did not know yet that this process writes the dump."""
+    def _take(self, call: Call, key: Key) -> None:
+        """The call is going to write this dump, which serves no other one."""
         call.visit.take(key)
-        return not call.by_hand and self._ledger.write(key)
+        call.writes = key if not call.by_hand and self._ledger.write(key) else None
 
     def _note_written(self, call: Call, meta: DumpMeta) -> None:
         if not call.by_hand:

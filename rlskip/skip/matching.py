@@ -31,12 +31,10 @@ class CallMatching:
     ----------
     dumps, run, ledger
         The role's, those of its run, and what of them has served.
-    own_steps
-        Whether each call has a step of its own.
     """
 
-    def __init__(self, dumps: Dumps, run: RunDumps, ledger: Ledger, own_steps: bool) -> None:
-        self._dumps, self._run, self._ledger, self._own_steps = dumps, run, ledger, own_steps
+    def __init__(self, dumps: Dumps, run: RunDumps, ledger: Ledger) -> None:
+        self._dumps, self._run, self._ledger = dumps, run, ledger
 
     def look_up(self, call: Call) -> Key | PromptGroups | None:
         """What was made for this very call, and serves no other one."""
@@ -55,7 +53,7 @@ class CallMatching:
         One that records nothing of its call serves any, if none was made for it.
         """
         unnamed: Key | None = None
-        for key in call.visit.candidates(call.name):
+        for key in call.visit.candidates(call.name, call.place):
             meta = self._dumps.store.read_meta(key.step, key.call)
             if meta is None:
                 continue
@@ -70,10 +68,14 @@ class CallMatching:
         return None if self._dumps.by_prompt else unnamed
 
     def has_served(self, key: Key, call: Call) -> bool:
-        """Whether a dump has served another step, whose draws are not to be trained on again."""
+        """Whether the run has trained on the draws of a dump, at whatever step, so that none does.
+
+        Under ``match=step`` another visit of the step is the same step again. What follows another
+        stage computes the same again.
+        """
         if self._dumps.local_config.match == "step" or call.stage.derived:
             return False
-        return self._ledger.has_served_elsewhere(key, call.step)
+        return self._ledger.has_served(key, call.writes)
 
     def judge(self, call: Call) -> Mismatch | None:
         """What becomes of a call that no dump fits; None: it is a miss.
@@ -131,7 +133,8 @@ class CallMatching:
                 if not differs and call.identity.prompts is not None:
                     return None
                 differing.append((key, differs))
-        return min(differing, key=lambda one: len(one[1]), default=None)
+        # By name where several differ in as much: not as the directory was listed.
+        return min(differing, key=lambda one: (len(one[1]), one[0].place.order), default=None)
 
     def _why_not(self, call: Call) -> str:
         if not call.visit.is_whole:
@@ -144,7 +147,7 @@ class CallMatching:
         """These serve the call, and no other one of the visit."""
         call.visit.take(found)
         call.parts = self.parts_of(found)
-        self._ledger.serve(call.parts, call.step)
+        self._ledger.serve(call.parts)
 
     def parts_of(self, found: Any) -> Sequence[Hashable]:
         """What the ledger knows of what serves a call; under ``match=step`` a visit is enough."""
@@ -192,15 +195,9 @@ class CallMatching:
         return Key(source, names[min(call.place, len(names) - 1)]) if names else None
 
     def _elsewhere(self, call: Call) -> Key | None:
-        """The dump of another step that was made for such a call.
-
-        One that this process wrote, or that has served another step of it, does not serve, because
-        prompts that come again are sampled again. It serves a stage that follows another one: that
-        computes the same again.
-        """
+        """The dump of another step that was made for such a call."""
         for key in self._run.find(call.identity.prompts, call.step):
-            elsewhere = self._ledger.has_served_elsewhere(key, call.step)
-            if (elsewhere or self._ledger.has_written(key)) and not call.stage.derived:
+            if self.has_served(key, call):
                 continue
             meta = self._dumps.store.read_meta(key.step, key.call)
             if call.visit.is_taken(key) or meta is None or meta.identity is None:
@@ -218,8 +215,8 @@ def _follows_new_rollouts(call: Call, differs: list[str]) -> bool:
 class PromptMatching(CallMatching):
     """Finds and loads the groups of a call's prompts, in whatever dumps of the run they are."""
 
-    def __init__(self, dumps: Dumps, run: RunDumps, ledger: Ledger, own_steps: bool) -> None:
-        super().__init__(dumps, run, ledger, own_steps)
+    def __init__(self, dumps: Dumps, run: RunDumps, ledger: Ledger) -> None:
+        super().__init__(dumps, run, ledger)
         self._cache: OrderedDict[Key, tuple[Any, DumpMeta]] = OrderedDict()
 
     def look_up(self, call: Call) -> Key | PromptGroups | None:
@@ -236,12 +233,7 @@ class PromptMatching(CallMatching):
         return None
 
     def has_served(self, key: Key, call: Call) -> bool:
-        # A visit does not know what calls of other steps were served, and one of a call that has
-        # its own step knows of no other.
-        parts = self.parts_of(key)
-        if self._own_steps and any(map(self._ledger.uses, parts)):
-            return True
-        return any(self._ledger.has_served_elsewhere(part, call.step) for part in parts)
+        return any(self._ledger.has_served(part, call.writes) for part in self.parts_of(key))
 
     def judge(self, call: Call) -> Mismatch | None:
         """What becomes of a call for whose prompts there are no groups: it is generated.
@@ -278,7 +270,7 @@ class PromptMatching(CallMatching):
 
     def take(self, call: Call, found: Any) -> None:
         call.parts = self.parts_of(found)
-        self._ledger.serve(call.parts, call.step)
+        self._ledger.serve(call.parts)
         keys = [found] if isinstance(found, Key) else {group.key for group in found.groups}
         for key in keys:
             if not key.size and key.step == call.step:

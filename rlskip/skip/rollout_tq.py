@@ -204,7 +204,7 @@ class GroupRole(Role):
         taken = {group for group in replayed if group}
         submitted.served |= taken
         if self.dumps.by_prompt:
-            self._ledger.serve(taken, plan.step)
+            self._ledger.serve(taken)
         submitted.prompts += len(plan.uids)
         return submitted.prompts - len(plan.uids)
 

@@ -32,18 +32,22 @@ class Key:
     size: str = ""
 
     @property
-    def path(self) -> str:
+    def place(self) -> Place:
         """Below the run's directory, of one rank."""
-        return Place(Path(), self.step, self.call).name
+        return Place(Path(), self.step, self.call)
 
-    def order(self, step: int) -> tuple[int, str]:
+    @property
+    def path(self) -> str:
+        return self.place.name
+
+    def order(self, step: int) -> tuple[int, tuple[int, bool, str, int, int]]:
         """By what it is preferred as a substitute at `step`, as `StepStore.nearest` has it."""
         below = self.step <= step
-        return (step - self.step if below else (1 << 62) + self.step), self.call
+        return (step - self.step if below else (1 << 62) + self.step), self.place.order
 
     def order_from(self, first: int) -> tuple[bool, str, tuple[int, bool, str, int, int]]:
         """By what prompts prefer it in a process that began at step `first`."""
-        return self.step < first, self.size, Place(Path(), self.step, self.call).order
+        return self.step < first, self.size, self.place.order
 
     def __str__(self) -> str:
         return f"step {self.step}" + (f", call {self.call}" if self.call else "")
@@ -112,10 +116,13 @@ class StepCalls:
             self._numbers[digest].give_back(int(number))
             self._places.give_back(place)
 
-    def candidates(self, name: str) -> Iterator[Key]:
-        """Where a dump of such a call may be: its own place, the head, others of its digest."""
-        digest = name.rpartition("-")[0]
-        for call in (name, "", *self._siblings.get(digest, ())):
+    def candidates(self, name: str, place: int) -> Iterator[Key]:
+        """Where a dump of such a call may be: its own place, the head, others of its digest.
+
+        The head is the own place of the visit's first call.
+        """
+        digest, own = name.rpartition("-")[0], (name, "")
+        for call in (*(own if place else own[::-1]), *self._siblings.get(digest, ())):
             if (key := Key(self.step, call)) not in self._taken:
                 yield key
 
@@ -123,13 +130,14 @@ class StepCalls:
         """This dump serves a call, or is what one returned; it serves no other call."""
         with self.lock:
             self._taken.add(key)
-            self._siblings.get(key.call.rpartition("-")[0], {}).pop(key.call, None)
+            if key.step == self.step:  # another step's has the same names
+                self._siblings.get(key.call.rpartition("-")[0], {}).pop(key.call, None)
 
     def give_back(self, key: Key) -> None:
         """The call that this dump served has failed: it may serve another one."""
         with self.lock:
             self._taken.discard(key)
-            if key.call and key.call in self.listed:
+            if key.step == self.step and key.call and key.call in self.listed:
                 self._siblings.setdefault(key.call.rpartition("-")[0], {})[key.call] = None
 
     def is_taken(self, key: Key) -> bool:

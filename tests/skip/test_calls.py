@@ -198,7 +198,8 @@ def of_a_role(role: str) -> Callable[[str], list[int]]:
         ("rollout", "1a 2a", "1a 1a 2a", [1, 2, 3]),
         ("own", "1a 2a", "1a 1a 2a", [1, 2, 3]),
         ("rollout", "1a 2a", "2a 2a 1a", [2, 1, 3]),
-        ("rollout", "1a 2a", "2a 1a 1a 2a", [2, 1, 3, 2]),  # another visit of step 2
+        ("rollout", "1a 2a", "2a 1a 1a 2a", [2, 1, 3, 4]),  # another visit of step 2
+        ("async_rollout", "1a", "1a 1a 2b 1a", [1, 2, 3, 4]),
         ("rollout", "1a 2a 3a", "2a 2a 2a 1a 3a", [2, 1, 3, 4, 5]),
         ("rollout", "1a 1b 2a", "1b 1a 1a 2a", [2, 1, 3, 4]),
         ("rollout", "1b 2a 3a", "1b 1a 2a 3a", [1, 2, 3, 4]),

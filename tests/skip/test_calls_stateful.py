@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import itertools
 import os
+import random
 import shutil
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -25,16 +22,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from rlskip import SkipManager
 from rlskip.errors import MismatchError, MissError
 from rlskip.format.prompt_digests import digest_of_batch, digests_of
-from rlskip.skip.call import Call, Stage
-from rlskip.skip.stage_runner import Miss, dump, replay
 from rlskip.store import Identity
 from rlskip.store.layout import Place, places_among
-from tests.skip.trainers import Hub, on_ranks
+from tests.skip.calls_model import STEPS, Decorated, Differs, Dump, Failure, Name, RankModel, Ranks
 
-STEPS = (1, 2, 3)
 SETTINGS = st.fixed_dictionaries(
     {
         "on_mismatch": st.sampled_from(["error", "regenerate"]),
@@ -47,300 +40,6 @@ SETTINGS = st.fixed_dictionaries(
 CALLS = st.tuples(st.sampled_from("abc"), st.booleans())  # prompts, and whether greedily
 
 
-class Failure(Exception):
-    """What a stage raises."""
-
-
-class Decorated:
-    """Calls of a decorated function, plain or async; each has a step of its own, or the loop's."""
-
-    ranks = 1
-
-    def __init__(self, role: str, plain: bool) -> None:
-        self.role, self.own_steps, self.value = role, role == "async_rollout", 0
-        self.derived = role == "reward"
-        self.ran = False
-
-        def stage(prompts: str, greedy: bool, fails: bool, sample_id: str) -> int:
-            self.ran = True
-            if fails:
-                raise Failure
-            return self.value
-
-        async def async_stage(prompts: str, greedy: bool, fails: bool, sample_id: str) -> int:
-            await asyncio.sleep(0)
-            return stage(prompts, greedy, fails, sample_id)
-
-        annotate = SkipManager.annotate(
-            role=role, stage="generate", ignore=["fails"], derived=self.derived
-        )
-        self.stage = annotate(stage if plain else async_stage)
-        self.plain = plain
-
-    def start(self, skip: dict[str, Any]) -> None:
-        SkipManager.init({"skip": {**skip, self.role: {"enable": True}}})
-
-    def visit(self, step: int) -> None:
-        SkipManager.set_step(0)
-        SkipManager.set_step(step)
-
-    def call(self, step: int, prompts: str, greedy: bool, fails: bool) -> tuple[int, bool]:
-        """What it returns, and whether the stage ran."""
-        SkipManager.set_step(step)  # the same step again continues its visit
-        self.ran = False
-        result = self.stage(prompts, greedy, fails, sample_id=f"sample_0_{step}")
-        return (result if self.plain else asyncio.run(result)), self.ran
-
-    def flush(self) -> None:
-        SkipManager.flush()
-
-    def close(self) -> None:
-        SkipManager.reset()
-
-
-class Ranks(Decorated):
-    """The same calls, made by simulated ranks."""
-
-    def __init__(self, role: str, plain: bool, ranks: int) -> None:
-        super().__init__(role, plain)
-        self.ranks = ranks
-        self.roles = list[Any]()
-        self.threads = ThreadPoolExecutor(self.ranks)
-
-    def start(self, skip: dict[str, Any]) -> None:
-        self.roles = on_ranks(Hub(self.ranks), self.role, **skip)
-
-    def visit(self, step: int) -> None:
-        for role in self.roles:
-            role.begin_visit()
-
-    def call(self, step: int, prompts: str, greedy: bool, fails: bool) -> tuple[int, bool]:
-        def one(role: Any) -> Any:
-            def stage(prompts: str, greedy: bool) -> int:
-                if fails:
-                    raise Failure
-                return self.value
-
-            made = Stage(stage, self.role, stage="generate", ignore=(), derived=self.derived)
-            call = Call(made, (prompts, greedy), {}, step)
-            try:
-                with call.cleanup:
-                    result = replay(role, call)
-                    if result is not Miss:
-                        return result, False
-                    result = stage(prompts, greedy)
-                    dump(role, call, result)
-                    return result, True
-            except (Failure, MismatchError, MissError) as error:
-                return type(error)
-
-        outcomes = set(self.threads.map(one, self.roles))
-        assert len(outcomes) == 1, "replayed on all ranks, or on none"
-        (outcome,) = outcomes
-        if isinstance(outcome, type):
-            raise outcome("of all ranks")
-        return outcome  # type: ignore[no-any-return]
-
-    def flush(self) -> None:
-        for role in self.roles:
-            role.flush()
-
-    def close(self) -> None:
-        super().close()
-        self.threads.shutdown()
-
-
-Name = tuple[Any, ...]
-"""() is the first call's; (prompts, number) that of another."""
-
-
-@attrs.define
-class Dump:
-    made_for: tuple[str, bool]  # prompts and whether greedily
-    value: int  # of one call on all ranks: its generation
-    place: int
-    damage: str = ""  # of its "meta" or its "data"
-
-
-@attrs.define
-class Differs:
-    """A mismatch of the dump of this name."""
-
-    name: Name
-
-
-def lowest(taken: set[int]) -> int:
-    return next(number for number in itertools.count() if number not in taken)
-
-
-class RankModel:
-    """What lies on the disk of one rank, and what its process remembers."""
-
-    def __init__(self, derived: bool) -> None:
-        self.derived = derived
-        self.disk: dict[int, dict[Name, Dump]] = {step: {} for step in STEPS}
-        self.bad: set[tuple[int, Name]] = set()
-
-    def start(self, skip: dict[str, Any]) -> None:
-        self.skip = skip
-        self.served: dict[tuple[int, Name], int] = {}
-        self.mine: set[tuple[int, Name]] = set()
-
-    def visit(self, step: int) -> None:
-        self.step, self.lost = step, False
-        self.numbers: dict[str, set[int]] = {prompts: set() for prompts in "abc"}
-        self.places: set[int] = set()
-        self.taken: set[tuple[int, Name]] = set()
-        self.listed = self.names(step)
-        self.order: list[Name] | None = None
-
-    def names(self, step: int) -> list[Name]:
-        return sorted(self.disk[step])
-
-    # -- the rules of docs/skip.md -----------------------------------------------------------
-
-    def begin(self, made_for: tuple[str, bool]) -> None:
-        self.made_for = made_for
-        self.number, self.place = lowest(self.numbers[made_for[0]]), lowest(self.places)
-        self.numbers[made_for[0]].add(self.number)
-        self.places.add(self.place)
-        self.own: Name = (made_for[0], self.number)
-        self.replaces: Name | None = None
-
-    def end(self) -> None:
-        """The call failed."""
-        self.numbers[self.made_for[0]].discard(self.number)
-        self.places.discard(self.place)
-
-    def look(self) -> Any:
-        """The key of the dump that serves the call, `Differs`, or None: it is a miss."""
-        if self.skip["action"] == "repeat":
-            return self.repeated()
-        for name in self.candidates():
-            key = self.step, name
-            found = None if key in self.taken or self.has_served(key) else self.read(*key)
-            if found is not None and found.made_for == self.made_for:
-                return key
-        if self.skip["match"] == "run" and (key := self.elsewhere()):
-            return key
-        return self.judge()
-
-    def candidates(self) -> list[Name]:
-        siblings = [name for name in self.listed if name and name[0] == self.made_for[0]]
-        return [*dict.fromkeys([self.own, (), *siblings])]
-
-    def has_served(self, key: tuple[int, Name]) -> bool:
-        runs = self.skip["match"] == "run" and not self.derived
-        return runs and self.served.get(key, self.step) != self.step
-
-    def elsewhere(self) -> tuple[int, Name] | None:
-        for step in self.nearest():
-            for name in self.names(step):
-                key = step, name
-                dump = self.read(*key)
-                ours = key in self.mine or self.served.get(key, self.step) != self.step
-                if dump is None or key in self.taken or (ours and not self.derived):
-                    continue
-                if dump.made_for == self.made_for:
-                    return key
-        return None
-
-    def judge(self) -> Differs | None:
-        there = [self.own]
-        if not self.place:
-            lost = {name for step, name in self.bad if step == self.step} - {*self.disk[self.step]}
-            is_whole = () in self.disk[self.step] and not lost and not self.lost
-            there = [*self.listed] if is_whole else []
-        differs = {
-            name: sum(a != b for a, b in zip(dump.made_for, self.made_for, strict=True))
-            for name in there
-            if (self.step, name) not in self.taken and (dump := self.read(self.step, name))
-        }
-        if not all(differs.values()) or not differs:
-            return None
-        nearest = min(differs, key=lambda name: (differs[name], there.index(name)))
-        only_prompts = self.disk[self.step][nearest].made_for[1] == self.made_for[1]
-        if self.skip["on_mismatch"] == "error" and self.derived and only_prompts:
-            return None
-        return Differs(nearest)
-
-    def repeated(self) -> tuple[int, Name] | None:
-        """The dump of the same place in the step itself, else in the nearest; else the last."""
-        if self.order is None:
-            self.order = [name for name in self.in_order(self.step) if name in self.listed]
-        source, names = self.step, self.order
-        if () not in names:
-            steps = [self.step, *self.nearest()]
-            source = next((step for step in steps if self.read(step, ())), self.step)
-            if source == self.step:
-                return None
-            names = self.in_order(source)
-        return source, names[min(self.place, len(names) - 1)]
-
-    def in_order(self, step: int) -> list[Name]:
-        return sorted(
-            (name for name in self.names(step) if self.read(step, name)),
-            key=lambda name: self.disk[step][name].place,
-        )
-
-    def nearest(self) -> list[int]:
-        others = [step for step in STEPS if step != self.step]
-        return sorted(others, key=lambda step: (step > self.step, abs(step - self.step)))
-
-    def read(self, step: int, name: Name) -> Dump | None:
-        """One whose meta.json is damaged is quarantined by whoever reads it."""
-        dump = self.disk[step].get(name)
-        if dump is not None and dump.damage == "meta":
-            self.quarantine(step, name)
-            return None
-        return dump
-
-    def load(self, key: tuple[int, Name]) -> Dump | None:
-        step, name = key
-        dump = self.disk[step].get(name)
-        if dump is None or dump.damage == "data":
-            if dump is not None:
-                self.quarantine(step, name)
-            return None
-        return dump
-
-    def quarantine(self, step: int, name: Name) -> None:
-        del self.disk[step][name]
-        self.bad.add((step, name))
-
-    def keep(self, value: int, replaces: bool) -> None:
-        """Publish what a call returned; a shard `replaces` what another call had there."""
-        name = self.own if self.place else ()
-        if self.replaces is not None:
-            name = self.replaces
-        while self.replaces is None and ((self.step, name) in self.taken or self.is_anothers(name)):
-            name = self.next_name(name)
-        self.taken.add((self.step, name))
-        self.mine.add((self.step, name))
-        while (there := self.disk[self.step].get(name)) is not None:
-            if there.damage == "meta":
-                self.quarantine(self.step, name)
-                continue
-            if there.made_for == self.made_for and not self.has_served((self.step, name)):
-                if replaces:
-                    break
-                return
-            name = self.next_name(name)
-            while (self.step, name) in self.taken:
-                name = self.next_name(name)
-            self.taken.add((self.step, name))
-            self.mine.add((self.step, name))
-        self.disk[self.step][name] = Dump(self.made_for, value, self.place)
-
-    def is_anothers(self, name: Name) -> bool:
-        there = self.read(self.step, name) if name in self.listed else None
-        key = self.step, name
-        return there is not None and (there.made_for != self.made_for or self.has_served(key))
-
-    def next_name(self, name: Name) -> Name:
-        return (name[0], name[1] + 1) if name else self.own
-
-
 class Visits(RuleBasedStateMachine):
     """Each of `models` is what one rank has."""
 
@@ -348,12 +47,12 @@ class Visits(RuleBasedStateMachine):
         super().__init__()
         self.stage, self.background = stage, background
         self.folder = Path(tempfile.mkdtemp(prefix="rlskip-visits-"))
-        self.models = [RankModel(stage.derived) for _ in range(stage.ranks)]
         names = {"role": stage.role, "stage": "generate"}
         self.digests = {
-            Identity.of(names).for_prompts(digest_of_batch(p, digests_of(p))).digest(): p  # type: ignore[arg-type]
+            p: Identity.of(names).for_prompts(digest_of_batch(p, digests_of(p))).digest()  # type: ignore[arg-type]
             for p in "abc"
         }
+        self.models = [RankModel(stage.derived, self.digests) for _ in range(stage.ranks)]
 
     @initialize(skip=SETTINGS)
     def begin(self, skip: dict[str, Any]) -> None:
@@ -367,6 +66,7 @@ class Visits(RuleBasedStateMachine):
         if self.stage.ranks > 1:
             skip = {**skip, "action": "cache"}  # a repeat has one rank
         self.skip, self.step = skip, 0
+        self.got: list[int] = []
         for model in self.models:
             model.start(skip)
         keys = {"dump_dir": str(self.folder), "wait_s": 0, "background_write": self.background}
@@ -393,6 +93,25 @@ class Visits(RuleBasedStateMachine):
         self.visit(step)
         for call in [*made, extra]:
             self.call(call, fails=False, again=False)
+
+    @precondition(lambda self: self.step and self.made)
+    @rule(
+        steps=st.lists(st.sampled_from(STEPS), min_size=2, max_size=4),
+        order=st.randoms(use_true_random=False),
+        loses=st.booleans(),
+    )
+    def repeat_at(self, steps: list[int], order: Any, loses: bool) -> None:
+        """Another run makes the visit's calls at other steps, each perhaps again."""
+        made = [*self.made]
+        if loses:
+            self.damage(self.step, 0, "gone", 0)
+        rules = {"on_mismatch": "regenerate", "on_miss": "generate", "match": "run"}
+        self.start({**rules, "action": "cache"})
+        for step in steps:
+            order.shuffle(made)
+            self.visit(step)
+            for call in made[:2]:
+                self.call(call, fails=False, again=False)
 
     @precondition(lambda self: self.step == 0 or self.calls == 0)
     @rule(
@@ -438,12 +157,15 @@ class Visits(RuleBasedStateMachine):
                 call()
             for model in self.models:
                 model.end()
+            self.the_disk_is_as_expected()
             if again and expected is None:
                 self.call(made_for, fails=False, again=False)
             return
         assert call() == (self.stage.value if expected is None else expected, expected is None)
+        self.got.append(self.stage.value if expected is None else expected)
         for model in self.models if expected is None else ():
             model.keep(self.stage.value, replaces=self.stage.ranks > 1)
+        self.the_disk_is_as_expected()
 
     def expect(self, made_for: tuple[str, bool]) -> Any:
         """What a dump serves, or the error that is raised; None: the call is generated."""
@@ -458,7 +180,7 @@ class Visits(RuleBasedStateMachine):
         if len(values) == 1 and None not in values:
             for model, key in zip(self.models, found, strict=True):
                 model.taken.add(key)
-                model.served.setdefault(key, self.step)
+                model.served.add(key)
             return values.pop()
         for model, key in zip(self.models, found, strict=True):
             if isinstance(key, tuple) and self.stage.ranks > 1:
@@ -481,9 +203,15 @@ class Visits(RuleBasedStateMachine):
 
     # -- what holds after each rule ----------------------------------------------------------
 
+    @invariant()
+    def nothing_serves_twice_in_a_run(self) -> None:
+        """Whatever the model's rules are."""
+        once = getattr(self, "skip", {}).get("match") == "run" and not self.stage.derived
+        if once and self.skip["action"] == "cache":
+            assert len({*self.got}) == len(self.got)
+
     def path(self, step: int, name: Name, rank: int) -> Path:
-        digests = {prompts: digest for digest, prompts in self.digests.items()}
-        call = f"{digests[name[0]]}-{name[1]}" if name else ""
+        call = f"{self.digests[name[0]]}-{name[1]}" if name else ""
         return Place(self.run, step, call, rank, self.stage.ranks).directory
 
     @property
@@ -496,10 +224,11 @@ class Visits(RuleBasedStateMachine):
         self.stage.flush()
         if not [*self.folder.glob("*_*/GBS*")] or not self.run.exists():
             return
+        prompts = {digest: prompts for prompts, digest in self.digests.items()}
         there: list[dict[int, set[Name]]] = [{step: set() for step in STEPS} for _ in self.models]
         for place in places_among(self.run, os.listdir(self.run)):
             digest, _, number = place.call.rpartition("-")
-            name: Name = (self.digests[digest], int(number)) if digest else ()
+            name: Name = (prompts[digest], int(number)) if digest else ()
             there[place.rank][place.step].add(name)
         for model, found in zip(self.models, there, strict=True):
             for step, dumps in model.disk.items():
@@ -536,3 +265,61 @@ def test_calls_are_served_by_the_rules(
         lambda: Visits(stage(), background),
         settings=settings(max_examples=20, stateful_step_count=25),
     )
+
+
+def random_skip(draw: random.Random) -> dict[str, Any]:
+    return {
+        "on_mismatch": draw.choice(["error", "regenerate"]),
+        "on_miss": draw.choice(["generate", "generate", "error"]),
+        "match": draw.choice(["step", "run", "run"]),
+        "action": draw.choice(["cache", "cache", "cache", "repeat"]),
+    }
+
+
+def random_rule(visits: Visits, draw: random.Random) -> None:
+    """One rule that may be applied now."""
+    call = {"made_for": (draw.choice("abc"), draw.random() < 0.5)}
+    rules: list[Any] = [
+        lambda: visits.start(random_skip(draw)),
+        *[lambda: visits.visit(draw.choice(STEPS))] * 2,
+    ]
+    if visits.step:
+        fails, again = draw.random() < 0.3, draw.random() < 0.5
+        rules += [lambda: visits.call(**call, fails=fails, again=again)] * 8
+    if visits.step and visits.made:
+        steps = draw.choices(STEPS, k=draw.randint(2, 4))
+        rules += [
+            lambda: visits.repeat(draw, call["made_for"]),
+            lambda: visits.repeat_at(steps, draw, draw.random() < 0.5),
+        ]
+    if not visits.step or not visits.calls:
+        how = draw.choice(["gone", "meta", "data"])
+        number, rank = draw.randint(0, 3), draw.randint(0, 2)
+        rules += [lambda: visits.damage(draw.choice(STEPS), number, how, rank)] * 3
+    draw.choice(rules)()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("no_fsync")
+@pytest.mark.parametrize(
+    ("role", "ranks", "runs"),
+    [("rollout", 1, 500), ("reward", 1, 100), ("async_rollout", 1, 150), ("rollout", 2, 300)],
+)
+def test_20_000_random_rules(role: str, ranks: int, runs: int) -> None:
+    """Far from where Hypothesis begins to look: long runs, in which settings meet."""
+    for seed in range(runs):
+        draw = random.Random(seed)
+        plain = draw.random() < 0.5
+        stage = Decorated(role, plain) if ranks == 1 else Ranks(role, plain, ranks)
+        visits = Visits(stage, background=False)
+        try:
+            visits.begin(random_skip(draw))
+            for _ in range(20):
+                random_rule(visits, draw)
+                visits.the_disk_is_as_expected()
+                visits.nothing_serves_twice_in_a_run()
+        except Exception as error:
+            raise AssertionError(f"seed {seed}, with {visits.skip}") from error
+        finally:
+            visits.teardown()

@@ -14,6 +14,7 @@ import torch
 
 from rlskip import SkipManager
 from rlskip.jobs.ranks import RankGroup
+from rlskip.jobs.served import forget_served
 from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
 from rlskip.queue import KVBatchMeta, MemoryQueue, to_rows
 from rlskip.replay import ReplayBuffer
@@ -223,7 +224,10 @@ def on_ranks(hub: Hub, role: str = "rollout", **skip: Any) -> list[CallRole]:
     assert read is not None
     local = read.roles[role]
     local.on_miss = on_miss
-    roles = [CallRole(role, local, read.facts) for _ in range(hub.world)]
+    roles = []
+    for _ in range(hub.world):
+        forget_served()  # each is a process of its own, with a ledger of its own
+        roles.append(CallRole(role, local, read.facts))
     for rank, one in enumerate(roles):
         one.__dict__["ranks"] = SeveralRanks(hub.rank(rank), one.dumps)
     return roles
