@@ -17,10 +17,10 @@ import attrs
 from rlskip._files import open_folder
 from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import AbsentDumpError, DumpError
+from rlskip.jobs.alive import WORK
 from rlskip.store import commit
 from rlskip.store.dump import opened
 from rlskip.store.layout import (
-    WORK,
     Place,
     holds_rollouts,
     journaled_steps,

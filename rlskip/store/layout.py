@@ -9,7 +9,7 @@
         {step}[.{call}].r0-of-2/...          a rank's shard of any of these
         {step}.journal                       finished sessions of a step without a dump
         {name}.bad-{time}-{random}           a quarantined dump or journal
-        .work/                               staging directories, marks of readers
+        .work/                               what jobs hold: rlskip.jobs.alive
         {role}/{step}/...                    of every role but those that train share
     {dump_dir}/stages/{job}/{step}[.part-{k}]/...   what the stages of a step computed
 
@@ -49,8 +49,6 @@ _NAME = re.compile(
     rf"(?:\.(?P<call>(?:[0-9a-f]{{16}}|{_PART})-(?:{_NUMBER})))?"
     r"(?:\.r(?P<rank>[0-9]{1,6})-of-(?P<ranks>[0-9]{1,6}))?"
 )
-
-WORK = ".work"
 
 # No run's directory has this name: those contain an underscore.
 STAGES = "stages"

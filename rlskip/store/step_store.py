@@ -24,6 +24,7 @@ from rlskip.format.dump_errors import (
     UnreadableDumpError,
 )
 from rlskip.format.kinds import Packer, rebuild
+from rlskip.jobs import alive
 from rlskip.store import commit
 from rlskip.store.dump import OpenDump, opened
 from rlskip.store.identity import Identity
@@ -262,7 +263,7 @@ class StepStore:
 
     def write(self, dump: Prepared) -> DumpMeta:
         """The second half: write it, sync it, rename it into place."""
-        commit.sweep(self.directory)
+        alive.sweep(self.directory)
         try:
             return self._write(dump)
         except OSError as error:
