@@ -143,7 +143,7 @@ def _steps(
     journals = [path.name for path in run.journals()]
     view = [text(run.name, "bold"), table(heads, rows), *_more(every, lines)]
     jobs = run.jobs()
-    view += [f"{who}: {', '.join(sorted(does)) or 'idle'}" for who, does in sorted(jobs.items())]
+    view += [f"{who}: {', '.join(sorted(does))}" for who, does in sorted(jobs.items())]
     if journals:
         view.append(f"journals: {', '.join(journals)}")
     if quarantined:

@@ -154,7 +154,7 @@ def dump_dir_findings(dump_dir: Path) -> Iterator[Finding]:
         yield Finding("dump dir", NOTE, f"{kind} is a network file system: that is fine")
     for run in find_runs(dump_dir) if dump_dir.is_dir() else ():
         for who, does in run.jobs().items():
-            what = f"{run.name}: {who} is at work: {', '.join(sorted(does)) or 'idle'}"
+            what = f"{run.name}: {who} is at work: {', '.join(sorted(does))}"
             yield Finding("dump dir", NOTE, what)
     if free < 1 << 30:
         yield Finding("dump dir", WARNING, f"only {size(free)} free", "rlskip prune")

@@ -281,13 +281,13 @@ def held(root: Path) -> set[str]:
 
 
 def at_work(root: Path) -> dict[str, list[str]]:
-    """The jobs that live in `root`, as a user would name them, and the labels that each holds."""
+    """The jobs that hold something in `root`, as a user would name them, and its labels."""
     jobs: dict[str, list[str]] = {}
     with contextlib.suppress(OSError), open_folder(root, WORK) as work:
         for name, sign, why in _judged(work):
-            if why is None and sign.process:
+            if why is None and sign.process and not name.startswith(_JOB):
                 who = f"process {sign.process.get('pid')} on {sign.process.get('host')}"
-                jobs.setdefault(who, []).extend([] if name.startswith(_JOB) else [_label(name)])
+                jobs.setdefault(who, []).append(_label(name))
     return jobs
 
 

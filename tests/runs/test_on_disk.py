@@ -18,7 +18,9 @@ from rlskip.store.layout import part_name
 
 
 def listing(root: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+    """All files, but for the one that says that this process lives."""
+    files = (path for path in root.rglob("*") if path.is_file() and "job-" not in path.name)
+    return {str(path.relative_to(root)): path.read_bytes() for path in files}
 
 
 def damage(run_dir: Path, step: int) -> None:
