@@ -23,6 +23,7 @@ _COMMON = """
     from rlskip.jobs import alive, lease
     from rlskip.skip import call_role
     from rlskip.store import StepStore
+    import rlskip.skip.roles  # here once, not in every child
 
     torch.set_num_threads(1)
     os.fsync = lambda handle: None  # a killed process loses nothing that it wrote
@@ -41,6 +42,15 @@ _COMMON = """
     def begin(**keys):
         skip = {"dump_dir": str(folder / "dumps"), "wait_s": 600, "background_write": False}
         SkipManager.init({"skip": {**skip, **keys, "rollout": {"enable": True}}})
+
+    def later(lines):
+        # Jobs write so many lines, and work a moment more: a kill must hit them at work.
+        size, deadline = os.fstat(log).st_size, time.monotonic() + 1
+        while lines and time.monotonic() < deadline:
+            if os.fstat(log).st_size != size:
+                size, lines = os.fstat(log).st_size, lines - 1
+            time.sleep(0.001)
+        time.sleep(chance.uniform(0, 0.02))
 
     def start(job, *args):
         child = os.fork()
@@ -102,8 +112,8 @@ _CALLS = """
     for first in itertools.count(1, 3):
         jobs = [start(job, first) for _ in range(JOBS)]
         for _ in range(min(12, kills - done)):
-            time.sleep(chance.uniform(0, 0.12))
-            kill(jobs.pop(0))
+            later(chance.randint(0, 4))
+            kill(jobs.pop(chance.randrange(JOBS)))
             note_torn()
             jobs.append(start(job, first))
             done += 1
@@ -159,7 +169,7 @@ _JOURNALS = """
         while True:
             child = start(job, step)
             if done < kills and killed[step] < 6:
-                time.sleep(chance.uniform(0.02, 0.25))
+                later(chance.randint(0, 5))
                 ended, code = os.waitpid(child, os.WNOHANG)
                 if not ended:
                     kill(child)
