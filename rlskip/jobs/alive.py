@@ -8,7 +8,8 @@ seconds as long as the process holds something. What it holds names it by its to
     .work/lease-{step}[-{call}]   contains "{token}-{n}": who generates a step (rlskip.jobs.lease)
 
 A job is dead if its process has ended, which is known at once on its host and in its container;
-elsewhere if its file was not touched for `DEAD_S` seconds. There are no locks. All depends on an
+elsewhere if its file was not touched for `DEAD_S` seconds. What names nobody, as the lease of a job
+that was killed before it wrote it, is as old as itself. There are no locks. All depends on an
 order: a job's file is there before anything that the job holds, and goes after it.
 """
 
@@ -32,7 +33,7 @@ from typing import Any
 import attrs
 
 from rlskip._files import Folder, RefusedFileError, open_folder
-from rlskip.jobs.processes import ended_process, this_process
+from rlskip.jobs.processes import this_process, why_ended
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +94,7 @@ class _Heart:
 
     def begin(self, root: Path) -> _Job:
         root = Path(os.path.abspath(root))  # the thread finds it after a chdir, too
+        # Counted before its file is touched: the thread looks for idle jobs at any moment.
         with self._lock:
             job = self._jobs.setdefault(root, _Job(root))
             job.holds += 1
@@ -112,7 +114,7 @@ class _Heart:
         with self._lock:
             job.holds -= 1
             is_last = self._ending.is_set() and not job.holds
-        if is_last:
+        if is_last:  # of what other functions do at exit: there is no thread any more
             job.hide()
 
     def has(self, name: str) -> bool:
@@ -206,7 +208,7 @@ def write_new(work: Folder, name: str, data: bytes = b"") -> None:
     try:
         with file:
             file.write(data)
-    except OSError:
+    except OSError:  # a full disk; half a file would say nothing until it is old
         os.unlink(name, dir_fd=work.handle)
         raise
 
@@ -216,10 +218,9 @@ def write_new(work: Folder, name: str, data: bytes = b"") -> None:
 
 @attrs.frozen
 class Sign:
-    """What shows whether the owner of something in ``.work`` lives.
+    """Whether the owner of something in ``.work`` lives.
 
-    `touched` is when its job's file was touched last, in ns; that of the thing itself where it has
-    none.
+    `touched` is in ns: of its job's file; where it has none, of the thing itself.
     """
 
     owner: str
@@ -243,11 +244,6 @@ class Sign:
             ):
                 return cls(owner, os.fstat(file.fileno()).st_mtime_ns, _parsed(file.read()))
         return cls(owner, _written(work, name), {})
-
-    def ended(self) -> str | None:
-        """That the process has ended, as far as this one can see it."""
-        pid = ended_process(self.process)
-        return None if pid is None else f"has ended (process {pid} on this host)"
 
 
 def _content(work: Folder, lease: str) -> str:
@@ -310,7 +306,7 @@ def _judged(work: Folder) -> Iterator[tuple[str, Sign, str | None]]:
         try:
             if not _HEART.has(name):
                 sign = Sign.of(work, name)
-                why = sign.ended()
+                why = why_ended(sign.process)
                 if why is None:
                     now = _now(work) if now is None else now
                     is_silent = now - sign.touched > DEAD_S * 1e9

@@ -23,6 +23,7 @@ import attrs
 from rlskip._files import open_folder
 from rlskip.jobs import alive
 from rlskip.jobs.alive import LEASE, WORK, Sign
+from rlskip.jobs.processes import why_ended
 from rlskip.jobs.ranks import RankGroup
 
 logger = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ class Lease(AbstractContextManager["Lease"]):
         """Remove the file, unless another job took it over."""
         assert self._root is not None
         with contextlib.suppress(OSError), open_folder(self._root, WORK) as work:
+            # A job that was suspended and taken over must not remove its successor's.
             if Sign.of(work, self._name).owner == owner:
                 os.unlink(self._name, dir_fd=work.handle)
 
@@ -140,6 +142,8 @@ class SingleFlight:
         began = self._clock()
         logged = False
         while True:
+            # Rank 0 tries, and all go on with what it got. Each round has the same exchanges on
+            # all ranks, so none waits in one that another rank has left.
             lease, go = self._try(name, watch, self._clock() - began, step)
             go = bool(self._ranks.follow(go, what))
             try:
@@ -214,7 +218,7 @@ class _Watch:
             self._sign, self._since = sign, self._clock()
         if sign is None:
             return None
-        if (why := sign.ended()) is not None:
+        if (why := why_ended(sign.process)) is not None:
             return why
         return "shows no sign of life" if self._clock() - self._since > alive.DEAD_S else None
 

@@ -14,20 +14,21 @@ def this_process() -> dict[str, Any]:
     return {"host": socket.gethostname(), "pid": pid, "began": _began(pid), "sees": _sees()}
 
 
-def ended_process(process: dict[str, Any]) -> int | None:
-    """The number of a process, if it is one that this one could see, and has ended."""
+def why_ended(process: dict[str, Any]) -> str | None:
+    """What shows that a process has ended, if it is one that this one could see; else None."""
     pid, began, sees = (process.get(name) for name in ("pid", "began", "sees"))
     if type(pid) is not int or pid <= 0 or None in (began, sees) or sees != _sees():
         return None
+    ended = f"has ended (process {pid} on this host)"
     try:
         os.kill(pid, 0)  # not the entry in /proc, which may be hidden
     except ProcessLookupError:
-        return pid
+        return ended
     except (OSError, OverflowError):
         pass
     # The number may be another process's by now, which began at another time.
     now = _began(pid)
-    return None if now in (None, began) else pid
+    return None if now in (None, began) else ended
 
 
 def _sees() -> str | None:

@@ -35,6 +35,8 @@ _ATTEMPTS = 10
 @contextlib.contextmanager
 def staging_directory(root: Path, label: str) -> Iterator[Folder]:
     """A new directory below `root` to write in; gone afterwards unless renamed away."""
+    # Owned before it is made: who sweeps between the two would else find a directory of nobody's.
+    # The token keeps two writers of one dump apart.
     with (
         _work(root),
         alive.owning(root) as owner,
@@ -66,10 +68,15 @@ def synced(folder: Folder, name: str) -> Iterator[BinaryIO]:
 
 def publish(staging: Folder, final: Path) -> bool:
     """Rename the staging directory to `final`, durably; False where something is there already."""
+    # The order is important: both files are on the disk by now (`synced`); then the directory that
+    # lists them, then the name, then the directory that lists the name. So after a power cut there
+    # is a whole dump of this name, or none.
     _sync(staging)
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             make_directory(final.parent)
+            # A directory replaces an empty one only. A dump has files: the second writer of a name
+            # always fails here, and a look before it could decide nothing.
             os.rename(staging.path, final)
             break
         except OSError as error:
@@ -161,6 +168,8 @@ def quarantine_other_than_directory(path: Path) -> None:
 def remove(path: Path, root: Path) -> None:
     """Delete a dump: it vanishes in one rename, its files follow."""
     with _work(root) as work, alive.owning(root) as owner:
+        # The rename first: no reader finds a dump of which a part is gone. What is left of it by a
+        # process that is killed now is owned, so the next save removes it.
         doomed = work.path / f"removed-{path.name}~{owner}"
         os.rename(path, doomed)
         _remove_tree(doomed)

@@ -289,10 +289,7 @@ class Listing:
         self._listed = _Listed(None, 0.0, {}, {})
 
     def dumps(self, *, again: bool = False) -> dict[int, list[Place]]:
-        """The dumps of all ranks by step; listed `again` whatever was seen.
-
-        Other threads may add to what is returned: copy it before going through it.
-        """
+        """The dumps of all ranks by step; copy it first: other threads may add to it."""
         return self._look(again).dumps
 
     def bad(self) -> dict[int, list[Place]]:
@@ -307,6 +304,7 @@ class Listing:
         if listed.changed is None or family[at : at + 1] == [place]:
             return
         family.insert(at, place)  # not sorted again: a step may have thousands of calls
+        # This time hides what others added before: from now on it is believed for a second, too.
         listed.changed = self._changed()
         listed.until = min(listed.until, time.monotonic() + _TICK_S)
 
@@ -314,6 +312,7 @@ class Listing:
         self._listed = _Listed(None, 0.0, {}, {})
 
     def _look(self, again: bool = False) -> _Listed:
+        # The time before the names: what is added meanwhile is a change at the next look.
         listed, changed = self._listed, self._changed()
         is_known = changed is not None and changed == listed.changed and not again
         if is_known and time.monotonic() <= listed.until:

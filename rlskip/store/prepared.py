@@ -87,6 +87,8 @@ class Prepared:
                 other = _publish(staging, place, read_meta)
                 if other is not None:
                     elsewhere = dump.on_conflict(other) if dump.on_conflict else None
+                    # Written again, not renamed: both files name the call. And asked again, because
+                    # another job may have taken that name as well.
                     if elsewhere is not None:
                         dump = attrs.evolve(dump, place=attrs.evolve(place, call=elsewhere))
                         continue
@@ -129,6 +131,7 @@ def _publish(
             judged = os.lstat(place.directory)
         except FileNotFoundError:  # it was removed in this moment
             continue
+        # Looked at before it is read: it may be replaced by a sound one before it is moved away.
         if (other := _others(place, read_meta)) is not None:
             return other
         # What is there is no dump that can be read. Another process may be quicker to move or to

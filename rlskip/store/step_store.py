@@ -261,6 +261,7 @@ class StepStore:
         self, step: int, *, call: str = "", sidecar: bool = False
     ) -> tuple[Any, DumpMeta, Any]:
         """As :meth:`load`, with the meta of that very dump, and its sidecar or None."""
+        # By one open directory: of two looks each could find another dump, as after a quarantine.
         with self._reader(step, call) as (reader, meta):
             reader.expand_all()
             aside = rebuild(reader, "aside") if sidecar else None
