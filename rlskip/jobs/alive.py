@@ -290,8 +290,11 @@ def at_work(root: Path) -> dict[str, list[str]]:
 def sweep(root: Path) -> None:
     """Remove what jobs left that died."""
     with contextlib.suppress(OSError), open_folder(root, WORK) as work:
-        for name, sign, why in _judged(work):
-            if why is not None:
+        dead = {name for name, _, why in _judged(work) if why is not None}
+        # Listed again: between the first listing and its death a job may have made something more,
+        # which nobody would know to be a dead job's once the job's file is gone.
+        for name, sign, why in _judged(work) if dead else ():
+            if why is not None and (name in dead or not name.startswith(_JOB)):
                 with contextlib.suppress(OSError):
                     remove(work, name, sign.owner)
                     logger.info("removed %s: its job %s", work.path / name, why)
@@ -308,7 +311,7 @@ def _judged(work: Folder) -> Iterator[tuple[str, Sign, str | None]]:
                 sign = Sign.of(work, name)
                 why = why_ended(sign.process)
                 if why is None:
-                    now = _now(work) if now is None else now
+                    now = work.now() if now is None else now
                     is_silent = now - sign.touched > DEAD_S * 1e9
                     why = "shows no sign of life" if is_silent else None
         except FileNotFoundError:  # its owner, or another job, has removed it
@@ -338,14 +341,4 @@ def remove(work: Folder, name: str, owner: str) -> None:
     if stat.S_ISDIR(work.stat(name).st_mode):
         shutil.rmtree(work.path / name)
     else:
-        os.unlink(name, dir_fd=work.handle)
-
-
-def _now(work: Folder) -> int:
-    """The file system's own clock, in ns: those of the hosts may differ."""
-    name = f"clock-{secrets.token_hex(8)}"
-    work.open(name, "x").close()
-    try:
-        return work.stat(name).st_mtime_ns
-    finally:
         os.unlink(name, dir_fd=work.handle)

@@ -204,3 +204,25 @@ def test_where_nothing_can_be_written_nothing_is_held(root: Path, tmp_path: Path
     (root / WORK).symlink_to("/proc")
     with holding(root, "reading-1"), pytest.raises(OSError, match="a symbolic link"):
         held(root)
+
+
+@LINUX
+def test_what_a_job_made_just_before_it_died_goes_with_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made after another job has listed what there is."""
+    with owning(root):
+        (mine,) = (root / WORK).glob("job-*")
+        process = json.loads(mine.read_text())
+    real, last = os.listdir, root / WORK / "lease-3"
+
+    def listdir(path: Any) -> list[str]:
+        names = real(path)
+        if not last.exists() and "job-0123456789abcdef" in names:
+            last.write_text("0123456789abcdef-8")
+        return names
+
+    another_job(root, **{**process, "pid": 2**22 + 1})
+    monkeypatch.setattr(os, "listdir", listdir)
+    sweep(root)
+    assert names(root, "lease-*") == names(root, "*~*") == []
