@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -104,6 +105,15 @@ class Folder:
         """The content of a file of at most `max_bytes`; raises as :meth:`open` does."""
         with self.open(name, max_bytes=max_bytes) as file:
             return file.read(min(max_bytes, os.fstat(file.fileno()).st_size))
+
+    def now(self) -> int:
+        """The file system's own clock, in ns since the epoch: those of the hosts may differ."""
+        name = f"clock-{secrets.token_hex(8)}"
+        self.open(name, "x").close()
+        try:
+            return self.stat(name).st_mtime_ns
+        finally:
+            os.unlink(name, dir_fd=self.handle)
 
     def enter(self, name: str, *, create: bool = False) -> int:
         """Open a subdirectory; the caller closes it."""

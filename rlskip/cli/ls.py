@@ -90,6 +90,7 @@ def _of_run(run: Run, tallies: StepTallies) -> Line:
         "unreadable": sum(dump.meta is None for dump in dumps),
         "quarantined": len(run.quarantine()),
         "journals": len(run.journals()),
+        "jobs": run.jobs(),
         "size": sum(dump.size for dump in dumps),
         "written": max((dump.written for dump in dumps), default=None),
         "hits": total.hits,
@@ -99,9 +100,11 @@ def _of_run(run: Run, tallies: StepTallies) -> Line:
 
 
 def _note(line: Line) -> Cell:
-    journals = [f"{line['journals']} with a journal"] if line["journals"] else []
+    found = [f"{line['journals']} with a journal"] if line["journals"] else []
+    if jobs := len(line["jobs"]):
+        found.append(f"{jobs} job{'s' * (jobs > 1)} at work")
     bad = [f"{line[what]} {what}" for what in ("unreadable", "quarantined") if line[what]]
-    return text(", ".join([*journals, *bad]), "red" if bad else "")
+    return text(", ".join([*found, *bad]), "red" if bad else "")
 
 
 def _arranged(lines: list[Line], sort: Order, limit: int | None) -> list[Line]:
@@ -139,6 +142,8 @@ def _steps(
     quarantined = [str(path.relative_to(run.directory)) for path in run.quarantine()]
     journals = [path.name for path in run.journals()]
     view = [text(run.name, "bold"), table(heads, rows), *_more(every, lines)]
+    jobs = run.jobs()
+    view += [f"{who}: {', '.join(sorted(does))}" for who, does in sorted(jobs.items())]
     if journals:
         view.append(f"journals: {', '.join(journals)}")
     if quarantined:
@@ -149,6 +154,7 @@ def _steps(
         "dumps": lines,
         "quarantined": quarantined,
         "journals": journals,
+        "jobs": jobs,
     }
     return data, view
 

@@ -17,6 +17,7 @@ from rlskip._files import cannot_write
 from rlskip._human import size
 from rlskip.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
 from rlskip.errors import ConfigError
+from rlskip.runs.find import find_runs
 
 CALLBACK = "rlskip.hooks.SkipCallback"
 _PLUGIN = "RlskipSearchPathPlugin"
@@ -151,6 +152,10 @@ def dump_dir_findings(dump_dir: Path) -> Iterator[Finding]:
         yield Finding("dump dir", WARNING, what)
     if kind in _NETWORK:
         yield Finding("dump dir", NOTE, f"{kind} is a network file system: that is fine")
+    for run in find_runs(dump_dir) if dump_dir.is_dir() else ():
+        for who, does in run.jobs().items():
+            what = f"{run.name}: {who} is at work: {', '.join(sorted(does))}"
+            yield Finding("dump dir", NOTE, what)
     if free < 1 << 30:
         yield Finding("dump dir", WARNING, f"only {size(free)} free", "rlskip prune")
 

@@ -1,55 +1,45 @@
 """Single flight: of several jobs that lack a step one generates it, and the others wait for it.
 
-A lease is a file that its owner rewrites now and then. Nothing else is relied on: no locks, no
-common clock. A waiting job watches the file by its own clock, and takes it over once it has not
-changed for long enough, or at once where it can see that the owner's process has ended. Leases save
-work; they are not what keeps dumps safe. If two jobs ever generate the same step, one dump is kept.
+A lease is a file that one job can create, and that names its owner (:mod:`rlskip.jobs.alive`). A
+waiting job takes it over once the owner is dead: it has ended on this host, or its sign of life has
+not changed for `DEAD_S` seconds by the waiting job's own clock, which no change of a host's time
+and no suspended machine misleads. Leases save work; they are not what keeps dumps safe. If two jobs
+ever generate the same step, one dump is kept.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import logging
 import os
-import secrets
-import socket
-import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import attrs
 
-from rlskip._files import Folder, RefusedFileError, open_folder
+from rlskip._files import open_folder
+from rlskip.jobs import alive
+from rlskip.jobs.alive import LEASE, WORK, Sign
+from rlskip.jobs.processes import why_ended
 from rlskip.jobs.ranks import RankGroup
 
 logger = logging.getLogger(__name__)
 
-LEASES = ".leases"
-_MAX_LEASE = 4096  # bytes
-_EXIT_S = 2.0
-
 
 @attrs.define(eq=False)
 class Lease(AbstractContextManager["Lease"]):
-    """The right to generate a step, kept alive until released or until the process ends.
+    """The right to generate a step, held until released or until the process ends.
 
-    One without a path (another rank's, or taken after the wait timed out) holds nothing. Nor does
-    the copy in a forked child: the lease is its parent's.
+    One that was not acquired (another rank's, or taken after the wait timed out) holds nothing. Nor
+    does the copy in a forked child: the lease is its parent's.
     """
 
-    _path: Path | None = None
-    _ttl_s: float = 60.0
-    # The file is ours as long as it has our token: only then is it rewritten or removed. The
-    # thread that rewrites it lives from `acquire` until `_released` is set or the file is lost.
-    _token: str = attrs.field(init=False, factory=lambda: secrets.token_hex(8))
-    _beats: int = attrs.field(init=False, default=0)
-    _released: threading.Event = attrs.field(init=False, factory=threading.Event)
-    _thread: threading.Thread | None = attrs.field(init=False, default=None)
+    _root: Path | None = None
+    _name: str = ""
+    _held: contextlib.ExitStack = attrs.field(init=False, factory=contextlib.ExitStack)
     _process: int = attrs.field(init=False, factory=os.getpid)
 
     def acquire(self) -> bool:
@@ -62,84 +52,38 @@ class Lease(AbstractContextManager["Lease"]):
         RuntimeError
             The system has no thread left to keep it alive.
         """
-        assert self._path is not None
-        with _folder_of(self._path, create=True) as folder:
+        assert self._root is not None
+        with contextlib.ExitStack() as held, open_folder(self._root, WORK, create=True) as work:
+            # A look that saves each poll of a waiting job a file of its own. It decides nothing:
+            # to create the lease is one operation everywhere.
+            if os.path.lexists(work.path / self._name):
+                return False
+            owner = held.enter_context(alive.owning(self._root, must_beat=True))
             try:
-                file = folder.open(self._path.name, "x")  # created or not: one operation everywhere
+                alive.write_new(work, self._name, owner.encode())
             except FileExistsError:
                 return False
-            try:
-                with file:
-                    file.write(self._text())
-                thread = threading.Thread(target=self._beat, name="rlskip-lease", daemon=True)
-                thread.start()
-            except (OSError, RuntimeError):
-                self._released.set()
-                os.unlink(self._path.name, dir_fd=folder.handle)
-                raise
-        self._thread = thread
-        _held.add(self)
+            held.callback(self._remove, owner)
+            self._held = held.pop_all()
+        atexit.register(self.release)
         return True
 
-    def release(self, wait_s: float = 0.0) -> None:
-        """Let other jobs have it. Doing so again, or without a path, does nothing.
-
-        `wait_s` is how long to wait for the thread that has kept it alive to end, in seconds.
-        """
-        if self._released.is_set() or self._path is None or self._process != os.getpid():
-            return
-        self._released.set()
-        _held.discard(self)
-        with contextlib.suppress(OSError), _folder_of(self._path) as folder:
-            if self._token.encode() in folder.read(self._path.name, _MAX_LEASE):
-                os.unlink(self._path.name, dir_fd=folder.handle)
-        if self._thread is not None:
-            self._thread.join(wait_s)
+    def release(self) -> None:
+        """Let other jobs have it. Doing so again, or without having it, does nothing."""
+        if self._process == os.getpid():
+            self._held.close()
+            atexit.unregister(self.release)
 
     def __exit__(self, *error: object) -> None:
         self.release()
 
-    def _text(self) -> bytes:
-        # Always of the same length: rewritten in place, it is never seen shorter.
-        owner = {"owner": self._token, **_this_process(), "beat": f"{self._beats:012d}"}
-        return json.dumps(owner).encode()
-
-    def _beat(self) -> None:
-        while not self._released.wait(self._ttl_s / 4):
-            try:
-                if not self.renew():
-                    logger.warning("%s was taken over: it was not renewed in time", self._path)
-                    return
-            except FileNotFoundError:
-                return
-            except OSError as error:
-                logger.warning("%s could not be renewed: %s", self._path, error)
-
-    def renew(self) -> bool:
-        """Rewrite the file; False where it is another job's."""
-        assert self._path is not None
-        self._beats += 1
-        with (
-            _folder_of(self._path) as folder,
-            # Read and written through one descriptor: a file that replaces it is not touched.
-            folder.open(self._path.name, "r+", max_bytes=_MAX_LEASE, buffering=0) as file,
-        ):
-            if self._token.encode() not in file.read(_MAX_LEASE):
-                return False
-            file.seek(0)
-            file.write(self._text())
-        return True
-
-
-# Those of this process, which are released as it ends.
-_held: set[Lease] = set()
-
-
-@atexit.register
-def _release_all() -> None:
-    """Leave no lease behind, and no thread that runs as the interpreter ends."""
-    for lease in list(_held):
-        lease.release(wait_s=_EXIT_S)
+    def _remove(self, owner: str) -> None:
+        """Remove the file, unless another job took it over."""
+        assert self._root is not None
+        with contextlib.suppress(OSError), open_folder(self._root, WORK) as work:
+            # A job that was suspended and taken over must not remove its successor's.
+            if Sign.of(work, self._name).owner == owner:
+                os.unlink(self._name, dir_fd=work.handle)
 
 
 @attrs.define(eq=False)
@@ -152,8 +96,6 @@ class SingleFlight:
         The store's.
     ranks
         The job's own: rank 0 takes the lease for all, and all wait or go on together.
-    ttl_s
-        A lease that has not been renewed for this many seconds may be taken over.
     wait_s
         How long a job waits for another at most, in seconds, before it generates the step itself.
     poll_s
@@ -174,7 +116,6 @@ class SingleFlight:
 
     _directory: Path = attrs.field(converter=Path)
     _ranks: RankGroup = attrs.field(factory=RankGroup)
-    _ttl_s: float = 60.0
     _wait_s: float = 6 * 3600.0
     _poll_s: float = 1.0
     _clock: Callable[[], float] = time.monotonic
@@ -196,15 +137,18 @@ class SingleFlight:
             None once the dump is there, on all ranks; else the lease to generate it.
         """
         what = f"step {step}, call {call}" if call else f"step {step}"
-        path = self._directory / LEASES / (f"{step}-{call}" if call else f"{step}")
-        watch = LeaseWatch(path, self._ttl_s, self._clock)
+        name = f"{LEASE}{step}-{call}" if call else f"{LEASE}{step}"
+        watch = _Watch(self._directory, name, self._clock)
         began = self._clock()
         logged = False
         while True:
-            lease, go = self._try(path, watch, self._clock() - began, step)
+            # Rank 0 tries, and all go on with what it got. Each round has the same exchanges on
+            # all ranks, so none waits in one that another rank has left.
+            lease, go = self._try(name, watch, self._clock() - began, step)
             go = bool(self._ranks.follow(go, what))
             try:
-                # Asked once the lease is ours: its last owner may just have finished.
+                # Asked once the lease is ours: its last owner publishes its dump and then gives the
+                # lease back, so who looked before could miss a dump, and generate it again.
                 there = self._agree(is_there, what)
             except BaseException:
                 lease.release()
@@ -222,10 +166,10 @@ class SingleFlight:
             logged = True
             self._sleep(self._poll_s)
 
-    def _try(self, path: Path, watch: LeaseWatch, waited: float, step: int) -> tuple[Lease, bool]:
+    def _try(self, name: str, watch: _Watch, waited: float, step: int) -> tuple[Lease, bool]:
         if self._ranks.rank != 0:
             return Lease(), False
-        lease = Lease(path, self._ttl_s)
+        lease = Lease(self._directory, name)
         try:
             if lease.acquire():
                 return lease, True
@@ -255,102 +199,31 @@ class SingleFlight:
 
 
 @attrs.define(eq=False)
-class LeaseWatch:
-    """Measures, by this process's `clock`, for how long a lease has not been renewed."""
+class _Watch:
+    """Measures, by this process's `clock`, how long a lease's owner has given no sign of life."""
 
-    _path: Path
-    _ttl_s: float
+    _root: Path
+    _name: str
     _clock: Callable[[], float]
-    # `_text` is what the file held at the last look, and has held at every look since `_since`.
-    _text: bytes | None = attrs.field(init=False, default=None)
+    # What was seen at the last look, and at every look since `_since`.
+    _sign: Sign | None = attrs.field(init=False, default=None)
     _since: float = attrs.field(init=False, default=0.0)
 
     def why_dead(self) -> str | None:
         """What shows that the owner is dead; None while it may be alive."""
-        text = self._read(self._path.name)
-        if text is None or text != self._text:
-            self._text, self._since = text, self._clock()
-        if text is None:
+        sign = None
+        with contextlib.suppress(OSError), open_folder(self._root, WORK) as work:
+            sign = Sign.of(work, self._name)
+        if sign is None or sign != self._sign:  # gone, or it cannot be read just now
+            self._sign, self._since = sign, self._clock()
+        if sign is None:
             return None
-        if (process := _ended_process(text)) is not None:
-            return f"has ended (process {process} on this host)"
-        if self._clock() - self._since > self._ttl_s:
-            return "shows no sign of life"
-        return None
+        if (why := why_ended(sign.process)) is not None:
+            return why
+        return "shows no sign of life" if self._clock() - self._since > alive.DEAD_S else None
 
     def take_away(self) -> None:
         """Remove the very lease that was watched; of several watchers one succeeds."""
-        taken = f"{self._path.name}.expired-{secrets.token_hex(8)}"
-        with contextlib.suppress(OSError), _folder_of(self._path) as folder:
-            at = {"src_dir_fd": folder.handle, "dst_dir_fd": folder.handle}
-            os.rename(self._path.name, taken, **at)
-            if self._read(taken) != self._text:
-                # Another job was quicker and this is its new lease already: give it back.
-                with contextlib.suppress(OSError):
-                    os.link(taken, self._path.name, **at, follow_symlinks=False)
-            os.unlink(taken, dir_fd=folder.handle)
-
-    def _read(self, name: str) -> bytes | None:
-        """None where it is gone or cannot be read just now: its owner may well be alive."""
-        try:
-            with _folder_of(self._path) as folder:
-                return folder.read(name, _MAX_LEASE)
-        except RefusedFileError as error:
-            return error.what.encode()  # nobody renews a link, a FIFO or a directory
-        except OSError:
-            return None
-
-
-def _folder_of(path: Path, *, create: bool = False) -> AbstractContextManager[Folder]:
-    return open_folder(path.parent.parent, path.parent.name, create=create)
-
-
-# -- processes of this host ------------------------------------------------------------------
-
-
-def _this_process() -> dict[str, Any]:
-    """What names this process, for those that can see it: on this host, in its container."""
-    return {
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "began": _began(os.getpid()),
-        "sees": _sees(),
-    }
-
-
-def _ended_process(text: bytes) -> int | None:
-    """The process that wrote a lease, if it is one that this one could see, and has ended."""
-    try:
-        owner = json.loads(text)
-        pid, began, sees = owner["pid"], owner["began"], owner["sees"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    if type(pid) is not int or pid <= 0 or None in (began, sees) or sees != _sees():
-        return None
-    try:
-        os.kill(pid, 0)  # not the entry in /proc, which may be hidden
-    except ProcessLookupError:
-        return pid
-    except (OSError, OverflowError):
-        pass
-    now = _began(pid)
-    return None if now in (None, began) else pid
-
-
-def _sees() -> str | None:
-    """Which processes can be seen here: those of a boot and a pid namespace. None: not known."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:  # not Linux, or no /proc
-        return None
-
-
-def _began(pid: int) -> str | None:
-    """When a process began, in ticks since the boot, or that it has ended; None: not known."""
-    try:
-        # Behind the name in parentheses, which may hold anything, comes the state.
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (OSError, ValueError):
-        return None
-    return "ended" if state in "ZX" else fields[18]
+        assert self._sign is not None
+        with contextlib.suppress(OSError), open_folder(self._root, WORK) as work:
+            alive.remove(work, self._name, self._sign.owner)

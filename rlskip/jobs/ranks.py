@@ -94,6 +94,8 @@ class RankGroup:
         RankTimeoutError
             Some rank did not answer within `timeout_s`.
         """
+        # Who is about to raise takes part first: a rank that left without it would keep the others
+        # here until their timeout.
         mine = [secrets.randbits(60), int(error is not None), *map(int, numbers)]
         answers = self._gather(mine, what)
         self.exchange_id = f"{answers[0][0]:015x}"

@@ -119,6 +119,7 @@ def _agreed(job: _Job) -> str:
     key = f"rlskip/job/{job.number}"
     try:
         store = dist.distributed_c10d._get_default_store()
+        # Of all ranks exactly one gets a 1; `get` waits until that one has set its name.
         if store.add(f"{key}/asked", 1) == 1:
             store.set(key, job.id)
         return str(store.get(key).decode())

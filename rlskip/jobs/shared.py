@@ -35,6 +35,7 @@ def token_in(directory: str | Path) -> Iterator[int]:
 def sees_token(directory: str | Path, number: int) -> bool:
     """Whether the token is there; waits `PATIENCE_S` seconds for it. True for number 0."""
     deadline = time.monotonic() + PATIENCE_S
+    # Looked at again and again: NFS keeps for seconds that a file was not there.
     while number and not os.path.exists(_path(directory, number)):
         if time.monotonic() > deadline:
             return False

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +16,12 @@ import attrs
 from rlskip._files import open_folder
 from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import DAMAGE, AbsentDumpError, DumpError
+from rlskip.jobs.alive import WORK
 from rlskip.store import commit
 from rlskip.store.dump import opened
 from rlskip.store.index import Index, stamp_of
 from rlskip.store.layout import (
-    WORK,
+    Listing,
     Place,
     holds_rollouts,
     journaled_steps,
@@ -256,20 +256,11 @@ def _read(place: Place) -> Dump | None:
 
 
 def families(directory: Path) -> dict[int, list[Place]]:
-    """By step the places of all dumps of a run, in order; they may hold nothing.
-
-    A directory that has not changed is not listed again: a run may have 100 000 steps.
-    """
-    global _listed
-    with contextlib.suppress(OSError):
-        changed = os.stat(directory).st_mtime_ns
-        if _listed[:2] != (directory, changed) or time.time() - changed / 1e9 < _TICK_S:
-            found: dict[int, list[Place]] = {}
-            for place in places_among(directory, folder_names(directory)):
-                found.setdefault(place.step, []).append(place)
-            _listed = (directory, changed, found)
-        return _listed[2]
-    return {}
+    """By step the places of all dumps of a run, in order; they may hold nothing."""
+    global _listing
+    if _listing.directory != directory:
+        _listing = Listing(directory, folder_names)
+    return _listing.dumps()
 
 
 def _index_of(directory: Path) -> Index:
@@ -282,9 +273,7 @@ def _index_of(directory: Path) -> Index:
 
 
 _indexed: Index | None = None
-_TICK_S = 1.0
-"""A directory changed again within a clock tick of being listed may show no newer time."""
-_listed: tuple[Path | None, int, dict[int, list[Place]]] = (None, 0, {})
+_listing = Listing(Path())
 
 
 def has_dump(directory: Path, step: int) -> bool:

@@ -19,6 +19,7 @@ import attrs
 from rlskip._human import age, duration, size
 from rlskip.config.steps import compact
 from rlskip.errors import RlskipError
+from rlskip.jobs import alive
 from rlskip.runs import on_disk
 from rlskip.runs.on_disk import Dump
 from rlskip.runs.scope import Scope
@@ -187,6 +188,10 @@ class Run(Scope):
         """The journals of steps that were interrupted, or are under way."""
         steps = journaled_steps(self.directory)
         return [self.directory / journal_name(step) for step in steps]
+
+    def jobs(self) -> dict[str, list[str]]:
+        """The jobs that are at work here, and what each of them reads, writes or generates."""
+        return alive.at_work(self.directory)
 
     def _no_step(self, step: int) -> NoSuchPlaceError:
         steps = self.steps()

@@ -76,9 +76,13 @@ def remove(old: Old, *, really: bool) -> Old:
     """`old` as removed, or with the reason why it is kept; without `really` nothing is removed."""
     try:
         # Checked again for each step: a replay may have begun since.
-        if as_step(old.name) in commit.being_read(old.run.directory):
+        journaled = journaled_step(old.name)
+        step = as_step(old.name) if journaled is None else journaled
+        if step is not None and step in commit.being_read(old.run.directory):
             return attrs.evolve(old, kept="it is being read")
-        if journaled_step(old.name) is not None and _is_appended_to(*old.paths):
+        if step is not None and step in commit.being_generated(old.run.directory):
+            return attrs.evolve(old, kept="a job generates it")
+        if journaled is not None and _is_appended_to(*old.paths):
             return attrs.evolve(old, kept="a process appends to it")
         for path in reversed(old.paths) if really else ():  # as `remove_family` does
             with contextlib.suppress(FileNotFoundError):  # another process was quicker

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +22,7 @@ from rlskip.skip.dumps import Dumps
 from rlskip.skip.role import Role
 from rlskip.skip.step_calls import Key
 from rlskip.store import DumpError, DumpMeta, Identity, StepStore
-from rlskip.store.layout import Place, journal_name, places_among
+from rlskip.store.layout import Place, journal_name
 
 Roles = Mapping[str, Role]
 
@@ -129,11 +128,12 @@ def _apart(store: StepStore, steps: Sequence[int]) -> list[int]:
 
     All ranks see which names are there, and each compares its shards with the next rank's.
     """
-    shards: dict[int, Counter[int]] = {}
-    with contextlib.suppress(OSError):
-        for place in places_among(store.directory, os.listdir(store.directory)):
-            if place.world_size == store.world_size:
-                shards.setdefault(place.step, Counter())[place.rank] += 1
+
+    def shards(step: int) -> Counter[int]:
+        """How many calls of a step each rank has."""
+        mine = (one for one in store.shards(step) if one.world_size == store.world_size)
+        return Counter(one.rank for one in mine)
+
     following = StepStore(
         store.directory,
         rank=(store.rank + 1) % store.world_size,
@@ -148,8 +148,8 @@ def _apart(store: StepStore, steps: Sequence[int]) -> list[int]:
     return [
         step
         for step in steps
-        if len(shards[step]) < store.world_size
-        or len({*shards[step].values()}) > 1
+        if len(shards(step)) < store.world_size
+        or len({*shards(step).values()}) > 1
         or generations(store, step) != generations(following, step)
     ]
 

@@ -70,25 +70,29 @@ class _OneSize:
         self.by_batch: dict[str, list[_Listed]] = {}
         self.by_prompt: dict[str, list[tuple[_Listed, int]]] = {}
         self.mute: set[Place] = set()  # whose rows are nobody's
-        self._mended: Mapping[int, Sequence[str]] | None = None
+        self._mended: Mapping[int, Sequence[Place]] | None = None
 
     def refresh(self) -> None:
         """Read the index on; after the directory was listed again, index what it lacks."""
         self._add(self.index.refresh())
-        names = self.store.names()
-        if names is self._mended:
+        listed = self.store.listed_by_step()
+        if listed is self._mended:
             return
-        places = [self.place(step, call) for step, calls in [*names.items()] for call in [*calls]]
+        families = [*listed.values()]  # a thread may add to them
+        places = [place for some in families for place in [*some] if self._is_mine(place)]
         # At first each line is compared with its dump. Later a dump that is replaced has a new
         # line, unless its process was killed before: then it is not found until the next run.
         some = [p for p in places if self._mended is None or p.name not in self.index.dumps]
-        self._mended = names
+        self._mended = listed
         if some:
             self._add(self.index.mend(some, lambda p: self.store.read_meta(p.step, p.call)))
 
     def place(self, step: int, call: str) -> Place:
         store = self.store
         return Place(store.directory, step, call, store.rank, store.world_size)
+
+    def _is_mine(self, place: Place) -> bool:
+        return (place.rank, place.world_size) == (self.store.rank, self.store.world_size)
 
     def is_last(self, listed: _Listed) -> bool:
         """Whether no later line replaces that of a dump."""
@@ -97,8 +101,7 @@ class _OneSize:
     def _add(self, lines: Iterable[IndexedDump]) -> None:
         for line in lines:
             place = Place.parse(self.store.directory, line.name)
-            mine = self.store.rank, self.store.world_size
-            if place is None or (place.rank, place.world_size) != mine:
+            if place is None or not self._is_mine(place):
                 continue
             (self.mute.discard if line.joined else self.mute.add)(place)
             nth = line.about.get("info", {}).get("place", 0)  # of the call in its step

@@ -1,94 +1,32 @@
 """A dump is there completely or not at all, and what is bad is quarantined.
 
 A dump is written in a staging directory and renamed into place. Of two writers that race for a name
-the first rename wins. Nothing here relies on locks or on process ids, so that network file systems
-will do.
+the first rename wins. Nothing here relies on locks, so that network file systems will do. What a
+killed writer leaves is known by :mod:`rlskip.jobs.alive`.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
 import logging
 import os
-import secrets
 import shutil
 import stat
-import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO
 
 from rlskip import _files
 from rlskip._files import Folder, open_folder
-from rlskip.store.layout import WORK, Place, as_step, quarantine_name
+from rlskip.jobs import alive
+from rlskip.jobs.alive import WORK
+from rlskip.store.layout import Place, as_step, quarantine_name
 
 logger = logging.getLogger(__name__)
 
-STALE_S = 120.0
-"""Seconds without renewal after which a staging directory or a reader's mark counts as left behind
-by a process that died."""
 _ATTEMPTS = 10
-_EXIT_S = 2.0
-
-
-class _Pulse:
-    """Renews the times of what this process writes or reads, in a thread, as long as it does.
-
-    One write or sync of a large dump may take longer than STALE_S. The thread ends before the
-    interpreter does.
-    """
-
-    def __init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        """Start empty: a forked child has neither the parent's thread nor its dumps."""
-        self._lock = threading.Lock()
-        # Both under the lock. While there is a path, the thread beats; where it could not be
-        # started, the next call of `renews` tries again.
-        self._paths: set[Path] = set()
-        self._thread: threading.Thread | None = None
-        self._ending = threading.Event()
-
-    @contextlib.contextmanager
-    def renews(self, path: Path) -> Iterator[None]:
-        with self._lock:
-            self._paths.add(path)
-            if self._thread is None and not self._ending.is_set():
-                thread = threading.Thread(target=self._beat, name="rlskip-pulse", daemon=True)
-                with contextlib.suppress(RuntimeError):  # no thread left, or the interpreter ends
-                    thread.start()
-                    self._thread = thread
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._paths.discard(path)
-
-    def _beat(self) -> None:
-        # It outlives one dump: a thread for each would cost more than loading a small one.
-        while not self._ending.wait(STALE_S / 4):
-            with self._lock:
-                paths = list(self._paths)
-                if not paths:
-                    self._thread = None
-                    return
-            for path in paths:
-                with contextlib.suppress(OSError):
-                    os.utime(path, follow_symlinks=False)
-
-    def end(self) -> None:
-        """Stop for good; a disk that hangs is waited for briefly."""
-        self._ending.set()
-        if (thread := self._thread) is not None:
-            thread.join(_EXIT_S)
-
-
-_PULSE = _Pulse()
-os.register_at_fork(after_in_child=lambda: _PULSE.forget())
-atexit.register(lambda: _PULSE.end())
 
 
 # -- writing -------------------------------------------------------------------------------
@@ -97,15 +35,26 @@ atexit.register(lambda: _PULSE.end())
 @contextlib.contextmanager
 def staging_directory(root: Path, label: str) -> Iterator[Folder]:
     """A new directory below `root` to write in; gone afterwards unless renamed away."""
-    name = f"{label}-{secrets.token_hex(8)}"
-    make_directory(root)
-    quarantine_other_than_directory(root / WORK)
-    with open_folder(root, WORK, name, create=True) as folder:
+    # Owned before it is made: who sweeps between the two would else find a directory of nobody's.
+    # The token keeps two writers of one dump apart.
+    with (
+        _work(root),
+        alive.owning(root) as owner,
+        open_folder(root, WORK, f"{label}~{owner}", create=True) as folder,
+    ):
         try:
-            with _PULSE.renews(folder.path):
-                yield folder
+            yield folder
         finally:
             _remove_tree(folder.path)
+
+
+@contextlib.contextmanager
+def _work(root: Path) -> Iterator[Folder]:
+    """The folder of what jobs hold in `root`; what has its name and is no folder is moved away."""
+    make_directory(root)
+    quarantine_other_than_directory(root / WORK)
+    with open_folder(root, WORK, create=True) as work:
+        yield work
 
 
 @contextlib.contextmanager
@@ -119,10 +68,15 @@ def synced(folder: Folder, name: str) -> Iterator[BinaryIO]:
 
 def publish(staging: Folder, final: Path) -> bool:
     """Rename the staging directory to `final`, durably; False where something is there already."""
+    # The order is important: both files are on the disk by now (`synced`); then the directory that
+    # lists them, then the name, then the directory that lists the name. So after a power cut there
+    # is a whole dump of this name, or none.
     _sync(staging)
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             make_directory(final.parent)
+            # A directory replaces an empty one only. A dump has files: the second writer of a name
+            # always fails here, and a look before it could decide nothing.
             os.rename(staging.path, final)
             break
         except OSError as error:
@@ -213,11 +167,12 @@ def quarantine_other_than_directory(path: Path) -> None:
 
 def remove(path: Path, root: Path) -> None:
     """Delete a dump: it vanishes in one rename, its files follow."""
-    quarantine_other_than_directory(root / WORK)
-    with open_folder(root, WORK, create=True) as work:
-        doomed = work.path / f"removed-{path.name}-{secrets.token_hex(8)}"
+    with _work(root) as work, alive.owning(root) as owner:
+        # The rename first: no reader finds a dump of which a part is gone. What is left of it by a
+        # process that is killed now is owned, so the next save removes it.
+        doomed = work.path / f"removed-{path.name}~{owner}"
         os.rename(path, doomed)
-    _remove_tree(doomed)
+        _remove_tree(doomed)
 
 
 def _remove_tree(path: Path) -> None:
@@ -228,63 +183,27 @@ def _remove_tree(path: Path) -> None:
             return
 
 
-def sweep(root: Path) -> None:
-    """Remove what writers and readers that died left behind."""
-    with contextlib.suppress(OSError), open_folder(root, WORK) as work:
-        before = _now(work) - STALE_S
-        for name in work.names():
-            with contextlib.suppress(OSError):
-                _remove_if_stale(work, name, before)
-
-
-def _remove_if_stale(work: Folder, name: str, before: float) -> None:
-    found, path = work.stat(name), work.path / name
-    if not stat.S_ISDIR(found.st_mode):
-        if found.st_mtime < before:
-            os.unlink(name, dir_fd=work.handle)
-            logger.info("removed %s, left by a process that died", path)
-        return
-    with open_folder(work.path, name) as left:
-        newest = max([found.st_mtime, *(left.stat(file).st_mtime for file in left.names())])
-    if newest < before:
-        shutil.rmtree(path)
-        logger.info("removed %s, left by a process that died before it was complete", path)
-
-
-def _now(work: Folder) -> float:
-    """The file system's own clock: those of the hosts may differ."""
-    name = f"clock-{secrets.token_hex(8)}"
-    work.open(name, "x").close()
-    try:
-        return work.stat(name).st_mtime
-    finally:
-        os.unlink(name, dir_fd=work.handle)
-
-
 # -- marks of readers, so that nobody removes what is being read ------------------------------
 
 _READING = "reading-"
 
 
-@contextlib.contextmanager
-def reading(root: Path, step: int) -> Iterator[None]:
+def reading(root: Path, step: int) -> AbstractContextManager[None]:
     """Mark `step` as being read, for other processes, where a mark can be written."""
-    mark = root / WORK / f"{_READING}{step}-{secrets.token_hex(8)}"
-    with contextlib.suppress(OSError), open_folder(root, WORK) as work:  # none, or read-only
-        work.open(mark.name, "x").close()
-    try:
-        with _PULSE.renews(mark):
-            yield
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(mark)
+    return alive.holding(root, f"{_READING}{step}")
 
 
 def being_read(root: Path) -> set[int]:
     """The steps that living readers have marked; raises OSError where that cannot be seen."""
-    sweep(root)  # where that fails, dead readers count, too
-    with contextlib.suppress(FileNotFoundError), open_folder(root, WORK) as work:
-        marks = (name for name in work.names() if name.startswith(_READING))
-        steps = (as_step(mark.split("-")[1]) for mark in marks)
-        return {step for step in steps if step is not None}
-    return set()
+    return _steps(root, _READING)
+
+
+def being_generated(root: Path) -> set[int]:
+    """The steps that living jobs generate; raises OSError where that cannot be seen."""
+    return _steps(root, alive.LEASE)
+
+
+def _steps(root: Path, prefix: str) -> set[int]:
+    labels = (label for label in alive.held(root) if label.startswith(prefix))
+    steps = (as_step(label.removeprefix(prefix).partition("-")[0]) for label in labels)
+    return {step for step in steps if step is not None}

@@ -34,6 +34,9 @@ def whose(place: Place | DumpMeta) -> dict[str, Any]:
 def opened(place: Place) -> Iterator[OpenDump]:
     """Hold a dump's directory open, so that its files belong together whatever is renamed.
 
+    Who opened them by their paths could get one file of a dump, and one of the dump that replaced
+    it in between.
+
     This is the boundary to the file system for whatever reads dumps: within the block, too,
     its faults become one of these errors.
 

@@ -10,7 +10,7 @@
         {step}.journal                       finished sessions of a step without a dump
         {name}.bad-{time}-{random}           a quarantined dump or journal
         dumps.index                          which prompts were dumped where (advisory)
-        .work/                               staging directories, marks of readers
+        .work/                               what jobs hold: rlskip.jobs.alive
         {role}/{step}/...                    of every role but those that train share
     {dump_dir}/stages/{job}/{step}[.part-{k}]/...   what the stages of a step computed
 
@@ -21,11 +21,15 @@ to look, and what the dump was made for is in its ``meta.json``.
 
 from __future__ import annotations
 
+import bisect
+import contextlib
+import logging
+import math
 import os
 import re
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import ClassVar
 
@@ -36,6 +40,10 @@ from rlskip._files import guard
 from rlskip.config.dump_dir import parse_dump_dir
 from rlskip.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
+_TICK_S = 1.0
+"""Longer than a tick of any file system's clock."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=+@,-]")
 _MAX_NAME = 120  # two make one name of a directory, which may have 255
 _JOURNAL = ".journal"
@@ -51,9 +59,7 @@ _NAME = re.compile(
     r"(?:\.r(?P<rank>[0-9]{1,6})-of-(?P<ranks>[0-9]{1,6}))?"
 )
 
-WORK = ".work"
 INDEX = "dumps.index"
-
 # No run's directory has this name: those contain an underscore.
 STAGES = "stages"
 
@@ -256,3 +262,89 @@ def places_among(root: Path, names: Iterable[str]) -> list[Place]:
     """The places of the directories of these names that are a dump's, in order."""
     found = filter(None, (Place.parse(root, name) for name in names))
     return sorted(found, key=lambda place: place.order)
+
+
+def _by_step(places: Iterable[Place]) -> dict[int, list[Place]]:
+    found: dict[int, list[Place]] = {}
+    for place in places:
+        found.setdefault(place.step, []).append(place)
+    return found
+
+
+class Listing:
+    """The dumps in a run's directory, listed again only if it has changed: a run has many steps.
+
+    A directory that changes again within a tick of the file system's clock may show no newer time.
+    So a listing of one that has just changed, by this process or another, is believed for a second.
+
+    Parameters
+    ----------
+    list_names
+        Lists a directory, by default all of it. An OSError is logged and not remembered.
+    """
+
+    def __init__(
+        self, directory: Path, list_names: Callable[[Path], Iterable[str]] | None = None
+    ) -> None:
+        self.directory = directory
+        self._list_names = list_names
+        self._listed = _Listed(None, 0.0, {}, {})
+
+    def dumps(self, *, again: bool = False) -> dict[int, list[Place]]:
+        """The dumps of all ranks by step; copy it first: other threads may add to it."""
+        return self._look(again).dumps
+
+    def bad(self) -> dict[int, list[Place]]:
+        """By step the dumps of which something was moved away as bad."""
+        return self._look().bad
+
+    def note(self, place: Place) -> None:
+        """Know of a dump of this process without listing all others again."""
+        listed = self._listed
+        family = listed.dumps.setdefault(place.step, [])
+        at = bisect.bisect_left(family, place.order, key=lambda other: other.order)
+        if listed.changed is None or family[at : at + 1] == [place]:
+            return
+        family.insert(at, place)  # not sorted again: a step may have thousands of calls
+        # This time hides what others added before: from now on it is believed for a second, too.
+        listed.changed = self._changed()
+        listed.until = min(listed.until, time.monotonic() + _TICK_S)
+
+    def forget(self) -> None:
+        self._listed = _Listed(None, 0.0, {}, {})
+
+    def _look(self, again: bool = False) -> _Listed:
+        # The time before the names: what is added meanwhile is a change at the next look.
+        listed, changed = self._listed, self._changed()
+        is_known = changed is not None and changed == listed.changed and not again
+        if is_known and time.monotonic() <= listed.until:
+            return listed
+        try:
+            names = [*(self._list_names or os.listdir)(self.directory)]
+        except FileNotFoundError:
+            names = []
+        except OSError as error:
+            text = "%s cannot be listed: %s; it counts as empty"
+            logger.warning(text, self.directory, error)
+            return _Listed(None, 0.0, {}, {})
+        is_settled = changed is not None and time.time() - changed / 1e9 > _TICK_S
+        until = math.inf if is_settled else time.monotonic() + _TICK_S
+        dumps = _by_step(places_among(self.directory, names))
+        bad = _by_step(places_among(self.directory, map(name_before_quarantine, names)))
+        self._listed = _Listed(changed, until, dumps, bad)  # as a whole: other threads read it
+        return self._listed
+
+    def _changed(self) -> int | None:
+        with contextlib.suppress(OSError):
+            return os.stat(self.directory).st_mtime_ns
+        return None
+
+
+@attrs.define(eq=False)
+class _Listed:
+    """What a directory held when it was `changed` last, in ns; believed until that time."""
+
+    changed: int | None
+    until: float
+    dumps: dict[int, list[Place]]
+    bad: dict[int, list[Place]]

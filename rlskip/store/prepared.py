@@ -1,8 +1,12 @@
-"""A dump that can be written: checked, packed, and not yet on disk."""
+"""A dump that can be written: checked and packed, and then published under its name."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import logging
+import os
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import Any
@@ -12,13 +16,21 @@ import attrs
 from rlskip._copies import Memory
 from rlskip._files import Folder
 from rlskip.format import chunks, container
-from rlskip.format.dump_errors import UnsupportedTypeError
-from rlskip.store import commit
+from rlskip.format.dump_errors import (
+    AbsentDumpError,
+    CorruptDumpError,
+    UnreadableDumpError,
+    UnsupportedTypeError,
+)
+from rlskip.store import commit, index
 from rlskip.store.dump import whose
 from rlskip.store.identity import Identity
 from rlskip.store.layout import Place
 from rlskip.store.meta import MAX_META, DumpMeta, check_info
 
+logger = logging.getLogger(__name__)
+
+_ATTEMPTS = 10
 # Of the identity and the info together: what else meta.json has takes less than the rest.
 _MAX_BOTH = MAX_META - (1 << 12)
 
@@ -48,7 +60,46 @@ class Prepared:
         """The same dump with its arrays in `arena`'s memory, so that the rollouts may change."""
         return attrs.evolve(self, arrays=chunks.copied(self.arrays, arena))
 
-    def write_files(self, staging: Folder) -> DumpMeta:
+    def publish(self, read_meta: Callable[[Place], DumpMeta]) -> tuple[Place | None, DumpMeta]:
+        """Write it, sync it, and rename it into place.
+
+        The rename decides who was first, and not a look before it. A dump that has the place
+        already stays, or this one goes where `on_conflict` says; a shard replaces it, because all
+        shards of a call are of one generation.
+
+        Parameters
+        ----------
+        read_meta
+            Reads the meta of the dump that has the place; it raises CorruptDumpError where there is
+            none, and AbsentDumpError where it is gone or cannot be read.
+
+        Returns
+        -------
+        place, meta
+            Where it is now, None if it was dropped; the meta of the dump that is there.
+        """
+        dump = self
+        while True:
+            place = dump.place
+            with commit.staging_directory(place.root, place.name) as staging:
+                meta = dump._write_files(staging)
+                stamp = index.stamp_of(staging.stat(place.meta))  # no other dump's, once it is here
+                commit.quarantine_other_than_directory(place.directory)
+                other = _publish(staging, place, read_meta)
+                if other is not None:
+                    elsewhere = dump.on_conflict(other) if dump.on_conflict else None
+                    # Written again, not renamed: both files name the call. And asked again, because
+                    # another job may have taken that name as well.
+                    if elsewhere is not None:
+                        dump = attrs.evolve(dump, place=attrs.evolve(place, call=elsewhere))
+                        continue
+                    if place.world_size == 1:
+                        return None, other
+                    commit.replace(staging, place.directory, place.root)
+            index.note(place, meta, stamp)
+            return place, meta
+
+    def _write_files(self, staging: Folder) -> DumpMeta:
         """Write both files into a directory, and sync them."""
         place = self.place
         with commit.synced(staging, place.dump) as file:
@@ -69,6 +120,52 @@ class Prepared:
         with commit.synced(staging, place.meta) as file:
             file.write(meta.to_bytes())
         return meta
+
+
+def _publish(
+    staging: Folder, place: Place, read_meta: Callable[[Place], DumpMeta]
+) -> DumpMeta | None:
+    """Give the dump its name; the meta of the dump that has the name already."""
+    for _ in range(_ATTEMPTS):
+        if commit.publish(staging, place.directory):
+            return None
+        try:
+            judged = os.lstat(place.directory)
+        except FileNotFoundError:  # it was removed in this moment
+            continue
+        # Looked at before it is read: it may be replaced by a sound one before it is moved away.
+        if (other := _others(place, read_meta)) is not None:
+            return other
+        # What is there is no dump that can be read. Another process may be quicker to move or to
+        # replace it.
+        with contextlib.suppress(FileNotFoundError):
+            kept = commit.move_away(place, judged)
+            logger.warning("%s holds no readable dump. It is kept as %s", place.directory, kept)
+    raise FileExistsError(
+        errno.EEXIST, "other processes dump it again and again", str(place.directory)
+    )
+
+
+def _others(place: Place, read_meta: Callable[[Place], DumpMeta]) -> DumpMeta | None:
+    """The meta of the dump that another process has written to `place`.
+
+    Raises
+    ------
+    OSError
+        What is there cannot be read. It may be a sound dump, which nobody quarantines.
+    """
+    other = None
+    with contextlib.suppress(CorruptDumpError):
+        try:
+            other = read_meta(place)
+        except AbsentDumpError as error:
+            # What is stale counts as absent for a reader. It may have been moved, and be sound.
+            stale = getattr(error.__cause__, "errno", None) == errno.ESTALE
+            if stale or isinstance(error, UnreadableDumpError):
+                raise OSError(errno.EIO, error.what, error.where) from error
+    if other is not None:
+        logger.info("%s has a dump already, which stays", place.directory)
+    return other
 
 
 def as_json(info: Mapping[str, Any], identity: Identity | None) -> dict[str, Any]:

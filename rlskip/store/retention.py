@@ -96,6 +96,8 @@ class Retention:
     ) -> list[int]:
         present = {step: self._known.get(step) or _written(of) for step, of in families.items()}
         self._known = {step: when for step, when in present.items() if when is not None}
+        # A reader marks its step and then opens the dump. Here the marks are read first: who marks
+        # after that and lost its dump finds none, which is a miss, and never a part of one.
         spared = commit.being_read(self._root) | {just_written}
         removed = []
         for step in sorted(self._known, key=self._known.__getitem__):

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import errno
 import logging
-import math
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
-
-from rlskip._files import Folder
 from rlskip.format import container
 from rlskip.format.dump_errors import (
     AbsentDumpError,
@@ -24,19 +18,16 @@ from rlskip.format.dump_errors import (
     UnreadableDumpError,
 )
 from rlskip.format.kinds import Packer, rebuild
-from rlskip.store import commit, index
+from rlskip.jobs import alive
+from rlskip.store import commit
 from rlskip.store.dump import OpenDump, opened
 from rlskip.store.identity import Identity
-from rlskip.store.layout import Place, name_before_quarantine, places_among
+from rlskip.store.layout import Listing, Place
 from rlskip.store.meta import DumpMeta
 from rlskip.store.prepared import Prepared, as_json
 from rlskip.store.retention import Retention
 
 logger = logging.getLogger(__name__)
-
-_ATTEMPTS = 10
-_TICK_S = 1.0
-"""Longer than a tick of any file system's clock."""
 
 
 class StepStore:
@@ -78,7 +69,7 @@ class StepStore:
         self._quarantines, self._complete = quarantines, complete
         self.rank = rank
         self.world_size = world_size
-        self._names = _Names(None, 0.0)
+        self._listing = Listing(self.directory)
         self._retention = Retention(self.directory, keep_last)
 
     # -- which dumps there are -----------------------------------------------------------
@@ -101,24 +92,33 @@ class StepStore:
 
     def listed(self) -> list[int]:
         """The steps whose first call has a directory, ascending, without a look into it."""
-        # A list first: the writer's thread may add a step while this one goes through them.
-        return sorted(step for step, calls in [*self._listing().calls.items()] if "" in calls)
+        return [step for step, place in self._first_dumps() if not place.call]
 
     def with_calls(self) -> list[int]:
         """The steps of which any call has a directory, ascending."""
-        return sorted(self._listing().calls)
+        return [step for step, _ in self._first_dumps()]
 
-    def names(self) -> Mapping[int, Sequence[str]]:
-        """By step the names of the calls that have a directory.
+    def _first_dumps(self) -> list[tuple[int, Place]]:
+        """Each step with the first of its dumps that are this rank's; steps ascend."""
+        dumps = [*self._listing.dumps().items()]
+        found = ((step, next(filter(self._is_mine, [*family]), None)) for step, family in dumps)
+        return sorted((step, place) for step, place in found if place is not None)
+
+    def listed_by_step(self) -> Mapping[int, Sequence[Place]]:
+        """By step the directories of the dumps of all ranks.
 
         It is the same object until the directory is listed again; what this process publishes
         meanwhile is added to it.
         """
-        return self._listing().calls
+        return self._listing.dumps()
 
     def calls(self, step: int) -> list[str]:
         """The names of the calls of `step` that have a directory, the first call first."""
-        return list(self._listing().calls.get(step, ()))
+        return [place.call for place in self.shards(step) if self._is_mine(place)]
+
+    def shards(self, step: int) -> list[Place]:
+        """The directories of `step`, those of other ranks among them, in order."""
+        return [*self._listing.dumps().get(step, ())]
 
     def in_order(self, step: int) -> list[str]:
         """The names of the calls of `step` that have a sound dump, as they were made.
@@ -132,7 +132,8 @@ class StepStore:
 
     def quarantined(self, step: int) -> list[str]:
         """The names of the calls of `step` of which something was moved away as bad."""
-        return sorted(self._listing().bad.get(step, ()))
+        bad = self._listing.bad().get(step, ())
+        return [*dict.fromkeys(place.call for place in bad if self._is_mine(place))]
 
     def read_meta(self, step: int, call: str = "") -> DumpMeta | None:
         """What ``meta.json`` of a dump holds; None where there is none.
@@ -148,57 +149,8 @@ class StepStore:
         with _unread_dumps() as unread:
             return self._meta(step, call, unread)
 
-    def _listing(self) -> _Names:
-        """The names in the directory, listed again if it has changed: a run has many steps.
-
-        A directory that changed again within a tick of the clock may show no newer time. So a
-        listing of one that has just changed, by this process or another, is believed for a second.
-        """
-        names, changed = self._names, self._changed()
-        if changed is None or changed != names.changed or time.monotonic() > names.until:
-            names = _Names(
-                changed, math.inf if _is_settled(changed) else time.monotonic() + _TICK_S
-            )
-            listed = self._listed()
-            if listed is None:  # a fault of a moment is not remembered
-                return _Names(None, 0.0)
-            for name in listed:
-                before = name_before_quarantine(name)
-                place = Place.parse(self.directory, before or name)
-                if place is not None and self._is_mine(place):
-                    names.add(place, is_bad=bool(before))
-            for calls in names.calls.values():
-                calls.sort(key=lambda call: Place(self.directory, 0, call).order)
-            self._names = names  # as a whole: other threads read it
-        return names
-
-    def _changed(self) -> int | None:
-        with contextlib.suppress(OSError):
-            return os.stat(self.directory).st_mtime_ns
-        return None
-
-    def _listed(self) -> list[str] | None:
-        """What is in the directory; None, with a warning, where it cannot be listed."""
-        try:
-            return os.listdir(self.directory)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            logger.warning("%s cannot be listed: %s; it counts as empty", self.directory, error)
-            return None
-
     def _is_mine(self, place: Place) -> bool:
         return (place.rank, place.world_size) == (self.rank, self.world_size)
-
-    def _note_published(self, place: Place) -> None:
-        """Know of a dump of this process without listing all others again."""
-        names = self._names
-        if names.changed is not None and place.call not in names.calls.get(place.step, ()):
-            names.add(place)
-            names.changed, names.until = (
-                self._changed(),
-                min(names.until, time.monotonic() + _TICK_S),
-            )
 
     def _meta(self, step: int, call: str, unread: list[DumpError]) -> DumpMeta | None:
         try:
@@ -269,86 +221,22 @@ class StepStore:
         return Prepared(place, index, packer.arrays, packer.cost, identity, plain, on_conflict)
 
     def write(self, dump: Prepared) -> DumpMeta:
-        """The second half: write it, sync it, rename it into place."""
-        commit.sweep(self.directory)
+        """The second half: write it, sync it, rename it into place.
+
+        Returns the meta of the dump that has the place now.
+        """
+        alive.sweep(self.directory)
         try:
-            return self._write(dump)
+            place, meta = dump.publish(lambda place: self._meta_there(place.step, place.call))
         except OSError as error:
             if error.filename is None:  # of a full disk, for example
                 error.filename = str(dump.place.directory)
             raise
-
-    def _write(self, dump: Prepared) -> DumpMeta:
-        """The meta of the dump that has the place now."""
-        while True:
-            place = dump.place
-            with commit.staging_directory(self.directory, place.name) as staging:
-                meta = dump.write_files(staging)
-                stamp = index.stamp_of(staging.stat(place.meta))  # no other dump's, once it is here
-                commit.quarantine_other_than_directory(place.directory)
-                other = self._publish(staging, place)
-                if other is not None:
-                    elsewhere = dump.on_conflict(other) if dump.on_conflict else None
-                    if elsewhere is not None:
-                        dump = attrs.evolve(dump, place=attrs.evolve(place, call=elsewhere))
-                        continue
-                    if place.world_size == 1:
-                        return other
-                    commit.replace(staging, place.directory, self.directory)
-            # It is published: from here on nothing may fail.
-            self._note_published(place)
-            index.note(place, meta, stamp)
+        if place is not None:  # it is published: from here on nothing may fail
+            self._listing.note(place)
             if place.rank == 0:
-                self._retention.apply(self._families, place)
-            return meta
-
-    def _families(self) -> dict[int, list[Place]]:
-        """By step the places of all its dumps, those of all ranks."""
-        families: dict[int, list[Place]] = {}
-        for place in places_among(self.directory, self._listed() or ()):
-            families.setdefault(place.step, []).append(place)
-        return families
-
-    def _publish(self, staging: Folder, place: Place) -> DumpMeta | None:
-        """Give the dump its name; the meta of the dump that has the name already."""
-        for _ in range(_ATTEMPTS):
-            if commit.publish(staging, place.directory):
-                return None
-            try:
-                judged = os.lstat(place.directory)
-            except FileNotFoundError:  # it was removed in this moment
-                continue
-            if (other := self._others(place)) is not None:
-                return other
-            # What is there is no dump that can be read. Another process may be quicker to move or
-            # to replace it.
-            with contextlib.suppress(FileNotFoundError):
-                kept = commit.move_away(place, judged)
-                logger.warning("%s holds no readable dump. It is kept as %s", place.directory, kept)
-        raise FileExistsError(
-            errno.EEXIST, "other processes dump it again and again", str(place.directory)
-        )
-
-    def _others(self, place: Place) -> DumpMeta | None:
-        """The meta of the dump that another process has written to `place`.
-
-        Raises
-        ------
-        OSError
-            What is there cannot be read. It may be a sound dump, which nobody quarantines.
-        """
-        other = None
-        with contextlib.suppress(CorruptDumpError):
-            try:
-                other = self._meta_there(place.step, place.call)
-            except AbsentDumpError as error:
-                # What is stale counts as absent for a reader. It may have been moved, and be sound.
-                stale = getattr(error.__cause__, "errno", None) == errno.ESTALE
-                if stale or isinstance(error, UnreadableDumpError):
-                    raise OSError(errno.EIO, error.what, error.where) from error
-        if other is not None:
-            logger.info("%s has a dump already, which stays", place.directory)
-        return other
+                self._retention.apply(lambda: self._listing.dumps(again=True), place)
+        return meta
 
     # -- loading -------------------------------------------------------------------------
 
@@ -381,6 +269,7 @@ class StepStore:
         self, step: int, *, call: str = "", sidecar: bool = False
     ) -> tuple[Any, DumpMeta, Any]:
         """As :meth:`load`, with the meta of that very dump, and its sidecar or None."""
+        # By one open directory: of two looks each could find another dump, as after a quarantine.
         with self._reader(step, call) as (reader, meta):
             reader.expand_all()
             aside = rebuild(reader, "aside") if sidecar else None
@@ -423,11 +312,9 @@ class StepStore:
             return None
         self._retention.forget(step)
         # Else the next dump that is published would keep it listed for a second.
-        self._names = _Names(None, 0.0)
+        self._listing.forget()
         logger.warning("%s cannot be used: %s. It is kept as %s", place.directory, reason, kept)
         return place.directory.with_name(kept)
-
-    # -- within --------------------------------------------------------------------------
 
     def _place(self, step: int, call: str) -> Place:
         return Place(self.directory, step, call, self.rank, self.world_size)
@@ -459,29 +346,6 @@ class StepStore:
             here.reader() as found,
         ):
             yield found
-
-
-@attrs.define(eq=False)
-class _Names:
-    """What a directory held when it was `changed` last, in ns; believed until that time.
-
-    By step the names of its calls, and those of which something was moved away as bad.
-    """
-
-    changed: int | None
-    until: float
-    calls: dict[int, list[str]] = attrs.field(factory=dict)
-    bad: dict[int, set[str]] = attrs.field(factory=dict)
-
-    def add(self, place: Place, *, is_bad: bool = False) -> None:
-        if is_bad:
-            self.bad.setdefault(place.step, set()).add(place.call)
-        else:
-            self.calls.setdefault(place.step, []).append(place.call)
-
-
-def _is_settled(changed: int | None) -> bool:
-    return changed is not None and time.time() - changed / 1e9 > _TICK_S
 
 
 @contextlib.contextmanager

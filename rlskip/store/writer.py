@@ -137,6 +137,8 @@ class Writer:
         self._put(_Job(step, nbytes, lambda: self.store.prepare(step, rollouts(), **about), done))
 
     def _put(self, job: _Job) -> None:
+        # In one turn with the look for the thread: that either sees the job before it ends, or has
+        # ended, and then another one is started.
         with self._changed:
             self._jobs.append(job)
             self._saved = time.monotonic()
@@ -232,7 +234,7 @@ class Writer:
     def _forget_parent(self) -> None:
         """Start empty in a forked child, which has neither the parent's thread nor its dumps."""
         if self._process != os.getpid():
-            self._start_empty()
+            self._start_empty()  # the lock may be held by a thread that was not forked
 
 
 class _Arena:

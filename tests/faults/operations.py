@@ -21,7 +21,8 @@ import torch
 
 from rlskip import SkipManager
 from rlskip.dispatch.journal import SessionJournal
-from rlskip.jobs.lease import LEASES, Lease, SingleFlight
+from rlskip.jobs import alive
+from rlskip.jobs.lease import Lease, SingleFlight
 from rlskip.jobs.records import Recorder, Tally, acknowledge, acknowledged, tally, tally_steps
 from rlskip.store import AbsentDumpError, DumpError, Identity, StepStore, commit
 from rlskip.store.writer import Writer
@@ -54,7 +55,7 @@ def emptied(directory: Path) -> Path:
 
 
 def paths_in(directory: Path) -> list[Path]:
-    return sorted(path for path in directory.rglob("*") if commit.WORK not in path.parts)
+    return sorted(path for path in directory.rglob("*") if alive.WORK not in path.parts)
 
 
 # -- a dump is read ------------------------------------------------------------------------
@@ -109,7 +110,7 @@ def save(directory: Path, call: str, **options: int) -> Operation:
             assert isinstance(got.error, OSError)
             assert after.read_meta(3, call) is None
             if not got.fault.lasting:
-                assert not any((directory / commit.WORK).glob("*/*"))
+                assert not any((directory / alive.WORK).glob("*/*"))
             after.save(3, ROLLOUTS, call=call)
         assert after.load(3, call=call) == ROLLOUTS
         if "keep_last" not in options:
@@ -205,24 +206,28 @@ def retention(directory: Path) -> Operation:
 # -- leases and records ------------------------------------------------------------------------
 
 
+def lease_of(directory: Path) -> Path:
+    return directory / alive.WORK / f"{alive.LEASE}1"
+
+
 def take_lease(directory: Path) -> Operation:
     """The step is generated in any case; without a lease there is a warning and no file."""
     while True:
         flight = SingleFlight(emptied(directory))
         got = yield lambda flight=flight: flight.enter(1, lambda: False)
         taken = "no lease for step 1" not in got.log
-        assert (directory / LEASES / "1").exists() == taken or got.fault.lasting
+        assert lease_of(directory).exists() == taken or got.fault.lasting
         got.value.release()
-        assert not (directory / LEASES / "1").exists() or got.fault.lasting
+        assert not lease_of(directory).exists() or got.fault.lasting
 
 
 def take_lease_over(directory: Path) -> Operation:
     """A dead job's lease is taken over, or the step is generated without one."""
     while True:
         clock = MockClock()
-        soon = {"ttl_s": 3.0, "poll_s": 2.0, "wait_s": 9.0}
+        soon = {"poll_s": 40.0, "wait_s": 180.0}
         flight = SingleFlight(emptied(directory), clock=clock, sleep=clock.sleep, **soon)
-        assert Lease(directory / LEASES / "1", ttl_s=1e6).acquire()
+        assert Lease(directory, f"{alive.LEASE}1").acquire()
         got = yield lambda flight=flight: flight.enter(1, lambda: False)
         got.value.release()
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from rlskip import stages
 from rlskip.compare.records import StepRecords
 from rlskip.config.record import read_record
-from rlskip.jobs.lease import LEASES, SingleFlight
+from rlskip.jobs.lease import SingleFlight
 from rlskip.jobs.ranks import RankError, RankGroup
 from rlskip.runs.on_disk import dumps_of
 from rlskip.store import RankTimeoutError, StepStore
@@ -31,11 +31,14 @@ def _deciding(rank: int, folder: str) -> None:
     assert caught.value is error or "rank 0 of 2 raised an error" in str(caught.value)
 
     store = StepStore(f"{folder}/run", rank=rank, world_size=len(all_of))
-    flight = SingleFlight(store.directory, ranks, ttl_s=5, poll_s=0.02)
+    flight = SingleFlight(store.directory, ranks, poll_s=0.02)
     lease = flight.enter(1, lambda: store.read_meta(1) is not None)
     assert lease is not None
     dist.barrier()
-    assert os.listdir(f"{folder}/run/{LEASES}") == ["1"], "one for the job, not one per rank"
+    names = os.listdir(f"{folder}/run/.work")
+    assert [one for one in names if one.startswith("lease-")] == ["lease-1"], (
+        "one for the job, not one per rank"
+    )
     dist.barrier()
     with lease:
         store.save(1, rank)

@@ -3,7 +3,9 @@
 import json
 import logging
 
-from rlskip.jobs.lease import LEASES, Lease, SingleFlight
+from rlskip.jobs.alive import LEASE as NAME
+from rlskip.jobs.alive import WORK
+from rlskip.jobs.lease import Lease, SingleFlight
 from rlskip.jobs.records import Recorder
 from tests.clock import MockClock
 
@@ -11,9 +13,9 @@ LEASE = "rlskip.jobs.lease"
 
 
 def enter(folder, wait_s=1e9, **owner):
-    """Lack step 1, which another job has; `owner` changes what its lease holds."""
-    file = folder / LEASES / "1"
-    assert Lease(file, ttl_s=1e6).acquire()
+    """Lack step 1, which another job has; `owner` changes what its job's file says."""
+    assert Lease(folder, f"{NAME}1").acquire()
+    (file,) = (folder / WORK).glob("job-*")
     file.write_text(json.dumps({**json.loads(file.read_text()), **owner}))
     clock = MockClock()
     flight = SingleFlight(folder, wait_s=wait_s, clock=clock, sleep=clock.sleep)

@@ -99,32 +99,44 @@ def test_quarantined_dumps_go_only_on_request(rlskip: Any, run_dir: Path) -> Non
     assert steps(run_dir) == [1, 3]
 
 
-READER = """
+JOB = """
 import sys
+from pathlib import Path
+from rlskip.jobs.lease import SingleFlight
 from rlskip.store import commit
-with commit.reading(__import__("pathlib").Path(sys.argv[1]), 1):
-    print("reading", flush=True)
+run, does = Path(sys.argv[1]), sys.argv[2]
+flight = SingleFlight(run)
+with commit.reading(run, 1) if does == "read" else flight.enter(1, lambda: False, "a-0"):
+    print("at work", flush=True)
     sys.stdin.readline()
 """
 
 
-@pytest.mark.parametrize("limit", [("--keep-last", 0), ("--older-than", "1s")])
-def test_what_another_process_reads_is_never_removed(
-    rlskip: Any, run_dir: Path, limit: tuple[str, object]
+@pytest.mark.parametrize(
+    ("does", "limit"), [("read", ("--keep-last", 0)), ("generate", ("--older-than", "1s"))]
+)
+def test_what_another_process_reads_or_generates_is_never_removed(
+    does: str, limit: tuple[str, object], rlskip: Any, run_dir: Path
 ) -> None:
     pipe = subprocess.PIPE
-    reader = subprocess.Popen(
-        [sys.executable, "-c", READER, str(run_dir)], stdin=pipe, stdout=pipe, text=True
+    job = subprocess.Popen(
+        [sys.executable, "-c", JOB, str(run_dir), does], stdin=pipe, stdout=pipe, text=True
     )
-    assert reader.stdin is not None
-    assert reader.stdout is not None
+    assert job.stdin is not None
+    assert job.stdout is not None
     try:
-        assert reader.stdout.readline() == "reading\n"
+        assert job.stdout.readline() == "at work\n"
         said = rlskip("prune", run_dir, *limit, "--yes")
-        assert "kept: it is being read" in said.out
+        why = {"read": "it is being read", "generate": "a job generates it"}[does]
+        assert f"kept: {why}" in said.out
         assert steps(run_dir) == [1]
+        assert "1 job at work" in rlskip("ls", run_dir.parents[1]).out
+        what = f"process {job.pid} on "
+        assert what in rlskip("ls", run_dir).out
+        assert what in rlskip("doctor", "--dir", run_dir.parents[1]).out
     finally:
-        reader.communicate("\n", timeout=60)
+        job.communicate("\n", timeout=60)
+    assert "at work" not in rlskip("ls", run_dir.parents[1]).out
     rlskip("prune", run_dir, *limit, "--yes")
     assert steps(run_dir) == []
 
@@ -144,8 +156,8 @@ def test_of_two_reasons_the_first_is_named(rlskip: Any, run_dir: Path) -> None:
 def test_a_dump_that_cannot_be_removed_is_reported(
     rlskip: Any, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.rmtree(run_dir / commit.WORK, ignore_errors=True)
-    (run_dir / commit.WORK).symlink_to("/proc")
+    shutil.rmtree(run_dir / ".work", ignore_errors=True)
+    (run_dir / ".work").symlink_to("/proc")
     answer = rlskip("prune", run_dir, "--keep-last", 2, "--yes")
     assert "Traceback" not in answer.err
     assert answer.code in (0, 1)

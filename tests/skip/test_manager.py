@@ -293,7 +293,7 @@ def test_a_task_that_is_cancelled_before_it_begins_leaves_no_lease(
 
     asyncio.run(main())
     gc.collect()
-    assert not [*dumps.rglob(".leases/*")]
+    assert not [*dumps.rglob(".work/lease-*")]
 
 
 def test_a_task_of_a_loop_that_is_not_running_yet_is_dumped_and_replayed(

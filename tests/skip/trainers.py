@@ -59,7 +59,7 @@ def steps_on_disk(dump_dir: Path) -> list[str]:
 
 def leases(dumps: Path) -> list[Path]:
     """The leases that are held under a dump_dir."""
-    return [p for p in dumps.rglob(".leases/*") if p.is_file()]
+    return [p for p in dumps.rglob(".work/lease-*") if p.is_file()]
 
 
 # -- a trainer with a queue ---------------------------------------------------------------

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from rlskip.store import StepStore, commit
-from tests.clock import eventually
+from rlskip.jobs.alive import WORK
+from rlskip.store import StepStore
 
 # Forks save one dump after the other and are killed in the middle of it. What is there afterwards
 # must load; that something is found half written shows that the kill hit.
 _KILLS = """
     import json, os, random, signal, sys, time
-    from unittest import mock
     import torch
-    from rlskip.store import StepStore, commit
+    from rlskip.jobs import alive
+    from rlskip.store import StepStore
     torch.set_num_threads(1)
     os.fsync = lambda handle: None  # a killed process loses nothing that it wrote
     folder, what, kills = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -78,13 +76,12 @@ _KILLS = """
         assert saved <= found <= saved + 1, (saved, found)
         saved = found
         beside = {name for name in os.listdir(folder) if not name[0].isdigit()}
-        assert beside <= {commit.WORK, "dumps.index"}
+        assert beside <= {alive.WORK, "dumps.index"}
         assert not [name for name in os.listdir(folder) if ".bad-" in name]
-        work = os.path.join(folder, commit.WORK)
-        torn += len(os.listdir(work)) > 0
-        with mock.patch.object(commit, "STALE_S", -1):
-            commit.sweep(store.directory)
-        assert not os.listdir(work)
+        work = os.path.join(folder, alive.WORK)
+        torn += any("~" in name for name in os.listdir(work))
+        alive.sweep(store.directory)
+        assert len(os.listdir(work)) <= 1, "the dead child's are known at once"
     print(json.dumps({"saved": saved, "torn": torn, "absent": absent}))
 """
 
@@ -100,95 +97,6 @@ def test_killed_at_any_moment_every_step_is_complete_or_absent(
     counts, _ = python.json(_KILLS, tmp_path / "run", what, kills, timeout=1700)
     assert counts["saved"] >= kills
     assert counts["torn"] > kills // 10, "the kills must hit dumps in the middle"
-
-
-def test_the_next_run_removes_what_a_dead_one_left(tmp_path: Path) -> None:
-    store = StepStore(tmp_path)
-    dead, alive = tmp_path / commit.WORK / "3-dead", tmp_path / commit.WORK / "4-alive"
-    for folder in (dead, alive):
-        folder.mkdir(parents=True)
-        (folder / "gen_batch.dp").write_bytes(b"half")
-    past = time.time() - commit.STALE_S - 10
-    for path in (dead / "gen_batch.dp", dead):
-        os.utime(path, (past, past))
-    os.utime(alive, (past, past))  # but what is in it was written to a moment ago
-    store.save(1, "x")
-    assert not dead.exists()
-    assert alive.exists()
-    assert store.steps() == [1]
-
-
-@pytest.fixture
-def pulse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A heart that beats often, for times of a second instead of minutes."""
-    monkeypatch.setattr(commit, "STALE_S", 0.8)
-    monkeypatch.setattr(commit, "_PULSE", commit._Pulse())
-
-
-@pytest.mark.usefixtures("pulse")
-def test_a_slow_sync_is_not_a_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, swept = StepStore(tmp_path), []
-
-    def sync_slowly(handle: int) -> None:
-        for _ in range(0 if swept else 12):
-            time.sleep(0.1)
-            commit.sweep(tmp_path)  # another job's
-        swept.append(handle)
-
-    monkeypatch.setattr(os, "fsync", sync_slowly)
-    store.save(1, "x")
-    assert swept
-    assert store.load(1) == "x"
-
-
-@pytest.mark.usefixtures("pulse")
-def test_a_reader_that_takes_long_is_not_forgotten_a_dead_one_is(tmp_path: Path) -> None:
-    (tmp_path / commit.WORK).mkdir()
-    dead = tmp_path / commit.WORK / "reading-2-dead"
-    with commit.reading(tmp_path, 1):
-        dead.touch()
-        assert commit.being_read(tmp_path) == {1, 2}
-        time.sleep(1.2)
-        assert commit.being_read(tmp_path) == {1}
-        assert not dead.exists()
-    assert commit.being_read(tmp_path) == set()
-
-
-@pytest.mark.usefixtures("pulse")
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_renews_its_own_marks(tmp_path: Path) -> None:
-    (tmp_path / commit.WORK).mkdir()
-
-    def is_renewed() -> bool:
-        with commit.reading(tmp_path, 2):
-            (mark,) = (tmp_path / commit.WORK).glob("reading-2-*")
-            os.utime(mark, (0, 0))
-            return eventually(lambda: mark.stat().st_mtime > 0)
-
-    with commit.reading(tmp_path, 1):  # the parent's thread is at work
-        child = os.fork()
-        if not child:
-            code = 1
-            try:
-                code = 0 if is_renewed() else 2
-            finally:
-                os._exit(code)
-        assert os.waitpid(child, 0)[1] == 0
-
-
-@pytest.mark.usefixtures("pulse")
-def test_the_pulse_rests_when_nothing_is_under_way(tmp_path: Path) -> None:
-    before = set(threading.enumerate())
-
-    def beating() -> bool:
-        return bool(set(threading.enumerate()) - before)
-
-    store = StepStore(tmp_path)
-    for step in (1, 2):
-        store.save(step, "x")
-        assert beating()
-        assert eventually(lambda: not beating())
-    assert store.load(2) == "x"
 
 
 # -- rivals ------------------------------------------------------------------------------
@@ -233,7 +141,7 @@ def test_between_the_renames_that_replace_a_shard_there_is_none(
     assert seen[0] is None
     assert seen[1] != meta == store.read_meta(1)
     assert store.load(1) == "new"
-    assert list((tmp_path / commit.WORK).iterdir()) == []
+    assert not list((tmp_path / WORK).glob("*~*"))
 
 
 # -- memory ------------------------------------------------------------------------------

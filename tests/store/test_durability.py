@@ -10,7 +10,7 @@ from tests.faulty_files import FaultyFiles, FileOperation
 
 
 def _order(operations: list[FileOperation], *names: str) -> list[str]:
-    return [f"{o.name} {o.path}" for o in operations if o.name in names]
+    return [f"{o.name} {o.path}" for o in operations if o.name in names and "job-" not in o.path]
 
 
 def test_a_dump_is_on_the_disk_before_it_gets_its_name(tmp_path: Path) -> None:
@@ -61,4 +61,4 @@ def test_a_dump_is_removed_by_a_rename(tmp_path: Path) -> None:
         if o.path.startswith("1") and o.name in ("rename", "unlink", "rmdir")
     )
     assert first.name == "rename"
-    assert str(first.other).startswith(".work/removed-1-")
+    assert str(first.other).startswith(".work/removed-1~")

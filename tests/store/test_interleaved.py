@@ -18,7 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlskip.store import AbsentDumpError, StepStore, commit
+from rlskip.jobs.alive import WORK
+from rlskip.store import AbsentDumpError, StepStore
 from rlskip.store.layout import part_name
 from tests.faulty_files import FaultyFiles
 
@@ -82,7 +83,7 @@ class Interleaved(FaultyFiles):
     def operate(self, name: str, path: str, other: str | None = None) -> None:
         me = threading.current_thread()
         actor = self._actors.get(me)
-        if actor is None:  # the pulse
+        if actor is None:  # the heartbeat
             return
         with self._changed:
             alive = [thread for thread in self._actors if thread.is_alive()]
@@ -161,7 +162,7 @@ def _check(given_actors: list[Actor], seed: int, folder: Path, ranks: int) -> No
                 assert actor.moves is None or store.load(1, call=call) == actor.value
             elif not removed and not cancelled:
                 assert there in [other.outcome for other in actors], "the last one's stays"
-    left = [path.name for path in folder.glob(f"{commit.WORK}/*")]
+    left = [path.name for path in folder.glob(f"{WORK}/*~*")]
     assert left == [] or cancelled, left
     bad = [path.name for path in folder.rglob("*.bad-*")]
     assert bad == [] or cancelled, "nothing that was sound is quarantined"

@@ -40,7 +40,8 @@ _THREADS = """
     with flight.enter(4, lambda: False):
         pass
     equal = [all(torch.equal(store.load(s)[k], v) for k, v in rollouts.items()) for s in (1, 2, 3)]
-    print(json.dumps([store.steps(), equal, os.listdir(store.directory / ".leases")]))
+    left = [path.name for path in store.directory.glob(".work/lease-*")]
+    print(json.dumps([store.steps(), equal, left]))
 """
 
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from rlskip.jobs.alive import WORK
 from rlskip.store import StepStore, commit
 
 
@@ -52,14 +53,14 @@ def test_a_step_being_read_stays(tmp_path: Path) -> None:
     assert store.steps() == [4]
 
 
-@pytest.mark.parametrize("name", ["reading-x", "reading-", "reading-1", "reading-²", "reading-01"])
+@pytest.mark.parametrize("name", [f"reading-{step}~" for step in ("x", "", 1, "²", "01")])
 def test_a_mark_that_is_none_ends_nothing(name: str, tmp_path: Path) -> None:
     store = StepStore(tmp_path, keep_last=1)
     store.save(1, "x")
-    (tmp_path / commit.WORK / name).touch()
+    (tmp_path / WORK / name).touch()
     store.save(2, "y")
     store.save(3, "z")
-    assert store.steps() == ([1, 3] if name == "reading-1" else [3])
+    assert store.steps() == ([1, 3] if name == "reading-1~" else [3])
 
 
 def test_a_link_is_neither_counted_nor_removed(tmp_path: Path) -> None:
@@ -113,13 +114,13 @@ def test_reading_is_marked_while_it_lasts(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_read_only_directory_can_be_read(tmp_path: Path) -> None:
     StepStore(tmp_path).save(1, "x")
-    os.chmod(tmp_path / commit.WORK, 0o500)
+    os.chmod(tmp_path / WORK, 0o500)
     os.chmod(tmp_path, 0o500)
     try:
         assert StepStore(tmp_path).load(1) == "x"
     finally:
         os.chmod(tmp_path, 0o700)
-        os.chmod(tmp_path / commit.WORK, 0o700)
+        os.chmod(tmp_path / WORK, 0o700)
 
 
 @pytest.mark.parametrize("keep_last", [0, -1])
@@ -161,4 +162,4 @@ def test_the_number_holds_after_every_save(
         store.save(step, rollouts, call=call)
         kept = [*kept, step][-keep_last:]
         assert store.with_calls() == sorted(kept)
-        assert not list((folder / commit.WORK).iterdir()), "removed for good"
+        assert not list((folder / WORK).glob("*~*")), "removed for good"

@@ -1,0 +1,228 @@
+"""Who is at work in a directory: what the living hold stays, what the dead left goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlskip.jobs import alive
+from rlskip.jobs.alive import WORK, at_work, held, holding, owning, sweep
+from tests.clock import eventually
+
+LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads Linux's /proc")
+FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / WORK).mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A heart that beats often, for times of a second instead of a minute."""
+    monkeypatch.setattr(alive, "BEAT_S", 0.1)
+    monkeypatch.setattr(alive, "DEAD_S", 0.8)
+    heart = alive._Heart()
+    monkeypatch.setattr(alive, "_HEART", heart)
+    yield
+    heart.close()
+
+
+def names(root: Path, pattern: str = "*") -> list[str]:
+    return sorted(path.name for path in (root / WORK).glob(pattern))
+
+
+def another_job(root: Path, label: str = "3", age: float = 0.0, **process: Any) -> list[Path]:
+    """What a job that is not this process holds; its file was touched `age` seconds ago."""
+    job = root / WORK / "job-0123456789abcdef"
+    staging = root / WORK / f"{label}~0123456789abcdef-7"
+    job.write_text(json.dumps({"host": "elsewhere", "pid": 7, "sees": "another", **process}))
+    staging.mkdir()
+    (staging / "gen_batch.dp").write_bytes(b"half")
+    os.utime(job, (time.time() - age,) * 2)
+    return [job, staging]
+
+
+HOLDER = """
+    import sys
+    from pathlib import Path
+    from rlskip.jobs.alive import holding
+    with holding(Path(sys.argv[1]), "reading-4"):
+        print("holds", flush=True)
+        sys.stdin.readline()
+"""
+
+
+@LINUX
+def test_a_killed_job_of_this_host_is_known_at_once(root: Path) -> None:
+    pipe, code = subprocess.PIPE, textwrap.dedent(HOLDER)
+    command = [sys.executable, "-c", code, str(root)]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "holds\n"
+        sweep(root)
+        assert held(root) >= {"reading-4"}
+        (who,) = at_work(root)
+        assert who.startswith(f"process {holder.pid} on ")
+        assert at_work(root)[who] == ["reading-4"]
+        holder.kill()
+    assert held(root) == set()
+    assert at_work(root) == {}
+    sweep(root)
+    assert names(root) == []
+
+
+def test_an_ordered_end_leaves_nothing(root: Path, python: Any) -> None:
+    done = python.run("-c", textwrap.dedent(HOLDER), root, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    assert names(root) == []
+
+
+@pytest.mark.parametrize(("age", "lives"), [(50, True), (70, False)])
+def test_a_job_of_another_host_lives_as_long_as_its_file_is_touched(
+    age: float, lives: bool, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = another_job(root, age=age)
+    os.utime(files[1], (0, 0))  # what it holds need not be touched
+    monkeypatch.setattr("time.time", lambda: 1e11)  # this host's clock is wrong
+    assert ("3" in held(root)) == lives
+    sweep(root)
+    assert [file.exists() for file in files] == [lives, lives]
+
+
+@pytest.mark.parametrize("age", [50, 70])
+def test_what_has_no_jobs_file_is_as_old_as_itself(age: float, root: Path) -> None:
+    job, staging = another_job(root)
+    job.unlink()
+    for path in (staging, staging / "gen_batch.dp"):
+        os.utime(path, (time.time() - age,) * 2)
+    sweep(root)
+    assert staging.exists() == (age < 60)
+    if staging.exists():
+        os.utime(staging, (0, 0))  # but what is in it was written to a moment ago
+        sweep(root)
+        assert staging.exists()
+
+
+@LINUX
+@pytest.mark.parametrize(
+    ("change", "ended"),
+    [
+        ({}, False),
+        ({"began": "1"}, True),  # the number belongs to another process by now
+        ({"pid": 1 << 40}, False),
+        ({"pid": "1"}, False),
+        ({"pid": 2**22 + 1}, True),  # more than Linux gives
+        ({"pid": 2**22 + 1, "sees": "another host"}, False),
+        ({"pid": 2**22 + 1, "sees": None}, False),
+        ({"pid": 2**22 + 1, "began": None}, False),
+    ],
+    ids=str,
+)
+def test_only_a_process_that_could_be_seen_has_ended(
+    change: dict[str, Any], ended: bool, root: Path
+) -> None:
+    with owning(root):
+        (mine,) = (root / WORK).glob("job-*")
+        another_job(root, **{**json.loads(mine.read_text()), **change})
+        assert ("3" not in held(root)) == ended
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"pid": null}', "[" * 4000, "\0" * 5000])
+def test_a_file_that_says_nothing_is_judged_by_its_age(text: str, root: Path) -> None:
+    job, staging = another_job(root)
+    job.write_text(text)
+    sweep(root)
+    assert staging.exists()
+    for path in (job, staging, staging / "gen_batch.dp"):
+        os.utime(path, (0, 0))
+    sweep(root)
+    assert names(root) == []
+
+
+@pytest.mark.usefixtures("quick")
+def test_who_works_long_is_not_taken_for_dead(root: Path) -> None:
+    with holding(root, "reading-1"):
+        (mine,) = (root / WORK).glob("job-*")
+        for _ in range(12):
+            time.sleep(0.1)
+            assert time.time() - mine.stat().st_mtime < alive.DEAD_S
+        mine.unlink()  # by another job, which was wrong
+        assert eventually(mine.exists)
+    shutil.rmtree(root)  # nothing is made again there
+    assert not eventually(root.exists, 0.5)
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_thread_and_the_file_go_when_nothing_is_held(root: Path) -> None:
+    before = {*threading.enumerate()}
+    for _ in range(2):
+        with owning(root), owning(root):
+            assert len({*threading.enumerate()} - before) == 1
+            assert len(names(root)) == 1
+        assert eventually(lambda: names(root) == [] and not {*threading.enumerate()} - before)
+
+
+@FORKS
+@pytest.mark.usefixtures("quick")
+def test_a_forked_child_says_for_itself_that_it_lives(root: Path) -> None:
+    def is_renewed() -> bool:
+        before = {*(root / WORK).glob("job-*")}
+        with owning(root):
+            (mine,) = {*(root / WORK).glob("job-*")} - before
+            os.utime(mine, (0, 0))
+            return eventually(lambda: mine.stat().st_mtime > 0)
+
+    with owning(root):  # the parent's thread is at work
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                code = 0 if is_renewed() else 2
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_where_nothing_can_be_written_nothing_is_held(root: Path, tmp_path: Path) -> None:
+    with holding(tmp_path / "absent", "reading-1"):
+        assert held(tmp_path / "absent") == set()
+    shutil.rmtree(root / WORK)
+    (root / WORK).symlink_to("/proc")
+    with holding(root, "reading-1"), pytest.raises(OSError, match="a symbolic link"):
+        held(root)
+
+
+@LINUX
+def test_what_a_job_made_just_before_it_died_goes_with_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made after another job has listed what there is."""
+    with owning(root):
+        (mine,) = (root / WORK).glob("job-*")
+        process = json.loads(mine.read_text())
+    real, last = os.listdir, root / WORK / "lease-3"
+
+    def listdir(path: Any) -> list[str]:
+        names = real(path)
+        if not last.exists() and "job-0123456789abcdef" in names:
+            last.write_text("0123456789abcdef-8")
+        return names
+
+    another_job(root, **{**process, "pid": 2**22 + 1})
+    monkeypatch.setattr(os, "listdir", listdir)
+    sweep(root)
+    assert names(root, "lease-*") == names(root, "*~*") == []
