@@ -1,0 +1,19 @@
+"""The comments above the fields of a dataclass: docs/keys.md shows them, and errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+
+_FIELD = re.compile(r"^((?:    # .*\n)+)    (\w+): ", re.MULTILINE)
+
+
+def comments(schema: type) -> dict[str, str]:
+    """The comment of each field, those of base classes included; empty without the source."""
+    bases = [base for base in reversed(schema.__mro__) if dataclasses.is_dataclass(base)]
+    try:
+        source = "".join(map(inspect.getsource, bases))
+    except (OSError, TypeError):
+        return {}
+    return {name: " ".join(re.findall(r"# (.*)", text)) for text, name in _FIELD.findall(source)}
