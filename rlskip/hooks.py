@@ -27,7 +27,7 @@ from omegaconf import DictConfig
 
 from rlskip import stages
 from rlskip.config.check import look_up
-from rlskip.config.choices import chosen_options
+from rlskip.config.choices import chosen_options, is_typed
 from rlskip.config.dump_dir import DIRECTORY_VARIABLE
 from rlskip.config.facts import HostFacts
 from rlskip.config.legacy import refuse_legacy_flags, retire_legacy_flags
@@ -86,7 +86,8 @@ class SkipCallback(Callback):
             stages.start(recording, lambda: SkipManager.step)
         except Exception as error:
             _end(config, error)
-        if settings.node is None and recording.enable:
+        schema_alone = is_typed(config, "skip") and not settings.roles and not chosen_by(config)
+        if schema_alone or (settings.node is None and recording.enable):
             return  # it was not chosen
         lost = "; ".join(map(str, lost_choices(settings)))
         if not SkipManager.skip_instances:
