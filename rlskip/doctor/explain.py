@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -79,10 +78,34 @@ def explain(command: Sequence[str]) -> list[Finding]:
 
 
 def _sweep(config: DictConfig, command: Command) -> Iterator[Finding]:
-    callbacks = [a for a in command.arguments if re.match(r"hydra/callbacks=.*\brlskip\b", a)]
-    if "skip" in command.swept and not callbacks:
-        what = "the skip option itself is swept: Hydra drops its callback, and each job refuses"
-        yield Finding("sweep", ERROR, what, f"add {with_callback(config)}")
+    """Whether Hydra drops the callback, because a swept choice brings it.
+
+    Hydra builds the callbacks of a multirun from the command without what is swept.
+    """
+    choices = look_up(config, "hydra.runtime.choices") or {}
+    groups = {*command.swept} & {str(key).partition("@")[0] for key in choices}
+    if not (groups and _has_callback(config)):
+        return
+    swept, remedy = f"{', '.join(sorted(groups))} is swept", f"add {with_callback(config)}"
+    then = "each job refuses" if find_node(config, "skip") else "nothing is recorded"
+    try:
+        if not _has_callback(compose(attrs.evolve(command, arguments=[*command.unswept]))):
+            what = f"{swept}: Hydra drops the callback that comes with it, and {then}"
+            yield Finding("sweep", ERROR, what, remedy)
+    except CannotComposeError as error:
+        if "You must specify" not in error.what:
+            what = f"{swept}, and without it Hydra starts no job: {error.what}"
+            yield Finding("sweep", ERROR, what, remedy)
+        elif "rlskip" not in str(choices.get("hydra/callbacks")):
+            what = f"{swept}: if the callback comes with it, Hydra drops it, and {then}"
+            yield Finding("sweep", WARNING, what, remedy)
+
+
+def _has_callback(config: DictConfig) -> bool:
+    callbacks = look_up(config, "hydra.callbacks") or {}
+    return CALLBACK in [
+        c.get("_target_") for c in callbacks.values() if isinstance(c, Mapping | DictConfig)
+    ]
 
 
 def _wiring(config: DictConfig, command: Command, on: bool) -> Iterator[Finding]:
@@ -95,9 +118,7 @@ def _wiring(config: DictConfig, command: Command, on: bool) -> Iterator[Finding]
         yield Finding("plug-in", ERROR, what, remedy)
         return
     yield Finding("plug-in", OK, f"discovered by that command's Hydra {version}")
-    callbacks = look_up(config, "hydra.callbacks") or {}
-    targets = [c.get("_target_") for c in callbacks.values() if isinstance(c, Mapping | DictConfig)]
-    if CALLBACK in targets:
+    if _has_callback(config):
         yield Finding("callback", OK, f"{CALLBACK} starts and ends the job")
     elif on and is_verls(config) and (way := _attached_by(command)):
         what = f"none, so there is no summary; verl's processes load rlskip by {way}"

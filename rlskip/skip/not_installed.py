@@ -57,10 +57,11 @@ def _remedy(config: Any, chosen: str) -> str:
     removed += [o for o in overrides_of(config) if re.match(r"~skip\b", o)]
     if removed:
         return f"remove {removed[0]}, or call SkipManager.init(cfg) first"
-    if re.match(r"\+?skip=", chosen) and str(hydra.mode) == "RunMode.MULTIRUN":
+    # The job's config has the callback, and the one from which Hydra built callbacks had not.
+    if "rlskip" in (hydra.callbacks or {}) and str(hydra.mode) == "RunMode.MULTIRUN":
         return (
-            f"when sweeping the option itself, add {with_callback(config)} (Hydra drops the "
-            "option's own callback there); with it, skip.KEY=VALUE needs no `+`"
+            f"add {with_callback(config)} (Hydra drops the callback of an option that is swept, or "
+            "that a swept choice makes); with it, skip.KEY=VALUE needs no `+`"
         )
     if re.match(r"\+*skip\.", chosen):
         return (
