@@ -23,6 +23,7 @@ from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import ConfigTypeError, OmegaConfBaseException
 
 from rlskip.config.choices import refuse_displaced
+from rlskip.config.comments import meaning
 from rlskip.config.register import NODES
 from rlskip.errors import ConfigError, NotInstalledError
 
@@ -300,7 +301,8 @@ def read(
             default = f"leave it out for the default, {field.default}"
             problems.append(Problem(key, "no value was given (null)", default))
         elif what := _wrong(value, hint, field.metadata):
-            problems.append(Problem(key, what))
+            told = "" if "choices" in field.metadata else meaning(schema, name)
+            problems.append(Problem(key, what, told))
         else:
             values[name] = list(value) if isinstance(value, tuple) else value
     made = schema(**values)

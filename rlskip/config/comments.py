@@ -17,3 +17,9 @@ def comments(schema: type) -> dict[str, str]:
     except (OSError, TypeError):
         return {}
     return {name: " ".join(re.findall(r"# (.*)", text)) for text, name in _FIELD.findall(source)}
+
+
+def meaning(schema: type, name: str) -> str:
+    """The first sentence of a field's comment, to stand within a message; empty without one."""
+    sentence = re.split(r"[.] ", comments(schema).get(name, ""), maxsplit=1)[0].rstrip(".")
+    return sentence[:1].lower() + sentence[1:]

@@ -92,8 +92,8 @@ class RoleConfig:
     # async_rollout and rollout_tq always write at once.
     background_write: Any = field(default=None, metadata=_background)
 
-    # Of several jobs that lack the same step one generates it, and the others wait for it at most
-    # this many seconds; 0: never. async_rollout and rollout_tq never wait.
+    # Seconds to wait for another job that generates the same step; 0: not at all. Of several jobs
+    # that lack it one generates it. async_rollout and rollout_tq never wait.
     wait_s: float | None = field(default=None, metadata={"min": 0})
 
     # How many steps to keep, the last written, each with all its calls; null: all.
