@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from rlskip.hooks import SUMMARY, SkipCallback
+from rlskip.hooks import SkipCallback
+from rlskip.jobs.records import SUMMARY
 
 ON = ("-m", "+skip=rollout_cache", "skip.dump_dir=dumps")
 
