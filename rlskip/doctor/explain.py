@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,8 +21,9 @@ from rlskip.config.facts import HostFacts
 from rlskip.config.legacy import LegacyFlagWarning, retire_legacy_flags
 from rlskip.config.option_checks import lost_choices
 from rlskip.config.origin import Origin
+from rlskip.config.register import SCHEMAS
 from rlskip.config.settings import SkipSettings, read_skip
-from rlskip.config.skip import RoleConfig, role_specs, to_generate
+from rlskip.config.skip import SHARED_KEYS, RoleConfig, role_specs, to_generate
 from rlskip.config.steps import compact
 from rlskip.doctor.command import CannotComposeError, Command, compose, run_command
 from rlskip.doctor.environment import CALLBACK, dump_dir_findings
@@ -48,7 +50,7 @@ def explain(command: Sequence[str]) -> list[Finding]:
         config = compose(split)
     except CannotComposeError as error:
         return [*findings, Finding("config", ERROR, error.what, error.remedy)]
-    findings += _sweep(config, split)
+    findings += [*_sweep(config, split), *_schema(config, split)]
     settings, about = _settings(config)
     origin = attrs.evolve(Origin.at(split.script), name=Origin.of(config).name)
     settings = attrs.evolve(settings, facts=attrs.evolve(settings.facts, origin=origin))
@@ -87,7 +89,7 @@ def _sweep(config: DictConfig, command: Command) -> Iterator[Finding]:
     if not (groups and _has_callback(config)):
         return
     swept, remedy = f"{', '.join(sorted(groups))} is swept", f"add {with_callback(config)}"
-    then = "each job refuses" if find_node(config, "skip") else "nothing is recorded"
+    then = "each job refuses" if "skip" in config else "nothing is recorded"
     try:
         if not _has_callback(compose(attrs.evolve(command, arguments=[*command.unswept]))):
             what = f"{swept}: Hydra drops the callback that comes with it, and {then}"
@@ -99,6 +101,22 @@ def _sweep(config: DictConfig, command: Command) -> Iterator[Finding]:
         elif "rlskip" not in str(choices.get("hydra/callbacks")):
             what = f"{swept}: if the callback comes with it, Hydra drops it, and {then}"
             yield Finding("sweep", WARNING, what, remedy)
+
+
+def _schema(config: DictConfig, command: Command) -> Iterator[Finding]:
+    """Whether the schema of `skip` is listed after what may set a key: only the job sees values."""
+    node = OmegaConf.select(config, "skip", throw_on_resolution_failure=False)
+    if not (OmegaConf.is_dict(node) and {*SHARED_KEYS} <= node.keys()):
+        return
+    listed = run_command([*command.start, *command.arguments, "--info", "defaults"]).stdout
+    paths = re.findall(r"^\| ([^ |]+) +\|", listed, re.MULTILINE)
+    schema = f"{SCHEMAS}/skip"
+    until = paths.index(schema) if schema in paths else 0
+    before = [path for path in paths[:until] if not path.startswith(("hydra/", f"{SCHEMAS}/"))]
+    if before:
+        what = f"{schema} is listed after {', '.join(before)}: if its defaults replace a value "
+        remedy = f"put {schema} first in the defaults list, before `_self_`"
+        yield Finding("schema", WARNING, f"{what}there, the job refuses to start", remedy)
 
 
 def _has_callback(config: DictConfig) -> bool:

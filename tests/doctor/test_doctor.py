@@ -371,6 +371,14 @@ def test_an_experiment_that_chooses_the_option_is_swept(
         assert said_of(fixed, "sweep") == ""
 
 
+def test_a_schema_that_may_replace_values(explain: Any) -> None:
+    late = "defaults: [_self_, rlskip_schema/skip]\nskip: {steps: 1-3}\n"
+    said = explain("+skip=rollout_cache", config=late)
+    assert "rlskip_schema/skip is listed after config: if its defaults" in said_of(said, "schema")
+    first = late.replace("_self_, rlskip_schema/skip", "rlskip_schema/skip, _self_")
+    assert said_of(explain("+skip=rollout_cache", config=first), "schema") == ""
+
+
 def test_a_key_of_the_swept_option_needs_its_callback(explain: Any) -> None:
     """Hydra itself refuses it, as it composes without what is swept."""
     swept = ("-m", "+skip=rollout_cache,rollout_repeat", "skip.dump_dir=dumps")
