@@ -7,6 +7,7 @@ only one that names a config pays for it.
 
 from __future__ import annotations
 
+import functools
 import importlib
 
 from hydra.core.config_store import ConfigNode, ConfigStore
@@ -49,6 +50,7 @@ class LazyNode(ConfigNode):
         self._made = value
 
 
+@functools.cache  # the store gives copies away
 def _make(name: str) -> DictConfig:
     """A typed node that takes further keys: roles of the user's, and verl's ``_target_``.
 

@@ -51,8 +51,7 @@ def start(config: DictConfig, launched_from: Origin | None) -> tuple[SkipSetting
         origin = attrs.evolve(launched_from, name=origin.name)
     os.environ[ORIGIN_VARIABLE] = origin.to_variable()
     settings = _read_skip(config)
-    # Without the option, a key `record` is the application's own.
-    recording = read_record(config if chosen_options(config, "record") else None)
+    recording = read_record(config if _has_record(config) else None)
     if "rollout" in settings.roles:
         # The task has its own copy of the config by now.
         refuse_legacy_flags(config)
@@ -69,9 +68,9 @@ def warn_of_lost_choices(
     config: DictConfig, settings: SkipSettings, recording: RecordConfig
 ) -> None:
     """Log what the job chose, and will not get."""
-    schema_alone = is_typed(config, "skip") and not settings.roles and not chosen_by(config)
-    if schema_alone or (settings.node is None and recording.enable):
-        return  # it was not chosen
+    listed = is_typed(config, "skip") or is_typed(config, "record")
+    if (listed or recording.enable) and not settings.roles and not chosen_by(config):
+        return  # nothing asks for skip
     lost = "; ".join(map(str, lost_choices(settings)))
     if not SkipManager.skip_instances:
         log.warning("rlskip: NOTHING is skipped or cached in this job: %s", lost or "see above")
@@ -125,12 +124,17 @@ def refuse(config: DictConfig, error: Exception) -> NoReturn:
     raise RlskipAbort(reason) from (error if unexpected else None)
 
 
+def _has_record(config: DictConfig) -> bool:
+    """Whether the key `record` is rlskip's: without the option or the schema it may be any."""
+    return bool(chosen_options(config, "record")) or is_typed(config, "record")
+
+
 def _read_skip(config: DictConfig) -> SkipSettings:
     """The settings of `skip`; none if a job that only records stages uses that key itself."""
     try:
         return read_skip(config)
     except RlskipError:
-        if chosen_by(config) or not (chosen_options(config, "record") and has_own_key(config)):
+        if chosen_by(config) or not (_has_record(config) and has_own_key(config)):
             raise
         log.info("rlskip: `skip` is taken for the application's own key, as no option chose it")
         return SkipSettings(HostFacts(config))

@@ -23,6 +23,7 @@ from rlskip.config.register import NODES
 from rlskip.config.replay import read_replay
 from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError
+from rlskip.jobs.records import SUMMARY
 from tests.hydra.conftest import compose_from
 
 READERS: dict[str, Callable[[Any], Any]] = {
@@ -137,6 +138,14 @@ def test_with_the_schema_keys_alone_turn_a_role_on(make_app: Callable[..., Any])
     assert swept.out.count("role rollout: 2 hits, 0 misses") == 2
 
 
+def test_with_the_schema_keys_alone_record(make_app: Callable[..., Any]) -> None:
+    own = "record: {dump_dir: dumps}\nskip: 5\n"
+    app = make_app(config=f"defaults: [rlskip_schema/record, _self_]\n{own}")
+    assert "NOTHING" not in app.run().said
+    app.run("record.enable=true", "hydra.run.dir=recorded")
+    assert (app.folder / "recorded" / SUMMARY).exists()
+
+
 # -- an application that names none ----------------------------------------------------------------
 def test_nothing_is_made_before_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
@@ -146,8 +155,9 @@ def test_nothing_is_made_before_it_is_loaded(monkeypatch: pytest.MonkeyPatch) ->
     assert made == []
     store = ConfigStore.instance()
     first, second = (store.load("rlskip_schema/skip.yaml").node for _ in range(2))
-    assert made == ["skip", "skip"], "the store copies what it loads"
-    assert first == second
+    assert made == ["skip", "skip"]
+    first.steps = "1-3"
+    assert second.steps == "all", "each is a copy"
     assert isinstance(first, DictConfig)
     assert OmegaConf.get_type(first) is SkipManagerConfig
 
