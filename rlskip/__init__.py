@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     from rlskip.config.merge import MergeConfig
     from rlskip.config.record import RecordConfig
     from rlskip.config.replay import ReplayConfig
-    from rlskip.config.skip import RoleConfig, RolloutValSkipConfig, SkipManagerConfig
+    from rlskip.config.skip import (
+        AsyncRolloutSkipConfig,
+        RoleConfig,
+        RolloutSkipConfig,
+        RolloutTqSkipConfig,
+        RolloutValSkipConfig,
+        SkipManagerConfig,
+    )
     from rlskip.rescore.judge import cached_reward
     from rlskip.runs.find import open as open
     from rlskip.runs.write import write
@@ -24,12 +31,15 @@ if TYPE_CHECKING:
     from rlskip.stages import record
 
 __all__ = [
+    "AsyncRolloutSkipConfig",
     "BaseSkip",
     "DispatchConfig",
     "MergeConfig",
     "RecordConfig",
     "ReplayConfig",
     "RoleConfig",
+    "RolloutSkipConfig",
+    "RolloutTqSkipConfig",
     "RolloutValSkipConfig",
     "SkipAction",
     "SkipManager",
@@ -48,7 +58,14 @@ __getattr__ = load_on_use(
         "rlskip.config.merge": ["MergeConfig"],
         "rlskip.config.record": ["RecordConfig"],
         "rlskip.config.replay": ["ReplayConfig"],
-        "rlskip.config.skip": ["RoleConfig", "RolloutValSkipConfig", "SkipManagerConfig"],
+        "rlskip.config.skip": [
+            "AsyncRolloutSkipConfig",
+            "RoleConfig",
+            "RolloutSkipConfig",
+            "RolloutTqSkipConfig",
+            "RolloutValSkipConfig",
+            "SkipManagerConfig",
+        ],
         "rlskip.runs.find": ["open"],
         "rlskip.runs.write": ["write"],
         "rlskip.skip": ["BaseSkip", "SkipAction", "SkipManager", "register_skip"],

@@ -13,17 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 
-def store_config(group: str, name: str, node: Any, provider: str) -> None:
-    """Put `node` into Hydra's ConfigStore, in place of one that is there already.
-
-    Hydra 1.3 always replaces; 1.4 needs ``replace=True``.
-    """
-    from hydra.core.config_store import ConfigStore
-
-    more: dict[str, Any] = {"replace": True} if _takes_replace(ConfigStore.store) else {}
-    ConfigStore.instance().store(group=group, name=name, node=node, provider=provider, **more)
-
-
 def register_resolver(name: str, resolver: Callable[..., Any]) -> None:
     """Register a resolver, in place of one of that name.
 

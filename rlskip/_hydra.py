@@ -1,19 +1,26 @@
-"""The search-path plug-in.
+"""The search-path plug-in, and the source of the option files.
 
 Not in `hydra_plugins` itself, because Hydra 1.3 executes the modules there again on every scan:
-the class would then exist twice, and its pickles would fail.
+the classes would then exist twice, and their pickles would fail.
 """
 
 import re
 import sys
 from collections.abc import Sequence
 
+from hydra._internal.core_plugins.importlib_resources_config_source import (
+    ImportlibResourcesConfigSource,
+)
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.object_type import ObjectType
+from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-from rlskip.config.register import NODES, options, register
+from rlskip.config.register import NODES, options, register_steps
+from rlskip.config.schema import store_schemas
 
-register()
+register_steps()
+store_schemas()
 
 
 class RlskipSearchPathPlugin(SearchPathPlugin):
@@ -22,7 +29,26 @@ class RlskipSearchPathPlugin(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         # Appended, so that an application's own conf/skip/rollout_cache.yaml wins.
         if not sets_own_key(sys.argv[1:]):
-            search_path.append("rlskip", "pkg://rlskip_conf")
+            search_path.append("rlskip", f"{RlskipConfigSource.scheme()}://rlskip_conf")
+
+
+class RlskipConfigSource(ImportlibResourcesConfigSource):
+    """The option files, which the ``--help`` of an application that uses none does not list."""
+
+    _used = False
+
+    @staticmethod
+    def scheme() -> str:
+        return "rlskip"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        # Hydra composes before it lists the groups, and from a copy of this source.
+        RlskipConfigSource._used = True
+        return super().load_config(config_path)
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        hidden = not (config_path or self._used) and bool({"--help", "-h"} & {*sys.argv[1:]})
+        return [] if hidden else super().list(config_path, results_filter)
 
 
 def sets_own_key(arguments: Sequence[str]) -> bool:

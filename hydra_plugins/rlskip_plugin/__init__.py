@@ -1,5 +1,5 @@
 """What Hydra discovers, and imports at the start of every application: keep it light."""
 
-from rlskip._hydra import RlskipSearchPathPlugin
+from rlskip._hydra import RlskipConfigSource, RlskipSearchPathPlugin
 
-__all__ = ["RlskipSearchPathPlugin"]
+__all__ = ["RlskipConfigSource", "RlskipSearchPathPlugin"]

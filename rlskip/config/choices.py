@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from rlskip.config.register import options
+from rlskip.config.register import SCHEMAS, options
 from rlskip.errors import ConfigError
 
 
@@ -59,8 +61,14 @@ def with_callback(config: Any) -> str:
     return f"'hydra/callbacks=[{others},rlskip]'" if others else "hydra/callbacks=rlskip"
 
 
+def is_typed(config: Any, name: str) -> bool:
+    """Whether a composed config has a node from its schema, or from a typed host's."""
+    there = OmegaConf.is_dict(config) and name in config  # a struct refuses what is not there
+    return there and dataclasses.is_dataclass(OmegaConf.get_type(config, name))
+
+
 def refuse_displaced(name: str, config: Any) -> None:
-    """Raise if the option that a job chose for node `name` is not, or not alone, at key `name`.
+    """Raise if what a job chose for node `name` is not at key `name`, not alone, or not in order.
 
     `config` is a job's with its node `hydra`; if it is another, the job is that of this process.
 
@@ -68,12 +76,15 @@ def refuse_displaced(name: str, config: Any) -> None:
     ------
     ConfigError
         The option's node was put below another one, or it replaced a value of the application's; or
-        two of the options are for one role.
+        two of the options are for one role; or the defaults of the node's schema replaced values.
     """
+    typed = is_typed(config, name)
     if not (OmegaConf.is_dict(config) and "hydra" in config):
         config = hydra_config()
     if config is None:
         return
+    if typed:
+        _refuse_late_schema(name, config)
     ours = [(o, package) for o, package in chosen_options(config, name) if o in options(name)]
     roles: dict[str, str] = {}
     for option, package in ours:
@@ -89,6 +100,57 @@ def refuse_displaced(name: str, config: Any) -> None:
             what = f"the application's own key `{name}` ({own!r}) is in the place of rlskip's node "
             what += f"`{name}`, which the option {option} sets"
             raise ConfigError(what, name, "rename the application's key")
+
+
+def _refuse_late_schema(name: str, config: Any) -> None:
+    """Raise if the defaults list of a job has the schema of node `name` after what sets its keys.
+
+    Hydra merges the entries in their order, so the schema's defaults would win in silence.
+    """
+    schema, before = f"{SCHEMAS}/{name}", dict[str, tuple[Any, str]]()
+    for path, content in _entries(config):
+        values = {k: v for k, v in content.items() if k.startswith(f"{name}.") and v != "???"}
+        if path == schema and (
+            lost := [
+                f"{key} ({value!r} in {where})"
+                for key, (value, where) in before.items()
+                if value is not None and values.get(key, value) != value
+            ]
+        ):
+            what = f"{schema} comes too late in the defaults list: its defaults replace "
+            remedy = f"put {schema} first in the defaults list, before `_self_`"
+            raise ConfigError(what + ", ".join(lost), name, remedy)
+        before |= {key: (value, path) for key, value in values.items()}
+
+
+def _entries(config: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What a job was composed of, in that order: the path of each config, and its full keys."""
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.types import RunMode
+
+    hydra = GlobalHydra.instance()
+    if not hydra.is_initialized():
+        return
+    loader = hydra.config_loader()
+    given = [*overrides_of(config, "hydra"), *overrides_of(config)]
+    config_name = OmegaConf.select(config, "hydra.job.config_name")
+    for entry in loader.compute_defaults_list(config_name, given, RunMode.RUN).defaults:
+        path = entry.config_path or ""
+        source = next((one for one in loader.get_sources() if one.is_config(path)), None)
+        if source is None or path.startswith("hydra/"):
+            continue
+        loaded = OmegaConf.to_container(source.load_config(path).config, resolve=False)
+        if isinstance(loaded, dict):
+            loaded.pop("defaults", None)
+            yield path, dict(_leaves(loaded, entry.package or ""))
+
+
+def _leaves(node: Any, at: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(node, dict) and node:
+        for name, part in node.items():
+            yield from _leaves(part, f"{at}.{name}" if at else str(name))
+    else:
+        yield at, node
 
 
 def _own_value(config_name: str | None, key: str) -> Any:

@@ -1,8 +1,7 @@
 """What Hydra and OmegaConf must know before an application composes its config.
 
-Every Hydra application of the environment imports this at its start, so it imports almost
-nothing else of rlskip: the schema with every default is a file,
-``rlskip_conf/rlskip_schema/skip.yaml``, which is read only by an application that uses it.
+Every Hydra application of the environment imports this at its start, so it imports almost nothing
+else of rlskip.
 """
 
 from __future__ import annotations
@@ -10,30 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 import rlskip_conf
-from rlskip._compat import register_resolver, store_config
+from rlskip._compat import register_resolver
 
 #: rlskip's keys at the top of a config, each a mapping, with a group of options that set it.
 NODES = ("skip", "dispatch", "replay", "merge", "record")
 
-# Not a group that users choose from, so that nothing in it is listed as an option.
-GROUP = "rlskip_schema"
-
-
-def register() -> None:
-    """Put the open node into Hydra's ConfigStore and the resolvers into OmegaConf.
-
-    ``rlskip_schema/open`` is an empty node whose struct flag is off. An option that starts from
-    it makes ``skip.steps=...`` work without ``++`` and sets nothing, so the values in a user's
-    own YAML are kept. rlskip's validation finds typos, not struct mode. The node is untyped,
-    because hosts convert theirs with their own classes.
-
-    May be called several times.
-    """
-    store_config(GROUP, "open", OmegaConf.create({}, flags={"struct": False}), "rlskip")
-    register_steps()
+#: The group of the nodes' schemas, and of what the options start from.
+SCHEMAS = "rlskip_schema"
 
 
 def options(group: str) -> list[str]:
@@ -42,7 +25,10 @@ def options(group: str) -> list[str]:
 
 
 def register_steps() -> None:
-    """Make ``${rlskip.steps:1-3,7}`` resolve, also where Hydra looks for no plug-in."""
+    """Make ``${rlskip.steps:1-3,7}`` resolve, also where Hydra looks for no plug-in.
+
+    May be called several times.
+    """
     register_resolver("rlskip.steps", _resolve_steps)
 
 

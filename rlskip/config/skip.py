@@ -92,8 +92,8 @@ class RoleConfig:
     # async_rollout and rollout_tq always write at once.
     background_write: Any = field(default=None, metadata=_background)
 
-    # Of several jobs that lack the same step one generates it, and the others wait for it at most
-    # this many seconds; 0: never. async_rollout and rollout_tq never wait.
+    # Seconds to wait for another job that generates the same step; 0: not at all. Of several jobs
+    # that lack it one generates it. async_rollout and rollout_tq never wait.
     wait_s: float | None = field(default=None, metadata={"min": 0})
 
     # How many steps to keep, the last written, each with all its calls; null: all.
@@ -139,6 +139,21 @@ def to_generate(role: str, local: Any) -> str:
 
 
 @dataclass
+class RolloutSkipConfig(RoleConfig):
+    """Role `rollout`: one call generates a whole step; steps are the trainer's global steps."""
+
+
+@dataclass
+class AsyncRolloutSkipConfig(RoleConfig):
+    """Role `async_rollout`: one call generates one sample; steps are feed-order indices."""
+
+
+@dataclass
+class RolloutTqSkipConfig(RoleConfig):
+    """Role `rollout_tq`: rollouts travel through a queue and are sampled from a replay buffer."""
+
+
+@dataclass
 class RolloutValSkipConfig(RoleConfig):
     """Role `rollout_val`: a call generates a batch of a validation; ``skip.validation`` enables it.
 
@@ -178,13 +193,13 @@ class SkipManagerConfig(RoleConfig):
     attach: dict[str, Any] = field(default_factory=dict)
 
     # One call generates a whole step; steps are the trainer's global steps.
-    rollout: RoleConfig = field(default_factory=RoleConfig)
+    rollout: RolloutSkipConfig = field(default_factory=RolloutSkipConfig)
 
     # One call generates one sample; steps are feed-order indices.
-    async_rollout: RoleConfig = field(default_factory=RoleConfig)
+    async_rollout: AsyncRolloutSkipConfig = field(default_factory=AsyncRolloutSkipConfig)
 
     # Rollouts travel through a queue and are sampled from a replay buffer.
-    rollout_tq: RoleConfig = field(default_factory=RoleConfig)
+    rollout_tq: RolloutTqSkipConfig = field(default_factory=RolloutTqSkipConfig)
 
     # One call generates a batch of a validation; `validation: replay` turns it on.
     rollout_val: RolloutValSkipConfig = field(default_factory=RolloutValSkipConfig)
@@ -224,9 +239,9 @@ class RoleSpec:
 
 
 BUILT_IN_SPECS: Mapping[str, RoleSpec] = {
-    "rollout": RoleSpec(),
-    "async_rollout": RoleSpec(online_step=True),
-    "rollout_tq": RoleSpec(options=QUEUE_OPTIONS),
+    "rollout": RoleSpec(RolloutSkipConfig),
+    "async_rollout": RoleSpec(AsyncRolloutSkipConfig, online_step=True),
+    "rollout_tq": RoleSpec(RolloutTqSkipConfig, options=QUEUE_OPTIONS),
     VALIDATION_ROLE: RoleSpec(RolloutValSkipConfig),
 }
 

@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip.config.origin import is_own
-from rlskip.config.register import register
+from rlskip.config.register import register_steps
 from rlskip.doctor.finding import NOTE, Finding
 from rlskip.errors import RlskipError
 
@@ -39,12 +39,13 @@ class Command:
     swept: list[str]  # the keys that a multirun sweeps
     note: str = ""
     left_out: Sequence[str] = ()  # the sweeps of which no first value is known
+    unswept: Sequence[str] = ()  # the arguments from which a multirun builds its callbacks
 
     @classmethod
     def parse(cls, command: Sequence[str]) -> Command:
         start, rest, note = _start_of(list(command))
         multirun = any(argument in ("-m", "--multirun") for argument in rest)
-        arguments, swept, left_out = [], [], []
+        arguments, swept, left_out, unswept = [], [], [], []
         parser = OverridesParser.create()
         for argument in rest:
             if argument in ("-m", "--multirun"):
@@ -62,9 +63,11 @@ class Command:
                     except Exception:  # only the sweeper finds the values of a glob or an interval
                         left_out.append(argument)
                         continue
-                    argument = f"{override.get_key_element()}={first}"
+                    arguments.append(f"{override.get_key_element()}={first}")
+                    continue
             arguments.append(argument)
-        return cls(start, arguments, multirun, swept, note, left_out)
+            unswept.append(argument)
+        return cls(start, arguments, multirun, swept, note, left_out, unswept)
 
     @property
     def module(self) -> str | None:
@@ -152,7 +155,7 @@ def compose(command: Command) -> DictConfig:
             f"it cannot be composed: {' / '.join(errors[-4:]) or 'it printed no error'}",
             remedy="correct the command first",
         )
-    register()
+    register_steps()
     loaded = OmegaConf.create("\n".join(lines[first:]))
     assert isinstance(loaded, DictConfig)
     return loaded

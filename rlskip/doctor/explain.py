@@ -21,8 +21,9 @@ from rlskip.config.facts import HostFacts
 from rlskip.config.legacy import LegacyFlagWarning, retire_legacy_flags
 from rlskip.config.option_checks import lost_choices
 from rlskip.config.origin import Origin
+from rlskip.config.register import SCHEMAS
 from rlskip.config.settings import SkipSettings, read_skip
-from rlskip.config.skip import RoleConfig, role_specs, to_generate
+from rlskip.config.skip import SHARED_KEYS, RoleConfig, role_specs, to_generate
 from rlskip.config.steps import compact
 from rlskip.doctor.command import CannotComposeError, Command, compose, run_command
 from rlskip.doctor.environment import CALLBACK, dump_dir_findings
@@ -49,7 +50,7 @@ def explain(command: Sequence[str]) -> list[Finding]:
         config = compose(split)
     except CannotComposeError as error:
         return [*findings, Finding("config", ERROR, error.what, error.remedy)]
-    findings += _sweep(config, split)
+    findings += [*_sweep(config, split), *_schema(config, split)]
     settings, about = _settings(config)
     origin = attrs.evolve(Origin.at(split.script), name=Origin.of(config).name)
     settings = attrs.evolve(settings, facts=attrs.evolve(settings.facts, origin=origin))
@@ -79,10 +80,50 @@ def explain(command: Sequence[str]) -> list[Finding]:
 
 
 def _sweep(config: DictConfig, command: Command) -> Iterator[Finding]:
-    callbacks = [a for a in command.arguments if re.match(r"hydra/callbacks=.*\brlskip\b", a)]
-    if "skip" in command.swept and not callbacks:
-        what = "the skip option itself is swept: Hydra drops its callback, and each job refuses"
-        yield Finding("sweep", ERROR, what, f"add {with_callback(config)}")
+    """Whether Hydra drops the callback, because a swept choice brings it.
+
+    Hydra builds the callbacks of a multirun from the command without what is swept.
+    """
+    choices = look_up(config, "hydra.runtime.choices") or {}
+    groups = {*command.swept} & {str(key).partition("@")[0] for key in choices}
+    if not (groups and _has_callback(config)):
+        return
+    swept, remedy = f"{', '.join(sorted(groups))} is swept", f"add {with_callback(config)}"
+    then = "each job refuses" if "skip" in config else "nothing is recorded"
+    try:
+        if not _has_callback(compose(attrs.evolve(command, arguments=[*command.unswept]))):
+            what = f"{swept}: Hydra drops the callback that comes with it, and {then}"
+            yield Finding("sweep", ERROR, what, remedy)
+    except CannotComposeError as error:
+        if "You must specify" not in error.what:
+            what = f"{swept}, and without it Hydra starts no job: {error.what}"
+            yield Finding("sweep", ERROR, what, remedy)
+        elif "rlskip" not in str(choices.get("hydra/callbacks")):
+            what = f"{swept}: if the callback comes with it, Hydra drops it, and {then}"
+            yield Finding("sweep", WARNING, what, remedy)
+
+
+def _schema(config: DictConfig, command: Command) -> Iterator[Finding]:
+    """Whether the schema of `skip` is listed after what may set a key: only the job sees values."""
+    node = OmegaConf.select(config, "skip", throw_on_resolution_failure=False)
+    if not (OmegaConf.is_dict(node) and {*SHARED_KEYS} <= node.keys()):
+        return
+    listed = run_command([*command.start, *command.arguments, "--info", "defaults"]).stdout
+    paths = re.findall(r"^\| ([^ |]+) +\|", listed, re.MULTILINE)
+    schema = f"{SCHEMAS}/skip"
+    until = paths.index(schema) if schema in paths else 0
+    before = [path for path in paths[:until] if not path.startswith(("hydra/", f"{SCHEMAS}/"))]
+    if before:
+        what = f"{schema} is listed after {', '.join(before)}: if its defaults replace a value "
+        remedy = f"put {schema} first in the defaults list, before `_self_`"
+        yield Finding("schema", WARNING, f"{what}there, the job refuses to start", remedy)
+
+
+def _has_callback(config: DictConfig) -> bool:
+    callbacks = look_up(config, "hydra.callbacks") or {}
+    return CALLBACK in [
+        c.get("_target_") for c in callbacks.values() if isinstance(c, Mapping | DictConfig)
+    ]
 
 
 def _wiring(config: DictConfig, command: Command, on: bool) -> Iterator[Finding]:
@@ -95,9 +136,7 @@ def _wiring(config: DictConfig, command: Command, on: bool) -> Iterator[Finding]
         yield Finding("plug-in", ERROR, what, remedy)
         return
     yield Finding("plug-in", OK, f"discovered by that command's Hydra {version}")
-    callbacks = look_up(config, "hydra.callbacks") or {}
-    targets = [c.get("_target_") for c in callbacks.values() if isinstance(c, Mapping | DictConfig)]
-    if CALLBACK in targets:
+    if _has_callback(config):
         yield Finding("callback", OK, f"{CALLBACK} starts and ends the job")
     elif on and is_verls(config) and (way := _attached_by(command)):
         what = f"none, so there is no summary; verl's processes load rlskip by {way}"

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from omegaconf import OmegaConf
 
+from rlskip.config.check import look_up
 from rlskip.config.choices import chosen_options, hydra_config, overrides_of, with_callback
 from rlskip.config.register import options
 from rlskip.config.settings import has_own_key
@@ -57,12 +58,13 @@ def _remedy(config: Any, chosen: str) -> str:
     removed += [o for o in overrides_of(config) if re.match(r"~skip\b", o)]
     if removed:
         return f"remove {removed[0]}, or call SkipManager.init(cfg) first"
-    if re.match(r"\+?skip=", chosen) and str(hydra.mode) == "RunMode.MULTIRUN":
+    # The job's config has the callback, and the one from which Hydra built callbacks had not.
+    if "rlskip" in (hydra.callbacks or {}) and str(hydra.mode) == "RunMode.MULTIRUN":
         return (
-            f"when sweeping the option itself, add {with_callback(config)} (Hydra drops the "
-            "option's own callback there); with it, skip.KEY=VALUE needs no `+`"
+            f"add {with_callback(config)} (Hydra drops the callback of an option that is swept, or "
+            "that a swept choice makes); with it, skip.KEY=VALUE needs no `+`"
         )
-    if re.match(r"\+*skip\.", chosen):
+    if re.match(r"\+*skip\.", chosen):  # typed, or in YAML
         return (
             "choose an option instead of single keys, e.g. +skip=rollout_cache, which adds "
             f"rlskip's callback; or add {with_callback(config)}, or call SkipManager.init(cfg) "
@@ -94,12 +96,21 @@ def chosen_by(config: Any, role: str = "") -> str | None:
     for option, _ in chosen_options(config, "skip"):
         if option in shipped or not own:
             return f"skip: {option}"
+    node = None if own else _node(config["hydra"])
+    for key in node or () if look_up(node, "enable") is not False else ():
+        if look_up(node, f"{key}.enable") is True:  # the application's own YAML says so
+            return f"skip.{key}.enable: true"
     return None
+
+
+def _node(hydra: Any) -> Any:
+    """The node `skip` of the config that has this node; None where nothing is, or it is broken."""
+    return OmegaConf.select(hydra, "..skip", throw_on_resolution_failure=False)
 
 
 def _is_own(hydra: Any, typed: Sequence[str], role: str) -> bool:
     """Whether `skip` in the config of this node is not rlskip's, as far as it is there."""
-    node = OmegaConf.select(hydra, "..skip", throw_on_resolution_failure=False)
+    node = _node(hydra)
     if node is None:
         return True
     if not hasattr(node, "keys"):

@@ -17,7 +17,7 @@ from rlskip import (
     DispatchConfig,
     MergeConfig,
     ReplayConfig,
-    RoleConfig,
+    RolloutSkipConfig,
     SkipManager,
     SkipManagerConfig,
 )
@@ -52,7 +52,9 @@ class Host:
     merge: MergeConfig = field(default_factory=lambda: MergeConfig(stepwise_output=True))
     replay: ReplayConfig = field(default_factory=lambda: ReplayConfig(timeout_s=5.0))
     skip: SkipManagerConfig = field(
-        default_factory=lambda: SkipManagerConfig(dump_dir="/d", rollout=RoleConfig(enable=True))
+        default_factory=lambda: SkipManagerConfig(
+            dump_dir="/d", rollout=RolloutSkipConfig(enable=True)
+        )
     )
     actor_rollout_ref: Actor = field(default_factory=Actor)
 
@@ -105,7 +107,7 @@ class WithPath:
         {"skip": {"dump_dir": Path("/d"), "rollout": {"enable": True}}},
         {"skip": {"rollout": {"enable": True, "dump_dir": Path("/d")}}},
         OmegaConf.structured(WithPath),
-        SkipManagerConfig(dump_dir=Path("/d"), rollout=RoleConfig(enable=True)),  # type: ignore[arg-type]
+        SkipManagerConfig(dump_dir=Path("/d"), rollout=RolloutSkipConfig(enable=True)),  # type: ignore[arg-type]
     ],
     ids=["shared", "of a role", "interpolated", "dataclass"],
 )

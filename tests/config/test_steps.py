@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from rlskip.config.register import register
+from rlskip.config.register import register_steps
 from rlskip.config.steps import EXAMPLE, Steps, StepsError
 
-register()
+register_steps()
 
 step = st.integers(0, 10**9)
 

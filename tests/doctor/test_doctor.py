@@ -301,7 +301,7 @@ def test_damaged_dumps_are_named_and_left_alone(explain: Callable[..., Any], on_
          "callback: hydra.callbacks has no rlskip"),
         (["++skip.rollout.enable=true"], "a: 1\n", "callback: hydra.callbacks has no rlskip"),
         (["-m", "+skip=rollout_cache,rollout_repeat"], "a: 1\n",
-         "sweep: the skip option itself is swept"),
+         "sweep: skip is swept: Hydra drops the callback that comes with it, and each job refuses"),
         (["+skip=rollout_cache"], VERL + "{use_v1: true}\n",
          "verl: skip.rollout.enable: verl's V1 trainer never calls a stage 'rollout'"),
         (["skip=rollout_cache"], "skip: null\n", "To append to your default list use +skip"),
@@ -332,6 +332,58 @@ def test_a_sweep_over_other_keys_is_fine(explain: Callable[..., Any]) -> None:
     assert errors(explain(*swept, "hydra/callbacks=rlskip")) == []
     (lost,) = (f for f in findings(explain(*swept)) if f["topic"] == "sweep")
     assert lost["remedy"] == "add hydra/callbacks=rlskip"
+
+
+@pytest.mark.parametrize(
+    ("option", "config", "level", "told"),
+    [
+        (
+            "skip: rollout_cache",
+            "a: 1\n",
+            "error",
+            "comes with it, and each job refuses",
+        ),
+        ("record: stages", "a: 1\n", "error", "and nothing is recorded"),
+        (
+            "skip: rollout_cache",
+            "defaults: [experiment: '???']\n",
+            "warning",
+            "if the callback",
+        ),
+        ("skip: rollout_cache", "defaults: [rlskip_schema/skip, _self_]\n", None, ""),
+    ],
+)
+def test_an_experiment_that_chooses_the_option_is_swept(
+    explain: Any, app: Path, option: str, config: str, level: str | None, told: str
+) -> None:
+    (app / "conf" / "experiment").mkdir()
+    text = f"# @package _global_\ndefaults: [/{option}]\n"
+    for name in "ab":
+        (app / "conf" / "experiment" / f"{name}.yaml").write_text(text)
+    key = "experiment" if "experiment" in config else "+experiment"
+    said = explain("-m", f"{key}=a,b", config=config)
+    found = [f for f in findings(said) if f["topic"] == "sweep"]
+    assert [f["level"] for f in found] == ([level] if level else [])
+    assert told in said_of(said, "sweep")
+    for finding in found:
+        assert finding["remedy"] == "add hydra/callbacks=rlskip"
+        fixed = explain("-m", f"{key}=a,b", "hydra/callbacks=rlskip", config=config)
+        assert said_of(fixed, "sweep") == ""
+
+
+def test_a_schema_that_may_replace_values(explain: Any) -> None:
+    late = "defaults: [_self_, rlskip_schema/skip]\nskip: {steps: 1-3}\n"
+    said = explain("+skip=rollout_cache", config=late)
+    assert "rlskip_schema/skip is listed after config: if its defaults" in said_of(said, "schema")
+    first = late.replace("_self_, rlskip_schema/skip", "rlskip_schema/skip, _self_")
+    assert said_of(explain("+skip=rollout_cache", config=first), "schema") == ""
+
+
+def test_a_key_of_the_swept_option_needs_its_callback(explain: Any) -> None:
+    """Hydra itself refuses it, as it composes without what is swept."""
+    swept = ("-m", "+skip=rollout_cache,rollout_repeat", "skip.dump_dir=dumps")
+    assert "without it Hydra starts no job" in said_of(explain(*swept, config="a: 1\n"), "sweep")
+    assert errors(explain(*swept, "hydra/callbacks=rlskip", config="a: 1\n")) == []
 
 
 def test_legacy_flags_and_roles_of_the_applications_own(explain: Callable[..., Any]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
 
 
 def compose_from(folder: Path, name: str, *overrides: str, **more: Any) -> DictConfig:
@@ -31,6 +32,20 @@ def composed(tmp_path: Path) -> Callable[..., DictConfig]:
         return compose_from(tmp_path, "config", *overrides)
 
     return make
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Callable[..., DictConfig]]:
+    """``job(primary, *overrides)``: this process is in the task of that job; returns its config."""
+    with initialize_config_dir(str(tmp_path), version_base=None):
+
+        def start(primary: str, *overrides: str) -> DictConfig:
+            (tmp_path / "config.yaml").write_text(primary, encoding="utf-8")
+            whole = compose("config", list(overrides), return_hydra_config=True)
+            HydraConfig.instance().set_config(whole)
+            return OmegaConf.masked_copy(whole, [key for key in whole if key != "hydra"])
+
+        yield start
 
 
 @pytest.fixture(scope="session")

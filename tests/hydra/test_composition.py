@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,6 @@ from rlskip.config.origin import Origin
 from rlskip.config.register import NODES, options
 from rlskip.config.replay import read_replay
 from rlskip.config.settings import read_skip
-from rlskip.config.skip import BUILT_IN_ROLES
 from rlskip.errors import ConfigError
 from tests.hydra.conftest import compose_from
 
@@ -271,22 +269,6 @@ def _leaves(node: yaml.MappingNode) -> list[int]:
         elif key.value != "defaults":
             found.append(key.start_mark.line)
     return found
-
-
-def test_the_schema_file_matches_the_dataclasses(composed: Compose) -> None:
-    schema = said(composed("defaults:\n  - rlskip_schema/skip\n  - _self_\n"))
-    expected = dataclasses.asdict(SkipManagerConfig())
-    for name in BUILT_IN_ROLES:
-        expected[name] = {"enable": expected[name]["enable"]}
-    expected["rollout_val"] = {"steps": "all"}  # skip.validation enables it
-    assert schema == expected
-    listed = "defaults:\n  - rlskip_schema/skip\n  - skip: rollout_cache\n  - _self_\n"
-    dynamic = "algorithm: {filter_groups: {enable: true}}\n"
-    full, short = composed(listed + dynamic), composed(dynamic, "+skip=rollout_cache")
-    assert said(full) == {**expected, "rollout": {"enable": True}}
-    assert roles(full) == roles(short)
-    assert roles(full)["rollout"].match == "run"
-    assert not read_skip(full).gives("restore_rng", "rollout")
 
 
 # -- typed configs -----------------------------------------------------------------------------

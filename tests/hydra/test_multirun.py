@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from rlskip.hooks import SUMMARY, SkipCallback
+from rlskip.hooks import SkipCallback
+from rlskip.jobs.records import SUMMARY
 
 ON = ("-m", "+skip=rollout_cache", "skip.dump_dir=dumps")
 
@@ -36,8 +37,24 @@ def test_a_swept_option_refuses_without_its_callback(app: Any) -> None:
     # What Hydra advises where `skip.dump_dir=dumps` is not in struct.
     run = app.run("-m", "+skip=rollout_cache,rollout_repeat", "+skip.dump_dir=dumps", fails=True)
     assert "with it, skip.KEY=VALUE needs no `+`" in run.err
-    assert "when sweeping the option itself, add hydra/callbacks=rlskip" in run.err
+    assert (
+        "add hydra/callbacks=rlskip (Hydra drops the callback of an option that is swept" in run.err
+    )
     assert app.generated == []
+
+
+def test_an_option_that_a_swept_experiment_chooses(make_app: Callable[..., Any]) -> None:
+    app = make_app()
+    folder = app.folder / "conf" / "experiment"
+    folder.mkdir(parents=True)
+    for name in "ab":
+        text = "# @package _global_\ndefaults: [/skip: rollout_cache]\nskip: {dump_dir: dumps}\n"
+        (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+    swept = ("-m", "+experiment=a,b")
+    assert "-> add hydra/callbacks=rlskip (Hydra drops" in app.run(*swept, fails=True).err
+    assert app.generated == []
+    run = app.run(*swept, "hydra/callbacks=rlskip")
+    assert [row[2:] for row in table(run.out)] == [["0", "2"], ["2", "0"]]
 
 
 def test_the_advice_keeps_the_applications_own_callback(make_app: Callable[..., Any]) -> None:

@@ -50,6 +50,15 @@ def test_a_job_without_the_callback_refuses(
     assert remedy in caught.value.remedy
 
 
+@pytest.mark.parametrize("more", ["", ", reward: {enable: false}"])
+def test_what_the_applications_yaml_turns_on_is_a_choice(composed: Any, more: str) -> None:
+    own = f"skip: {{rollout: {{enable: true}}{more}}}\n"
+    HydraConfig.instance().set_config(composed(own))
+    with pytest.raises(NotInstalledError, match=r"rollout\.enable: true was chosen") as caught:
+        generate([1])
+    assert "or add hydra/callbacks=rlskip, or call SkipManager.init(cfg)" in caught.value.remedy
+
+
 OFF = "skip: {enable: true, rollout: {enable: false}}"
 OWN_GROUP = "defaults: [{skip: slow}, _self_]"
 
@@ -58,6 +67,8 @@ OWN_GROUP = "defaults: [{skip: slow}, _self_]"
     ("primary", "override"),
     [
         (OFF, "skip.enable=false"),
+        ("skip: {enable: false, rollout: {enable: true}}", "a=1"),
+        ("skip: {frames: 4, slow: {enable: true}}", "a=1"),
         (OFF, "skip.rollout.enable=False"),
         # The application's own key or group.
         ("skip: {frames: 4}", "skip.frames=8"),

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 import rlskip_conf
 from rlskip import SkipManager
@@ -53,20 +51,6 @@ def test_another_meaning_is_refused_where_the_node_is_read(node: str, own: Any) 
 
 
 # -- refused where the option was chosen ---------------------------------------------------------
-@pytest.fixture
-def job(tmp_path: Path) -> Iterator[Callable[..., DictConfig]]:
-    """``job(primary, *overrides)``: this process is in the task of that job; returns its config."""
-    with initialize_config_dir(str(tmp_path), version_base=None):
-
-        def start(primary: str, *overrides: str) -> DictConfig:
-            (tmp_path / "config.yaml").write_text(primary, encoding="utf-8")
-            whole = compose("config", list(overrides), return_hydra_config=True)
-            HydraConfig.instance().set_config(whole)
-            return OmegaConf.masked_copy(whole, [key for key in whole if key != "hydra"])
-
-        yield start
-
-
 @pytest.mark.parametrize(
     ("node", "own"), list(zip(NODES, [5, "fast", 3.5, True, "b ${a}"], strict=True)), ids=str
 )

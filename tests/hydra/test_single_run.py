@@ -21,8 +21,8 @@ from rlskip.config.dump_dir import DIRECTORY_VARIABLE
 from rlskip.config.facts import HostFacts
 from rlskip.config.origin import ORIGIN_VARIABLE
 from rlskip.config.settings import read_skip
-from rlskip.hooks import SUMMARY, SkipCallback
-from rlskip.jobs.records import JOB_VARIABLE
+from rlskip.hooks import SkipCallback
+from rlskip.jobs.records import JOB_VARIABLE, SUMMARY
 from rlskip.skip.dumps import Dumps
 
 ON = ("+skip=rollout_cache", "skip.dump_dir=dumps")

@@ -26,9 +26,11 @@ skip.on_mis: unknown key
         "",
         """\
 3 problems in the configuration:
-  - skip.wait_s: expected float, got 'long' (str)
+  - skip.wait_s: expected float, got 'long' (str); seconds to wait for another job that generates \
+the same step; 0: not at all
   - skip.on_mis: unknown key; did you mean skip.on_miss?
-  - skip.rollout.enable: expected bool, got 'x' (str)""",
+  - skip.rollout.enable: expected bool, got 'x' (str); whether this role skips at all; an option \
+sets it""",
     ),
     (
         "steps that are not steps",

@@ -1,0 +1,59 @@
+"""What Hydra calls at the start and the end of a run, a job and a multirun.
+
+Launchers send a pickled copy of the callback to their workers without calling `__init__`, so
+everything is read from `config`, and nothing is kept between jobs.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from rlskip.config.check import look_up
+from rlskip.config.legacy import retire_legacy_flags
+from rlskip.config.origin import Origin
+from rlskip.hooks.job import end, refuse, start, warn_of_lost_choices
+from rlskip.hooks.summary import log_jobs
+
+
+class SkipCallback(Callback):
+    """Every option of `skip` and `record` adds it, under the key ``hydra.callbacks.rlskip``."""
+
+    _origin: Origin | None = None
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Turn legacy flags off: only here is `config` the object that the task gets."""
+        # Not by read_skip: other keys may need the job's HydraConfig, which is not set yet.
+        on = look_up(config, "skip.rollout.enable") is True
+        if on and look_up(config, "skip.enable") is not False:
+            retire_legacy_flags(config, rollout_enabled=True)
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        self._multirun_began = time.time()
+        self._origin = Origin.of(None)  # a launcher's worker has another script
+
+    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Install SkipManager and the recorder, or end the job.
+
+        Hydra turns an `Exception` of a callback into a warning and runs the task nevertheless. So
+        a job whose config cannot be honoured is ended by SystemExit or
+        :class:`~rlskip.errors.RlskipAbort`, and the SkipManager that stays behind refuses every
+        call.
+        """
+        try:
+            started = start(config, self._origin)
+        except Exception as error:
+            refuse(config, error)
+        warn_of_lost_choices(config, *started)
+
+    def on_job_end(self, config: DictConfig, job_return: Any, **kwargs: Any) -> None:
+        """Log one line per role, and write ``rlskip_summary.json`` to the output directory."""
+        end(config, job_return)
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Log one table of all jobs of the sweep."""
+        log_jobs(Path(config.hydra.sweep.dir), self._multirun_began)

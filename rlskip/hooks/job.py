@@ -1,0 +1,157 @@
+"""What the callback does at the start and at the end of a job."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import attrs
+from hydra.core.utils import JobStatus
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from rlskip import stages
+from rlskip.config.choices import chosen_options, is_typed
+from rlskip.config.dump_dir import DIRECTORY_VARIABLE
+from rlskip.config.facts import HostFacts
+from rlskip.config.legacy import refuse_legacy_flags
+from rlskip.config.option_checks import lost_choices
+from rlskip.config.origin import ORIGIN_VARIABLE, Origin
+from rlskip.config.record import RecordConfig, read_record
+from rlskip.config.settings import SkipSettings, has_own_key, read_skip
+from rlskip.errors import RlskipAbort, RlskipError
+from rlskip.hooks.summary import log_roles, write_summary
+from rlskip.hosts.verl import launcher
+from rlskip.jobs.records import JOB_VARIABLE, begin_job, end_job, rank_of, tally
+from rlskip.skip.manager import SkipManager
+from rlskip.skip.not_installed import chosen_by
+
+log = logging.getLogger(__name__)
+
+
+def start(config: DictConfig, launched_from: Origin | None) -> tuple[SkipSettings, RecordConfig]:
+    """Install SkipManager and the recorder, as a job's config says.
+
+    Parameters
+    ----------
+    launched_from
+        In a multirun, the origin of the process that launches the jobs.
+    """
+    if config.hydra.get("mode") == RunMode.MULTIRUN:  # one name for several jobs
+        os.environ.pop(JOB_VARIABLE, None)
+    begin_job(lasts=True)
+    os.environ[DIRECTORY_VARIABLE] = config.hydra.runtime.cwd
+    os.environ.pop(ORIGIN_VARIABLE, None)  # of a job that started this application
+    origin = Origin.of(config)
+    if launched_from is not None:
+        origin = attrs.evolve(launched_from, name=origin.name)
+    os.environ[ORIGIN_VARIABLE] = origin.to_variable()
+    settings = _read_skip(config)
+    recording = read_record(config if _has_record(config) else None)
+    if "rollout" in settings.roles:
+        # The task has its own copy of the config by now.
+        refuse_legacy_flags(config)
+    # verl trains in another process, maybe on another machine, and checks there.
+    here = not launcher.starts_verl(settings)
+    SkipManager._start(settings, flushes=True, checks=here)
+    if SkipManager.skip_instances:
+        launcher.before_job(settings)
+    stages.start(recording, lambda: SkipManager.step)
+    return settings, recording
+
+
+def warn_of_lost_choices(
+    config: DictConfig, settings: SkipSettings, recording: RecordConfig
+) -> None:
+    """Log what the job chose, and will not get."""
+    listed = is_typed(config, "skip") or is_typed(config, "record")
+    if (listed or recording.enable) and not settings.roles and not chosen_by(config):
+        return  # nothing asks for skip
+    lost = "; ".join(map(str, lost_choices(settings)))
+    if not SkipManager.skip_instances:
+        log.warning("rlskip: NOTHING is skipped or cached in this job: %s", lost or "see above")
+    elif lost:
+        log.warning("rlskip: not all that was chosen is on: %s", lost)
+
+
+def end(config: DictConfig, job_return: Any) -> None:
+    """Take SkipManager and the recorder away, and log what they did."""
+    try:
+        SkipManager.flush()
+    except Exception:
+        log.exception("rlskip: the last dumps were not written")
+    recorded = stages.directory()
+    stages.stop()
+    roles = dict(SkipManager.skip_instances)
+    uncalled = SkipManager._uncalled()
+    SkipManager.reset()
+    job = end_job()
+    for variable in (DIRECTORY_VARIABLE, ORIGIN_VARIABLE):
+        os.environ.pop(variable, None)
+    if not (roles or recorded):
+        return
+    dump_dirs = {role: skip.local_config.dump_dir for role, skip in roles.items()}
+    tallies = tally(dump_dirs, job)
+    for role, skip in roles.items():
+        if skip.recorder is not None:
+            tallies[role] += skip.recorder.unwritten
+    launcher.after_job(
+        job_return,
+        consulted=any(counts.consulted for counts in tallies.values()),
+        one_of_many=config.hydra.get("mode") == RunMode.MULTIRUN,
+    )
+    log_roles(config, roles, tallies, uncalled, job_return.status == JobStatus.COMPLETED)
+    if rank_of()[0] == 0:  # what others know is in the records of all
+        write_summary(Path(config.hydra.runtime.output_dir), job, tallies, recorded)
+
+
+def refuse(config: DictConfig, error: Exception) -> NoReturn:
+    """End the job before its task starts, and show the reason once on the console."""
+    reason = f"{type(error).__name__}: {error}"
+    SkipManager._refuse(reason)
+    unexpected = not isinstance(error, RlskipError)
+    # What ends the process shows the reason, even if logging is off.
+    with contextlib.nullcontext() if unexpected else _quiet_console():
+        log.error("rlskip ends this job before it starts.\n%s", reason, exc_info=unexpected)
+    if config.hydra.mode == RunMode.RUN:
+        raise SystemExit(f"rlskip: {reason}") from error
+    # Ray's launcher loses the message of a SystemExit and retries the job. The traceback of an
+    # error of rlskip's own would only repeat the reason.
+    raise RlskipAbort(reason) from (error if unexpected else None)
+
+
+def _has_record(config: DictConfig) -> bool:
+    """Whether the key `record` is rlskip's: without the option or the schema it may be any."""
+    return bool(chosen_options(config, "record")) or is_typed(config, "record")
+
+
+def _read_skip(config: DictConfig) -> SkipSettings:
+    """The settings of `skip`; none if a job that only records stages uses that key itself."""
+    try:
+        return read_skip(config)
+    except RlskipError:
+        if chosen_by(config) or not (_has_record(config) and has_own_key(config)):
+            raise
+        log.info("rlskip: `skip` is taken for the application's own key, as no option chose it")
+        return SkipSettings(HostFacts(config))
+
+
+@contextlib.contextmanager
+def _quiet_console() -> Iterator[None]:
+    """Within it, log records go to files and services only."""
+
+    def drop(record: logging.LogRecord) -> bool:
+        return False
+
+    with contextlib.ExitStack() as undo:
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler, logging.StreamHandler) and not isinstance(
+                handler, logging.FileHandler
+            ):
+                handler.addFilter(drop)
+                undo.callback(handler.removeFilter, drop)
+        yield
