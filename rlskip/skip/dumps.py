@@ -168,7 +168,7 @@ class Dumps:
                 info[ROWS_PER_PROMPT] = counts[0] if len({*counts}) == 1 else counts
         else:
             self._refuse_by_prompt("the prompts cannot be told apart")
-        if lacking := call.stage.lacking(result):
+        if (lacking := call.stage.lacking(result)) and call.needs.is_told:
             info["lacks"] = lacking
         try:
             info["config"] = keep_config(self.directory, self._config)

@@ -23,6 +23,7 @@ from rlskip.config.skip import to_generate
 from rlskip.errors import MissError, RlskipError
 from rlskip.jobs.enclosing import enclosing
 from rlskip.jobs.records import Recorder
+from rlskip.jobs.served import needs
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.role import Role
 
@@ -264,10 +265,12 @@ def running(role: Role, call: Call) -> Iterator[None]:
     token = enclosing.set(
         calls if role.observes(call.stage) else {**calls, role.role: _journaled_as(call)}
     )
+    needed = needs.set(call.needs)
     try:
         with call.timed():
             yield
     finally:
+        needs.reset(needed)
         enclosing.reset(token)
 
 
