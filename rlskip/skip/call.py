@@ -318,8 +318,9 @@ class Call:
     #: The name of the dump that its own replaces, if any, and why no dump serves it.
     replaces: str | None = attrs.field(init=False, default=None)
     reason: str = attrs.field(init=False, default="")
-    #: Whether it is generated although it was before: it resumes none of those sessions.
-    is_repeated: bool = attrs.field(init=False, default=False)
+    #: By what journals tell it from equal calls that were generated before, and are again: it
+    #: resumes none of their sessions.
+    again: str = attrs.field(init=False, default="")
     #: What it needs of each session that it resumes.
     needs: Needs = attrs.field(
         init=False, default=attrs.Factory(lambda s: Needs(s.stage.lacks), takes_self=True)

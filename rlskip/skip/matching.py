@@ -55,6 +55,7 @@ class CallMatching:
         One that records nothing of its call serves any, if none was made for it.
         """
         unnamed: Key | None = None
+        served: set[str] = set()
         for key in call.visit.candidates(call.name):
             meta = self._dumps.store.read_meta(key.step, key.call)
             if meta is None:
@@ -64,9 +65,11 @@ class CallMatching:
             elif not call.identity.differences(meta.identity)[0]:
                 if not self.has_served(key, call):
                     return key  # type: ignore[no-any-return]
-                # Its draws were trained on already: nor are the sessions resumed that it was made
-                # of, if the step's journal is still there.
-                call.is_repeated = True
+                served.add(meta.checksum)
+        # These draws were trained on already: nor are the sessions resumed that they were made of,
+        # if the step's journal is still there. What is generated instead leaves its own there, so
+        # the call is named there by all that have served: by the next one there is one more.
+        call.again = "".join(f"-{checksum}" for checksum in sorted(served))
         return None if self._dumps.by_prompt else unnamed
 
     def has_served(self, key: Key, call: Call) -> bool:

@@ -276,8 +276,7 @@ def running(role: Role, call: Call) -> Iterator[None]:
 
 def _journaled_as(call: Call) -> str:
     """By what a journal knows the call: one with other arguments resumes none of its sessions."""
-    again = "-again" if call.is_repeated else ""
-    return f"{call.name}-{call.identity.compared_digest()}{again}" if call.name else ""
+    return f"{call.name}-{call.identity.compared_digest()}{call.again}" if call.name else ""
 
 
 @functools.cache
