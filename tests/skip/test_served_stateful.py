@@ -34,12 +34,13 @@ from rlskip.replay import IncompleteRolloutError
 
 N = 2
 STEPS = (1, 2, 3)
+PROMPTS = st.sampled_from(["a", "b", "ab", "ba", "c"])
 FIRST = "z"  # what each visit calls first, as a step of other prompts would be a mismatch
 SETTINGS = st.fixed_dictionaries(
     {
         "match": st.sampled_from(["step", "run", "prompt"]),
-        "journal": st.sampled_from([True, True, False]),
-        "needs": st.sampled_from([False, False, True]),  # whether the field `has`
+        "journal": st.sampled_from([True, True, True, False]),
+        "needs": st.booleans(),  # whether the field `has`
         "dispatchers": st.integers(1, 2),
         "goes_on": st.booleans(),  # whether the dispatchers of the run before do
     }
@@ -147,7 +148,7 @@ class Served(RuleBasedStateMachine):
         self.step, self.taken, self.seen = step, set[Dump](), set[int]()
         self.equal = Counter[str]()
         self.calls = list[str]()
-        self.call(FIRST, 0, 99, again=False)
+        self.call(FIRST, 0, 99)
 
     @precondition(lambda self: self.step)
     @rule(skip=SETTINGS, other=st.none() | st.sampled_from(STEPS))
@@ -159,17 +160,36 @@ class Served(RuleBasedStateMachine):
             if at is not None:
                 self.visit(at)
                 for prompts in calls:
-                    self.call(prompts, 0, 99, again=False)
+                    self.call(prompts, 0, 99)
 
     @precondition(lambda self: self.step)
     @rule(
-        prompts=st.sampled_from(["a", "b", "ab", "ba"]),
+        prompts=PROMPTS,
         dispatcher=st.integers(0, 1),
-        ends_at=st.sampled_from([99, 99, 0, 1, 2]),
-        again=st.booleans(),
+        ends_at=st.integers(0, 3),
+        then=st.sampled_from(["again", "run", ""]),
+        skip=SETTINGS,
     )
-    def call(self, prompts: str, dispatcher: int, ends_at: int, again: bool) -> None:
-        """A call, which fails when so many sessions of it have run, and may be made again."""
+    def fail(
+        self, prompts: str, dispatcher: int, ends_at: int, then: str, skip: dict[str, Any]
+    ) -> None:
+        """A call that fails, if it is not replayed, and is made again, by this run or the next."""
+        step = self.step
+        if not self.call(prompts, dispatcher, ends_at):
+            return
+        if then == "run":
+            self.start(skip)
+            self.visit(step)
+        if then:
+            self.call(prompts, dispatcher + 1, 99)
+
+    @precondition(lambda self: self.step)
+    @rule(prompts=PROMPTS, dispatcher=st.integers(0, 1))
+    def succeed(self, prompts: str, dispatcher: int) -> None:
+        self.call(prompts, dispatcher, 99)
+
+    def call(self, prompts: str, dispatcher: int, ends_at: int) -> bool:
+        """A call that fails when so many sessions of it have run; returns whether it did."""
         self.calls.append(prompts)
         self.dispatcher = self.dispatchers[dispatcher % len(self.dispatchers)]
         self.ends_at, self.ran = ends_at, 0
@@ -189,9 +209,7 @@ class Served(RuleBasedStateMachine):
             again = frozenset() if self.found_own else self.served
             self.generated(batch, again | {*gone}, exact=not of_groups)
         if rows is None:
-            if again:
-                self.call(prompts, dispatcher + 1, 99, again=False)
-            return
+            return True
         self.equal[prompts] += 1
         assert list(rows["text"]) == [p for p in prompts for _ in range(N)], "the call's own"
         draws = [Draw(int(n), bool(h)) for n, h in zip(rows["draw"], rows["has"], strict=True)]
@@ -210,6 +228,7 @@ class Served(RuleBasedStateMachine):
             assert self.used.setdefault(draw.number, self.step) == self.step, "it serves one step"
             assert draw.number not in self.seen, "it serves one call of a visit"
             self.seen.add(draw.number)
+        return False
 
     # -- the rules of docs/skip.md ---------------------------------------------------------------
 
@@ -308,4 +327,4 @@ class Served(RuleBasedStateMachine):
 @pytest.mark.usefixtures("no_fsync", "job")
 def test_each_rollout_serves_once_and_none_is_lost() -> None:
     logging.getLogger("rlskip").setLevel(logging.CRITICAL)  # each failed session says so
-    run_state_machine_as_test(Served, settings=settings(max_examples=60, stateful_step_count=20))
+    run_state_machine_as_test(Served, settings=settings(max_examples=80, stateful_step_count=20))
