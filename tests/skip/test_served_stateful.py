@@ -166,8 +166,8 @@ class Served(RuleBasedStateMachine):
     @rule(
         prompts=PROMPTS,
         dispatcher=st.integers(0, 1),
-        ends_at=st.integers(0, 3),
-        then=st.sampled_from(["again", "run", ""]),
+        ends_at=st.integers(1, 3),
+        then=st.sampled_from(["again", "run", "run", ""]),
         skip=SETTINGS,
     )
     def fail(
@@ -178,7 +178,7 @@ class Served(RuleBasedStateMachine):
         if not self.call(prompts, dispatcher, ends_at):
             return
         if then == "run":
-            self.start(skip)
+            self.start({**skip, "journal": self.skip["journal"]})
             self.visit(step)
         if then:
             self.call(prompts, dispatcher + 1, 99)
