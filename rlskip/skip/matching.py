@@ -66,6 +66,12 @@ class CallMatching:
                 if not self.has_served(key, call):
                     return key  # type: ignore[no-any-return]
                 served.add(meta.checksum)
+        # Its own dump may have served another call of the visit, or a group of it.
+        for own in (call.name, "") if call.name.endswith("-0") else (call.name,):
+            if call.visit.is_taken(Key(call.step, own)):
+                meta = self._dumps.store.read_meta(call.step, own)
+                if meta and meta.identity and not call.identity.differences(meta.identity)[0]:
+                    served.add(meta.checksum)
         # These draws were trained on already: nor are the sessions resumed that they were made of,
         # if the step's journal is still there. What is generated instead leaves its own there, so
         # the call is named there by all that have served: by the next one there is one more.

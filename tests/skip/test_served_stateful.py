@@ -248,6 +248,13 @@ class Served(RuleBasedStateMachine):
         self.served = frozenset(filter(self.elsewhere, self.of_step(prompts)))
         own = [dump for dump in self.of_step(prompts) if dump not in self.served]
         self.found_own = bool(own)
+        number = self.equal[prompts]
+        names = {f"{self.step}"} if number == 0 else set[str]()
+        self.served |= {  # its own dump, which served another call of the visit
+            dump for dump in self.taken
+            if dump.prompts == prompts
+            and (dump.place[0] in names or dump.place[0].endswith(f"-{number}"))
+        }  # fmt: skip
         if own or self.skip["match"] == "step":
             return own
         others = [dump for dump in self.dumps if dump.run != self.run]
@@ -328,3 +335,19 @@ class Served(RuleBasedStateMachine):
 def test_each_rollout_serves_once_and_none_is_lost() -> None:
     logging.getLogger("rlskip").setLevel(logging.CRITICAL)  # each failed session says so
     run_state_machine_as_test(Served, settings=settings(max_examples=80, stateful_step_count=20))
+
+
+@pytest.mark.usefixtures("no_fsync", "job")
+def test_sessions_of_groups_that_served_are_not_resumed() -> None:
+    skip = {"journal": True, "needs": False, "dispatchers": 1, "goes_on": False}
+    served = Served()
+    try:
+        served.start({**skip, "match": "step"})
+        served.visit(1)
+        served.call("ba", 0, 99)
+        served.start({**skip, "match": "prompt"})
+        served.visit(1)
+        served.call("a", 0, 99)
+        served.call("ba", 0, 99)
+    finally:
+        served.teardown()
