@@ -188,6 +188,7 @@ def _of_one(read: dict[str, Ragged], fitted: Any) -> dict[str, Any]:
         "fills": fills,
         "has_prompts": True,
         "places": [Places("row", whole.lengths, starts, ends)],
+        "extents": {"whole": (starts, ends)},
     }
 
 
@@ -225,6 +226,11 @@ def _of_two(read: dict[str, Ragged], fitted: Any) -> dict[str, Any]:
         "mask": mask and mask.cut(0, ends),
         "has_prompts": "prompt" in read,
         "places": padded(ends),
+        "extents": {
+            "prompt": (starts, stops),
+            "response": (0 * ends, ends),
+            "whole": (starts, prompt.lengths + ends),
+        },
     }
 
 

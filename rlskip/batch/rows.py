@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -176,6 +176,9 @@ class Rows:
         What the batch calls them, int64 [B]; None where it has no such numbers.
     misfits
         The masks that are not one for each token: what they tell is not known.
+    extents
+        Of the columns of prompts, responses and whole rows where in each row what is not padding
+        starts and ends, int64 [B]; both are the row's length where nothing is.
     """
 
     prompt: Ragged
@@ -188,6 +191,7 @@ class Rows:
     # Of the response's tokens, if they are a column, and of the row's, as padded values have them.
     _places: list[Places]
     _fills: Sequence[bytes] = ()  # they name the rows, too
+    extents: Mapping[str, tuple[np.ndarray, np.ndarray]] = attrs.field(factory=dict)
 
     def __len__(self) -> int:
         return len(self.response)

@@ -29,6 +29,7 @@ from rlskip.format.dump_errors import UnsupportedTypeError
 from rlskip.format.fingerprint import fingerprint
 from rlskip.format.prompt_digests import digests_of
 from rlskip.jobs.enclosing import enclosing
+from rlskip.jobs.served import Needs, needs
 from rlskip.keys import DO_SAMPLE, EXPECTED_ROLLOUTS, ROLLOUT_N, TRAIN, VAL, prompt_tag
 from rlskip.store.comparable import canonical
 
@@ -150,6 +151,7 @@ class BatchHandle:
         self.waiting: dict[Answer[Any], None] = {}  # what its unfinished sessions wait for
         self.marked: Answer[None] = Answer()  # set with the last marker
         self.journal: SessionJournal | None = None
+        self.needs = needs.get(Needs())  # of the stage that submits it
         self.unjournaled = ""  # why some of its prompts cannot be journaled
         self.began = time.perf_counter()
         self.seconds: float | None = None

@@ -59,6 +59,8 @@ class Journaled:
         The tags of the rows, if a worker wrote them itself; else none.
     uid
         Its prompt's, which a trainer that restores its queue uses again.
+    lacks
+        What it lacked of what its stage needed (:class:`rlskip.jobs.served.Needs`).
     step
         The earlier step at which it was generated; None: that of its prompt now.
     """
@@ -66,11 +68,12 @@ class Journaled:
     rows: list[dict[str, Any]]
     tags: Sequence[Mapping[str, Any]] = ()
     uid: str | None = None
+    lacks: Sequence[str] = ()
     step: int | None = None
 
     def packed(self) -> tuple[Any, ...]:
         """What a journal holds of it."""
-        return self.rows, self.tags, self.uid
+        return self.rows, self.tags, self.uid, self.lacks
 
     @classmethod
     def unpacked(cls, entry: Any) -> Journaled | None:
@@ -250,8 +253,10 @@ def resumable(
             if entry is None:
                 journal.entries.pop(keys[1], None)  # the session is journaled again
                 continue
-            if why_not := journals.why_not(entry, batch.step):
+            why_not = journals.why_not(entry, batch.step)
+            if why_not := why_not or batch.needs.why_not(entry.rows, entry.lacks):
                 refused[why_not] += 1
+                journal.entries.pop(keys[1], None)  # what is generated instead is journaled
             else:
                 resumed = session, entry.of(prompt), tokens_of(entry.rows)
                 found.setdefault(prompt.uid, []).append(resumed)
@@ -279,7 +284,8 @@ def to_journal(
     key = (*prompt.journal_key, session)
     if key in journal.entries:
         return {}
-    return {key: Journaled(rows, list(tags), prompt.uid).packed()}
+    lacks = prompt.batch.needs.lacking(rows)
+    return {key: Journaled(rows, list(tags), prompt.uid, lacks).packed()}
 
 
 @attrs.define(eq=False)

@@ -8,12 +8,19 @@ notebook's cell that is run twice, and each test of a suite begin anew.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 import attrs
+
+logger = logging.getLogger(__name__)
+
+_UNKNOWN = "?"
 
 
 @attrs.define(eq=False)
@@ -75,6 +82,57 @@ class Ledger:
     def has_written(self, dump: Hashable) -> bool:
         """Whether this process has written a dump, or is going to."""
         return dump in self._written
+
+
+@attrs.define(eq=False)
+class Needs:
+    """What a call of a stage needs of each session, as a dump must have it: its fields.
+
+    Who journals a session records with it what it lacked (:meth:`lacking`). It is resumed if it
+    lacks nothing else now (:meth:`why_not`): what the call that generated it needed, too, and did
+    not get, generating again does not bring.
+
+    Attributes
+    ----------
+    lacks
+        A function of rows as columns, which returns the names that they lack; None: any will do.
+    is_told
+        Whether of all sessions that were resumed it is known what they lack. Else what the result
+        lacks may be their lack, which is not recorded as the stage's own.
+    """
+
+    lacks: Callable[[Any], Sequence[str]] | None = None
+    is_told: bool = True
+
+    def lacking(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        """What a session's rows lack; a name that is none where that cannot be told of them."""
+        if self.lacks is None:
+            return []
+        names = dict.fromkeys(name for row in rows for name in row)
+        try:
+            # Of a field that some rows lack the batch would have none.
+            return list(self.lacks({n: [r[n] for r in rows] for n in names if _all_have(rows, n)}))
+        except Exception as error:  # it may expect what only the whole stage returns
+            logger.debug("rlskip: it cannot be told what a session lacks: %s", error)
+            return [_UNKNOWN]
+
+    def why_not(self, rows: Sequence[Mapping[str, Any]], then: Sequence[str]) -> str | None:
+        """Why a session that lacked this `then` is not resumed; None if it is."""
+        now = self.lacking(rows)
+        lacking = [name for name in now if name not in then]
+        if not lacking:
+            self.is_told = self.is_told and _UNKNOWN not in now
+        if lacking == [_UNKNOWN]:
+            return "the function `lacks` of the stage cannot tell whether they lack a field"
+        return f"they lack what this run needs: {', '.join(lacking)}" if lacking else None
+
+
+def _all_have(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    return all(name in row for row in rows)
+
+
+needs: ContextVar[Needs] = ContextVar("rlskip_needs")
+"""Of the call of a stage that encloses the present code."""
 
 
 _ledgers: dict[Path, Ledger] = {}

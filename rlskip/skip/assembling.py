@@ -27,7 +27,7 @@ from rlskip.batch.columns import (
 from rlskip.batch.meta import meta_of, plain
 from rlskip.batch.padding import LengthError
 from rlskip.batch.row_fields import RowFields
-from rlskip.batch.rows import RecordError, RowColumns
+from rlskip.batch.rows import RecordError, RowColumns, Rows
 from rlskip.errors import RlskipError
 from rlskip.format.fingerprint import VOLATILE, fingerprint
 from rlskip.skip.prompt_rows import prompt_groups, row_count
@@ -35,6 +35,12 @@ from rlskip.skip.prompt_rows import prompt_groups, row_count
 Totals = Mapping[str, Callable[[Any], Any]]
 
 _NO_LABEL = -100
+_MARKS = {
+    "prompt": ("attention", "prompt_mask"),
+    "response": ("attention", "mask"),
+    "whole": ("attention",),
+}
+"""What marks the padding of tokens."""
 
 
 class AssemblyError(RlskipError, ValueError):
@@ -96,6 +102,7 @@ class Assembly:
     _totals: Totals
     # Where totals belong, and their names.
     _due: list[tuple[Any, Any]] = attrs.field(init=False, factory=list)
+    _extents: list[Mapping[str, Any]] | None = attrs.field(init=False, default=None)
 
     @property
     def _fields(self) -> RowFields:
@@ -338,32 +345,21 @@ class Assembly:
         return int(column.shape[1])
 
     def _is_left(self, what: str) -> bool:
-        """Whether prompts, or responses, are padded on the left; usually only prompts are."""
-        for source in self._sources:
-            seen = self._seen(source, what)
-            if seen is not None and seen.numel():
-                if not bool(seen[:, 0].all()):
+        """Whether prompts, or whole rows, are padded on the left; usually only prompts are."""
+        for source, known in zip(self._sources, self._known_extents(), strict=True):
+            if what in known:
+                starts, ends = known[what]
+                if ((starts > 0) & (starts < ends)).any():
                     return True
-                if not bool(seen[:, -1].all()):
+                if (ends < (self._width(source, what) or 0)).any():
                     return False
         return what == "prompt"
 
-    def _seen(self, source: Source, what: str) -> torch.Tensor | None:
-        """Where prompts, responses or both are not padding; [rows, tokens], None if not known."""
-        columns = columns_of(source.rollouts)
-        attention = columns.get(source.fields.attention)
-        width = self._width(source, what)
-        if attention is not None and getattr(attention, "ndim", 0) == 2 and width:
-            seen = torch.as_tensor(attention) != 0
-            return seen[:, :width] if what == "prompt" else seen[:, -width:]
-        mask = {"prompt": source.fields.prompt_mask, "response": source.fields.mask}.get(what)
-        mask = columns.get(mask)
-        if mask is None or getattr(mask, "ndim", 0) != 2:
-            return None
-        real = torch.as_tensor(mask) != 0
-        if what == "response":  # tokens of the environment are no padding
-            real = real.flip(1).cummax(1)[0].flip(1)
-        return real
+    def _known_extents(self) -> list[Mapping[str, Any]]:
+        """By source where its rows are no padding (:mod:`rlskip.batch.padding`)."""
+        if self._extents is None:
+            self._extents = [*map(_extents_of, self._sources)]
+        return self._extents
 
     def _padding(self, name: str) -> int:
         """The value that pads a field.
@@ -381,12 +377,18 @@ class Assembly:
             return 0
         if fields.pad is not None:
             return fields.pad
-        masks = [self._seen(source, what) for source in self._sources]
-        for source, seen in zip(self._sources, masks, strict=True):
-            column = columns_of(source.rollouts)[name]
-            if seen is not None and seen.shape == column.shape and not bool(seen.all()):
-                return int(torch.as_tensor(column)[~seen][0])
-        if all(mask is not None for mask in masks):
+        is_marked = True
+        for source, known in zip(self._sources, self._known_extents(), strict=True):
+            columns = columns_of(source.rollouts)
+            marks = [getattr(source.fields, mark) for mark in _MARKS[what]]
+            is_marked = is_marked and not columns.keys().isdisjoint(filter(None, marks))
+            if what in known:
+                tokens, (starts, ends) = torch.as_tensor(columns[name]), known[what]
+                places = np.arange(tokens.shape[1])
+                outside = (places < starts[:, None]) | (places >= ends[:, None])
+                if outside.any():
+                    return int(tokens[torch.from_numpy(outside)][0])
+        if is_marked:
             return 0  # a mask tells that it is padding, whatever its value is
         raise AssemblyError(
             f"the token that pads {name} is not known",
@@ -405,6 +407,12 @@ def _some(columns: Mapping[Any, Any], rows: Sequence[int], n: int) -> dict[Any, 
             column = _some(column, rows, n)
         some[name] = column
     return some
+
+
+def _extents_of(source: Source) -> Mapping[str, Any]:
+    with contextlib.suppress(RecordError):  # it has no tokens
+        return Rows.of(RowColumns.of(source.rollouts, source.fields)).extents
+    return {}
 
 
 def _missing(widths: Sequence[int]) -> list[int]:

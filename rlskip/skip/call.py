@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import attrs
 
 from rlskip.errors import ConfigError, RlskipError
+from rlskip.jobs.served import Needs
 from rlskip.skip.arguments import (
     ALL,
     IGNORED,
@@ -319,8 +320,13 @@ class Call:
     reason: str = attrs.field(init=False, default="")
     #: What its dump is, if no other call of the process has written one of that name.
     writes: Key | None = attrs.field(init=False, default=None)
-    #: Whether it is generated although it was before: it resumes none of those sessions.
-    is_repeated: bool = attrs.field(init=False, default=False)
+    #: By what journals tell it from equal calls that were generated before, and are again: it
+    #: resumes none of their sessions.
+    again: str = attrs.field(init=False, default="")
+    #: What it needs of each session that it resumes.
+    needs: Needs = attrs.field(
+        init=False, default=attrs.Factory(lambda s: Needs(s.stage.lacks), takes_self=True)
+    )
     #: Whether another job has dumped this very call meanwhile, and what it dumped stays.
     is_dropped: bool = attrs.field(init=False, default=False)
     #: Writes an event to the job's records: ``record("dumped", bytes=...)``.

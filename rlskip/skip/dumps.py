@@ -168,7 +168,7 @@ class Dumps:
                 info[ROWS_PER_PROMPT] = counts[0] if len({*counts}) == 1 else counts
         else:
             self._refuse_by_prompt("the prompts cannot be told apart")
-        if lacking := call.stage.lacking(result):
+        if (lacking := call.stage.lacking(result)) and call.needs.is_told:
             info["lacks"] = lacking
         try:
             info["config"] = keep_config(self.directory, self._config)
@@ -400,7 +400,9 @@ class Dumps:
         if lacking:
             what = f"the dump of {found} lacks what this run needs: {', '.join(lacking)}"
             self.reject(what, found, replaces=replaces)
-            call.is_repeated = True  # its sessions, which a journal may still have, lack it, too
+            if replaces and found.step == call.step:
+                call.replaces = found.call  # as a mismatch: what is generated has its name
+            call.again += f"-{meta.checksum}"  # its sessions in a journal lack it, too
             raise CorruptDumpError(what, self.path_of(found))
 
     def without_dropped(self, rollouts: Any) -> Any:

@@ -53,6 +53,7 @@ class CallMatching:
         One that records nothing of its call serves any, if none was made for it.
         """
         unnamed: Key | None = None
+        served: set[str] = set()
         for key in call.visit.candidates(call.name, call.place):
             meta = self._dumps.store.read_meta(key.step, key.call)
             if meta is None:
@@ -62,9 +63,17 @@ class CallMatching:
             elif not call.identity.differences(meta.identity)[0]:
                 if not self.has_served(key, call):
                     return key  # type: ignore[no-any-return]
-                # Its draws were trained on already: nor are the sessions resumed that it was made
-                # of, if the step's journal is still there.
-                call.is_repeated = True
+                served.add(meta.checksum)
+        # Its own dump may have served another call of the visit, or a group of it.
+        for own in (call.name, "") if call.name.endswith("-0") else (call.name,):
+            if call.visit.is_taken(Key(call.step, own)):
+                meta = self._dumps.store.read_meta(call.step, own)
+                if meta and meta.identity and not call.identity.differences(meta.identity)[0]:
+                    served.add(meta.checksum)
+        # These draws were trained on already: nor are the sessions resumed that they were made of,
+        # if the step's journal is still there. What is generated instead leaves its own there, so
+        # the call is named there by all that have served: by the next one there is one more.
+        call.again = "".join(f"-{checksum}" for checksum in sorted(served))
         return None if self._dumps.by_prompt else unnamed
 
     def has_served(self, key: Key, call: Call) -> bool:

@@ -23,6 +23,7 @@ from rlskip.config.skip import to_generate
 from rlskip.errors import MissError, RlskipError
 from rlskip.jobs.enclosing import enclosing
 from rlskip.jobs.records import Recorder
+from rlskip.jobs.served import needs
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.role import Role
 
@@ -264,17 +265,18 @@ def running(role: Role, call: Call) -> Iterator[None]:
     token = enclosing.set(
         calls if role.observes(call.stage) else {**calls, role.role: _journaled_as(call)}
     )
+    needed = needs.set(call.needs)
     try:
         with call.timed():
             yield
     finally:
+        needs.reset(needed)
         enclosing.reset(token)
 
 
 def _journaled_as(call: Call) -> str:
     """By what a journal knows the call: one with other arguments resumes none of its sessions."""
-    again = "-again" if call.is_repeated else ""
-    return f"{call.name}-{call.identity.compared_digest()}{again}" if call.name else ""
+    return f"{call.name}-{call.identity.compared_digest()}{call.again}" if call.name else ""
 
 
 @functools.cache

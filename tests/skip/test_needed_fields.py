@@ -12,7 +12,9 @@ import torch
 
 from rlskip import SkipManager
 from rlskip.batch.fields import field_names
+from rlskip.dispatch import LocalPool, RolloutDispatcher
 from rlskip.errors import MismatchError
+from rlskip.replay import IncompleteRolloutError
 from tests.skip.trainers import Loop, visit
 
 needed: set[str] = set()
@@ -135,3 +137,99 @@ def test_a_field_that_the_stage_never_returns_is_no_mismatch(init: Callable[...,
         visit(1)
         assert set(generate([1], "tokens")) == {"tokens"}
     assert made == ["tokens"]
+
+
+# -- of sessions that are resumed ------------------------------------------------------------------
+
+
+def collected(
+    init: Callable[..., Path], ran: list[str], fields: str, ends_at: int = 99, **options: Any
+) -> set[str]:
+    """The fields of a step whose sessions have `fields`; a process that ends with a session."""
+    init(on_mismatch="regenerate", wait_s=0)
+    SkipManager.set_step(1)
+
+    async def worker(prompt: Any, sampling: Any, session: Any) -> Any:
+        if len(ran) >= ends_at:
+            raise ValueError("the process ends here")
+        ran.append(fields)
+        return {name: torch.zeros(1) for name in fields.split()}
+
+    @SkipManager.annotate(role="rollout", stage="collect", **options)
+    def collect(prompts: list[str]) -> Any:
+        rows = [{"uid": prompt, "text": prompt} for prompt in prompts]
+        return dispatcher.collect(rows, step=1)[0]
+
+    config = {"n": 2, "journal": True, "rollout_level": True}
+    store = SkipManager.store("rollout")
+    with RolloutDispatcher(LocalPool(worker, 1, threads=1), config={"dispatch": config},
+                           store=store) as dispatcher:  # fmt: skip
+        try:
+            return field_names(collect(["a", "b"])) & {"tokens", "logprobs"}
+        except IncompleteRolloutError:
+            return set()
+
+
+@pytest.mark.parametrize("killed", [True, False], ids=["killed", "its dump is there"])
+def test_sessions_without_a_needed_field_are_not_resumed(
+    init: Callable[..., Path], killed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    ran: list[str] = []
+    collected(init, ran, "tokens", *([3] if killed else []), lacks=lacks)
+    needed.add("logprobs")
+    both = "tokens logprobs"
+    assert collected(init, ran, both, lacks=lacks) == {"tokens", "logprobs"}
+    assert ran == ["tokens"] * (3 if killed else 4) + [both] * 4
+    assert not killed or "3 sessions are not resumed: they lack what this run needs: logprobs" in (
+        caplog.text
+    )
+    meta = SkipManager.store("rollout").read_meta(1)
+    assert meta
+    assert "lacks" not in meta.info
+    assert collected(init, ran, "never", lacks=lacks) == {"tokens", "logprobs"}
+
+
+def test_what_was_generated_instead_is_resumed(init: Callable[..., Path]) -> None:
+    ran: list[str] = []
+    collected(init, ran, "tokens", 3, lacks=lacks)
+    needed.add("logprobs")
+    collected(init, ran, "tokens logprobs", 5, lacks=lacks)
+    assert collected(init, ran, "tokens logprobs", lacks=lacks) == {"tokens", "logprobs"}
+    assert len(ran) == 3 + 4
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_sessions_that_have_it_or_could_not_are_resumed(
+    init: Callable[..., Path], more: bool
+) -> None:
+    """A field too many does no harm, and one that their run needed, too, the stage has not."""
+    ran: list[str] = []
+    if not more:
+        needed.add("logprobs")
+    fields = "tokens logprobs" if more else "tokens"
+    collected(init, ran, fields, 3, lacks=lacks)
+    needed.add("logprobs")
+    assert collected(init, ran, fields, lacks=lacks) == {*fields.split()}
+    assert len(ran) == 4
+    meta = SkipManager.store("rollout").read_meta(1)
+    assert meta
+    assert meta.info.get("lacks") == (None if more else ["logprobs"])
+
+
+def test_what_cannot_be_told_of_single_sessions(init: Callable[..., Path]) -> None:
+    """A function for the whole result: sessions of a run without it are not resumed."""
+
+    def of_batch(rollouts: Any) -> list[str]:
+        assert len(rollouts.batch_size) == 1
+        return sorted(needed - field_names(rollouts))
+
+    ran: list[str] = []
+    collected(init, ran, "tokens", 3)
+    collected(init, ran, "tokens", 5, lacks=of_batch)
+    assert len(ran) == 5, "none of the three is resumed"
+    needed.add("logprobs")
+    assert collected(init, ran, "tokens", lacks=of_batch) == {"tokens"}
+    assert len(ran) == 3 + 4
+    meta = SkipManager.store("rollout").read_meta(1)
+    assert meta
+    assert "lacks" not in meta.info, "it may be the lack of those that were resumed"
