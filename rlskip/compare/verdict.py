@@ -121,6 +121,8 @@ class Comparison:
         The steps that both recorded, ascending.
     only_a, only_b
         Steps that only one of them recorded.
+    rule
+        What counts as rounding, in words.
     """
 
     a: str
@@ -128,6 +130,7 @@ class Comparison:
     steps: list[StepResult]
     only_a: list[int]
     only_b: list[int]
+    rule: str = ""
 
     @property
     def stages(self) -> list[StageResult]:
@@ -204,9 +207,10 @@ class Comparison:
         rounded = [stage for stage in self.stages if stage.state == ROUNDING]
         if rounded:
             first = rounded[0]
+            by = f"by {number(first.largest)}" if first.largest else "in the sign of a zero"
             said = (
                 f"equal within rounding: {named}; {first.stage} of step {first.step} is the first "
-                f"that is not equal to the bit, by {number(first.largest)}"
+                f"that is not equal to the bit, {by}"
             )
         else:
             said = f"equal to the bit: {named}"
