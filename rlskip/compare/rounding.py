@@ -62,10 +62,7 @@ class Rounding:
         """The rule in words."""
         if self.is_given:
             return f"|a - b| <= {self.atol or 0:g} + {self.rtol or 0:g} max(|a|, |b|)"
-        return (
-            f"|a - b| <= {LAMBDA:g} sqrt(n) u max(|a|, |b|, scale): n terms, roundoff u, the "
-            "scale of the values around, without fills"
-        )
+        return f"|a - b| <= {LAMBDA:g} sqrt(n) u max(|a|, |b|, scale without fills)"
 
     def allowed(
         self, a: np.ndarray, b: np.ndarray, dtypes: tuple[str, str], n: int, around: float
@@ -116,4 +113,4 @@ def differences(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def other_zeros(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Where one value is 0.0 and the other -0.0: equal numbers, but not to the bit."""
-    return (a == 0) & (b == 0) & (np.signbit(a) != np.signbit(b))
+    return np.asarray((a == 0) & (b == 0) & (np.signbit(a) != np.signbit(b)))

@@ -161,14 +161,11 @@ class Dump:
         return Rollouts(columns, place, fields, decode, told)
 
     def fields(self) -> list[str]:
-        """The names of the trainer's fields, of which only the index is read.
-
-        Empty where rows are mappings of their own, such as a list of dicts.
-        """
+        """The names of the trainer's fields. Only the index is read, unless it has rows alone."""
         from rlskip.runs.reading import field_names
 
-        with self._opened() as (reader, _):
-            return field_names(reader)
+        with self._opened() as (reader, meta):
+            return field_names(reader, meta)
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[tuple[Reader, DumpMeta]]:

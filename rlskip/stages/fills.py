@@ -21,4 +21,4 @@ def fills(values: np.ndarray) -> np.ndarray:
     first = first[first >= _SHARE * len(found)]
     if not len(first):
         return np.zeros(values.shape, bool)
-    return np.isfinite(sizes) & (sizes >= found[first[0]])
+    return np.asarray(np.isfinite(sizes) & (sizes >= found[first[0]]))
