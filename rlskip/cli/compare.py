@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rlskip.compare.rollouts import RolloutComparison
     from rlskip.compare.sides import Side
     from rlskip.compare.verdict import Comparison
-    from rlskip.report.page import Shown
+    from rlskip.report.one_run import Shown
     from rlskip.runs.rollouts import Decode
 
 RUN = "A job, Hydra's output directory, a run, a dump_dir; of dumps also a step as of show."
@@ -60,7 +60,8 @@ def compare(
     from rlskip.compare.rounding import Rounding
     from rlskip.compare.sides import compare_jobs, find_side, run_of
     from rlskip.compare.verdict import COLUMNS, table_of
-    from rlskip.report.page import Shown, Verdict, render
+    from rlskip.report.one_run import Shown
+    from rlskip.report.page import Verdict, render
 
     within, decode = dump_dir(directory), decoder(tokenizer)
     wanted = Steps.parse(steps, "--steps")

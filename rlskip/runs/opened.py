@@ -126,7 +126,7 @@ class Run(Scope):
         """The numbers of the steps that have a dump, ascending; the directory of each is listed."""
         return [step.number for step in self]
 
-    def _listed(self) -> list[int]:
+    def listed(self) -> list[int]:
         """The steps that have a directory, without a look into it."""
         found = sorted(on_disk.families(self.directory))
         return [step for step in found if self._covers(step)]
@@ -139,7 +139,7 @@ class Run(Scope):
 
     def __iter__(self) -> Iterator[Step]:
         return (
-            Step(self, step) for step in self._listed() if on_disk.has_dump(self.directory, step)
+            Step(self, step) for step in self.listed() if on_disk.has_dump(self.directory, step)
         )
 
     def __contains__(self, step: object) -> bool:
@@ -164,8 +164,12 @@ class Run(Scope):
         return Step(self, operator.index(steps))
 
     def iter_dumps(self) -> Iterator[Dump]:
-        for step in self._listed():
+        for step in self.listed():
             yield from on_disk.dumps_of(self.directory, step)
+
+    def dumps_of(self, step: int) -> list[Dump]:
+        """The dumps of a step; none where a live run removed them meanwhile."""
+        return on_disk.dumps_of(self.directory, step)
 
     def read(self, dump: Dump, fields: Sequence[str] | None = None) -> Rollouts:
         return self._read(dump, fields)
