@@ -30,7 +30,7 @@ from rlskip.runs.figures import (
     step_figures,
     tallies_of,
 )
-from rlskip.runs.on_disk import Dump
+from rlskip.runs.on_disk import Dump, dumps_at
 from rlskip.runs.opened import Run
 from rlskip.runs.rollouts import Decode
 
@@ -64,10 +64,10 @@ class OneRun:
     def __init__(self, shown: Shown, progress: Progress, success: float, max_bytes: int) -> None:
         self.name, self._run, self._records = shown.name, shown.run, shown.records
         run = shown.run
-        listed = [] if run is None else run.listed()
-        read = {*spread(listed, _STEPS)}
-        dumps = [] if run is None else [d for step in sorted(read) for d in run.dumps_of(step)]
-        self._is_sampled = len(read) < len(listed)
+        places = {} if run is None else run.places()
+        read = spread(list(places), _STEPS)
+        dumps = [dump for step in read for dump in dumps_at(places[step])]
+        self._is_sampled = len(read) < len(places)
         self._tally = Tally() if run is None else sum(tallies_of(run).values(), Tally())
         counted = [] if run is None else count(run, dumps, progress)
         self.problems = [(f"dump {one.dump.name}", one.problem) for one in counted if one.problem]
@@ -83,7 +83,7 @@ class OneRun:
         self.steps = [
             (step, step_figures(dumps, success) | {"gap": gaps.get(step)}) for step, dumps in found
         ]
-        self._listed_steps = listed
+        self._listed_steps = list(places) if self._is_sampled else wanted or []
         self.dumps = [one for one in counted if one.sessions is not None]
         self._size = sum(one.dump.size for one in counted)
         known = [one.sessions for one in self.dumps if one.sessions is not None]
