@@ -17,7 +17,7 @@ from rlskip.store import StepStore
 
 RUN = "grpo_tiny/GBS4_N2_in6_out8"
 VERBS = (
-    "doctor", "ls", "show", "verify", "prune", "compare", "export", "rescore", "report",
+    "doctor", "ls", "show", "verify", "prune", "compare", "export", "rescore", "report", "bundle",
 )  # fmt: skip
 
 
