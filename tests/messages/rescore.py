@@ -45,7 +45,7 @@ rescore.judge: it has no version, so verdicts of its older code would count
         "rescore.other",
         """\
 rescore.other: its parameters are text
-  -> it takes solution_str (one session, as verl calls it), solution_strs (all), or completions \
+  -> it takes solution_str (one session, as verl calls it), solution_strs (all), or completions or completion_ids \
 (as TRL does)""",
     ),
     (
