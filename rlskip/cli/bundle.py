@@ -27,6 +27,9 @@ def bundle(
         str | None, typer.Option(help="Only the sessions of this group; the records stay whole.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The file to write.")] = None,
+    records: Annotated[
+        str | None, typer.Option(help="Whose records, as of compare; default: the newest job's.")
+    ] = None,
     redact: Annotated[
         bool, typer.Option("--redact", help="Replace texts by hashes; token ids remain.")
     ] = False,
@@ -65,9 +68,12 @@ def bundle(
         raise ConfigError("it is missing", "STEP", "rlskip bundle RUN STEP --out FILE")
     one = chosen[number]
     side = None
-    with contextlib.suppress(NoSuchPlaceError):
-        newest = find_side(str(chosen.directory), chosen.dump_dir)
-        side = newest if one.number in newest.steps() else None
+    if records is not None:
+        side = find_side(records, chosen.dump_dir)
+    else:
+        with contextlib.suppress(NoSuchPlaceError):
+            newest = find_side(str(chosen.directory), chosen.dump_dir)
+            side = newest if one.number in newest.steps() else None
     with writing(out) as temporary:
         made = make_bundle(one, temporary, side, group=group, redact=redact)
     data = {"file": str(out), "bytes": out.stat().st_size, **made}

@@ -26,7 +26,7 @@ from rlskip.rescore.judge import Judge
 from rlskip.stages.parts import NUMBER, ROWS
 
 REWARD, ADVANTAGE, LOSS = "reward", "advantages", "loss"
-_ADVANTAGES = ("advantages",)
+_ADVANTAGES, _REWARDS = ("advantages",), ("rewards", "scores")
 _OLD = ("old_log_probs", "engine_log_probs")
 _LOSSES = ("loss", "metrics.actor/pg_loss", "metrics.loss", "metrics.policy_loss")
 
@@ -123,7 +123,7 @@ def _reward(bundle: Bundle, spec: str) -> Recomputed:
     found = getattr(sys.modules[module], path.partition(".")[0])
     judge = Judge(found if "." not in path else function, None, None)
     new, old, names = [], [], []
-    sessions = bundle.rollouts.sessions
+    sessions, earned = bundle.rollouts.sessions, _rewards(bundle)
     cuts = [sessions] if judge.takes_many else [[one] for one in sessions]
     for cut in cuts:
         said = judge.function(**arguments(judge, cut, bundle.rollouts.decode))
@@ -132,14 +132,14 @@ def _reward(bundle: Bundle, spec: str) -> Recomputed:
             if isinstance(score, Exception):
                 raise score
             new.append(score)
-            old.append(np.nan if one.reward is None else one.reward)
+            old.append(earned[one.group, one.number])
             names.append(f"group {one.group}, session {one.number}")
     return _compared(REWARD, spec, np.array(old), np.array(new), names)
 
 
 def _advantages(bundle: Bundle, spec: str) -> Recomputed:
     sessions, found = bundle.rollouts.sessions, _of_rows(bundle, _ADVANTAGES)
-    rewards = torch.tensor([np.nan if s.reward is None else s.reward for s in sessions])
+    rewards = torch.tensor(list(_rewards(bundle).values()), dtype=torch.float32)
     new = _function(spec, ADVANTAGES, ADVANTAGE)(rewards, [s.group for s in sessions])
     if found is None:
         return Recomputed(ADVANTAGE, "not recorded", spec)
@@ -151,6 +151,18 @@ def _advantages(bundle: Bundle, spec: str) -> Recomputed:
                 computed.append(value)
                 names.append(f"group {one.group}, session {one.number}")
     return _compared(ADVANTAGE, spec, np.array(old), np.array(computed), names)
+
+
+def _rewards(bundle: Bundle) -> dict[tuple[str, int], float]:
+    """What each session earned: of its turns, as recorded, else as the rollouts have it."""
+    recorded = _of_rows(bundle, _REWARDS)
+    found: dict[tuple[str, int], float] = {}
+    for one in bundle.rollouts.sessions:
+        cells = [] if recorded is None else [recorded[row] for row in one.rows]
+        known = [cell[0] for cell in cells if cell is not None]
+        own = np.nan if one.reward is None else one.reward
+        found[one.group, one.number] = sum(known) if known else own
+    return found
 
 
 def _loss(bundle: Bundle, spec: str) -> Recomputed:

@@ -100,6 +100,33 @@ def test_the_first_stage_that_differs_is_named(
     assert (said.code, said.out.startswith(first)) == (1, True), said.out
 
 
+def test_rewards_are_those_that_a_job_recorded(
+    rlskip: Any, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of TRL, whose rollouts have none; the records may be anywhere."""
+    rows = [{"prompt_ids": r["prompt"], "completion_ids": r["response"]}
+            for r in package.open(run)[2].iter_rows()]  # fmt: skip
+    step = package.write(tmp_path / "bare", rows, step=1, **NAMES)
+    earned = torch.arange(GROUPS * N) ** 2 % 7 / 4
+    by_group = earned.view(GROUPS, N)
+    scale = by_group.std(1, keepdim=True) + 1e-4
+    monkeypatch.setenv(JOB_VARIABLE, "far")
+    node = {"record": {"enable": True, "dump_dir": str(tmp_path / "far")}}
+    stages.start(read_record(node), lambda: 1)
+    batch = {name: [row[name] for row in rows] for name in rows[0]}
+    package.record("rewards", earned, rows=batch)
+    gaps = (by_group - by_group.mean(1, keepdim=True)) / scale
+    package.record("advantages", gaps.view(-1), rows=batch)
+    stages.stop()
+    out = tmp_path / "far.bundle"
+    command = ("bundle", step.run.directory, 1, "-o", out)
+    assert "without records" in " ".join(rlskip(*command).out.split())
+    assert rlskip(*command, "--records", tmp_path / "far" / "stages" / "far").code == 0
+    replay = ("bundle", "--replay", out, "--advantages")
+    assert rlskip(*replay, "grpo,eps=1e-4", "--json").json["stages"][0]["state"] == "equal"
+    assert rlskip(*replay, "grpo").code == 1
+
+
 def test_a_bundle_has_no_path_no_pickle_and_if_wanted_no_text(
     rlskip: Any, run: Path, bundled: Path, tmp_path: Path
 ) -> None:
