@@ -66,3 +66,13 @@ def test_digests_judge_as_whole_values_do(
     (found,) = compared(*sides, **tolerance).stages
     assert found.state == state
     assert ("two dtypes" in found.note) is (state == "equal" and a.dtype != b.dtype)
+
+
+def test_one_large_value_hides_no_other(job: Callable[..., Side]) -> None:
+    off = VECTOR + (torch.arange(200) == 199) * 1e-5
+    sides = (
+        job(name, lambda step, x=x: package.record("of", x), steps=[1], values="all")
+        for name, x in (("a", filled(900.0, slice(1))), ("b", filled(900.0, slice(1), off)))
+    )
+    (found,) = compared(*sides).stages
+    assert found.state == "differs"
