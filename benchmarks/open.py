@@ -25,7 +25,8 @@ from tensordict import TensorDict
 
 import rlskip
 from benchmarks._report import Goal, Row, arguments, best_of, report, versions
-from rlskip.report.page import Shown, render
+from rlskip.report.one_run import Shown
+from rlskip.report.page import render
 from rlskip.runs.opened import Run, Runs
 from rlskip.store import StepStore
 

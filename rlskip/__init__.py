@@ -24,9 +24,9 @@ if TYPE_CHECKING:
         RolloutValSkipConfig,
         SkipManagerConfig,
     )
+    from rlskip.exchange.write import write
     from rlskip.rescore.judge import cached_reward
     from rlskip.runs.find import open as open
-    from rlskip.runs.write import write
     from rlskip.skip import BaseSkip, SkipAction, SkipManager, register_skip
     from rlskip.stages import record
 
@@ -67,7 +67,7 @@ __getattr__ = load_on_use(
             "SkipManagerConfig",
         ],
         "rlskip.runs.find": ["open"],
-        "rlskip.runs.write": ["write"],
+        "rlskip.exchange.write": ["write"],
         "rlskip.skip": ["BaseSkip", "SkipAction", "SkipManager", "register_skip"],
         "rlskip.stages": ["record"],
         "rlskip.rescore.judge": ["cached_reward"],

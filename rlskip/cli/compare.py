@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rlskip.compare.rollouts import RolloutComparison
     from rlskip.compare.sides import Side
     from rlskip.compare.verdict import Comparison
-    from rlskip.report.page import Shown
+    from rlskip.report.one_run import Shown
     from rlskip.runs.rollouts import Decode
 
 RUN = "A job, Hydra's output directory, a run, a dump_dir; of dumps also a step as of show."
@@ -60,7 +60,8 @@ def compare(
     from rlskip.compare.rounding import Rounding
     from rlskip.compare.sides import compare_jobs, find_side, run_of
     from rlskip.compare.verdict import COLUMNS, table_of
-    from rlskip.report.page import Shown, Verdict, render
+    from rlskip.report.one_run import Shown
+    from rlskip.report.page import Verdict, render
 
     within, decode = dump_dir(directory), decoder(tokenizer)
     wanted = Steps.parse(steps, "--steps")
@@ -80,7 +81,8 @@ def compare(
     else:
         jobs = compare_jobs(*sides, Rounding(rtol, atol), wanted, _progress)
         data, view = _data(jobs, decode), _view(jobs, limit, decode)
-        said = Verdict(jobs.verdict(decode), jobs.is_equal, COLUMNS, table_of(jobs, limit))
+        lines = table_of(jobs)[:limit]
+        said = Verdict(jobs.verdict(decode), jobs.is_equal, COLUMNS, lines)
         pair = (Shown(side.name, run_of(side, decode), side) for side in sides)
     if html is not None:
         page = render(list(pair), success=success, max_bytes=int(max_mb * 1e6), verdict=said)
@@ -138,21 +140,26 @@ def _data(found: Comparison, decode: Decode | None) -> dict[str, Any]:
 def _view(found: Comparison, limit: int, decode: Decode | None) -> list[Cell]:
     from rlskip.compare.verdict import COLUMNS, only_one_has, table_of
 
+    lines = table_of(found)
     rows = [
-        (*cells, text(result, "" if result.startswith("equal") else "red"))
-        for *cells, result in table_of(found, limit)
+        (*cells, text(result, "" if result.startswith(("equal", "within")) else "red"))
+        for *cells, result in lines[:limit]
     ]
-    lines: list[Cell] = [f"A {found.a}", f"B {found.b}", "", table(COLUMNS, rows)]
-    if len(found.stages) > limit:
-        lines.append(f"{len(found.stages) - limit} more lines: --limit, or --json for all")
-    said = found.verdict(decode)
-    return [*lines, *only_one_has(found), "", said[0].upper() + said[1:]]
+    view: list[Cell] = [_sentence(found.verdict(decode)), *only_one_has(found), ""]
+    view += [f"A {found.a}", f"B {found.b}", "", table(COLUMNS, rows)]
+    if len(lines) > limit:
+        view.append(f"{len(lines) - limit} more lines: --limit")
+    return [*view, "", f"rounding: {found.rule}; --json has each stage"]
+
+
+def _sentence(said: str) -> str:
+    return said[0].upper() + said[1:]
 
 
 def _view_of_rollouts(found: RolloutComparison, limit: int) -> list[Cell]:
     from rlskip.compare.rollouts import COLUMNS
 
-    view: list[Cell] = [f"A {found.a}", f"B {found.b}", ""]
+    view: list[Cell] = [_sentence(found.verdict()), "", f"A {found.a}", f"B {found.b}", ""]
     view += [text(f"step {one['step']}: {one['problem']}", "red") for one in found.unreadable]
     if found.steps:
         view.append("how many sessions and groups are the same; how many sessions differ in")
@@ -175,8 +182,6 @@ def _view_of_rollouts(found: RolloutComparison, limit: int) -> list[Cell]:
         view += ["", table((">step", ">session", ">in B", "group", "what differs"), rows)]
         if more := max(0, len(found.differences) - limit):
             view.append(f"{more} more sessions differ: --limit, or --json for all")
-    elif found.steps and found.is_equal:
-        view.append("no difference")
     return view
 
 

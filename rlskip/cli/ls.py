@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from fnmatch import fnmatchcase
 from typing import Annotated, Any
@@ -15,8 +16,11 @@ from rlskip.cli.screen import Cell, put, table, text
 from rlskip.config.steps import compact
 from rlskip.jobs.records import StepTallies, Tally, tally_steps
 from rlskip.runs.find import find_runs
-from rlskip.runs.on_disk import Dump
+from rlskip.runs.on_disk import Dump, dumps_at
 from rlskip.runs.opened import Run
+from rlskip.store.layout import Place
+
+_SAMPLED = 2000  # dumps of a run that are read to list it
 
 Line = dict[str, Any]
 """A run or a dump: bytes, and seconds since the epoch."""
@@ -76,22 +80,30 @@ def ls(
         for line in lines
     ]
     shown = table(("run", "steps", ">size", ">age", ">hits", ">misses", ">saved", ""), rows)
-    return put(as_json, lines, [shown, *_more(every, lines)])
+    return put(as_json, lines, [shown, *_more(len(every), lines)])
 
 
 def _of_run(run: Run, tallies: StepTallies) -> Line:
-    dumps = run.dumps()
+    """A run; of more than `_SAMPLED` dumps the size is estimated, from some that lie evenly."""
+    places = run.places()
+    steps, every = list(places), sum(map(len, places.values()))
+    some = steps
+    if every > _SAMPLED:
+        some = sorted({*steps[:: every // _SAMPLED + 1], *steps[-_SAMPLED // 20 :]})
+    dumps = [dump for step in some for dump in dumps_at(places[step])]
+    share = every / max(1, len(dumps)) if some is not steps else 1
     total = sum(tallies.values(), Tally())
     return {
         "run": run.name,
         "directory": str(run.directory),
-        "steps": sorted({dump.step for dump in dumps}),
-        "dumps": len(dumps),
+        "steps": sorted({dump.step for dump in dumps}) if some is steps else steps,
+        "dumps": len(dumps) if some is steps else every,
+        "read": len(dumps),
         "unreadable": sum(dump.meta is None for dump in dumps),
         "quarantined": len(run.quarantine()),
         "journals": len(run.journals()),
         "jobs": run.jobs(),
-        "size": sum(dump.size for dump in dumps),
+        "size": round(share * sum(dump.size for dump in dumps)),
         "written": max((dump.written for dump in dumps), default=None),
         "hits": total.hits,
         "misses": total.misses,
@@ -104,7 +116,8 @@ def _note(line: Line) -> Cell:
     if jobs := len(line["jobs"]):
         found.append(f"{jobs} job{'s' * (jobs > 1)} at work")
     bad = [f"{line[what]} {what}" for what in ("unreadable", "quarantined") if line[what]]
-    return text(", ".join([*found, *bad]), "red" if bad else "")
+    some = [f"by {line['read']} of its dumps"] if line["read"] < line["dumps"] else []
+    return text(", ".join([*some, *found, *bad]), "red" if bad else "")
 
 
 def _arranged(lines: list[Line], sort: Order, limit: int | None) -> list[Line]:
@@ -115,8 +128,8 @@ def _arranged(lines: list[Line], sort: Order, limit: int | None) -> list[Line]:
     return lines[:limit]
 
 
-def _more(every: Sequence[Line], lines: Sequence[Line]) -> list[Cell]:
-    left = len(every) - len(lines)
+def _more(every: int, lines: Sequence[Line]) -> list[Cell]:
+    left = every - len(lines)
     return [f"{left} more: a larger --limit lists them"] if left else []
 
 
@@ -124,8 +137,14 @@ def _steps(
     run: Run, tallies: StepTallies, sort: Order, limit: int | None
 ) -> tuple[Line, list[Cell]]:
     """The dumps of a run, and their table."""
-    every = [_of_dump(dump, tallies) for dump in run.dumps()]
+    places = run.places()
+    every: list[Line] = []
+    for step in _ordered(places, tallies, sort, limit):
+        if limit is not None and len(every) >= limit:
+            break  # what comes after them is not read
+        every += [_of_dump(dump, tallies) for dump in dumps_at(places[step])]
     lines = _arranged(every, sort, limit)
+    total = len(every) if limit is None else max(len(every), sum(map(len, places.values())))
     rows = [
         (
             line["dump"],
@@ -141,7 +160,7 @@ def _steps(
     heads = (">step", ">size", ">in memory", ">age", ">generated in", ">hits", "made by job")
     quarantined = [str(path.relative_to(run.directory)) for path in run.quarantine()]
     journals = [path.name for path in run.journals()]
-    view = [text(run.name, "bold"), table(heads, rows), *_more(every, lines)]
+    view = [text(run.name, "bold"), table(heads, rows), *_more(total, lines)]
     jobs = run.jobs()
     view += [f"{who}: {', '.join(sorted(does))}" for who, does in sorted(jobs.items())]
     if journals:
@@ -157,6 +176,30 @@ def _steps(
         "jobs": jobs,
     }
     return data, view
+
+
+def _ordered(
+    places: Mapping[int, Sequence[Place]], tallies: StepTallies, sort: Order, limit: int | None
+) -> list[int]:
+    """The steps of a run, those first that are listed if only `limit` dumps are."""
+    if limit is None or sort == Order.name:
+        return list(places)
+
+    def weight(step: int) -> float:
+        if sort != Order.hits:
+            return max(_weight(place, sort) for place in places[step])
+        calls = {None, *(place.call for place in places[step])}
+        return sum(tallies.get((step, call), Tally()).hits for call in calls)
+
+    return sorted(places, key=weight, reverse=True)
+
+
+def _weight(place: Place, sort: Order) -> float:
+    try:
+        found = os.lstat(place.directory / place.dump)
+    except OSError:
+        return 0.0
+    return found.st_size if sort == Order.size else found.st_mtime
 
 
 def _of_dump(dump: Dump, tallies: StepTallies) -> Line:

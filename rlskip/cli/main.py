@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from rlskip._version import __version__
+from rlskip.cli.bundle import bundle
 from rlskip.cli.compare import compare
 from rlskip.cli.doctor import doctor
 from rlskip.cli.export import export
@@ -40,6 +41,7 @@ _COMMANDS: dict[str, Callable[..., int]] = {
     "export": export,
     "rescore": rescore,
     "report": report,
+    "bundle": bundle,
 }
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_command)

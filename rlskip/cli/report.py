@@ -15,7 +15,9 @@ from rlskip.runs.find import the_run
 from rlskip.runs.opened import NoSuchPlaceError, Run
 
 if TYPE_CHECKING:
-    from rlskip.report.page import Page, Shown
+    from rlskip.report.one_run import Shown
+    from rlskip.report.page import Page
+    from rlskip.runs.rollouts import Decode
 
 
 def report(
@@ -30,9 +32,8 @@ def report(
     """Write a page about a run."""
     from rlskip.report.page import render
 
-    run = the_run(dump_dir(where or directory).resolve(), decoder(tokenizer))
     page = render(
-        [shown(run.name, run)],
+        [_found(where or directory, decoder(tokenizer))],
         success=success,
         max_bytes=int(max_mb * 1e6),
         progress=lambda dumps: progress(dumps, "reading"),
@@ -47,10 +48,27 @@ def report(
     return put(as_json, data, [f"{html}: {what}, {size(len(page.html))}"])
 
 
+def _found(where: Path | None, decode: Decode | None) -> Shown:
+    """What a user names: a run, a dump_dir, or what `compare` takes beside them."""
+    from rlskip.compare.sides import find_side, run_of
+    from rlskip.report.one_run import Shown
+
+    place = dump_dir(where)
+    try:
+        run = the_run(place.resolve(), decode)
+    except NoSuchPlaceError as error:
+        try:
+            side = find_side(str(where or place), place)
+        except NoSuchPlaceError:
+            raise error from None
+        return Shown(side.name, run_of(side, decode), side)
+    return shown(run.name, run)
+
+
 def shown(name: str, run: Run) -> Shown:
     """A run with what the newest job recorded that used it."""
     from rlskip.compare.sides import find_side
-    from rlskip.report.page import Shown
+    from rlskip.report.one_run import Shown
 
     try:
         return Shown(name, run, find_side(str(run.directory), run.dump_dir))

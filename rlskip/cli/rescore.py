@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import difflib
 import importlib
 import os
 import sys
@@ -94,15 +96,44 @@ def rescore(
     return put(as_json, found, _view(found, outcome, write), failed=failed)
 
 
+def _names_in(module: str) -> list[str] | None:
+    """The functions and other names that a module's source binds, without running it.
+
+    None where that does not tell: in a package, with a star or `__getattr__`, or without a source.
+    """
+    if "." in module or not (file := Path(f"{module}.py")).is_file():
+        return None
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    names: dict[str, None] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names[node.name] = None
+        elif isinstance(node, ast.alias):
+            names[node.asname or node.name.partition(".")[0]] = None
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names[node.id] = None
+        elif isinstance(node, ast.Name) and node.id in ("globals", "exec", "vars", "setattr"):
+            return None
+    return None if not names or {"*", "__getattr__"} & names.keys() else list(names)
+
+
 @contextlib.contextmanager
 def _judge(reward: str, version: str | None, cache: Path | None) -> Iterator[Judge]:
     """The function, which within the context can be asked."""
-    from rlskip.rescore.judge import Judge
-
     module, _, name = reward.partition(":")
     if not name:
         raise ConfigError(f"{reward!r} names no function", "--reward", "give package.module:name")
     sys.path.insert(0, os.getcwd())
+    if (names := _names_in(module)) is not None and name.partition(".")[0] not in names:
+        close = difflib.get_close_matches(name, names, 1)
+        what = f"{reward} does not exist: the module has no such function"
+        there = f"did you mean {module}:{close[0]}?" if close else f"it has {', '.join(names):.200}"
+        raise ConfigError(what, "--reward", there)
+    from rlskip.rescore.judge import Judge
+
     try:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
@@ -146,9 +177,11 @@ def _view(data: dict[str, Any], outcome: Outcome, write: Path | None) -> list[Ce
     heads = ("score", *(f">{name}" for name in _COLUMNS))
     kept = [] if data["version"] else ["its verdicts are not kept; --version NAME keeps them"]
     view: list[Cell] = [asked, *kept, "", table(heads, scores), "", changed]
-    for word, names in (("gained", groups["gained"]), ("lost", groups["lost"])):
-        if names:
-            view.append(f"{word} a signal: {', '.join(short(one, 24) for one in names)}")
+    for word in ("gained", "lost"):
+        if named := [short(one, 24) for one in groups[word]]:
+            more = groups[f"{word}_signal"] - len(named)
+            named += [f"and {more} more"] if more else []
+            view.append(f"{word} a signal: {', '.join(named)}")
     if data["most_changed"]:
         most = [
             (

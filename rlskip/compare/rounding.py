@@ -12,8 +12,8 @@ Both results have such errors, of 2 n terms together: LAMBDA sqrt(n) is lambda s
 = 5.7, and the probability 2e-7.
 
 `n` is what the records show of the reduction: the tokens of the row for what has rows, all tokens
-of the step for a number. The scale is the largest of both values and the root mean square of the
-values around them: a sum that cancels keeps the error of its terms. Where two runs compute in two
+of the step for a number. The scale is the largest of both values and that of the values around them
+(:func:`scale`): a sum that cancels keeps the error of its terms. Where two runs compute in two
 formats, the finer one counts, so that a coarser one shows. A Python float, which a trainer makes of
 a float32 tensor or of the mean of several, does not tell its precision: it counts as float32. An
 array or a tensor has its own dtype's roundoff, also if it is a single number.
@@ -26,6 +26,7 @@ import math
 import attrs
 import numpy as np
 
+from rlskip.stages.fills import fills
 from rlskip.stages.parts import FLOAT
 
 LAMBDA = 8.0
@@ -56,6 +57,13 @@ class Rounding:
     def is_given(self) -> bool:
         return self.rtol is not None or self.atol is not None
 
+    @property
+    def rule(self) -> str:
+        """The rule in words."""
+        if self.is_given:
+            return f"|a - b| <= {self.atol or 0:g} + {self.rtol or 0:g} max(|a|, |b|)"
+        return f"|a - b| <= {LAMBDA:g} sqrt(n) u max(|a|, |b|, scale without fills)"
+
     def allowed(
         self, a: np.ndarray, b: np.ndarray, dtypes: tuple[str, str], n: int, around: float
     ) -> np.ndarray:
@@ -70,7 +78,7 @@ class Rounding:
         n
             Terms of the reduction.
         around
-            Root mean square of the values around them.
+            The scale of the values around them.
         """
         largest = np.maximum(np.abs(a), np.abs(b))
         largest = np.where(np.isfinite(largest), largest, 0.0)  # no NaN is within rounding
@@ -81,10 +89,18 @@ class Rounding:
         return LAMBDA * math.sqrt(max(n, 1)) * unit * np.maximum(largest, around)
 
 
-def rms(values: np.ndarray) -> float:
-    """The root mean square of the finite ones among float64 values; 0 without any."""
-    finite = values[np.isfinite(values)]
-    return float(np.sqrt(np.square(finite).mean())) if finite.size else 0.0
+def scale(values: np.ndarray) -> float:
+    """How large float64 values are, fills and infinities aside; 0 without any.
+
+    It is their root mean square, to which each adds at most 10 times what nine tenths of the
+    magnitudes that differ are below: one value cannot make all others count as rounded.
+    """
+    sizes = np.abs(values[np.isfinite(values) & ~fills(values)])
+    if not sizes.size:
+        return 0.0
+    found = np.unique(sizes[sizes > 0]) if sizes.any() else np.zeros(1)
+    most = 10 * found[int(0.9 * (len(found) - 1))]
+    return float(np.sqrt(np.square(np.minimum(sizes, most)).mean()))
 
 
 def differences(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -93,3 +109,8 @@ def differences(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         found = np.abs(a - b)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     return np.where(same, 0.0, np.where(np.isnan(found), np.inf, found))
+
+
+def other_zeros(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Where one value is 0.0 and the other -0.0: equal numbers, but not to the bit."""
+    return np.asarray((a == 0) & (b == 0) & (np.signbit(a) != np.signbit(b)))

@@ -131,7 +131,8 @@ def compare_jobs(
         compare_step(step, a.records(step), b.records(step), rounding)
         for step in progress(sorted(mine & theirs))
     ]
-    return Comparison(a.name, b.name, steps, sorted(mine - theirs), sorted(theirs - mine))
+    alone = sorted(mine - theirs), sorted(theirs - mine)
+    return Comparison(a.name, b.name, steps, *alone, rounding.rule)
 
 
 def _of_output(path: Path) -> Path | None:

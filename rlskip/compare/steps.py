@@ -10,7 +10,7 @@ import numpy as np
 
 from rlskip.batch.rows import token_places
 from rlskip.compare.records import Record, RowTable, StepRecords, Values, copies, pair_rows
-from rlskip.compare.rounding import Rounding, differences, rms
+from rlskip.compare.rounding import Rounding, differences, other_zeros, scale
 from rlskip.compare.verdict import (
     DIFFERS,
     EQUAL,
@@ -218,20 +218,22 @@ class _Stage:
         x, y = _wide(a), _wide(b)
         gaps = _gaps(a, b)
         lengths = np.array(self._lengths(one, rows), np.float64)
-        allowed = self._rounding.allowed(x, y, self._dtypes, 1, rms(x))
+        allowed = self._rounding.allowed(x, y, self._dtypes, 1, scale(x))
         if not self._rounding.is_given:
             allowed = allowed * np.sqrt(lengths)
         self._compared += len(x)
         beyond = gaps > allowed
         self._off += int(beyond.sum())
-        self._rounded += int(((gaps > 0) & ~beyond).sum())
+        self._rounded += int((((gaps > 0) | other_zeros(x, y)) & ~beyond).sum())
         if len(gaps) and gaps.max() > 0:
             k = int(gaps.argmax())
             self._note(one, int(rows[k]), None, float(gaps[k]), a[k], b[k], off=bool(beyond.any()))
 
     def _compare_digests(self, one: Record, a: Any, b: Any, ra: Any, rb: Any) -> None:
-        other = np.flatnonzero(a["checksums"][ra] != b["checksums"][rb])
+        other = np.flatnonzero(is_other := a["checksums"][ra] != b["checksums"][rb])
         self._compared += len(ra)
+        if self._dtypes[0] == self._dtypes[1]:  # those of whole numbers are not those of floats
+            self._rounded += int(((a["bits"][ra] != b["bits"][rb]) & ~is_other).sum())
         lengths = self._lengths(one, ra)
         for k in other.tolist():
             mine, theirs = a["moments"][ra[k]], b["moments"][rb[k]]
@@ -259,8 +261,9 @@ class _Stage:
         x, y = _wide(a), _wide(b)
         gaps = _gaps(a, b)
         if not gaps.any():
+            self._rounded += bool(other_zeros(x, y).any())
             return
-        allowed = self._rounding.allowed(x, y, self._dtypes, n, rms(x))
+        allowed = self._rounding.allowed(x, y, self._dtypes, n, scale(x))
         beyond = bool((gaps > allowed).any())
         self._off += beyond
         self._rounded += not beyond

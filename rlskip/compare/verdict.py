@@ -121,6 +121,8 @@ class Comparison:
         The steps that both recorded, ascending.
     only_a, only_b
         Steps that only one of them recorded.
+    rule
+        What counts as rounding, in words.
     """
 
     a: str
@@ -128,6 +130,7 @@ class Comparison:
     steps: list[StepResult]
     only_a: list[int]
     only_b: list[int]
+    rule: str = ""
 
     @property
     def stages(self) -> list[StageResult]:
@@ -204,9 +207,10 @@ class Comparison:
         rounded = [stage for stage in self.stages if stage.state == ROUNDING]
         if rounded:
             first = rounded[0]
+            by = f"by {number(first.largest)}" if first.largest else "in the sign of a zero"
             said = (
                 f"equal within rounding: {named}; {first.stage} of step {first.step} is the first "
-                f"that is not equal to the bit, by {number(first.largest)}"
+                f"that is not equal to the bit, {by}"
             )
         else:
             said = f"equal to the bit: {named}"
@@ -251,22 +255,40 @@ def shown(value: Any) -> str:
 COLUMNS = (">step", "stage", ">compared", ">differ", ">largest", "result")
 
 
-def table_of(found: Comparison, limit: int) -> list[tuple[str, ...]]:
-    """The cells of :data:`COLUMNS` for at most `limit` stages, around the first difference."""
-    stages, follow = found.stages, found.follow
-    at = 0 if found.first is None else stages.index(found.first)
-    start = max(0, min(at - limit // 2, len(stages) - limit))
-    return [
-        (
-            str(one.step),
-            one.stage,
-            f"{one.compared} {one.unit}",
-            str(one.off or ""),
-            number(one.largest) if one.largest else "",
-            _result(one, (one.step, one.stage) in follow),
-        )
-        for one in stages[start : start + limit]
-    ]
+_NAMED = 3  # stages of a line
+
+
+def table_of(found: Comparison) -> list[tuple[str, ...]]:
+    """The cells of :data:`COLUMNS`, in the order of the stages.
+
+    The first difference and what is not comparable have a line each. What is equal, within
+    rounding, or follows from the first difference is one line each.
+    """
+    follow = found.follow
+    lines: dict[tuple[str, object], list[StageResult]] = {}
+    for one in found.stages:
+        follows = (one.step, one.stage) in follow
+        alone = one.state in (DIFFERS, UNPAIRED) and not follows
+        lines.setdefault((_state(one, follows), id(one) if alone else None), []).append(one)
+    return [_line(words, stages) for (words, _), stages in lines.items()]
+
+
+def _line(words: str, stages: Sequence[StageResult]) -> tuple[str, ...]:
+    names = list(dict.fromkeys(one.stage for one in stages))
+    more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
+    counts: dict[str, int] = {}
+    for one in stages:
+        counts[one.unit] = counts.get(one.unit, 0) + one.compared
+    notes = list(dict.fromkeys(one.note for one in stages if one.note))
+    largest = max(one.largest for one in stages)
+    return (
+        compact(sorted({one.step for one in stages})),
+        ", ".join([*names[:_NAMED], *more]),
+        ", ".join(f"{count} {unit}" for unit, count in counts.items()),
+        str(sum(one.off for one in stages) or ""),
+        number(largest) if largest else "",
+        f"{words}: {notes[0]}" if len(notes) == 1 else words,
+    )
 
 
 def only_one_has(found: Comparison) -> list[str]:
@@ -281,7 +303,6 @@ def only_one_has(found: Comparison) -> list[str]:
     return lines
 
 
-def _result(stage: StageResult, follows: bool) -> str:
+def _state(stage: StageResult, follows: bool) -> str:
     words = "equal to the bit" if stage.state == EQUAL else stage.state
-    words += ", follows" if follows else ""
-    return f"{words}: {stage.note}" if stage.note else words
+    return words + (", follows" if follows else "")

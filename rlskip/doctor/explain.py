@@ -76,6 +76,25 @@ def explain(command: Sequence[str]) -> list[Finding]:
     return findings
 
 
+def directory_of(command: Sequence[str]) -> Path:
+    """The directory in which the rollouts of a command are looked for; it is not run.
+
+    Raises
+    ------
+    RlskipError
+        It cannot be composed, its config is refused, or it skips no rollouts.
+    """
+    split = Command.parse(command)
+    settings = read_skip(compose(split))
+    origin = attrs.evolve(Origin.at(split.script), name=Origin.of(settings.facts.config).name)
+    facts = attrs.evolve(settings.facts, origin=origin)
+    for name, skip in make_roles(settings.roles, facts).items():
+        if name.startswith("rollout") and skip.directory is not None:
+            return skip.directory
+    what = "the command skips no rollouts"
+    raise CannotComposeError(what, " ".join(command), "add an option: +skip=rollout_cache")
+
+
 # -- the config ------------------------------------------------------------------------
 
 

@@ -7,16 +7,16 @@ import enum
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
 import xxhash
-from tensordict import LazyStackedTensorDict, NonTensorStack
 
 from rlskip.batch.columns import (
     columns_of,
     is_data_proto,
+    is_lazy,
+    is_tensor,
     is_wrapped,
     unwrapped,
 )
@@ -25,7 +25,9 @@ from rlskip.format.codec import MAX_DEPTH, Sharing
 from rlskip.format.dump_errors import UnsupportedTypeError, text_of
 from rlskip.format.kinds import Packer
 from rlskip.format.scalars import is_number, scalar_of
-from rlskip.format.torch_maker import flat_bytes, is_plain
+
+if TYPE_CHECKING:
+    import torch
 
 VOLATILE = frozenset(
     {
@@ -136,9 +138,9 @@ def without_volatile(volatile: frozenset[str], prompts: Any) -> Any:
 
 
 def _is_mapping(value: Any) -> bool:
-    if isinstance(value, NonTensorStack):
+    if isinstance(value, loaded("tensordict", "NonTensorStack")):
         return False
-    if isinstance(value, LazyStackedTensorDict):
+    if is_lazy(value):
         # Of any other stack, tensordict shows only the keys that all parts have.
         return len({frozenset(part.keys(True, True)) for part in value.tensordicts}) == 1
     return isinstance(value, Mapping)
@@ -147,7 +149,7 @@ def _is_mapping(value: Any) -> bool:
 def _is_sequence(value: Any) -> bool:
     if isinstance(value, np.ndarray):
         return value.dtype == object and (value.size > 0 or value.ndim == 1)
-    if isinstance(value, LazyStackedTensorDict):
+    if is_lazy(value):
         return True
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
 
@@ -156,12 +158,12 @@ def _rows(value: Any) -> Sequence[Any]:
     """The parts of a sequence of any kind; empty for any other value."""
     if not _is_sequence(value):
         return ()
-    return value.tensordicts if isinstance(value, LazyStackedTensorDict) else list(value)
+    return value.tensordicts if is_lazy(value) else list(value)
 
 
 def _is_array(value: Any) -> bool:
     """Whether `value` is what a row of a jagged tensor is."""
-    if isinstance(value, torch.Tensor):
+    if is_tensor(value):
         return not value.is_nested and value.ndim > 0
     return isinstance(value, np.ndarray) and value.dtype != object and value.ndim > 0
 
@@ -212,7 +214,7 @@ class Hasher:
             raise UnsupportedTypeError(f"nested deeper than {MAX_DEPTH} levels")
         if self._sharing.is_endless(value):
             raise UnsupportedTypeError("its parts are shared too often to be compared one by one")
-        if isinstance(value, torch.Tensor) and _is_of("torch", value):
+        if is_tensor(value) and _is_of("torch", value):
             if value.is_nested:
                 self._feed_sequence(value.unbind())
             else:
@@ -285,6 +287,8 @@ class Hasher:
         return type(key).__name__, self._hash_apart(key)
 
     def _feed_tensor(self, value: torch.Tensor) -> None:
+        from rlskip.format.torch_maker import flat_bytes, is_plain
+
         if not is_plain(value):
             raise UnsupportedTypeError(f"cannot compare a tensor of {value.layout}, {value.device}")
         name = str(value.dtype).removeprefix("torch.")

@@ -54,9 +54,8 @@ def format_metrics(out: Mapping[str, Any], step_wise: bool) -> dict[str, float]:
 def _seconds(out: Mapping[str, Any], is_last: list[Any] | None) -> dict[str, np.ndarray]:
     """The trajectories' times by the metric's name: all of each, its parts, and the rest.
 
-    With `is_last`, each row of a trajectory has its times, and only the last row's count. SkyRL
-    0.3.0 has another name for the whole time than later versions (NovaSky-AI/SkyRL#1900); both
-    are logged.
+    With `is_last`, each row of a trajectory has its times, and only the last row's count. The names
+    are those of SkyRL 0.3.0.
     """
 
     def once(name: str, values: list[Any]) -> np.ndarray:
@@ -68,7 +67,7 @@ def _seconds(out: Mapping[str, Any], is_last: list[Any] | None) -> dict[str, np.
     seconds: dict[str, np.ndarray] = {}
     if times:
         whole = once(TIMES, times)
-        seconds = {"trajectory_completion_time": whole, "trajectory_time_completion": whole}
+        seconds = {"trajectory_completion_time": whole}
     if parts:
         check_mapping(parts, TIME_SPLITS)
         for name, values in parts.items():

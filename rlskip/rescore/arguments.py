@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from rlskip.errors import RlskipError
-from rlskip.rescore.judge import Judge, RewardError
+from rlskip.rescore.judge import ONE, VERL_MANY, Judge, RewardError
 from rlskip.runs.conversation import recorded
 from rlskip.runs.rollouts import PLACE, ROW, TEXTS, Decode, SessionRows
 from rlskip.runs.tables import extra
@@ -72,20 +72,24 @@ def arguments(
     given = [_Given(one, one.turns, decode, data or {}) for one in sessions]
     for one in given if data else ():
         one.refuse_without_row()
-    if judge.judged != "completions":
+    if judge.judged in (*ONE, *VERL_MANY):
         plural = "s" if judge.takes_many else ""
+        takes_ids = "completion_ids" in {*(judge.takes or ()), *judge.needs}
         makers: dict[str, Callable[[_Given], Any]] = {
-            "solution_str": _Given.solution,
+            "solution_str": lambda one: one.solution(takes_ids),
             "data_source": lambda one: one.last.get("data_source"),
             "ground_truth": _Given.truth,
             "extra_info": _Given.extra_info,
         }
         names = [name for name in makers if judge.takes is None or name + plural in judge.takes]
-        for name in judge.needs - {name + plural for name in names}:
+        asked = {name + plural: makers[name] for name in names}
+        if takes_ids:
+            asked["completion_ids"] = lambda one: one.last.get("response")
+        for name in judge.needs - asked.keys():
             raise _missing(name, given[0])
         if not judge.takes_many:
-            return {name: makers[name](given[0]) for name in names}
-        return {name + plural: [makers[name](one) for one in given] for name in names}
+            return {name: make(given[0]) for name, make in asked.items()}
+        return {name: [make(one) for one in given] for name, make in asked.items()}
     found: dict[str, Any] = {
         "prompts": [one.prompt() for one in given],
         "completions": [one.completion() for one in given],
@@ -137,11 +141,14 @@ class _Given:
         whole = self.session.conversation
         return None if whole is None else whole.completion
 
-    def solution(self) -> str:
+    def solution(self, takes_ids: bool) -> str | None:
+        """The last answer as text; None for a function that takes its tokens, without text."""
         said = recorded(self.last, "assistant")
         if isinstance(said, str):
             return said
         tokens = self.last.get("response")
+        if tokens is not None and self.decode is None and takes_ids:
+            return None
         if tokens is None or self.decode is None:
             what = "its answer is not text, and there is no tokenizer"
             raise RlskipError(what, self._where, "name one: --tokenizer DIRECTORY")

@@ -22,7 +22,8 @@ from rlskip.rescore.kept import ABSENT, Verdicts, directory_of
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 #: The parameter by which a signature is known: it holds what is judged, of one session or of many.
-ONE, MANY = ("solution_str",), ("completions", "solution_strs")
+ONE, VERL_MANY = ("solution_str",), ("solution_strs",)
+MANY = ("completions", *VERL_MANY, "completion_ids")
 _NEUTRAL = frozenset({"log_extra", "log_metric", "reward_model_tokenizer", "reward_router_address"})
 """Arguments that trainers add and that say nothing of a session."""
 _BESIDE = VOLATILE | {"environments", "trainer_state"}
@@ -78,7 +79,7 @@ class Judge:
                 f"its parameters are {', '.join(kinds) or 'none'}",
                 self.name,
                 "it takes solution_str (one session, as verl calls it), solution_strs (all), or "
-                "completions (as TRL does)",
+                "completions or completion_ids (as TRL does)",
             )
         self.judged = judged[0]
         self.takes_many = self.judged in MANY
@@ -236,11 +237,11 @@ def cached_reward(
     Parameters
     ----------
     function
-        Takes ``solution_str``, ``solution_strs`` or ``completions``, besides others. Of the last
-        two, each verdict must depend on its own session alone: any argument of their length, except
-        a default, holds one value a session. Arguments that differ from step to step, such as
-        ``uid``, ``timestamp`` and ``trainer_state``, count only for a function that has a parameter
-        of that name.
+        Takes ``solution_str``, or ``solution_strs``, ``completions`` or ``completion_ids``, besides
+        others. Of the latter, each verdict must depend on its own session alone: any argument of
+        their length, except a default, holds one value a session. Arguments that differ from step
+        to step, such as ``uid``, ``timestamp`` and ``trainer_state``, count only for a function
+        that has a parameter of that name.
     version
         Names all that verdicts depend on besides arguments: the code, what a closure or an object
         holds, the model behind a URL. Under another version every verdict is asked for again.

@@ -104,12 +104,16 @@ def count(
     progress: Callable[[Sequence[Dump]], Iterable[Dump]] = iter,
 ) -> list[CountedDump]:
     """Some dumps of a run with their sessions, in their order."""
-    tallies = tally_steps(run.dump_dir).get(run.name, {})
-    limit = _limit(run)
+    tallies, limit = tallies_of(run), _limit(run)
     return [
         CountedDump(dump, *_sessions(run, dump, limit), _tally(dump, tallies))
         for dump in progress(dumps)
     ]
+
+
+def tallies_of(run: Run) -> StepTallies:
+    """What the jobs counted of a run."""
+    return tally_steps(run.dump_dir).get(run.name, {})
 
 
 def _sessions(run: Run, dump: Dump, limit: int | None) -> tuple[Sessions | None, str | None]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rlskip.jobs.records import FOLDER
 from rlskip.runs import on_disk
+from rlskip.runs.foreign import files_in, run_of_files
 from rlskip.runs.opened import Call, NoSuchPlaceError, Run, Runs, Step
 from rlskip.store.layout import STAGES, Place, as_step
 
@@ -28,7 +29,9 @@ def open(
     Parameters
     ----------
     path
-        A ``skip.dump_dir``, a directory below it, or that of one run.
+        A ``skip.dump_dir``, a directory below it, or that of one run. Or a file of another program,
+        or the directory of such: verl's ``rollout_data_dir``, ``traces.jsonl`` of verifiers and
+        prime-rl, TRL's completions (Parquet), or JSON lines with ``messages``.
     tokenizer
         Makes text of tokens: the directory of a local tokenizer (read by transformers, without code
         from it), or an object with a method ``decode``. Rows then have ``prompt_text`` and
@@ -55,6 +58,8 @@ def open(
 
 def _opened(where: Path, decode: Decode | None) -> Run | Runs:
     """The run of that very directory, whatever its roles have below it; else all runs below it."""
+    if files_in(where) and (where.is_file() or not find_runs(where)):
+        return Run(run_of_files(where.resolve()), decode=decode)
     runs = find_runs(where, decode)
     itself = next((run for run in runs if run.directory == where.resolve()), None)
     return Runs(where, tuple(runs)) if itself is None else itself

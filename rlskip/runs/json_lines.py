@@ -1,14 +1,15 @@
-"""Rollouts that other programs write as JSON lines, as columns: verl's text, verifiers' traces.
+"""Rollouts that other programs write, as columns: JSON lines, and the Parquet of TRL.
 
 What rows have in common has the names that :mod:`rlskip.runs` knows; other fields keep theirs.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import attrs
 from rlskip.batch.row_fields import RowFields
 from rlskip.format.dump_errors import DAMAGE, DumpError
 from rlskip.runs.columns import Columns, rollout_columns
+from rlskip.runs.tables import extra
 from rlskip.store.layout import as_step
 
 Row = dict[str, Any]
@@ -24,31 +26,28 @@ Row = dict[str, Any]
 _MESSAGE = 32  # about as many values as whoever reads a row copies of a message
 
 
-def read_json_lines(path: Path) -> Iterator[tuple[int, Columns]]:
+def read_rows(path: Path) -> Iterator[tuple[int, Columns]]:
     """The steps of a file, ascending, each with its rows as columns.
 
-    Its name tells the program: ``7.jsonl`` is step 7 of verl's ``trainer.rollout_data_dir``,
-    ``traces.jsonl`` is of verifiers and prime-rl, ``results.jsonl`` of older verifiers.
+    The fields of its first row tell the program: verl's ``trainer.rollout_data_dir`` (its name is
+    the step), ``traces.jsonl`` of verifiers and prime-rl, ``results.jsonl`` of older verifiers, the
+    completions of TRL, or lines with chat ``messages``.
 
     Raises
     ------
     DumpError
-        It has another name, or cannot be read, or its rows would take much more memory than it has
+        It has other fields, or cannot be read, or its rows would take much more memory than it has
         bytes.
     """
-    step, budget = as_step(path.stem), _Budget(path)
+    budget = _Budget(path)
     try:
-        if path.suffix == ".jsonl" and step is not None:
-            steps = {step: list(_of_verl(path))}
-        elif path.name in ("traces.jsonl", "results.jsonl"):
-            steps = _of_verifiers(path, budget)
-        else:
-            raise DumpError(
-                "no file of rollouts has this name",
-                remedy="expected 7.jsonl for step 7 of verl, or verifiers' traces.jsonl",
-            )
-        for number, rows in sorted(steps.items()):
-            yield number, _columns(rows, budget)
+        rows = _of_parquet(path) if path.suffix == ".parquet" else _lines(path)
+        first = next(rows, None)
+        if first is None:
+            return
+        steps = _steps_of(path, first, itertools.chain([first], rows), budget)
+        for number, of_step in sorted(steps.items()):
+            yield number, _columns(of_step, budget)
     except DumpError as error:
         raise DumpError(error.what, str(path), error.remedy) from error
     except (*DAMAGE, RecursionError) as error:
@@ -83,18 +82,77 @@ class _Budget:
             raise DumpError("its rows would have more than 128 values for each byte of the file")
 
 
-def _of_verl(path: Path) -> Iterator[Row]:
-    """A line a sample, as text. Equal inputs are one group."""
-    groups: dict[str, str] = {}
-    for line in _lines(path):
-        line.pop("step", None)  # the file's name has it
-        yield line | {"uid": groups.setdefault(str(line.get("input")), str(len(groups)))}
+def _steps_of(path: Path, first: Row, rows: Iterator[Row], budget: _Budget) -> dict[int, list[Row]]:
+    """The rows by step; the names of the first one's fields tell the program."""
+    is_named = path.name in ("traces.jsonl", "results.jsonl")
+    if is_named or "traces" in first or "example_id" in first:
+        return _of_verifiers(rows, budget)
+    for names, made in (
+        ({"input", "output"}, iter),
+        ({"messages"}, _of_messages),
+        ({"prompt", "completion"}, _of_trl),
+    ):
+        if names <= first.keys():
+            return _by_step(path, made(rows))
+    there = ", ".join(map(str, first))
+    raise DumpError(
+        f"its fields are those of no known program: {there:.200}",
+        remedy="known are input and output (verl), traces (verifiers, prime-rl), prompt and "
+        "completion (TRL), messages; for others give its rows to rlskip.write",
+    )
 
 
-def _of_verifiers(path: Path, budget: _Budget) -> dict[int, list[Row]]:
+def _by_step(path: Path, rows: Iterable[Row]) -> dict[int, list[Row]]:
+    """By the step that the file's name is, or that each row names; 0 without one.
+
+    Rows with equal prompts are one group of their step.
+    """
+    steps: dict[int, list[Row]] = defaultdict(list)
+    groups: dict[int, dict[str, str]] = {}
+    of_file = as_step(path.stem)
+    for row in rows:
+        named = row.pop("step", None)
+        step = named if of_file is None else of_file
+        step = int(step) if isinstance(step, int | float) and step == step and step >= 0 else 0
+        asked = json.dumps(row.get("input", row.get("raw_prompt")), sort_keys=True, default=str)
+        of_step = groups.setdefault(step, {})
+        name = of_step.setdefault(asked, str(len(of_step)))
+        steps[step].append({"uid": name, **row})
+    return steps
+
+
+def _of_messages(rows: Iterator[Row]) -> Iterator[Row]:
+    """A conversation a line: what follows the first messages that are no assistant's is sampled."""
+    for row in rows:
+        messages = list(row.pop("messages") or ())
+        roles = [one.get("role") for one in messages]
+        at = roles.index("assistant") if "assistant" in roles else len(messages)
+        yield {"raw_prompt": messages[:at], "completions": messages[at:], **row}
+
+
+def _of_trl(rows: Iterator[Row]) -> Iterator[Row]:
+    """TRL's completions: a reward for each function, whose sum is the session's."""
+    for row in rows:
+        prompt, said = row.pop("prompt"), row.pop("completion")
+        made = {"raw_prompt": prompt, "completions": said, **row}
+        if not {"reward", "rewards", "score"} & row.keys():
+            earned = [v for k, v in row.items() if k not in ("step", "advantage") and _is_number(v)]
+            made["reward"] = sum(earned) if earned else None
+        yield made
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _of_parquet(path: Path) -> Iterator[Row]:
+    yield from extra("pyarrow.parquet").read_table(path).to_pylist()
+
+
+def _of_verifiers(rows: Iterator[Row], budget: _Budget) -> dict[int, list[Row]]:
     """Saved episodes, or the rows of older versions, by the step that they name; 0 without one."""
     steps: dict[int, list[Row]] = defaultdict(list)
-    for number, line in enumerate(_lines(path)):
+    for number, line in enumerate(rows):
         step = ((line.get("run") or {}).get("work") or {}).get("step", 0)
         if type(step) is not int or step < 0:
             raise DumpError(f"episode {number + 1} is of step {step!r:.80}, which is no number")

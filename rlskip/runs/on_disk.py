@@ -163,14 +163,11 @@ class Dump:
         return Rollouts(columns, place, fields, decode, told)
 
     def fields(self) -> list[str]:
-        """The names of the trainer's fields, of which only the index is read.
-
-        Empty where rows are mappings of their own, such as a list of dicts.
-        """
+        """The names of the trainer's fields. Only the index is read, unless it has rows alone."""
         from rlskip.runs.reading import field_names
 
-        with self._opened() as (reader, _):
-            return field_names(reader)
+        with self._opened() as (reader, meta):
+            return field_names(reader, meta)
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[tuple[Reader, DumpMeta]]:
@@ -206,7 +203,12 @@ class Dump:
 
 def dumps_of(directory: Path, step: int, call: int | None = None) -> list[Dump]:
     """The dumps of a step of the run in `directory`, in order, or those of one of its calls."""
-    places = families(directory).get(step, [])
+    found = dumps_at(families(directory).get(step, []))
+    return [dump for dump in found if call is None or dump.call == call]
+
+
+def dumps_at(places: Sequence[Place]) -> list[Dump]:
+    """The dumps at all places of one step, in order."""
     groups: dict[str, list[Dump]] = {}
     for dump in filter(None, map(_read, places)):
         generation = dump.meta.info.get("generation") if dump.meta else None
@@ -214,7 +216,7 @@ def dumps_of(directory: Path, step: int, call: int | None = None) -> list[Dump]:
         groups.setdefault(str(generation) if is_shard else dump.place.name, []).append(dump)
     ordered = sorted(groups.values(), key=_order)
     several = len(groups) > 1 or any(place.call for place in places)
-    found = [
+    return [
         attrs.evolve(
             dump,
             call=number,
@@ -224,7 +226,6 @@ def dumps_of(directory: Path, step: int, call: int | None = None) -> list[Dump]:
         for number, group in enumerate(ordered)
         for dump in group
     ]
-    return [dump for dump in found if call is None or dump.call == call]
 
 
 def _order(shards: Sequence[Dump]) -> tuple[int, Any]:

@@ -127,11 +127,6 @@ class Run(Scope):
         """The numbers of the steps that have a dump, ascending; the directory of each is listed."""
         return [step.number for step in self]
 
-    def _listed(self) -> list[int]:
-        """The steps that have a directory, without a look into it."""
-        found = sorted(on_disk.families(self.directory))
-        return [step for step in found if self._covers(step)]
-
     def _covers(self, step: int) -> bool:
         return all(step in one for one in self._within)
 
@@ -140,7 +135,7 @@ class Run(Scope):
 
     def __iter__(self) -> Iterator[Step]:
         return (
-            Step(self, step) for step in self._listed() if on_disk.has_dump(self.directory, step)
+            Step(self, step) for step in self.places() if on_disk.has_dump(self.directory, step)
         )
 
     def __contains__(self, step: object) -> bool:
@@ -165,8 +160,13 @@ class Run(Scope):
         return Step(self, operator.index(steps))
 
     def iter_dumps(self) -> Iterator[Dump]:
-        for step in self._listed():
-            yield from on_disk.dumps_of(self.directory, step)
+        for places in self.places().values():
+            yield from on_disk.dumps_at(places)
+
+    def places(self) -> dict[int, list[Place]]:
+        """By step where dumps have a directory, ascending, without a look into it."""
+        found = on_disk.families(self.directory)
+        return {step: found[step] for step in sorted(found) if self._covers(step)}
 
     def read(self, dump: Dump, fields: Sequence[str] | None = None) -> Rollouts:
         return self._read(dump, fields)

@@ -27,9 +27,9 @@ _SIZED = ("tensordict", "dataproto")  # they say how many rows they have
 _NARROW = ("prompt", "response", "whole", "attention", "prompt_mask", "mask")
 
 
-def field_names(reader: Reader) -> list[str]:
-    """The fields of the rollouts that can be read on their own; none where there is no choice."""
-    return list(_fields(reader))
+def field_names(reader: Reader, meta: DumpMeta) -> list[str]:
+    """The fields of the rollouts; of rows that are mappings of their own, such as a list's, all."""
+    return list(_fields(reader)) or list(read_columns(reader, meta, None).columns)
 
 
 def _fields(reader: Reader) -> dict[str, Node]:

@@ -269,6 +269,13 @@ class Rollouts:
             held += [what for what in masks if columns.array(what) is not None]
         if reward is not None and reward.ndim == 1:
             held.append("reward")
+        found = (columns.array(what) for what in ("prompt", "response", "whole"))
+        parts = [part for part in found if part is not None and part.ndim == 2]
+        # verl's input_ids are both, with the padding between them.
+        if {"prompt", "response"} <= {*held} and len(parts) == 3 and np.array_equal(
+            np.concatenate(parts[:2], 1), parts[2]
+        ):  # fmt: skip
+            held.append("whole")
         return {columns.name_of(what) for what in held}
 
     def _is_read(self, what: str) -> bool:

@@ -33,8 +33,8 @@ class Scope:
         return list(self.iter_dumps())
 
     def fields(self) -> list[str]:
-        """The names of the trainer's own fields, in the first dump; no array is read."""
-        return next((dump.fields() for dump in self.iter_dumps()), [])
+        """The names of the trainer's own fields, in any dump; of a list of rows all is read."""
+        return list(dict.fromkeys(name for dump in self.iter_dumps() for name in dump.fields()))
 
     def rollouts(self, fields: Sequence[str] | None = None) -> Iterator[Rollouts]:
         """The rollouts of each dump; one dump is in memory at a time.

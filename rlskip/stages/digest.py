@@ -10,8 +10,10 @@ import numpy as np
 import xxhash
 
 from rlskip.batch.columns import is_tensor
+from rlskip.stages.fills import fills
 from rlskip.stages.parts import DIGEST, NUMBER, Entry
 
+#: ``mean``, ``rms`` and ``order`` are of the values that are no fills, which would hide these.
 #: ``order`` is a mean, too, with a weight for each place, so that it tells values that moved.
 MOMENTS = ("count", "mean", "rms", "min", "max", "order")
 
@@ -23,16 +25,22 @@ def digest(entry: Entry) -> Entry:
     """The record with a digest of its value; a number is its own digest.
 
     The value becomes a mapping: ``checksums``, uint64 [B], of each row's part, which are those of
-    equal numbers in another dtype, and ``moments``, float64 [B, 6], as :data:`MOMENTS` names them,
-    NaN where they are not defined. A value of the whole step is one row.
+    equal numbers in another dtype, ``bits``, which are others where a zero has another sign, and
+    ``moments``, float64 [B, 6], as :data:`MOMENTS` names them, NaN where they are not defined. A
+    value of the whole step is one row.
     """
     if entry.form == NUMBER:
         return entry
     parts = [_wide(part) for part in _parts(_as_array(entry.value), entry)]
-    checksums = [xxhash.xxh3_64_intdigest(np.ascontiguousarray(part).data) for part in parts]
+    checksums, bits = (
+        np.array([xxhash.xxh3_64_intdigest(np.ascontiguousarray(part).data) for part in some],
+                 np.uint64)
+        for some in ([part + part.dtype.type(0) for part in parts], parts)
+    )  # fmt: skip
     moments = np.array([_moments(part) for part in parts], np.float64)
     found = {
-        "checksums": np.array(checksums, np.uint64),
+        "checksums": checksums,
+        "bits": bits,
         "moments": moments.reshape(-1, len(MOMENTS)),
     }
     return attrs.evolve(entry, form=DIGEST, value=found)
@@ -54,10 +62,10 @@ def _as_array(value: Any) -> np.ndarray:
 
 
 def _wide(part: np.ndarray) -> np.ndarray:
-    """The numbers of a part such that equal ones have equal bytes: one zero, and one NaN."""
+    """The numbers of a part such that equal ones have equal bytes: one NaN."""
     if part.dtype.kind in "iu":
         return part.astype(np.int64)
-    wide = part.astype(np.float64) + 0.0
+    wide = part.astype(np.float64)
     wide[np.isnan(wide)] = np.nan
     return wide
 
@@ -67,7 +75,8 @@ def _moments(part: np.ndarray) -> tuple[float, ...]:
         return (0.0, *[math.nan] * (len(MOMENTS) - 1))
     wide = part.astype(np.float64).reshape(-1)
     weights = np.arange(wide.size) * _GOLDEN % 1.0 - 0.5
+    own = ~fills(wide)
     with np.errstate(all="ignore"):
-        mean, rms = float(wide.mean()), float(np.sqrt(np.square(wide).mean()))
-        order = float((wide * weights).mean())
+        mean, rms = float(wide[own].mean()), float(np.sqrt(np.square(wide[own]).mean()))
+        order = float((wide * weights)[own].mean())
     return float(wide.size), mean, rms, float(wide.min()), float(wide.max()), order

@@ -55,5 +55,5 @@ def assert_same_training(
 def _as_text(found: Comparison) -> str:
     console = Console(file=StringIO(), width=_WIDTH)
     with console.capture() as lines:
-        console.print(table(COLUMNS, table_of(found, _LINES)))
-    return "\n".join([found.verdict(), "", lines.get(), *only_one_has(found)])
+        console.print(table(COLUMNS, table_of(found)[:_LINES]))
+    return "\n".join([found.verdict(), "", lines.get(), *only_one_has(found), found.rule])

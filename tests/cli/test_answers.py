@@ -17,7 +17,7 @@ from rlskip.store import StepStore
 
 RUN = "grpo_tiny/GBS4_N2_in6_out8"
 VERBS = (
-    "doctor", "ls", "show", "verify", "prune", "compare", "export", "rescore", "report",
+    "doctor", "ls", "show", "verify", "prune", "compare", "export", "rescore", "report", "bundle",
 )  # fmt: skip
 
 
@@ -217,3 +217,36 @@ def test_the_log_and_every_command_agree_on_sizes(rlskip: Any, tmp_path: Path) -
     assert sum(one["size"] for one in verified) == written
     old = rlskip("prune", tmp_path, "--keep-last", 0, "--json").json
     assert sum(one["size"] for one in old) == written
+
+
+def test_ls_reads_what_it_lists_and_some_of_a_long_run(
+    rlskip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from importlib import import_module
+
+    from rlskip.store.dump import OpenDump
+
+    store = StepStore(tmp_path / RUN)
+    for step in range(1, 41):
+        store.save(step, {"x": list(range(9 if step == 7 else 3))})
+    read: list[int] = []
+    whole = OpenDump.read_meta
+
+    def read_meta(self: OpenDump, identity: bool = True) -> Any:
+        read.append(self.place.step)
+        return whole(self, identity)
+
+    monkeypatch.setattr(OpenDump, "read_meta", read_meta)
+    (run,) = rlskip("ls", tmp_path, "--steps", "--limit", 3, "--json").json
+    assert [dump["step"] for dump in run["dumps"]] == read == [1, 2, 3]
+    read.clear()
+    (run,) = rlskip("ls", tmp_path, "--steps", "--sort", "size", "--limit", 1, "--json").json
+    assert [dump["step"] for dump in run["dumps"]] == read == [7]
+    exact = rlskip("ls", tmp_path, "--json").json[0]
+    monkeypatch.setattr(import_module("rlskip.cli.ls"), "_SAMPLED", 10)
+    read.clear()
+    (run,) = rlskip("ls", tmp_path, "--json").json
+    assert (run["steps"], run["dumps"], run["read"]) == (exact["steps"], 40, len(read))
+    assert len(read) < 15
+    assert run["size"] == pytest.approx(exact["size"], rel=0.1)
+    assert f"by {len(read)} of its dumps" in rlskip("ls", tmp_path).out

@@ -14,16 +14,35 @@ from tests.compare.test_compare import compared
 
 VECTOR = torch.randn(200, generator=torch.Generator().manual_seed(1))
 CANCELS = torch.cat([VECTOR, -VECTOR])
+LEAST = torch.finfo(torch.float32).min
+
+
+def filled(fill: float, at: slice, values: torch.Tensor = VECTOR) -> torch.Tensor:
+    values = values.clone()
+    values[at] = fill
+    return values
+
+
+OFF = VECTOR + (torch.arange(200) == 199) * 1e-2
 
 
 @pytest.mark.parametrize(
     ("a", "b", "tolerance", "state"),
     [
+        *(
+            (filled(fill, at), filled(fill, at, OFF), {}, "differs")
+            for fill in (-1e4, -1e9, 1e9, LEAST)
+            for at in (slice(1), slice(5), slice(0, 198), slice(0, 198, 2))
+        ),
+        (filled(-1e9, slice(9)), filled(-2e9, slice(9)), {}, "differs"),
+        (filled(-1e9, slice(9)), filled(-1e9, slice(9)) * (1 + 2**-23), {}, "within rounding"),
+        (filled(1e6, slice(1)), filled(1e6 + 1, slice(1), OFF), {}, "differs"),
         (VECTOR, VECTOR.roll(1) * (1 + 2**-23), {}, "differs"),
         (VECTOR, VECTOR.roll(1), {"rtol": 1e-3}, "differs"),
         (CANCELS, CANCELS * (1 + 1e-4 * CANCELS.roll(1)), {"rtol": 1e-3}, "within rounding"),
         (torch.ones(99), torch.ones(98), {"rtol": 0.1}, "differs"),
-        (torch.zeros(9), -torch.zeros(9), {}, "equal"),
+        (torch.zeros(9), -torch.zeros(9), {}, "within rounding"),
+        (torch.zeros(9), -torch.zeros(9), {"rtol": 0.0}, "within rounding"),
         (VECTOR * math.nan, -(VECTOR * math.nan), {}, "equal"),
         (VECTOR.bfloat16(), VECTOR.bfloat16().float(), {}, "equal"),
         (VECTOR.bfloat16(), VECTOR, {"rtol": 0.0}, "differs"),
@@ -47,3 +66,13 @@ def test_digests_judge_as_whole_values_do(
     (found,) = compared(*sides, **tolerance).stages
     assert found.state == state
     assert ("two dtypes" in found.note) is (state == "equal" and a.dtype != b.dtype)
+
+
+def test_one_large_value_hides_no_other(job: Callable[..., Side]) -> None:
+    off = VECTOR + (torch.arange(200) == 199) * 1e-5
+    sides = (
+        job(name, lambda step, x=x: package.record("of", x), steps=[1], values="all")
+        for name, x in (("a", filled(900.0, slice(1))), ("b", filled(900.0, slice(1), off)))
+    )
+    (found,) = compared(*sides).stages
+    assert found.state == "differs"

@@ -54,7 +54,7 @@ from rlskip.store.prepared import Prepared
 def full(*_):
     raise OSError(28, "No space left on device")
 
-Prepared.write_files = full
+Prepared._write_files = full
 """
 
 

@@ -45,8 +45,8 @@ rescore.judge: it has no version, so verdicts of its older code would count
         "rescore.other",
         """\
 rescore.other: its parameters are text
-  -> it takes solution_str (one session, as verl calls it), solution_strs (all), or completions \
-(as TRL does)""",
+  -> it takes solution_str (one session, as verl calls it), solution_strs (all), or \
+completions or completion_ids (as TRL does)""",
     ),
     (
         "a run without the ground truth",

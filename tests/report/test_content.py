@@ -21,7 +21,8 @@ from rlskip import stages
 from rlskip.batch.decoding import Decoder
 from rlskip.config.record import read_record
 from rlskip.jobs.records import JOB_VARIABLE, Recorder
-from rlskip.report.page import Shown, render
+from rlskip.report.one_run import Shown
+from rlskip.report.page import render
 from rlskip.report.sessions import GAP, LOG_PROBS, Vocabulary
 from rlskip.runs.figures import by_interest
 from rlskip.runs.opened import Run

@@ -242,6 +242,39 @@ def test_without_text_the_tokens_are_given(judges: Path, rlskip: Any, dumps: Pat
     assert "--tokenizer" in refused.err or "ground_truth" in refused.err
 
 
+@pytest.mark.parametrize(
+    "takes", ["completion_ids", "completions, completion_ids", "solution_str, completion_ids",
+              "solution_strs, completion_ids"],
+)  # fmt: skip
+def test_a_function_of_tokens_needs_no_text(
+    judges: Path, rlskip: Any, dumps: Path, takes: str
+) -> None:
+    where = dumps / "grpo_tiny" / "GBS4_N2_in6_out8"
+    one = "solution_str," in takes
+    score = "float(len(completion_ids))" if one else "[float(len(x)) for x in completion_ids]"
+    (judges / "dice.py").write_text(f"def judge({takes}):\n    return {score}\n")
+    found = rlskip("rescore", where, "--reward", "dice:judge", "--steps", "2", "--json")
+    assert found.code == 0, found.err
+    assert found.json["new"]["mean"] == 5.75
+
+
+def test_a_typo_is_found_before_the_module_is_run(judges: Path, rlskip: Any, dumps: Path) -> None:
+    (judges / "slow.py").write_text("import no_such_module\ndef judged(completions): ...\n")
+    command = ("rescore", dumps / "grpo_tiny", "--reward")
+    found = rlskip(*command, "slow:judge")
+    assert (found.code, "did you mean slow:judged?" in found.err) == (2, True)
+    assert "no_such_module" in rlskip(*command, "slow:judged").err
+    (judges / "star.py").write_text("from judges import *\n")
+    assert rlskip(*command, "star:lists").code == 0, "a star may bind any name"
+
+
+def test_groups_beyond_the_named_ones_are_counted(judges: Path, rlskip: Any) -> None:
+    (judges / "dice.py").write_text("def judge(solution_str):\n    return 1.0\n")
+    save(judges / "dumps", steps=1, groups=13)
+    said = rlskip("rescore", judges / "dumps" / RUN, "--reward", "dice:judge").out
+    assert "1/g9, and 3 more" in " ".join(said.split())
+
+
 def test_scores_are_rounded_as_the_runs_rewards_are(judges: Path, rlskip: Any) -> None:
     (judges / "dice.py").write_text("def judge(solution_str):\n    return 0.1\n")
     columns = {"output": ["a", "b"], "score": np.full(2, 0.1, np.float32)}

@@ -27,7 +27,7 @@ def test_diff_says_from_which_token_on(rlskip: Any, dumps: Path) -> None:
     assert (found["log_prob"], found["reward"]) == (None, None)
     same = rlskip("compare", 1, 1, "-d", dumps / "grpo_tiny")
     assert same.code == 0
-    assert "no difference" in same.out
+    assert same.out.startswith("8 of 8 sessions are the same\n"), "the verdict comes first"
 
 
 def test_diff_finds_rows_by_their_prompts_and_judges_each_part(rlskip: Any, tmp_path: Path) -> None:

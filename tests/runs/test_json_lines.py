@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+import rlskip as package
 from rlskip.format.dump_errors import DumpError
-from rlskip.runs.json_lines import read_json_lines
+from rlskip.runs.json_lines import read_rows
 from rlskip.runs.rollouts import Rollouts
 
 ASKED = [{"role": "user", "content": "Hi"}]
@@ -20,7 +21,7 @@ def read(file: Path, *lines: Any) -> list[dict[str, Any]]:
     """The rows of a file of these lines."""
     text = (line if isinstance(line, str) else json.dumps(line) for line in lines)
     file.write_text("\n".join(text), encoding="utf-8")
-    steps = read_json_lines(file)
+    steps = read_rows(file)
     return [row for step, columns in steps for row in Rollouts(columns, {"step": step})]
 
 
@@ -91,8 +92,8 @@ def branches(n: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "lines", "why"),
     [
-        ("7.json", [], "no file of rollouts has this name"),
-        ("7.jsonl", [{}, "{"], "line 2 is not JSON"),
+        ("7.jsonl", [{"question": "a"}], "its fields are those of no known program: question"),
+        ("7.jsonl", [{"input": "", "output": ""}, "{"], "line 2 is not JSON"),
         ("7.jsonl", ["[]"], "line 1 is not an object"),
         ("7.jsonl", ["[" * 100_000], "it cannot be read: RecursionError"),
         ("traces.jsonl", [{"traces": [{"nodes": [{}]}]}], "it cannot be read: KeyError"),
@@ -105,7 +106,8 @@ def branches(n: int) -> dict[str, Any]:
         ("traces.jsonl", [{"traces": [{"nodes": [node(None, [2, 3], **said(-1.0))]}]}],
          "has 2 tokens, a mask of 2 with 2 sampled ones, and 1 log-probs"),
         ("traces.jsonl", [branches(3000)], "more than 128 values for each byte"),
-        ("7.jsonl", [{f"k{i}": 0} for i in range(20_000)], "more than 128 values for each byte"),
+        ("7.jsonl", [{"input": "", "output": ""}, *({f"k{i}": 0} for i in range(20_000))],
+         "more than 128 values for each byte"),
     ],
 )  # fmt: skip
 def test_any_other_file_is_refused_by_name(
@@ -116,3 +118,63 @@ def test_any_other_file_is_refused_by_name(
         read(tmp_path / name, *lines)
     assert caught.value.where == str(tmp_path / name)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000, "kB"
+
+
+PROGRAMS: dict[str, tuple[str, list[Any]]] = {
+    "verl": ("text/4.jsonl", [
+        {"input": "a", "output": "yes", "score": 1.0, "step": 4},
+        {"input": "a", "output": "no", "score": 0.0, "step": 4},
+    ]),
+    "prime-rl": ("out/traces.jsonl", [
+        {"run": {"work": {"step": 4}}, "group": {"id": "g"},
+         "traces": [{"nodes": [node(None, [1]), node(0, [2, 3], **said(-1.0, -2.0))],
+                     "rewards": {"right": {"score": score}}}]}
+        for score in (1.0, 0.0)
+    ]),
+    "messages": ("chats.jsonl", [
+        {"messages": [*ASKED, {"role": "assistant", "content": text}], "reward": reward, "step": 4}
+        for text, reward in (("yes", 1.0), ("no", 0.0))
+    ]),
+    "TRL": ("completions/completions_00004.parquet", [
+        {"step": 4, "prompt": "a", "completion": text, "right": reward, "advantage": 0.7}
+        for text, reward in (("yes", 1.0), ("no", 0.0))
+    ]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+@pytest.mark.parametrize("whole", ["file", "directory"])
+def test_files_of_other_programs_are_opened_shown_and_scored(
+    rlskip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, whole: str
+) -> None:
+    name, lines = PROGRAMS[kind]
+    file = tmp_path / "theirs" / name
+    file.parent.mkdir(parents=True)
+    if kind == "TRL":
+        pa, pq = (pytest.importorskip(f"pyarrow{end}") for end in ("", ".parquet"))
+        pq.write_table(pa.Table.from_pylist(lines), file)
+    else:
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    where = file if whole == "file" else file.parent
+    before = sorted(tmp_path.rglob("*"))
+    run = package.open(where).run
+    assert run.steps() == [4]
+    (group,) = run[4].groups()
+    assert [one.reward for one in group.sessions] == [1.0, 0.0]
+    assert sorted(tmp_path.rglob("*")) == before, "nothing is written beside them"
+    page = rlskip("report", where, "--html", tmp_path / "page.html", "--json")
+    assert (page.code, page.json["shown"]) == (0, 2), page.err
+    (tmp_path / "mine.py").write_text(
+        "def judge(completions, **more):\n    return [float(len(str(c))) for c in completions]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    scored = rlskip("rescore", where, "--reward", "mine:judge", "--json")
+    assert (scored.code, scored.json["sessions"]) == (0, 2), scored.err
+
+
+def test_a_file_of_no_known_program_is_named(rlskip: Any, tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text('{"question": "a", "answer": "b"}\n')
+    said = rlskip("report", tmp_path, "--html", tmp_path / "page.html")
+    assert (said.code, "no known program: question, answer" in said.err) == (2, True)
+    assert "rlskip.write" in said.err

@@ -193,6 +193,16 @@ def test_a_field_reads_that_field_alone(
     assert sum(read) > 2_000_000
 
 
+def test_fields_are_those_of_all_steps_and_of_rows_that_are_mappings(directory: Path) -> None:
+    store = StepStore(directory)
+    store.save(1, {"responses": [[1], [2]]})
+    store.save(2, {"responses": [[1], [2]], "later": [1, 2]})
+    store.save(3, [{"responses": [1], "own": 1}, {"responses": [2], "other": 2}])
+    run = rlskip.open(directory).run
+    assert run.fields() == ["responses", "later", "own", "other"]
+    assert run[3].fields() == ["responses", "own", "other"]
+
+
 def test_a_step_has_a_dump_that_is_not_quarantined(directory: Path) -> None:
     store = StepStore(directory)
     later = "part-1"

@@ -14,6 +14,8 @@ from typing import Any
 import attrs
 import pytest
 
+import rlskip as package
+
 pytestmark = [pytest.mark.verl, pytest.mark.timeout(2400)]
 
 HERE = Path(__file__).parent
@@ -213,3 +215,18 @@ def test_trl_computes_the_same_on_the_rollouts_of_verl(
     # TRL adds 1e-4 to the standard deviation of a group, verl 1e-6.
     assert answer.json["first"]["stage"] == "advantages"
     assert answer.json["first"]["largest"] < 1e-2
+
+
+@pytest.mark.parametrize("mode", ["v0", "v1"])
+def test_a_bundle_of_grpo_has_equal_advantages(
+    verl091: Any, tmp_path: Path, rlskip: Any, mode: str
+) -> None:
+    dumps = str(verl091.folder / f"dumps_of_grpo_{mode}")
+    more = ("algorithm.adv_estimator=grpo", "algorithm.use_kl_in_reward=False")
+    output = train(verl091, f"grpo_{mode}", mode, dumps, *more)
+    out = tmp_path / "step.bundle"
+    (run,) = (one for one in package.open(dumps) if one.steps())
+    bundled = rlskip("bundle", run.directory, 1, "-o", out, "--records", output)
+    assert bundled.code == 0, bundled.err
+    found = rlskip("bundle", "--replay", out, "--advantages", "grpo", "--json").json
+    assert found["stages"][0]["state"] == "equal", found

@@ -9,28 +9,31 @@ const colour = (name) =>
 
 /**
  * A chart of figures by step: `lines` are {name, of: figure, band: [low, high]}, drawn for each run.
+ * The figures are those of a run's `steps`, or its `curves`. What is equal in both is drawn once.
  */
-function chart(title, note, lines, { share = false } = {}) {
+function chart(title, note, lines, { share = false, from = "steps", unlessZero = true } = {}) {
+  const at = from === "steps" ? "stepAt" : "curveAt";
   lines = lines.filter((line) =>
-    runs.some((run) => (run.steps[line.of] || []).some((v) => v !== null && (v || !line.unlessZero))),
+    runs.some((run) => (run[from][line.of] || []).some((v) => v !== null && (v || !unlessZero))),
   );
-  const shown = runs.filter((run) =>
-    lines.some((line) => (run.steps[line.of] || []).some((v) => v !== null)),
-  );
+  let shown = runs.filter((run) => lines.some((line) => (run[from][line.of] || []).some((v) => v !== null)));
   if (!shown.length) return null;
-  const steps = [...new Set(shown.flatMap((run) => run.steps.step))].sort((a, b) => a - b);
+  const key = (run) => JSON.stringify([run[from].step, ...lines.map((line) => run[from][line.of])]);
+  const same = shown.length > 1 && key(shown[0]) === key(shown[1]);
+  if (same) shown = shown.slice(0, 1);
+  const steps = [...new Set(shown.flatMap((run) => run[from].step))].sort((a, b) => a - b);
   const values = [steps],
     series = [{ label: "step" }],
     bands = [];
   const show = share ? percent : number;
   const column = (run, name) =>
-    steps.map((step) => (run.stepAt.has(step) ? run.steps[name][run.stepAt.get(step)] : null));
+    steps.map((step) => (run[at].has(step) ? (run[from][name]?.[run[at].get(step)] ?? null) : null));
   // Two runs have a colour each, and further lines are dashed; in one run the lines have colours.
   const two = runs.length > 1;
   for (const [n, line] of lines.entries())
     for (const run of shown) {
       const ink = colour("c" + (two ? run.id : n));
-      const label = [line.name, run.label].filter(Boolean).join(" ");
+      const label = [line.name, same ? "" : run.label].filter(Boolean).join(" ");
       const add = (name, given) => values.push(column(run, name)) && series.push(given) - 1;
       if (line.band) {
         const [low, high] = line.band.map((name, i) =>
@@ -57,12 +60,12 @@ function chart(title, note, lines, { share = false } = {}) {
   if (two && lines.length > 1)
     note += ": " + lines.map((line, n) => (n ? "dashed " : "") + line.name).join(", ");
   const last = shown.map((run) => {
-    const at = run.steps[lines[0].of].findLastIndex((v) => v !== null);
+    const values = run[from][lines[0].of] || [];
     return h(
       "strong.c" + run.id,
       null,
-      run.label && h("small", null, run.label + " "),
-      show(run.steps[lines[0].of][at]),
+      run.label && h("small", null, (same ? "A, B" : run.label) + " "),
+      show(values[values.findLastIndex((v) => v !== null)] ?? null),
     );
   });
   const made = h(
@@ -73,6 +76,7 @@ function chart(title, note, lines, { share = false } = {}) {
     h("output.value"),
     holder,
   );
+  made.isSame = same;
   charts.push({ made, holder, values, series, bands, share, shown, steps, show });
   return made;
 }

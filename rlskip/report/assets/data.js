@@ -26,6 +26,7 @@ async function load() {
     run.id = r;
     run.label = runs.length > 1 ? "AB"[r] : "";
     run.stepAt = new Map((run.steps.step || []).map((step, i) => [step, i]));
+    run.curveAt = new Map((run.curves.step || []).map((step, i) => [step, i]));
     run.members = (run.groups.step || []).map(() => []);
     run.sessions.group.forEach((g, i) => run.members[g].push(i));
     run.groupsOf = new Map();

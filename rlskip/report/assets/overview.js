@@ -1,20 +1,22 @@
 // The first screen: what the runs are, the verdict, curves, and the steps.
 "use strict";
 
-function overview() {
+async function overview() {
+  // What both runs say of themselves is said once.
+  const known = (run, name, value) => run.id && runs[0].facts.some(([n, v]) => n === name && v === value);
   const heads = runs.map((run) =>
     h(
       "section.run",
       null,
       h("h1", null, badge(run), broken(run.name)),
-      facts(run.facts.filter(([name, value]) => name !== "run" || value !== run.name)),
+      facts(run.facts.filter(([name, value]) => (name !== "run" || value !== run.name) && !known(run, name, value))),
       left(run),
     ),
   );
-  const made = h(
-    "div.charts",
-    null,
-    chart("Reward", "mean, quartiles", [{ name: "", of: "reward", band: ["reward_low", "reward_high"] }]),
+  const made = [
+    chart("Reward", "mean, quartiles", [{ name: "", of: "reward", band: ["reward_low", "reward_high"] }], {
+      unlessZero: false,
+    }),
     chart(
       "Success",
       "reward from " + number(data.success) + " on",
@@ -24,6 +26,7 @@ function overview() {
       ],
       { share: true },
     ),
+    ...recordedCharts(),
     chart("Length", "tokens of a session: mean, quartiles", [
       { name: "", of: "length", band: ["length_low", "length_high"] },
     ]),
@@ -36,15 +39,60 @@ function overview() {
     chart("Trainer minus engine", "log-probs: mean size of the difference", [{ name: "", of: "gap" }]),
     chart("Time", "seconds a step", [
       { name: "to generate", of: "seconds" },
-      { name: "saved by replays", of: "saved", unlessZero: true },
+      { name: "saved by replays", of: "saved" },
     ]),
-  );
+  ].filter(Boolean);
+  // Two trainings on the same rollouts share most curves: what differs comes first.
+  made.sort((a, b) => Boolean(a.isSame) - Boolean(b.isSame));
   return [
     verdict(),
     h("div.runs", null, heads),
-    made,
+    await sample(),
+    h("div.charts", null, made),
     ...(runs.length > 1 ? bothTable() : stepsTable(runs[0])),
   ];
+}
+
+/** A chart for each stage that a job recorded, by name. */
+function recordedCharts() {
+  const names = [...new Set(runs.flatMap((run) => Object.keys(run.curves)))].filter((name) => name !== "step");
+  return names.map((name) =>
+    chart(visible(name.replace(/^metrics\./, "")), "recorded, mean of the step", [{ name: "", of: name }], {
+      from: "curves",
+    }),
+  );
+}
+
+/** The best beside the worst session of the last group that has both; else one session. */
+async function sample() {
+  for (const run of runs) {
+    const s = run.sessions;
+    const there = run.members.map((of) => of.filter((k) => s.chunk[k] >= 0));
+    const ranked = there.map((of) => of.filter((k) => s.reward[k] !== null).sort((a, b) => s.reward[b] - s.reward[a]));
+    let group = ranked.findLastIndex((of) => of.length > 1 && s.reward[of[0]] > s.reward[of[of.length - 1]]);
+    const signal = group >= 0;
+    if (!signal) group = there.findLastIndex((of) => of.length);
+    if (group < 0) continue;
+    const chosen = signal ? [ranked[group][0], ranked[group][ranked[group].length - 1]] : there[group].slice(0, 1);
+    const loaded = await Promise.all(chosen.map((k) => sessionOf(run, k)));
+    setColours(loaded);
+    view.colours = [];
+    const step = run.groups.step[group];
+    const prompt = promptOf(run, group);
+    return h(
+      "section.sample",
+      { "aria-label": "sample" },
+      h(
+        "h2",
+        null,
+        signal ? "Best beside worst: " : "A session: ",
+        h("a", { href: address(run, step, group) }, nameOf(run, step) + ", group ", text(run.groups.name[group])),
+      ),
+      prompt && h("p.asked", { dir: "auto" }, visible(gist(prompt[1]))),
+      h("div.panes", null, chosen.map((k, n) => pane(run, k, loaded[n], address(run, step, group, s.number[k])))),
+    );
+  }
+  return null;
 }
 
 const passK = () => {

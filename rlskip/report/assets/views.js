@@ -51,7 +51,7 @@ async function draw() {
   view = { at, up: "#", before: null, after: null };
   let content;
   if (at) content = at.group === undefined ? stepView(at) : await groupView(at);
-  else content = overview();
+  else content = await overview();
   if (location.hash.slice(1) !== here) return;
   path(at);
   shell.main.replaceChildren(...content.filter(Boolean));

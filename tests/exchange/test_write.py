@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
 import rlskip
+import rlskip.errors
 from rlskip import SkipManager
 from rlskip.errors import ConfigError, MismatchError, MissError
-from rlskip.runs.write import BadRowError, StepExistsError
+from rlskip.exchange.rows import BadRowError
+from rlskip.exchange.write import StepExistsError
 from rlskip.store import StepStore, UnsupportedTypeError, run_directory
 
 ANY = ("any",) * 4
@@ -89,6 +93,93 @@ def test_a_row_may_have_no_tokens_no_mask_and_no_reward(run: Path) -> None:
     assert (first["log_probs"], first["reward"], second["reward"]) == (None, None, 1.0)
 
 
+COLUMNS = {
+    "prompts": torch.tensor([[0, 5], [6, 7]]),
+    "responses": torch.tensor([[1, 2], [3, 0]]),
+    "attention_mask": torch.tensor([[0, 1, 1, 1], [1, 1, 1, 0]]),
+    "rm_scores": torch.tensor([[0.0, 1.0], [0.5, 0.0]]),
+}
+
+
+@pytest.mark.parametrize("kind", ["columns", "TensorDict", "frame", "table", "data set"])
+def test_batches_and_tables_are_rows_without_padding(run: Path, kind: str) -> None:
+    lists = [{"prompt_ids": [5], "completion_ids": [1, 2], "reward": 1.0, "n": 1},
+             {"prompt_ids": [6, 7], "completion_ids": [3], "reward": 0.5, "n": 2}]  # fmt: skip
+    given: Any = TensorDict(COLUMNS, 2) if kind == "TensorDict" else COLUMNS
+    if kind == "frame":
+        given = pytest.importorskip("pandas").DataFrame(lists)
+    elif kind == "table":
+        given = pytest.importorskip("pyarrow").Table.from_pylist(lists)
+    elif kind == "data set":
+        given = pytest.importorskip("datasets").Dataset.from_list(lists)
+    rows = list(rlskip.write(run, given, step=1).iter_rows())
+    assert [row["prompt"] for row in rows] == [[5], [6, 7]]
+    assert [row["response"] for row in rows] == [[1, 2], [3]]
+    assert [row["reward"] for row in rows] == [1.0, 0.5]
+
+
+# -- where it goes -----------------------------------------------------------------------------
+
+
+def test_names_and_sizes_name_the_run(tmp_path: Path, replay: Any) -> None:
+    names = {"experiment_name": "mine", "project_name": "math"}
+    made = rlskip.write(tmp_path / "dumps", sessions("ab"), step=1, **names)
+    assert made.name == "mine_math/GBSany_Nany_inany_outany/1"
+    assert len(replay(["a", "b"])["uid"]) == 4
+    sized = rlskip.write(tmp_path / "dumps", sessions("ab"), step=1, **names, gbs=2, n=2)
+    assert sized.name == "mine_math/GBS2_N2_inany_outany/1"
+    again = rlskip.write(None, sessions("ab"), step=2, like=sized.run)
+    elsewhere = rlskip.write(tmp_path / "more", sessions("ab"), step=1, like=sized.run.directory)
+    assert (again.name, elsewhere.name) == (sized.name[:-1] + "2", sized.name)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"experiment_name": "a"}, "give both"),
+        ({"experiment_name": "a", "project_name": "b", "like": "x"}, "give one of them"),
+        ({"like": "nowhere"}, "no such directory"),
+        ({"for_command": "echo"}, "not a Hydra application"),
+        ({}, "experiment_name= and project_name="),
+    ],
+)
+def test_a_run_that_is_not_named_is_refused(tmp_path: Path, given: Any, message: str) -> None:
+    with pytest.raises(rlskip.errors.RlskipError, match=message):
+        rlskip.write(tmp_path / "dumps", [row()], step=1, **given)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_command_names_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "app.py").write_text(
+        "import hydra\n@hydra.main(version_base=None)\ndef main(cfg): pass\nmain()\n"
+    )
+    command = f"{sys.executable} app.py +skip=rollout_cache skip.dump_dir=d skip.n=2"
+    command += " skip.experiment_name=mine skip.project_name=math"
+    made = rlskip.write(None, sessions("ab"), for_command=command)
+    assert (made.run.dump_dir, made.number) == (tmp_path / "d", 1)
+    assert made.run.name.startswith("mine_math/GBS")
+    with pytest.raises(rlskip.errors.RlskipError, match="skips no rollouts"):
+        rlskip.write(None, [row()], for_command=f"{sys.executable} app.py")
+
+
+def test_without_a_step_the_next_one_is_taken(run: Path, replay: Any) -> None:
+    rlskip.write(run, sessions("a"), step=3)
+    assert [rlskip.write(run, sessions(p)).number for p in "bc"] == [4, 5]
+    assert replay(["c", "b"], match="prompt")["completion_ids"][0] == [99, 0]
+
+
+def test_what_the_rows_lack_is_named(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [row()]
+    rlskip.write(run, rows, step=1)
+    assert not caplog.messages
+    without = [{k: v for k, v in row().items() if k not in ("logprobs", "reward")}]
+    rlskip.write(run, without, step=2)
+    assert "has no log-probs of the engine, rewards" in caplog.text
+    rlskip.write(None, [{**without[0], "reward": 1.0}], step=3, like=run)
+    assert "log-probs of the engine, logprobs" in caplog.messages[-1]
+
+
 # -- what is replayed --------------------------------------------------------------------------
 
 generated: list[Any] = []
@@ -150,6 +241,16 @@ def test_the_prompts_of_the_loop_may_be_any_batch(run: Path, replay: Any) -> Non
     assert replay(other, match="prompt")["completion_ids"] == [[1]]
 
 
+def test_a_stage_gets_the_type_that_it_returns(run: Path, replay: Any) -> None:
+    def batch(columns: dict[str, list[Any]]) -> TensorDict:
+        tensors = {name: torch.tensor(columns[name]) for name in ("completion_ids", "reward")}
+        return TensorDict({**tensors, "prompts": torch.tensor(columns["prompt_ids"])}, 4)
+
+    rlskip.write(run, sessions("ab"), step=1, returns=batch)
+    assert isinstance(replayed := replay(["a", "b"]), TensorDict)
+    assert replayed["completion_ids"].tolist() == [[97, 0], [97, 1], [98, 0], [98, 1]]
+
+
 def test_the_sizes_of_the_directory_are_those_of_the_run(tmp_path: Path, replay: Any) -> None:
     run = run_directory(tmp_path / "dumps", "mine", "math", 2, 2, 6, 8)
     rlskip.write(run, sessions("ab"), step=1)
@@ -168,15 +269,18 @@ def test_the_sizes_of_the_directory_are_those_of_the_run(tmp_path: Path, replay:
         ([], "there are no rows"),
         (["a"], "row 0: it is a str, not a mapping"),
         ([row(), {**row(), "extra": 1}], "row 1: it and row 0 do not both have extra"),
-        ([row(completion_mask=[1])], "row 0: completion_mask has 1 numbers, and the row has a"),
-        ([row(), row(logprobs=[-1.0] * 3)], "row 1: logprobs has 3 numbers"),
-        ([row(reward=[1.0])], "row 0: reward has 1 numbers, and the row has a response of 2"),
+        (
+            [row(completion_mask=[1])],
+            "completion_mask has 1 value in row 0, and its response has 2 tokens",
+        ),
+        ([row(), row(logprobs=[-1.0] * 4)], "logprobs has 4 values in row 1"),
+        ([row(reward=[1.0] * 4), row()], "reward has 4 values in row 0, and its response has 2"),
         ([row(logprobs=["x", "y"])], "row 0: logprobs is not a sequence of numbers"),
         ([row(completion_ids="text")], "completion_ids is not a sequence of token ids"),
         ([row(completion_ids=[0.5, 1.0])], "completion_ids is not a sequence of token ids"),
         ([row(completion_ids=np.zeros((1, 2), int))], "completion_ids is not a sequence of token"),
         ([row(prompt_ids=None)], "prompt_ids is not a sequence of token ids"),
-        ([{"prompt": "a", "logprobs": [-1.0]}], "logprobs has 1 numbers, and the row has no resp"),
+        ([{"prompt": "a", "logprobs": [-1.0]}], "row 0: logprobs needs the tokens of a response"),
         ([{"completion_ids": [1]}], "a row has no prompt, only completion_ids"),
         ([{"uid": "u", "completion_ids": [1]}], "a row has no prompt, only uid, completion_ids"),
         ([row("a", uid="u"), row("b", uid="u")], "row 1: its uid, 'u', is that of rows with anot"),
@@ -201,9 +305,9 @@ def test_prompts_of_other_rows_are_named(run: Path, prompts: Any, message: str) 
         rlskip.write(run, [row("a", uid="u"), row("b", uid="w")], step=1, prompts=prompts)
 
 
-@pytest.mark.parametrize("step", [0, -1, True, 1.0, "1", None])
+@pytest.mark.parametrize("step", [0, -1, True, 1.0, "1"])
 def test_a_step_is_a_positive_whole_number(run: Path, step: Any) -> None:
-    with pytest.raises(ConfigError, match=r"is not the number of a step"):
+    with pytest.raises(ConfigError, match=r"is not a whole number from 1 on"):
         rlskip.write(run, [row()], step=step)
 
 
@@ -235,7 +339,7 @@ def test_a_step_that_exists_stays(run: Path, call: str) -> None:
 
 def test_of_two_writers_one_is_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one published after this one had looked."""
-    from rlskip.runs import write as module
+    from rlskip.exchange import write as module
 
     rlskip.write(run, [row("a", 1)], step=1)
     monkeypatch.setattr(module, "has_dump", lambda directory, step: False)

@@ -1,0 +1,212 @@
+"""One step in one file: rollouts, stage records, config, versions and identity.
+
+A bundle is a zip file of two dumps (``rollouts``, ``stages``) and ``bundle.json``, which has the
+checksum of each part. Nothing in it is code, and it has no path of the machine that made it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import xxhash
+
+from rlskip._version import __version__
+from rlskip.batch.row_fields import RowFields
+from rlskip.compare.records import StepRecords
+from rlskip.compare.sides import Side
+from rlskip.errors import RlskipError
+from rlskip.runs.on_disk import Dump, dumps_of
+from rlskip.runs.opened import Run, Step
+from rlskip.runs.rollouts import Rollouts
+from rlskip.skip.notices import FOLDER
+from rlskip.stages.parts import MARK, VERSION
+from rlskip.store import StepStore
+from rlskip.store.layout import Place
+
+_MANIFEST, _FORMAT = "bundle.json", 1
+_ROLLOUTS, _STAGES = "rollouts", "stages"
+_FILES = (Place.dump, Place.meta)
+_MOST = 1 << 34  # bytes of all parts
+_PATH = re.compile(r"(?<![\w.:/])(?:~|/)[\w.@+-]*(?:/[\w.@+-]+)+")
+_KEPT = ("seconds", "generation", "place", "lacks")  # of a dump's notes
+
+
+class BundleError(RlskipError, ValueError):
+    """A step that cannot be bundled, or a file that is not a bundle."""
+
+
+@attrs.frozen(eq=False)
+class Bundle:
+    """A bundle, opened: what it says of itself, its rollouts, and its records if it has any."""
+
+    manifest: Mapping[str, Any]
+    rollouts: Rollouts
+    records: StepRecords | None
+
+
+def make_bundle(
+    step: Step, out: Path, side: Side | None, *, group: str | None = None, redact: bool = False
+) -> dict[str, Any]:
+    """Write the bundle of a step, and return what it says of itself.
+
+    Parameters
+    ----------
+    side
+        The job whose records belong to it; None: it has none.
+    group
+        The name of the one group to take; None: all.
+    redact
+        Leave out texts: each is replaced by its length and a hash. Token ids remain.
+
+    Raises
+    ------
+    BundleError
+        The step has no such group.
+    DumpError
+        A dump cannot be read.
+    """
+    dumps = list(step.iter_dumps())
+    rows, fields = _rows_of(step, dumps, group, redact)
+    recorded = [] if side is None else dumps_of(side.directory, step.number)
+    meta = dumps[0].full_meta()
+    manifest: dict[str, Any] = {
+        "format": _FORMAT,
+        "rlskip": __version__,
+        "run": step.run.name,
+        "step": step.number,
+        "group": group,
+        "redacted": redact,
+        "sessions": len(rows),
+        "made": meta.created,
+        "identity": None if meta.identity is None else _portable(meta.identity.as_json(), redact),
+        "notes": {k: meta.info[k] for k in _KEPT if k in meta.info},
+        "config": _portable(_config_of(step, meta.info.get("config")), redact),
+        "job": None if side is None else side.directory.name,
+        "parts": {},
+    }
+    with tempfile.TemporaryDirectory(prefix="rlskip-", dir=out.parent) as folder:
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        StepStore(Path(folder) / _ROLLOUTS).save(1, columns, info=fields.to_meta())
+        for i, dump in enumerate(recorded):
+            call = f"part-{i}" if i else ""
+            store = StepStore(Path(folder) / _STAGES)
+            store.save(1, dump.load(into="numpy"), info={MARK: VERSION}, call=call)
+        with zipfile.ZipFile(out, "w") as file:
+            for path in sorted(Path(folder).glob("*/[0-9]*/*")):
+                name = path.relative_to(folder).as_posix()
+                data = path.read_bytes()
+                manifest["parts"][name] = xxhash.xxh3_128_hexdigest(data)
+                file.writestr(zipfile.ZipInfo(name), data)
+            text = json.dumps(manifest, indent=1, sort_keys=True, default=str)
+            file.writestr(zipfile.ZipInfo(_MANIFEST), text)
+    return manifest
+
+
+@contextlib.contextmanager
+def open_bundle(file: Path) -> Iterator[Bundle]:
+    """A bundle whose checksums are right; its parts are in a temporary folder meanwhile.
+
+    Raises
+    ------
+    BundleError
+        It is not a bundle, or it is damaged.
+    """
+    with tempfile.TemporaryDirectory(prefix="rlskip-") as folder:
+        root = Path(folder)
+        try:
+            with zipfile.ZipFile(file) as packed:
+                manifest = json.loads(packed.read(_MANIFEST))
+                if manifest["format"] != _FORMAT:
+                    what = f"its format is {manifest['format']!r:.20}, and this reads {_FORMAT}"
+                    raise BundleError(what, str(file), "open it with the rlskip that made it")
+                _unpack(packed, manifest["parts"], root)
+        except (zipfile.BadZipFile, KeyError, ValueError, TypeError, AttributeError) as error:
+            if isinstance(error, BundleError):
+                raise BundleError(error.what, str(file), error.remedy) from error
+            what = f"it is not a bundle, or it is damaged: {type(error).__name__}: {error}"
+            raise BundleError(what, str(file), "make it again: rlskip bundle") from error
+        (rollouts,) = Run(root / _ROLLOUTS)[1].rollouts()
+        found = dumps_of(root / _STAGES, 1)
+        yield Bundle(manifest, rollouts, StepRecords(found) if found else None)
+
+
+def _unpack(packed: zipfile.ZipFile, parts: Mapping[str, str], root: Path) -> None:
+    names = {info.filename: info.file_size for info in packed.infolist()}
+    if sum(names.values()) > _MOST:
+        raise BundleError(f"its parts have more than {_MOST >> 30} GiB")
+    for name, checksum in parts.items():
+        kind, place, file = name.split("/")
+        if kind not in (_ROLLOUTS, _STAGES) or file not in _FILES or not Place.parse(root, place):
+            raise BundleError(f"it has a part of another name: {name!r:.80}")
+        data = packed.read(name)
+        if xxhash.xxh3_128_hexdigest(data) != checksum:
+            raise BundleError(f"its part {name} does not fit its checksum")
+        path = root / kind / place / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+# -- what goes into it ---------------------------------------------------------------------------
+
+_NAMES = {"prompt": "prompt_ids", "response": "completion_ids", "mask": "completion_mask",
+          "log_probs": "logprobs"}  # fmt: skip
+
+
+def _rows_of(
+    step: Step, dumps: Sequence[Dump], group: str | None, redact: bool
+) -> tuple[list[dict[str, Any]], RowFields]:
+    rows: list[dict[str, Any]] = []
+    names: set[str] = set()
+    several = len(dumps) > 1
+    for number, dump in enumerate(dumps):
+        rollouts = step.read(dump)
+        for row in rollouts:
+            if group is not None and group not in (row["group"], row["uid"]):
+                names.add(row["group"])
+                continue
+            uid = f"{number}:{row['group']}" if several else row["group"]
+            made = {"uid": uid, "session_id": row["session"], "turn": row["turn"]}
+            made |= {_NAMES[what]: row[what] for what in _NAMES} | {"reward": row["reward"]}
+            own = {n: _portable(row[n], redact) for n in rollouts.others if n not in made}
+            rows.append(made | own)
+    if not rows:
+        there = ", ".join(sorted(names)[:5])
+        raise BundleError(f"it has no group {group!r}", step.name, f"its groups are {there}")
+    every = dict.fromkeys(name for row in rows for name in row)
+    absent = {name for name in every if all(row.get(name) is None for row in rows)}
+    rows = [{name: row.get(name) for name in every if name not in absent} for row in rows]
+    return rows, RowFields.of(rows[0].keys())
+
+
+def _portable(value: Any, redact: bool) -> Any:
+    """A value without paths of this machine, and if wanted without texts."""
+    if isinstance(value, Mapping):
+        return {str(k): _portable(v, redact) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_portable(v, redact) for v in value]
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if not isinstance(value, str):
+        return value
+    if redact and len(value) > 1:
+        hashed = xxhash.xxh3_64_hexdigest(value.encode("utf-8", "surrogatepass"))
+        return f"<text of {len(value)} characters, {hashed}>"
+    return _PATH.sub(lambda found: f"<path>/{found[0].rpartition('/')[2]}", value)
+
+
+def _config_of(step: Step, name: Any) -> Any:
+    """The config that the run keeps with the dump; None without one."""
+    if not isinstance(name, str):
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads((step.run.directory / FOLDER / f"{name}.json").read_bytes())
+    return None

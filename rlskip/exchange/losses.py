@@ -1,0 +1,96 @@
+"""Advantages and losses of GRPO, RLOO and PPO in plain torch, to compute a recorded step again.
+
+They do what verl and TRL do, operation by operation, so that equal inputs give equal bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def grpo(
+    rewards: torch.Tensor, groups: Sequence[str], eps: float = 1e-6, scale: bool = True
+) -> torch.Tensor:
+    """A reward's distance from its group's mean, in standard deviations of the group.
+
+    Parameters
+    ----------
+    rewards
+        One for each session, float32.
+    groups
+        The name of each session's group.
+    eps
+        Added to the standard deviation: 1e-6 in verl, 1e-4 in TRL.
+    scale
+        Whether to divide (Dr. GRPO does not).
+    """
+    found = torch.empty_like(rewards)
+    for members in _members(groups):
+        own = rewards[members]
+        if len(members) == 1:  # verl: mean 0, deviation 1
+            found[members] = own / (1 + eps) if scale else own
+            continue
+        gaps = own - own.mean()
+        found[members] = gaps / (own.std() + eps) if scale else gaps
+    return found
+
+
+def rloo(rewards: torch.Tensor, groups: Sequence[str]) -> torch.Tensor:
+    """A reward's distance from the mean of the other sessions of its group."""
+    found = rewards.clone()
+    for members in _members(groups):
+        n = len(members)
+        if n > 1:
+            own = rewards[members]
+            found[members] = own * n / (n - 1) - own.mean() * n / (n - 1)
+    return found
+
+
+def gae(
+    rewards: torch.Tensor, values: torch.Tensor, gamma: float = 1.0, lam: float = 1.0
+) -> torch.Tensor:
+    """Generalized advantage estimates of one session: a reward and a value for each token."""
+    found, later, value = torch.empty_like(rewards), rewards.new_zeros(()), rewards.new_zeros(())
+    for t in range(len(rewards) - 1, -1, -1):
+        delta = rewards[t] + gamma * value - values[t]
+        found[t] = later = delta + gamma * lam * later
+        value = values[t]
+    return found
+
+
+def clipped(
+    log_probs: torch.Tensor,
+    old_log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    clip: float = 0.2,
+    clip_high: float | None = None,
+) -> torch.Tensor:
+    """PPO's clipped loss, also that of GRPO and RLOO: the mean over all sampled tokens.
+
+    Parameters
+    ----------
+    log_probs, old_log_probs, advantages
+        A value for each token.
+    mask
+        1 for each token that was sampled.
+    clip, clip_high
+        How far the ratio may be below and above 1.
+    """
+    ratio = torch.exp(log_probs - old_log_probs)
+    bounded = torch.clamp(ratio, 1 - clip, 1 + (clip if clip_high is None else clip_high))
+    losses = torch.maximum(-advantages * ratio, -advantages * bounded)
+    return (losses * mask).sum() / mask.sum()
+
+
+ADVANTAGES = {"grpo": grpo, "rloo": rloo}
+LOSSES = {"grpo": clipped, "rloo": clipped, "ppo": clipped}
+
+
+def _members(groups: Sequence[str]) -> list[list[int]]:
+    found: dict[str, list[int]] = {}
+    for i, name in enumerate(groups):
+        found.setdefault(name, []).append(i)
+    return list(found.values())

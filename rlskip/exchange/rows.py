@@ -1,0 +1,175 @@
+"""What ``rlskip.write`` is given, as plain rows with one description of their fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rlskip.batch.columns import UIDS, columns_of, is_data_proto, is_tensordict
+from rlskip.batch.meta import plain
+from rlskip.batch.prompts import named
+from rlskip.batch.ragged import numbers
+from rlskip.batch.row_fields import CONVENTION, RowFields
+from rlskip.errors import RlskipError
+from rlskip.format.fingerprint import fingerprint
+from rlskip.format.prompt_digests import DIGITS
+from rlskip.runs.columns import rollout_columns
+from rlskip.runs.rollouts import Rollouts
+from rlskip.runs.tokens import Tokens
+
+Row = dict[str, Any]
+Groups = dict[str, list[Row]]
+
+_IDS = ("prompt", "response", "whole")
+_OF_TOKENS = ("mask", "log_probs")
+_PROMPTS = ("prompt", "raw_prompt", *CONVENTION["prompt"])
+_NUMBERS = ("row", "group", "session", "turn")  # that reading a batch makes
+
+
+class BadRowError(RlskipError, ValueError):
+    """A row given to ``rlskip.write`` has no prompt or no tokens, or does not fit the others."""
+
+
+def rows_of(given: Any) -> tuple[list[Row], RowFields]:
+    """Copies of the rows, with tokens as lists and a uid, and what their fields hold.
+
+    Raises
+    ------
+    BadRowError
+        There is no row, or one does not fit the others or its own tokens.
+    """
+    copies: list[Row] = []
+    for i, row in enumerate(_mappings(given)):
+        if not isinstance(row, Mapping):
+            raise BadRowError(f"it is a {type(row).__name__}, not a mapping", f"row {i}")
+        copies.append(dict(row))
+    if not copies:
+        raise BadRowError("there are no rows", "rlskip.write(rows=...)")
+    names = copies[0].keys()
+    for i, row in enumerate(copies):
+        if odd := sorted(map(str, row.keys() ^ names)):
+            what = f"it and row 0 do not both have {', '.join(odd)}"
+            raise BadRowError(what, f"row {i}", "give all rows the same fields; None for no value")
+    fields = _fields_of(copies)
+    for i, row in enumerate(copies):
+        _make_plain(row, fields, f"row {i}")
+    _check_lengths(copies, fields)
+    if fields.group in UIDS:
+        return copies, fields
+    for row in copies:
+        row["uid"] = fingerprint(known_prompt(row))[:DIGITS]
+    return copies, attrs.evolve(fields, group="uid")
+
+
+def _mappings(given: Any) -> Iterable[Any]:
+    """The rows of a batch, a DataFrame or a table; what is no such thing is a sequence of rows."""
+    if is_data_proto(given) or is_tensordict(given) or isinstance(given, Mapping):
+        return _of_batch(given)
+    for module, to_rows in (("pandas", lambda frame: frame.to_dict("records")),
+                            ("pyarrow", lambda table: table.to_pylist())):  # fmt: skip
+        if type(given).__module__.partition(".")[0] == module:
+            return to_rows(given)  # type: ignore[no-any-return]
+    return given  # type: ignore[no-any-return]
+
+
+def _of_batch(batch: Any) -> list[Row]:
+    """The rows of columns, without padding and with the names that ``rlskip.open`` gives them."""
+    rollouts = Rollouts(rollout_columns(batch))
+    own = columns_of(batch).keys()
+    dropped = {n for n in _NUMBERS if n not in own} | ({"uid"} if not {*UIDS} & own else set())
+    rows = [{k: v for k, v in row.items() if k not in dropped} for row in rollouts]
+    empty = {name for name in (rows[0] if rows else ()) if all(row[name] is None for row in rows)}
+    return [{k: v for k, v in row.items() if k not in empty or k in own} for row in rows]
+
+
+def _fields_of(rows: Sequence[Row]) -> RowFields:
+    """What the fields hold: those with a trainer's names, else those with `rlskip.open`'s."""
+    usual = RowFields.of(rows[0])
+    own = {
+        what: what
+        for what in ("prompt", "response", *_OF_TOKENS)
+        if getattr(usual, what) is None and any(_one_a_token(r.get(what)) is not None for r in rows)
+    }
+    return RowFields.of(rows[0], own)
+
+
+def _make_plain(row: Row, fields: RowFields, where: str) -> None:
+    """Make lists of a row's tokens, mask, log-probs and reward, and refuse other values."""
+    for what in (*_IDS, *_OF_TOKENS, "reward"):
+        name = getattr(fields, what)
+        if name is None or (row[name] is None and what not in _IDS):  # a row may have none
+            continue
+        found = _one_a_token(row[name])
+        if what in _IDS and (found is None or (found.size and found.dtype.kind not in "iu")):
+            remedy = "give a sequence of integers; texts are `prompt` and `completions`"
+            raise BadRowError(f"{name} is not a sequence of token ids", where, remedy)
+        if found is None and what in _OF_TOKENS:
+            raise BadRowError(f"{name} is not a sequence of numbers", where)
+        row[name] = plain(row[name] if found is None else found)
+
+
+def _check_lengths(rows: Sequence[Row], fields: RowFields) -> None:
+    """Refuse values that are not one a token, by the rule of :mod:`rlskip.batch.padding`."""
+    names = rows[0]
+    if fields.response is None and fields.whole is None:
+        for what in (*_OF_TOKENS, "reward"):
+            name = getattr(fields, what)
+            for i, row in enumerate(rows):
+                if name is not None and isinstance(row[name], list):
+                    remedy = "give completion_ids, too"
+                    raise BadRowError(f"{name} needs the tokens of a response", f"row {i}", remedy)
+        return
+    columns = {name: [row[name] for row in rows] for name in names}
+    if misfits := Tokens.of(rollout_columns(columns, fields, len(rows))).misfits:
+        first = misfits[0]
+        remedy = f"give {first.name} one value for each token, or None in a row without values"
+        raise BadRowError(str(first), "rlskip.write(rows=...)", remedy)
+
+
+def _one_a_token(value: Any) -> np.ndarray | None:
+    """A sequence of numbers as an array; None for anything else."""
+    return numbers(value) if getattr(value, "ndim", 1) == 1 else None
+
+
+def _prompt_of(row: Row) -> Any:
+    """The prompt: text or messages, else token ids; None without one."""
+    return next((row[name] for name in _PROMPTS if row.get(name) is not None), None)
+
+
+def known_prompt(row: Row) -> Any:
+    """The prompt, which must be there."""
+    if (prompt := _prompt_of(row)) is None:
+        what = f"a row has no prompt, only {', '.join(row)}"
+        remedy = f"give all rows one of {', '.join(_PROMPTS)}; or a uid, and rlskip.write(prompts=)"
+        raise BadRowError(what, "rlskip.write(rows=...)", remedy)
+    return prompt
+
+
+def groups_of(rows: Sequence[Row], fields: RowFields, n: int | None) -> Groups:
+    """The rows of each prompt by its uid, in the order of their first ones, `n` of each."""
+    groups: Groups = {}
+    prompts: dict[str, str] = {}
+    uids = named(row[fields.group or ""] for row in rows)
+    for i, (uid, row) in enumerate(zip(uids, rows, strict=True)):
+        groups.setdefault(uid, []).append(row)
+        prompt = fingerprint(_prompt_of(row))
+        if prompts.setdefault(uid, prompt) != prompt:
+            what = f"its {fields.group}, {uid!r:.80}, is that of rows with another prompt"
+            raise BadRowError(what, f"row {i}", "give each prompt a uid of its own")
+    for uid, of_group in groups.items():
+        if n not in (None, len(of_group)):
+            what = f"it has {len(of_group)} sessions, and the directory's name says N{n}"
+            raise BadRowError(what, f"group {uid!r:.80}", f"write to N{len(of_group)} or Nany")
+    return groups
+
+
+def in_order(groups: Groups, uids: Sequence[str]) -> Groups:
+    """The groups in the order of these uids, which must be theirs."""
+    if odd := sorted(groups.keys() ^ {*uids}):
+        what = f"the rows and the prompts do not both have {', '.join(odd)[:80]}"
+        remedy = "give each prompt the uid of its rows"
+        raise BadRowError(what, "rlskip.write(prompts=...)", remedy)
+    return {uid: groups[uid] for uid in uids}

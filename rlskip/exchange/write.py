@@ -1,0 +1,267 @@
+"""``rlskip.write``: rollouts of any origin as the dump of one step."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlskip.batch.prompts import named
+from rlskip.batch.row_fields import RowFields
+from rlskip.config.dump_dir import parse_dump_dir
+from rlskip.doctor.explain import directory_of
+from rlskip.errors import ConfigError, RlskipError
+from rlskip.exchange.rows import BadRowError, groups_of, in_order, known_prompt, rows_of
+from rlskip.format.dump_errors import DumpError
+from rlskip.format.prompt_digests import digest_of_batch, digests_of
+from rlskip.runs.columns import rollout_columns
+from rlskip.runs.find import the_run
+from rlskip.runs.on_disk import has_dump
+from rlskip.runs.opened import Run, Step
+from rlskip.skip.arguments import NEUTRAL_META
+from rlskip.skip.prompt_rows import PromptRows, prompt_groups
+from rlskip.store import DumpMeta, Identity, StepStore
+from rlskip.store.index import PROMPTS, ROWS_PER_PROMPT
+from rlskip.store.layout import refuse_links, run_directory, run_name, shape_of
+
+log = logging.getLogger(__name__)
+
+_Path = str | os.PathLike[str]
+
+
+class StepExistsError(RlskipError, FileExistsError):
+    """``rlskip.write`` is to write a step that has a dump already."""
+
+
+def write(
+    dump_dir: _Path | None,
+    rows: Any,
+    *,
+    step: int | None = None,
+    experiment_name: str | None = None,
+    project_name: str | None = None,
+    gbs: int | None = None,
+    n: int | None = None,
+    prompt_len: int | None = None,
+    response_len: int | None = None,
+    like: Run | _Path | None = None,
+    for_command: str | Sequence[str] | None = None,
+    prompts: Any = None,
+    returns: Callable[[dict[str, list[Any]]], Any] | None = None,
+) -> Step:
+    """Write sessions of any origin as the dump of one step, completely or not at all.
+
+    :func:`rlskip.open` reads it as any other, and a run of that directory replays it, by step or
+    with ``skip.match=prompt``. The stage then returns a mapping of columns: for each field a list
+    with the value of each row, the rows of one prompt after the other.
+
+    Parameters
+    ----------
+    dump_dir
+        A ``skip.dump_dir``, or the directory of a run in it. None: that of `like` or `for_command`.
+    rows
+        One mapping for each session, all with the same fields; or a DataFrame, a data set, a table
+        of pyarrow, a TensorDict, a DataProto or a mapping of columns, whose padding is left out.
+        Fields have the names that :func:`rlskip.open` gives its rows, or those of verl, TRL and
+        SkyRL:
+
+        - ``prompt_ids`` [P] and ``completion_ids`` [R]: lists, arrays or tensors of integers, kept
+          as lists;
+        - ``completion_mask`` and ``logprobs``: one number for each token of the response, or of
+          prompt and response, kept as lists; None in a row that has none;
+        - ``reward``: a number, or one for each token, or None;
+        - ``prompt`` and ``completions``: text, or chat messages;
+        - ``uid``: names the prompt. Without it, rows with equal prompts are one group.
+
+        Other fields may hold anything that a dump can keep.
+    step
+        A whole number from 1 on. None: the next one after the run's last; a run finds the prompts
+        in it with ``skip.match=prompt``.
+    experiment_name, project_name, gbs, n, prompt_len, response_len
+        Name the run's directory, as the run's config does. A size that the run does not state is
+        None.
+    like
+        A run, or its directory: the names and the sizes are its own.
+    for_command
+        The command that is to replay the step, such as ``"python train.py +skip=rollout_cache"``:
+        the directory is the one that ``rlskip doctor -- COMMAND`` shows. It is not run.
+    prompts
+        The prompts as the loop gives them to its stage, one for each group of rows. If they have
+        the field ``uid``, it tells which group is whose; else the groups are in their order. By
+        default a list of the rows' own prompts: text or messages if the rows have them, else token
+        ids.
+    returns
+        Makes of the columns what the stage returns, where that is not a mapping of lists: a
+        DataProto, a TensorDict, a mapping with further values. Its rows keep their order.
+
+    Returns
+    -------
+    Step
+        The step, as :func:`rlskip.open` has it. What its rows lack, such as log-probs of the
+        engine, is a warning.
+
+    Raises
+    ------
+    BadRowError
+        There is no row; a row has other fields than the first one, a mask or log-probs of another
+        length than its tokens, or no prompt; or the groups are not those of the prompts, or not
+        of as many sessions as the directory's name says.
+    StepExistsError
+        The step has a dump, which stays.
+    ConfigError
+        `step` is not a whole number from 1 on, or the run's directory is not known.
+    UnsupportedTypeError
+        A value cannot be kept, or the prompts cannot be compared.
+
+    Examples
+    --------
+    >>> rows = [{"prompt": "1+1=", "completion_ids": [17, 2], "reward": 1.0}]
+    >>> rlskip.write("dumps", rows, step=1, experiment_name="mine", project_name="math")
+    """
+    if step is not None and (type(step) is not int or step < 1):
+        what = f"{step!r:.80} is not a whole number from 1 on"
+        raise ConfigError(what, "rlskip.write(step=...)", "number steps from 1, or give none")
+    names = experiment_name, project_name
+    run, pattern = _directory(
+        dump_dir, names, (gbs, n, prompt_len, response_len), like, for_command
+    )
+    refuse_links(run)
+    shape = _shape_of(run)
+    if step is not None and has_dump(run, step):
+        raise _exists(run, step)
+    given, fields = rows_of(rows)
+    groups = groups_of(given, fields, shape["n"])
+    if prompts is None:
+        prompts = [known_prompt(of_group[0]) for of_group in groups.values()]
+    elif (uids := prompt_groups(prompts, fields)) is not None:
+        groups = in_order(groups, named(uids))
+    identity, summary = _recorded(prompts, shape)
+    if len(summary.digests) != len(groups):
+        what = f"the rows are {len(groups)} groups, and there are {len(summary.digests)} prompts"
+        raise BadRowError(what, "rlskip.write(prompts=...)", "give one for each group")
+    counts = [len(of_group) for of_group in groups.values()]
+    ordered = [row for of_group in groups.values() for row in of_group]
+    made: Any = {name: [row[name] for row in ordered] for name in ordered[0]}
+    if returns is not None:
+        made = returns(made)
+        fields = RowFields.of(rollout_columns(made).columns.keys())
+    info = {
+        "job": "rlskip.write",
+        **fields.to_meta(),
+        PROMPTS: attrs.asdict(summary),
+        ROWS_PER_PROMPT: counts[0] if len({*counts}) == 1 else counts,
+    }
+    written = _save(run, step, made, identity, info)
+    _tell_what_lacks(written, fields, pattern)
+    return written
+
+
+def _save(run: Path, step: int | None, made: Any, identity: Identity, info: Any) -> Step:
+    """Save the dump of a step; without a number of the first one that nobody has written."""
+    number = step or max(Run(run).steps(), default=0) + 1
+    while True:
+
+        def refuse(other: DumpMeta, number: int = number) -> None:
+            raise _exists(run, number)
+
+        try:
+            # Another process may have written the step meanwhile.
+            StepStore(run).save(number, made, identity=identity, info=info, on_conflict=refuse)
+        except StepExistsError:
+            if step is not None:
+                raise
+            number += 1
+        else:
+            return Step(Run(run), number)
+
+
+def _exists(run: Path, step: int) -> StepExistsError:
+    what = "the step has a dump already, which stays"
+    return StepExistsError(what, str(run / str(step)), "write another step, or into another run")
+
+
+def _directory(
+    dump_dir: _Path | None,
+    names: tuple[str | None, str | None],
+    sizes: tuple[int | None, ...],
+    like: Run | _Path | None,
+    for_command: str | Sequence[str] | None,
+) -> tuple[Path, Run | None]:
+    """The run's directory, and the run that it is `like`."""
+    named_by = [any((*names, *sizes)), like is not None, for_command is not None]
+    if sum(named_by) > 1:
+        what = "names and sizes, like= and for_command= each name the run"
+        raise ConfigError(what, "rlskip.write", "give one of them")
+    if dump_dir is None and like is None and for_command is None:
+        raise ConfigError("it is missing", "rlskip.write(dump_dir=...)", "give a skip.dump_dir")
+    if like is None and for_command is None:
+        outermost = parse_dump_dir(os.fspath(dump_dir or ""), "rlskip.write")
+        if all(names):
+            known = ["any" if size is None else size for size in sizes]
+            outermost = run_directory(outermost, str(names[0]), str(names[1]), *known)
+        elif any((*names, *sizes)):
+            what = "experiment_name and project_name name a run only together"
+            raise ConfigError(what, "rlskip.write", "give both")
+        return Path(os.path.abspath(outermost)), None
+    pattern = None
+    if like is not None:
+        pattern = like if isinstance(like, Run) else the_run(Path(like).expanduser())
+        directory = pattern.directory
+    else:
+        command = shlex.split(for_command) if isinstance(for_command, str) else for_command
+        directory = directory_of(list(command or ()))
+    if dump_dir is not None:
+        directory = parse_dump_dir(os.fspath(dump_dir), "rlskip.write") / run_name(directory)
+    return Path(os.path.abspath(directory)), pattern
+
+
+def _shape_of(directory: Path) -> dict[str, int | None]:
+    """What the name of a run's directory, or of a role's in it, says of its batches."""
+    found = shape_of(directory.name) or shape_of(directory.parent.name)
+    if found is None:
+        what = "this is not the directory of a run"
+        remedy = (
+            "add experiment_name= and project_name=, like= or for_command=; or give "
+            "DUMP_DIR/EXPERIMENT_PROJECT/GBSany_Nany_inany_outany"
+        )
+        raise ConfigError(what, f"rlskip.write({str(directory)!r})", remedy)
+    return {name: int(text) if text.isdecimal() else None for name, text in found.items()}
+
+
+def _recorded(prompts: Any, shape: Mapping[str, int | None]) -> tuple[Identity, PromptRows]:
+    """What the dump records of its prompts: as a whole, for a call by step, and one by one."""
+    digests = digests_of(prompts, neutral=NEUTRAL_META)  # raises where they cannot be compared
+    told = [digest for digest in digests if digest is not None]
+    if len(told) < len(digests):
+        what = f"prompt {digests.index(None)} has nothing but fields that are never compared"
+        raise BadRowError(what, "rlskip.write(prompts=...)", "give each its content, or its text")
+    sizes = {name: shape[name] for name in ("n", "prompt_len", "response_len")}
+    identity = Identity.of(sizes).for_prompts(digest_of_batch(prompts, told))
+    return identity, PromptRows.of(prompts, told)
+
+
+def _tell_what_lacks(written: Step, fields: RowFields, pattern: Run | None) -> None:
+    """Name, before a run starts, what it may need and the rows do not have."""
+    lacking = []
+    if fields.response is None and fields.whole is None:
+        lacking.append("tokens")
+    elif fields.log_probs is None:
+        lacking.append("log-probs of the engine")
+    if fields.reward is None:
+        lacking.append("rewards")
+    if pattern is not None:
+        try:
+            theirs = next((dump.fields() for dump in pattern.iter_dumps()), [])
+        except DumpError:
+            theirs = []
+        lacking += sorted({*theirs} - {*written.fields()})
+    if lacking:
+        log.warning(
+            "rlskip.write: %s has no %s; a trainer that needs them refuses the dump",
+            written.name, ", ".join(lacking),
+        )  # fmt: skip

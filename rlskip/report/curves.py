@@ -1,0 +1,91 @@
+"""What a job recorded, as curves over its steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlskip.compare.mismatch import mismatch
+from rlskip.compare.records import Record, StepRecords
+from rlskip.compare.sides import Side
+from rlskip.format.dump_errors import DumpError
+from rlskip.runs.rollouts import if_finite
+from rlskip.stages.digest import MOMENTS
+from rlskip.stages.parts import DIGEST, NUMBER
+
+_STEPS, _OF_ROWS = 400, 64  # steps that are read; and those of which values of rows are read
+_FIRST = ("loss", "grad_norm", "entropy", "kl", "log_prob")
+_MOST = 24
+
+
+class Curves:
+    """The numbers that a job recorded, a value a step: of rows and of several records the mean.
+
+    Parameters
+    ----------
+    wanted
+        The steps of the rollouts, so that both have the same; None: the job's own.
+    problem
+        Is told of each step that cannot be read.
+    """
+
+    def __init__(
+        self, records: Side, wanted: Sequence[int] | None, problem: Callable[[str, str], None]
+    ) -> None:
+        recorded = records.steps()
+        there = recorded if wanted is None else sorted({*recorded} & {*wanted})
+        self.steps = spread(there, _STEPS)
+        heavy = {*spread(self.steps, _OF_ROWS)}
+        self.gaps: dict[int, float | None] = {}
+        self._values: dict[str, dict[int, float]] = {}
+        for step in self.steps:
+            try:
+                self._read(step, records.records(step), step in heavy)
+            except DumpError as error:
+                problem(f"records of step {step}", error.what)
+
+    def _read(self, step: int, found: StepRecords, of_rows: bool) -> None:
+        gaps = mismatch(step, found) if of_rows else None
+        self.gaps[step] = None if gaps is None else if_finite(gaps.all.mean)
+        for name, stage in found.stages.items():
+            values = [_mean_of(one) for one in stage if of_rows or one.form == NUMBER]
+            known = [value for value in values if value is not None and math.isfinite(value)]
+            if known:
+                self._values.setdefault(name, {})[step] = float(np.mean(known))
+
+    def columns(self) -> dict[str, list[Any]]:
+        """``step``, and a column for each stage that is not zero everywhere, losses first."""
+        names = [name for name, values in self._values.items() if any(values.values())]
+        names.sort(key=lambda name: next((i for i, w in enumerate(_FIRST) if w in name), 9))
+        found: dict[str, list[Any]] = {"step": list(self.steps)}
+        for name in names[:_MOST]:
+            cells = [self._values[name].get(step) for step in self.steps]
+            found[name] = [None if v is None else float(f"{v:.6g}") for v in cells]
+        return found if len(found) > 1 else {}
+
+
+def spread(steps: Sequence[int], most: int) -> list[int]:
+    """At most so many of the steps, evenly, with the first and the last."""
+    if len(steps) <= most:
+        return list(steps)
+    return [steps[i] for i in np.linspace(0, len(steps) - 1, most).astype(int).tolist()]
+
+
+def _mean_of(record: Record) -> float | None:
+    if record.form == NUMBER:
+        return None if isinstance(record.number, str) else float(record.number)
+    value = record.load()
+    if record.form == DIGEST:
+        moments = value["moments"]
+        weights = moments[:, MOMENTS.index("count")]
+        means = moments[:, MOMENTS.index("mean")]
+        known = weights > 0
+        return float(np.average(means[known], weights=weights[known])) if known.any() else None
+    if record.has_rows and record.layout.spans is not None:
+        assert record.keys is not None
+        parts = [record.layout.part(value, row).reshape(-1) for row in range(len(record.keys))]
+        value = np.concatenate(parts) if parts else np.empty(0)
+    return float(np.asarray(value, np.float64).mean()) if value.size else None

@@ -1,0 +1,268 @@
+"""One run of a page: its figures, what its job recorded, and the sessions that are shown."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rlskip._human import duration, size
+from rlskip.batch.decoding import decoder_at
+from rlskip.compare.records import StepRecords
+from rlskip.compare.sides import Side
+from rlskip.config.steps import compact
+from rlskip.errors import RlskipError
+from rlskip.format.dump_errors import DumpError
+from rlskip.jobs.records import Tally
+from rlskip.report.curves import Curves, spread
+from rlskip.report.sessions import TokenValues, Vocabulary, prompt_of, session
+from rlskip.runs.figures import (
+    Sessions,
+    by_interest,
+    by_step,
+    count,
+    group_figures,
+    step_figures,
+    tallies_of,
+)
+from rlskip.runs.on_disk import Dump, dumps_at
+from rlskip.runs.opened import Run
+from rlskip.runs.rollouts import Decode
+
+_INDEXED = 30  # bytes of a page for each session whose figures it lists
+_SESSION, _TOKEN = 200.0, 4.0  # bytes of a page that a session is first thought to take
+_STEPS = 400  # that are read of a run with more of them
+
+Progress = Callable[[Sequence[Dump]], Iterable[Dump]]
+
+
+@attrs.frozen(eq=False)
+class Shown:
+    """A run that a page shows, under the name that the user gives it.
+
+    ``run`` is None where only records are there. ``records`` are what a job recorded while it
+    trained on these rollouts; None for nothing.
+    """
+
+    name: str
+    run: Run | None
+    records: Side | None
+
+
+class OneRun:
+    """One run of a page.
+
+    ``shown`` are the sessions that it shows, the first to keep first; a session is its place among
+    all sessions of the run's dumps.
+    """
+
+    def __init__(self, shown: Shown, progress: Progress, success: float, max_bytes: int) -> None:
+        self.name, self._run, self._records = shown.name, shown.run, shown.records
+        run = shown.run
+        places = {} if run is None else run.places()
+        read = spread(list(places), _STEPS)
+        dumps = [dump for step in read for dump in dumps_at(places[step])]
+        self._is_sampled = len(read) < len(places)
+        self._tally = Tally() if run is None else sum(tallies_of(run).values(), Tally())
+        counted = [] if run is None else count(run, dumps, progress)
+        self.problems = [(f"dump {one.dump.name}", one.problem) for one in counted if one.problem]
+        found = list(by_step(counted))
+        wanted = None if run is None else [step for step, _ in found]
+        self.curves: Curves | None = None
+        if shown.records is not None:
+            self._recorded_steps = {*shown.records.steps()}
+            self.curves = Curves(
+                shown.records, wanted, lambda *problem: self.problems.append(problem)
+            )
+        gaps = {} if self.curves is None else self.curves.gaps
+        self.steps = [
+            (step, step_figures(dumps, success) | {"gap": gaps.get(step)}) for step, dumps in found
+        ]
+        self._listed_steps = list(places) if self._is_sampled else wanted or []
+        self.dumps = [one for one in counted if one.sessions is not None]
+        self._size = sum(one.dump.size for one in counted)
+        known = [one.sessions for one in self.dumps if one.sessions is not None]
+        self._every = Sessions.joined(known)
+        # Of which dump a session is, and which of the dump's sessions.
+        self._dump = np.repeat(np.arange(len(known)), [len(one) for one in known])
+        self._place = np.arange(len(self._dump)) - np.searchsorted(self._dump, self._dump)
+        self._groups = [
+            {"step": one.dump.step, "dump": one.dump.name, **figures}
+            for one, sessions in zip(self.dumps, known, strict=True)
+            for figures in group_figures(sessions)
+        ]
+        # Those that are not read yet.
+        self._order = by_interest(self._every.group, self._every.reward)
+        # By place: sessions of a group are next to each other.
+        self._listed = np.sort(self._order[: max_bytes // _INDEXED])
+        self.shown: list[int] = []
+        self._read: dict[int, dict[str, Any]] = {}
+        self._words: dict[int, Vocabulary] = {}
+        self._prompts: dict[int, tuple[str, str]] = {}
+
+    # -- sessions ----------------------------------------------------------------------------
+
+    def read_sessions(self, budget: int) -> None:
+        """Read sessions until they take about `budget` bytes of the page."""
+        tokens = np.nan_to_num(self._every.length)
+        per_token, used = _TOKEN, 0
+        while len(self._order) and used < 0.9 * budget:
+            costs = np.cumsum(_SESSION + per_token * tokens[self._order])
+            n = max(1, int(np.searchsorted(costs, budget - used)))
+            some, self._order = self._order[:n], self._order[n:]
+            for d in np.unique(self._dump[some]).tolist():
+                self._read_dump(d, some[self._dump[some] == d].tolist())
+            self.shown += [i for i in some.tolist() if i in self._read]
+            used = sum(len(chunk) for chunk in self.chunks())
+            known = float(tokens[self.shown].sum()) or 1.0
+            per_token = max(0.1, (used - _SESSION * len(self.shown)) / known)
+
+    def _read_dump(self, d: int, chosen: Sequence[int]) -> None:
+        assert self._run is not None
+        dump = self.dumps[d].dump
+        try:
+            rollouts = self._run.read(dump)
+            sessions = rollouts.sessions
+            recorded = TokenValues(self._recorded(dump.step), rollouts)
+            decode = rollouts.decode or _recorded_decoder(dump)
+            words = self._words.setdefault(d, Vocabulary(decode))
+            for i in chosen:
+                one = sessions[self._place[i]]
+                self._read[i] = session(one, words, recorded)
+                if self._every.group[i] not in self._prompts:
+                    self._prompts[int(self._every.group[i])] = prompt_of(one, words)
+        except (DumpError, IndexError) as error:  # IndexError: it was replaced meanwhile
+            problem = error.what if isinstance(error, DumpError) else "it has changed"
+            self.problems.append((f"dump {dump.name}", problem))
+            self._order = self._order[self._dump[self._order] != d]
+
+    def _recorded(self, step: int) -> StepRecords | None:
+        if self._records is None or step not in self._recorded_steps:
+            return None
+        return self._records.records(step)
+
+    def chunks(self) -> list[str]:
+        """For each dump of which sessions are shown, these in base64."""
+        found = []
+        for d, shown in self._shown_by_dump():
+            shared: list[list[int]] = []
+            numbers: dict[tuple[int, ...], int] = {}
+            sessions, tokens = [], set()
+            for i in shown.tolist():
+                parts = []
+                for part in self._read[i]["parts"]:
+                    tokens |= set(part["ids"])
+                    if part["kind"] == "prompt":  # the sessions of a group have the same
+                        key = tuple(part["ids"])
+                        number = numbers.setdefault(key, len(shared))
+                        if number == len(shared):
+                            shared.append(part["ids"])
+                        part = {**part, "ids": number}
+                    parts.append(part)
+                sessions.append({**self._read[i], "parts": parts})
+            texts = {k: v for k, v in self._words[d].texts.items() if k in tokens}
+            found.append(packed({"texts": texts, "shared": shared, "sessions": sessions}))
+        return found
+
+    def _shown_by_dump(self) -> list[tuple[int, np.ndarray]]:
+        shown = np.sort(np.array(self.shown, np.int64))
+        dumps, first = np.unique(self._dump[shown], return_index=True)
+        return list(zip(dumps.tolist(), np.split(shown, first[1:]), strict=False))
+
+    # -- the index ---------------------------------------------------------------------------
+
+    def total(self, name: str) -> float:
+        """A figure, summed over the steps that are read; what jobs counted, over all."""
+        if self._is_sampled and name in ("hits", "misses"):
+            return float(getattr(self._tally, name))
+        if self._is_sampled and name == "saved":
+            return max(0.0, self._tally.seconds_saved)
+        return sum(figures[name] or 0 for _, figures in self.steps)
+
+    def index(self, first_chunk: int) -> dict[str, Any]:
+        """What the page lists of the run: steps, groups, sessions, and where these are shown."""
+        listed = self._listed
+        chunk, place = np.full(len(self._dump), -1), np.zeros(len(self._dump), np.int64)
+        for number, (_, of_dump) in enumerate(self._shown_by_dump(), first_chunk):
+            chunk[of_dump], place[of_dump] = number, np.arange(len(of_dump))
+        groups, group = np.unique(self._every.group[listed], return_inverse=True)
+        has_prompt = {*self._every.group[self.shown].tolist()} & self._prompts.keys()
+        prompts = dict.fromkeys(self._prompts[g] for g in groups.tolist() if g in has_prompt)
+        numbered = {prompt: i for i, prompt in enumerate(prompts)}
+        shown = [self._groups[g] for g in groups.tolist()]
+        of_group = [
+            numbered[self._prompts[g]] if g in has_prompt else None for g in groups.tolist()
+        ]
+        return {
+            "name": self.name,
+            "facts": self._facts(),
+            "problems": self.problems,
+            "steps": _columns([{"step": step, **figures} for step, figures in self.steps]),
+            "curves": {} if self.curves is None else self.curves.columns(),
+            "prompts": list(prompts),
+            "groups": _columns(shown) | {"prompt": of_group},
+            "sessions": {
+                "group": group.tolist(),
+                "number": self._every.number[listed].tolist(),
+                "reward": _floats(self._every.reward[listed]),
+                "length": _floats(self._every.length[listed]),
+                "turns": self._every.turns[listed].tolist(),
+                "chunk": chunk[listed].tolist(),
+                "place": place[listed].tolist(),
+            },
+            "all": {"sessions": len(self._dump), "groups": len(self._groups)},
+        }
+
+    def _facts(self) -> list[tuple[str, str]]:
+        if self._run is None:
+            return []
+        names = ("seconds", "hits", "misses", "saved")
+        seconds, hits, misses, saved = map(self.total, names)
+        metas = [one.dump.meta for one in self.dumps if one.dump.meta is not None]
+        jobs = len({m.info["job"] for m in metas if isinstance(m.info.get("job"), str)})
+        facts = {
+            "run": self._run.name,
+            "steps": f"{compact(self._listed_steps)} ({len(self._listed_steps):,})",
+            "read": f"{len(self.steps):,} steps, evenly" if self._is_sampled else "",
+            "sessions": f"{len(self._dump):,} in {len(self._groups):,} groups",
+            "on disk": size(self._size),
+            "generated in": duration(seconds) if seconds else "",
+            "hits, misses": f"{hits:.0f}, {misses:.0f}" if hits or misses else "",
+            "generation saved": duration(saved) if saved else "",
+            "written": min((m.created for m in metas), default="")[:16].replace("T", " "),
+            "by": f"{jobs} jobs" if jobs > 1 else "",
+            "stages recorded by": "" if self._records is None else self._records.directory.name,
+        }
+        return [(name, value) for name, value in facts.items() if value]
+
+
+def _recorded_decoder(dump: Dump) -> Decode | None:
+    """The tokenizer that a dump names; None where it is not there, or cannot be loaded."""
+    try:
+        return None if dump.tokenizer is None else decoder_at(dump.tokenizer)
+    except RlskipError:
+        return None
+
+
+def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    return {name: [_exact(row[name]) for row in rows] for name in (rows[0] if rows else ())}
+
+
+def _exact(value: Any) -> Any:
+    """A float that is a whole number as an int, which is shorter in JSON."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _floats(values: np.ndarray) -> list[float | None]:
+    return [None if v != v else _exact(float(f"{v:.6g}")) for v in values.tolist()]
+
+
+def packed(data: Any) -> str:
+    plain = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    packed = gzip.compress(plain.encode("utf-8", "replace"), 6, mtime=0)
+    return base64.b64encode(packed).decode()

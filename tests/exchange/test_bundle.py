@@ -1,0 +1,211 @@
+"""`rlskip bundle`: one step in one file, and its stages computed again elsewhere."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import rlskip as package
+from rlskip import stages
+from rlskip.config.record import read_record
+from rlskip.exchange import losses
+from rlskip.jobs.records import JOB_VARIABLE, Recorder
+
+NAMES = {"experiment_name": "e", "project_name": "p"}
+GROUPS, N, TOKENS = 3, 4, 5
+
+
+def rewards() -> torch.Tensor:
+    return torch.rand(GROUPS * N, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A step of 3 groups, with the records of a job that trained on it as verl's GRPO does."""
+    earned, made = rewards(), torch.Generator().manual_seed(2)
+    old = -torch.rand(GROUPS * N, TOKENS, generator=made)
+    new = old + 0.3 * torch.randn(GROUPS * N, TOKENS, generator=made)
+    rows = [
+        {"prompt": f"what /home/me/secret is {i // N}?", "prompt_ids": [i // N, 1],
+         "completion_ids": [i, *range(1, TOKENS)], "logprobs": old[i].tolist(),
+         "reward": earned[i].item()}
+        for i in range(GROUPS * N)
+    ]  # fmt: skip
+    step = package.write(tmp_path / "dumps", rows, step=2, **NAMES)
+    by_group = earned.view(GROUPS, N)
+    scale = by_group.std(1, keepdim=True) + 1e-6
+    advantages = ((by_group - by_group.mean(1, keepdim=True)) / scale).view(-1)
+    ratio = torch.exp(new - old)
+    gain = advantages[:, None]
+    loss = torch.maximum(-gain * ratio, -gain * ratio.clamp(0.8, 1.2)).mean()
+    monkeypatch.setenv(JOB_VARIABLE, "trained")
+    node = {"record": {"enable": True, "dump_dir": str(tmp_path / "dumps")}}
+    stages.start(read_record(node), lambda: 2)
+    batch = {name: [row[name] for row in rows] for name in ("prompt_ids", "completion_ids")}
+    order = torch.randperm(len(rows), generator=made)
+    moved = {name: [column[i] for i in order.tolist()] for name, column in batch.items()}
+    package.record("advantages", advantages[order], rows=moved)
+    package.record("old_log_probs", old, rows=batch)
+    package.record("log_probs", new, rows=batch)
+    package.record("loss", loss)
+    stages.stop()
+    Recorder(tmp_path / "dumps", "rollout").write("hit", run=step.run.name, step=2)
+    return step.run.directory
+
+
+@pytest.fixture
+def bundled(rlskip: Any, run: Path, tmp_path: Path) -> Path:
+    out = tmp_path / "step.bundle"
+    said = rlskip("bundle", run, 2, "-o", out)
+    assert said.code == 0, said.err
+    assert "12 rows of step 2, with the records of job trained" in " ".join(said.out.split())
+    return out
+
+
+def test_a_step_is_computed_again(rlskip: Any, bundled: Path, tmp_path: Path) -> None:
+    command = ("bundle", "--replay", bundled, "--advantages", "grpo", "--loss", "grpo")
+    found = rlskip(*command, "--json").json
+    states = [(one["stage"], one["state"]) for one in found["stages"]]
+    assert states[0] == ("advantages", "equal"), "to the bit"
+    assert states[1][0] == "loss"
+    assert states[1][1] in ("equal", "within rounding")
+    assert rlskip(*command).code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "first"),
+    [
+        (["--advantages", "rloo", "--loss", "ppo"], "Advantages differs first, in group"),
+        (["--advantages", "grpo,eps=0.1"], "Advantages differs first, in group"),
+        (["--advantages", "grpo", "--loss", "ppo,clip=0.01"], "Loss differs first, in the step"),
+        (["--reward", "mine:wrong", "--advantages", "grpo"], "Reward differs first, in group"),
+    ],
+)
+def test_the_first_stage_that_differs_is_named(
+    rlskip: Any, bundled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    options: list[str], first: str,
+) -> None:  # fmt: skip
+    (tmp_path / "mine.py").write_text(
+        "def wrong(completion_ids, **more):\n    return [0.5 for _ in completion_ids]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    said = rlskip("bundle", "--replay", bundled, *options)
+    assert (said.code, said.out.startswith(first)) == (1, True), said.out
+
+
+def test_rewards_are_those_that_a_job_recorded(
+    rlskip: Any, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of TRL, whose rollouts have none; the records may be anywhere."""
+    rows = [{"prompt_ids": r["prompt"], "completion_ids": r["response"]}
+            for r in package.open(run)[2].iter_rows()]  # fmt: skip
+    step = package.write(tmp_path / "bare", rows, step=1, **NAMES)
+    earned = torch.arange(GROUPS * N) ** 2 % 7 / 4
+    by_group = earned.view(GROUPS, N)
+    scale = by_group.std(1, keepdim=True) + 1e-4
+    monkeypatch.setenv(JOB_VARIABLE, "far")
+    node = {"record": {"enable": True, "dump_dir": str(tmp_path / "far")}}
+    stages.start(read_record(node), lambda: 1)
+    batch = {name: [row[name] for row in rows] for name in rows[0]}
+    package.record("rewards", earned, rows=batch)
+    gaps = (by_group - by_group.mean(1, keepdim=True)) / scale
+    package.record("advantages", gaps.view(-1), rows=batch)
+    stages.stop()
+    out = tmp_path / "far.bundle"
+    command = ("bundle", step.run.directory, 1, "-o", out)
+    assert "without records" in " ".join(rlskip(*command).out.split())
+    assert rlskip(*command, "--records", tmp_path / "far" / "stages" / "far").code == 0
+    replay = ("bundle", "--replay", out, "--advantages")
+    assert rlskip(*replay, "grpo,eps=1e-4", "--json").json["stages"][0]["state"] == "equal"
+    assert rlskip(*replay, "grpo").code == 1
+
+
+def test_a_bundle_has_no_path_no_pickle_and_if_wanted_no_text(
+    rlskip: Any, run: Path, bundled: Path, tmp_path: Path
+) -> None:
+    def content(file: Path) -> bytes:
+        with zipfile.ZipFile(file) as packed:
+            return b"".join(packed.read(name) for name in packed.namelist())
+
+    assert str(tmp_path).encode() not in content(bundled)
+    assert b"/home/me" not in content(bundled)
+    redacted = tmp_path / "redacted"
+    assert rlskip("bundle", run, 2, "-o", redacted, "--redact").code == 0
+    assert b"what" not in content(redacted)
+    found = rlskip("bundle", "--replay", redacted, "--advantages", "grpo", "--json").json
+    assert found["equal"]
+
+
+def test_a_group_is_taken_alone(rlskip: Any, run: Path, tmp_path: Path) -> None:
+    group = next(package.open(run)[2].groups()).name
+    out = tmp_path / "group"
+    made = rlskip("bundle", run, 2, "--group", group, "-o", out, "--json").json
+    assert made["sessions"] == N
+    assert rlskip("bundle", "--replay", out, "--advantages", "grpo").code == 0
+    refused = rlskip("bundle", run, 2, "--group", "nobody", "-o", tmp_path / "none")
+    assert (refused.code, "its groups are" in refused.err) == (2, True)
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("how", ["cut", "changed", "other", "text", "name"])
+def test_what_is_no_sound_bundle_is_refused(
+    rlskip: Any, bundled: Path, tmp_path: Path, how: str
+) -> None:
+    bad = tmp_path / "bad"
+    with zipfile.ZipFile(bundled) as packed, zipfile.ZipFile(bad, "w") as made:
+        for name in packed.namelist():
+            data = packed.read(name)
+            if how == "changed" and name.endswith(".dp"):
+                data = data[:-1] + bytes([data[-1] ^ 1])
+            if name == "bundle.json" and how in ("other", "name"):
+                manifest = json.loads(data)
+                manifest["format"] += how == "other"
+                if how == "name":
+                    manifest["parts"]["rollouts/../x"] = ""
+                data = json.dumps(manifest).encode()
+            made.writestr(name, data)
+    if how == "cut":
+        bad.write_bytes(bad.read_bytes()[:-100])
+    elif how == "text":
+        bad.write_text("no bundle")
+    said = rlskip("bundle", "--replay", bad, "--advantages", "grpo")
+    assert (said.code, "bad: " in said.err) == (2, True), said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--replay", "B"], "add --advantages grpo"),
+        (["--replay", "B", "--loss", "dpo"], "rlskip has: grpo, rloo, ppo"),
+        (["--replay", "B", "--loss", "ppo,clip=x"], "is no number"),
+        (["--replay", "B", "--loss", "nowhere:f"], "cannot be imported"),
+        ([], "rlskip bundle RUN STEP --out FILE"),
+    ],
+)
+def test_what_is_missing_is_named(
+    rlskip: Any, bundled: Path, arguments: list[str], message: str
+) -> None:
+    said = rlskip("bundle", *[str(bundled) if one == "B" else one for one in arguments])
+    assert (said.code, message in said.err) == (2, True), said.err
+
+
+def test_the_formulas() -> None:
+    earned, groups = torch.tensor([1.0, 0.0, 0.0, 1.0, 5.0]), ["a", "a", "a", "b", "c"]
+    rloo = losses.rloo(earned, groups).tolist()
+    assert rloo == pytest.approx([1.0, -0.5, -0.5, 1.0, 5.0])
+    assert losses.grpo(earned, groups, scale=False)[:3].tolist() == pytest.approx(
+        [2 / 3, -1 / 3, -1 / 3]
+    )
+    reward, value = torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.1, 0.2, 0.3])
+    assert losses.gae(reward, value).tolist() == pytest.approx([0.9, 0.8, 0.7])
+    discounted = losses.gae(reward, value, gamma=0.9, lam=0.5)
+    delta = np.array([0.9 * 0.2 - 0.1, 0.9 * 0.3 - 0.2, 1 - 0.3])
+    expected = [sum((0.45**k) * delta[t + k] for k in range(3 - t)) for t in range(3)]
+    assert discounted.tolist() == pytest.approx(expected)
