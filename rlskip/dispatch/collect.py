@@ -14,7 +14,7 @@ from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle
 from rlskip.dispatch.uids import Uids
 from rlskip.keys import TrajectoryKey
-from rlskip.replay import ReplayBuffer
+from rlskip.queue import ReplayBuffer
 
 Rows = tuple[TensorDict, dict[str, float]]
 """The rows, with columns that name prompt and session, and the metrics of sampling them."""

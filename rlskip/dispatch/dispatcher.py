@@ -31,8 +31,7 @@ from rlskip.dispatch.uids import Uids
 from rlskip.dispatch.units import step_number
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import TRAIN, VAL
-from rlskip.queue import MemoryQueue, TrajectoryQueue
-from rlskip.replay import ReplayBuffer
+from rlskip.queue import MemoryQueue, ReplayBuffer, TrajectoryQueue
 from rlskip.store import Identity, StepStore
 
 Prompts: TypeAlias = TensorDictBase | Sequence[Mapping[str, Any]]

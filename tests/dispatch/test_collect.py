@@ -13,8 +13,14 @@ from rlskip.dispatch import BatchError, LocalPool, RolloutDispatcher, timeouts
 from rlskip.dispatch.collect import Collector
 from rlskip.errors import ConfigError
 from rlskip.keys import split_trajectory
-from rlskip.queue import MemoryQueue, MissingKeysError, TrajectoryQueue
-from rlskip.replay import IncompleteRolloutError, ReplayBuffer, ReplayTimeoutError
+from rlskip.queue import (
+    IncompleteRolloutError,
+    MemoryQueue,
+    MissingKeysError,
+    ReplayBuffer,
+    ReplayTimeoutError,
+    TrajectoryQueue,
+)
 
 CONFIG = {"dispatch": {"rollout_level": True, "n": 3}, "replay": {"timeout_s": 20}}
 

@@ -36,9 +36,8 @@ from rlskip.dispatch import (
     RolloutDispatcher,
 )
 from rlskip.keys import split_session, split_trajectory
-from rlskip.queue import MemoryQueue
+from rlskip.queue import IncompleteRolloutError, MemoryQueue
 from rlskip.queue.transfer_queue import PollingWatch
-from rlskip.replay import IncompleteRolloutError
 
 RETRIES, DATA_RETRIES = 2, 1
 

@@ -2,8 +2,7 @@
 
 from rlskip.errors import RlskipError
 from rlskip.keys import prompt_tag, row_tag, session_tag
-from rlskip.queue import MemoryQueue
-from rlskip.replay import IncompleteRolloutError, ReplayBuffer, ReplayTimeoutError
+from rlskip.queue import IncompleteRolloutError, MemoryQueue, ReplayBuffer, ReplayTimeoutError
 
 
 def sample(errors):

@@ -15,8 +15,7 @@ import torch
 from rlskip import SkipManager
 from rlskip.jobs.ranks import RankGroup
 from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
-from rlskip.queue import KVBatchMeta, MemoryQueue, to_rows
-from rlskip.replay import ReplayBuffer
+from rlskip.queue import KVBatchMeta, MemoryQueue, ReplayBuffer, to_rows
 from rlskip.skip.agreement import SeveralRanks
 from rlskip.skip.call_role import CallRole
 

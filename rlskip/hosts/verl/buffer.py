@@ -20,8 +20,7 @@ from rlskip.hosts.verl.journals import tidy_journals
 from rlskip.hosts.verl.names import FILTER, SAMPLER_KEY, SCORES
 from rlskip.hosts.verl.run_queue import run_queue
 from rlskip.keys import IS_PROMPT, ROLLOUT_ROOT_KEYS, TRAIN, VAL, uid_of
-from rlskip.queue import to_rows
-from rlskip.replay import GroupFilter, PromptOutcome, ReplayBuffer
+from rlskip.queue import GroupFilter, PromptOutcome, ReplayBuffer, to_rows
 from rlskip.skip import SkipManager
 
 _SYNC = "sync"
@@ -97,7 +96,7 @@ class FailClosedReplayBuffer:
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int | None = None
     ) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """As :meth:`rlskip.replay.ReplayBuffer.sample`; verl's trainer deletes the rows itself."""
+        """As :meth:`rlskip.queue.ReplayBuffer.sample`; verl's trainer deletes the rows itself."""
         sample = _SAMPLE.get(partition_id, ReplayBuffer.sample)
         size = None if self._whole_steps else batch_size
         batch, metrics = sample(self._buffer, global_steps, partition_id, size)

@@ -5,8 +5,7 @@ import torch
 
 from rlskip.errors import RlskipError
 from rlskip.keys import prompt_tag
-from rlskip.queue import KVBatchMeta
-from rlskip.replay import ReplayTimeoutError
+from rlskip.queue import KVBatchMeta, ReplayTimeoutError
 
 
 def test_clearing_what_was_not_sampled_is_refused(buffer):

@@ -18,12 +18,12 @@ from rlskip.batch.prompts import named
 from rlskip.config.replay import read_replay
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import ROLLOUT_ROOT_KEYS, integer
-from rlskip.queue import KVBatchMeta, TrajectoryQueue
-from rlskip.replay.filtering import GroupFilter
-from rlskip.replay.incomplete import IncompleteRolloutError, name_prompts
-from rlskip.replay.partitions import Partitions
-from rlskip.replay.readiness import PromptGroup, PromptOutcome, State
-from rlskip.replay.sampling import SampleCall
+from rlskip.queue.filtering import GroupFilter
+from rlskip.queue.incomplete import IncompleteRolloutError, name_prompts
+from rlskip.queue.partitions import Partitions
+from rlskip.queue.protocol import KVBatchMeta, TrajectoryQueue
+from rlskip.queue.readiness import PromptGroup, PromptOutcome, State
+from rlskip.queue.sampling import SampleCall
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,13 @@ import torch
 
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import row_tag, status_tag
-from rlskip.queue import to_rows
-from rlskip.replay import GroupFilter, IncompleteRolloutError, ReplayBuffer, ReplayTimeoutError
+from rlskip.queue import (
+    GroupFilter,
+    IncompleteRolloutError,
+    ReplayBuffer,
+    ReplayTimeoutError,
+    to_rows,
+)
 
 SAME, MIXED = (1.0, 1.0), (0.0, 1.0)
 

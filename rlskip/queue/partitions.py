@@ -26,8 +26,8 @@ from rlskip.keys import (
     split_session,
     split_trajectory,
 )
-from rlskip.queue import KVBatchMeta, Tag, TrajectoryQueue
-from rlskip.replay.readiness import Expected, PromptGroup, PromptOutcome, State
+from rlskip.queue.protocol import KVBatchMeta, Tag, TrajectoryQueue
+from rlskip.queue.readiness import Expected, PromptGroup, PromptOutcome, State
 
 _PROMPT_STATUSES = (PENDING, RUNNING, FINISHED, FAILURE)
 

@@ -17,8 +17,7 @@ from hypothesis.stateful import (
 )
 
 from rlskip.keys import TrajectoryKey, prompt_tag, row_tag, session_key, session_tag, status_tag
-from rlskip.queue import MemoryQueue
-from rlskip.replay import IncompleteRolloutError, ReplayBuffer, ReplayTimeoutError
+from rlskip.queue import IncompleteRolloutError, MemoryQueue, ReplayBuffer, ReplayTimeoutError
 
 UIDS = st.sampled_from(["a", "b_1_2", "c_sess1"])
 SESSIONS = st.integers(0, 2)

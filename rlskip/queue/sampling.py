@@ -10,11 +10,11 @@ from typing import Any
 import attrs
 
 from rlskip.keys import ROLLOUT_ROOT_KEYS, TRAIN
-from rlskip.queue import KVBatchMeta, Tag
-from rlskip.replay.filtering import GroupFilter
-from rlskip.replay.incomplete import IncompleteRolloutError, ReplayTimeoutError, name_prompts
-from rlskip.replay.partitions import Partition
-from rlskip.replay.readiness import PromptGroup, PromptOutcome, State
+from rlskip.queue.filtering import GroupFilter
+from rlskip.queue.incomplete import IncompleteRolloutError, ReplayTimeoutError, name_prompts
+from rlskip.queue.partitions import Partition
+from rlskip.queue.protocol import KVBatchMeta, Tag
+from rlskip.queue.readiness import PromptGroup, PromptOutcome, State
 
 
 @attrs.define

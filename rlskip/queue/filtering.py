@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import attrs
 
 from rlskip.errors import RlskipError
-from rlskip.replay.readiness import PromptGroup
+from rlskip.queue.readiness import PromptGroup
 
 
 @attrs.frozen

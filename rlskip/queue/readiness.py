@@ -38,7 +38,7 @@ from rlskip.keys import (
     session_key,
     trajectory_key,
 )
-from rlskip.queue import Tag
+from rlskip.queue.protocol import Tag
 
 
 class State(Enum):

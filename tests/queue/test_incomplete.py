@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from rlskip.keys import prompt_tag, status_tag
-from rlskip.replay import IncompleteRolloutError, ReplayTimeoutError
+from rlskip.queue import IncompleteRolloutError, ReplayTimeoutError
 
 INCOMPLETE = {
     "failed status": (

@@ -5,9 +5,8 @@ import torch
 
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import prompt_tag
-from rlskip.queue import MemoryQueue
+from rlskip.queue import IncompleteRolloutError, MemoryQueue, ReplayBuffer, ReplayTimeoutError
 from rlskip.queue.transfer_queue import PollingWatch
-from rlskip.replay import IncompleteRolloutError, ReplayBuffer, ReplayTimeoutError
 
 
 def test_refill_runs_the_prompt_again_under_its_uid(make_buffer, rollouts, queue):
