@@ -13,6 +13,7 @@ from rlskip.queue.protocol import (
     Row,
     Tag,
     TrajectoryQueue,
+    UnequalFieldsError,
     Watch,
 )
 from rlskip.queue.readiness import PromptOutcome
@@ -35,6 +36,7 @@ __all__ = [
     "Tag",
     "TrajectoryQueue",
     "TransferQueueAdapter",
+    "UnequalFieldsError",
     "Watch",
     "to_batch",
     "to_rows",

@@ -24,7 +24,7 @@ from rlskip.queue.protocol import (
     Watch,
     check_put,
 )
-from rlskip.queue.rows import to_batch, to_rows
+from rlskip.queue.rows import check_fields, to_batch, to_rows
 
 log = logging.getLogger(__name__)
 
@@ -101,12 +101,13 @@ class MemoryQueue(TrajectoryQueue):
             found = [] if missing else [held[key] for key in keys]
         if missing:
             raise MissingKeysError.of_keys(missing, partition)
-        common = _common_fields(found)
-        wanted = common if fields is None else fields
-        if found and not (wanted and set(wanted) <= set(common)):
-            rows = {key: entry.row for key, entry in zip(keys, found, strict=True)}
-            raise MissingKeysError.of_fields(wanted, common, partition, rows)
-        return to_batch([{name: entry.row[name] for name in wanted} for entry in found])
+        rows = [entry.row for entry in found]
+        if fields is None:
+            check_fields(dict(zip(keys, rows, strict=True)), f"partition {partition!r}")
+        elif not set(fields) <= set(common := _common_fields(found)):
+            raise MissingKeysError.of_fields(fields, common, partition)
+        wanted = fields if fields is not None else rows[0] if rows else ()
+        return to_batch([{name: row[name] for name in wanted} for row in rows])
 
     def list(self, partition: str) -> dict[str, dict[str, Any]]:
         with self._changed:

@@ -6,6 +6,7 @@ update therefore depends on what changed, not on what the partition holds.
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
@@ -26,8 +27,9 @@ from rlskip.keys import (
     split_session,
     split_trajectory,
 )
-from rlskip.queue.protocol import KVBatchMeta, Tag, TrajectoryQueue
+from rlskip.queue.protocol import KVBatchMeta, MissingKeysError, Row, Tag, TrajectoryQueue
 from rlskip.queue.readiness import Expected, PromptGroup, PromptOutcome, State
+from rlskip.queue.rows import to_rows
 
 _PROMPT_STATUSES = (PENDING, RUNNING, FINISHED, FAILURE)
 
@@ -41,6 +43,8 @@ class Partition:
         Its name, and whether it is the partition of validation prompts.
     reserved
         The uids that only calls sample which name them.
+    owed
+        Evicted prompts that no call has replaced yet, each with its refills in a row.
     """
 
     # Each group is on one shelf, that of its state and step, and no shelf is empty; `_shelve`
@@ -55,6 +59,7 @@ class Partition:
         self._strategy = "none" if self.validates else config.max_off_policy_strategy
         self._most_steps = config.max_off_policy_threshold
         self.reserved: set[str] = set()
+        self.owed: list[tuple[PromptOutcome, int]] = []
         self._groups: dict[str, PromptGroup] = {}
         self._next_number = 0
         # state -> step -> uid -> group
@@ -146,6 +151,13 @@ class Partition:
         group.announced = True
         self._shelve(group)
 
+    def is_again(self, before: PromptGroup) -> None:
+        """A group that was taken out is in the queue again: it is what it was."""
+        group = self._group(before.uid)
+        for name in ("number", "refills", "told", "varies", "metric"):
+            setattr(group, name, getattr(before, name))
+        self._shelve(group)
+
     def mark_sampled(self, groups: Iterable[PromptGroup], sampled: bool = True) -> None:
         """Mark groups as sampled: they stay in the partition and are never sampled again.
 
@@ -154,10 +166,6 @@ class Partition:
         for group in groups:
             group.sampled = sampled
             self._shelve(group)
-
-    def keys(self, uids: Iterable[str]) -> list[str]:
-        """All keys of these prompts, of their rows and of their markers."""
-        return [key for uid in uids for key in self.find(uid).keys()]  # noqa: SIM118
 
     def remove(self, uids: Iterable[str]) -> None:
         """Forget these prompts, which the queue does not hold any more."""
@@ -251,13 +259,46 @@ class Partitions:
         for name, changes in self.watch.poll().items():
             self[name].apply(changes)
 
-    def remove(self, uids: Sequence[str], name: str) -> None:
-        """Delete prompts with their rows and markers from the queue."""
+    def take_out(
+        self, groups: Sequence[PromptGroup], name: str, keep: bool = False
+    ) -> list[tuple[PromptGroup, dict[str, Row]]]:
+        """Delete groups with their rows and markers from the queue.
+
+        Returns them for :meth:`put_back`, with their rows if these are to be kept.
+        """
+        rows = self._rows_of(groups, name) if keep else {}
+        taken = [
+            (group, {key: rows[key] for key, _ in group.all_rows() if key in rows})
+            for group in groups
+        ]
         # In this order: if the queue raises, the keys are still known, and can be deleted later.
-        self._queue.delete(self[name].keys(uids), name)
-        self[name].remove(uids)
+        self._queue.delete([key for group in groups for key in group.keys()], name)  # noqa: SIM118
+        self[name].remove(group.uid for group in groups)
         # A polling watch must see them deleted before a refill puts the same keys again.
         self.sync()
+        return taken
+
+    def put_back(self, taken: Sequence[tuple[PromptGroup, dict[str, Row]]], name: str) -> None:
+        """Put groups into the queue again as they were taken out."""
+        for group, rows in taken:
+            for key, tag in group.tags():
+                fields = [rows[key]] if key in rows else None
+                self._queue.put([key], name, fields, [tag])
+        self.sync()
+        for group, _ in taken:
+            self[name].is_again(group)
+
+    def _rows_of(self, groups: Sequence[PromptGroup], name: str) -> dict[str, Row]:
+        """The rows of these groups by key, but for keys without fields."""
+        keys = [key for group in groups for key, _ in group.all_rows()]
+        try:
+            return dict(zip(keys, to_rows(self._queue.get(keys, name)), strict=True))
+        except MissingKeysError:  # they hold different fields
+            found: dict[str, Row] = {}
+            for key in keys:
+                with contextlib.suppress(MissingKeysError):
+                    found[key] = to_rows(self._queue.get([key], name))[0]
+            return found
 
 
 def _set(tags: dict, name: Hashable, tag: Tag | None) -> None:

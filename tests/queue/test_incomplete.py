@@ -40,6 +40,14 @@ INCOMPLETE = {
         lambda r: (r.finished("u"), r.tag("u_1_1", {})),
         "u: expected 2, got 1 (session 1 missing; status finished)",
     ),
+    "more sessions than its lowered n": (
+        lambda r: (r.counted("u", n=3), r.tag("u", {"n": 2})),
+        "u: expected 2, got 3",
+    ),
+    "more sessions than expected of a status prompt": (
+        lambda r: (r.finished("u", n=3), r.tag("u", {"expected_rollouts": 2})),
+        "u: expected 2, got 3 (status finished)",
+    ),
     "nothing at all": (
         lambda r: r.tag("u", status_tag(1, "finished")),
         "u: expected some, got 0 (status finished)",

@@ -6,6 +6,7 @@ verl loads this module as ``pkg://rlskip.hosts.verl.buffer``.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -142,7 +143,7 @@ def _filter(settings: Mapping[str, Any], trainer_mode: str) -> GroupFilter:
     """As verl's buffers filter: a sync trainer asks for twice as many, and trains on-policy."""
     name, prompts = settings["metric"], settings["prompts"]
     batches = settings.get("max_num_gen_batches") or 0
-    most = (batches - 1) * prompts if batches > 0 else None
+    most = (batches - 1) * prompts if batches > 0 else sys.maxsize  # verl: 0 is no limit
 
     def metric(keys: Sequence[str], partition: str) -> list[float]:
         if name == _REWARD:
