@@ -163,7 +163,7 @@ def ray_dispatch(rounds: int, prompts: int = 128, n: int = 8) -> Row:
     import ray
 
     from rlskip.dispatch import RayPool, RolloutDispatcher
-    from rlskip.queue import MemoryQueue
+    from rlskip.queue import MemoryQueue, ReplayBuffer
 
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
     ray.cloudpickle.register_pickle_by_value(__import__(__name__, fromlist=["_"]))
@@ -188,12 +188,13 @@ def ray_dispatch(rounds: int, prompts: int = 128, n: int = 8) -> Row:
         ray.get(calls)
 
     config = {"dispatch": {"rollout_level": True, "policy": "round_robin", "n": n}}
-    with RolloutDispatcher(RayPool(at_once, 4), MemoryQueue(), config) as dispatcher:
+    queue = MemoryQueue()
+    with RolloutDispatcher(RayPool(at_once, 4), queue, config) as dispatcher:
 
         def ours() -> None:
             report = dispatcher.submit(batch, step=1).result()
             assert report.succeeded == prompts * n
-            dispatcher.buffer.evict(uids, "train")
+            ReplayBuffer(queue).evict(uids, "train")
 
         peer()  # the first round starts processes
         ours()

@@ -15,6 +15,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import os
 from abc import ABC, abstractmethod
 from array import array
 from collections import OrderedDict, UserDict, defaultdict, deque
@@ -83,49 +84,13 @@ class Pool(ABC):
         """Release the workers; the sessions that run are abandoned."""
 
 
-class LocalPool(Pool):
-    """Workers in this process: coroutines on the dispatcher's event loop, or threads.
-
-    Parameters
-    ----------
-    worker
-        An async function, a blocking one, or a class with ``__call__`` (or a partial of it).
-    workers
-        The number of workers.
-    threads
-        The number of blocking calls that one worker runs at once, besides those that were given
-        up and have not returned.
-    """
-
-    def __init__(self, worker: Worker, workers: int = 4, *, threads: int = THREADS) -> None:
-        super().__init__(workers)
-        self.slots = threads if is_blocking(worker) else None
-        self._runners = [Runner(worker, threads) for _ in range(workers)]
-
-    def start(self, worker: int, job: Job) -> asyncio.Future[Rows]:
-        session = job.session
-        run = self._runners[worker].run(job.sample.fields, job.sampling, session)
-        name = f"session {session.session_id} of {session.uid} (attempt {session.attempt}, "
-        return asyncio.get_running_loop().create_task(run, name=f"{name}worker {worker})")
-
-    def stop(self, worker: int, future: asyncio.Future[Rows]) -> None:
-        future.cancel()
-
-    async def broadcast(self, method: str, *args: Any) -> None:
-        for runner in self._runners:
-            await runner.call(method, *args)
-
-    async def close(self) -> None:
-        for runner in self._runners:
-            runner.close()
-
-
 class Runner:
     """One worker: makes it, calls it, and turns every error that it raises into an Exception."""
 
     def __init__(self, worker: Worker, threads: int) -> None:
         made = worker.func if isinstance(worker, functools.partial) else worker
         self._worker = worker() if inspect.isclass(made) else worker
+        self._pid = os.getpid()
         self._threads = DaemonThreads(threads, "rlskip-worker") if is_blocking(worker) else None
 
     async def run(
@@ -134,7 +99,7 @@ class Runner:
         # Copies: sessions of one prompt share nothing, so none depends on where another ran.
         args = own(dict(fields)), own(dict(sampling)), session
         if self._threads is not None:
-            thread = self._threads.run(lambda: kept(self._worker(*args)))
+            thread = self._threads.run(self._call, *args)
             try:
                 return await asyncio.shield(thread)
             except asyncio.CancelledError:
@@ -147,6 +112,20 @@ class Runner:
         except BaseException as error:
             # It could end the event loop, or look like the end of the actor's task.
             raise portable(error)  # noqa: B904 - it is the error itself, or has it as its cause
+        finally:
+            self._end_child()
+
+    def _call(self, *args: Any) -> Any:
+        try:
+            return kept(self._worker(*args))
+        finally:
+            self._end_child()
+
+    def _end_child(self) -> None:
+        # A worker that forks may come back twice, or raise in the child. That shares the pipes that
+        # wake the event loops of its parent, and must not go on from here.
+        if os.getpid() != self._pid:
+            os._exit(0)
 
     async def call(self, method: str, *args: Any) -> None:
         called = getattr(self._worker, method)

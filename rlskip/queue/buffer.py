@@ -9,7 +9,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import CancelledError
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -89,7 +88,7 @@ class ReplayBuffer:
             raise ConfigError(
                 "refill needs a callback that submits prompts",
                 "replay.on_incomplete" if group_filter is None else "group_filter",
-                "pass it as ReplayBuffer(..., refill=...); collect() uses dispatcher.buffer",
+                "pass it as ReplayBuffer(..., refill=...)",
             )
         #: The groups that the filter rejected in the last call, counted by the metric's value.
         self.rejected: Counter[float] = Counter()
@@ -103,21 +102,12 @@ class ReplayBuffer:
         self._lock = threading.RLock()
         _last[id(queue)] = self
 
-    def reserve(self, uids: Iterable[str], partition: str) -> None:
-        """Leave these prompts, until they are deleted, to calls of :meth:`sample` that name them.
-
-        Called before they are submitted: several callers may then use the buffer at once.
-        """
-        with self._lock:
-            self._partitions[partition].reserved.update(named(uids))
-
     def sample(
         self,
         step: int,
         partition: str,
         batch_size: int | None = None,
         uids: set[str] | None = None,
-        stop: threading.Event | None = None,
     ) -> tuple[KVBatchMeta, dict[str, float]]:
         """Wait for complete groups and sample them; no group is sampled twice.
 
@@ -132,11 +122,8 @@ class ReplayBuffer:
             A number: that many prompts of any step, the oldest first; in ``val``, less those
             that were dropped.
         uids
-            Sample these prompts only, which the call reserves; it adds the prompts that
-            replace them. Without a batch size it waits for all of them that it did not evict
-            itself. None: all that are not reserved.
-        stop
-            Once it is set, the call changes nothing more, and raises CancelledError.
+            Sample these prompts only; it adds the prompts that replace them. Without a batch size
+            it waits for all of them that it did not evict itself. None: all that there are.
 
         Returns
         -------
@@ -159,7 +146,7 @@ class ReplayBuffer:
             raise RlskipError(
                 "another ReplayBuffer was made for this queue, and two would sample its groups "
                 "twice",
-                remedy="use that one (collect() uses dispatcher.buffer), or a queue for each",
+                remedy="use that one, or a queue for each",
             )
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
@@ -172,16 +159,15 @@ class ReplayBuffer:
         now = self._clock()
         with self._lock:
             known = self._partitions[partition]
-            known.reserved.update(uids or ())
             group_filter = None if known.validates else self._filter
-            call = SampleCall(number, known, batch_size, uids, group_filter, stop, now, now)
+            call = SampleCall(number, known, batch_size, uids, group_filter, now, now)
         while True:
             with self._lock:
-                self._look(call)
+                self._partitions.sync()
                 # Replacements may have finished already, and be evicted in turn. The time is
                 # checked after they are there: no evicted prompt is left without one.
                 while self._evict(self._decide(call), call):
-                    self._look(call)
+                    self._partitions.sync()
                     if call.submitted:
                         self._check_time(call)
                 groups = self._choose(call)
@@ -259,14 +245,6 @@ class ReplayBuffer:
             )
         self.evict(roots, batch.partition_id)
 
-    def give_back(self, batch: KVBatchMeta) -> None:
-        """Let the groups of a sampled batch, which was not used, be sampled again."""
-        with self._lock:
-            self._partitions.sync()
-            known = self._partitions[str(batch.partition_id)]
-            roots = (batch.extra_info or {})[ROLLOUT_ROOT_KEYS]
-            known.mark_sampled([known.find(uid) for uid in roots], sampled=False)
-
     def evict(self, uids: Iterable[str], partition: str) -> None:
         """Delete prompts in any state from the queue: roots, rows and markers."""
         with self._lock:
@@ -275,11 +253,6 @@ class ReplayBuffer:
             self._partitions.take_out([known.find(uid) for uid in named(uids)], partition)
 
     # -- the steps of sample(), in this order --------------------------------------------------
-
-    def _look(self, call: SampleCall) -> None:
-        if call.stop is not None and call.stop.is_set():
-            raise CancelledError
-        self._partitions.sync()
 
     def _decide(self, call: SampleCall) -> Eviction:
         """Which groups must not be sampled, and how many prompts replace them now.

@@ -41,14 +41,12 @@ class Partition:
     ----------
     name, validates
         Its name, and whether it is the partition of validation prompts.
-    reserved
-        The uids that only calls sample which name them.
     owed
         Evicted prompts that no call has replaced yet, each with its refills in a row.
     """
 
     # Each group is on one shelf, that of its state and step, and no shelf is empty; `_shelve`
-    # restores this after a change. A uid leaves `reserved` when its prompt is removed.
+    # restores this after a change.
 
     def __init__(self, name: str, config: ReplayConfig, drops_late_writes: bool) -> None:
         self.name = name
@@ -58,7 +56,6 @@ class Partition:
         self._expects = Expected(sessions, viable, drops_late_writes)
         self._strategy = "none" if self.validates else config.max_off_policy_strategy
         self._most_steps = config.max_off_policy_threshold
-        self.reserved: set[str] = set()
         self.owed: list[tuple[PromptOutcome, int]] = []
         self._groups: dict[str, PromptGroup] = {}
         self._next_number = 0
@@ -67,30 +64,26 @@ class Partition:
 
     # -- what there is -------------------------------------------------------------------------
 
-    def may(self, group: PromptGroup, uids: set[str] | None) -> bool:
-        """Whether a call for `uids`, or for all that are not reserved, may sample this group."""
-        return group.uid not in self.reserved if uids is None else group.uid in uids
-
     def groups(
         self, state: State, step: int | None = None, uids: set[str] | None = None
     ) -> Iterator[PromptGroup]:
         """The groups in `state`, of one step or of all; by step, then in order of appearance.
 
-        Those of `uids`; None: those that are not reserved.
+        Those of `uids`; None: all.
         """
         shelves = self._shelves[state]
         for at in sorted(shelves, key=_by_step) if step is None else [step]:
             for group in sorted(shelves.get(at, {}).values(), key=attrgetter("number")):
-                if self.may(group, uids):
+                if uids is None or group.uid in uids:
                     yield group
 
     def count(self, state: State, step: int | None = None, uids: set[str] | None = None) -> int:
         """The number of these groups."""
         shelves = self._shelves[state]
         found = shelves.values() if step is None else [shelves.get(step, {})]
-        if uids is None and not self.reserved:
+        if uids is None:
             return sum(map(len, found))
-        return sum(self.may(group, uids) for shelf in found for group in shelf.values())
+        return sum(uid in uids for shelf in found for uid in shelf)
 
     def steps(self, state: State) -> list[int | None]:
         """The steps of the groups in `state`."""
@@ -158,19 +151,15 @@ class Partition:
             setattr(group, name, getattr(before, name))
         self._shelve(group)
 
-    def mark_sampled(self, groups: Iterable[PromptGroup], sampled: bool = True) -> None:
-        """Mark groups as sampled: they stay in the partition and are never sampled again.
-
-        Unless the mark is taken back.
-        """
+    def mark_sampled(self, groups: Iterable[PromptGroup]) -> None:
+        """Mark groups as sampled: they stay in the partition and are never sampled again."""
         for group in groups:
-            group.sampled = sampled
+            group.sampled = True
             self._shelve(group)
 
     def remove(self, uids: Iterable[str]) -> None:
         """Forget these prompts, which the queue does not hold any more."""
         for uid in uids:
-            self.reserved.discard(uid)
             group = self._groups.pop(uid, None)
             if group is not None:
                 self._unshelve(group)

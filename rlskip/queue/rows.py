@@ -60,6 +60,11 @@ def check_fields(rows: Mapping[str, Collection[str]], where: str) -> None:
     `rows` has the names of the fields of each, by key. The error names the field that the fewest
     rows lack, and one of these rows: it is the row to look at.
     """
+    first = set(next(iter(rows.values()), ()))
+    if first and all(
+        len(names) == len(first) and first.issuperset(names) for names in rows.values()
+    ):
+        return  # as nearly always
     empty = [key for key, names in rows.items() if not names]
     if empty:
         raise MissingKeysError(f"{', '.join(map(repr, empty[:10]))}: no field is there", where)
@@ -101,18 +106,20 @@ def filled(rows: Mapping[str, Row], where: str) -> list[Row]:
     return [{name: row.get(name) for name in names} for row in rows.values()]
 
 
-def to_batch(rows: Sequence[Row]) -> TensorDict:
+def to_batch(rows: Sequence[Row], *, own: bool = False) -> TensorDict:
     """One TensorDict of batch size ``(len(rows),)`` that shares no memory with `rows`.
 
     All rows must hold the same fields. Scalars are stacked, other tensors become
     one jagged nested tensor (layout ``torch.jagged``; a NonTensorStack where their shapes or
-    dtypes do not allow it), anything else a NonTensorStack.
+    dtypes do not allow it), anything else a NonTensorStack. `own`: nobody else has the rows, so
+    that what is no tensor need not be copied.
     """
-    batch = {name: _pack([row[name] for row in rows]) for name in (rows[0] if rows else ())}
+    names = rows[0] if rows else ()
+    batch = {name: _pack([row[name] for row in rows], own) for name in names}
     return TensorDict(batch, batch_size=[len(rows)])
 
 
-def _pack(values: list[Any]) -> torch.Tensor | NonTensorStack:
+def _pack(values: list[Any], own: bool) -> torch.Tensor | NonTensorStack:
     if all(isinstance(value, torch.Tensor) for value in values):
         if all(value.dim() == 0 for value in values):
             return torch.stack(values)
@@ -120,4 +127,4 @@ def _pack(values: list[Any]) -> torch.Tensor | NonTensorStack:
             return torch.nested.as_nested_tensor(values, layout=torch.jagged)
         except RuntimeError:  # ragged in more than the first dimension, or of several dtypes
             pass
-    return NonTensorStack(*copy.deepcopy(values))
+    return NonTensorStack(*(values if own else copy.deepcopy(values)))

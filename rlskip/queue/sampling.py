@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -48,14 +47,12 @@ class SampleCall:
 
     # Every prompt that the call evicted was counted once: as stale, dropped, refilled, rejected or
     # surplus. `submitted` counts the prompts that replace them.
-    # All uids of `uids` are reserved, so calls with and without uids never sample the same prompt.
     # `awaited` has those of `uids` that the call has not evicted.
     step: int
     partition: Partition
     batch_size: int | None
-    uids: set[str] | None  # the prompts to sample; None: all that no call has reserved
+    uids: set[str] | None  # the prompts to sample; None: all
     group_filter: GroupFilter | None
-    stop: threading.Event | None  # set once nobody waits for the call
     started: float  # on the buffer's clock, in seconds
     logged: float  # when the last progress line was written
     stale_spans: list[int] = attrs.field(factory=list)
@@ -110,7 +107,6 @@ class SampleCall:
         if self.uids is not None:
             self.uids.update(uids)
             self.awaited.update(uids)
-            self.partition.reserved.update(uids)
 
     def announced(self) -> list[str]:
         """The uids of replacements that the queue does not hold yet."""
@@ -169,24 +165,15 @@ class SampleCall:
         return KVBatchMeta(keys, tags, self.partition.name, extra_info=roots)
 
     def metrics(self) -> dict[str, float]:
-        """Numbers of prompts, and steps that stale ones spanned, under the names that verl logs."""
+        """What the call evicted, under the names that verl logs."""
+        counts = len(self.dropped), self.refilled, self.short
+        metrics = sample_metrics(self.partition.name, self.stale_spans, *counts)
         prefix = "training" if self.partition.name == TRAIN else "validation"
-        spans, rejected = self.stale_spans, self.rejected.total()
-        metrics: dict[str, float] = {
-            "off_policy/evicted_samples": len(spans),
-            "rollout_failure/evicted_samples": len(self.dropped) + self.refilled,
-            "rollout_failure/refilled_samples": self.refilled,
-            "rollout_failure/short_samples": self.short,
-        }
-        if spans:
-            metrics["off_policy/evicted_samples_staleness/mean"] = sum(spans) / len(spans)
-            metrics["off_policy/evicted_samples_staleness/max"] = max(spans)
-            metrics["off_policy/evicted_samples_staleness/min"] = min(spans)
-        if rejected:
-            metrics["filter_groups/evicted_samples"] = rejected
+        if rejected := self.rejected.total():
+            metrics[f"{prefix}/filter_groups/evicted_samples"] = rejected
         if self.surplus:
-            metrics["filter_groups/discarded_surplus_samples"] = self.surplus
-        return {f"{prefix}/{name}": value for name, value in metrics.items()}
+            metrics[f"{prefix}/filter_groups/discarded_surplus_samples"] = self.surplus
+        return metrics
 
     # -- errors --------------------------------------------------------------------------------
 
@@ -250,3 +237,21 @@ class SampleCall:
 def _names(uids: Iterable[str], most: int = 10) -> str:
     uids = list(uids)
     return ", ".join(uids[:most]) + (f" and {len(uids) - most} more" if len(uids) > most else "")
+
+
+def sample_metrics(
+    partition: str, spans: Sequence[int], dropped: int, refilled: int = 0, short: int = 0
+) -> dict[str, float]:
+    """Numbers of prompts, and steps that stale ones spanned, under the names that verl logs."""
+    metrics: dict[str, float] = {
+        "off_policy/evicted_samples": len(spans),
+        "rollout_failure/evicted_samples": dropped + refilled,
+        "rollout_failure/refilled_samples": refilled,
+        "rollout_failure/short_samples": short,
+    }
+    if spans:
+        metrics["off_policy/evicted_samples_staleness/mean"] = sum(spans) / len(spans)
+        metrics["off_policy/evicted_samples_staleness/max"] = max(spans)
+        metrics["off_policy/evicted_samples_staleness/min"] = min(spans)
+    prefix = "training" if partition == TRAIN else "validation"
+    return {f"{prefix}/{name}": value for name, value in metrics.items()}

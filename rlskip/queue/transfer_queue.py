@@ -142,7 +142,9 @@ class TransferQueueAdapter(TrajectoryQueue):
         if snapshot is None:
             return  # no such partition: the keys are missing, which get() says
         columns, table = snapshot.field_name_mapping, snapshot.production_status
-        places = {key: snapshot.keys_mapping[key] for key in keys if key in snapshot.keys_mapping}
+        if missing := [key for key in keys if key not in snapshot.keys_mapping]:
+            raise MissingKeysError.of_keys(missing, partition)
+        places = {key: snapshot.keys_mapping[key] for key in keys}
         held = table[list(places.values())] == 1
         if bool((held == held[:1]).all()):  # as nearly always
             return

@@ -67,6 +67,7 @@ FREES = """
     atexit.register(nothing_is_freed_any_more)
 
     from rlskip.dispatch import LocalPool, RolloutDispatcher, timeouts
+    from rlskip.queue import MemoryQueue
 
     timeouts.EXIT_S = 60
 

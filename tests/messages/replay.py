@@ -33,7 +33,7 @@ CASES = [
         "",
         """\
 another ReplayBuffer was made for this queue, and two would sample its groups twice
-  -> use that one (collect() uses dispatcher.buffer), or a queue for each""",
+  -> use that one, or a queue for each""",
     ),
     (
         "a named prompt that is not there",

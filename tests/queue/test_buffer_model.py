@@ -37,7 +37,6 @@ class BufferAgainstModel(RuleBasedStateMachine):
         self.tags = {}  # what the queue must hold
         self.attempts = {}  # (uid, session) -> its attempt now
         self.sampled = set()
-        self.reserved = set()
         self.refills = {}
         self.batches = []  # sampled and not deleted
         self.delivered = set()  # their keys
@@ -67,7 +66,6 @@ class BufferAgainstModel(RuleBasedStateMachine):
         for key in self.keys_of(uid):
             del self.tags[key]
         self.sampled.discard(uid)
-        self.reserved.discard(uid)
         self.refills.pop(uid, None)
 
     def refill(self, partition, prompts):
@@ -127,7 +125,6 @@ class BufferAgainstModel(RuleBasedStateMachine):
     )
     def sample(self, step, size, uids):
         uids = uids and set(uids)
-        self.reserved |= uids or set()
         refused, expected, absent = self.expect(step, size, uids)
         if expected is None:
             with pytest.raises(IncompleteRolloutError) as error:
@@ -150,11 +147,6 @@ class BufferAgainstModel(RuleBasedStateMachine):
         self.sampled.update(roots)
         self.delivered |= set(batch.keys)
         self.batches.append(batch)
-
-    @rule(uid=UIDS)
-    def reserve(self, uid):
-        self.buffer.reserve([uid], self.partition)
-        self.reserved.add(uid)
 
     @precondition(lambda self: self.batches)
     @rule()
@@ -192,7 +184,6 @@ class BufferAgainstModel(RuleBasedStateMachine):
                 if self.policy == "refill":
                     self.tags[uid] = prompt_tag(1, 1)
                     self.refills[uid] = refills + 1
-                    self.reserved |= {uid} & (uids or set())
                 else:
                     dropped.add(uid)
             if incomplete:
@@ -224,7 +215,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
             uid
             for uid in self.submitted()
             if uid not in self.sampled and (size is not None or self.step(uid) == step)
-            if (uid not in self.reserved if uids is None else uid in uids)
+            if uids is None or uid in uids
         ]
 
     def finished(self, uid):

@@ -40,7 +40,6 @@ def test_uids_of_any_kind_are_those_of_the_queue(make_buffer, rollouts, queue, k
         return [kind(8)]
 
     buffer = make_buffer(refill, on_incomplete="refill")
-    buffer.reserve([kind(7)], "train")
     rollouts.counted("7", error="boom")
     rollouts.counted("9")
     uids = {kind(7)}

@@ -115,9 +115,7 @@ def test_age_does_not_matter_to_validation_or_to_none(make_buffer, queue, make_r
         buffer.clear(batch)
 
 
-def test_what_replaces_a_named_prompt_is_waited_for_by_that_call_alone(
-    make_buffer, rollouts, clock
-):
+def test_what_replaces_a_named_prompt_is_waited_for_by_that_call(make_buffer, rollouts, clock):
     def refill(partition, prompts):
         clock.at(clock.now + 1, lambda: rollouts.counted("new"))
         return ["new"]
