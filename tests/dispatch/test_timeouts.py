@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import gc
+import re
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +23,7 @@ from rlskip.dispatch import (
     timeouts,
 )
 from rlskip.keys import split_session, split_trajectory
-from rlskip.queue import MemoryQueue, ReplayTimeoutError
+from rlskip.queue import MemoryQueue, ReplayTimeoutError, transfer_queue
 
 LIMIT = 100.0  # seconds of a test's own waits; the deadlines of the dispatcher add up to 5
 BLOCKS_S = 1000.0  # longer than a test may take
@@ -362,3 +365,22 @@ def test_close_ends_what_waits_for_a_batch(make_prompts):
     batch.cancel()  # too late, and harmless
     dispatcher.close()
     fault.released.set()
+
+
+def test_the_list_of_waits_is_that_of_the_code():
+    """docs/dispatch.md names each deadline; those of this module are shortened by the fixture."""
+    text = (Path(__file__).parents[2] / "docs" / "dispatch.md").read_text()
+    section = text.split("## Deadlines")[1].split("\n## ")[0]
+    rows = dict(line.strip("| ").split(" | ") for line in section.splitlines() if " | " in line)
+    listed = [int(number) for cell in rows.values() for number in re.findall(r"\d+", cell)]
+    source = Path(timeouts.__file__).read_text()
+    ours = re.findall(r"^([A-Z]+_S) = (.*)$", source, re.MULTILINE)
+    values = {name: ast.literal_eval(value) for name, value in ours}
+    write, close = values["WRITE_S"], values["CLOSE_S"]
+    ray_pool = Path(timeouts.__file__).with_name("ray_pool.py").read_text()
+    start = float(re.search(r"^START_S = (.*)$", ray_pool, re.MULTILINE)[1])
+    assert listed == [
+        values["TURN_S"], *write, values["OPEN_S"], start, transfer_queue.START_S,
+        transfer_queue.CALL_S, close, close, values["EXIT_S"],
+    ]  # fmt: skip
+    assert start < values["OPEN_S"], "the error that names what Ray has comes first"
