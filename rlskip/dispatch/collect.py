@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 import torch
-from tensordict import NonTensorStack, TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from rlskip.config.replay import ReplayConfig
 from rlskip.dispatch.batch import BatchHandle, Group, Prompt
@@ -274,7 +274,9 @@ def joined(groups: Sequence[Group], partition: str, fill_missing: bool) -> Tenso
         rows = list(by_key.values())
     batch = to_batch(rows, own=True)
     if "uid" not in batch:
-        batch["uid"] = NonTensorStack(*(uid for uid, *_ in places))
+        # One object a prompt: to make one a row takes longer than all else here.
+        uids = {group.uid: NonTensorData(group.uid) for group in groups}
+        batch["uid"] = NonTensorStack(*(uids[uid] for uid, *_ in places))
     if "session_id" not in batch:
         batch["session_id"] = torch.tensor([session for _, session, *_ in places])
     return batch
