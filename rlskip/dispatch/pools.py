@@ -33,6 +33,7 @@ from rlskip.dispatch.failures import DataFailure, portable
 from rlskip.dispatch.timeouts import DaemonThreads
 from rlskip.dispatch.units import Job, Sample, Session
 from rlskip.keys import integer
+from rlskip.queue.rows import OwnRow
 
 Worker = Callable[..., Any]
 Rows = list[dict[str, Any]] | None
@@ -155,6 +156,7 @@ def is_blocking(worker: Worker) -> bool:
     return not inspect.iscoroutinefunction(call)
 
 
+_PLAIN = (torch.Tensor, np.ndarray, str, int, float, bytes, type(None))
 _MAPPINGS = (dict, OrderedDict, defaultdict, UserDict)
 
 
@@ -163,7 +165,8 @@ def kept(result: Any) -> Any:
     if is_tensor_collection(result):
         return own(result)
     if isinstance(result, Mapping):
-        return {name: _kept(item) for name, item in dict(result).items()}
+        row = {name: _kept(item) for name, item in dict(result).items()}
+        return OwnRow(row) if all(isinstance(item, _PLAIN) for item in row.values()) else row
     return [kept(row) for row in result] if isinstance(result, (list, tuple)) else result
 
 
@@ -220,4 +223,4 @@ def as_rows(result: Any) -> Rows:
             if is_tensor_collection(value := row[name]) and not is_non_tensor(value):
                 what = f"field {name!r} of row {i} is a nested {type(value).__name__}"
                 raise DataFailure(what, remedy="return its fields flat: no queue takes it")
-    return [dict(row) for row in rows]
+    return [row if type(row) is OwnRow else dict(row) for row in rows]

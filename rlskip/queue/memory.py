@@ -24,7 +24,7 @@ from rlskip.queue.protocol import (
     Watch,
     check_put,
 )
-from rlskip.queue.rows import check_fields, to_batch, to_rows
+from rlskip.queue.rows import OwnRow, check_fields, to_batch, to_rows
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,12 @@ class MemoryQueue(TrajectoryQueue):
         tags: Sequence[Tag] | None = None,
     ) -> KVBatchMeta:
         check_put(keys, fields, tags)
-        rows = [{}] * len(keys) if fields is None else own(to_rows(fields))
+        if fields is None:
+            rows: Sequence[Row] = [{}] * len(keys)
+        elif all(type(row) is OwnRow for row in fields):
+            rows = fields  # type: ignore[assignment]
+        else:
+            rows = own(to_rows(fields))
         tags = [{}] * len(keys) if tags is None else tags
         with self._changed:
             held = self._partitions.setdefault(partition, {})

@@ -28,6 +28,10 @@ from rlskip.keys import split_trajectory
 from rlskip.queue.protocol import MissingKeysError, PutError, Row, UnequalFieldsError
 
 
+class OwnRow(dict[str, Any]):
+    """A row that shares no memory with anything: a queue of this process need not copy it."""
+
+
 def to_rows(fields: TensorDictBase | Sequence[Row]) -> list[dict[str, Any]]:
     """One mapping per row; tensors are views into the batch.
 
