@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -250,6 +251,8 @@ def _within(
     **more: Any,
 ) -> Any:
     """``call(*args, **more)`` on a thread of its own, which is abandoned after `seconds`."""
+    if _in_ray_worker():  # Ray ties what a task or an actor awaits to its own thread
+        return call(*args, **more)
     outcome: Future[Any] = Future()
 
     def work() -> None:
@@ -262,6 +265,12 @@ def _within(
     if not wait([outcome], seconds).done:
         raise QueueUnavailableError(f"{name} did not answer within {seconds:g} s", remedy=why())
     return outcome.result()
+
+
+def _in_ray_worker() -> bool:
+    """Whether a task or an actor of Ray runs here, and not the process that started them."""
+    context = getattr(sys.modules.get("ray"), "get_runtime_context", None)
+    return context is not None and context().worker.mode == 1
 
 
 def _resources(conf: Any) -> str:
