@@ -1,4 +1,4 @@
-"""Dispatch over Ray, the scheduler on its own, and the length of the tail.
+"""Dispatch over Ray and in this process, and the length of the tail.
 
 ray_dispatch_ratio  seconds from the call to the last marker: 128 prompts of 2048 tokens x 8
                     sessions, round robin, 4 Ray actors whose workers return at once. The peer, in
@@ -6,8 +6,8 @@ ray_dispatch_ratio  seconds from the call to the last marker: 128 prompts of 204
 journal_ms          milliseconds to append a session to its step's journal: one row of 512 + 1024
                     tokens with the 26 fields that verl's agent-loop worker writes. The best of 500
                     appends, without fsync, as in a run.
-units_per_s         the scheduler on its own: sessions started and finished per second, 1 000 000
-                    on a simulated pool of 16 workers x 8 slots. units_* has each policy.
+sessions_per_s      sessions that `collect` runs in a second, 1 024 prompts x 8 on 8 local async
+                    workers that return at once, their rows as one batch included.
 makespan_*          simulated: when the last session finishes, over the lower bound
                     max(longest session, total work / slots); 128 prompts x 16 sessions, 16
                     workers x 8 slots, mean of 160 draws and of three settings of the tail.
@@ -125,29 +125,28 @@ def plot(found: dict[str, list[float]], path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-# -- the scheduler alone -----------------------------------------------------------------------
+# -- sessions of this process ------------------------------------------------------------------
 
 
-def run_units(policy: Policy, units: int, n: int = 16) -> None:
-    """Run `units` sessions through a scheduler, adding new ones whenever none is left."""
-    lengths = np.random.default_rng(0).exponential(1.0, 4096).tolist()
-    scheduler, prompts = Scheduler(WORKERS, policy, per_worker=SLOTS), units // n
-    running: list[tuple[Any, ...]] = []
-    now, sent = 0.0, 0
-    while True:
-        handed = scheduler.next()
-        if handed is not None:
-            worker, unit = handed
-            end = now + lengths[unit.number % 4096]
-            heapq.heappush(running, (end, unit.number, worker, unit))
-        elif sent < prompts and len(running) < WORKERS * SLOTS:
-            scheduler.add(SessionGroup(sent, prompts, n))
-            sent += 1
-        elif running:
-            now, number, worker, unit = heapq.heappop(running)
-            scheduler.done(worker, unit, lengths[number % 4096])
-        else:
-            return
+async def trivial(prompt: Any, sampling: Any, session: Any) -> dict[str, Any]:
+    return {"responses": torch.tensor([session.session_id])}
+
+
+def sessions_per_s(rounds: int, prompts: int = 1024, n: int = 8) -> Row:
+    """Return how many sessions `collect` runs in a second, their rows as one batch included."""
+    from rlskip.dispatch import LocalPool, RolloutDispatcher
+
+    batch = [{"uid": f"prompt-{i}"} for i in range(prompts)]
+    config = {"dispatch": {"rollout_level": True, "n": n}}
+    with RolloutDispatcher(LocalPool(trivial, 8), config=config) as dispatcher:
+
+        def collect() -> None:
+            rows, _ = dispatcher.collect(batch, step=1)
+            assert len(rows) == prompts * n
+
+        collect()
+        (seconds,) = best_of(rounds, collect)
+    return Row("sessions_per_s", prompts * n / seconds, "1/s", goal=Goal(">=", 10_000))
 
 
 # -- over Ray ----------------------------------------------------------------------------------
@@ -163,7 +162,7 @@ def ray_dispatch(rounds: int, prompts: int = 128, n: int = 8) -> Row:
     import ray
 
     from rlskip.dispatch import RayPool, RolloutDispatcher
-    from rlskip.queue import MemoryQueue
+    from rlskip.queue import MemoryQueue, ReplayBuffer
 
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
     ray.cloudpickle.register_pickle_by_value(__import__(__name__, fromlist=["_"]))
@@ -188,12 +187,13 @@ def ray_dispatch(rounds: int, prompts: int = 128, n: int = 8) -> Row:
         ray.get(calls)
 
     config = {"dispatch": {"rollout_level": True, "policy": "round_robin", "n": n}}
-    with RolloutDispatcher(RayPool(at_once, 4), MemoryQueue(), config) as dispatcher:
+    queue = MemoryQueue()
+    with RolloutDispatcher(RayPool(at_once, 4), queue, config) as dispatcher:
 
         def ours() -> None:
             report = dispatcher.submit(batch, step=1).result()
             assert report.succeeded == prompts * n
-            dispatcher.buffer.evict(uids, "train")
+            ReplayBuffer(queue).evict(uids, "train")
 
         peer()  # the first round starts processes
         ours()
@@ -233,12 +233,11 @@ def journal(rounds: int = 500, prompt: int = 512, response: int = 1024) -> Row:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--units", type=int, default=1_000_000, help="for units_per_s")
-    parser.add_argument("--rounds", type=int, default=10, help="for ray_dispatch_ratio")
+    parser.add_argument("--rounds", type=int, default=10, help="of dispatch and collect")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="draw the makespans here")
     args = parser.parse_args()
 
-    rows = [journal(), ray_dispatch(args.rounds)]
+    rows = [journal(), sessions_per_s(args.rounds), ray_dispatch(args.rounds)]
     goals: dict[str, Goal] = {
         "least_loaded": Goal("<=", 1.46),
         "longest_first": Goal("<=", 1.20),
@@ -250,14 +249,6 @@ def main() -> None:
         rows.append(Row(f"makespan_{name}", mean, "x bound", goal=goals.get(name)))
     if args.plot is not None:
         plot(found, args.plot)
-
-    def rate(policy: Policy, units: int) -> float:
-        return units / best_of(1, lambda: run_units(policy, units))[0]
-
-    rates = {name: rate(policy, args.units) for name, policy in POLICIES.items()}
-    # The slowest policy represents the scheduler.
-    rows.append(Row("units_per_s", min(rates.values()), "1/s", goal=Goal(">=", 16_667)))
-    rows += [Row(f"units_{name}", figure, "1/s") for name, figure in rates.items()]
     report(rows, versions("ray", "tensordict"), args.json)
 
 

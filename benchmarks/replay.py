@@ -31,11 +31,10 @@ from verl.trainer.ppo.v1 import replay_buffer as verl_replay
 from benchmarks._report import Goal, Row, arguments, report, versions
 from rlskip.config.replay import ReplayConfig
 from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
-from rlskip.queue import MemoryQueue
+from rlskip.queue import MemoryQueue, ReplayBuffer
+from rlskip.queue.partitions import Partitions
+from rlskip.queue.readiness import State
 from rlskip.queue.transfer_queue import PollingWatch
-from rlskip.replay import ReplayBuffer
-from rlskip.replay.partitions import Partitions
-from rlskip.replay.readiness import State
 
 SESSIONS = 8
 CHANGES = 1000

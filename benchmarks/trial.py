@@ -40,8 +40,7 @@ from rlskip import MergeConfig
 from rlskip.dispatch import LocalPool, RolloutDispatcher, Session
 from rlskip.keys import split_trajectory
 from rlskip.merge import merge
-from rlskip.queue import MemoryQueue
-from rlskip.replay import ReplayBuffer
+from rlskip.queue import MemoryQueue, ReplayBuffer
 from rlskip.store import StepStore
 
 PROMPT, RESPONSE, OBSERVATION = 64, 32, 16  # tokens; a turn's prompt holds all turns before it

@@ -54,8 +54,12 @@ class DispatchConfig:
     # null: the host's seed, else 0.
     seed: int | None = field(default=None, metadata=_not_negative)
 
+    # Rows of `collect` that lack a field which others have. false: an error that names field,
+    # prompt and session. true: None, unless the field is a tensor, which is always an error.
+    fill_missing: bool = False
+
     # Seconds that one attempt at a session may take; null: no limit, also none for an async worker
-    # that blocks the event loop.
+    # that blocks its event loop.
     session_timeout_s: float | None = field(default=3600.0, metadata={"min": 0.001, "max": 1e9})
 
     # Further attempts after an infrastructure failure: a lost worker, a deadline, an OSError.

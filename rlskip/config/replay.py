@@ -11,7 +11,7 @@ from rlskip.config.check import Problem, read_node
 
 @dataclass
 class ReplayConfig:
-    """Which groups a :class:`rlskip.replay.ReplayBuffer` returns to the trainer."""
+    """Which groups a :class:`rlskip.queue.ReplayBuffer` returns to the trainer."""
 
     # A finished group that is incomplete (a failed session, or fewer successful sessions than
     # expected): raise an IncompleteRolloutError; drop the group; refill it through the buffer's

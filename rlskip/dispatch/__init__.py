@@ -10,7 +10,7 @@
 from typing import TYPE_CHECKING
 
 from rlskip._lazy import load_on_use
-from rlskip.dispatch.batch import BatchHandle, BatchReport
+from rlskip.dispatch.batch import BatchHandle, BatchReport, Group
 from rlskip.dispatch.dispatcher import DispatcherClosedError, RolloutDispatcher
 from rlskip.dispatch.failures import (
     DataFailure,
@@ -18,8 +18,9 @@ from rlskip.dispatch.failures import (
     SessionFailure,
     WorkerLostError,
 )
+from rlskip.dispatch.local_pool import LocalPool
 from rlskip.dispatch.policies import POLICIES, PendingSession, Placement, Policy
-from rlskip.dispatch.pools import LocalPool, Pool
+from rlskip.dispatch.pools import Pool
 from rlskip.dispatch.units import (
     BatchError,
     Session,
@@ -38,6 +39,7 @@ __all__ = [
     "BatchReport",
     "DataFailure",
     "DispatcherClosedError",
+    "Group",
     "InfrastructureFailure",
     "LocalPool",
     "PendingSession",

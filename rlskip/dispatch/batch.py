@@ -1,10 +1,9 @@
-"""A batch: read from the trainer's, its prompts and attempts, and the handle to wait on."""
+"""A batch: read from the trainer's, its prompts and their groups, and the handle to wait on."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 import time
 from collections import Counter
@@ -19,11 +18,9 @@ from tensordict import TensorDictBase
 from rlskip.batch.columns import own, rows_of
 from rlskip.batch.meta import plain
 from rlskip.config.dispatch import DispatchConfig
-from rlskip.dispatch.coroutines import Answer
-from rlskip.dispatch.failures import InfrastructureFailure
 from rlskip.dispatch.history import History
 from rlskip.dispatch.journal import SessionJournal
-from rlskip.dispatch.scheduler import SessionGroup, Unit
+from rlskip.dispatch.scheduler import SessionGroup
 from rlskip.dispatch.units import BatchError, Sample, build_trajectory_info, step_number, whole
 from rlskip.format.dump_errors import UnsupportedTypeError
 from rlskip.format.fingerprint import fingerprint
@@ -31,9 +28,8 @@ from rlskip.format.prompt_digests import digests_of
 from rlskip.jobs.enclosing import enclosing
 from rlskip.jobs.served import Needs, needs
 from rlskip.keys import DO_SAMPLE, EXPECTED_ROLLOUTS, ROLLOUT_N, TRAIN, VAL, prompt_tag
+from rlskip.queue import PromptOutcome
 from rlskip.store.comparable import canonical
-
-logger = logging.getLogger(__name__)
 
 GREEDY = {"temperature": 0, "top_p": 1.0, "top_k": -1}
 """Sampling parameters of a training prompt whose ``__do_sample__`` is false."""
@@ -78,12 +74,35 @@ class BatchReport:
     seconds: float
 
 
+@attrs.define(eq=False)
+class Group:
+    """What the sessions of a prompt left.
+
+    Attributes
+    ----------
+    uid, step, n
+        The prompt, its step, and its number of sessions.
+    rows
+        The rows of each session that succeeded, by session; none if they are in a queue.
+    failed
+        Why each other session failed.
+    """
+
+    uid: str
+    step: int
+    n: int
+    rows: dict[int, list[dict[str, Any]]] = attrs.field(factory=dict)
+    failed: dict[int, str] = attrs.field(factory=dict)
+
+    def outcome(self) -> PromptOutcome:
+        """How errors and messages name it."""
+        succeeded, failed = tuple(sorted(self.rows)), tuple(sorted(self.failed.items()))
+        return PromptOutcome(self.uid, self.step, None, self.n, succeeded, failed)
+
+
 @attrs.define(eq=False, kw_only=True)
 class Prompt(SessionGroup):
-    """One prompt of a submitted batch.
-
-    ``open`` holds the sessions that have no outcome yet, ``marked`` those whose marker is there.
-    """
+    """One prompt of a submitted batch; ``open`` holds the sessions that have no outcome yet."""
 
     batch: BatchHandle
     uid: str
@@ -93,63 +112,34 @@ class Prompt(SessionGroup):
     known_as: str | None = None
     content: str | None = None
     journal_key: tuple[str, int] | None = None
-    open: set[int]  # from the start, so that whatever fails, each session gets a marker
-    marked: set[int] = attrs.field(factory=set)
+    open: set[int]  # from the start, so that whatever fails, each session has an outcome
+    group: Group
 
     @property
-    def in_flight(self) -> bool:
-        """Whether some of its sessions have no marker in the queue yet, and get one."""
-        ended = self.batch.done() and self.batch.settled.is_set()
-        return len(self.marked) < self.n and not ended
+    def running(self) -> bool:
+        """Whether its group lacks a session, which may still be written."""
+        return len(self.group.rows) + len(self.group.failed) < self.n
 
     def root_tag(self) -> dict[str, Any]:
         """The tag of its key: the number of markers to count to."""
         return {**prompt_tag(self.batch.step, self.n), EXPECTED_ROLLOUTS: self.n}
 
 
-@attrs.define(eq=False)
-class Attempt(Answer[Any]):
-    """An attempt at a session, whose coroutine awaits it; `started` is a time of its batch."""
-
-    worker: int
-    unit: Unit
-    started: float
-
-    @property
-    def prompt(self) -> Prompt:
-        return self.unit.group  # type: ignore[return-value]
-
-    def returned(self, future: asyncio.Future[Any]) -> None:
-        """Its worker has returned or raised, perhaps after the attempt was given up."""
-        error = InfrastructureFailure("cancelled") if future.cancelled() else future.exception()
-        if not self.done:
-            if error is None:
-                self.set(future.result())
-            else:
-                self.fail(error)
-        elif error is None:
-            self.prompt.batch.late += 1
-            logger.info("dropped a late result of %s", self)
-
-    def __str__(self) -> str:
-        session, attempt = self.unit.session, self.unit.attempt
-        return f"session {session} of {self.prompt.uid} (attempt {attempt}, worker {self.worker})"
-
-
 class BatchHandle:
     """A submitted batch. Wait for it with :meth:`result`, or await it."""
 
-    # A session is in `prompt.open` until it has an outcome, and counts in `unwritten` until its
-    # marker is in the queue, or the queue has refused it, which ends the batch: at 0 nothing is
-    # written any more. What `waiting` holds is awaited by open sessions.
+    # A session is in `prompt.open` until it has an outcome, and counts in `unwritten` until that is
+    # in its group: at 0 nothing is written any more. Sessions await what `waiting` holds.
 
-    def __init__(self, step: int, partition: str, validate: bool) -> None:
+    def __init__(self, step: int, partition: str, validate: bool, sinks: bool) -> None:
         self.step = step
         self.partition = partition
         self.validate = validate
+        self.sinks = sinks  # whether rows and markers go to the dispatcher's queue
+        self.own = False  # whether only the call that submitted it takes its groups
         self.prompts: list[Prompt] = []
-        self.waiting: dict[Answer[Any], None] = {}  # what its unfinished sessions wait for
-        self.marked: Answer[None] = Answer()  # set with the last marker
+        self.waiting: dict[asyncio.Future[Any], None] = {}
+        self.marked: asyncio.Future[None] | None = None  # set with the last session
         self.journal: SessionJournal | None = None
         self.needs = needs.get(Needs())  # of the stage that submits it
         self.unjournaled = ""  # why some of its prompts cannot be journaled
@@ -166,9 +156,21 @@ class BatchHandle:
         self.cancelled = False
         self.rooted = threading.Event()  # set once its roots are in the queue, or it has ended
         self.on_cancel: Callable[[], object] = lambda: None
+        self.on_ended: Callable[[Prompt], object] = lambda prompt: None
+        self.on_taken: Callable[[], object] = lambda: None
+        self.on_finished: Callable[[BaseException | None], object] = lambda error: None
+
+    def groups(self, timeout: float | None = None) -> list[Group]:
+        """Wait as :meth:`result` does, and take the groups: ``collect()`` has them no more.
+
+        Their rows are in the queue, if the dispatcher has one.
+        """
+        self.result(timeout)
+        self.on_taken()
+        return [prompt.group for prompt in self.prompts]
 
     def result(self, timeout: float | None = None) -> BatchReport:
-        """Wait until every session has its marker.
+        """Wait until every session has an outcome and, with a queue, its marker.
 
         Raises
         ------
@@ -180,18 +182,19 @@ class BatchHandle:
         # Future.result() raises a class of its own before Python 3.11.
         if not wait([self._future], timeout).done:
             unwritten = f"{self.unwritten} of {self.sessions} sessions"
-            raise TimeoutError(f"step {self.step}: {unwritten} have no marker after {timeout:g} s")
+            raise TimeoutError(f"step {self.step}: {unwritten} have not ended after {timeout:g} s")
         return self._future.result()
 
     def __await__(self) -> Generator[Any, None, BatchReport]:
         return asyncio.wrap_future(self._future).__await__()
 
     def done(self) -> bool:
-        """Whether every session has its marker."""
+        """Whether :meth:`result` returns at once."""
         return self._future.done()
 
     def cancel(self) -> None:
-        """Stop its sessions. Each one without a marker gets one with status failure."""
+        """Stop its sessions: each one without an outcome fails, and ``collect()`` has none."""
+        self.on_taken()
         self.on_cancel()
 
     # -- for the dispatcher ----------------------------------------------------------------
@@ -207,6 +210,7 @@ class BatchHandle:
                 self._future.set_result(self.report())
             else:
                 self._future.set_exception(error)
+            self.on_finished(error)
         self.rooted.set()
 
     def report(self) -> BatchReport:
@@ -234,10 +238,12 @@ def read_batch(
     step: int | None,
     validate: bool | None,
     partition: str | None,
+    sinks: bool,
 ) -> BatchHandle:
     """Read what ``RolloutDispatcher.submit`` takes; raises :class:`BatchError`.
 
-    `journaled`: whether journals need the contents of training prompts.
+    `journaled`: whether journals need the contents of training prompts; `sinks`: whether its rows
+    go to the queue.
     """
     if isinstance(prompts, TensorDictBase) and prompts.batch_dims != 1:
         raise BatchError(f"batch size {tuple(prompts.batch_size)}", remedy="expected (prompts,)")
@@ -251,7 +257,7 @@ def read_batch(
     index = [sample.get("index", i) for i, sample in enumerate(samples)]
     infos = build_trajectory_info(step, index, validate)
     partition = partition or (VAL if validate else TRAIN)
-    batch = BatchHandle(step, partition, validate)
+    batch = BatchHandle(step, partition, validate, sinks)
     usual = dict((config.val_sampling if validate else config.sampling) or {})
     greedy = {**usual, **GREEDY}
     for i, (sample, info) in enumerate(zip(samples, infos, strict=True)):
@@ -271,6 +277,7 @@ def read_batch(
             batch=batch,
             uid=uid,
             open=set(range(n)),
+            group=Group(uid, step, n),
             sample=Sample(sample),
             sampling=usual if sampled else greedy,
             info=info,

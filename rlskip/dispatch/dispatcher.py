@@ -1,41 +1,40 @@
-"""RolloutDispatcher: from a batch of prompts to rows and markers in a queue, and to the trainer."""
+"""RolloutDispatcher: from a batch of prompts to the groups of their sessions."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from types import FrameType
 from typing import Any, TypeAlias
 
 from tensordict import TensorDict, TensorDictBase
 
 from rlskip.config.dispatch import DispatchConfig, read_dispatch
+from rlskip.config.replay import ReplayConfig, read_replay
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle, read_batch
-from rlskip.dispatch.collect import Collector
+from rlskip.dispatch.collect import Prompts, Taking
 from rlskip.dispatch.failures import InfrastructureFailure, portable, text_of
+from rlskip.dispatch.groups import Groups
 from rlskip.dispatch.history import History
+from rlskip.dispatch.local_pool import LocalPool
 from rlskip.dispatch.policies import Policy, chunk, find_policy, least_loaded, round_robin
-from rlskip.dispatch.pools import THREADS, LocalPool, Pool, Worker
+from rlskip.dispatch.pools import THREADS, Pool, Worker
 from rlskip.dispatch.resume import Journals, journal_identity
 from rlskip.dispatch.scheduler import Scheduler
-from rlskip.dispatch.sessions import Sessions
-from rlskip.dispatch.uids import Uids
 from rlskip.dispatch.units import step_number
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import TRAIN, VAL
-from rlskip.queue import MemoryQueue, TrajectoryQueue
-from rlskip.replay import ReplayBuffer
+from rlskip.queue import TrajectoryQueue
 from rlskip.store import Identity, StepStore
 
-Prompts: TypeAlias = TensorDictBase | Sequence[Mapping[str, Any]]
+Batch: TypeAlias = TensorDictBase | Sequence[Mapping[str, Any]]
 
 logger = logging.getLogger(__name__)
 
@@ -51,22 +50,23 @@ class DispatcherClosedError(RlskipError, RuntimeError):
 
 
 class RolloutDispatcher:
-    """Runs the sessions of batches on a pool, and writes what they return to a queue.
+    """Runs the sessions of batches on a pool, and returns the groups of their rows.
 
-    It writes each prompt's root tag first, then each session's rows, then exactly one marker per
-    session, whatever happens to it. Batches may overlap: they share the pool's caps and cursor.
-    A queue has one dispatcher: while another that was made for it later is open, this one takes no
-    prompts.
+    :meth:`collect` is for trainers that call it. With a queue, :meth:`submit` is for a trainer that
+    reads the queue: it writes each prompt's root tag first, then each session's rows, then exactly
+    one marker per session, whatever happens to it. Batches may overlap: they share the pool's caps
+    and cursor. A queue has one dispatcher: while another that was made for it later is open, this
+    one takes no prompts.
 
     Parameters
     ----------
     pool
         A LocalPool, a RayPool, or a subclass of Pool. The dispatcher opens and closes it.
     queue
-        Where rows go; by default a new MemoryQueue.
+        Where :meth:`submit` writes; None: groups stay here until they are taken.
     config
-        Anything that :func:`~rlskip.config.dispatch.read_dispatch` takes; its node `replay` is of
-        :attr:`buffer`.
+        Anything that :func:`~rlskip.config.dispatch.read_dispatch` takes; its node `replay` judges
+        the groups of :meth:`collect`.
     policy
         Replaces ``dispatch.policy``.
     store
@@ -93,11 +93,10 @@ class RolloutDispatcher:
         policy = policy or find_policy(self.config.policy)
         if not self.config.rollout_level:
             policy = chunk
-        self.queue: TrajectoryQueue = MemoryQueue() if queue is None else queue
-        self._config = config  # of the buffer
-        self._buffer: ReplayBuffer | None = None
-        self._ahead: list[BatchHandle] = []  # submitted by collect(), and not yet waited for
-        self._uids = Uids(self.queue)
+        self.queue = queue
+        self._replay: ReplayConfig = read_replay(config)
+        self._prompts = Prompts()
+        self._errors: list[BaseException] = []  # of batches that any call of collect() may take
         self._pool = pool
         if self.config.journal and journals is None:
             if store is None:
@@ -108,7 +107,7 @@ class RolloutDispatcher:
                     "store of an enabled role (+skip=rollout_cache)",
                 )
             of_sessions = journal_identity(identity or Identity(), self.config)
-            journals = Journals(store, of_sessions, self.queue)
+            journals = Journals(store, of_sessions, queue)
         self._journals = journals
         self._history = None if policy in _BLIND else History()
         caps = self.config.max_concurrent_rollouts_per_worker, pool.slots
@@ -118,20 +117,19 @@ class RolloutDispatcher:
         self._closing = threading.Lock()
         self._ended = threading.Event()
         self._loop = timeouts.stops_at_exit(asyncio.new_event_loop())
-        self._sessions = Sessions(
+        self._groups = Groups(
             self._loop,
             pool,
-            self.queue,
+            queue,
             self.config,
             Scheduler(pool.workers, policy, per_worker),
             self._history,
             journals,
         )
-        _last[id(self.queue)] = self
+        if queue is not None:
+            _last[id(queue)] = self
         self._thread = threading.Thread(target=self._run, name="rlskip-dispatch", daemon=True)
         self._thread.start()
-        if self.config.session_timeout_s is not None:
-            threading.Thread(target=self._watch, name="rlskip-watch", daemon=True).start()
         try:
             self._call(timeouts.OPEN_S, pool.open)
         except BaseException:
@@ -153,103 +151,121 @@ class RolloutDispatcher:
         pool = make_pool(worker, dispatch.workers or 1, threads=threads)
         return cls(pool, queue, config, **more)
 
-    @property
-    def buffer(self) -> ReplayBuffer:
-        """The replay buffer of :meth:`collect`. Assign another one to refill prompts."""
-        if self._buffer is None:
-            self._buffer = ReplayBuffer(self.queue, self._config)
-        return self._buffer
-
-    @buffer.setter
-    def buffer(self, buffer: ReplayBuffer) -> None:
-        self._buffer = buffer
-
     def collect(
         self,
-        prompts: Prompts | None = None,
+        prompts: Batch | None = None,
         *,
         step: int | None = None,
         validate: bool | None = None,
         partition: str | None = None,
         batch_size: int | None = None,
     ) -> tuple[TensorDict, dict[str, float]]:
-        """Generate, wait for complete groups, and take their rows out of the queue.
+        """Generate, wait for complete groups, and return their rows.
 
-        A coroutine calls it as ``await asyncio.to_thread(dispatcher.collect, prompts, step=3)``.
+        Nothing is written to the queue. All waits together take at most ``replay.timeout_s``. A
+        coroutine calls it as ``await asyncio.to_thread(dispatcher.collect, prompts, step=3)``.
 
         Parameters
         ----------
         prompts, step, validate, partition
             As in :meth:`submit`. Without prompts, nothing is submitted and `step` is required.
         batch_size
-            None: wait for the groups of these prompts, whoever else uses the queue; without
-            prompts, for those of this step that no other call waits for. A number: take the
-            groups of that many prompts of any step, oldest first, while the others go on; for
-            trainers that generate ahead of their updates.
+            None: the groups of these prompts; without prompts, those of this step that nobody has
+            taken. A number: the groups of that many prompts of any step, oldest first, while the
+            others go on; for trainers that generate ahead of their updates.
 
         Returns
         -------
         rows : TensorDict
-            Batch size ``(rows,)``, group by group, each by session and index, with the fields
-            that all rows have, packed as :meth:`TrajectoryQueue.get` packs them. Columns
-            ``uid`` and ``session_id`` are added unless the rows have them.
+            Batch size ``(rows,)``, group by group, each by session and index, packed as
+            :meth:`TrajectoryQueue.get` packs them. Columns ``uid`` and ``session_id`` are added
+            unless the rows have them.
         metrics : dict
             As :meth:`ReplayBuffer.sample` returns them.
 
         Raises
         ------
-        IncompleteRolloutError, ReplayTimeoutError
-            As :meth:`ReplayBuffer.sample` raises them.
+        IncompleteRolloutError
+            A session failed, and ``replay.on_incomplete`` does not accept its group.
+        ReplayTimeoutError
+            ``replay.timeout_s`` has passed; the error names the sessions that are missing.
+        UnequalFieldsError
+            A row lacks a field that another one has, and ``dispatch.fill_missing`` is off, or the
+            field is a tensor.
         BatchError
-            As :meth:`submit` raises it; or an earlier prompt of one of the uids is in flight: a
-            session of it runs, or the queue holds its group.
-        Exception
-            What kept a batch from being written to the queue.
+            As :meth:`submit` raises it.
         """
-        batch = None if prompts is None else self._read(prompts, step, validate, partition)
-        if batch is not None:
+        started = time.monotonic()
+        self._check_open()
+        if self._replay.on_incomplete == "refill":
+            raise ConfigError(
+                "collect() has no prompts to refill a group with",
+                "replay.on_incomplete",
+                "use raise, drop or min_viable (dispatch.max_retries and max_data_retries try "
+                "sessions again); refill is for ReplayBuffer(queue, refill=...)",
+            )
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        batch = None
+        if prompts is not None:
+            batch = self._read(prompts, step, validate, partition, sinks=False)
             step, partition = batch.step, batch.partition
-        step = step_number(step)
-        partition = partition or (VAL if validate else TRAIN)
-        seconds = timeouts.write_seconds(self.config)
-        buffer = timeouts.bounded(seconds, lambda: self.buffer)
-        if batch is not None:
-            self._uids.add(batch, self._uids.queued(batch, seconds))
-        collector = Collector(buffer, self._uids, seconds)
-        if batch is not None and batch_size is None:
-            return collector.own_rows(batch, self._begin)
-        if batch is not None:
-            self._begin(batch)
-        self._check_ahead(batch)
-        return collector.take(step, partition, batch_size)
+        own = batch if batch_size is None else None
+        if own is not None:
+            own.own = True
+        taking = Taking(
+            self._prompts,
+            self._replay,
+            self.config.fill_missing,
+            step_number(step),
+            partition or (VAL if validate else TRAIN),
+            batch_size,
+            None if own is None else own.prompts,
+            functools.partial(self._raise_errors, own),
+            started,
+        )
+        if batch is None:
+            return taking.result()
+        self._begin(batch)
+        try:
+            return taking.result()
+        except BaseException:
+            if own is not None:  # else its groups are there for the next call
+                own.cancel()
+            raise
 
-    def _check_ahead(self, batch: BatchHandle | None) -> None:
-        """Raise what kept this batch or an earlier one from the queue; remember the others."""
-        with self._closing:
-            ahead = self._ahead if batch is None else [*self._ahead, batch]
-            done = [one for one in ahead if one.done()]
-            self._ahead = [one for one in ahead if one not in done]
-        for one in done:
-            one.result()
+    def _raise_errors(self, own: BatchHandle | None) -> None:
+        """Raise what ended this batch, or one that any call may take, before its time."""
+        if own is not None and own.done():
+            own.result()
+        if own is None and self._errors:
+            raise self._errors.pop(0)
+
+    def _finished(self, batch: BatchHandle, error: BaseException | None) -> None:
+        if error is not None:
+            self._prompts.take(batch.prompts)
+            if not (batch.sinks or batch.own):
+                self._errors.append(error)
+        self._prompts.batch_ended()
 
     def submit(
         self,
-        prompts: Prompts,
+        prompts: Batch,
         *,
         step: int | None = None,
         validate: bool | None = None,
         partition: str | None = None,
     ) -> BatchHandle:
-        """Start generating, and return once the roots are in the queue.
+        """Start generating; with a queue, return once the roots are there.
 
-        From then on a replay buffer knows of all these prompts.
+        From then on a replay buffer of the queue knows of all these prompts.
 
         Parameters
         ----------
         prompts
             A TensorDict of batch size ``(prompts,)``, or one mapping per prompt. Field ``uid``
-            names each prompt until its group has left the queue. Optional fields:
-            ``__rollout_n__``, how many sessions a prompt gets; ``__do_sample__``, false for
+            names each prompt until its group has ended and, without a queue, was taken. Optional
+            fields: ``__rollout_n__``, how many sessions a prompt gets; ``__do_sample__``, false for
             greedy sampling in training; ``index``, its number in the data set, by default its
             position.
         step
@@ -263,40 +279,48 @@ class RolloutDispatcher:
         Raises
         ------
         BatchError
-            The batch has no uid, duplicate uids, no step, or a session count below one.
+            The batch has no uid, duplicate uids, no step, or a session count below one; or an
+            earlier prompt of a uid is in flight.
         DispatcherClosedError
             After :meth:`close`.
         """
-        batch = self._read(prompts, step, validate, partition)
-        self._uids.add(batch)
+        batch = self._read(prompts, step, validate, partition, sinks=self.queue is not None)
         self._begin(batch)
         return batch
 
     def _read(
-        self, prompts: Prompts, step: int | None, validate: bool | None, partition: str | None
+        self,
+        prompts: Batch,
+        step: int | None,
+        validate: bool | None,
+        partition: str | None,
+        sinks: bool,
     ) -> BatchHandle:
         self._check_open()
-        if _last.get(id(self.queue), self) is not self:
+        if self.queue is not None and _last.get(id(self.queue), self) is not self:
             raise RlskipError(
                 "another RolloutDispatcher was made for this queue",
                 remedy="use that one, or close it; or give each a queue of its own",
             )
         journaled = self._journals is not None
         batch = read_batch(
-            prompts, self.config, self._history, journaled, step, validate, partition
+            prompts, self.config, self._history, journaled, step, validate, partition, sinks
         )
-        batch.on_cancel = lambda: self._post(self._sessions.cancel, batch)
+        batch.on_cancel = functools.partial(self._post, self._groups.cancel, batch)
+        batch.on_ended = self._prompts.ended
+        batch.on_finished = functools.partial(self._finished, batch)
+        batch.on_taken = functools.partial(self._prompts.take, batch.prompts)
         return batch
 
     def _begin(self, batch: BatchHandle) -> None:
+        self._prompts.add(batch)
         with self._closing:
             self._check_open()
-            self._sessions.batches.add(batch)  # from here on, close() ends it
+            self._groups.batches.add(batch)  # from here on, close() ends it
             batch.settled.clear()
             self._submitted.add(batch)
-        self._post(self._sessions.begin, batch)
-        # An async worker may submit prompts, too, on the thread that has to write their roots.
-        if threading.current_thread() is not self._thread:
+        self._post(self._groups.begin, batch)
+        if batch.sinks:
             batch.rooted.wait(2 * timeouts.write_seconds(self.config))  # the journal, the queue
 
     def broadcast(self, method: str, *args: Any) -> None:
@@ -314,10 +338,10 @@ class RolloutDispatcher:
             if self._closed:
                 return
             self._closed = True
-        if _last.get(id(self.queue)) is self:
+        if self.queue is not None and _last.get(id(self.queue)) is self:
             del _last[id(self.queue)]
         deadline = time.monotonic() + timeouts.CLOSE_S
-        batches = list(self._sessions.batches)
+        batches = list(self._groups.batches)
         for batch in batches:
             batch.cancel()
         for batch in batches:
@@ -353,38 +377,8 @@ class RolloutDispatcher:
                 logger.exception("the event loop of the dispatcher goes on")
         with contextlib.suppress(BaseException):
             self._loop.run_until_complete(self._cancel_tasks())
-        self._sessions.close()
+        self._groups.close()
         self._loop.close()
-
-    def _watch(self) -> None:
-        """Fail all batches when something blocks the event loop, and with it every deadline."""
-        seconds = (self.config.session_timeout_s or 0) + timeouts.LOOP_S
-        while not self._ended.wait(min(1.0, seconds)):
-            turned = threading.Event()
-            self._post(turned.set)
-            if not turned.wait(seconds) and not self._ended.is_set():
-                who = self._running_now()
-                if turned.is_set():  # it went on meanwhile
-                    continue
-                error = InfrastructureFailure(
-                    f"{who} blocks the event loop for more than {seconds:g} s",
-                    remedy="make the worker a plain function: it runs in a thread",
-                )
-                for batch in list(self._sessions.batches):
-                    batch.finish(error)
-                self._post(self._sessions.abort_all, error)
-
-    def _running_now(self) -> str:
-        """What the event loop runs: a session, by name, or the place in the code."""
-        task = asyncio.current_task(self._loop)
-        if task is not None and task.get_name().startswith("session "):
-            return task.get_name()
-        frame = sys._current_frames().get(self._thread.ident or 0)
-        while frame is not None and _of_python(frame):  # a lock that is waited for, say
-            frame = frame.f_back
-        if frame is None:
-            return "a worker or the pool"
-        return f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})"
 
     async def _cancel_tasks(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -416,7 +410,3 @@ class RolloutDispatcher:
 
         self._post(lambda: self._loop.create_task(run()))
         return timeouts.result_of(outcome, seconds, call)
-
-
-def _of_python(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).partition(".")[0] in sys.stdlib_module_names

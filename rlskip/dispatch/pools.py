@@ -15,6 +15,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import os
 from abc import ABC, abstractmethod
 from array import array
 from collections import OrderedDict, UserDict, defaultdict, deque
@@ -32,6 +33,7 @@ from rlskip.dispatch.failures import DataFailure, portable
 from rlskip.dispatch.timeouts import DaemonThreads
 from rlskip.dispatch.units import Job, Sample, Session
 from rlskip.keys import integer
+from rlskip.queue.rows import OwnRow
 
 Worker = Callable[..., Any]
 Rows = list[dict[str, Any]] | None
@@ -83,49 +85,13 @@ class Pool(ABC):
         """Release the workers; the sessions that run are abandoned."""
 
 
-class LocalPool(Pool):
-    """Workers in this process: coroutines on the dispatcher's event loop, or threads.
-
-    Parameters
-    ----------
-    worker
-        An async function, a blocking one, or a class with ``__call__`` (or a partial of it).
-    workers
-        The number of workers.
-    threads
-        The number of blocking calls that one worker runs at once, besides those that were given
-        up and have not returned.
-    """
-
-    def __init__(self, worker: Worker, workers: int = 4, *, threads: int = THREADS) -> None:
-        super().__init__(workers)
-        self.slots = threads if is_blocking(worker) else None
-        self._runners = [Runner(worker, threads) for _ in range(workers)]
-
-    def start(self, worker: int, job: Job) -> asyncio.Future[Rows]:
-        session = job.session
-        run = self._runners[worker].run(job.sample.fields, job.sampling, session)
-        name = f"session {session.session_id} of {session.uid} (attempt {session.attempt}, "
-        return asyncio.get_running_loop().create_task(run, name=f"{name}worker {worker})")
-
-    def stop(self, worker: int, future: asyncio.Future[Rows]) -> None:
-        future.cancel()
-
-    async def broadcast(self, method: str, *args: Any) -> None:
-        for runner in self._runners:
-            await runner.call(method, *args)
-
-    async def close(self) -> None:
-        for runner in self._runners:
-            runner.close()
-
-
 class Runner:
     """One worker: makes it, calls it, and turns every error that it raises into an Exception."""
 
     def __init__(self, worker: Worker, threads: int) -> None:
         made = worker.func if isinstance(worker, functools.partial) else worker
         self._worker = worker() if inspect.isclass(made) else worker
+        self._pid = os.getpid()
         self._threads = DaemonThreads(threads, "rlskip-worker") if is_blocking(worker) else None
 
     async def run(
@@ -134,7 +100,7 @@ class Runner:
         # Copies: sessions of one prompt share nothing, so none depends on where another ran.
         args = own(dict(fields)), own(dict(sampling)), session
         if self._threads is not None:
-            thread = self._threads.run(lambda: kept(self._worker(*args)))
+            thread = self._threads.run(self._call, *args)
             try:
                 return await asyncio.shield(thread)
             except asyncio.CancelledError:
@@ -147,6 +113,20 @@ class Runner:
         except BaseException as error:
             # It could end the event loop, or look like the end of the actor's task.
             raise portable(error)  # noqa: B904 - it is the error itself, or has it as its cause
+        finally:
+            self._end_child()
+
+    def _call(self, *args: Any) -> Any:
+        try:
+            return kept(self._worker(*args))
+        finally:
+            self._end_child()
+
+    def _end_child(self) -> None:
+        # A worker that forks may come back twice, or raise in the child. That shares the pipes that
+        # wake the event loops of its parent, and must not go on from here.
+        if os.getpid() != self._pid:
+            os._exit(0)
 
     async def call(self, method: str, *args: Any) -> None:
         called = getattr(self._worker, method)
@@ -176,6 +156,7 @@ def is_blocking(worker: Worker) -> bool:
     return not inspect.iscoroutinefunction(call)
 
 
+_PLAIN = (torch.Tensor, np.ndarray, str, int, float, bytes, type(None))
 _MAPPINGS = (dict, OrderedDict, defaultdict, UserDict)
 
 
@@ -184,7 +165,8 @@ def kept(result: Any) -> Any:
     if is_tensor_collection(result):
         return own(result)
     if isinstance(result, Mapping):
-        return {name: _kept(item) for name, item in dict(result).items()}
+        row = {name: _kept(item) for name, item in dict(result).items()}
+        return OwnRow(row) if all(isinstance(item, _PLAIN) for item in row.values()) else row
     return [kept(row) for row in result] if isinstance(result, (list, tuple)) else result
 
 
@@ -241,4 +223,4 @@ def as_rows(result: Any) -> Rows:
             if is_tensor_collection(value := row[name]) and not is_non_tensor(value):
                 what = f"field {name!r} of row {i} is a nested {type(value).__name__}"
                 raise DataFailure(what, remedy="return its fields flat: no queue takes it")
-    return [dict(row) for row in rows]
+    return [row if type(row) is OwnRow else dict(row) for row in rows]

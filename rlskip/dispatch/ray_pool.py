@@ -29,6 +29,7 @@ from rlskip.dispatch.failures import (
     text_of,
 )
 from rlskip.dispatch.pools import THREADS, Pool, Rows, Runner, Worker, is_blocking
+from rlskip.dispatch.timeouts import DaemonThreads, failure_of
 from rlskip.dispatch.units import Job, Sample, Session
 
 logger = logging.getLogger(__name__)
@@ -38,8 +39,10 @@ COALESCE_S = 0.002
 FULL = 256
 """This many sessions are sent at once, without waiting."""
 
-START_S = 300.0
-"""Seconds that the actors may take to start."""
+START_S = 280.0
+"""Seconds that Ray and the actors may take to start, placement groups included."""
+ASK_S = 5.0
+"""Seconds that Ray may take to say what it has, once it did not start them."""
 
 
 class RayPool(Pool):
@@ -85,20 +88,48 @@ class RayPool(Pool):
         self._packed: dict[int, bytes] = {}
 
     async def open(self) -> None:
-        if not ray.is_initialized():
-            ray.init()
+        ends = asyncio.get_running_loop().time() + START_S
+        if not ray.is_initialized():  # on a thread: it blocks for as long as it takes
+            await self._until(
+                ends, DaemonThreads(1, "rlskip-ray").run(ray.init), "Ray did not start"
+            )
         self._seats = [_Seat(i, self) for i in range(self.workers)]
         # An actor that cannot start raises here.
         hellos = asyncio.gather(*(seat.actor.hello.remote() for seat in self._seats))
+        await self._until(ends, hellos, "Ray did not start all actors")
+        await asyncio.gather(*(seat.ready for seat in self._seats))
+
+    async def _until(self, ends: float, started: asyncio.Future[Any], what: str) -> None:
+        """Wait for Ray; the error names what was asked of it, and what it has."""
+        left = ends - asyncio.get_running_loop().time()
         try:
-            await asyncio.wait_for(hellos, START_S)
-            await asyncio.gather(*(seat.ready for seat in self._seats))
+            await asyncio.wait_for(started, max(0.0, left))
         except asyncio.TimeoutError as error:
             raise InfrastructureFailure(
-                f"Ray started fewer than {self.workers} actors within {START_S:.0f} s",
+                f"{what} within {START_S:g} s. Asked for: {self.asked}. There is: "
+                f"{await self.resources()}",
                 "dispatch.workers",
-                "see `ray status` for what is missing",
+                "set fewer workers, ask less for each (RayPool(options=...)), or give Ray more; "
+                "`ray status` says what waits",
             ) from error
+
+    @property
+    def asked(self) -> str:
+        """What the workers need of Ray."""
+        needs = {k: v for k, v in self._options.items() if k != "max_concurrency"}
+        needs = {"num_cpus": 1, **needs}  # as Ray places an actor
+        return f"{self.workers} actors, each with {', '.join(f'{k}={v}' for k, v in needs.items())}"
+
+    async def resources(self) -> str:
+        """What Ray has, and what of it is free."""
+        asked = DaemonThreads(1, "rlskip-ray").run(
+            lambda: (ray.cluster_resources(), ray.available_resources())
+        )
+        if await failure_of(asked, ASK_S, "Ray") is not None:
+            return "unknown (Ray does not answer)"
+        has, free = asked.result()
+        named = {k: v for k, v in has.items() if not k.startswith(("node:", "object_store"))}
+        return ", ".join(f"{k}={v:g} ({free.get(k, 0):g} free)" for k, v in sorted(named.items()))
 
     def start(self, worker: int, job: Job) -> asyncio.Future[Rows]:
         return self._seats[worker].start(job)
@@ -195,7 +226,8 @@ class _Seat:
             self._restarts = 0
             self._listener.cancel()
             ray.kill(actor)
-            self._lost(f"Ray did not place it within {START_S:.0f} s (see `ray status`)")
+            has = await self._pool.resources()
+            self._lost(f"Ray did not place it within {START_S:g} s; there is: {has}")
             return
         except Exception:
             logger.exception("worker %d cannot take the last broadcast", self._number)

@@ -116,7 +116,7 @@ class Journals:
     identity
         What must be equal to resume a session.
     queue
-        Where the prompts are.
+        Where the prompts are; None: in memory, until their groups are taken.
     max_span
         How many steps a session may span, from the first that its weights could generate to the
         one that resumes it: 1 is on-policy. None for any number.
@@ -127,7 +127,7 @@ class Journals:
 
     _store: StepStore
     identity: Identity
-    _queue: TrajectoryQueue
+    _queue: TrajectoryQueue | None
     _max_span: int | None = None
     _reissues: bool = False
     _checkpoint: int = attrs.field(default=-1, init=False)
@@ -163,7 +163,8 @@ class Journals:
         # Of a queue's step single groups are dumped: others of it may still be generated.
         whole = {step for step, meta in metas.items() if meta and "groups" not in meta.info}
         done = {step for step in there if metas[step] or step <= self._checkpoint} - whole
-        for partition in tuple(self._partitions) if done else ():
+        for partition in tuple(self._partitions) if done and self._queue is not None else ():
+            assert self._queue is not None
             tags = self._queue.list(partition).values()
             done -= {tag.get(GLOBAL_STEPS) for tag in tags if tag.get(IS_PROMPT)}
         for step in there:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import attrs
 
 from rlskip.dispatch.failures import portable
-from rlskip.dispatch.policies import PendingSession, Placement, Policy
+from rlskip.dispatch.policies import PendingSession, Placement, Policy, least_loaded
 from rlskip.errors import ConfigError
 
 
@@ -164,6 +164,8 @@ class Scheduler:
         return [worker for worker in self._load if worker not in self._away]
 
     def _place(self, unit: Unit) -> Placement:
+        if self._policy is least_loaded:  # which looks at nothing
+            return Placement()
         group = unit.group
         session = PendingSession(
             group.prompt,

@@ -6,8 +6,8 @@ what may hang                the dispatcher waits
 an attempt at a session      ``dispatch.session_timeout_s``
 a write to the queue,        ``dispatch.session_timeout_s``, but at least `WRITE_S[0]`
 to the journal               and at most `WRITE_S[1]` seconds
-reading the queue            ``replay.timeout_s`` and what a write may take
-the event loop               ``dispatch.session_timeout_s`` + `LOOP_S` seconds
+``collect()``                ``replay.timeout_s``, with all that it waits for
+a worker's event loop        `TURN_S` seconds after a session's deadline; then it is replaced
 starting or calling workers  `OPEN_S` seconds
 ``close()``                  `CLOSE_S` seconds for markers, and as long for the workers
 the end of the process       `EXIT_S` seconds
@@ -22,11 +22,13 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import logging
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError, wait
+from concurrent.futures import Future, wait
 from queue import SimpleQueue
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -38,8 +40,10 @@ from rlskip.dispatch.failures import InfrastructureFailure, portable
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 WRITE_S = (5.0, 60.0)
-LOOP_S = 10.0
+TURN_S = 1.0
 OPEN_S = 300.0
 CLOSE_S = 20.0
 EXIT_S = 2.0
@@ -160,39 +164,44 @@ class DaemonThreads:
                     return
 
 
-def bounded(
-    seconds: float,
-    call: Callable[..., T],
-    *args: Any,
-    undo: Callable[[T], object] = lambda result: None,
-) -> T:
-    """``call(*args)``, on a new thread; raises InfrastructureFailure after `seconds`.
+class Mailbox:
+    """Calls for an event loop from other threads; those of a moment wake it once."""
 
-    `undo` gets a result that the caller does not: it was interrupted, or waits no longer.
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._awake = False
+
+    def post(self, call: Callable[..., object], *args: Any) -> None:
+        """Make a call there, after all that were posted before."""
+        # The order of these lines and of `_drain` is important. Whoever sees `_awake` has appended
+        # before `_drain` cleared it, so that `_drain` finds the call; whoever does not see it wakes
+        # the loop, at worst once too often.
+        self._calls.append((call, args))
+        if not self._awake:
+            self._awake = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        self._awake = False
+        while self._calls:
+            call, args = self._calls.popleft()
+            try:
+                call(*args)
+            except BaseException:  # the other calls are made all the same
+                logger.exception("%s failed", name_of(call))
+
+
+async def failure_of(future: asyncio.Future[Any], seconds: float, what: str) -> Exception | None:
+    """Why a future failed, or that `what` did not answer within `seconds`; None: it has a result.
+
+    A future that takes longer is not cancelled.
     """
-    outcome: Future[T] = Future()  # never "running", so that whoever gives it up first cancels it
-
-    def work() -> None:
-        try:
-            result = call(*args)
-        except BaseException as error:
-            with contextlib.suppress(InvalidStateError):
-                outcome.set_exception(portable(error))
-            return
-        try:
-            outcome.set_result(result)
-        except InvalidStateError:
-            undo(result)
-
-    thread = threading.Thread(target=work, name="rlskip-bounded", daemon=True)
-    _bounded.add(thread)
-    thread.start()
-    try:
-        return result_of(outcome, seconds, call)
-    except BaseException:
-        if not outcome.cancel() and outcome.exception() is None:  # it came just now
-            undo(outcome.result())
-        raise
+    await asyncio.wait([future], timeout=seconds)
+    if not future.done():
+        return InfrastructureFailure(f"{what} did not answer within {seconds:g} s")
+    return future.exception()  # type: ignore[return-value]
 
 
 def result_of(outcome: Future[T], seconds: float, call: Callable[..., object]) -> T:
@@ -211,7 +220,6 @@ def name_of(call: Callable[..., object]) -> str:
 # Nothing of ours runs when the interpreter ends: a thread that it stops within a C++ library, which
 # frees tensors, say, aborts the process.
 _all: weakref.WeakSet[DaemonThreads] = weakref.WeakSet()
-_bounded: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 _exiting = False
 
@@ -237,7 +245,6 @@ def _let_calls_end() -> None:
     while time.monotonic() < deadline and not (
         all(event.is_set() for event in stopped)
         and not any(threads.pending for threads in list(_all))
-        and not any(thread.is_alive() for thread in list(_bounded))
     ):
         time.sleep(0.01)
 

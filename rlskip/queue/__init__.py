@@ -1,5 +1,8 @@
-"""The trajectory queue between sessions and the trainer: one protocol, two queues."""
+"""The queue between sessions and the trainer, and the buffer that finds complete groups in it."""
 
+from rlskip.queue.buffer import ReplayBuffer
+from rlskip.queue.filtering import GroupFilter
+from rlskip.queue.incomplete import IncompleteRolloutError, ReplayTimeoutError
 from rlskip.queue.memory import MemoryQueue
 from rlskip.queue.protocol import (
     Changes,
@@ -10,22 +13,30 @@ from rlskip.queue.protocol import (
     Row,
     Tag,
     TrajectoryQueue,
+    UnequalFieldsError,
     Watch,
 )
+from rlskip.queue.readiness import PromptOutcome
 from rlskip.queue.rows import to_batch, to_rows
 from rlskip.queue.transfer_queue import TransferQueueAdapter
 
 __all__ = [
     "Changes",
+    "GroupFilter",
+    "IncompleteRolloutError",
     "KVBatchMeta",
     "MemoryQueue",
     "MissingKeysError",
+    "PromptOutcome",
     "PutError",
     "QueueUnavailableError",
+    "ReplayBuffer",
+    "ReplayTimeoutError",
     "Row",
     "Tag",
     "TrajectoryQueue",
     "TransferQueueAdapter",
+    "UnequalFieldsError",
     "Watch",
     "to_batch",
     "to_rows",

@@ -24,7 +24,7 @@ from rlskip.queue.protocol import (
     Watch,
     check_put,
 )
-from rlskip.queue.rows import to_batch, to_rows
+from rlskip.queue.rows import OwnRow, check_fields, to_batch, to_rows
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,12 @@ class MemoryQueue(TrajectoryQueue):
         tags: Sequence[Tag] | None = None,
     ) -> KVBatchMeta:
         check_put(keys, fields, tags)
-        rows = [{}] * len(keys) if fields is None else own(to_rows(fields))
+        if fields is None:
+            rows: Sequence[Row] = [{}] * len(keys)
+        elif all(type(row) is OwnRow for row in fields):
+            rows = fields  # type: ignore[assignment]
+        else:
+            rows = own(to_rows(fields))
         tags = [{}] * len(keys) if tags is None else tags
         with self._changed:
             held = self._partitions.setdefault(partition, {})
@@ -101,12 +106,13 @@ class MemoryQueue(TrajectoryQueue):
             found = [] if missing else [held[key] for key in keys]
         if missing:
             raise MissingKeysError.of_keys(missing, partition)
-        common = _common_fields(found)
-        wanted = common if fields is None else fields
-        if found and not (wanted and set(wanted) <= set(common)):
-            rows = {key: entry.row for key, entry in zip(keys, found, strict=True)}
-            raise MissingKeysError.of_fields(wanted, common, partition, rows)
-        return to_batch([{name: entry.row[name] for name in wanted} for entry in found])
+        rows = [entry.row for entry in found]
+        if fields is None:
+            check_fields(dict(zip(keys, rows, strict=True)), f"partition {partition!r}")
+        elif not set(fields) <= set(common := _common_fields(found)):
+            raise MissingKeysError.of_fields(fields, common, partition)
+        wanted = fields if fields is not None else rows[0] if rows else ()
+        return to_batch([{name: row[name] for name in wanted} for row in rows])
 
     def list(self, partition: str) -> dict[str, dict[str, Any]]:
         with self._changed:

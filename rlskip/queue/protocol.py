@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 from tensordict import TensorDict
@@ -34,24 +32,18 @@ class MissingKeysError(RlskipError, LookupError):
 
     @classmethod
     def of_fields(
-        cls,
-        wanted: Sequence[str],
-        held: Sequence[str],
-        partition: str,
-        rows: Mapping[str, Collection[str]] = MappingProxyType({}),
+        cls, wanted: Sequence[str], held: Sequence[str], partition: str
     ) -> MissingKeysError:
-        """`held` are the fields of all rows; `rows` are those of each key, where they are known."""
+        """Not every row holds the fields `wanted`; all of them hold those of `held`."""
         missing = [name for name in wanted if name not in held]
-        usual = Counter(name for fields in rows.values() for name in fields).most_common(1)
-        needed = set(missing) or {name for name, _ in usual}
-        lacking = [key for key, fields in rows.items() if not needed <= set(fields)]
-        named = f"; {_names(lacking)} do not hold {', '.join(needed)}" if lacking else ""
         return cls(
-            f"not every requested row in partition {partition!r} holds {', '.join(missing)}{named}"
-            if missing
-            else f"the requested keys in partition {partition!r} have no field in common{named}",
+            f"not every requested row in partition {partition!r} holds {', '.join(missing)}",
             remedy=f"fields that all of them hold: {', '.join(held) or 'none'}",
         )
+
+
+class UnequalFieldsError(MissingKeysError):
+    """Rows that are read as one batch do not hold the same fields."""
 
 
 class PutError(RlskipError, ValueError):
@@ -184,7 +176,7 @@ class TrajectoryQueue(ABC):
         partition
             Their partition.
         fields
-            The fields to return; None for the fields that all these rows hold.
+            The fields to return; None for all. Then the rows must hold the same fields.
 
         Returns
         -------
@@ -197,6 +189,8 @@ class TrajectoryQueue(ABC):
         ------
         MissingKeysError
             A key or a field is missing; the error names it. A shorter batch is never returned.
+        UnequalFieldsError
+            No fields are named, and a row lacks one that another row holds.
         """
 
     @abstractmethod

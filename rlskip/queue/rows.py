@@ -8,10 +8,12 @@ all queues look the same.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain as flatten
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import (
     NonTensorStack,
@@ -22,7 +24,12 @@ from tensordict import (
 )
 
 from rlskip.batch.columns import columns_of, rows_of
-from rlskip.queue.protocol import PutError, Row
+from rlskip.keys import split_trajectory
+from rlskip.queue.protocol import MissingKeysError, PutError, Row, UnequalFieldsError
+
+
+class OwnRow(dict[str, Any]):
+    """A row that shares no memory with anything: a queue of this process need not copy it."""
 
 
 def to_rows(fields: TensorDictBase | Sequence[Row]) -> list[dict[str, Any]]:
@@ -51,18 +58,72 @@ def to_rows(fields: TensorDictBase | Sequence[Row]) -> list[dict[str, Any]]:
     return rows
 
 
-def to_batch(rows: Sequence[Row]) -> TensorDict:
+def check_fields(rows: Mapping[str, Collection[str]], where: str) -> None:
+    """Refuse rows that cannot be one batch: each must hold the fields of all others.
+
+    `rows` has the names of the fields of each, by key. The error names the field that the fewest
+    rows lack, and one of these rows: it is the row to look at.
+    """
+    first = set(next(iter(rows.values()), ()))
+    if first and all(
+        len(names) == len(first) and first.issuperset(names) for names in rows.values()
+    ):
+        return  # as nearly always
+    empty = [key for key, names in rows.items() if not names]
+    if empty:
+        raise MissingKeysError(f"{', '.join(map(repr, empty[:10]))}: no field is there", where)
+    counts = Counter(name for names in rows.values() for name in names)
+    lacked = {name: count for name, count in counts.items() if count < len(rows)}
+    if not lacked:
+        return
+    field = max(lacked, key=lambda name: lacked[name])
+    lacking = [key for key, names in rows.items() if field not in names]
+    form = split_trajectory(lacking[0])
+    who = f" (session {form[1]} of prompt {form[0]!r})" if form else ""
+    more = f" and {len(lacking) - 1} more rows" if len(lacking) > 1 else ""
+    others = sorted(name for name in lacked if name != field)
+    also = f"; rows also differ in {', '.join(others[:10])}" if others else ""
+    held = [name for name in counts if name not in lacked]
+    raise UnequalFieldsError(
+        f"the rows do not hold the same fields: {lacking[0]!r}{who}{more} lacks {field!r}{also}",
+        where,
+        f"return the same fields from every session, or read those that all rows hold: "
+        f"{', '.join(held) or 'none'}",
+    )
+
+
+def filled(rows: Mapping[str, Row], where: str) -> list[Row]:
+    """Rows that hold the same fields: those that one lacks are None there.
+
+    A missing tensor has no None: where any row holds a tensor or an array under the name, rows
+    without it are refused as :func:`check_fields` refuses them.
+    """
+    names = dict.fromkeys(name for row in rows.values() for name in row)
+    dense = {
+        name
+        for row in rows.values()
+        for name, value in row.items()
+        if isinstance(value, (torch.Tensor, np.ndarray))
+    }
+    if dense:
+        check_fields({key: dense & row.keys() for key, row in rows.items()}, where)
+    return [{name: row.get(name) for name in names} for row in rows.values()]
+
+
+def to_batch(rows: Sequence[Row], *, own: bool = False) -> TensorDict:
     """One TensorDict of batch size ``(len(rows),)`` that shares no memory with `rows`.
 
     All rows must hold the same fields. Scalars are stacked, other tensors become
     one jagged nested tensor (layout ``torch.jagged``; a NonTensorStack where their shapes or
-    dtypes do not allow it), anything else a NonTensorStack.
+    dtypes do not allow it), anything else a NonTensorStack. `own`: nobody else has the rows, so
+    that what is no tensor need not be copied.
     """
-    batch = {name: _pack([row[name] for row in rows]) for name in (rows[0] if rows else ())}
+    names = rows[0] if rows else ()
+    batch = {name: _pack([row[name] for row in rows], own) for name in names}
     return TensorDict(batch, batch_size=[len(rows)])
 
 
-def _pack(values: list[Any]) -> torch.Tensor | NonTensorStack:
+def _pack(values: list[Any], own: bool) -> torch.Tensor | NonTensorStack:
     if all(isinstance(value, torch.Tensor) for value in values):
         if all(value.dim() == 0 for value in values):
             return torch.stack(values)
@@ -70,4 +131,4 @@ def _pack(values: list[Any]) -> torch.Tensor | NonTensorStack:
             return torch.nested.as_nested_tensor(values, layout=torch.jagged)
         except RuntimeError:  # ragged in more than the first dimension, or of several dtypes
             pass
-    return NonTensorStack(*copy.deepcopy(values))
+    return NonTensorStack(*(values if own else copy.deepcopy(values)))

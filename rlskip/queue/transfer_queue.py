@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from typing import Any
 
 from tensordict import NonTensorData, TensorDict
@@ -22,9 +24,14 @@ from rlskip.queue.protocol import (
     Watch,
     check_put,
 )
-from rlskip.queue.rows import to_batch, to_rows
+from rlskip.queue.rows import check_fields, to_batch, to_rows
 
 Listing = Mapping[str, Mapping[str, Tag]]
+
+START_S = 120.0
+"""Seconds that ``transfer_queue.init`` may take: its actors wait for CPUs without a deadline."""
+CALL_S = 300.0
+"""Seconds that any other call of TransferQueue may take."""
 
 
 class TransferQueueAdapter(TrajectoryQueue):
@@ -46,15 +53,17 @@ class TransferQueueAdapter(TrajectoryQueue):
     Raises
     ------
     QueueUnavailableError
-        TransferQueue or Ray is not installed, or Ray is not running.
+        TransferQueue or Ray is not installed, or Ray is not running, or too small for it. A call
+        that TransferQueue does not answer within `CALL_S` seconds raises it, too.
     """
 
     def __init__(
         self, conf: Any = None, *, min_poll_s: float = 0.005, max_poll_s: float = 0.5
     ) -> None:
         self._poll_s = (min_poll_s, max_poll_s)
-        self._tq = _transfer_queue()
-        self._tq.init(conf)
+        transfer_queue = _transfer_queue()
+        _within(START_S, "transfer_queue.init", lambda: _resources(conf), transfer_queue.init, conf)
+        self._tq = _Bounded(transfer_queue)
 
     def __reduce__(self) -> Any:
         low, high = self._poll_s
@@ -83,6 +92,8 @@ class TransferQueueAdapter(TrajectoryQueue):
     ) -> TensorDict:
         if not keys:
             return to_batch([])
+        if fields is None:
+            self._check_fields(keys, partition)
         select = None if fields is None else list(fields)
         try:
             data = self._tq.kv_batch_get(list(keys), partition, select_fields=select)
@@ -119,6 +130,33 @@ class TransferQueueAdapter(TrajectoryQueue):
             earlier = [k for k, n in shared.items() if k in there and attempt_of(there[k]) != n]
             self.delete(earlier, partition)
 
+    def _check_fields(self, keys: Sequence[str], partition: str) -> None:
+        """Refuse rows of unequal fields, of which TransferQueue returns those that all hold.
+
+        Its controller has a table of which sample holds which field; no call of its client does.
+        """
+        import ray
+
+        controller = ray.get_actor("TransferQueueController", namespace="transfer_queue")
+        asked = controller.get_partition_snapshot.remote(partition)
+        snapshot = self._tq.call("get_partition_snapshot", ray.get, asked)
+        if snapshot is None:
+            return  # no such partition: the keys are missing, which get() says
+        columns, table = snapshot.field_name_mapping, snapshot.production_status
+        if missing := [key for key in keys if key not in snapshot.keys_mapping]:
+            raise MissingKeysError.of_keys(missing, partition)
+        places = {key: snapshot.keys_mapping[key] for key in keys}
+        held = table[list(places.values())] == 1
+        if bool((held == held[:1]).all()):  # as nearly always
+            return
+        check_fields(
+            {
+                key: [name for name, column in columns.items() if held[row, column]]
+                for row, key in enumerate(places)
+            },
+            f"partition {partition!r}",
+        )
+
     def _missing(
         self,
         keys: Sequence[str],
@@ -130,7 +168,9 @@ class TransferQueueAdapter(TrajectoryQueue):
         missing = [key for key in keys if key not in there]
         if missing:
             return MissingKeysError.of_keys(missing, partition)
-        return MissingKeysError.of_fields(fields or (), held, partition)
+        if fields is None:
+            return MissingKeysError("the requested rows hold no field", f"partition {partition!r}")
+        return MissingKeysError.of_fields(fields, held, partition)
 
 
 class PollingWatch(Watch):
@@ -180,6 +220,71 @@ def _as_batch(fields: TensorDict | Sequence[Row]) -> TensorDict:
     ):
         return fields
     return to_batch(to_rows(fields))
+
+
+class _Bounded:
+    """The module `transfer_queue`, each of whose calls has a deadline."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return functools.partial(self.call, name, getattr(self._module, name))
+
+    def call(self, name: str, call: Callable[..., Any], *args: Any, **more: Any) -> Any:
+        return _within(
+            CALL_S,
+            f"transfer_queue.{name}",
+            lambda: "is its controller alive?",
+            call,
+            *args,
+            **more,
+        )
+
+
+def _within(
+    seconds: float,
+    name: str,
+    why: Callable[[], str],
+    call: Callable[..., Any],
+    *args: Any,
+    **more: Any,
+) -> Any:
+    """``call(*args, **more)`` on a thread of its own, which is abandoned after `seconds`."""
+    if _in_ray_worker():  # Ray ties what a task or an actor awaits to its own thread
+        return call(*args, **more)
+    outcome: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            outcome.set_result(call(*args, **more))
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=work, name="rlskip-transfer-queue", daemon=True).start()
+    if not wait([outcome], seconds).done:
+        raise QueueUnavailableError(f"{name} did not answer within {seconds:g} s", remedy=why())
+    return outcome.result()
+
+
+def _in_ray_worker() -> bool:
+    """Whether a task or an actor of Ray runs here, and not the process that started them."""
+    context = getattr(sys.modules.get("ray"), "get_runtime_context", None)
+    return context is not None and context().worker.mode == 1
+
+
+def _resources(conf: Any) -> str:
+    """What TransferQueue asks of Ray, and what Ray has."""
+    import ray
+
+    backend = (conf or {}).get("backend", {}) if hasattr(conf or {}, "get") else {}
+    units = backend.get("SimpleStorage", {}).get("num_data_storage_units", 2)
+    has, free = ray.cluster_resources().get("CPU", 0), ray.available_resources().get("CPU", 0)
+    return (
+        f"it starts a controller and {units} storage units, which take a CPU each: {units + 1} in "
+        f"all. Ray has {has:g} CPUs, of which {free:g} are free. Give it more: "
+        f"ray.init(num_cpus=...)"
+    )
 
 
 def _transfer_queue() -> Any:

@@ -10,7 +10,7 @@ from tensordict import NonTensorStack, TensorDict
 
 from rlskip.dispatch import LocalPool, RolloutDispatcher
 from rlskip.keys import split_session
-from rlskip.queue import MemoryQueue
+from rlskip.queue import MemoryQueue, ReplayBuffer
 from tests.clock import MockClock
 
 
@@ -42,6 +42,11 @@ class LoggedQueue(MemoryQueue):
     def markers(self) -> list[tuple[str, dict[str, Any]]]:
         """The session markers that were put, in order."""
         return [(key, tag) for key, tag in self.log if split_session(key)]
+
+
+def evict(queue: Any, uids: list[str], partition: str = "train") -> None:
+    """Delete prompts from a queue, as a trainer does that has their groups."""
+    ReplayBuffer(queue).evict(uids, partition)
 
 
 @pytest.fixture

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from rlskip.dispatch import BatchError, LocalPool, RolloutDispatcher, timeouts
-from rlskip.dispatch.collect import Collector
+from rlskip.dispatch import BatchError, LocalPool, RolloutDispatcher
 from rlskip.errors import ConfigError
-from rlskip.keys import split_trajectory
-from rlskip.queue import MemoryQueue, MissingKeysError, TrajectoryQueue
-from rlskip.replay import IncompleteRolloutError, ReplayBuffer, ReplayTimeoutError
+from rlskip.queue import (
+    IncompleteRolloutError,
+    MemoryQueue,
+    ReplayTimeoutError,
+    TrajectoryQueue,
+    UnequalFieldsError,
+)
+from tests.clock import eventually
 
 CONFIG = {"dispatch": {"rollout_level": True, "n": 3}, "replay": {"timeout_s": 20}}
 
@@ -60,7 +65,6 @@ def test_complete_groups_come_out_and_the_queue_is_empty(make, make_prompts):
             [s] * (1 + i) for _ in range(4) for s in range(3) for i in range(2)
         ]
         assert not any(metrics.values())
-        assert dispatcher.queue.list("train") == {}
 
 
 def test_columns_of_the_rows_are_kept(make, make_prompts):
@@ -82,13 +86,11 @@ def test_the_replay_node_of_the_same_config_counts(make, make_prompts):
     rows, metrics = dispatcher.collect(make_prompts(3), step=1)
     assert set(rows["uid"]) == {"u_0", "u_2"}
     assert sum(metrics.values()) == 1
-    assert dispatcher.queue.list("train") == {}
 
 
 def test_from_config_reads_both_nodes(make_prompts):
     config = {**CONFIG, "replay": {"on_incomplete": "drop"}}
     with RolloutDispatcher.from_config(config, echo) as dispatcher:
-        assert dispatcher.buffer.config.on_incomplete == "drop"
         assert len(dispatcher.collect(make_prompts(2), step=1)[0]) == 12
 
 
@@ -110,235 +112,12 @@ def test_a_trainer_that_generates_ahead_takes_the_oldest_groups(make, make_promp
     gate.set()
     rows, _ = dispatcher.collect(step=3, batch_size=2)
     assert rows["step"].tolist() == [2] * 6
-    assert dispatcher.queue.list("train") == {}
-
-
-def test_prompts_of_one_uid_are_not_collected_by_two_at_once(make, make_prompts):
-    begun, others_tried = threading.Event(), threading.Event()
-
-    async def worker(prompt, sampling, session):
-        begun.set()
-        await asyncio.to_thread(others_tried.wait, 20)
-        return await echo(prompt, sampling, session)
-
-    dispatcher = make(worker)
-    with ThreadPoolExecutor(1) as thread:
-        first = thread.submit(dispatcher.collect, make_prompts(2), step=1)
-        assert begun.wait(20)
-        for more in ({}, {"step": 2}, {"batch_size": 1}):
-            with pytest.raises(BatchError, match="'u_0'"):
-                dispatcher.collect(make_prompts(1), **{"step": 1, **more})
-        dispatcher.submit(make_prompts(1), step=1, partition="other")
-        others_tried.set()
-        assert len(first.result(20)[0]) == 12
-    assert len(dispatcher.collect(make_prompts(1), step=1)[0]) == 6
-
-
-@pytest.mark.parametrize("leaves", ["taken", "evicted", "deleted"])
-def test_a_uid_is_free_once_its_group_has_left_the_queue(make, make_prompts, leaves):
-    dispatcher, later = make(), {"step": 2, "batch_size": 1}
-    dispatcher.submit(make_prompts(2), step=1).result()
-    with pytest.raises(BatchError, match="'u_0'"):  # a group of two policies otherwise
-        dispatcher.collect(make_prompts(1), **later)
-    if leaves == "taken":
-        dispatcher.collect(step=1, batch_size=1)
-    elif leaves == "evicted":
-        dispatcher.buffer.evict(["u_0"], "train")
-    else:
-        mine = [key for key in dispatcher.queue.list("train") if key.startswith("u_0")]
-        dispatcher.queue.delete(mine, "train")
-    with pytest.raises(BatchError, match="'u_1'"):
-        dispatcher.collect(make_prompts(2), **later)
-    dispatcher.submit(make_prompts(1), step=2).result(20)
-    assert set(dispatcher.collect(step=2, batch_size=2)[0]["uid"]) == {"u_0", "u_1"}
-
-
-def test_prompts_that_are_evicted_meanwhile_are_missed_by_name(make, make_prompts):
-    async def worker(prompt, sampling, session):
-        if session.uid == "u_1":
-            await asyncio.to_thread(dispatcher.buffer.evict, ["u_0"], "train")
-        return await echo(prompt, sampling, session)
-
-    dispatcher = make(worker, replay={"timeout_s": 0.5})
-    with pytest.raises(ReplayTimeoutError, match="deleted: u_0") as error:
-        dispatcher.collect(make_prompts(3), step=1)
-    assert [prompt.uid for prompt in error.value.prompts] == ["u_0"]
-    assert dispatcher.queue.list("train") == {}
-
-
-def test_an_error_leaves_nothing_of_what_was_refilled(make, make_prompts):
-    """Whether the refills have finished or still run."""
-    begun, release = threading.Event(), threading.Event()
-
-    async def worker(prompt, sampling, session):
-        if session.uid == "slow":
-            begun.set()
-            await asyncio.to_thread(release.wait, 20)
-            return await echo(prompt, sampling, session)
-        raise ValueError("bad prompt")
-
-    dispatcher = make(worker, max_data_retries=0)
-
-    def refill(partition, evicted):
-        uids = ["slow" if prompt.uid == "u_0" else "bad" for prompt in evicted]
-        dispatcher.submit([{"uid": uid} for uid in uids], step=1)
-        assert begun.wait(20)
-        return uids
-
-    replay = {"replay": {"on_incomplete": "refill", "max_refills": 1, "timeout_s": 20}}
-    dispatcher.buffer = ReplayBuffer(dispatcher.queue, replay, refill=refill)
-    with pytest.raises(IncompleteRolloutError, match="after 1 refills"):
-        dispatcher.collect(make_prompts(2), step=1)
-    left = dispatcher.queue.list("train")
-    release.set()
-    dispatcher.close()
-    assert (left, dispatcher.queue.list("train")) == ({}, {})
-
-
-@pytest.mark.parametrize("during", ["sample", "sampled", "get"])
-def test_an_interrupted_call_takes_nothing_from_the_next(make, monkeypatch, during):
-    """Ctrl-C while a call samples or reads: the groups are there for the next call."""
-    release, waiting = threading.Event(), timeouts.result_of
-
-    async def worker(prompt, sampling, session):
-        await asyncio.to_thread(release.wait, 20)
-        return await echo(prompt, sampling, session)
-
-    def interrupted(outcome, seconds, call):
-        if getattr(call, "__name__", "") == during.removesuffix("d"):
-            monkeypatch.setattr(timeouts, "result_of", waiting)
-            if during == "sampled":
-                waiting(outcome, seconds, call)
-            raise KeyboardInterrupt
-        return waiting(outcome, seconds, call)
-
-    dispatcher = make(worker)
-    if during != "sample":
-        release.set()
-    monkeypatch.setattr(timeouts, "result_of", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        dispatcher.collect([{"uid": "a"}, {"uid": "b"}], step=1, batch_size=2)
-    release.set()
-    assert set(dispatcher.collect(step=1, batch_size=2)[0]["uid"]) == {"a", "b"}
-    assert dispatcher.queue.list("train") == {}
-
-
-def test_an_interrupted_call_evicts_and_refills_nothing_more(make, monkeypatch):
-    release, waiting = threading.Event(), timeouts.result_of
-
-    async def worker(prompt, sampling, session):
-        await asyncio.to_thread(release.wait, 20)
-        if session.uid == "bad":
-            raise ValueError("bad prompt")
-        return await echo(prompt, sampling, session)
-
-    def interrupted(outcome, seconds, call):
-        monkeypatch.setattr(timeouts, "result_of", waiting)
-        raise KeyboardInterrupt
-
-    def refill(partition, evicted):
-        dispatcher.submit([{"uid": "good"}], step=1)
-        return ["good"]
-
-    dispatcher = make(worker, max_data_retries=0)
-    replay = {"replay": {"on_incomplete": "refill", "timeout_s": 20}}
-    dispatcher.buffer = ReplayBuffer(dispatcher.queue, replay, refill=refill)
-    batch = dispatcher.submit([{"uid": "bad"}], step=1)
-    take = Collector(dispatcher.buffer, dispatcher._uids, 20).take
-    monkeypatch.setattr(timeouts, "result_of", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        take(1, "train", 1)
-    release.set()
-    batch.result(20)
-    for thread in threading.enumerate():
-        if thread.name == "rlskip-bounded":
-            thread.join(20)
-    assert take(1, "train", 1)[1]["training/rollout_failure/refilled_samples"] == 1
-
-
-@pytest.mark.parametrize("batch_size", [None, 1])
-def test_groups_that_cannot_be_read_are_deleted(make, make_prompts, batch_size):
-    async def worker(prompt, sampling, session):
-        return {f"of session {session.session_id}": 1}
-
-    dispatcher = make(worker)
-    with pytest.raises(MissingKeysError):
-        dispatcher.collect(make_prompts(1), step=1, batch_size=batch_size)
-    assert dispatcher.queue.list("train") == {}
-
-
-class Full(MemoryQueue):
-    def __init__(self, what: str) -> None:
-        super().__init__()
-        self.what = what
-
-    def put(self, keys, *args, **more):  # type: ignore[no-untyped-def]
-        if any(self.what in key for key in keys):
-            raise RuntimeError("no space")
-        return super().put(keys, *args, **more)
-
-
-@pytest.mark.parametrize(("what", "batch_size"), [("_sess", None), ("u_", None), ("u_", 1)])
-def test_what_kept_a_batch_from_the_queue_is_raised(make, make_prompts, what, batch_size):
-    dispatcher = make(queue=Full(what))
-    with pytest.raises(RuntimeError, match="no space"):
-        dispatcher.collect(make_prompts(2), step=1, batch_size=batch_size)
-
-
-def test_what_kept_an_earlier_batch_from_the_queue_is_raised(make, make_prompts):
-    dispatcher = make(queue=Full("_sess"), replay={"timeout_s": 0.5})
-    with pytest.raises(ReplayTimeoutError):
-        dispatcher.collect(make_prompts(2), step=1, batch_size=1)
-    with pytest.raises(RuntimeError, match="no space"):
-        dispatcher.collect(step=2, batch_size=1)
-
-
-def test_a_buffer_that_refills_can_be_assigned(make, make_prompts):
-    tries = []
-
-    async def worker(prompt, sampling, session):
-        tries.append(session.uid)
-        if session.uid == "u_0" and tries.count("u_0") <= 3:
-            raise ValueError("bad prompt")
-        return await echo(prompt, sampling, session)
-
-    dispatcher = make(worker, max_data_retries=0)
-
-    def refill(partition, evicted):
-        prompts = [{"uid": e.uid, "input_ids": torch.ones(2)} for e in evicted]
-        dispatcher.submit(prompts, step=1, partition=partition)
-
-    replay = {"replay": {"on_incomplete": "refill", "timeout_s": 20}}
-    dispatcher.buffer = ReplayBuffer(dispatcher.queue, replay, refill=refill)
-    rows, _ = dispatcher.collect(make_prompts(2), step=1)
-    assert len(rows) == 12
-    assert not any(map(split_trajectory, dispatcher.queue.list("train")))
-
-
-def test_a_call_that_lacks_a_refill_leaves_its_uids_free(make, make_prompts):
-    replay = {"on_incomplete": "refill"}
-    dispatcher = make(replay=replay)
-    with pytest.raises(ConfigError, match="uses dispatcher") as kept:
-        dispatcher.collect(make_prompts(2), step=1)
-    dispatcher.buffer = ReplayBuffer(dispatcher.queue, {"replay": replay}, refill=lambda *_: None)
-    assert len(dispatcher.collect(make_prompts(2), step=1)[0]) == 12
-    assert kept.tb, "as that of the last error in a notebook, whose frames hold the batch"
 
 
 @pytest.mark.parametrize(("step", "why"), [(None, "no step"), ("3", "expected a whole number")])
 def test_without_prompts_a_step_is_required(make, step, why):
     with pytest.raises(BatchError, match=why):
         make().collect(step=step)
-
-
-def test_it_waits_for_sessions_as_long_as_the_buffer_does(make, make_prompts, monkeypatch):
-    async def worker(prompt, sampling, session):
-        await asyncio.sleep(0.5)
-        return await echo(prompt, sampling, session)
-
-    monkeypatch.setattr(timeouts, "write_seconds", lambda config: 0.2)
-    rows, _ = make(worker).collect(make_prompts(1), step=1, batch_size=1)
-    assert len(rows) == 6
 
 
 def test_a_partition_of_ones_own(make, make_prompts):
@@ -363,3 +142,201 @@ def test_from_config_makes_as_many_threads_as_sessions_may_run(make_prompts):
     dispatch["max_concurrent_rollouts_per_worker"] = 20
     with RolloutDispatcher.from_config({"dispatch": dispatch}, worker) as dispatcher:
         assert dispatcher.submit(make_prompts(1), step=1).result().succeeded == 20
+
+
+def test_prompts_of_one_uid_are_not_in_flight_twice(make, make_prompts):
+    begun, others_tried = threading.Event(), threading.Event()
+
+    async def worker(prompt, sampling, session):
+        begun.set()
+        await asyncio.to_thread(others_tried.wait, 20)
+        return await echo(prompt, sampling, session)
+
+    dispatcher = make(worker)
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(dispatcher.collect, make_prompts(2), step=1)
+        assert begun.wait(20)
+        for more in ({}, {"step": 2}, {"batch_size": 1}):
+            with pytest.raises(BatchError, match="'u_0'"):
+                dispatcher.collect(make_prompts(1), **{"step": 1, **more})
+        dispatcher.submit(make_prompts(1), step=1, partition="other")
+        others_tried.set()
+        assert len(first.result(20)[0]) == 12
+    assert len(dispatcher.collect(make_prompts(1), step=1)[0]) == 6
+
+
+@pytest.mark.parametrize("leaves", ["collected", "taken", "cancelled"])
+def test_a_uid_is_free_once_its_group_was_taken_or_given_up(make, make_prompts, leaves):
+    dispatcher = make()
+    batch = dispatcher.submit(make_prompts(2), step=1)
+    batch.result(20)
+    with pytest.raises(BatchError, match="'u_0'"):
+        dispatcher.submit(make_prompts(1), step=2)
+    if leaves == "collected":
+        assert len(dispatcher.collect(step=1)[0]) == 12
+    elif leaves == "taken":
+        assert [len(group.rows[2]) for group in batch.groups()] == [2, 2]
+    else:
+        batch.cancel()
+    assert len(dispatcher.collect(make_prompts(1), step=2)[0]) == 6
+
+
+def test_a_group_has_its_rows_by_session_and_why_each_other_one_failed(make, make_prompts):
+    async def worker(prompt, sampling, session):
+        if session.session_id == 1:
+            raise ValueError("bad prompt")
+        return await echo(prompt, sampling, session)
+
+    batch = make(worker, max_data_retries=0).submit(make_prompts(2), step=4)
+    for i, group in enumerate(batch.groups(20)):
+        assert (group.uid, group.step, group.n) == (f"u_{i}", 4, 3)
+        assert group.failed == {1: "data: ValueError: bad prompt"}
+        found = {s: [row["responses"].tolist() for row in rows] for s, rows in group.rows.items()}
+        assert found == {s: [[s], [s, s]] for s in (0, 2)}
+
+
+@pytest.mark.parametrize("odd", [{"score": 1.0}, {"mask": torch.ones(2)}])
+@pytest.mark.parametrize("fill", [False, True])
+@pytest.mark.parametrize("queue", [None, MemoryQueue()])
+def test_no_field_is_lost(make, make_prompts, odd, fill, queue):
+    """A field that one row lacks is an error, or None where it is no tensor and `fill_missing`."""
+
+    async def worker(prompt, sampling, session):
+        lacks = (session.uid, session.session_id) == ("u_1", 2)
+        return {"responses": torch.ones(1), **({} if lacks else odd)}
+
+    dispatcher = make(worker, fill_missing=fill, queue=queue)
+    if fill and "score" in odd:
+        rows, _ = dispatcher.collect(make_prompts(2), step=1)
+        assert list(rows["score"]) == [1.0] * 5 + [None]
+        return
+    (name,) = odd
+    with pytest.raises(UnequalFieldsError, match=f"session 2 of prompt 'u_1'.* lacks '{name}'"):
+        dispatcher.collect(make_prompts(2), step=1)
+    assert len(make().collect(make_prompts(2), step=1)[0]) == 12, "its uids are free"
+
+
+def test_nothing_of_a_collected_batch_is_in_the_queue(make, make_prompts):
+    queue = MemoryQueue()
+    dispatcher = make(queue=queue)
+    assert len(dispatcher.collect(make_prompts(2), step=1)[0]) == 12
+    assert queue.list("train") == {}
+
+
+def test_collect_has_one_deadline(make, make_prompts):
+    """Not one a prompt; the error names what is missing, and nothing runs on."""
+    release, cancelled = threading.Event(), []
+
+    async def worker(prompt, sampling, session):
+        if session.uid == "u_0":
+            return await echo(prompt, sampling, session)
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append(session.uid)
+            raise
+
+    dispatcher = make(worker, replay={"timeout_s": 0.5})
+    began = time.monotonic()
+    with pytest.raises(ReplayTimeoutError) as error:
+        dispatcher.collect(make_prompts(4), step=1)
+    assert 0.5 <= time.monotonic() - began < 20
+    assert {prompt.uid for prompt in error.value.prompts} == {"u_1", "u_2", "u_3"}
+    assert eventually(lambda: len(cancelled) == 9)
+    release.set()
+
+
+def test_a_refill_is_the_buffers(make, make_prompts):
+    with pytest.raises(ConfigError, match="has no prompts to refill"):
+        make(replay={"on_incomplete": "refill"}).collect(make_prompts(1), step=1)
+
+
+def test_an_incomplete_group_is_named_and_leaves_nothing(make, make_prompts):
+    async def worker(prompt, sampling, session):
+        if session.uid == "u_1":
+            raise ValueError("bad prompt")
+        return await echo(prompt, sampling, session)
+
+    dispatcher = make(worker)
+    for more in ({}, {"batch_size": 3}):
+        with pytest.raises(IncompleteRolloutError, match="u_1: expected 3, got 0") as error:
+            dispatcher.collect(make_prompts(3), step=1, **more)
+        assert [prompt.uid for prompt in error.value.prompts] == ["u_1"]
+    assert set(dispatcher.collect(step=1)[0]["uid"]) == {"u_0", "u_2"}, "of the batch ahead"
+
+
+def test_min_viable_accepts_and_counts_short_groups(make, make_prompts):
+    async def worker(prompt, sampling, session):
+        if session.uid == "u_1" and session.session_id == 0:
+            raise ValueError("bad prompt")
+        return await echo(prompt, sampling, session)
+
+    dispatcher = make(worker, replay={"on_incomplete": "min_viable", "min_viable": 2})
+    rows, metrics = dispatcher.collect(make_prompts(2), step=1)
+    assert len(rows) == (3 + 2) * 2
+    assert metrics["training/rollout_failure/short_samples"] == 1
+    strict = make(worker, replay={"on_incomplete": "min_viable", "min_viable": 3})
+    with pytest.raises(IncompleteRolloutError, match="u_1: expected 3, got 2"):
+        strict.collect(make_prompts(2), step=1)
+
+
+def test_stale_groups_are_dropped_and_counted(make):
+    def prompts(step):
+        return [{"uid": f"{step}-{i}"} for i in range(2)]
+
+    limits = {"max_off_policy_threshold": 2, "max_off_policy_strategy": "drop"}
+    dispatcher = make(replay=limits)
+    for step in (1, 2, 4):
+        dispatcher.submit(prompts(step), step=step).result(20)
+    rows, metrics = dispatcher.collect(prompts(5), step=5, batch_size=4)
+    assert set(rows["uid"]) == {"4-0", "4-1", "5-0", "5-1"}
+    prefix = "training/off_policy/evicted_samples"
+    assert (metrics[prefix], metrics[f"{prefix}_staleness/max"]) == (4, 5)
+
+
+def test_a_prompt_that_is_about_to_be_stale_comes_first(make):
+    gate = threading.Event()
+
+    async def worker(prompt, sampling, session):
+        if session.step == 1:
+            await asyncio.to_thread(gate.wait, 20)
+        return await echo(prompt, sampling, session)
+
+    limits = {"max_off_policy_threshold": 2, "max_off_policy_strategy": "wait", "timeout_s": 0.5}
+    dispatcher = make(worker, replay=limits)
+    dispatcher.submit([{"uid": "old"}], step=1)
+    dispatcher.submit([{"uid": "new"}], step=2).result(20)
+    with pytest.raises(ReplayTimeoutError, match="old: expected 3, got 0"):
+        dispatcher.collect(step=2, batch_size=1)
+    gate.set()
+    assert set(dispatcher.collect(step=2, batch_size=1)[0]["uid"]) == {"old"}
+
+
+def test_an_interrupted_call_takes_nothing_from_the_next(make, monkeypatch):
+    release, waited = threading.Event(), []
+
+    async def worker(prompt, sampling, session):
+        await asyncio.to_thread(release.wait, 20)
+        return await echo(prompt, sampling, session)
+
+    dispatcher = make(worker)
+
+    def interrupted(*_):
+        waited.append(True)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dispatcher._prompts.changed, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            dispatcher.collect([{"uid": "a"}, {"uid": "b"}], step=1, batch_size=2)
+    release.set()
+    assert set(dispatcher.collect(step=1, batch_size=2)[0]["uid"]) == {"a", "b"}
+    assert waited
+
+
+def test_a_worker_that_writes_its_rows_itself_needs_a_queue(make, make_prompts):
+    async def worker(prompt, sampling, session):
+        return None
+
+    with pytest.raises(IncompleteRolloutError, match="the worker returned no rows"):
+        make(worker).collect(make_prompts(1), step=1)

@@ -19,6 +19,7 @@ from rlskip.dispatch import (
 from rlskip.dispatch import RolloutDispatcher as Dispatcher
 from rlskip.errors import RlskipError
 from rlskip.keys import split_session, split_trajectory
+from rlskip.queue import ReplayBuffer
 from tests.clock import eventually
 
 
@@ -46,7 +47,7 @@ def test_a_buffer_knows_of_every_prompt_once_it_is_submitted(make_dispatcher, qu
     """Else it takes a step for finished whose other batch it does not know yet."""
 
     async def parent(prompt, sampling, session):
-        if prompt["uid"] == "a":  # on the event loop that writes the roots
+        if prompt["uid"] == "a":
             made[0].submit([{"uid": "child"}], step=1)
         return {"x": 1}
 
@@ -56,7 +57,7 @@ def test_a_buffer_knows_of_every_prompt_once_it_is_submitted(make_dispatcher, qu
         made[0].submit([{"uid": uid}], step=1)
         assert uid in queue.list("train")
     made[0].submit([{"uid": "d"}], step=1).result(20)
-    batch, _ = made[0].buffer.sample(1, "train")
+    batch, _ = ReplayBuffer(queue).sample(1, "train")
     assert {*batch.extra_info["rollout_root_keys"]} == {*"abcd", "child"}
 
 
@@ -152,7 +153,7 @@ def test_a_batch_that_runs_has_no_result_and_counts_what_is_done(make_dispatcher
         return {"responses": torch.ones(1)}
 
     batch = make_dispatcher(worker).submit(make_prompts(1), step=1)
-    with pytest.raises(TimeoutError, match=r"step 1: 4 of 4 sessions have no marker after 0\.05 s"):
+    with pytest.raises(TimeoutError, match=r"step 1: 4 of 4 sessions have not ended after 0\.05 s"):
         batch.result(0.05)
     assert (batch.done(), batch.report().succeeded) == (False, 0)
     released.set()

@@ -13,8 +13,7 @@ import torch
 
 from rlskip import SkipManager
 from rlskip.dispatch import LocalPool, RolloutDispatcher
-from rlskip.queue import MemoryQueue
-from rlskip.replay import IncompleteRolloutError
+from rlskip.queue import IncompleteRolloutError, MemoryQueue
 from rlskip.store import StepStore
 
 N = 2

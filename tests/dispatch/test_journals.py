@@ -24,6 +24,7 @@ from rlskip.jobs.served import forget_served
 from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import MemoryQueue
 from rlskip.store import Identity, StepStore
+from tests.dispatch.conftest import evict
 
 N = 4
 CONFIG = read_dispatch({"dispatch": {"rollout_level": True, "n": N, "journal": True}})
@@ -73,7 +74,7 @@ class Run:
             return cause
 
         def generate(batch: list[dict[str, Any]]) -> Any:
-            dispatcher.buffer.evict([prompt["uid"] for prompt in batch], "train")  # of an earlier
+            evict(self.queue, [prompt["uid"] for prompt in batch])  # of an earlier one
             return dispatcher.submit(batch, step=step).result()
 
         pool = LocalPool(worker, 1)

@@ -12,6 +12,7 @@ import torch
 from rlskip.dispatch import RolloutDispatcher
 from rlskip.keys import split_trajectory
 from tests.clock import eventually
+from tests.dispatch.conftest import evict
 
 pytestmark = pytest.mark.ray
 
@@ -226,7 +227,7 @@ def test_broadcast_reaches_every_worker_and_its_successor(
     assert len(pids) == 2
     os.kill(pids.pop(), signal.SIGKILL)
     time.sleep(0.5)
-    dispatcher.buffer.evict(["u_0", "u_1"], "train")
+    evict(queue, ["u_0", "u_1"])
     dispatcher.submit(make_prompts(2), step=2).result()
     assert queue.get(keys, "train")["responses"].values().tolist() == [42.0] * 8
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -65,6 +66,15 @@ class Ray:
 
     def is_initialized(self):
         return True
+
+    def init(self):
+        threading.Event().wait(60)
+
+    def cluster_resources(self):
+        return {"CPU": 2.0, "node:10.0.0.1": 1.0}
+
+    def available_resources(self):
+        return {"CPU": 0.5}
 
     def put(self, value):
         return value
@@ -142,6 +152,18 @@ def test_a_successor_that_is_not_placed_in_time_is_given_up(make, make_prompts):
     batch = dispatcher.submit(make_prompts(1), step=1)
     kill_first(ray)
     assert set(batch.result(60).failed.values()) == {"no worker is left"}
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+def test_what_ray_does_not_start_is_named_with_what_it_has(make, is_up, monkeypatch):
+    """Neither its own start nor the placement of actors waits without a deadline."""
+    monkeypatch.setattr(Ray, "is_initialized", lambda ray: is_up)
+    with pytest.raises(InfrastructureFailure) as error:
+        make(room=1, start_s=0.3, workers=3)
+    what = "did not start all actors" if is_up else "Ray did not start"
+    for fact in (what, "within 0.3 s", "3 actors, each with num_cpus=1", "CPU=2 (0.5 free)"):
+        assert fact in error.value.what
+    assert error.value.where == "dispatch.workers"
 
 
 class NodeLost(InfrastructureFailure):

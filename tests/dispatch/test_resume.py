@@ -20,6 +20,7 @@ from rlskip.dispatch.resume import Journals
 from rlskip.jobs.served import forget_served
 from rlskip.queue import MemoryQueue
 from rlskip.store import Identity, StepStore
+from tests.dispatch.conftest import evict
 
 
 def dispatch(store, prompts, worker, step=1, queue=None, **more):
@@ -59,7 +60,7 @@ def test_a_journal_stays_while_a_prompt_of_its_step_is_queued(tmp_path, make_pro
         store.save(1, {"rollouts": torch.ones(3)}, info={"groups": 2})
         dispatcher.submit(make_prompts(1, of="later"), step=2, partition=partition).result()
         assert Path(tmp_path, "1.journal").exists()
-        dispatcher.buffer.evict(["u_0", "u_1"], partition)
+        evict(queue, ["u_0", "u_1"], partition)
         dispatcher.submit(make_prompts(1, of="last"), step=3, partition=partition).result()
         assert not Path(tmp_path, "1.journal").exists()
 
@@ -211,7 +212,7 @@ def test_a_batch_cancelled_while_its_journal_opens_has_its_roots_first(
         with ThreadPoolExecutor(1) as caller:
             submitted = caller.submit(dispatcher.submit, make_prompts(2), step=1)
             assert opening.wait(60)
-            (batch,) = dispatcher._sessions.batches
+            (batch,) = dispatcher._groups.batches
             batch.cancel()
             time.sleep(0.3)
             assert not batch.done()
@@ -242,7 +243,7 @@ def test_a_resumed_session_is_numbered_after_the_attempts_given_up(tmp_path, mak
             for _ in range(2):
                 queue.log.clear()
                 resumed.append(dispatcher.submit(make_prompts(1), step=1).result().resumed)
-                dispatcher.buffer.evict(["u_0"], "train")
+                evict(queue, ["u_0"])
     assert resumed == [0, 0, 0, 2]
     assert dict(queue.log)["u_0_sess1"]["attempt"] > 0
     assert dict(queue.log)["u_0_1_0"]["attempt"] > 0

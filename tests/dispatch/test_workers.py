@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import threading
 import time
 from collections import Counter
@@ -182,3 +183,105 @@ def test_a_broadcast_to_blocking_workers_delays_no_session(queue):
 def test_a_pool_has_a_whole_number_of_workers(workers: Any) -> None:
     with pytest.raises(ValueError, match="at least one worker"):
         LocalPool(lambda session, sample: [], workers)
+
+
+# -- what an async worker does to its own event loop ------------------------------------------
+
+
+def cancels_all(prompt, session):
+    for task in asyncio.all_tasks():
+        task.cancel()
+
+
+def blocks(prompt, session):
+    BLOCKED.wait(20)
+
+
+def stops_its_loop(prompt, session):
+    asyncio.get_running_loop().stop()
+
+
+def exits_in_a_task_of_its_own(prompt, session):
+    async def leave():
+        raise SystemExit(3)
+
+    asyncio.get_running_loop().create_task(leave())
+
+
+def exits(prompt, session):
+    raise SystemExit(3)
+
+
+def forks(prompt, session):
+    if (child := os.fork()) == 0:
+        return  # comes back, in the child
+    os.waitpid(child, 0)
+
+
+BLOCKED = threading.Event()
+
+
+@pytest.mark.parametrize(
+    "act", [cancels_all, blocks, stops_its_loop, exits_in_a_task_of_its_own, exits, forks]
+)
+def test_what_a_worker_does_costs_its_own_sessions(act, monkeypatch):
+    """By their deadline; other workers' sessions go on, and it works again, or its successor."""
+    monkeypatch.setattr("rlskip.dispatch.timeouts.TURN_S", 0.2)
+    BLOCKED.clear()
+
+    class Worker:
+        weights = 0
+
+        def load(self, weights):
+            self.weights = weights
+
+        async def __call__(self, prompt, sampling, session):
+            if prompt["acts"] and session.attempt == 0:
+                act(prompt, session)
+            await asyncio.sleep(0.01)
+            return {"weights": self.weights}
+
+    config = {
+        "dispatch": {
+            "rollout_level": True, "n": 2, "policy": "chunk", "session_timeout_s": 1,
+            "max_data_retries": 3, "max_retries": 3,
+        },
+        "replay": {"timeout_s": 30},
+    }  # fmt: skip
+    try:
+        with Dispatcher(LocalPool(Worker, 2), config=config) as dispatcher:
+            dispatcher.broadcast("load", 7)
+            prompts = [{"uid": f"{i}", "acts": i == 0} for i in range(4)]
+            began = time.monotonic()
+            rows, _ = dispatcher.collect(prompts, step=1)
+            assert time.monotonic() - began < 20
+            assert set(rows["weights"]) == {7}
+            again = [{"uid": f"{i}", "acts": False} for i in range(8)]
+            time.sleep(0.5 if act is blocks else 0)  # longer than TURN_S
+            batch = dispatcher.submit(again, step=2)
+            assert batch.result(20).failed == {}
+            assert set(dispatcher.collect(step=2)[0]["weights"]) == {7}
+            if act is blocks:
+                assert batch.attempts == 16, "nothing waits for the worker that blocks"
+    finally:
+        BLOCKED.set()
+
+
+def test_a_session_given_up_in_the_turn_that_starts_it_is_cancelled(make_prompts):
+    ran, cancelled = [], []
+
+    async def worker(prompt, sampling, session):
+        ran.append(session)
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            cancelled.append(session)
+            raise
+
+    config = {"dispatch": {"rollout_level": True, "n": 2}}
+    with Dispatcher(LocalPool(worker, 1), config=config) as dispatcher:
+        for i in range(20):
+            batch = dispatcher.submit(make_prompts(2, of=f"{i}"), step=1)
+            batch.cancel()
+            assert batch.result(20).succeeded == 0
+        assert eventually(lambda: len(ran) == len(cancelled))

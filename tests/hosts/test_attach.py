@@ -379,8 +379,7 @@ def test_a_role_that_reads_its_own_step_refuses_another_source() -> None:
 
 QUEUE_TRAINER = """
     from rlskip.keys import prompt_tag, row_tag, session_tag
-    from rlskip.queue import MemoryQueue
-    from rlskip.replay import ReplayBuffer
+    from rlskip.queue import MemoryQueue, ReplayBuffer
 
     class Trainer:
         def __init__(self):

@@ -8,8 +8,7 @@ from typing import Any
 from rlskip.dispatch import Session
 from rlskip.hosts.verl.attempt_keys import AttemptKeys, Running, running
 from rlskip.keys import prompt_tag, session_tag
-from rlskip.queue import MemoryQueue
-from rlskip.replay import ReplayBuffer
+from rlskip.queue import MemoryQueue, ReplayBuffer
 
 
 class Transfer:

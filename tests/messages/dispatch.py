@@ -4,12 +4,12 @@ from rlskip.dispatch import LocalPool, RolloutDispatcher
 from rlskip.dispatch.dispatcher import DispatcherClosedError
 from rlskip.dispatch.units import BatchError
 from rlskip.errors import ConfigError, RlskipError
-from rlskip.queue import MemoryQueue
+from rlskip.queue import MemoryQueue, UnequalFieldsError
 
 
 def dispatcher(**dispatch):
     config = {"dispatch": {"rollout_level": True, "n": 2, **dispatch}}
-    return RolloutDispatcher(LocalPool(lambda *_: {"x": 1}), MemoryQueue(), config)
+    return RolloutDispatcher(LocalPool(lambda *_: {"x": 1}), config=config)
 
 
 def submit(prompts, **more):
@@ -27,6 +27,20 @@ def collect_again(_):
     with dispatcher() as open_one:
         open_one.submit([{"uid": "a"}], step=1).result()
         open_one.collect([{"uid": "a"}], step=2, batch_size=1)
+
+
+def collect_refilled(_):
+    config = {"dispatch": {"rollout_level": True}, "replay": {"on_incomplete": "refill"}}
+    with RolloutDispatcher(LocalPool(lambda *_: {"x": 1}), config=config) as open_one:
+        open_one.collect([{"uid": "a"}], step=1)
+
+
+def collect_unequal(_):
+    def worker(prompt, sampling, session):
+        return {"x": 1, **({"y": 2} if session.session_id else {})}
+
+    with RolloutDispatcher(LocalPool(worker), config={"dispatch": {"n": 2}}) as open_one:
+        open_one.collect([{"uid": "a"}], step=1)
 
 
 def submit_to_earlier(_):
@@ -53,14 +67,14 @@ global_steps: no step is given
   -> pass step=... or add the field to the batch""",
     ),
     (
-        "a uid whose group is in the queue",
+        "a uid whose group was not taken",
         collect_again,
         BatchError,
         "uid",
         """\
 uid: an earlier prompt of the uid 'a' is in flight
   -> give this one a uid of its own; or first take the other's group, or give it up: cancel its \
-batch, and evict it (dispatcher.buffer.evict)""",
+batch""",
     ),
     *(
         (
@@ -71,6 +85,25 @@ batch, and evict it (dispatcher.buffer.evict)""",
             f"global_steps: expected a whole number, got {step!r}",
         )
         for step in ("3", 1.5)
+    ),
+    (
+        "a refill for collect",
+        collect_refilled,
+        ConfigError,
+        "replay.on_incomplete",
+        """\
+replay.on_incomplete: collect() has no prompts to refill a group with
+  -> use raise, drop or min_viable (dispatch.max_retries and max_data_retries try sessions again); \
+refill is for ReplayBuffer(queue, refill=...)""",
+    ),
+    (
+        "rows of unequal fields",
+        collect_unequal,
+        UnequalFieldsError,
+        "partition 'train'",
+        """\
+partition 'train': the rows do not hold the same fields: 'a_0_0' (session 0 of prompt 'a') lacks 'y'
+  -> return the same fields from every session, or read those that all rows hold: x""",
     ),
     (
         "a batch without uids",

@@ -2,8 +2,7 @@
 
 from rlskip.errors import RlskipError
 from rlskip.keys import prompt_tag, row_tag, session_tag
-from rlskip.queue import MemoryQueue
-from rlskip.replay import IncompleteRolloutError, ReplayBuffer, ReplayTimeoutError
+from rlskip.queue import IncompleteRolloutError, MemoryQueue, ReplayBuffer, ReplayTimeoutError
 
 
 def sample(errors):
@@ -34,7 +33,7 @@ CASES = [
         "",
         """\
 another ReplayBuffer was made for this queue, and two would sample its groups twice
-  -> use that one (collect() uses dispatcher.buffer), or a queue for each""",
+  -> use that one, or a queue for each""",
     ),
     (
         "a named prompt that is not there",

@@ -14,7 +14,7 @@ import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from rlskip.queue import MissingKeysError, PutError, TrajectoryQueue, to_rows
+from rlskip.queue import MissingKeysError, PutError, TrajectoryQueue, UnequalFieldsError, to_rows
 
 _PATIENCE_S = 10.0
 
@@ -124,6 +124,17 @@ class QueueTests:
             queue.get(["a"], partition, ["x", "nope"])
         with pytest.raises(MissingKeysError, match="no field"):
             queue.get(["a", "tag only"], partition)
+
+    def test_rows_of_unequal_fields_are_not_one_batch(self, queue: Any, partition: str) -> None:
+        for session, row in enumerate([{"x": 1, "y": 2}, {"x": 1}, {"x": 1, "y": 2, "z": 3}]):
+            queue.put([f"u_1_{session}_0"], partition, [row])
+        keys = [f"u_1_{session}_0" for session in range(3)]
+        with pytest.raises(UnequalFieldsError, match=r"session 1 of prompt 'u_1'.* lacks 'y'.* z"):
+            queue.get(keys, partition)
+        assert [row["x"] for row in to_rows(queue.get(keys, partition, ["x"]))] == [1, 1, 1]
+        assert set(queue.get(keys[::2][:1], partition).keys()) == {"x", "y"}
+        with pytest.raises(MissingKeysError, match="'gone'"):
+            queue.get([*keys, "gone"], partition)
 
     @pytest.mark.parametrize(
         ("keys", "fields", "tags", "message"),

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rlskip.errors import RlskipError
 from rlskip.queue import MemoryQueue, to_rows
+from rlskip.queue.rows import OwnRow
 from tests.queue.queue_tests import QueueTests
 
 
@@ -136,6 +137,16 @@ def test_a_row_does_not_keep_its_batch_alive():
     queue.put(["a"], "train", [{"x": batch[0]}])
     (row,) = to_rows(queue.get(["a"], "train"))
     assert row["x"].untyped_storage().nbytes() < batch.untyped_storage().nbytes()
+
+
+def test_a_row_that_was_given_away_is_not_copied_again():
+    queue, ids = MemoryQueue(), torch.zeros(3)
+    queue.put(["a", "b"], "train", [OwnRow(x=ids), OwnRow(x=torch.ones(1))])
+    ids.fill_(7)
+    assert [row["x"].tolist() for row in to_rows(queue.get(["a", "b"], "train"))] == [[7] * 3, [1]]
+    queue.put(["a", "b"], "train", [OwnRow(x=ids), {"x": ids}])
+    ids.fill_(9)
+    assert to_rows(queue.get(["b"], "train"))[0]["x"].tolist() == [7] * 3
 
 
 def test_it_cannot_be_pickled():

@@ -1,12 +1,14 @@
 """TransferQueueAdapter on a real TransferQueue: SimpleStorage on a local Ray."""
 
 import pickle
+import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
 
 from rlskip.keys import prompt_tag, row_tag, session_tag
-from rlskip.queue import QueueUnavailableError, TransferQueueAdapter, to_rows
+from rlskip.queue import QueueUnavailableError, TransferQueueAdapter, to_rows, transfer_queue
 from rlskip.queue.transfer_queue import PollingWatch, difference
 from tests.queue.queue_tests import QueueTests
 
@@ -41,6 +43,48 @@ def test_without_a_running_ray_it_is_unavailable(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "")
     with pytest.raises(QueueUnavailableError, match=r"ray\.init\(\)|rlskip\[ray\]"):
         TransferQueueAdapter()
+
+
+def test_a_start_that_hangs_is_named_with_what_ray_lacks(monkeypatch):
+    """Its actors wait for CPUs, and its own `init` waits for them without a deadline."""
+    released, ray = (
+        threading.Event(),
+        SimpleNamespace(
+            cluster_resources=lambda: {"CPU": 2.0}, available_resources=lambda: {"CPU": 0.5}
+        ),
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(transfer_queue, "START_S", 0.05)
+    module = SimpleNamespace(init=lambda conf: released.wait(60))
+    monkeypatch.setattr(transfer_queue, "_transfer_queue", lambda: module)
+    conf = {"backend": {"SimpleStorage": {"num_data_storage_units": 4}}}
+    with pytest.raises(QueueUnavailableError) as error:
+        TransferQueueAdapter(conf)
+    released.set()
+    assert "init did not answer within 0.05 s" in error.value.what
+    for fact in ("4 storage units", "5 in all", "has 2 CPUs, of which 0.5 are free"):
+        assert fact in error.value.remedy
+
+
+@pytest.mark.parametrize("call", ["put", "get", "list", "delete", "poll"])
+def test_a_call_that_transfer_queue_does_not_answer_raises(monkeypatch, call):
+    released = threading.Event()
+    module = SimpleNamespace(init=lambda conf: None)
+    for name in ("kv_batch_put", "kv_batch_get", "kv_list", "kv_clear"):
+        setattr(module, name, lambda *_, **__: released.wait(60))
+    monkeypatch.setattr(transfer_queue, "_transfer_queue", lambda: module)
+    monkeypatch.setattr(transfer_queue, "CALL_S", 0.05)
+    queue = TransferQueueAdapter()
+    calls = {
+        "put": lambda: queue.put(["a"], "train", None, [{}]),
+        "get": lambda: queue.get(["a"], "train", ["x"]),
+        "list": lambda: queue.list("train"),
+        "delete": lambda: queue.delete(["a"], "train"),
+        "poll": lambda: queue.watch().poll(),
+    }
+    with pytest.raises(QueueUnavailableError, match=r"transfer_queue\.kv_\w+ did not answer"):
+        calls[call]()
+    released.set()
 
 
 @pytest.mark.ray

@@ -16,8 +16,7 @@ from rlskip import SkipManager
 from rlskip.jobs.ranks import RankGroup
 from rlskip.jobs.served import forget_served
 from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
-from rlskip.queue import KVBatchMeta, MemoryQueue, to_rows
-from rlskip.replay import ReplayBuffer
+from rlskip.queue import KVBatchMeta, MemoryQueue, ReplayBuffer, to_rows
 from rlskip.skip.agreement import SeveralRanks
 from rlskip.skip.call_role import CallRole
 

@@ -16,7 +16,7 @@ import torch
 from rlskip.config.replay import ReplayConfig
 from rlskip.errors import ConfigError
 from rlskip.keys import row_tag, session_tag, status_tag
-from rlskip.replay import IncompleteRolloutError, ReplayTimeoutError
+from rlskip.queue import IncompleteRolloutError, ReplayTimeoutError
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 

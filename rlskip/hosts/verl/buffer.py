@@ -6,6 +6,7 @@ verl loads this module as ``pkg://rlskip.hosts.verl.buffer``.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,8 +21,7 @@ from rlskip.hosts.verl.journals import tidy_journals
 from rlskip.hosts.verl.names import FILTER, SAMPLER_KEY, SCORES
 from rlskip.hosts.verl.run_queue import run_queue
 from rlskip.keys import IS_PROMPT, ROLLOUT_ROOT_KEYS, TRAIN, VAL, uid_of
-from rlskip.queue import to_rows
-from rlskip.replay import GroupFilter, PromptOutcome, ReplayBuffer
+from rlskip.queue import GroupFilter, PromptOutcome, ReplayBuffer, to_rows
 from rlskip.skip import SkipManager
 
 _SYNC = "sync"
@@ -97,7 +97,7 @@ class FailClosedReplayBuffer:
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int | None = None
     ) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """As :meth:`rlskip.replay.ReplayBuffer.sample`; verl's trainer deletes the rows itself."""
+        """As :meth:`rlskip.queue.ReplayBuffer.sample`; verl's trainer deletes the rows itself."""
         sample = _SAMPLE.get(partition_id, ReplayBuffer.sample)
         size = None if self._whole_steps else batch_size
         batch, metrics = sample(self._buffer, global_steps, partition_id, size)
@@ -143,7 +143,7 @@ def _filter(settings: Mapping[str, Any], trainer_mode: str) -> GroupFilter:
     """As verl's buffers filter: a sync trainer asks for twice as many, and trains on-policy."""
     name, prompts = settings["metric"], settings["prompts"]
     batches = settings.get("max_num_gen_batches") or 0
-    most = (batches - 1) * prompts if batches > 0 else None
+    most = (batches - 1) * prompts if batches > 0 else sys.maxsize  # verl: 0 is no limit
 
     def metric(keys: Sequence[str], partition: str) -> list[float]:
         if name == _REWARD:

@@ -1,7 +1,7 @@
 """Writes what sessions leave: journal, then rows, then markers; in batches, and in order.
 
 While one write runs, the next batch gathers, so the number of writes depends on how long they take
-and not on the number of sessions.
+and not on the number of sessions. A dispatcher without a queue has a sink for its journals only.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import attrs
 
-from rlskip.dispatch.coroutines import Answer, failure_of, run
 from rlskip.dispatch.failures import InfrastructureFailure, text_of
 from rlskip.dispatch.journal import SessionJournal
-from rlskip.dispatch.timeouts import DaemonThreads
+from rlskip.dispatch.timeouts import DaemonThreads, failure_of
 from rlskip.queue import TrajectoryQueue
 
 logger = logging.getLogger(__name__)
@@ -29,13 +28,13 @@ STRIKES = 3
 
 
 @attrs.define(eq=False)
-class Leaving(Answer["Exception | None"]):
+class Leaving:
     """What is written once a session, or a prompt, has finished.
-
-    It is answered with None once all is written, else with the error.
 
     Parameters
     ----------
+    written
+        Gets None once all is written, else the error.
     partition
         The partition of its keys.
     rows
@@ -44,19 +43,17 @@ class Leaving(Answer["Exception | None"]):
         Markers, and new statuses of prompts, by key: readers see them after the rows.
     journal, entries
         The journal, or None, and what is added to it.
-    put
-        Called, in the thread that writes, once the tags are there.
     """
 
+    written: asyncio.Future[Exception | None]
     partition: str
-    tags: dict[str, dict[str, Any]]
+    tags: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     rows: dict[str, tuple[dict[str, Any], dict[str, Any]]] = attrs.field(factory=dict)
     journal: SessionJournal | None = None
     entries: dict[Any, Any] = attrs.field(factory=dict)
-    put: Callable[[], object] = lambda: None
 
 
-class QueueWriter:
+class Sink:
     """The only writer of a dispatcher: it writes from a thread, each time within `seconds`.
 
     A write that takes longer is given up: its thread is abandoned, and another one takes over.
@@ -65,30 +62,27 @@ class QueueWriter:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        queue: TrajectoryQueue,
+        queue: TrajectoryQueue | None,
         seconds: float,
         warn: Callable[[object, str], None],
     ) -> None:
         # `_writing` runs while something is gathered, and is None otherwise. What was gathered is
         # written in this order, and each is answered once, with or without an error.
-        self._loop = loop
         self._queue = queue
         self._seconds = seconds
         self._warn = warn
         self._gathered: deque[Leaving] = deque()
-        self._writing: Coroutine[Any, Any, None] | None = None
+        self._writing: asyncio.Task[None] | None = None
         self._thread = DaemonThreads(1, "rlskip-queue")
         self._stuck: list[asyncio.Future[None]] = []  # writes in a row that did not return
         self._journal = DaemonThreads(1, "rlskip-journal")
 
-    def write(self, leaving: Leaving) -> Answer[Exception | None]:
+    def write(self, leaving: Leaving) -> asyncio.Future[Exception | None]:
         """Write it soon, after all that was given before."""
         self._gathered.append(leaving)
-        if self._writing is None:
-            self._writing = self._write_all()
-            self._loop.call_soon(run, self._writing)  # what else comes in this turn joins
-        return leaving
+        if self._writing is None:  # a task begins in the next turn: what else comes in this, joins
+            self._writing = leaving.written.get_loop().create_task(self._write_all())
+        return leaving.written
 
     async def _write_all(self) -> None:
         while self._gathered:
@@ -97,9 +91,7 @@ class QueueWriter:
         self._writing = None
 
     def close(self) -> None:
-        """Write no more, and let the threads end once their writes return."""
-        if self._writing is not None:
-            self._writing.close()
+        """Let the threads end once their writes return."""
         self._thread.close()
         self._journal.close()
 
@@ -110,17 +102,17 @@ class QueueWriter:
             # One session's rows must not keep the others from the queue.
             alone = error is not None and len(batch) > 1
             result = await self._try([leaving]) if alone else error
-            try:
-                leaving.set(result)
-            except Exception:
-                logger.exception("a written session could not be counted")
+            if not leaving.written.done():
+                leaving.written.set_result(result)
 
     async def _try(self, batch: list[Leaving]) -> Exception | None:
         """Write a batch; returns what the queue raised, or that it did not answer."""
+        if self._queue is None:
+            return None
         if any(write.done() for write in self._stuck):
             self._stuck.clear()
         if len(self._stuck) < STRIKES:
-            write = self._thread.run(self._put, batch)
+            write = self._thread.run(self._put, batch, self._queue)
             error = await failure_of(write, self._seconds, "the queue")
             if write.done():
                 self._stuck.clear()
@@ -129,7 +121,7 @@ class QueueWriter:
             self._thread.give_up(write)
         return InfrastructureFailure(f"the queue did not answer within {self._seconds:g} s")
 
-    def _put(self, batch: list[Leaving]) -> None:
+    def _put(self, batch: list[Leaving], queue: TrajectoryQueue) -> None:
         # Rows are grouped by their fields, because a put takes rows of the same fields.
         rows: dict[tuple[str, frozenset[str]], dict[str, Any]] = defaultdict(dict)
         tags: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
@@ -140,11 +132,9 @@ class QueueWriter:
                 tags[leaving.partition][key] = {**tags[leaving.partition].get(key, {}), **tag}
         for (partition, _), found in rows.items():
             fields, row_tags = zip(*found.values(), strict=True)
-            self._queue.put(list(found), partition, fields, row_tags)
+            queue.put(list(found), partition, fields, row_tags)
         for partition, by_key in tags.items():
-            self._queue.put(list(by_key), partition, tags=list(by_key.values()))
-        for leaving in batch:
-            leaving.put()
+            queue.put(list(by_key), partition, tags=list(by_key.values()))
 
     # -- the journal: a fault costs a warning, and never the rows ----------------------------
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from rlskip.keys import prompt_tag
-from rlskip.replay import ReplayTimeoutError
+from rlskip.queue import ReplayTimeoutError
 
 
 def test_a_timeout_names_uids_and_sessions(make_buffer, rollouts, clock):

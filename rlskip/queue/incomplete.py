@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlskip.errors import RlskipError
-from rlskip.replay.readiness import PromptOutcome
+from rlskip.queue.readiness import PromptOutcome
 
 # A message names at most this many prompts; the attribute `prompts` holds all of them.
 _NAMED = 20

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import CancelledError
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -18,18 +18,19 @@ from rlskip.batch.prompts import named
 from rlskip.config.replay import read_replay
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import ROLLOUT_ROOT_KEYS, integer
-from rlskip.queue import KVBatchMeta, TrajectoryQueue
-from rlskip.replay.filtering import GroupFilter
-from rlskip.replay.incomplete import IncompleteRolloutError, name_prompts
-from rlskip.replay.partitions import Partitions
-from rlskip.replay.readiness import PromptGroup, PromptOutcome, State
-from rlskip.replay.sampling import SampleCall
+from rlskip.queue.filtering import GroupFilter
+from rlskip.queue.incomplete import IncompleteRolloutError, name_prompts
+from rlskip.queue.partitions import Partitions
+from rlskip.queue.protocol import KVBatchMeta, TrajectoryQueue
+from rlskip.queue.readiness import PromptGroup, PromptOutcome, State
+from rlskip.queue.sampling import Eviction, SampleCall
 
 log = logging.getLogger(__name__)
 
 #: Called with the partition and the prompts just evicted. It submits their replacements and
 #: returns the new uids, one per prompt and in order, or None if the prompts run again under their
-#: own uids. The buffer is locked during the call, so it must not wait for a thread that uses it.
+#: own uids. If it raises, or returns another number of uids, the prompts are in the queue again as
+#: they were. The buffer is locked during the call, so it must not wait for a thread that uses it.
 Refill = Callable[[str, list[PromptOutcome]], "Sequence[str] | None"]
 
 # Another thread that uses the same buffer may poll the change that this thread waits for.
@@ -87,7 +88,7 @@ class ReplayBuffer:
             raise ConfigError(
                 "refill needs a callback that submits prompts",
                 "replay.on_incomplete" if group_filter is None else "group_filter",
-                "pass it as ReplayBuffer(..., refill=...); collect() uses dispatcher.buffer",
+                "pass it as ReplayBuffer(..., refill=...)",
             )
         #: The groups that the filter rejected in the last call, counted by the metric's value.
         self.rejected: Counter[float] = Counter()
@@ -101,21 +102,12 @@ class ReplayBuffer:
         self._lock = threading.RLock()
         _last[id(queue)] = self
 
-    def reserve(self, uids: Iterable[str], partition: str) -> None:
-        """Leave these prompts, until they are deleted, to calls of :meth:`sample` that name them.
-
-        Called before they are submitted: several callers may then use the buffer at once.
-        """
-        with self._lock:
-            self._partitions[partition].reserved.update(named(uids))
-
     def sample(
         self,
         step: int,
         partition: str,
         batch_size: int | None = None,
         uids: set[str] | None = None,
-        stop: threading.Event | None = None,
     ) -> tuple[KVBatchMeta, dict[str, float]]:
         """Wait for complete groups and sample them; no group is sampled twice.
 
@@ -130,11 +122,8 @@ class ReplayBuffer:
             A number: that many prompts of any step, the oldest first; in ``val``, less those
             that were dropped.
         uids
-            Sample these prompts only, which the call reserves; it adds the prompts that
-            replace them. Without a batch size it waits for all of them that it did not evict
-            itself. None: all that are not reserved.
-        stop
-            Once it is set, the call changes nothing more, and raises CancelledError.
+            Sample these prompts only; it adds the prompts that replace them. Without a batch size
+            it waits for all of them that it did not evict itself. None: all that there are.
 
         Returns
         -------
@@ -157,7 +146,7 @@ class ReplayBuffer:
             raise RlskipError(
                 "another ReplayBuffer was made for this queue, and two would sample its groups "
                 "twice",
-                remedy="use that one (collect() uses dispatcher.buffer), or a queue for each",
+                remedy="use that one, or a queue for each",
             )
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
@@ -170,18 +159,15 @@ class ReplayBuffer:
         now = self._clock()
         with self._lock:
             known = self._partitions[partition]
-            known.reserved.update(uids or ())
             group_filter = None if known.validates else self._filter
-            call = SampleCall(number, known, batch_size, uids, group_filter, stop, now, now)
+            call = SampleCall(number, known, batch_size, uids, group_filter, now, now)
         while True:
             with self._lock:
-                self._look(call)
-                # Once a round: a refill may be stale itself, and would be replaced without end.
-                self._evict_stale(call)
-                while self._evict_or_replace(call):
-                    # Replacements may have finished already, and be rejected, without end. The time
-                    # is checked after they are there: no evicted prompt is left without one.
-                    self._look(call)
+                self._partitions.sync()
+                # Replacements may have finished already, and be evicted in turn. The time is
+                # checked after they are there: no evicted prompt is left without one.
+                while self._evict(self._decide(call), call):
+                    self._partitions.sync()
                     if call.submitted:
                         self._check_time(call)
                 groups = self._choose(call)
@@ -259,110 +245,121 @@ class ReplayBuffer:
             )
         self.evict(roots, batch.partition_id)
 
-    def give_back(self, batch: KVBatchMeta) -> None:
-        """Let the groups of a sampled batch, which was not used, be sampled again."""
-        with self._lock:
-            self._partitions.sync()
-            known = self._partitions[str(batch.partition_id)]
-            roots = (batch.extra_info or {})[ROLLOUT_ROOT_KEYS]
-            known.mark_sampled([known.find(uid) for uid in roots], sampled=False)
-
     def evict(self, uids: Iterable[str], partition: str) -> None:
         """Delete prompts in any state from the queue: roots, rows and markers."""
         with self._lock:
             self._partitions.sync()
-            self._partitions.remove(named(uids), partition)
+            known = self._partitions[partition]
+            self._partitions.take_out([known.find(uid) for uid in named(uids)], partition)
 
     # -- the steps of sample(), in this order --------------------------------------------------
 
-    def _look(self, call: SampleCall) -> None:
-        if call.stop is not None and call.stop.is_set():
-            raise CancelledError
-        self._partitions.sync()
+    def _decide(self, call: SampleCall) -> Eviction:
+        """Which groups must not be sampled, and how many prompts replace them now.
 
-    def _evict_stale(self, call: SampleCall) -> None:
-        stale = [] if call.batch_size is None else call.partition.stale(call.step, call.uids)
-        if not stale:
-            return
-        outcomes = [group.outcome() for group in stale]
-        call.stale_spans += [call.step - (outcome.step or 0) + 1 for outcome in outcomes]
-        log.warning("%s: evicting stale prompts:%s", call, name_prompts(outcomes))
-        self._discard(stale, call)
-        if self._refill is not None:
-            call.to_replace += [(outcome, 0) for outcome in outcomes]
-
-    def _evict_or_replace(self, call: SampleCall) -> bool:
-        """Returns whether any group was evicted or replaced."""
-        evicted = self._evict_incomplete(call) | self._evict_rejected(call)
-        return self._replace_evicted(call) or evicted
-
-    def _evict_incomplete(self, call: SampleCall) -> bool:
-        """Apply ``replay.on_incomplete``."""
-        groups = list(call.groups(State.INCOMPLETE))
-        if not groups:
-            return False
-        outcomes = [group.outcome() for group in groups]
-        policy = self.config.on_incomplete
+        Nothing has changed yet: what raises here leaves the step as it was.
+        """
+        found, policy = Eviction([*call.partition.owed]), self.config.on_incomplete
+        if call.batch_size is not None:
+            found.stale = call.partition.stale(call.step, call.uids)
+            if self._refill is not None:
+                found.replace(found.stale, self._chain(found.stale, call, "stale "))
+        incomplete = [g for g in call.groups(State.INCOMPLETE) if g not in found.stale]
         # A refill submits a training prompt, which must not stand in for one of validation.
         if policy == "drop" or (policy == "refill" and call.partition.validates):
-            call.dropped += outcomes
-            log.warning("%s: dropping incomplete prompts:%s", call, name_prompts(outcomes))
+            found.dropped = incomplete
         elif policy == "refill":
-            most, refills = self.config.max_refills, [group.refills for group in groups]
-            exhausted = [o for o, n in zip(outcomes, refills, strict=True) if n >= most]
-            if exhausted:
-                raise call.incomplete(exhausted, f"after {most} refills (replay.max_refills)")
-            call.refilled += len(groups)
-            call.to_replace += [(o, n + 1) for o, n in zip(outcomes, refills, strict=True)]
-            log.warning("%s: refilling incomplete prompts:%s", call, name_prompts(outcomes))
-        else:
-            raise call.incomplete(outcomes)
-        self._discard(groups, call)
+            found.refilled = incomplete
+            found.replace(incomplete, self._chain(incomplete, call))
+        elif incomplete:
+            raise call.incomplete([group.outcome() for group in incomplete])
+        if (group_filter := call.group_filter) is not None:
+            complete = [g for g in call.groups(State.COMPLETE) if g not in found.stale]
+            found.rejected = group_filter.rejected(call.partition.name, complete)
+            found.replace(found.rejected * group_filter.refills)
+            self._limit(found, len(complete) - len(found.rejected), call, group_filter)
+        return found
+
+    def _chain(self, groups: Sequence[PromptGroup], call: SampleCall, what: str = "") -> list[int]:
+        """How many refills in a row lead to the replacement of each; raises above the most."""
+        most = self.config.max_refills
+        if spent := [group.outcome() for group in groups if group.refills >= most]:
+            raise call.incomplete(spent, f"after {most} refills (replay.max_refills)", what)
+        return [group.refills + 1 for group in groups]
+
+    def _limit(
+        self, found: Eviction, passed: int, call: SampleCall, group_filter: GroupFilter
+    ) -> None:
+        """Leave for later what must not be submitted now; raises if no prompt is left to hope for.
+
+        Without a limit a filter that rejects everything would generate until the timeout.
+        """
+        enough = passed >= (call.batch_size or 1)
+        if enough and group_filter.discards_surplus:
+            found.now = []
+        running = call.partition.count(State.RUNNING, None, call.uids) + len(call.announced())
+        usual = self.config.max_refills * call.wanted()
+        room = group_filter.room(running, call.submitted, usual)
+        found.now, found.later = found.now[:room], found.now[room:]
+        if found.later and not (found.now or running or enough):
+            raise call.rejected_too_many(passed, found.rejected)
+
+    def _evict(self, found: Eviction, call: SampleCall) -> bool:
+        """Evict and replace, all or nothing; returns whether there was anything to do."""
+        groups = found.groups
+        if not (groups or found.now):
+            call.partition.owed = found.later
+            return False
+        odd = [group for group in found.rejected if not math.isfinite(group.metric)]
+        for some, what in (
+            (found.stale, "stale prompts"),
+            (found.dropped, "incomplete prompts, which are dropped"),
+            (found.refilled, "incomplete prompts, which are refilled"),
+            (odd, "prompts with a row whose metric is not a number"),
+        ):
+            if some:
+                names = name_prompts([group.outcome() for group in some])
+                log.warning("%s: evicting %s:%s", call, what, names)
+        self._tell(groups, call)
+        # In this order: a prompt may run again under its own uid, so its keys must be gone before
+        # the callback submits it. If the callback fails, they are put again.
+        taken = self._partitions.take_out(groups, call.partition.name, keep=bool(found.now))
+        try:
+            uids = self._submit(found.now, call) if found.now else []
+        except BaseException:
+            self._partitions.put_back(taken, call.partition.name)
+            raise
+        call.partition.owed = found.later
+        for uid, (_, refills) in zip(uids, found.now, strict=True):
+            call.partition.announce(uid, refills)
+        call.count_evicted(found, uids)
         return True
 
-    def _evict_rejected(self, call: SampleCall) -> bool:
-        if (group_filter := call.group_filter) is None:
-            return False
-        rejected = group_filter.rejected(call.partition.name, call.groups(State.COMPLETE))
-        call.rejected.update(group.metric for group in rejected)
-        replaced = [(group.outcome(), 0) for group in rejected]
-        call.to_replace += replaced * group_filter.refills
-        self._discard(rejected, call)
-        return bool(rejected)
-
-    def _replace_evicted(self, call: SampleCall) -> bool:
-        """Submit replacements, as many as may be; returns whether there were any."""
-        now, group_filter = call.to_replace, call.group_filter
-        if now and group_filter is not None:
-            complete = call.count(State.COMPLETE)
-            enough = complete >= (call.batch_size or 1)
-            running = call.partition.count(State.RUNNING, None, call.uids)
-            running += len(call.announced())
-            if enough and group_filter.discards_surplus:
-                call.to_replace = []
-            now = call.to_replace[: group_filter.room(running, call.submitted)]
-            if call.to_replace and not (now or running or enough):
-                raise call.rejected_too_many(complete)
-        if not now:
-            return False
-        call.to_replace = call.to_replace[len(now) :]
-        call.submitted += len(now)
+    def _submit(self, now: Sequence[tuple[PromptOutcome, int]], call: SampleCall) -> list[str]:
+        """Have the callback submit replacements; returns their uids."""
         assert self._refill is not None
         evicted = [outcome for outcome, _ in now]
-        uids = self._refill(call.partition.name, evicted)
-        uids = [outcome.uid for outcome in evicted] if uids is None else named(uids)
-        if len(uids) != len(now):
+        found = self._refill(call.partition.name, evicted)
+        if isinstance(found, str):
+            found = [found]
+        uids = [outcome.uid for outcome in evicted]
+        if found is not None:
+            uids = named(uid for uid in found if uid is not None)
+        if len(uids) != len(now) or (found is not None and len({*uids}) < len(uids)):
             raise RlskipError(
-                f"the refill callback returned {len(uids)} uids for {len(now)} prompts",
+                f"the refill callback returned {len({*uids})} uids for {len(now)} prompts, which "
+                "stay in the queue",
                 remedy="return one uid per prompt, in order, or None",
             )
-        for uid, (_, refills) in zip(uids, now, strict=True):
-            call.partition.announce(uid, refills)
-        if call.uids is not None:
-            call.uids.update(uids)
-            call.awaited.update(uids)
-            call.partition.reserved.update(uids)
-        return True
+        return uids
+
+    def _tell(self, groups: Sequence[PromptGroup], call: SampleCall) -> None:
+        """Call `on_evict`, once for each group."""
+        new = [group for group in groups if not group.told]
+        if new and self._on_evict is not None and not call.partition.validates:
+            self._on_evict(call.batch(new, PromptGroup.all_rows))
+            for group in new:
+                group.told = True
 
     def _choose(self, call: SampleCall) -> list[PromptGroup] | None:
         """The groups to return, or None to go on waiting."""
@@ -393,16 +390,10 @@ class ReplayBuffer:
         if call.discards_surplus:
             taken = {group.uid for group in groups}
             surplus = [g for g in call.groups(State.COMPLETE) if g.uid not in taken]
+            self._tell(surplus, call)
+            self._partitions.take_out(surplus, call.partition.name)
             call.surplus = len(surplus)
-            self._discard(surplus, call)
-
-    def _discard(self, groups: Sequence[PromptGroup], call: SampleCall) -> None:
-        if groups:
-            if self._on_evict is not None and not call.partition.validates:
-                self._on_evict(call.batch(groups, PromptGroup.all_rows))
-            uids = [group.uid for group in groups]
-            self._partitions.remove(uids, call.partition.name)
-            call.awaited.difference_update(uids)
+            call.awaited.difference_update(group.uid for group in surplus)
 
     def _take(self, groups: list[PromptGroup], call: SampleCall) -> KVBatchMeta:
         """The batch of these groups, which are sampled from now on."""

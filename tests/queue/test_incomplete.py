@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from rlskip.keys import prompt_tag, status_tag
-from rlskip.replay import IncompleteRolloutError, ReplayTimeoutError
+from rlskip.queue import IncompleteRolloutError, ReplayTimeoutError
 
 INCOMPLETE = {
     "failed status": (
@@ -39,6 +39,14 @@ INCOMPLETE = {
     "a row without a status": (
         lambda r: (r.finished("u"), r.tag("u_1_1", {})),
         "u: expected 2, got 1 (session 1 missing; status finished)",
+    ),
+    "more sessions than its lowered n": (
+        lambda r: (r.counted("u", n=3), r.tag("u", {"n": 2})),
+        "u: expected 2, got 3",
+    ),
+    "more sessions than expected of a status prompt": (
+        lambda r: (r.finished("u", n=3), r.tag("u", {"expected_rollouts": 2})),
+        "u: expected 2, got 3 (status finished)",
     ),
     "nothing at all": (
         lambda r: r.tag("u", status_tag(1, "finished")),

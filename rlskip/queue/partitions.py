@@ -6,6 +6,7 @@ update therefore depends on what changed, not on what the partition holds.
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
@@ -26,8 +27,9 @@ from rlskip.keys import (
     split_session,
     split_trajectory,
 )
-from rlskip.queue import KVBatchMeta, Tag, TrajectoryQueue
-from rlskip.replay.readiness import Expected, PromptGroup, PromptOutcome, State
+from rlskip.queue.protocol import KVBatchMeta, MissingKeysError, Row, Tag, TrajectoryQueue
+from rlskip.queue.readiness import Expected, PromptGroup, PromptOutcome, State
+from rlskip.queue.rows import to_rows
 
 _PROMPT_STATUSES = (PENDING, RUNNING, FINISHED, FAILURE)
 
@@ -39,12 +41,12 @@ class Partition:
     ----------
     name, validates
         Its name, and whether it is the partition of validation prompts.
-    reserved
-        The uids that only calls sample which name them.
+    owed
+        Evicted prompts that no call has replaced yet, each with its refills in a row.
     """
 
     # Each group is on one shelf, that of its state and step, and no shelf is empty; `_shelve`
-    # restores this after a change. A uid leaves `reserved` when its prompt is removed.
+    # restores this after a change.
 
     def __init__(self, name: str, config: ReplayConfig, drops_late_writes: bool) -> None:
         self.name = name
@@ -54,7 +56,7 @@ class Partition:
         self._expects = Expected(sessions, viable, drops_late_writes)
         self._strategy = "none" if self.validates else config.max_off_policy_strategy
         self._most_steps = config.max_off_policy_threshold
-        self.reserved: set[str] = set()
+        self.owed: list[tuple[PromptOutcome, int]] = []
         self._groups: dict[str, PromptGroup] = {}
         self._next_number = 0
         # state -> step -> uid -> group
@@ -62,30 +64,26 @@ class Partition:
 
     # -- what there is -------------------------------------------------------------------------
 
-    def may(self, group: PromptGroup, uids: set[str] | None) -> bool:
-        """Whether a call for `uids`, or for all that are not reserved, may sample this group."""
-        return group.uid not in self.reserved if uids is None else group.uid in uids
-
     def groups(
         self, state: State, step: int | None = None, uids: set[str] | None = None
     ) -> Iterator[PromptGroup]:
         """The groups in `state`, of one step or of all; by step, then in order of appearance.
 
-        Those of `uids`; None: those that are not reserved.
+        Those of `uids`; None: all.
         """
         shelves = self._shelves[state]
         for at in sorted(shelves, key=_by_step) if step is None else [step]:
             for group in sorted(shelves.get(at, {}).values(), key=attrgetter("number")):
-                if self.may(group, uids):
+                if uids is None or group.uid in uids:
                     yield group
 
     def count(self, state: State, step: int | None = None, uids: set[str] | None = None) -> int:
         """The number of these groups."""
         shelves = self._shelves[state]
         found = shelves.values() if step is None else [shelves.get(step, {})]
-        if uids is None and not self.reserved:
+        if uids is None:
             return sum(map(len, found))
-        return sum(self.may(group, uids) for shelf in found for group in shelf.values())
+        return sum(uid in uids for shelf in found for uid in shelf)
 
     def steps(self, state: State) -> list[int | None]:
         """The steps of the groups in `state`."""
@@ -146,23 +144,22 @@ class Partition:
         group.announced = True
         self._shelve(group)
 
-    def mark_sampled(self, groups: Iterable[PromptGroup], sampled: bool = True) -> None:
-        """Mark groups as sampled: they stay in the partition and are never sampled again.
+    def is_again(self, before: PromptGroup) -> None:
+        """A group that was taken out is in the queue again: it is what it was."""
+        group = self._group(before.uid)
+        for name in ("number", "refills", "told", "varies", "metric"):
+            setattr(group, name, getattr(before, name))
+        self._shelve(group)
 
-        Unless the mark is taken back.
-        """
+    def mark_sampled(self, groups: Iterable[PromptGroup]) -> None:
+        """Mark groups as sampled: they stay in the partition and are never sampled again."""
         for group in groups:
-            group.sampled = sampled
+            group.sampled = True
             self._shelve(group)
-
-    def keys(self, uids: Iterable[str]) -> list[str]:
-        """All keys of these prompts, of their rows and of their markers."""
-        return [key for uid in uids for key in self.find(uid).keys()]  # noqa: SIM118
 
     def remove(self, uids: Iterable[str]) -> None:
         """Forget these prompts, which the queue does not hold any more."""
         for uid in uids:
-            self.reserved.discard(uid)
             group = self._groups.pop(uid, None)
             if group is not None:
                 self._unshelve(group)
@@ -251,13 +248,46 @@ class Partitions:
         for name, changes in self.watch.poll().items():
             self[name].apply(changes)
 
-    def remove(self, uids: Sequence[str], name: str) -> None:
-        """Delete prompts with their rows and markers from the queue."""
+    def take_out(
+        self, groups: Sequence[PromptGroup], name: str, keep: bool = False
+    ) -> list[tuple[PromptGroup, dict[str, Row]]]:
+        """Delete groups with their rows and markers from the queue.
+
+        Returns them for :meth:`put_back`, with their rows if these are to be kept.
+        """
+        rows = self._rows_of(groups, name) if keep else {}
+        taken = [
+            (group, {key: rows[key] for key, _ in group.all_rows() if key in rows})
+            for group in groups
+        ]
         # In this order: if the queue raises, the keys are still known, and can be deleted later.
-        self._queue.delete(self[name].keys(uids), name)
-        self[name].remove(uids)
+        self._queue.delete([key for group in groups for key in group.keys()], name)  # noqa: SIM118
+        self[name].remove(group.uid for group in groups)
         # A polling watch must see them deleted before a refill puts the same keys again.
         self.sync()
+        return taken
+
+    def put_back(self, taken: Sequence[tuple[PromptGroup, dict[str, Row]]], name: str) -> None:
+        """Put groups into the queue again as they were taken out."""
+        for group, rows in taken:
+            for key, tag in group.tags():
+                fields = [rows[key]] if key in rows else None
+                self._queue.put([key], name, fields, [tag])
+        self.sync()
+        for group, _ in taken:
+            self[name].is_again(group)
+
+    def _rows_of(self, groups: Sequence[PromptGroup], name: str) -> dict[str, Row]:
+        """The rows of these groups by key, but for keys without fields."""
+        keys = [key for group in groups for key, _ in group.all_rows()]
+        try:
+            return dict(zip(keys, to_rows(self._queue.get(keys, name)), strict=True))
+        except MissingKeysError:  # they hold different fields
+            found: dict[str, Row] = {}
+            for key in keys:
+                with contextlib.suppress(MissingKeysError):
+                    found[key] = to_rows(self._queue.get([key], name))[0]
+            return found
 
 
 def _set(tags: dict, name: Hashable, tag: Tag | None) -> None:

@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 
 from rlskip.dispatch import LocalPool, RolloutDispatcher
 from rlskip.keys import TrajectoryKey, prompt_tag, row_tag, session_tag
-from rlskip.queue import MemoryQueue, MissingKeysError, to_rows
-from rlskip.replay import IncompleteRolloutError, ReplayBuffer
+from rlskip.queue import (
+    IncompleteRolloutError,
+    MemoryQueue,
+    MissingKeysError,
+    ReplayBuffer,
+    to_rows,
+)
 
 RAW, OWN = "the same keys for every attempt", "a key of its own for every attempt"
 

@@ -3,8 +3,7 @@
 import pytest
 
 from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
-from rlskip.queue import MemoryQueue
-from rlskip.replay import ReplayBuffer
+from rlskip.queue import MemoryQueue, ReplayBuffer
 from tests.clock import MockClock
 
 

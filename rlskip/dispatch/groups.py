@@ -1,10 +1,16 @@
-"""The sessions of batches, on the event loop: from the queue of sessions to the marker."""
+"""From a prompt to its group: a batch's prompts, their sessions, and what they leave.
+
+:meth:`Groups.begin` starts a batch. Each session is one task, which begins when the scheduler has a
+worker for it: an attempt, another one elsewhere if it fails, and the rows or the cause in the
+prompt's :class:`Group`. If the batch has a sink, rows and marker are written before that.
+
+All of it runs on the dispatcher's event loop, where no worker's code does.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,8 +19,7 @@ from typing import Any
 import attrs
 
 from rlskip.config.dispatch import DispatchConfig
-from rlskip.dispatch.batch import Attempt, BatchHandle, Prompt
-from rlskip.dispatch.coroutines import Answer, failure_of, run
+from rlskip.dispatch.batch import BatchHandle, Prompt
 from rlskip.dispatch.failures import (
     DataFailure,
     InfrastructureFailure,
@@ -25,10 +30,10 @@ from rlskip.dispatch.failures import (
 )
 from rlskip.dispatch.history import History, tokens_of
 from rlskip.dispatch.pools import Pool, Rows, Unjournaled, as_rows
-from rlskip.dispatch.queue_writer import Leaving, QueueWriter
 from rlskip.dispatch.resume import Journals, resumable, to_journal
 from rlskip.dispatch.scheduler import Scheduler, Unit
-from rlskip.dispatch.timeouts import DaemonThreads, write_seconds
+from rlskip.dispatch.sink import Leaving, Sink
+from rlskip.dispatch.timeouts import DaemonThreads, failure_of, write_seconds
 from rlskip.dispatch.units import Job, Session, session_seed
 from rlskip.keys import row_tag, session_key, session_tag, trajectory_key
 from rlskip.queue import TrajectoryQueue
@@ -53,10 +58,42 @@ class _Outcome:
     tags: Sequence[Mapping[str, Any]] = ()
 
 
-class Sessions:
-    """The batches that a dispatcher runs; every call comes from its event loop.
+@attrs.define(eq=False)
+class _Attempt:
+    """An attempt at a session; its task awaits `answer`."""
 
-    Each batch and each session is one coroutine (:mod:`rlskip.dispatch.coroutines`).
+    worker: int
+    unit: Unit
+    started: float  # a time of its batch
+    answer: asyncio.Future[Any]
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.unit.group  # type: ignore[return-value]
+
+    def returned(self, future: asyncio.Future[Any]) -> None:
+        """Its worker has returned or raised, perhaps after the attempt was given up."""
+        error = InfrastructureFailure("cancelled") if future.cancelled() else future.exception()
+        if not self.answer.done():
+            if error is None:
+                self.answer.set_result(future.result())
+            else:
+                self.answer.set_exception(error)
+        elif error is None:
+            self.prompt.batch.late += 1
+            logger.info("dropped a late result of %s", self)
+
+    def fail(self, error: Exception) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+    def __str__(self) -> str:
+        session, attempt = self.unit.session, self.unit.attempt
+        return f"session {session} of {self.prompt.uid} (attempt {attempt}, worker {self.worker})"
+
+
+class Groups:
+    """The batches that a dispatcher runs; every call comes from its event loop.
 
     Parameters
     ----------
@@ -76,15 +113,15 @@ class Sessions:
         self,
         loop: asyncio.AbstractEventLoop,
         pool: Pool,
-        queue: TrajectoryQueue,
+        queue: TrajectoryQueue | None,
         config: DispatchConfig,
         scheduler: Scheduler,
         history: History | None,
         journals: Journals | None,
     ) -> None:
-        # A batch is in `batches` until all its markers are written or it was given up. A session
-        # waits in the scheduler until it has a worker, and then has a coroutine. It counts in the
-        # scheduler's load until it is reported, or it has a seat and waits for another worker.
+        # A batch is in `batches` until its last session is settled or it was given up. A session
+        # waits in the scheduler until it has a worker, and then has a task. It counts in the
+        # scheduler's load until it is reported, or it has a turn and waits for another worker.
         # Neither is left once no batch is.
         self.batches: set[BatchHandle] = set()
         self._loop = loop
@@ -96,12 +133,13 @@ class Sessions:
         self._journals = journals
         self._unjournaled = ""  # the cause that was warned of
         self._seconds = write_seconds(config)
-        self._writer = QueueWriter(loop, queue, self._seconds, self._warn_of_journal)
+        self._sink = Sink(queue, self._seconds, self._warn_of_journal)
         self._threads = DaemonThreads(4, "rlskip-files")
-        self._seats: dict[Unit, Answer[int]] = {}  # of the sessions that are tried again
+        self._tasks: set[asyncio.Task[None]] = set()  # asyncio keeps no reference to them
+        self._turns: dict[Unit, asyncio.Future[int]] = {}  # of the sessions that are tried again
         # When each attempt that runs is given up, the earliest first; one alarm serves all of them,
         # because nearly every one ends long before.
-        self._deadlines: dict[Attempt, float] = {}
+        self._deadlines: dict[_Attempt, float] = {}
         self._alarm: asyncio.TimerHandle | None = None
         # The number of the next attempt at the sessions given up last, which may still write: a
         # prompt that is submitted again does not begin with the number of such an attempt.
@@ -109,22 +147,30 @@ class Sessions:
 
     def close(self) -> None:
         """Let the threads end once their calls return."""
-        self._writer.close()
+        self._sink.close()
         self._threads.close()
 
-    # -- a batch, from prompts to its last marker ----------------------------------------------
+    # -- a batch, from its prompts to its last group -------------------------------------------
 
     def begin(self, batch: BatchHandle) -> None:
         """Run a batch."""
-        run(self._batch(batch))
+        self._run(self._batch(batch))
+
+    def _run(self, coroutine: Any) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _batch(self, batch: BatchHandle) -> None:
         """Open the journal, write the roots, run the sessions."""
         error: BaseException | None = None
+        batch.marked = self._loop.create_future()
         try:
             if self._journals is not None and not batch.validate:
                 await self._open_journal(batch, self._journals)
-            await self._write_roots(batch)
+            if batch.sinks:
+                await self._write_roots(batch)
+            batch.rooted.set()
             self._add_sessions(batch)
             self._pump()
             await batch.marked
@@ -158,10 +204,9 @@ class Sessions:
 
     async def _write_roots(self, batch: BatchHandle) -> None:
         tags = {prompt.uid: prompt.root_tag() for prompt in batch.prompts}
-        error = await self._writer.write(Leaving(batch.partition, tags))
+        error = await self._sink.write(Leaving(self._loop.create_future(), batch.partition, tags))
         if error is not None:
             raise error
-        batch.rooted.set()
 
     def _add_sessions(self, batch: BatchHandle) -> None:
         """Resume the sessions that the journal holds, and queue the others."""
@@ -170,8 +215,7 @@ class Sessions:
             for session, found, tokens in journaled.get(prompt.uid, ()):
                 batch.resumed += 1
                 first = self._next_attempts.get((prompt.uid, session), 0)
-                outcome = _Outcome(first, found.rows, tokens, tags=found.tags)
-                run(self._leave(prompt, session, outcome))
+                self._end(prompt, session, _Outcome(first, found.rows, tokens, tags=found.tags))
             if batch.cancelled:
                 continue
             attempts = {i: self._next_attempts.get((prompt.uid, i), 0) for i in sorted(prompt.open)}
@@ -179,17 +223,20 @@ class Sessions:
         if batch.cancelled:
             self._end_all(batch, "cancelled")
 
-    # -- a session, from the queue of sessions to its marker -----------------------------------
+    # -- a session, from its worker to its group -----------------------------------------------
 
     async def _session(self, worker: int, unit: Unit) -> None:
-        """Run a session on its worker, try again on another, and leave rows and marker."""
+        """Run a session on its worker, try again on another, and leave rows or cause."""
         prompt: Prompt = unit.group  # type: ignore[assignment]
-        batch, session = prompt.batch, unit.session
         failures: Counter[bool] = Counter()  # of attempts, by whether the infrastructure failed
         outcome: _Outcome | None = None
         try:
             while outcome is None:
-                attempt = Attempt(worker, unit, batch.elapsed())
+                if unit.session not in prompt.open:  # it was ended before this task began
+                    self._scheduler.done(worker, unit)
+                    return
+                answer = self._loop.create_future()
+                attempt = _Attempt(worker, unit, prompt.batch.elapsed(), answer)
                 try:
                     rows, tokens = await self._attempt(attempt)
                 except _BatchEndedError:
@@ -198,8 +245,8 @@ class Sessions:
                     again = self._after_failure(attempt, error, failures)
                     if isinstance(again, Unit):
                         unit = again
-                        self._loop.call_soon(self._pump)  # once it waits for its seat
-                        worker = await self._seat(batch, unit)
+                        self._loop.call_soon(self._pump)  # once it waits for its turn
+                        worker = await self._turn(prompt.batch, unit)
                     else:
                         outcome = _Outcome(unit.attempt, error=again)
                 else:
@@ -208,22 +255,22 @@ class Sessions:
         except _BatchEndedError as ended:
             outcome = _Outcome(0, error=str(ended))
         except Exception as error:
-            self._abort(batch, error)
+            self._abort(prompt.batch, error)
             outcome = _Outcome(0, error=f"the batch was given up: {text_of(error)}")
-        run(self._leave(prompt, session, outcome))
+        self._end(prompt, unit.session, outcome)
         self._pump()
 
-    async def _seat(self, batch: BatchHandle, unit: Unit) -> int:
+    async def _turn(self, batch: BatchHandle, unit: Unit) -> int:
         """The worker that the scheduler assigns to another attempt, once it is its turn."""
-        seat: Answer[int] = Answer()
-        self._seats[unit] = seat
-        batch.waiting[seat] = None
+        turn: asyncio.Future[int] = self._loop.create_future()
+        self._turns[unit] = turn
+        batch.waiting[turn] = None
         try:
-            return await seat
+            return await turn
         finally:
-            del self._seats[unit], batch.waiting[seat]
+            del self._turns[unit], batch.waiting[turn]
 
-    async def _attempt(self, attempt: Attempt) -> tuple[Rows, int]:
+    async def _attempt(self, attempt: _Attempt) -> tuple[Rows, int]:
         """Run a session on its worker until it returns, its deadline passes or its batch ends.
 
         Returns its rows and their number of tokens; raises why it failed.
@@ -235,22 +282,22 @@ class Sessions:
             if self._alarm is None:
                 self._alarm = self._loop.call_later(seconds, self._expire)
         batch.attempts += 1
-        batch.waiting[attempt] = None
+        batch.waiting[attempt.answer] = None
         try:
-            result = await attempt
+            result = await attempt.answer
             if isinstance(result, Unjournaled):
                 self._warn_of_journal(f"step {batch.step}", result)
-            return _rows_and_tokens(result)
+            return _rows_and_tokens(result, batch.sinks)
         except _BatchEndedError:
             self._scheduler.done(attempt.worker, attempt.unit)
             raise
         finally:
             self._deadlines.pop(attempt, None)
-            del batch.waiting[attempt]
+            del batch.waiting[attempt.answer]
             if not future.done():
                 self._stop(attempt, future)
 
-    def _start(self, attempt: Attempt) -> asyncio.Future[Any]:
+    def _start(self, attempt: _Attempt) -> asyncio.Future[Any]:
         prompt, unit = attempt.prompt, attempt.unit
         batch = prompt.batch
         session = Session(
@@ -284,7 +331,7 @@ class Sessions:
             cause = f"passed its deadline of {seconds:g} s (dispatch.session_timeout_s)"
             attempt.fail(InfrastructureFailure(cause))
 
-    def _stop(self, attempt: Attempt, future: asyncio.Future[Any]) -> None:
+    def _stop(self, attempt: _Attempt, future: asyncio.Future[Any]) -> None:
         """Stop what still runs; a pool that cannot stop it must not delay the others."""
         unit = attempt.unit
         self._next_attempts[attempt.prompt.uid, unit.session] = unit.attempt + 1
@@ -295,7 +342,7 @@ class Sessions:
         except BaseException:  # a pool may be the user's
             logger.exception("%s could not be stopped", attempt)
 
-    def _after_success(self, attempt: Attempt, tokens: int) -> None:
+    def _after_success(self, attempt: _Attempt, tokens: int) -> None:
         prompt = attempt.prompt
         length = tokens or prompt.batch.elapsed() - attempt.started
         if self._history is not None:
@@ -303,7 +350,7 @@ class Sessions:
         self._scheduler.done(attempt.worker, attempt.unit, length)
 
     def _after_failure(
-        self, attempt: Attempt, error: Exception, failures: Counter[bool]
+        self, attempt: _Attempt, error: Exception, failures: Counter[bool]
     ) -> Unit | str:
         """The session's next attempt; where none is left, the cause."""
         unit, failure = attempt.unit, as_failure(error)
@@ -318,53 +365,72 @@ class Sessions:
         self._scheduler.done(attempt.worker, unit)
         return cause_of(failure)
 
-    async def _leave(self, prompt: Prompt, session: int, outcome: _Outcome) -> None:
-        """Write a session's rows and its one marker."""
-        batch = prompt.batch
-        if session not in prompt.open:  # its batch was given up, and it has its marker
+    # -- what a session leaves ---------------------------------------------------------------
+
+    def _end(self, prompt: Prompt, session: int, outcome: _Outcome) -> None:
+        """A session has its outcome: write it, where it is written, and settle it."""
+        if session not in prompt.open:  # its batch was given up, and it has its outcome
             return
         prompt.open.remove(session)
-        batch.tokens += outcome.tokens
+        prompt.batch.tokens += outcome.tokens
         if not prompt.open:
             try:
                 self._pool.forget(prompt.sample)
             except BaseException:  # a pool may be the user's
                 logger.exception("the pool could not forget %s", prompt.uid)
-        error = await self._write(prompt, session, outcome)
+        if prompt.batch.sinks or to_journal(prompt, session, outcome.rows, outcome.tags):
+            self._run(self._write(prompt, session, outcome))
+        else:
+            self._settle(prompt, session, outcome)
+
+    async def _write(self, prompt: Prompt, session: int, outcome: _Outcome) -> None:
+        """Write a session's rows and its one marker."""
+        error = await self._sink.write(self._leaving(prompt, session, outcome))
         if error is not None and outcome.error is None:
             # The queue refuses the session's rows, but perhaps not its marker.
             cause = cause_of(as_failure(error), "its rows could not be written: ")
             logger.error("session %d of %s failed: %s", session, prompt.uid, cause)
             outcome = _Outcome(outcome.attempt, error=cause)
-            error = await self._write(prompt, session, outcome)
-        batch.unwritten -= 1
+            error = await self._sink.write(self._leaving(prompt, session, outcome))
+        self._settle(prompt, session, outcome)
         if error is not None:
-            self._abort(batch, error)
-        if batch.unwritten == 0:
-            batch.settled.set()
-            batch.marked.set(None)  # unless the batch was aborted
+            self._abort(prompt.batch, error)
 
-    def _write(self, prompt: Prompt, session: int, outcome: _Outcome) -> Answer[Exception | None]:
-        """Journal, then rows, then marker; the answer is why they are not written."""
+    def _leaving(self, prompt: Prompt, session: int, outcome: _Outcome) -> Leaving:
+        """Journal, then rows, then marker."""
         batch, rows, attempt = prompt.batch, outcome.rows, outcome.attempt
-        if outcome.error is not None:
-            batch.failed[prompt.uid, session] = outcome.error
-        tag = row_tag(batch.step, attempt)
-        own_tags = outcome.tags or [{}] * len(rows or ())
-        count = None if rows is None else len(rows)
-        marker = session_key(prompt.uid, session)
         leaving = Leaving(
-            partition=batch.partition,
-            rows={
-                trajectory_key(prompt.uid, session, index): (row, {**own, **tag})
-                for index, (row, own) in enumerate(zip(rows or (), own_tags, strict=True))
-            },
-            tags={marker: session_tag(session, attempt, outcome.error, count)},
+            self._loop.create_future(),
+            batch.partition,
             journal=batch.journal,
             entries=to_journal(prompt, session, rows, outcome.tags),
-            put=functools.partial(prompt.marked.add, session),
         )
-        return self._writer.write(leaving)
+        if batch.sinks:
+            tag = row_tag(batch.step, attempt)
+            own_tags = outcome.tags or [{}] * len(rows or ())
+            leaving.rows = {
+                trajectory_key(prompt.uid, session, index): (row, {**own, **tag})
+                for index, (row, own) in enumerate(zip(rows or (), own_tags, strict=True))
+            }
+            count = None if rows is None else len(rows)
+            marker = session_tag(session, attempt, outcome.error, count)
+            leaving.tags = {session_key(prompt.uid, session): marker}
+        return leaving
+
+    def _settle(self, prompt: Prompt, session: int, outcome: _Outcome) -> None:
+        """Its group has the session: the last one ends the prompt, and the batch."""
+        batch = prompt.batch
+        if outcome.error is not None:
+            batch.failed[prompt.uid, session] = prompt.group.failed[session] = outcome.error
+        else:  # rows in the queue are not kept twice
+            prompt.group.rows[session] = [] if batch.sinks else outcome.rows or []
+        batch.unwritten -= 1
+        if not prompt.running:
+            batch.on_ended(prompt)
+        if batch.unwritten == 0:
+            batch.settled.set()
+            if batch.marked is not None and not batch.marked.done():  # else it was aborted
+                batch.marked.set_result(None)
 
     # -- whose turn it is ------------------------------------------------------------------------
 
@@ -373,10 +439,10 @@ class Sessions:
         try:
             while (found := self._scheduler.next()) is not None:
                 worker, unit = found
-                if unit in self._seats:
-                    self._seats[unit].set(worker)
+                if unit in self._turns:
+                    self._turns[unit].set_result(worker)
                 else:
-                    run(self._session(worker, unit))
+                    self._run(self._session(worker, unit))
         except Exception as error:
             self.abort_all(error)
         if not self._scheduler.alive:
@@ -390,7 +456,7 @@ class Sessions:
     # -- early ends ------------------------------------------------------------------------------
 
     def cancel(self, batch: BatchHandle) -> None:
-        """Stop a batch: each session without a marker gets one with status failure."""
+        """Stop a batch: each session without an outcome fails."""
         batch.cancelled = True
         if batch in self.batches and batch.rooted.is_set():  # else its coroutine does it later
             self._end_all(batch, "cancelled")
@@ -406,7 +472,9 @@ class Sessions:
         if batch in self.batches:
             self.batches.discard(batch)
             self._end_all(batch, f"the batch was given up: {text_of(error)}")
-            batch.marked.fail(error)
+            if batch.marked is not None and not batch.marked.done():
+                batch.marked.set_exception(error)
+                batch.marked.exception()  # asyncio warns of one that nobody has looked at
             if not batch.rooted.is_set():  # its coroutine waits for the disk or the queue
                 batch.finish(error)
 
@@ -415,16 +483,23 @@ class Sessions:
         for prompt in batch.prompts:
             self._scheduler.cancel(prompt)
         for waits in list(batch.waiting):
-            waits.fail(_BatchEndedError(cause))
+            if not waits.done():
+                waits.set_exception(_BatchEndedError(cause))
+        # Those without a task: a session that runs ends once it is resumed.
         for prompt in batch.prompts:
-            for session in sorted(prompt.open):  # those without a worker
-                run(self._leave(prompt, session, _Outcome(0, error=cause)))
+            for session in sorted(prompt.open):
+                self._end(prompt, session, _Outcome(0, error=cause))
 
 
-def _rows_and_tokens(result: Any) -> tuple[Rows, int]:
+def _rows_and_tokens(result: Any, sinks: bool) -> tuple[Rows, int]:
     """What a worker returned; raises an Exception for whatever its rows raise."""
     try:
         rows = as_rows(result)
+        if rows is None and not sinks:
+            raise DataFailure(
+                "the worker returned no rows, as one that writes them to a queue itself",
+                remedy="return the rows; or submit() to a dispatcher that has the queue",
+            )
         return rows, tokens_of(rows or ())
     except BaseException as odd:
         raise portable(odd)  # noqa: B904 - it is the error itself, or has it as its cause

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
 from rlskip.errors import RlskipError
-from rlskip.replay.readiness import PromptGroup
+from rlskip.queue.readiness import PromptGroup
 
 
 @attrs.frozen
 class GroupFilter:
-    """Rejects complete training groups in which a metric does not vary.
+    """Rejects complete training groups in which a metric does not vary, or is not a number.
 
     Parameters
     ----------
@@ -24,7 +25,8 @@ class GroupFilter:
     max_running
         Submit no more while this many prompts are running; None: no limit.
     max_submitted
-        The most prompts that one call of ``sample`` submits for rejected ones; None: no limit.
+        The most prompts that one call of ``sample`` submits for rejected ones; None:
+        ``replay.max_refills`` times the prompts that it wants.
     discards_surplus
         Whether to wait for all that was submitted before a batch is sampled, and to discard what
         the batch does not take: for trainers that must not train on an older policy.
@@ -36,10 +38,17 @@ class GroupFilter:
     max_submitted: int | None = None
     discards_surplus: bool = False
 
-    def room(self, running: int, submitted: int) -> int | None:
-        """How many more prompts may be submitted now; None: any number."""
-        limits = [(self.max_running, running), (self.max_submitted, submitted)]
-        return min((max(0, n - used) for n, used in limits if n is not None), default=None)
+    @property
+    def name(self) -> str:
+        """How errors name the metric."""
+        return getattr(self.metric, "__name__", type(self.metric).__name__)
+
+    def room(self, running: int, submitted: int, usual: int) -> int:
+        """How many more prompts may be submitted now; `usual` is the most by default."""
+        left = (usual if self.max_submitted is None else self.max_submitted) - submitted
+        if self.max_running is not None:
+            left = min(left, self.max_running - running)
+        return max(0, left)
 
     def rejected(self, partition: str, groups: Iterable[PromptGroup]) -> list[PromptGroup]:
         """Those of these complete groups that are rejected; reads each group's rows once."""
@@ -50,8 +59,12 @@ class GroupFilter:
             values = iter(self._values(list(itertools.chain(*keys)), partition))
             for group, its_keys in zip(new, keys, strict=True):
                 metrics = [next(values) for _ in its_keys]
-                group.varies = len(metrics) == 1 or len({*metrics}) != 1
-                group.metric = metrics[0]
+                odd = next((value for value in metrics if not math.isfinite(value)), None)
+                # One NaN makes the advantages of its whole group NaN. It equals nothing, itself
+                # neither, so it would count as variance.
+                group.varies = odd is None and (len(metrics) == 1 or len({*metrics}) != 1)
+                # math.nan is one object, so that equal causes count as one.
+                group.metric = metrics[0] if odd is None else math.nan if odd != odd else odd
         return [group for group in groups if not group.varies]
 
     def _values(self, keys: Sequence[str], partition: str) -> list[float]:

@@ -7,8 +7,13 @@ import torch
 
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import row_tag, status_tag
-from rlskip.queue import to_rows
-from rlskip.replay import GroupFilter, IncompleteRolloutError, ReplayBuffer, ReplayTimeoutError
+from rlskip.queue import (
+    GroupFilter,
+    IncompleteRolloutError,
+    ReplayBuffer,
+    ReplayTimeoutError,
+    to_rows,
+)
 
 SAME, MIXED = (1.0, 1.0), (0.0, 1.0)
 
@@ -104,26 +109,48 @@ def test_it_ends_when_the_most_prompts_were_submitted(prompts):
     prompts.refills = [SAME] * 9
     with pytest.raises(IncompleteRolloutError) as error:
         prompts.buffer(max_submitted=3).sample(1, "train", 1)
-    assert "0 of 1 groups passed the filter, 4 were rejected" in error.value.what
+    assert "0 of 1 groups passed the filter, and 3 more prompts" in error.value.what
+    assert "'metric' rejected 4 groups" in error.value.what
+    assert error.value.what.endswith(": 1 in 4")
     assert "max_num_gen_batches" in error.value.remedy
     assert sum(prompts.asked) == 3
 
 
-def test_it_ends_in_time_when_every_replacement_is_rejected_at_once(prompts, clock):
+@pytest.mark.parametrize("size", [None, 2])
+def test_a_filter_that_rejects_everything_ends_without_a_limit_of_its_own(prompts, size):
+    """After replay.max_refills refills for each prompt that is wanted, not at the timeout."""
     prompts.finish("a", SAME)
+    prompts.finish("b", SAME)
     prompts.refills = [SAME] * 99
+    with pytest.raises(IncompleteRolloutError, match="'metric' rejected 8 groups") as error:
+        prompts.buffer().sample(1, "train", size)
+    assert not isinstance(error.value, ReplayTimeoutError)
+    assert sum(prompts.asked) == 2 * 3
 
-    def refill(partition, evicted):
-        clock.sleep(1)
-        return prompts.refill(partition, evicted)
 
+def test_a_timeout_says_what_was_rejected(prompts, clock):
+    prompts.finish("a", SAME)
     group_filter = GroupFilter(prompts.metric)
     config = {"replay": {"timeout_s": 5}}
-    buffer = ReplayBuffer(prompts.queue, config, refill=refill, group_filter=group_filter,
-                          clock=clock)  # fmt: skip
-    with pytest.raises(ReplayTimeoutError):
+    buffer = ReplayBuffer(
+        prompts.queue, config, refill=lambda *_: ["late"], group_filter=group_filter, clock=clock
+    )
+    with pytest.raises(ReplayTimeoutError, match=r"'metric' rejected 1 groups .*: 1 in 1"):
         buffer.sample(1, "train")
-    assert sum(prompts.asked) == 5
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+@pytest.mark.parametrize("scores", [2, 1])
+def test_a_metric_that_is_no_number_is_rejected_by_name(prompts, odd, scores, caplog):
+    prompts.finish("a", (odd, 1.0)[:scores])
+    prompts.queue.put(["a"], "train", None, [{"expected_rollouts": scores}])
+    prompts.finish("b", MIXED)
+    buffer = prompts.buffer()
+    batch, metrics = buffer.sample(1, "train", 2)
+    assert not [key for key in batch.keys if key.startswith("a_")]
+    assert metrics["training/filter_groups/evicted_samples"] == 1
+    assert [str(value) for value in buffer.rejected] == [str(odd)]
+    assert "not a number:\n  a: expected" in caplog.text
 
 
 @pytest.mark.parametrize("values", [[1.0], [1.0] * 3, None, [[1.0, 2.0]] * 2, torch.ones(2, 2)])
@@ -138,7 +165,7 @@ def test_a_metric_returns_one_number_a_row(prompts, values):
 def test_a_metric_may_return_a_tensor(prompts):
     prompts.finish("a", SAME)
     prompts.metric = lambda keys, partition: torch.ones(len(keys))
-    with pytest.raises(IncompleteRolloutError, match="2 were rejected"):
+    with pytest.raises(IncompleteRolloutError, match="rejected 2 groups"):
         prompts.buffer(max_submitted=1).sample(1, "train", 1)
 
 

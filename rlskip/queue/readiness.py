@@ -38,7 +38,7 @@ from rlskip.keys import (
     session_key,
     trajectory_key,
 )
-from rlskip.queue import Tag
+from rlskip.queue.protocol import Tag
 
 
 class State(Enum):
@@ -87,6 +87,7 @@ class PromptGroup:
     markers: dict[int, Tag] = attrs.field(factory=dict)  # by session id
     announced: bool = False  # by a refill, and its root has no step yet
     refills: int = 0  # in a row, which led to it
+    told: bool = False  # on_evict was called for it, and a refill that failed brought it back
     sampled: bool = False
     varies: bool | None = None  # whether a filter lets it pass; None: not judged yet
     metric: float = 0.0  # of its first row, for such a filter
@@ -101,11 +102,18 @@ class PromptGroup:
     def empty(self) -> bool:
         return self.root is None and not (self.rows or self.markers or self.announced)
 
+    def tags(self) -> Iterator[tuple[str, Tag]]:
+        """Every key of the group with its tag: root, rows and session markers."""
+        if self.root is not None:
+            yield self.uid, self.root
+        for place, tag in self.rows.items():
+            yield trajectory_key(self.uid, *place), tag
+        for session_id, tag in self.markers.items():
+            yield session_key(self.uid, session_id), tag
+
     def keys(self) -> list[str]:
-        """Every key of the group: root, rows and session markers."""
-        keys = [] if self.root is None else [self.uid]
-        keys += [trajectory_key(self.uid, *place) for place in self.rows]
-        return keys + [session_key(self.uid, session_id) for session_id in self.markers]
+        """Every key of the group."""
+        return [key for key, _ in self.tags()]
 
     def finished(self) -> bool:
         """Whether all sessions of this prompt have finished."""
@@ -173,7 +181,12 @@ class PromptGroup:
         if not self.finished():
             return State.RUNNING
         outcome, viable = self.outcome(), self.expects.viable
-        enough = viable is not None and outcome.actual >= min(viable, outcome.expected or viable)
+        enough = viable is not None and (
+            min(viable, outcome.expected or viable)
+            <= outcome.actual
+            # Sessions above the expected number are never trained on: its root was changed.
+            <= (outcome.expected or outcome.actual)
+        )
         return State.COMPLETE if enough or outcome.complete else State.INCOMPLETE
 
     def successful_rows(self) -> Iterator[tuple[str, Tag]]:
@@ -270,8 +283,10 @@ class PromptOutcome:
 
     @property
     def complete(self) -> bool:
-        """No session failed or is missing; with no expected number, one session is enough."""
-        return self.status != FAILURE and not self.failed and self.actual >= (self.expected or 1)
+        """No session failed, is missing or too many; without an expected number, one is enough."""
+        if self.status == FAILURE or self.failed:
+            return False
+        return self.actual >= 1 if self.expected is None else self.actual == self.expected
 
     def __str__(self) -> str:
         expected = "some" if self.expected is None else self.expected

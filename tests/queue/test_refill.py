@@ -4,10 +4,16 @@ import pytest
 import torch
 
 from rlskip.errors import ConfigError, RlskipError
-from rlskip.keys import prompt_tag
-from rlskip.queue import MemoryQueue
+from rlskip.keys import prompt_tag, split_trajectory
+from rlskip.queue import (
+    GroupFilter,
+    IncompleteRolloutError,
+    MemoryQueue,
+    ReplayBuffer,
+    ReplayTimeoutError,
+    to_rows,
+)
 from rlskip.queue.transfer_queue import PollingWatch
-from rlskip.replay import IncompleteRolloutError, ReplayBuffer, ReplayTimeoutError
 
 
 def test_refill_runs_the_prompt_again_under_its_uid(make_buffer, rollouts, queue):
@@ -34,7 +40,6 @@ def test_uids_of_any_kind_are_those_of_the_queue(make_buffer, rollouts, queue, k
         return [kind(8)]
 
     buffer = make_buffer(refill, on_incomplete="refill")
-    buffer.reserve([kind(7)], "train")
     rollouts.counted("7", error="boom")
     rollouts.counted("9")
     uids = {kind(7)}
@@ -113,11 +118,111 @@ def test_a_step_waits_for_refills_that_have_not_arrived(make_buffer, make_rollou
     assert buffer.sample(1, "train")[0].extra_info["rollout_root_keys"] == ["complete", "later"]
 
 
-def test_a_refill_names_one_uid_per_prompt(make_buffer, rollouts):
-    buffer = make_buffer(lambda partition, prompts: [], on_incomplete="refill")
+class Dataset:
+    """Refills prompts from now on; the first call fails as it is told to."""
+
+    def __init__(self, rollouts, fails):
+        self.rollouts, self.fails, self.asked = rollouts, fails, 0
+
+    def __call__(self, partition, prompts):
+        self.asked += len(prompts)
+        fails, self.fails = self.fails, None
+        if fails is not None:
+            return fails()
+        uids = [f"new-{prompt.uid}" for prompt in prompts]
+        for uid in uids:
+            self.rollouts.counted(uid, step=5)
+        return uids
+
+    @staticmethod
+    def raises():
+        raise StopIteration("the data set is at its end")
+
+
+FAILS = {
+    "raises": Dataset.raises,
+    "returns none": list,
+    "returns too few": lambda: ["one"],
+    "returns one twice": lambda: ["one", "one"],
+    "returns a string": lambda: "ab",
+    "returns no uids": lambda: [None],
+}
+EVICTED = {
+    "incomplete": ({"on_incomplete": "refill"}, lambda r, u: r.counted(u, step=5, error="boom")),
+    "stale": (
+        {"max_off_policy_threshold": 1, "max_off_policy_strategy": "drop"},
+        lambda r, u: r.counted(u, step=1),
+    ),
+}
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("how", FAILS)
+@pytest.mark.parametrize("kind", EVICTED)
+def test_a_refill_that_fails_leaves_the_step_as_it_was(queue, rollouts, clock, kind, how, named):
+    replay, write = EVICTED[kind]
+    refill, told = Dataset(rollouts, FAILS[how]), []
+    buffer = ReplayBuffer(
+        queue, {"replay": {"timeout_s": 5, **replay}}, refill=refill, clock=clock,
+        on_evict=lambda batch: told.extend(batch.extra_info["rollout_root_keys"]),
+    )  # fmt: skip
+    rollouts.counted("fine", step=5)
+    for uid in ("a", "b"):
+        write(rollouts, uid)
+    queue.put(["a_0_0"], "train", [{"only here": 1}])  # its rows hold different fields
+    uids = {"fine", "a", "b"} if named else None
+    before = queue.list("train")
+    rows = {key: to_rows(queue.get([key], "train")) for key in before if split_trajectory(key)}
+    with pytest.raises((RlskipError, StopIteration)):
+        buffer.sample(5, "train", 3, uids)
+    assert queue.list("train") == before
+    assert rows == {key: to_rows(queue.get([key], "train")) for key in rows}
+    assert uids in (None, {"fine", "a", "b"})
+
+    batch, metrics = buffer.sample(5, "train", 3, uids)
+    assert {*batch.extra_info["rollout_root_keys"]} == {"fine", "new-a", "new-b"}
+    assert sorted(told) == ["a", "b"], "each is told once"
+    assert sum(value for name, value in metrics.items() if name.endswith("evicted_samples")) == 2
+    assert refill.asked == 4
+
+
+def test_a_callback_of_evictions_that_fails_leaves_the_step_as_it_was(queue, rollouts, clock):
+    def fails(batch):
+        raise OSError("the disk is full")
+
+    replay = {"replay": {"timeout_s": 5, "on_incomplete": "drop"}}
+    rollouts.counted("fine")
     rollouts.counted("u", error="boom")
-    with pytest.raises(RlskipError, match="returned 0 uids for 1 prompts"):
-        buffer.sample(1, "train")
+    before = queue.list("train")
+    buffer = ReplayBuffer(queue, replay, on_evict=fails, clock=clock)
+    for _ in range(2):
+        with pytest.raises(OSError, match="full"):
+            buffer.sample(1, "train")
+        assert queue.list("train") == before
+
+
+def test_a_filter_that_raises_evicts_nothing_of_what_else_is_incomplete(queue, rollouts, clock):
+    fine = []
+
+    def metric(keys, partition):
+        if not fine:
+            raise ValueError("no score")
+        return range(len(keys))
+
+    refill = Dataset(rollouts, None)
+    replay = {"replay": {"timeout_s": 5, "on_incomplete": "refill"}}
+    buffer = ReplayBuffer(
+        queue, replay, refill=refill, group_filter=GroupFilter(metric), clock=clock
+    )
+    rollouts.counted("fine", step=5)
+    rollouts.counted("u", step=5, error="boom")
+    before = queue.list("train")
+    with pytest.raises(ValueError, match="no score"):
+        buffer.sample(5, "train")
+    assert (queue.list("train"), refill.asked) == (before, 0)
+    fine.append(True)
+    batch, _ = buffer.sample(5, "train")
+    assert batch.extra_info["rollout_root_keys"] == ["fine", "new-u"]
 
 
 def test_refill_without_a_callback_is_refused(queue):

@@ -5,8 +5,7 @@ import torch
 
 from rlskip.errors import RlskipError
 from rlskip.keys import prompt_tag
-from rlskip.queue import KVBatchMeta
-from rlskip.replay import ReplayTimeoutError
+from rlskip.queue import IncompleteRolloutError, KVBatchMeta, ReplayTimeoutError
 
 
 def test_clearing_what_was_not_sampled_is_refused(buffer):
@@ -88,7 +87,7 @@ def test_a_refill_that_is_stale_itself_is_not_sampled_either(make_buffer, rollou
 
     buffer = make_buffer(refill, max_off_policy_threshold=1, max_off_policy_strategy="drop")
     rollouts.counted("u", step=1)
-    with pytest.raises(ReplayTimeoutError):
+    with pytest.raises(IncompleteRolloutError, match="stale groups after 3 refills"):
         buffer.sample(5, "train", 1)
 
 
@@ -116,9 +115,7 @@ def test_age_does_not_matter_to_validation_or_to_none(make_buffer, queue, make_r
         buffer.clear(batch)
 
 
-def test_what_replaces_a_named_prompt_is_waited_for_by_that_call_alone(
-    make_buffer, rollouts, clock
-):
+def test_what_replaces_a_named_prompt_is_waited_for_by_that_call(make_buffer, rollouts, clock):
     def refill(partition, prompts):
         clock.at(clock.now + 1, lambda: rollouts.counted("new"))
         return ["new"]

@@ -3,7 +3,7 @@
 import pytest
 
 from rlskip.keys import prompt_tag
-from rlskip.replay import IncompleteRolloutError, ReplayTimeoutError
+from rlskip.queue import IncompleteRolloutError, ReplayTimeoutError
 
 
 def missed(buffer, error):
