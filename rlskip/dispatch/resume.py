@@ -73,7 +73,8 @@ class Journaled:
 
     def packed(self) -> tuple[Any, ...]:
         """What a journal holds of it."""
-        return self.rows, self.tags, self.uid, self.lacks
+        # The format keeps plain mappings, and a worker's row may be a class that says it is copied.
+        return [{**row} for row in self.rows], self.tags, self.uid, self.lacks
 
     @classmethod
     def unpacked(cls, entry: Any) -> Journaled | None:

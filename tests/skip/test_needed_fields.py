@@ -14,7 +14,7 @@ from rlskip import SkipManager
 from rlskip.batch.fields import field_names
 from rlskip.dispatch import LocalPool, RolloutDispatcher
 from rlskip.errors import MismatchError
-from rlskip.replay import IncompleteRolloutError
+from rlskip.queue import IncompleteRolloutError
 from tests.skip.trainers import Loop, visit
 
 needed: set[str] = set()

@@ -1,7 +1,7 @@
 """What serves which call, whatever the settings: dumps by step, in the run and by prompt, journals.
 
 A run is what lies between two inits. In it no rollout serves two steps, or twice in one visit of a
-step; none that is there and fits is generated again; and each serves the call that it is for.
+step; by match=run and match=prompt it serves once. None that is there and fits is generated again; and each serves the call that it is for.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hypothesis.stateful import (
 
 from rlskip import SkipManager
 from rlskip.dispatch import LocalPool, RolloutDispatcher
-from rlskip.replay import IncompleteRolloutError
+from rlskip.queue import IncompleteRolloutError
 
 N = 2
 STEPS = (1, 2, 3)
@@ -225,6 +225,7 @@ class Served(RuleBasedStateMachine):
             assert self.ran == 0
             self.replayed(expected, groups)
         for draw in draws:
+            assert not (self.once and draw.number in self.used), "it serves once"
             assert self.used.setdefault(draw.number, self.step) == self.step, "it serves one step"
             assert draw.number not in self.seen, "it serves one call of a visit"
             self.seen.add(draw.number)
@@ -232,10 +233,14 @@ class Served(RuleBasedStateMachine):
 
     # -- the rules of docs/skip.md ---------------------------------------------------------------
 
-    def elsewhere(self, dump: Dump) -> bool:
-        """Whether a rollout of it has served another step of the run."""
-        by_run = self.skip["match"] != "step"
-        return by_run and any(self.used.get(d.number, self.step) != self.step for d in dump.draws)
+    def has_served(self, dump: Dump) -> bool:
+        """Whether a rollout of it has served the run already, at any step."""
+        return self.once and any(d.number in self.used for d in dump.draws)
+
+    @property
+    def once(self) -> bool:
+        """Whether nothing serves twice in a run; else in a visit of a step."""
+        return bool(self.skip["match"] != "step")
 
     def of_step(self, prompts: str) -> list[Dump]:
         """The dumps of such a call in the step itself that no call of the visit took."""
@@ -245,7 +250,7 @@ class Served(RuleBasedStateMachine):
     def expect(self, prompts: str) -> list[Any]:
         """The dumps one of which serves the call; or for each prompt its groups."""
         # Those whose draws have served, and whose sessions are not resumed either.
-        self.served = frozenset(filter(self.elsewhere, self.of_step(prompts)))
+        self.served = frozenset(filter(self.has_served, self.of_step(prompts)))
         own = [dump for dump in self.of_step(prompts) if dump not in self.served]
         self.found_own = bool(own)
         number = self.equal[prompts]
@@ -262,7 +267,7 @@ class Served(RuleBasedStateMachine):
             return [
                 dump for dump in others
                 if dump.prompts == prompts and dump.step != self.step
-                and not self.elsewhere(dump) and dump not in self.taken
+                and not self.has_served(dump) and dump not in self.taken
             ]  # fmt: skip
         groups = [
             [
