@@ -45,7 +45,7 @@ def bundle(
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Put one step into one file, or compute its stages again from that file.
+    """Put a step into one file; compute it again.
 
     With --replay each stage that an option names is computed again, on a CPU, without Ray, weights
     or trainer. Exit code 1 if one differs from what was recorded, or was not recorded.

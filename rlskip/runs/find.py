@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rlskip.jobs.records import FOLDER
 from rlskip.runs import on_disk
-from rlskip.runs.foreign import files_in, run_of_files
 from rlskip.runs.opened import Call, NoSuchPlaceError, Run, Runs, Step
 from rlskip.store.layout import STAGES, Place, as_step
 
@@ -58,6 +57,8 @@ def open(
 
 def _opened(where: Path, decode: Decode | None) -> Run | Runs:
     """The run of that very directory, whatever its roles have below it; else all runs below it."""
+    from rlskip.runs.foreign import files_in, run_of_files  # needs blosc2, as most verbs do not
+
     if files_in(where) and (where.is_file() or not find_runs(where)):
         return Run(run_of_files(where.resolve()), decode=decode)
     runs = find_runs(where, decode)

@@ -119,15 +119,15 @@ def test_with_a_home_links_and_pictures_lead_there() -> None:
     assert all(url.startswith(home) for url in about["urls"].values())
 
 
-def test_the_entry_point_of_hydra_1_4() -> None:
-    (entry,) = (
-        point
+def test_the_entry_points_of_hydra_1_4() -> None:
+    found = {
+        point.name: point.load()
         for point in metadata.entry_points(group="hydra.plugins")
         if point.dist is not None and point.dist.name == "rlskip"
-    )
-    from rlskip._hydra import RlskipSearchPathPlugin
+    }
+    from rlskip._hydra import RlskipConfigSource, RlskipSearchPathPlugin
 
-    assert entry.load() is RlskipSearchPathPlugin
+    assert found == {"rlskip": RlskipSearchPathPlugin, "rlskip_source": RlskipConfigSource}
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """What serves which call, whatever the settings: dumps by step, in the run and by prompt, journals.
 
 A run is what lies between two inits. In it no rollout serves two steps, or twice in one visit of a
-step; by match=run and match=prompt it serves once. None that is there and fits is generated again; and each serves the call that it is for.
+step; by match=run and match=prompt it serves once. None that is there and fits is generated again,
+and each serves the call that it is for.
 """
 
 from __future__ import annotations
