@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset
 
-    from rlskip.runs.rollouts import Group, Rollouts, SessionRows
+    import rlskip.runs.rollouts
+    from rlskip.runs.rollouts import Rollouts, SessionRows
     from rlskip.runs.tables import By
 
 
@@ -68,7 +69,7 @@ class Scope:
         """The sessions, each with its turns; `fields` are those of the turns, as in `rollouts`."""
         return (session for part in self._named(fields) for session in part.sessions)
 
-    def groups(self, fields: Sequence[str] | None = None) -> Iterator[Group]:
+    def groups(self, fields: Sequence[str] | None = None) -> Iterator[rlskip.runs.rollouts.Group]:
         """The groups of sessions of one prompt; `fields` are those of the turns."""
         return (group for part in self._named(fields) for group in part.groups)
 
