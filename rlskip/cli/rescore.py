@@ -62,7 +62,7 @@ def rescore(
     """Run a reward function over cached rollouts.
 
     With a version each verdict is asked for once, by all jobs; without one every session is scored
-    anew. Exit code 1 if a session has no new score, or a dump cannot be read.
+    again. Exit code 1 if a session has no new score, or a dump cannot be read.
     """
     from rlskip.rescore.arguments import read_data
     from rlskip.rescore.scoring import Rescoring

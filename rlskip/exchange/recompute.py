@@ -78,7 +78,7 @@ def _function(spec: str, own: Mapping[str, Callable[..., Any]], stage: str) -> C
             keywords[key] = {"true": True, "false": False}.get(text.lower())
             keywords[key] = float(text) if keywords[key] is None else keywords[key]
         except ValueError as error:
-            what = f"{setting!r} is no number"
+            what = f"{setting!r} is not a number"
             raise ConfigError(what, f"--{stage}", "give numbers: grpo,eps=1e-4") from error
     if name in own:
         function = own[name]

@@ -65,7 +65,7 @@ def rows_of(given: Any) -> tuple[list[Row], RowFields]:
 
 
 def _mappings(given: Any) -> Iterable[Any]:
-    """The rows of a batch, a DataFrame or a table; what is no such thing is a sequence of rows."""
+    """The rows of a batch, a DataFrame or a table; anything else is a sequence of rows."""
     if is_data_proto(given) or is_tensordict(given) or isinstance(given, Mapping):
         return _of_batch(given)
     for module, to_rows in (("pandas", lambda frame: frame.to_dict("records")),

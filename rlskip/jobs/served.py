@@ -3,7 +3,7 @@
 Roles and dispatchers ask it before they serve a dump, a group of its rows or a journaled session,
 and tell it afterwards, whoever of them it was. It lives from ``SkipManager.init`` to the next, or
 to the end of the process: what a process generated it never resumes, and a sweep in one process, a
-notebook's cell that is run twice, and each test of a suite begin anew.
+notebook's cell that is run twice, and each test of a suite begin with an empty one.
 """
 
 from __future__ import annotations
@@ -144,5 +144,5 @@ def ledger_of(directory: Path) -> Ledger:
 
 
 def forget_served() -> None:
-    """Begin anew: another run starts in this process."""
+    """Another run starts in this process: nothing has served it yet."""
     _ledgers.clear()

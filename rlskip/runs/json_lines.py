@@ -155,7 +155,7 @@ def _of_verifiers(rows: Iterator[Row], budget: _Budget) -> dict[int, list[Row]]:
     for number, line in enumerate(rows):
         step = ((line.get("run") or {}).get("work") or {}).get("step", 0)
         if type(step) is not int or step < 0:
-            raise DumpError(f"episode {number + 1} is of step {step!r:.80}, which is no number")
+            raise DumpError(f"episode {number + 1} is of step {step!r:.80}, which is not a number")
         if "traces" in line:
             steps[step] += _of_episode(line, number, budget)
         else:

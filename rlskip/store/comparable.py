@@ -4,7 +4,7 @@ Two values are equal if and only if their plain JSON is, whatever their length:
 
 - numbers by value: ``1`` equals ``1.0``, NaN equals NaN, ``-0.0`` equals ``0.0``; a scalar of numpy
   and a 0-d tensor equal Python's number;
-- a flag is no number, a text is neither, and None equals None alone;
+- a flag is not a number, a text is neither, and None equals None alone;
 - lists and tuples item by item; sets by their items; mappings by their keys and values, in any
   order: the keys ``1`` and ``"1"`` are two;
 - arrays, tensors, bytes and what else JSON lacks by type, shape and content.

@@ -48,7 +48,7 @@ QUEUED = "groups"
 """The entry that has a queue's groups one by one: what each is for, and more."""
 
 _LARGEST = 1 << 30
-"""Bytes of an index. A larger one is begun anew."""
+"""Bytes of an index. A larger one is deleted, and made again."""
 _WRITTEN = 1 << 20
 """Bytes of lines that are written at once."""
 _SPARED = 1000

@@ -184,7 +184,7 @@ def test_what_is_no_sound_bundle_is_refused(
     [
         (["--replay", "B"], "add --advantages grpo"),
         (["--replay", "B", "--loss", "dpo"], "rlskip has: grpo, rloo, ppo"),
-        (["--replay", "B", "--loss", "ppo,clip=x"], "is no number"),
+        (["--replay", "B", "--loss", "ppo,clip=x"], "is not a number"),
         (["--replay", "B", "--loss", "nowhere:f"], "cannot be imported"),
         ([], "rlskip bundle RUN STEP --out FILE"),
     ],
