@@ -164,12 +164,12 @@ def test_files_of_other_programs_are_opened_shown_and_scored(
     assert sorted(tmp_path.rglob("*")) == before, "nothing is written beside them"
     page = rlskip("report", where, "--html", tmp_path / "page.html", "--json")
     assert (page.code, page.json["shown"]) == (0, 2), page.err
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "judges_of_files.py").write_text(
         "def judge(completions, **more):\n    return [float(len(str(c))) for c in completions]\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    scored = rlskip("rescore", where, "--reward", "mine:judge", "--json")
+    scored = rlskip("rescore", where, "--reward", "judges_of_files:judge", "--json")
     assert (scored.code, scored.json["sessions"]) == (0, 2), scored.err
 
 
