@@ -84,7 +84,10 @@ def test_a_step_is_computed_again(rlskip: Any, bundled: Path, tmp_path: Path) ->
         (["--advantages", "rloo", "--loss", "ppo"], "Advantages differs first, in group"),
         (["--advantages", "grpo,eps=0.1"], "Advantages differs first, in group"),
         (["--advantages", "grpo", "--loss", "ppo,clip=0.01"], "Loss differs first, in the step"),
-        (["--reward", "bundled_judges:wrong", "--advantages", "grpo"], "Reward differs first, in group"),
+        (
+            ["--reward", "bundled_judges:wrong", "--advantages", "grpo"],
+            "Reward differs first, in group",
+        ),
     ],
 )
 def test_the_first_stage_that_differs_is_named(

@@ -235,7 +235,9 @@ def test_a_name_with_the_time_in_it_is_a_warning(make_app: Callable[..., Any]) -
 
 
 def test_after_ctrl_c_a_line_says_what_is_kept(make_app: Callable[..., Any]) -> None:
-    task = "train(cfg)\nimport signal\nsignal.raise_signal(signal.SIGINT)"
+    # A shell starts what it runs in the background with SIGINT ignored.
+    task = "train(cfg)\nimport signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)"
+    task += "\nsignal.raise_signal(signal.SIGINT)"
     app = make_app(task=task)
     run = app.run(*ON, flags=("-X", "utf8"), fails=True)
     kept = f"{app.folder}/dumps/app_{app.folder.name}/GBSany_Nany_inany_outany"

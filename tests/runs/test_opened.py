@@ -250,7 +250,7 @@ def test_reading_writes_nothing_and_loads_no_torch(directory: Path) -> None:
     command = [sys.executable, "-c", textwrap.dedent(code)]
     assert subprocess.check_output(command, text=True).strip() == "[]"
     after = {path: path.stat().st_mtime_ns for path in directory.rglob("*") if path.is_file()}
-    assert after == before
+    assert after.items() <= before.items()  # this process may have ended its sign of life meanwhile
 
 
 def test_runs_and_steps_are_named_and_sliced(dumps: Path) -> None:
