@@ -85,7 +85,7 @@ def test_a_step_is_computed_again(rlskip: Any, bundled: Path, tmp_path: Path) ->
         (["--advantages", "grpo,eps=0.1"], "Advantages differs first, in group"),
         (["--advantages", "grpo", "--loss", "ppo,clip=0.01"], "Loss differs first, in the step"),
         (
-            ["--reward", "bundled_judges:wrong", "--advantages", "grpo"],
+            ["--reward", "bundled:wrong", "--advantages", "grpo"],
             "Reward differs first, in group",
         ),
     ],
@@ -94,7 +94,7 @@ def test_the_first_stage_that_differs_is_named(
     rlskip: Any, bundled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     options: list[str], first: str,
 ) -> None:  # fmt: skip
-    (tmp_path / "bundled_judges.py").write_text(
+    (tmp_path / "bundled.py").write_text(
         "def wrong(completion_ids, **more):\n    return [0.5 for _ in completion_ids]\n"
     )
     monkeypatch.chdir(tmp_path)
