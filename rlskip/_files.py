@@ -45,6 +45,10 @@ class RefusedFileError(RlskipError, OSError):
     """Not the kind of file that belongs here, or a larger one."""
 
 
+CLOCK = "clock-"
+"""How the names of files begin that :meth:`Folder.now` makes. Nobody needs one any longer."""
+
+
 @attrs.frozen
 class Folder:
     """A directory held open: what is done in it is done there, whatever is renamed.
@@ -108,12 +112,13 @@ class Folder:
 
     def now(self) -> int:
         """The file system's own clock, in ns since the epoch: those of the hosts may differ."""
-        name = f"clock-{secrets.token_hex(8)}"
-        self.open(name, "x").close()
+        name = f"{CLOCK}{secrets.token_hex(8)}"
         try:
-            return self.stat(name).st_mtime_ns
+            with self.open(name, "x") as file:
+                return os.fstat(file.fileno()).st_mtime_ns
         finally:
-            os.unlink(name, dir_fd=self.handle)
+            with contextlib.suppress(FileNotFoundError):  # another process took it for a dead one's
+                os.unlink(name, dir_fd=self.handle)
 
     def enter(self, name: str, *, create: bool = False) -> int:
         """Open a subdirectory; the caller closes it."""

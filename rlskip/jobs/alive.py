@@ -32,7 +32,7 @@ from typing import Any
 
 import attrs
 
-from rlskip._files import Folder, RefusedFileError, open_folder
+from rlskip._files import CLOCK, Folder, RefusedFileError, open_folder
 from rlskip.jobs.processes import this_process, why_ended
 
 logger = logging.getLogger(__name__)
@@ -306,6 +306,9 @@ def _judged(work: Folder) -> Iterator[tuple[str, Sign, str | None]]:
     # A job's file is the last: who is killed while it sweeps leaves what the next one can judge.
     for name in sorted(work.names(), key=lambda name: name.startswith(_JOB)):
         sign, why = Sign("", 0, {}), None
+        if name.startswith(CLOCK):  # a living job's may go, too: it has what it made it for
+            yield name, sign, "was killed while it looked at the clock"
+            continue
         try:
             if not _HEART.has(name):
                 sign = Sign.of(work, name)
