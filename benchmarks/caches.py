@@ -8,8 +8,8 @@ small_hit, big_hit    a call whose result is on disk, in milliseconds
 small_miss, big_miss  a call whose result is computed, and kept
 *_diskcache           the same figure of ours next to diskcache instead of joblib
 files, functions, classes
-                      what a call in the steady state passes of the library: its files, distinct
-                      code objects, and classes with such a method; the peer's is joblib's
+                      the library's files, distinct code objects, and classes with such
+                      a method that a later call of a run goes through; the peer's is joblib's
 
 Needs joblib and diskcache in the same environment: pip install joblib diskcache
 """
@@ -104,7 +104,7 @@ def seconds(stage: Any, calls: int) -> Iterator[tuple[str, str, float]]:
 
 
 def passed(name: str, kind: str) -> tuple[int, int, int]:
-    """The files, functions and classes of a library that a call in the steady state passes."""
+    """The files, functions and classes of a library that a later call of a run goes through."""
     library = rlskip if name == "rlskip" else joblib
     home = str(Path(str(library.__file__)).parent)
     seen: set[CodeType] = set()

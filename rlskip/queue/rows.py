@@ -116,7 +116,7 @@ def to_batch(rows: Sequence[Row], *, own: bool = False) -> TensorDict:
     All rows must hold the same fields. Scalars are stacked, other tensors become
     one jagged nested tensor (layout ``torch.jagged``; a NonTensorStack where their shapes or
     dtypes do not allow it), anything else a NonTensorStack. `own`: nobody else has the rows, so
-    that what is no tensor need not be copied.
+    only tensors are copied.
     """
     names = rows[0] if rows else ()
     batch = {name: _pack([row[name] for row in rows], own) for name in names}

@@ -22,7 +22,7 @@ _ENDS = (".jsonl", ".parquet")
 
 
 def files_in(path: Path) -> list[Path]:
-    """The files of rollouts that a path is, or that lie in it: those of steps, else all."""
+    """The file of rollouts itself, or those in a directory: those of steps, else all."""
     if path.is_file():
         return [path] if path.suffix in _ENDS else []
     if not path.is_dir():
@@ -33,7 +33,7 @@ def files_in(path: Path) -> list[Path]:
 
 
 def run_of_files(path: Path) -> Path:
-    """The directory of a run with the rows of the files that a path is, or that lie in it.
+    """The directory of a run with the rows of a file, or of the files in a directory.
 
     Raises
     ------

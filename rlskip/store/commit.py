@@ -50,7 +50,7 @@ def staging_directory(root: Path, label: str) -> Iterator[Folder]:
 
 @contextlib.contextmanager
 def _work(root: Path) -> Iterator[Folder]:
-    """The folder of what jobs hold in `root`; what has its name and is no folder is moved away."""
+    """The folder of what jobs hold in `root`; anything else of that name is moved away."""
     make_directory(root)
     quarantine_other_than_directory(root / WORK)
     with open_folder(root, WORK, create=True) as work:

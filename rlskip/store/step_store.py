@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -92,17 +93,13 @@ class StepStore:
 
     def listed(self) -> list[int]:
         """The steps whose first call has a directory, ascending, without a look into it."""
-        return [step for step, place in self._first_dumps() if not place.call]
-
-    def with_calls(self) -> list[int]:
-        """The steps of which any call has a directory, ascending."""
-        return [step for step, _ in self._first_dumps()]
-
-    def _first_dumps(self) -> list[tuple[int, Place]]:
-        """Each step with the first of its dumps that are this rank's; steps ascend."""
-        dumps = [*self._listing.dumps().items()]
-        found = ((step, next(filter(self._is_mine, [*family]), None)) for step, family in dumps)
-        return sorted((step, place) for step, place in found if place is not None)
+        dumps = [*self._listing.dumps().items()]  # other threads may add to it
+        # The first call's shards come first: the others of a step of thousands are not looked at.
+        heads = {
+            step: itertools.takewhile(lambda place: not place.call, [*family])
+            for step, family in dumps
+        }
+        return sorted(step for step, shards in heads.items() if any(map(self._is_mine, shards)))
 
     def listed_by_step(self) -> Mapping[int, Sequence[Place]]:
         """By step the directories of the dumps of all ranks.

@@ -199,7 +199,7 @@ def test_a_group_has_its_rows_by_session_and_why_each_other_one_failed(make, mak
 @pytest.mark.parametrize("fill", [False, True])
 @pytest.mark.parametrize("queue", [None, MemoryQueue()])
 def test_no_field_is_lost(make, make_prompts, odd, fill, queue):
-    """A field that one row lacks is an error, or None where it is no tensor and `fill_missing`."""
+    """A field that one row lacks is an error, or None for other than tensors by `fill_missing`."""
 
     async def worker(prompt, sampling, session):
         lacks = (session.uid, session.session_id) == ("u_1", 2)

@@ -68,7 +68,7 @@ READS: dict[str, tuple[Callable[[StepStore], Any], list[Any]]] = {
     "load_sidecar": (lambda s: s.load_sidecar(3), ["rng", AbsentDumpError]),
     "load fields": (lambda s: s.load(3, fields=["a"]), [ROLLOUTS, AbsentDumpError]),
     "calls": (
-        lambda s: (s.calls(3), s.with_calls()),
+        lambda s: (s.calls(3), sorted(s.listed_by_step())),
         [(["", LATER], [3, 5]), (["", LATER], []), ([], [3, 5]), ([], [])],
     ),
     "in order": (lambda s: s.in_order(3), [["", LATER], [""], [LATER], []]),
