@@ -7,7 +7,7 @@ Each benchmark runs in its own process, together with the genuine peer. The envi
 rlskip with its extras `ray`, `train` and `data`, and verl 0.9.1; `.ci/env benchmarks` makes it.
 SkyRL 0.3.0 is read from its wheel (`--wheel`), because its package needs Python 3.12. The
 benchmarks `engine` and `verl_steps` need vLLM in another environment, so they are run where
-$RLSKIP_VLLM and $RLSKIP_VLLM_HARNESS are set.
+$RLSKIP_VLLM and $RLSKIP_VLLM_HARNESS are set; `gpu` needs one, and TRL in place of verl.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ TEMPLATE = """\
 {met} of {goals} goals met. Missed ones come first; rows without a goal last.
 
 `python -m benchmarks` made this page. Ours and the peer ran in the same process, and each figure is
-the best of several rounds. There are exceptions: step_time, engine and verl_steps compare whole
-trainings, and trial compares each stage with the work that it cannot avoid; these run once. The
-ratio is ours over the peer's. A goal applies to the ratio where there is a peer, otherwise to our
-figure.
+the best of several rounds. There are exceptions: step_time, engine, verl_steps and gpu compare
+whole trainings, and trial compares each stage with the work that it cannot avoid; these run once.
+The ratio is ours over the peer's. A goal applies to the ratio where there is a peer, otherwise to
+our figure.
 `python -m benchmarks.NAME --help` explains each row.
 
 ![How far each figure is from its goal](results.png)
@@ -51,6 +51,7 @@ PLOTS = {
     "verl_steps": "verl_steps.png",
 }
 ON_VLLM = ("engine", "verl_steps")
+ELSEWHERE = (*ON_VLLM, "gpu")
 NAMES = (
     "overhead",
     "caches",
@@ -61,7 +62,7 @@ NAMES = (
     "open",
     "step_time",
     "trial",
-    *ON_VLLM,
+    *ELSEWHERE,
 )
 
 
@@ -152,7 +153,8 @@ def plot(results: dict[str, dict[str, Any]], file: Path) -> None:
 
 def main() -> None:
     parser = arguments(__doc__)
-    runnable = [name for name in NAMES if name not in ON_VLLM or "RLSKIP_VLLM" in os.environ]
+    runnable = [name for name in NAMES if name not in ELSEWHERE]
+    runnable += ON_VLLM if "RLSKIP_VLLM" in os.environ else ()
     parser.add_argument("--only", nargs="+", choices=NAMES, default=runnable, metavar="NAME")
     parser.add_argument("--wheel", type=Path, metavar="FILE", help="of SkyRL 0.3.0, for merge")
     parser.add_argument("--out", type=Path, default=HERE, metavar="DIR", help="where to write")

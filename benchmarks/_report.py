@@ -14,6 +14,8 @@ from typing import Any
 
 import attrs
 
+import rlskip
+
 _COMPARE = {"<=": float.__le__, ">=": float.__ge__}
 
 
@@ -83,9 +85,9 @@ def machine() -> str:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "rlskip": rlskip.__version__}
     installed = {dist.name.lower(): dist.version for dist in metadata.distributions()}
-    for package in ("rlskip", "torch", "numpy", *packages):
+    for package in ("torch", "numpy", *packages):
         found[package] = installed.get(package.lower(), "not installed")
     return found
 
