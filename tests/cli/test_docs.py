@@ -85,7 +85,6 @@ def short_path() -> Iterator[Path]:
 def test_every_shown_command_says_what_is_shown(
     short_path: Path, python: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("tqdm")  # one of the commands is about train.py
     monkeypatch.setenv("HOME", "")  # undone at the end, whatever it is set to
     prepare(short_path)
     monkeypatch.chdir(short_path)
