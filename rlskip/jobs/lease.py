@@ -39,8 +39,7 @@ class Lease(AbstractContextManager["Lease"]):
 
     _root: Path | None = None
     _name: str = ""
-    _held: contextlib.ExitStack = attrs.field(init=False, factory=contextlib.ExitStack)
-    _process: int = attrs.field(init=False, factory=os.getpid)
+    _owner: str = attrs.field(init=False, default="")
 
     def acquire(self) -> bool:
         """Take it, unless another job has it.
@@ -53,37 +52,33 @@ class Lease(AbstractContextManager["Lease"]):
             The system has no thread left to keep it alive.
         """
         assert self._root is not None
-        with contextlib.ExitStack() as held, open_folder(self._root, WORK, create=True) as work:
+        with open_folder(self._root, WORK, create=True) as work:
             # A look that saves each poll of a waiting job a file of its own. It decides nothing:
             # to create the lease is one operation everywhere.
             if os.path.lexists(work.path / self._name):
                 return False
-            owner = held.enter_context(alive.owning(self._root, must_beat=True))
+            owner = alive.own(self._root, must_beat=True)
             try:
                 alive.write_new(work, self._name, owner.encode())
             except FileExistsError:
                 return False
-            held.callback(self._remove, owner)
-            self._held = held.pop_all()
+        self._owner = owner
         atexit.register(self.release)
         return True
 
     def release(self) -> None:
         """Let other jobs have it. Doing so again, or without having it, does nothing."""
-        if self._process == os.getpid():
-            self._held.close()
-            atexit.unregister(self.release)
+        if self._root is None or not self._owner or not alive.is_mine(self._owner):
+            return
+        with contextlib.suppress(OSError), open_folder(self._root, WORK) as work:
+            # A job that was suspended and taken over must not remove its successor's.
+            if Sign.of(work, self._name).owner == self._owner:
+                os.unlink(self._name, dir_fd=work.handle)
+        self._owner = ""
+        atexit.unregister(self.release)
 
     def __exit__(self, *error: object) -> None:
         self.release()
-
-    def _remove(self, owner: str) -> None:
-        """Remove the file, unless another job took it over."""
-        assert self._root is not None
-        with contextlib.suppress(OSError), open_folder(self._root, WORK) as work:
-            # A job that was suspended and taken over must not remove its successor's.
-            if Sign.of(work, self._name).owner == owner:
-                os.unlink(self._name, dir_fd=work.handle)
 
 
 @attrs.define(eq=False)

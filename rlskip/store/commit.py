@@ -39,8 +39,7 @@ def staging_directory(root: Path, label: str) -> Iterator[Folder]:
     # The token keeps two writers of one dump apart.
     with (
         _work(root),
-        alive.owning(root) as owner,
-        open_folder(root, WORK, f"{label}~{owner}", create=True) as folder,
+        open_folder(root, WORK, f"{label}~{alive.own(root)}", create=True) as folder,
     ):
         try:
             yield folder
@@ -167,10 +166,10 @@ def quarantine_other_than_directory(path: Path) -> None:
 
 def remove(path: Path, root: Path) -> None:
     """Delete a dump: it vanishes in one rename, its files follow."""
-    with _work(root) as work, alive.owning(root) as owner:
+    with _work(root) as work:
         # The rename first: no reader finds a dump of which a part is gone. What is left of it by a
         # process that is killed now is owned, so the next save removes it.
-        doomed = work.path / f"removed-{path.name}~{owner}"
+        doomed = work.path / f"removed-{path.name}~{alive.own(root)}"
         os.rename(path, doomed)
         _remove_tree(doomed)
 
