@@ -27,6 +27,7 @@ from rlskip.store.layout import Place, as_step, quarantine_name
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 10
+_NOT_NOW = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.ENOENT)
 
 
 # -- writing -------------------------------------------------------------------------------
@@ -66,42 +67,25 @@ def synced(folder: Folder, name: str) -> Iterator[BinaryIO]:
 
 
 def publish(staging: Folder, final: Path) -> bool:
-    """Rename the staging directory to `final`, durably; False where something is there already."""
+    """Rename the staging directory to `final`, durably; False where it is to be tried again.
+
+    Then something has the name, or was removed in this moment.
+    """
     # The order is important: both files are on the disk by now (`synced`); then the directory that
     # lists them, then the name, then the directory that lists the name. So after a power cut there
     # is a whole dump of this name, or none.
     _sync(staging)
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            make_directory(final.parent)
-            # A directory replaces an empty one only. A dump has files: the second writer of a name
-            # always fails here, and a look before it could decide nothing.
-            os.rename(staging.path, final)
-            break
-        except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                if os.path.lexists(final):
-                    return False
-            # Else something was removed in this moment: what had the name, or the run's directory.
-            elif error.errno != errno.ENOENT:
-                raise
-            if attempt == _ATTEMPTS:
-                raise
+    try:
+        make_directory(final.parent)
+        # A directory replaces an empty one only. A dump has files: the second writer of a name
+        # always fails here, and a look before it could decide nothing.
+        os.rename(staging.path, final)
+    except OSError as error:
+        if error.errno not in _NOT_NOW or not os.path.lexists(staging.path):
+            raise
+        return False
     sync_directory(final.parent)
     return True
-
-
-def replace(staging: Folder, final: Path, root: Path) -> None:
-    """As :func:`publish`, over whatever has the name: that is gone before, so none sees a mixture.
-
-    Of two that replace one name at once the last one stays.
-    """
-    for _ in range(_ATTEMPTS):
-        if publish(staging, final):
-            return
-        with contextlib.suppress(FileNotFoundError):
-            remove(final, root)
-    raise OSError(errno.EBUSY, "other processes write it again and again", str(final))
 
 
 def make_directory(path: Path) -> None:
