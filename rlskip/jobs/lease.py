@@ -131,16 +131,18 @@ class SingleFlight:
         lease
             None once the dump is there, on all ranks; else the lease to generate it.
         """
-        what = f"step {step}, call {call}" if call else f"step {step}"
-        name = f"{LEASE}{step}-{call}" if call else f"{LEASE}{step}"
+        what, name = f"step {step}", f"{LEASE}{step}"
+        if call:
+            what, name = f"{what}, call {call}", f"{name}-{call}"
         watch = _Watch(self._directory, name, self._clock)
         began = self._clock()
         logged = False
         while True:
             # Rank 0 tries, and all go on with what it got. Each round has the same exchanges on
             # all ranks, so none waits in one that another rank has left.
-            lease, go = self._try(name, watch, self._clock() - began, step)
-            go = bool(self._ranks.follow(go, what))
+            taken = self._try(name, watch, self._clock() - began, step)
+            go = bool(self._ranks.follow(taken is not None, what))
+            lease = taken or Lease()
             try:
                 # Asked once the lease is ours: its last owner publishes its dump and then gives the
                 # lease back, so who looked before could miss a dump, and generate it again.
@@ -161,27 +163,26 @@ class SingleFlight:
             logged = True
             self._sleep(self._poll_s)
 
-    def _try(self, name: str, watch: _Watch, waited: float, step: int) -> tuple[Lease, bool]:
+    def _try(self, name: str, watch: _Watch, waited: float, step: int) -> Lease | None:
+        """The lease, or one that holds nothing where the step is generated without."""
         if self._ranks.rank != 0:
-            return Lease(), False
+            return None
         lease = Lease(self._directory, name)
         try:
             if lease.acquire():
-                return lease, True
+                return lease
             if (why := watch.why_dead()) is not None:
                 logger.warning("the job that generated step %d %s; taking over", step, why)
                 watch.take_away()
                 if lease.acquire():
-                    return lease, True
+                    return lease
         except (OSError, RuntimeError) as error:
             logger.warning("no lease for step %d, another job may generate it too: %s", step, error)
-            return Lease(), True
-        if waited > self._wait_s:
-            logger.warning(
-                "timed out after %.0f s of waiting for step %d; generating it", waited, step
-            )
-            return Lease(), True
-        return Lease(), False
+            return Lease()
+        if waited <= self._wait_s:
+            return None
+        logger.warning("timed out after %.0f s of waiting for step %d; generating it", waited, step)
+        return Lease()
 
     def _agree(self, is_there: Callable[[], bool], what: str) -> bool:
         there, error = False, None
@@ -189,8 +190,7 @@ class SingleFlight:
             there = is_there()
         except BaseException as raised:  # the other ranks must not wait for this one
             error = raised
-        answers = self._ranks.exchange(there, what=what, error=error)
-        return all(there for (there,) in answers)
+        return all(sees for (sees,) in self._ranks.exchange(there, what=what, error=error))
 
 
 @attrs.define(eq=False)

@@ -174,26 +174,20 @@ class Event:
     time: float = 0.0
 
     @classmethod
-    def parse(cls, line: str) -> Event | None:
-        """The event of a line; None for a torn line, and for one that is not an event."""
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
+    def of(cls, record: Any) -> Event | None:
+        """What a line says; None for one that is not an event."""
+        if not isinstance(record, dict):
             return None
-        return cls.of(record) if isinstance(record, dict) else None
-
-    @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Event | None:
-        role, kind, run = record.get("role"), record.get("event"), record.get("run")
-        call = record.get("call")
-        if not isinstance(role, str) or not isinstance(kind, str):
+        texts = (record.get(name) for name in ("role", "event", "run", "call"))
+        role, kind, run, call = (text if isinstance(text, str) else None for text in texts)
+        if role is None or kind is None:
             return None
         return cls(
             role,
             kind,
-            run if isinstance(run, str) else None,
+            run,
             _count(record.get("source", record.get("step"))),
-            call if isinstance(call, str) else None,
+            call,
             _count(record.get("bytes")) or 0,
             _seconds(record.get("seconds_saved")),
             _seconds(record.get("time")),
@@ -217,7 +211,7 @@ def read_events(dump_dir: str | Path, job: str | None = None) -> Iterator[Event]
     for name in _names(dump_dir, FOLDER) if job is None else [job]:
         for file in _names(dump_dir, FOLDER, name):
             run = None
-            for event in filter(None, map(Event.parse, _lines(dump_dir, name, file))):
+            for event in filter(None, map(Event.of, _lines(dump_dir, name, file))):
                 run = event.run or run
                 yield attrs.evolve(event, run=run)
 
@@ -228,11 +222,14 @@ def _names(dump_dir: str | Path, *parts: str) -> list[str]:
     return []
 
 
-def _lines(dump_dir: str | Path, job: str, name: str) -> list[str]:
-    if name.endswith(".jsonl"):
-        with contextlib.suppress(OSError), open_folder(dump_dir, FOLDER, job) as folder:
-            return folder.read(name, _MAX_FILE).decode("utf-8", "replace").splitlines()
-    return []
+def _lines(dump_dir: str | Path, job: str, name: str) -> Iterator[Any]:
+    """What the lines of a file say, but for those that are torn."""
+    if not name.endswith(".jsonl"):
+        return
+    with contextlib.suppress(OSError), open_folder(dump_dir, FOLDER, job) as folder:
+        for line in folder.read(name, _MAX_FILE).decode("utf-8", "replace").splitlines():
+            with contextlib.suppress(ValueError, RecursionError):
+                yield json.loads(line)
 
 
 @attrs.frozen
@@ -253,16 +250,15 @@ class Tally:
 
     @classmethod
     def of(cls, event: Event) -> Tally:
-        kinds = ("hit", "miss", "dumped", "lost")
-        hit, miss, dumped, lost = (event.kind == kind for kind in kinds)
+        kind, nbytes = event.kind, event.nbytes
         return cls(
             consulted=True,
-            hits=int(hit),
-            misses=int(miss),
-            bytes_read=event.nbytes if hit else 0,
-            bytes_written=event.nbytes if dumped else 0,
+            hits=int(kind == "hit"),
+            misses=int(kind == "miss"),
+            bytes_read=nbytes * (kind == "hit"),
+            bytes_written=nbytes * (kind == "dumped"),
             seconds_saved=event.seconds_saved,
-            lost=int(lost),
+            lost=int(kind == "lost"),
         )
 
     def __add__(self, other: Tally) -> Tally:

@@ -78,10 +78,8 @@ def remove(old: Old, *, really: bool) -> Old:
         # Checked again for each step: a replay may have begun since.
         journaled = journaled_step(old.name)
         step = as_step(old.name) if journaled is None else journaled
-        if step is not None and step in commit.being_read(old.run.directory):
-            return attrs.evolve(old, kept="it is being read")
-        if step is not None and step in commit.being_generated(old.run.directory):
-            return attrs.evolve(old, kept="a job generates it")
+        if step is not None and (does := commit.in_use(old.run.directory).get(step)):
+            return attrs.evolve(old, kept=does)
         if journaled is not None and _is_appended_to(*old.paths):
             return attrs.evolve(old, kept="a process appends to it")
         for path in reversed(old.paths) if really else ():  # as `remove_family` does

@@ -176,17 +176,12 @@ def reading(root: Path, step: int) -> AbstractContextManager[None]:
     return alive.holding(root, f"{_READING}{step}")
 
 
-def being_read(root: Path) -> set[int]:
-    """The steps that living readers have marked; raises OSError where that cannot be seen."""
-    return _steps(root, _READING)
-
-
-def being_generated(root: Path) -> set[int]:
-    """The steps that living jobs generate; raises OSError where that cannot be seen."""
-    return _steps(root, alive.LEASE)
-
-
-def _steps(root: Path, prefix: str) -> set[int]:
-    labels = (label for label in alive.held(root) if label.startswith(prefix))
-    steps = (as_step(label.removeprefix(prefix).partition("-")[0]) for label in labels)
-    return {step for step in steps if step is not None}
+def in_use(root: Path) -> dict[int, str]:
+    """The steps that living jobs read or generate; raises OSError where that cannot be seen."""
+    uses = {alive.LEASE: "a job generates it", _READING: "it is being read"}
+    found: dict[int, str] = {}
+    for label in alive.held(root):
+        for prefix in filter(label.startswith, uses):
+            step = as_step(label.removeprefix(prefix).partition("-")[0])
+            found |= {} if step is None else {step: uses[prefix]}
+    return found

@@ -98,7 +98,7 @@ class Retention:
         self._known = {step: when for step, when in present.items() if when is not None}
         # A reader marks its step and then opens the dump. Here the marks are read first: who marks
         # after that and lost its dump finds none, which is a miss, and never a part of one.
-        spared = commit.being_read(self._root) | {just_written}
+        spared = {*commit.in_use(self._root), just_written}
         removed = []
         for step in sorted(self._known, key=self._known.__getitem__):
             if len(self._known) <= keep_last:

@@ -91,7 +91,7 @@ def test_the_age_of_a_mark_is_that_of_the_file_systems_clock(
     StepStore(tmp_path).save(1, "x")
     with commit.reading(tmp_path, 1):
         monkeypatch.setattr("time.time", lambda: 1e11)  # this host's clock is wrong
-        assert commit.being_read(tmp_path) == {1}
+        assert [*commit.in_use(tmp_path)] == [1]
 
 
 def test_reading_is_marked_while_it_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,13 +103,13 @@ def test_reading_is_marked_while_it_lasts(tmp_path: Path, monkeypatch: pytest.Mo
     original = container.Reader.array
 
     def look(self: container.Reader, number: int) -> object:
-        seen.append(commit.being_read(tmp_path))
+        seen.append({*commit.in_use(tmp_path)})
         return original(self, number)
 
     monkeypatch.setattr(container.Reader, "array", look)
     store.load(1)
     assert seen == [{1}]
-    assert commit.being_read(tmp_path) == set()
+    assert commit.in_use(tmp_path) == {}
 
 
 def test_a_read_only_directory_can_be_read(tmp_path: Path) -> None:
