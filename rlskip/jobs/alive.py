@@ -188,6 +188,11 @@ class Sign:
     touched: int
     process: dict[str, Any]
 
+    @property
+    def job(self) -> str:
+        process = self.process
+        return f"process {process.get('pid')} on {process.get('host')}" if process else ""
+
     @classmethod
     def of(cls, work: Folder, name: str) -> Sign:
         """Raises OSError where it cannot be read, and FileNotFoundError where it is gone."""
@@ -230,22 +235,19 @@ def _written(work: Folder, name: str) -> int:
     return max(times)
 
 
-def held(root: Path) -> set[str]:
-    """The labels that living jobs hold in `root`; raises OSError where that cannot be seen."""
+def held(root: Path) -> list[tuple[str, str]]:
+    """What living jobs hold in `root`: its label, and the job as a user would name it.
+
+    The job's name is empty where it is not known, and of this process. Raises OSError where nothing
+    can be seen.
+    """
     with contextlib.suppress(FileNotFoundError), open_folder(root, WORK) as work:
-        return {_label(name) for name, _, why in _judged(work) if why is None}
-    return set()
-
-
-def at_work(root: Path) -> dict[str, list[str]]:
-    """The jobs that hold something in `root`, as a user would name them, and its labels."""
-    jobs: dict[str, list[str]] = {}
-    with contextlib.suppress(OSError), open_folder(root, WORK) as work:
-        for name, sign, why in _judged(work):
-            if why is None and sign.process and not name.startswith(_JOB):
-                who = f"process {sign.process.get('pid')} on {sign.process.get('host')}"
-                jobs.setdefault(who, []).append(_label(name))
-    return jobs
+        return [
+            (name.rpartition("~")[0] or name, sign.job)
+            for name, sign, why in _judged(work)
+            if why is None and not name.startswith(_JOB)
+        ]
+    return []
 
 
 def sweep(root: Path) -> None:
@@ -283,10 +285,6 @@ def _judged(work: Folder) -> Iterator[tuple[str, Sign, str | None]]:
         except OSError:  # what cannot be read at the moment may live
             pass
         yield name, sign, why
-
-
-def _label(name: str) -> str:
-    return name.rpartition("~")[0] or name
 
 
 def remove(work: Folder, name: str, owner: str) -> None:

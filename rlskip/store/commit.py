@@ -180,7 +180,7 @@ def in_use(root: Path) -> dict[int, str]:
     """The steps that living jobs read or generate; raises OSError where that cannot be seen."""
     uses = {alive.LEASE: "a job generates it", _READING: "it is being read"}
     found: dict[int, str] = {}
-    for label in alive.held(root):
+    for label, _ in alive.held(root):
         for prefix in filter(label.startswith, uses):
             step = as_step(label.removeprefix(prefix).partition("-")[0])
             found |= {} if step is None else {step: uses[prefix]}

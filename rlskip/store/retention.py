@@ -10,42 +10,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import attrs
-
 from rlskip.store import commit
 from rlskip.store.layout import Place
 
 logger = logging.getLogger(__name__)
-
-
-@attrs.frozen
-class Written:
-    """When a step or a journal was written last, in ns since the epoch, and its size in bytes."""
-
-    when: int
-    size: int
-
-    @classmethod
-    def of(cls, path: Path) -> Written | None:
-        """A file, or the files below a directory; None where there is nothing (any more).
-
-        Raises
-        ------
-        OSError
-            It cannot be read.
-        """
-        files = [os.fspath(path)]
-        for above, _, names in os.walk(path, onerror=_raise_unless_gone):
-            files += [os.path.join(above, name) for name in names]
-        found = []
-        for file in files:
-            with contextlib.suppress(FileNotFoundError):
-                found.append(os.lstat(file))
-        if len(found) > 1 and stat.S_ISDIR(found[0].st_mode):
-            del found[0]  # what it holds counts, not the directory
-        if not found:
-            return None
-        return cls(max(f.st_mtime_ns for f in found), sum(f.st_size for f in found))
 
 
 class Retention:
@@ -130,8 +98,3 @@ def _written(places: Sequence[Place]) -> int | None:
             found.append(os.lstat(place.directory))
     # A link or a file that has the name of a dump is not counted as a step.
     return max((of.st_mtime_ns for of in found if stat.S_ISDIR(of.st_mode)), default=None)
-
-
-def _raise_unless_gone(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError | NotADirectoryError):
-        raise error

@@ -111,11 +111,8 @@ class StepStore:
 
     def calls(self, step: int) -> list[str]:
         """The names of the calls of `step` that have a directory, the first call first."""
-        return [place.call for place in self.shards(step) if self._is_mine(place)]
-
-    def shards(self, step: int) -> list[Place]:
-        """The directories of `step`, those of other ranks among them, in order."""
-        return [*self._listing.dumps().get(step, ())]
+        places = [*self._listing.dumps().get(step, ())]  # other threads may add to them
+        return [place.call for place in places if self._is_mine(place)]
 
     def in_order(self, step: int) -> list[str]:
         """The names of the calls of `step` that have a sound dump, as they were made.
