@@ -85,15 +85,6 @@ def test_of_several_ranks_the_first_removes(tmp_path: Path) -> None:
     assert stores[0].steps() == stores[1].steps() == [2]
 
 
-def test_the_age_of_a_mark_is_that_of_the_file_systems_clock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    StepStore(tmp_path).save(1, "x")
-    with commit.reading(tmp_path, 1):
-        monkeypatch.setattr("time.time", lambda: 1e11)  # this host's clock is wrong
-        assert [*commit.in_use(tmp_path)] == [1]
-
-
 def test_reading_is_marked_while_it_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rlskip.format import container
 
