@@ -22,7 +22,8 @@ from tensordict import TensorDict
 import rlskip
 from rlskip import SkipManager, stages
 from rlskip._copies import fresh
-from rlskip.batch.rows import Layout, Rows
+from rlskip.batch.row_parts import Layout
+from rlskip.batch.rows import Rows
 from rlskip.compare.records import StepRecords
 from rlskip.config.record import RecordConfig, read_record
 from rlskip.errors import ConfigError, NotInstalledError
