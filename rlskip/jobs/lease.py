@@ -33,13 +33,18 @@ logger = logging.getLogger(__name__)
 class Lease(AbstractContextManager["Lease"]):
     """The right to generate a step, held until released or until the process ends.
 
-    One that was not acquired (another rank's, or taken after the wait timed out) holds nothing. Nor
-    does the copy in a forked child: the lease is its parent's.
+    Until it is acquired it holds nothing, and nor does the copy in a forked child: the lease is its
+    parent's. Meanwhile it watches the owner: how long that one has given no sign of life is
+    measured by this process's `clock`.
     """
 
-    _root: Path | None = None
-    _name: str = ""
+    _root: Path
+    _name: str
+    _clock: Callable[[], float] = time.monotonic
     _owner: str = attrs.field(init=False, default="")
+    # What was seen of the owner at the last look, and at every look since `_since`.
+    _sign: Sign | None = attrs.field(init=False, default=None)
+    _since: float = attrs.field(init=False, default=0.0)
 
     def acquire(self) -> bool:
         """Take it, unless another job has it.
@@ -51,7 +56,6 @@ class Lease(AbstractContextManager["Lease"]):
         RuntimeError
             The system has no thread left to keep it alive.
         """
-        assert self._root is not None
         with open_folder(self._root, WORK, create=True) as work:
             # A look that saves each poll of a waiting job a file of its own. It decides nothing:
             # to create the lease is one operation everywhere.
@@ -68,7 +72,7 @@ class Lease(AbstractContextManager["Lease"]):
 
     def release(self) -> None:
         """Let other jobs have it. Doing so again, or without having it, does nothing."""
-        if self._root is None or not self._owner or not alive.is_mine(self._owner):
+        if not self._owner or not alive.is_mine(self._owner):
             return
         with contextlib.suppress(OSError), open_folder(self._root, WORK) as work:
             # A job that was suspended and taken over must not remove its successor's.
@@ -79,6 +83,25 @@ class Lease(AbstractContextManager["Lease"]):
 
     def __exit__(self, *error: object) -> None:
         self.release()
+
+    def why_dead(self) -> str | None:
+        """What shows that another job that owns it is dead; None while it may be alive."""
+        sign = None
+        with contextlib.suppress(OSError), open_folder(self._root, WORK) as work:
+            sign = Sign.of(work, self._name)
+        if sign is None or sign != self._sign:  # gone, or it cannot be read just now
+            self._sign, self._since = sign, self._clock()
+        if sign is None:
+            return None
+        if (why := why_ended(sign.process)) is not None:
+            return why
+        return "shows no sign of life" if self._clock() - self._since > alive.DEAD_S else None
+
+    def take_away(self) -> None:
+        """Remove the very lease that was watched; of several watchers one succeeds."""
+        assert self._sign is not None
+        with contextlib.suppress(OSError), open_folder(self._root, WORK) as work:
+            alive.remove(work, self._name, self._sign.owner)
 
 
 @attrs.define(eq=False)
@@ -134,15 +157,14 @@ class SingleFlight:
         what, name = f"step {step}", f"{LEASE}{step}"
         if call:
             what, name = f"{what}, call {call}", f"{name}-{call}"
-        watch = _Watch(self._directory, name, self._clock)
+        lease = Lease(self._directory, name, self._clock)
         began = self._clock()
         logged = False
         while True:
             # Rank 0 tries, and all go on with what it got. Each round has the same exchanges on
             # all ranks, so none waits in one that another rank has left.
-            taken = self._try(name, watch, self._clock() - began, step)
-            go = bool(self._ranks.follow(taken is not None, what))
-            lease = taken or Lease()
+            go = self._ranks.rank == 0 and self._may_go(lease, self._clock() - began, step)
+            go = bool(self._ranks.follow(go, what))
             try:
                 # Asked once the lease is ours: its last owner publishes its dump and then gives the
                 # lease back, so who looked before could miss a dump, and generate it again.
@@ -163,26 +185,24 @@ class SingleFlight:
             logged = True
             self._sleep(self._poll_s)
 
-    def _try(self, name: str, watch: _Watch, waited: float, step: int) -> Lease | None:
-        """The lease, or one that holds nothing where the step is generated without."""
-        if self._ranks.rank != 0:
-            return None
-        lease = Lease(self._directory, name)
+    def _may_go(self, lease: Lease, waited: float, step: int) -> bool:
+        """Whether this job has the lease, or generates the step without."""
         try:
             if lease.acquire():
-                return lease
-            if (why := watch.why_dead()) is not None:
+                return True
+            if (why := lease.why_dead()) is not None:
                 logger.warning("the job that generated step %d %s; taking over", step, why)
-                watch.take_away()
+                lease.take_away()
                 if lease.acquire():
-                    return lease
+                    return True
         except (OSError, RuntimeError) as error:
             logger.warning("no lease for step %d, another job may generate it too: %s", step, error)
-            return Lease()
-        if waited <= self._wait_s:
-            return None
-        logger.warning("timed out after %.0f s of waiting for step %d; generating it", waited, step)
-        return Lease()
+            return True
+        if waited > self._wait_s:
+            text = "timed out after %.0f s of waiting for step %d; generating it"
+            logger.warning(text, waited, step)
+            return True
+        return False
 
     def _agree(self, is_there: Callable[[], bool], what: str) -> bool:
         there, error = False, None
@@ -191,34 +211,3 @@ class SingleFlight:
         except BaseException as raised:  # the other ranks must not wait for this one
             error = raised
         return all(sees for (sees,) in self._ranks.exchange(there, what=what, error=error))
-
-
-@attrs.define(eq=False)
-class _Watch:
-    """Measures, by this process's `clock`, how long a lease's owner has given no sign of life."""
-
-    _root: Path
-    _name: str
-    _clock: Callable[[], float]
-    # What was seen at the last look, and at every look since `_since`.
-    _sign: Sign | None = attrs.field(init=False, default=None)
-    _since: float = attrs.field(init=False, default=0.0)
-
-    def why_dead(self) -> str | None:
-        """What shows that the owner is dead; None while it may be alive."""
-        sign = None
-        with contextlib.suppress(OSError), open_folder(self._root, WORK) as work:
-            sign = Sign.of(work, self._name)
-        if sign is None or sign != self._sign:  # gone, or it cannot be read just now
-            self._sign, self._since = sign, self._clock()
-        if sign is None:
-            return None
-        if (why := why_ended(sign.process)) is not None:
-            return why
-        return "shows no sign of life" if self._clock() - self._since > alive.DEAD_S else None
-
-    def take_away(self) -> None:
-        """Remove the very lease that was watched; of several watchers one succeeds."""
-        assert self._sign is not None
-        with contextlib.suppress(OSError), open_folder(self._root, WORK) as work:
-            alive.remove(work, self._name, self._sign.owner)

@@ -21,6 +21,7 @@ import contextlib
 import json
 import logging
 import math
+import operator
 import os
 import re
 import secrets
@@ -160,8 +161,6 @@ class Event:
         the whole step: a miss, and a hit of role ``rollout_tq``.
     nbytes
         Bytes of the dump's files, read (a hit) or written.
-    time
-        When it was written, in seconds since the epoch.
     """
 
     role: str
@@ -171,7 +170,6 @@ class Event:
     call: str | None = None
     nbytes: int = 0
     seconds_saved: float = 0.0
-    time: float = 0.0
 
     @classmethod
     def of(cls, record: Any) -> Event | None:
@@ -190,7 +188,6 @@ class Event:
             call,
             _count(record.get("bytes")) or 0,
             _seconds(record.get("seconds_saved")),
-            _seconds(record.get("time")),
         )
 
 
@@ -210,8 +207,8 @@ def read_events(dump_dir: str | Path, job: str | None = None) -> Iterator[Event]
     """
     for name in _names(dump_dir, FOLDER) if job is None else [job]:
         for file in _names(dump_dir, FOLDER, name):
-            run = None
-            for event in filter(None, map(Event.of, _lines(dump_dir, name, file))):
+            run, lines = None, _lines(dump_dir, name, file) if file.endswith(".jsonl") else ()
+            for event in filter(None, map(Event.of, lines)):
                 run = event.run or run
                 yield attrs.evolve(event, run=run)
 
@@ -224,8 +221,6 @@ def _names(dump_dir: str | Path, *parts: str) -> list[str]:
 
 def _lines(dump_dir: str | Path, job: str, name: str) -> Iterator[Any]:
     """What the lines of a file say, but for those that are torn."""
-    if not name.endswith(".jsonl"):
-        return
     with contextlib.suppress(OSError), open_folder(dump_dir, FOLDER, job) as folder:
         for line in folder.read(name, _MAX_FILE).decode("utf-8", "replace").splitlines():
             with contextlib.suppress(ValueError, RecursionError):
@@ -240,7 +235,7 @@ class Tally:
     misses whose rollouts could not be dumped.
     """
 
-    consulted: bool = False
+    consulted: bool = attrs.field(default=False, converter=bool)
     hits: int = 0
     misses: int = 0
     bytes_read: int = 0
@@ -262,10 +257,7 @@ class Tally:
         )
 
     def __add__(self, other: Tally) -> Tally:
-        mine, theirs = (attrs.astuple(one, recurse=False) for one in (self, other))
-        pairs = zip(mine, theirs, strict=True)
-        consulted, *sums = (mine + others for mine, others in pairs)
-        return Tally(bool(consulted), *sums)
+        return Tally(*map(operator.add, attrs.astuple(self), attrs.astuple(other)))
 
     def __str__(self) -> str:
         written = f", {size(self.bytes_written)} written" if self.bytes_written else ""
@@ -297,14 +289,9 @@ class Recorder:
     def write(self, event: str, **facts: Any) -> None:
         """Append one line. A record that cannot be written costs a warning, never the run."""
         record = {"role": self._role, "event": event, "time": time.time(), **facts}
-        # A line that was written in part ends here.
-        start = "\n" if self.unwritten.consulted else ""
+        start = "\n" if self.unwritten.consulted else ""  # a line that was written in part ends
         try:
-            with (
-                open_folder(self._dump_dir, FOLDER, self._job, create=True) as folder,
-                folder.open(self._name, "a") as file,
-            ):
-                file.write(f"{start}{json.dumps(record)}\n".encode())
+            _write(self._dump_dir, self._job, self._name, f"{start}{json.dumps(record)}\n", "a")
         except (OSError, TypeError, ValueError) as error:
             with self._lock:
                 if not self.unwritten.consulted:
@@ -326,11 +313,12 @@ def acknowledge(dump_dir: str | Path, role: str, **facts: Any) -> None:
         It cannot be written, and then dumps cannot be written either.
     """
     record = {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time(), **facts}
-    with (
-        open_folder(dump_dir, FOLDER, job_id(), create=True) as folder,
-        folder.open(f"{role}.active", "w") as file,
-    ):
-        file.write(f"{json.dumps(record)}\n".encode())
+    _write(dump_dir, job_id(), f"{role}.active", f"{json.dumps(record)}\n", "w")
+
+
+def _write(dump_dir: str | Path, job: str, name: str, line: str, mode: str) -> None:
+    with open_folder(dump_dir, FOLDER, job, create=True) as folder, folder.open(name, mode) as file:
+        file.write(line.encode())
 
 
 def acknowledged(dump_dir: str | Path, role: str, job: str) -> bool:
@@ -343,12 +331,10 @@ def tally(dump_dirs: Mapping[str, str], job: str) -> dict[str, Tally]:
 
     `dump_dirs` gives the dump_dir of each role.
     """
-    tallies = {role: Tally() for role in dump_dirs}
-    for directory in set(dump_dirs.values()):
-        for event in read_events(directory, job):
-            if event.role in tallies:
-                tallies[event.role] += Tally.of(event)
-    return tallies
+    return {
+        role: sum((Tally.of(e) for e in read_events(path, job) if e.role == role), Tally())
+        for role, path in dump_dirs.items()
+    }
 
 
 def tally_steps(dump_dir: Path) -> dict[str, StepTallies]:
@@ -357,7 +343,6 @@ def tally_steps(dump_dir: Path) -> dict[str, StepTallies]:
     for event in read_events(dump_dir):
         if event.run is None or event.step is None or event.kind not in ("hit", "miss"):
             continue
-        of_run = steps.setdefault(event.run, {})
-        key = event.step, event.call
+        of_run, key = steps.setdefault(event.run, {}), (event.step, event.call)
         of_run[key] = of_run.get(key, Tally()) + Tally.of(event)
     return steps

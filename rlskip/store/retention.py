@@ -55,10 +55,6 @@ class Retention:
             if removed:
                 logger.info("removed the dumps of steps %s: keep_last=%d", removed, self._keep_last)
 
-    def forget(self, step: int) -> None:
-        """Look at a step again, because something of it was quarantined."""
-        self._known.pop(step, None)
-
     def _remove(
         self, families: Mapping[int, list[Place]], just_written: int, keep_last: int
     ) -> list[int]:

@@ -304,7 +304,6 @@ class StepStore:
                 place.directory, reason, error,
             )  # fmt: skip
             return None
-        self._retention.forget(step)
         # Else the next dump that is published would keep it listed for a second.
         self._listing.forget()
         logger.warning("%s cannot be used: %s. It is kept as %s", place.directory, reason, kept)
