@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
-import textwrap
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -117,29 +115,6 @@ def test_a_dead_generator_is_taken_over(
     assert file.exists(), "a lease that was taken over is not the old owner's"
     lease.release()
     assert not file.exists()
-
-
-_OWNER = """
-    import os, sys
-    from pathlib import Path
-    from rlskip.jobs.lease import Lease
-    assert Lease(Path(sys.argv[1]), "lease-1").acquire()
-    os.kill(os.getpid(), 9)
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads Linux's /proc")
-def test_the_lease_of_a_process_that_was_killed_on_this_host_is_taken_over_at_once(
-    enter: Any, file: Path, python: Any, clock: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    killed = python.run("-c", textwrap.dedent(_OWNER), file.parents[1])
-    assert killed.returncode == -9, killed.stderr
-    with caplog.at_level(logging.INFO):
-        lease = enter()
-    assert clock.now == 0
-    assert "has ended" in caplog.text
-    assert "waiting for it" not in caplog.text
-    lease.release()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -103,17 +103,6 @@ def test_reading_is_marked_while_it_lasts(tmp_path: Path, monkeypatch: pytest.Mo
     assert commit.in_use(tmp_path) == {}
 
 
-def test_a_read_only_directory_can_be_read(tmp_path: Path) -> None:
-    StepStore(tmp_path).save(1, "x")
-    os.chmod(tmp_path / WORK, 0o500)
-    os.chmod(tmp_path, 0o500)
-    try:
-        assert StepStore(tmp_path).load(1) == "x"
-    finally:
-        os.chmod(tmp_path, 0o700)
-        os.chmod(tmp_path / WORK, 0o700)
-
-
 @pytest.mark.parametrize("keep_last", [0, -1])
 def test_a_number_that_makes_no_sense(keep_last: int, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="keep_last"):

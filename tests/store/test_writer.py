@@ -104,21 +104,6 @@ def test_what_is_saved_later_is_made_by_the_thread_and_counts_until_it_is_writte
     assert (meta, type(error), second.step, none) == (None, ZeroDivisionError, 1, None)
 
 
-def test_a_burst_of_saves_is_not_disturbed_until_half_of_the_memory_is_held(
-    store: StepStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rlskip.store.writer._REST_S", 3600.0)
-    writer, written = Writer(store, max_bytes=100), threading.Event()
-    writer.save_later(1, lambda: "x", 49, done=lambda meta, error: written.set())
-    assert not written.wait(0.05)
-    writer.save_later(2, lambda: "y", 1)
-    assert written.wait(30)
-    monkeypatch.setattr("rlskip.store.writer._REST_S", 0.0)
-    writer.save_later(3, lambda: "z", 1)
-    writer.flush()
-    assert store.steps() == [1, 2, 3]
-
-
 @pytest.mark.parametrize("wait", [Writer.wait, Writer.flush])
 def test_no_wait_lasts_forever(
     store: StepStore, gate: threading.Event, wait: Callable[[Writer], None]
