@@ -250,8 +250,8 @@ class Tally:
             consulted=True,
             hits=int(kind == "hit"),
             misses=int(kind == "miss"),
-            bytes_read=nbytes * (kind == "hit"),
-            bytes_written=nbytes * (kind == "dumped"),
+            bytes_read=nbytes if kind == "hit" else 0,
+            bytes_written=nbytes if kind == "dumped" else 0,
             seconds_saved=event.seconds_saved,
             lost=int(kind == "lost"),
         )
@@ -289,7 +289,8 @@ class Recorder:
     def write(self, event: str, **facts: Any) -> None:
         """Append one line. A record that cannot be written costs a warning, never the run."""
         record = {"role": self._role, "event": event, "time": time.time(), **facts}
-        start = "\n" if self.unwritten.consulted else ""  # a line that was written in part ends
+        # A line that was written in part ends here. No other process writes to the file.
+        start = "\n" if self.unwritten.consulted else ""
         try:
             _write(self._dump_dir, self._job, self._name, f"{start}{json.dumps(record)}\n", "a")
         except (OSError, TypeError, ValueError) as error:

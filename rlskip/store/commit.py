@@ -183,5 +183,6 @@ def in_use(root: Path) -> dict[int, str]:
     for label, _ in alive.held(root):
         for prefix in filter(label.startswith, uses):
             step = as_step(label.removeprefix(prefix).partition("-")[0])
-            found |= {} if step is None else {step: uses[prefix]}
+            if step is not None:
+                found[step] = uses[prefix]
     return found

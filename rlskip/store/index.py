@@ -257,6 +257,8 @@ def append(directory: Path, dumps: Iterable[IndexedDump]) -> None:
             if os.fstat(file.fileno()).st_size > _LARGEST:
                 os.unlink(INDEX, dir_fd=folder.handle)
                 return
+            # One write a line, and each goes to where the file ends at that moment: no other job's
+            # line is overwritten, and who is killed in between leaves whole ones.
             for line in lines:
                 file.write(line)
     except OSError as error:
