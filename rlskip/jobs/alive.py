@@ -62,14 +62,14 @@ class _Heart:
         self.token = secrets.token_hex(8)
         self.numbers = itertools.count()
         self.thread: threading.Thread | None = None
-        self._roots: dict[Path, None] = {}
+        self._roots: dict[Path, str] = {}  # with the failure that was told last
         self._starting = threading.Lock()
         self._ending = threading.Event()
 
     def begin(self, root: Path) -> str:
         root = Path(os.path.abspath(root))  # the thread finds it after a chdir, too
         self._show(root)
-        self._roots[root] = None
+        self._roots.setdefault(root, "")
         # Where the thread could not be started the next one tries again.
         with self._starting:
             if self.thread is None and not self._ending.is_set():
@@ -100,17 +100,21 @@ class _Heart:
                 try:
                     if not self._show(root):
                         logger.warning("%s: this job was taken for dead by others", root)
-                except FileNotFoundError:  # somebody has deleted the run
-                    self._roots.pop(root, None)
+                except FileNotFoundError:
+                    # Somebody has deleted the run. It is not forgotten here: another thread may be
+                    # about to begin in it again.
+                    pass
                 except OSError as error:
-                    logger.warning("%s: no sign of life can be given: %s", root, error)
+                    if self._roots[root] != str(error):  # said once
+                        logger.warning("%s: no sign of life can be given: %s", root, error)
+                        self._roots[root] = str(error)
 
     def close(self) -> None:
         """Stop for good; a disk that hangs is waited for briefly."""
         self._ending.set()
         if self.thread is not None:
             self.thread.join(_EXIT_S)
-        for root in self._roots:
+        for root in [*self._roots]:
             with contextlib.suppress(OSError):
                 os.unlink(root / WORK / f"{_JOB}{self.token}")
 

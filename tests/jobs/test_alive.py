@@ -162,6 +162,11 @@ def test_who_works_long_is_not_taken_for_dead(root: Path) -> None:
         assert eventually(mine.exists)
     shutil.rmtree(root)  # nothing is made again there
     assert not eventually(root.exists, 0.5)
+    (root / WORK).mkdir(parents=True)
+    with holding(root, "reading-1"):
+        (mine,) = (root / WORK).glob("job-*")
+        os.utime(mine, (0, 0))
+        assert eventually(lambda: mine.stat().st_mtime > 0)
 
 
 @pytest.mark.usefixtures("quick")
