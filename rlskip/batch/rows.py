@@ -1,4 +1,4 @@
-"""The rows of a batch, named by their tokens, and where in a value each row's part is."""
+"""The rows of a batch, named by their tokens."""
 
 from __future__ import annotations
 
@@ -22,12 +22,9 @@ from rlskip.batch.padding import (
     refuse,
     unpadded,
 )
-from rlskip.batch.ragged import Ragged, is_padded, lengths_of, numbers, spans_of
+from rlskip.batch.ragged import Ragged, is_padded, lengths_of, numbers
 from rlskip.batch.row_fields import RowFields
 from rlskip.errors import RlskipError
-
-#: How a value's entries correspond to a row's tokens.
-RESPONSE, WHOLE, SHIFTED, SAMPLED = "response", "whole", "shifted", "sampled"
 
 _MASKS = ("attention", "prompt_mask", "mask")
 _OF_TOKENS = ("prompt", "response", "whole", *_MASKS, "labels")
@@ -37,34 +34,6 @@ _NO_LABEL = -100
 
 class RecordError(RlskipError, ValueError):
     """A value that cannot be recorded."""
-
-
-@attrs.frozen(eq=False)
-class Layout:
-    """Where in a value each row's part is.
-
-    Parameters
-    ----------
-    align
-        What the entries of a part belong to: each token of the response, each token of the row
-        (``whole``), each but the first (``shifted``: the logits before it), or each ``sampled``
-        one. None: a part is not one value a token.
-    spans
-        Start and end of each row's part, int64 [B, 2]: along the second dimension of a padded
-        value, or along the first one of a `flat` one. None: a part is one entry of the first
-        dimension.
-    """
-
-    align: str | None = None
-    spans: np.ndarray | None = None
-    flat: bool = False
-
-    def part(self, value: Any, row: int) -> Any:
-        """The part of a value that belongs to a row."""
-        if self.spans is None:
-            return value[row : row + 1]
-        start, end = self.spans[row].tolist()
-        return value[start:end] if self.flat else value[row, start:end]
 
 
 @attrs.frozen(eq=False)
@@ -189,7 +158,7 @@ class Rows:
     turns: np.ndarray | None
     misfits: list[Misfit]
     # Of the response's tokens, if they are a column, and of the row's, as padded values have them.
-    _places: list[Places]
+    places: list[Places]
     _fills: Sequence[bytes] = ()  # they name the rows, too
     extents: Mapping[str, tuple[np.ndarray, np.ndarray]] = attrs.field(factory=dict)
 
@@ -244,7 +213,7 @@ class Rows:
                 misfits.append(Misfit(what, name, None, len(lengths), len(self)))
             return nowhere, misfits
         counts = self.prompt.lengths, self.response.lengths
-        likely = places_of_response(*counts, self._places, is_padded=is_padded(column))
+        likely = places_of_response(*counts, self.places, is_padded=is_padded(column))
         places, fits = fit(lengths, likely, misfits, what, name)
         spans = zip(fits.tolist(), places.starts.tolist(), places.ends.tolist(), strict=True)
         return [(start, end) if is_there else None for is_there, start, end in spans], misfits
@@ -254,11 +223,6 @@ class Rows:
         """The rows of which it is not known what was sampled: their mask does not fit."""
         rows = {odd.row for odd in self.misfits if odd.what == "mask"}
         return frozenset(range(len(self)) if None in rows else rows)  # type: ignore[arg-type]
-
-    @cached_property
-    def prompt_lengths(self) -> np.ndarray:
-        """How many of each row's tokens precede the response, int64 [B]."""
-        return self.prompt.lengths
 
     @cached_property
     def lengths(self) -> np.ndarray:
@@ -306,7 +270,7 @@ class Rows:
     @cached_property
     def prompts(self) -> np.ndarray:
         """Hashes of each row's prompt, uint64 [B]."""
-        rows = zip(self.tokens, self.prompt_lengths.tolist(), strict=True)
+        rows = zip(self.tokens, self.prompt.lengths.tolist(), strict=True)
         return _hashes([row[:length] for row, length in rows])
 
     @cached_property
@@ -316,75 +280,6 @@ class Rows:
 
     def _cut(self, flat: np.ndarray) -> list[np.ndarray]:
         return np.split(flat, np.cumsum(self.lengths)[:-1]) if len(self) else []
-
-    def layout_of(self, shape: Sequence[int], lengths: Sequence[int] | None = None) -> Layout:
-        """Where the parts of a value are that has this shape, or that is flat with these lengths.
-
-        Raises
-        ------
-        RecordError
-            The value has no part for each row.
-        """
-        n = len(self)
-        if lengths is None and shape and shape[0] == n:
-            return self._padded(shape[1]) if len(shape) > 1 else Layout()
-        counts = [int(np.count_nonzero(mask)) for mask in self.sampled]
-        if lengths is not None and len(lengths) == n:
-            return Layout(self._align_of(list(lengths), counts), spans_of(lengths), flat=True)
-        if len(shape) == 1 and shape[0] == sum(counts):
-            return Layout(SAMPLED, spans_of(counts), flat=True)
-        raise RecordError(
-            f"a value of shape {list(shape)} has no part for each of {n} rows",
-            remedy=f"give it {n} entries, or one for each of the {sum(counts)} sampled tokens",
-        )
-
-    def _padded(self, width: int) -> Layout:
-        *alone, whole = self._places
-        places = [(RESPONSE, one, 0) for one in alone]
-        if (whole.ends - whole.starts == self.lengths).all():  # no padding within rows
-            places += [(WHOLE, whole, 0), (SHIFTED, whole, 1)]
-        for align, one, less in places:
-            if (one.widths - less == width).all() and len(self):
-                spans = np.stack([one.starts, np.maximum(one.starts, one.ends - less)], axis=1)
-                return Layout(align, spans)
-        return Layout()
-
-    def _align_of(self, lengths: list[int], counts: list[int]) -> str | None:
-        whole = self.lengths
-        known = ((RESPONSE, whole - self.prompt_lengths), (WHOLE, whole), (SAMPLED, counts))
-        return next((align for align, expected in known if lengths == list(expected)), None)
-
-
-def token_places(
-    align: str | None, entries: int, prompt_length: int, sampled: np.ndarray
-) -> np.ndarray:
-    """Which token of a row each entry of its part belongs to, int64; none without an alignment.
-
-    Parameters
-    ----------
-    align
-        That of the :class:`Layout`.
-    entries
-        How many entries the part has.
-    sampled
-        Which of the row's tokens were sampled, bool [T]. An entry beyond them has no place.
-    """
-    if align is None:
-        return np.empty(0, np.int64)
-    if align == SAMPLED:
-        return np.flatnonzero(sampled)[:entries]
-    first = {WHOLE: 0, SHIFTED: 1}.get(align, prompt_length)
-    return np.arange(first, min(first + entries, len(sampled)))
-
-
-def by_token(
-    part: np.ndarray, align: str | None, prompt_length: int, sampled: np.ndarray
-) -> np.ndarray:
-    """A row's part as one float64 for each of the row's tokens; NaN where it has none."""
-    found = np.full(len(sampled), np.nan)
-    places = token_places(align, len(part), prompt_length, sampled)
-    found[places] = part.reshape(len(part), -1)[: len(places), 0] if len(places) else 0
-    return found
 
 
 def holds_numbers(column: Any, *, whole: bool = True) -> bool:

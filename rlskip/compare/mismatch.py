@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import attrs
 import numpy as np
 
-from rlskip.batch.rows import by_token
+from rlskip.batch.row_parts import by_token
 from rlskip.compare.records import Record, RowTable, StepRecords, Values, pair_rows
 from rlskip.compare.steps import around_token, name_of
 from rlskip.compare.verdict import RowName

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from rlskip.batch.rows import Layout
+from rlskip.batch.row_parts import Layout
 from rlskip.runs.on_disk import Dump
 from rlskip.stages.parts import NUMBER
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlskip.batch.rows import token_places
+from rlskip.batch.row_parts import token_places
 from rlskip.compare.records import Record, RowTable, StepRecords, Values, copies, pair_rows
 from rlskip.compare.rounding import Rounding, differences, other_zeros, scale
 from rlskip.compare.verdict import (

@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 import torch
 
-from rlskip.batch.rows import by_token
+from rlskip.batch.row_parts import by_token
 from rlskip.compare.records import Record, StepRecords
 from rlskip.compare.rounding import LAMBDA
 from rlskip.compare.steps import single_values

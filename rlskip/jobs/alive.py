@@ -1,7 +1,8 @@
 """Which jobs are at work in a run's directory, what each holds there, and which have died.
 
 Each process has one file in the directory's ``.work``, which a thread touches every `BEAT_S`
-seconds as long as the process holds something. What it holds names it by its token::
+seconds, from the first time that the process holds something there to its end. What it holds names
+it by its token::
 
     .work/job-{token}             the process: its host, its number, when it began
     .work/{label}~{token}-{n}     what it holds: a staging directory, or an empty mark
@@ -50,109 +51,72 @@ _EXIT_S = 2.0
 # -- what this process holds -----------------------------------------------------------------
 
 
-@attrs.define(eq=False)
-class _Job:
-    """This process in one directory."""
-
-    root: Path
-    token: str = attrs.field(factory=lambda: secrets.token_hex(8))
-    holds: int = 0
-    numbers: Iterator[int] = attrs.field(factory=itertools.count)
-    _lock: threading.Lock = attrs.field(factory=threading.Lock)
-
-    def show(self) -> bool:
-        """Touch its file; False where it had to be made."""
-        path = self.root / WORK / f"{_JOB}{self.token}"
-        with self._lock:  # of two threads that begin, none goes on before the file is there
-            try:
-                os.utime(path, follow_symlinks=False)
-                return True
-            except FileNotFoundError:
-                with open_folder(self.root, WORK) as work:
-                    write_new(work, path.name, json.dumps(this_process()).encode())
-                return False
-
-    def hide(self) -> None:
-        with contextlib.suppress(OSError):
-            os.unlink(self.root / WORK / f"{_JOB}{self.token}")
-
-
 class _Heart:
-    """Says that this process lives, in each directory where it holds something."""
+    """Says that this process lives, in each directory where it has held something."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Start empty: a forked child has neither the parent's thread nor what it holds."""
-        self._lock = threading.Lock()
-        # Both under the lock. While there is a job the thread beats; where it could not be started
-        # the next `begin` tries again.
-        self._jobs: dict[Path, _Job] = {}
+        """Start anew: a forked child is another process, which holds nothing of its parent's."""
+        self.token = secrets.token_hex(8)
+        self.numbers = itertools.count()
         self.thread: threading.Thread | None = None
+        self._roots: dict[Path, str] = {}  # with the failure that was told last
+        self._starting = threading.Lock()
         self._ending = threading.Event()
 
-    def begin(self, root: Path) -> _Job:
+    def begin(self, root: Path) -> str:
         root = Path(os.path.abspath(root))  # the thread finds it after a chdir, too
-        # Counted before its file is touched: the thread looks for idle jobs at any moment.
-        with self._lock:
-            job = self._jobs.setdefault(root, _Job(root))
-            job.holds += 1
+        self._show(root)
+        self._roots.setdefault(root, "")
+        # Where the thread could not be started the next one tries again.
+        with self._starting:
             if self.thread is None and not self._ending.is_set():
                 thread = threading.Thread(target=self._beat, name="rlskip-alive", daemon=True)
                 with contextlib.suppress(RuntimeError):  # no thread left, or the interpreter ends
                     thread.start()
                     self.thread = thread
+        return f"{self.token}-{next(self.numbers)}"
+
+    def _show(self, root: Path) -> bool:
+        """Touch this process's file; False where it had to be made."""
+        name = f"{_JOB}{self.token}"
         try:
-            job.show()
-        except BaseException:
-            self.end(job)
-            raise
-        return job
-
-    def end(self, job: _Job) -> None:
-        with self._lock:
-            job.holds -= 1
-            is_last = self._ending.is_set() and not job.holds
-        if is_last:  # of what other functions do at exit: there is no thread any more
-            job.hide()
-
-    def has(self, name: str) -> bool:
-        """Whether something in a ``.work`` names this process."""
-        return any(job.token in name for job in [*self._jobs.values()])
+            os.utime(root / WORK / name, follow_symlinks=False)
+            return True
+        except FileNotFoundError:
+            # Of two threads that make it the second goes on before it has its content, and so does
+            # another job that reads it: it is new, which will do for `DEAD_S` seconds.
+            with open_folder(root, WORK) as work, contextlib.suppress(FileExistsError):
+                write_new(work, name, json.dumps(this_process()).encode())
+            return False
 
     def _beat(self) -> None:
         # It outlives what is held: a thread and a file for each would cost more than loading a
         # small dump.
         while not self._ending.wait(BEAT_S):
-            with self._lock:
-                idle = [job for job in self._jobs.values() if not job.holds]
-                for job in idle:
-                    del self._jobs[job.root]
-                jobs = [*self._jobs.values()]
-            # Without the lock, as a disk may hang. Who begins meanwhile has another token, so the
-            # file of a job that holds something is never removed here.
-            for job in idle:
-                job.hide()
-            for job in jobs:
+            for root in [*self._roots]:
                 try:
-                    if not job.show():
-                        logger.warning("%s: this job was taken for dead by others", job.root)
+                    if not self._show(root):
+                        logger.warning("%s: this job was taken for dead by others", root)
+                except FileNotFoundError:
+                    # Somebody has deleted the run. It is not forgotten here: another thread may be
+                    # about to begin in it again.
+                    pass
                 except OSError as error:
-                    logger.warning("%s: no sign of life can be given: %s", job.root, error)
-            with self._lock:
-                if not self._jobs:
-                    self.thread = None
-                    return
+                    if self._roots[root] != str(error):  # said once
+                        logger.warning("%s: no sign of life can be given: %s", root, error)
+                        self._roots[root] = str(error)
 
     def close(self) -> None:
         """Stop for good; a disk that hangs is waited for briefly."""
         self._ending.set()
-        if (thread := self.thread) is not None:
-            thread.join(_EXIT_S)
-        for job in self._jobs.values():
-            if not job.holds:
-                job.hide()
+        if self.thread is not None:
+            self.thread.join(_EXIT_S)
+        for root in [*self._roots]:
+            with contextlib.suppress(OSError):
+                os.unlink(root / WORK / f"{_JOB}{self.token}")
 
 
 _HEART = _Heart()
@@ -160,9 +124,8 @@ os.register_at_fork(after_in_child=lambda: _HEART.forget())
 atexit.register(lambda: _HEART.close())
 
 
-@contextlib.contextmanager
-def owning(root: Path, *, must_beat: bool = False) -> Iterator[str]:
-    """``{token}-{n}``, which names this process as the owner of something as long as it holds it.
+def own(root: Path, *, must_beat: bool = False) -> str:
+    """``{token}-{n}``, which names this process as the owner of something that it is about to make.
 
     Raises
     ------
@@ -171,13 +134,15 @@ def owning(root: Path, *, must_beat: bool = False) -> Iterator[str]:
     RuntimeError
         With `must_beat`: without a thread it would be believed for `DEAD_S` seconds only.
     """
-    job = _HEART.begin(root)
-    try:
-        if must_beat and _HEART.thread is None:
-            raise RuntimeError("can't start new thread")
-        yield f"{job.token}-{next(job.numbers)}"
-    finally:
-        _HEART.end(job)
+    owner = _HEART.begin(root)
+    if must_beat and _HEART.thread is None:
+        raise RuntimeError("can't start new thread")
+    return owner
+
+
+def is_mine(name: str) -> bool:
+    """Whether this is an owner that names this process, or the name of something of one."""
+    return _HEART.token in name
 
 
 @contextlib.contextmanager
@@ -188,18 +153,18 @@ def holding(root: Path, label: str) -> Iterator[None]:
     a holder makes its change first, looks for holders afterwards, and takes the change back where
     there is one. So of two at the same time at least one sees the other.
     """
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # no `.work`, or one that cannot be written
-            name = f"{label}~{stack.enter_context(owning(root))}"
-            with open_folder(root, WORK) as work:
-                write_new(work, name)
-            stack.callback(_unmark, root / WORK / name)
+    mark = None
+    with contextlib.suppress(OSError):  # no `.work`, or one that cannot be written
+        name = f"{label}~{own(root)}"
+        with open_folder(root, WORK) as work:
+            write_new(work, name)
+        mark = root / WORK / name
+    try:
         yield
-
-
-def _unmark(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(path)
+    finally:
+        if mark is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(mark)
 
 
 def write_new(work: Folder, name: str, data: bytes = b"") -> None:
@@ -226,6 +191,11 @@ class Sign:
     owner: str
     touched: int
     process: dict[str, Any]
+
+    @property
+    def job(self) -> str:
+        process = self.process
+        return f"process {process.get('pid')} on {process.get('host')}" if process else ""
 
     @classmethod
     def of(cls, work: Folder, name: str) -> Sign:
@@ -269,22 +239,19 @@ def _written(work: Folder, name: str) -> int:
     return max(times)
 
 
-def held(root: Path) -> set[str]:
-    """The labels that living jobs hold in `root`; raises OSError where that cannot be seen."""
+def held(root: Path) -> list[tuple[str, str]]:
+    """What living jobs hold in `root`: its label, and the job as a user would name it.
+
+    The job's name is empty where it is not known, and of this process. Raises OSError where nothing
+    can be seen.
+    """
     with contextlib.suppress(FileNotFoundError), open_folder(root, WORK) as work:
-        return {_label(name) for name, _, why in _judged(work) if why is None}
-    return set()
-
-
-def at_work(root: Path) -> dict[str, list[str]]:
-    """The jobs that hold something in `root`, as a user would name them, and its labels."""
-    jobs: dict[str, list[str]] = {}
-    with contextlib.suppress(OSError), open_folder(root, WORK) as work:
-        for name, sign, why in _judged(work):
-            if why is None and sign.process and not name.startswith(_JOB):
-                who = f"process {sign.process.get('pid')} on {sign.process.get('host')}"
-                jobs.setdefault(who, []).append(_label(name))
-    return jobs
+        return [
+            (name.rpartition("~")[0] or name, sign.job)
+            for name, sign, why in _judged(work)
+            if why is None and not name.startswith(_JOB)
+        ]
+    return []
 
 
 def sweep(root: Path) -> None:
@@ -310,7 +277,7 @@ def _judged(work: Folder) -> Iterator[tuple[str, Sign, str | None]]:
             yield name, sign, "was killed while it looked at the clock"
             continue
         try:
-            if not _HEART.has(name):
+            if not is_mine(name):
                 sign = Sign.of(work, name)
                 why = why_ended(sign.process)
                 if why is None:
@@ -322,10 +289,6 @@ def _judged(work: Folder) -> Iterator[tuple[str, Sign, str | None]]:
         except OSError:  # what cannot be read at the moment may live
             pass
         yield name, sign, why
-
-
-def _label(name: str) -> str:
-    return name.rpartition("~")[0] or name
 
 
 def remove(work: Folder, name: str, owner: str) -> None:

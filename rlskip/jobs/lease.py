@@ -33,14 +33,18 @@ logger = logging.getLogger(__name__)
 class Lease(AbstractContextManager["Lease"]):
     """The right to generate a step, held until released or until the process ends.
 
-    One that was not acquired (another rank's, or taken after the wait timed out) holds nothing. Nor
-    does the copy in a forked child: the lease is its parent's.
+    Until it is acquired it holds nothing, and nor does the copy in a forked child: the lease is its
+    parent's. Meanwhile it watches the owner: how long that one has given no sign of life is
+    measured by this process's `clock`.
     """
 
-    _root: Path | None = None
-    _name: str = ""
-    _held: contextlib.ExitStack = attrs.field(init=False, factory=contextlib.ExitStack)
-    _process: int = attrs.field(init=False, factory=os.getpid)
+    _root: Path
+    _name: str
+    _clock: Callable[[], float] = time.monotonic
+    _owner: str = attrs.field(init=False, default="")
+    # What was seen of the owner at the last look, and at every look since `_since`.
+    _sign: Sign | None = attrs.field(init=False, default=None)
+    _since: float = attrs.field(init=False, default=0.0)
 
     def acquire(self) -> bool:
         """Take it, unless another job has it.
@@ -52,38 +56,52 @@ class Lease(AbstractContextManager["Lease"]):
         RuntimeError
             The system has no thread left to keep it alive.
         """
-        assert self._root is not None
-        with contextlib.ExitStack() as held, open_folder(self._root, WORK, create=True) as work:
+        with open_folder(self._root, WORK, create=True) as work:
             # A look that saves each poll of a waiting job a file of its own. It decides nothing:
             # to create the lease is one operation everywhere.
             if os.path.lexists(work.path / self._name):
                 return False
-            owner = held.enter_context(alive.owning(self._root, must_beat=True))
+            owner = alive.own(self._root, must_beat=True)
             try:
                 alive.write_new(work, self._name, owner.encode())
             except FileExistsError:
                 return False
-            held.callback(self._remove, owner)
-            self._held = held.pop_all()
+        self._owner = owner
         atexit.register(self.release)
         return True
 
     def release(self) -> None:
         """Let other jobs have it. Doing so again, or without having it, does nothing."""
-        if self._process == os.getpid():
-            self._held.close()
-            atexit.unregister(self.release)
+        if not self._owner or not alive.is_mine(self._owner):
+            return
+        with contextlib.suppress(OSError), open_folder(self._root, WORK) as work:
+            # A job that was suspended and taken over must not remove its successor's.
+            if Sign.of(work, self._name).owner == self._owner:
+                os.unlink(self._name, dir_fd=work.handle)
+        self._owner = ""
+        atexit.unregister(self.release)
 
     def __exit__(self, *error: object) -> None:
         self.release()
 
-    def _remove(self, owner: str) -> None:
-        """Remove the file, unless another job took it over."""
-        assert self._root is not None
+    def why_dead(self) -> str | None:
+        """What shows that another job that owns it is dead; None while it may be alive."""
+        sign = None
         with contextlib.suppress(OSError), open_folder(self._root, WORK) as work:
-            # A job that was suspended and taken over must not remove its successor's.
-            if Sign.of(work, self._name).owner == owner:
-                os.unlink(self._name, dir_fd=work.handle)
+            sign = Sign.of(work, self._name)
+        if sign is None or sign != self._sign:  # gone, or it cannot be read just now
+            self._sign, self._since = sign, self._clock()
+        if sign is None:
+            return None
+        if (why := why_ended(sign.process)) is not None:
+            return why
+        return "shows no sign of life" if self._clock() - self._since > alive.DEAD_S else None
+
+    def take_away(self) -> None:
+        """Remove the very lease that was watched; of several watchers one succeeds."""
+        assert self._sign is not None
+        with contextlib.suppress(OSError), open_folder(self._root, WORK) as work:
+            alive.remove(work, self._name, self._sign.owner)
 
 
 @attrs.define(eq=False)
@@ -136,15 +154,16 @@ class SingleFlight:
         lease
             None once the dump is there, on all ranks; else the lease to generate it.
         """
-        what = f"step {step}, call {call}" if call else f"step {step}"
-        name = f"{LEASE}{step}-{call}" if call else f"{LEASE}{step}"
-        watch = _Watch(self._directory, name, self._clock)
+        what, name = f"step {step}", f"{LEASE}{step}"
+        if call:
+            what, name = f"{what}, call {call}", f"{name}-{call}"
+        lease = Lease(self._directory, name, self._clock)
         began = self._clock()
         logged = False
         while True:
             # Rank 0 tries, and all go on with what it got. Each round has the same exchanges on
             # all ranks, so none waits in one that another rank has left.
-            lease, go = self._try(name, watch, self._clock() - began, step)
+            go = self._ranks.rank == 0 and self._may_go(lease, self._clock() - began, step)
             go = bool(self._ranks.follow(go, what))
             try:
                 # Asked once the lease is ours: its last owner publishes its dump and then gives the
@@ -166,27 +185,24 @@ class SingleFlight:
             logged = True
             self._sleep(self._poll_s)
 
-    def _try(self, name: str, watch: _Watch, waited: float, step: int) -> tuple[Lease, bool]:
-        if self._ranks.rank != 0:
-            return Lease(), False
-        lease = Lease(self._directory, name)
+    def _may_go(self, lease: Lease, waited: float, step: int) -> bool:
+        """Whether this job has the lease, or generates the step without."""
         try:
             if lease.acquire():
-                return lease, True
-            if (why := watch.why_dead()) is not None:
+                return True
+            if (why := lease.why_dead()) is not None:
                 logger.warning("the job that generated step %d %s; taking over", step, why)
-                watch.take_away()
+                lease.take_away()
                 if lease.acquire():
-                    return lease, True
+                    return True
         except (OSError, RuntimeError) as error:
             logger.warning("no lease for step %d, another job may generate it too: %s", step, error)
-            return Lease(), True
+            return True
         if waited > self._wait_s:
-            logger.warning(
-                "timed out after %.0f s of waiting for step %d; generating it", waited, step
-            )
-            return Lease(), True
-        return Lease(), False
+            text = "timed out after %.0f s of waiting for step %d; generating it"
+            logger.warning(text, waited, step)
+            return True
+        return False
 
     def _agree(self, is_there: Callable[[], bool], what: str) -> bool:
         there, error = False, None
@@ -194,36 +210,4 @@ class SingleFlight:
             there = is_there()
         except BaseException as raised:  # the other ranks must not wait for this one
             error = raised
-        answers = self._ranks.exchange(there, what=what, error=error)
-        return all(there for (there,) in answers)
-
-
-@attrs.define(eq=False)
-class _Watch:
-    """Measures, by this process's `clock`, how long a lease's owner has given no sign of life."""
-
-    _root: Path
-    _name: str
-    _clock: Callable[[], float]
-    # What was seen at the last look, and at every look since `_since`.
-    _sign: Sign | None = attrs.field(init=False, default=None)
-    _since: float = attrs.field(init=False, default=0.0)
-
-    def why_dead(self) -> str | None:
-        """What shows that the owner is dead; None while it may be alive."""
-        sign = None
-        with contextlib.suppress(OSError), open_folder(self._root, WORK) as work:
-            sign = Sign.of(work, self._name)
-        if sign is None or sign != self._sign:  # gone, or it cannot be read just now
-            self._sign, self._since = sign, self._clock()
-        if sign is None:
-            return None
-        if (why := why_ended(sign.process)) is not None:
-            return why
-        return "shows no sign of life" if self._clock() - self._since > alive.DEAD_S else None
-
-    def take_away(self) -> None:
-        """Remove the very lease that was watched; of several watchers one succeeds."""
-        assert self._sign is not None
-        with contextlib.suppress(OSError), open_folder(self._root, WORK) as work:
-            alive.remove(work, self._name, self._sign.owner)
+        return all(sees for (sees,) in self._ranks.exchange(there, what=what, error=error))

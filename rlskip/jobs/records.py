@@ -21,6 +21,7 @@ import contextlib
 import json
 import logging
 import math
+import operator
 import os
 import re
 import secrets
@@ -160,8 +161,6 @@ class Event:
         the whole step: a miss, and a hit of role ``rollout_tq``.
     nbytes
         Bytes of the dump's files, read (a hit) or written.
-    time
-        When it was written, in seconds since the epoch.
     """
 
     role: str
@@ -171,32 +170,24 @@ class Event:
     call: str | None = None
     nbytes: int = 0
     seconds_saved: float = 0.0
-    time: float = 0.0
 
     @classmethod
-    def parse(cls, line: str) -> Event | None:
-        """The event of a line; None for a torn line, and for one that is not an event."""
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
+    def of(cls, record: Any) -> Event | None:
+        """What a line says; None for one that is not an event."""
+        if not isinstance(record, dict):
             return None
-        return cls.of(record) if isinstance(record, dict) else None
-
-    @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Event | None:
-        role, kind, run = record.get("role"), record.get("event"), record.get("run")
-        call = record.get("call")
-        if not isinstance(role, str) or not isinstance(kind, str):
+        texts = (record.get(name) for name in ("role", "event", "run", "call"))
+        role, kind, run, call = (text if isinstance(text, str) else None for text in texts)
+        if role is None or kind is None:
             return None
         return cls(
             role,
             kind,
-            run if isinstance(run, str) else None,
+            run,
             _count(record.get("source", record.get("step"))),
-            call if isinstance(call, str) else None,
+            call,
             _count(record.get("bytes")) or 0,
             _seconds(record.get("seconds_saved")),
-            _seconds(record.get("time")),
         )
 
 
@@ -216,8 +207,8 @@ def read_events(dump_dir: str | Path, job: str | None = None) -> Iterator[Event]
     """
     for name in _names(dump_dir, FOLDER) if job is None else [job]:
         for file in _names(dump_dir, FOLDER, name):
-            run = None
-            for event in filter(None, map(Event.parse, _lines(dump_dir, name, file))):
+            run, lines = None, _lines(dump_dir, name, file) if file.endswith(".jsonl") else ()
+            for event in filter(None, map(Event.of, lines)):
                 run = event.run or run
                 yield attrs.evolve(event, run=run)
 
@@ -228,11 +219,12 @@ def _names(dump_dir: str | Path, *parts: str) -> list[str]:
     return []
 
 
-def _lines(dump_dir: str | Path, job: str, name: str) -> list[str]:
-    if name.endswith(".jsonl"):
-        with contextlib.suppress(OSError), open_folder(dump_dir, FOLDER, job) as folder:
-            return folder.read(name, _MAX_FILE).decode("utf-8", "replace").splitlines()
-    return []
+def _lines(dump_dir: str | Path, job: str, name: str) -> Iterator[Any]:
+    """What the lines of a file say, but for those that are torn."""
+    with contextlib.suppress(OSError), open_folder(dump_dir, FOLDER, job) as folder:
+        for line in folder.read(name, _MAX_FILE).decode("utf-8", "replace").splitlines():
+            with contextlib.suppress(ValueError, RecursionError):
+                yield json.loads(line)
 
 
 @attrs.frozen
@@ -243,7 +235,7 @@ class Tally:
     misses whose rollouts could not be dumped.
     """
 
-    consulted: bool = False
+    consulted: bool = attrs.field(default=False, converter=bool)
     hits: int = 0
     misses: int = 0
     bytes_read: int = 0
@@ -253,23 +245,19 @@ class Tally:
 
     @classmethod
     def of(cls, event: Event) -> Tally:
-        kinds = ("hit", "miss", "dumped", "lost")
-        hit, miss, dumped, lost = (event.kind == kind for kind in kinds)
+        kind, nbytes = event.kind, event.nbytes
         return cls(
             consulted=True,
-            hits=int(hit),
-            misses=int(miss),
-            bytes_read=event.nbytes if hit else 0,
-            bytes_written=event.nbytes if dumped else 0,
+            hits=int(kind == "hit"),
+            misses=int(kind == "miss"),
+            bytes_read=nbytes if kind == "hit" else 0,
+            bytes_written=nbytes if kind == "dumped" else 0,
             seconds_saved=event.seconds_saved,
-            lost=int(lost),
+            lost=int(kind == "lost"),
         )
 
     def __add__(self, other: Tally) -> Tally:
-        mine, theirs = (attrs.astuple(one, recurse=False) for one in (self, other))
-        pairs = zip(mine, theirs, strict=True)
-        consulted, *sums = (mine + others for mine, others in pairs)
-        return Tally(bool(consulted), *sums)
+        return Tally(*map(operator.add, attrs.astuple(self), attrs.astuple(other)))
 
     def __str__(self) -> str:
         written = f", {size(self.bytes_written)} written" if self.bytes_written else ""
@@ -301,14 +289,10 @@ class Recorder:
     def write(self, event: str, **facts: Any) -> None:
         """Append one line. A record that cannot be written costs a warning, never the run."""
         record = {"role": self._role, "event": event, "time": time.time(), **facts}
-        # A line that was written in part ends here.
+        # A line that was written in part ends here. No other process writes to the file.
         start = "\n" if self.unwritten.consulted else ""
         try:
-            with (
-                open_folder(self._dump_dir, FOLDER, self._job, create=True) as folder,
-                folder.open(self._name, "a") as file,
-            ):
-                file.write(f"{start}{json.dumps(record)}\n".encode())
+            _write(self._dump_dir, self._job, self._name, f"{start}{json.dumps(record)}\n", "a")
         except (OSError, TypeError, ValueError) as error:
             with self._lock:
                 if not self.unwritten.consulted:
@@ -330,11 +314,12 @@ def acknowledge(dump_dir: str | Path, role: str, **facts: Any) -> None:
         It cannot be written, and then dumps cannot be written either.
     """
     record = {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time(), **facts}
-    with (
-        open_folder(dump_dir, FOLDER, job_id(), create=True) as folder,
-        folder.open(f"{role}.active", "w") as file,
-    ):
-        file.write(f"{json.dumps(record)}\n".encode())
+    _write(dump_dir, job_id(), f"{role}.active", f"{json.dumps(record)}\n", "w")
+
+
+def _write(dump_dir: str | Path, job: str, name: str, line: str, mode: str) -> None:
+    with open_folder(dump_dir, FOLDER, job, create=True) as folder, folder.open(name, mode) as file:
+        file.write(line.encode())
 
 
 def acknowledged(dump_dir: str | Path, role: str, job: str) -> bool:
@@ -347,12 +332,10 @@ def tally(dump_dirs: Mapping[str, str], job: str) -> dict[str, Tally]:
 
     `dump_dirs` gives the dump_dir of each role.
     """
-    tallies = {role: Tally() for role in dump_dirs}
-    for directory in set(dump_dirs.values()):
-        for event in read_events(directory, job):
-            if event.role in tallies:
-                tallies[event.role] += Tally.of(event)
-    return tallies
+    return {
+        role: sum((Tally.of(e) for e in read_events(path, job) if e.role == role), Tally())
+        for role, path in dump_dirs.items()
+    }
 
 
 def tally_steps(dump_dir: Path) -> dict[str, StepTallies]:
@@ -361,7 +344,6 @@ def tally_steps(dump_dir: Path) -> dict[str, StepTallies]:
     for event in read_events(dump_dir):
         if event.run is None or event.step is None or event.kind not in ("hit", "miss"):
             continue
-        of_run = steps.setdefault(event.run, {})
-        key = event.step, event.call
+        of_run, key = steps.setdefault(event.run, {}), (event.step, event.call)
         of_run[key] = of_run.get(key, Tally()) + Tally.of(event)
     return steps

@@ -140,6 +140,7 @@ _ledgers: dict[Path, Ledger] = {}
 
 def ledger_of(directory: Path) -> Ledger:
     """The ledger of a run's directory."""
+    # One operation: of two roles that ask at once none gets a ledger of its own.
     return _ledgers.setdefault(Path(directory).absolute(), Ledger())
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 
 from rlskip._human import finite, short
-from rlskip.batch.rows import by_token
+from rlskip.batch.row_parts import by_token
 from rlskip.compare.mismatch import ENGINE, TRAINER
 from rlskip.compare.records import Record, StepRecords, Values
 from rlskip.runs.conversation import Piece, messages_of

@@ -6,6 +6,7 @@ reads the dump that it is in, and of that only the fields that are asked for.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -191,7 +192,12 @@ class Run(Scope):
 
     def jobs(self) -> dict[str, list[str]]:
         """The jobs that are at work here, and what each of them reads, writes or generates."""
-        return alive.at_work(self.directory)
+        jobs: dict[str, list[str]] = {}
+        with contextlib.suppress(OSError):
+            for label, job in alive.held(self.directory):
+                if job:
+                    jobs.setdefault(job, []).append(label)
+        return jobs
 
     def _no_step(self, step: int) -> NoSuchPlaceError:
         steps = self.steps()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,7 +16,30 @@ from rlskip.runs.on_disk import families
 from rlskip.runs.opened import Run
 from rlskip.store import commit
 from rlskip.store.layout import as_step, journaled_step
-from rlskip.store.retention import Written
+
+
+@attrs.frozen
+class _Written:
+    """When a step or a journal was written last, in ns since the epoch, and its size in bytes."""
+
+    when: int
+    size: int
+
+    @classmethod
+    def of(cls, path: Path) -> _Written | None:
+        """A file, or the files below a directory; None where there is nothing (any more)."""
+        files = [os.fspath(path)]
+        for above, _, names in os.walk(path, onerror=_raise_unless_gone):
+            files += [os.path.join(above, name) for name in names]
+        found = []
+        for file in files:
+            with contextlib.suppress(FileNotFoundError):
+                found.append(os.lstat(file))
+        if len(found) > 1 and stat.S_ISDIR(found[0].st_mode):
+            del found[0]  # what it holds counts, not the directory
+        if not found:
+            return None
+        return cls(max(f.st_mtime_ns for f in found), sum(f.st_size for f in found))
 
 
 @attrs.frozen
@@ -78,10 +103,8 @@ def remove(old: Old, *, really: bool) -> Old:
         # Checked again for each step: a replay may have begun since.
         journaled = journaled_step(old.name)
         step = as_step(old.name) if journaled is None else journaled
-        if step is not None and step in commit.being_read(old.run.directory):
-            return attrs.evolve(old, kept="it is being read")
-        if step is not None and step in commit.being_generated(old.run.directory):
-            return attrs.evolve(old, kept="a job generates it")
+        if step is not None and (does := commit.in_use(old.run.directory).get(step)):
+            return attrs.evolve(old, kept=does)
         if journaled is not None and _is_appended_to(*old.paths):
             return attrs.evolve(old, kept="a process appends to it")
         for path in reversed(old.paths) if really else ():  # as `remove_family` does
@@ -126,7 +149,12 @@ def _alone_in(runs: Sequence[Run], paths: Callable[[Run], list[Path]]) -> list[O
 
 def _measured(run: Run, name: str, paths: Sequence[Path]) -> Iterator[Old]:
     """What there is of these paths; nothing where all were removed meanwhile."""
-    found = [written for path in paths if (written := Written.of(path)) is not None]
+    found = [written for path in paths if (written := _Written.of(path)) is not None]
     if found:
         size, when = sum(one.size for one in found), max(one.when for one in found)
         yield Old(run, name, tuple(paths), size, when / 1e9)
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error

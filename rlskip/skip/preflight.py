@@ -131,8 +131,8 @@ def _apart(store: StepStore, steps: Sequence[int]) -> list[int]:
 
     def shards(step: int) -> Counter[int]:
         """How many calls of a step each rank has."""
-        mine = (one for one in store.shards(step) if one.world_size == store.world_size)
-        return Counter(one.rank for one in mine)
+        places = store.listed_by_step().get(step, ())
+        return Counter(one.rank for one in places if one.world_size == store.world_size)
 
     following = StepStore(
         store.directory,

@@ -25,7 +25,8 @@ import numpy as np
 
 from rlskip._copies import Memory, gathered
 from rlskip.batch.columns import is_tensor
-from rlskip.batch.rows import Layout, RecordError, Rows
+from rlskip.batch.row_parts import Layout
+from rlskip.batch.rows import RecordError, Rows
 
 if TYPE_CHECKING:
     import torch
@@ -85,7 +86,7 @@ class Entry:
             return cls(name, order, rank, NUMBER, number[1], number[0])
         array, lengths = _as_array(value)
         shape = tuple(array.shape)
-        layout = None if rows is None else rows.layout_of(shape, lengths)
+        layout = None if rows is None else Layout.of(rows, shape, lengths)
         form = WHOLE if rows is None else ROWS
         dtype = FLOAT if _has_floats(value) else _dtype_of(array)
         return cls(name, order, rank, form, dtype, array, rows, layout)
@@ -175,8 +176,8 @@ def _described(entries: Sequence[Entry], tokens: bool) -> dict[str, Any]:
         "rows.keys": column(lambda rows: rows.keys),
         "rows.prompts": column(lambda rows: rows.prompts),
         "rows.masks": column(lambda rows: rows.masks),
-        "rows.prompt_lengths": column(lambda rows: rows.prompt_lengths),
-        "rows.lengths": column(lambda rows: np.array([len(row) for row in rows.tokens], np.int64)),
+        "rows.prompt_lengths": column(lambda rows: rows.prompt.lengths),
+        "rows.lengths": column(lambda rows: rows.lengths),
         "rows.sessions": column(lambda rows: rows.sessions),
         "rows.turns": column(lambda rows: rows.turns),
         "rows.tokens": flat("tokens"),

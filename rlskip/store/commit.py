@@ -27,6 +27,7 @@ from rlskip.store.layout import Place, as_step, quarantine_name
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 10
+_NOT_NOW = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.ENOENT)
 
 
 # -- writing -------------------------------------------------------------------------------
@@ -39,8 +40,7 @@ def staging_directory(root: Path, label: str) -> Iterator[Folder]:
     # The token keeps two writers of one dump apart.
     with (
         _work(root),
-        alive.owning(root) as owner,
-        open_folder(root, WORK, f"{label}~{owner}", create=True) as folder,
+        open_folder(root, WORK, f"{label}~{alive.own(root)}", create=True) as folder,
     ):
         try:
             yield folder
@@ -67,42 +67,25 @@ def synced(folder: Folder, name: str) -> Iterator[BinaryIO]:
 
 
 def publish(staging: Folder, final: Path) -> bool:
-    """Rename the staging directory to `final`, durably; False where something is there already."""
+    """Rename the staging directory to `final`, durably; False where it is to be tried again.
+
+    Then something has the name, or was removed in this moment.
+    """
     # The order is important: both files are on the disk by now (`synced`); then the directory that
     # lists them, then the name, then the directory that lists the name. So after a power cut there
     # is a whole dump of this name, or none.
     _sync(staging)
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            make_directory(final.parent)
-            # A directory replaces an empty one only. A dump has files: the second writer of a name
-            # always fails here, and a look before it could decide nothing.
-            os.rename(staging.path, final)
-            break
-        except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                if os.path.lexists(final):
-                    return False
-            # Else something was removed in this moment: what had the name, or the run's directory.
-            elif error.errno != errno.ENOENT:
-                raise
-            if attempt == _ATTEMPTS:
-                raise
+    try:
+        make_directory(final.parent)
+        # A directory replaces an empty one only. A dump has files: the second writer of a name
+        # always fails here, and a look before it could decide nothing.
+        os.rename(staging.path, final)
+    except OSError as error:
+        if error.errno not in _NOT_NOW or not os.path.lexists(staging.path):
+            raise
+        return False
     sync_directory(final.parent)
     return True
-
-
-def replace(staging: Folder, final: Path, root: Path) -> None:
-    """As :func:`publish`, over whatever has the name: that is gone before, so none sees a mixture.
-
-    Of two that replace one name at once the last one stays.
-    """
-    for _ in range(_ATTEMPTS):
-        if publish(staging, final):
-            return
-        with contextlib.suppress(FileNotFoundError):
-            remove(final, root)
-    raise OSError(errno.EBUSY, "other processes write it again and again", str(final))
 
 
 def make_directory(path: Path) -> None:
@@ -167,10 +150,10 @@ def quarantine_other_than_directory(path: Path) -> None:
 
 def remove(path: Path, root: Path) -> None:
     """Delete a dump: it vanishes in one rename, its files follow."""
-    with _work(root) as work, alive.owning(root) as owner:
+    with _work(root) as work:
         # The rename first: no reader finds a dump of which a part is gone. What is left of it by a
         # process that is killed now is owned, so the next save removes it.
-        doomed = work.path / f"removed-{path.name}~{owner}"
+        doomed = work.path / f"removed-{path.name}~{alive.own(root)}"
         os.rename(path, doomed)
         _remove_tree(doomed)
 
@@ -193,17 +176,13 @@ def reading(root: Path, step: int) -> AbstractContextManager[None]:
     return alive.holding(root, f"{_READING}{step}")
 
 
-def being_read(root: Path) -> set[int]:
-    """The steps that living readers have marked; raises OSError where that cannot be seen."""
-    return _steps(root, _READING)
-
-
-def being_generated(root: Path) -> set[int]:
-    """The steps that living jobs generate; raises OSError where that cannot be seen."""
-    return _steps(root, alive.LEASE)
-
-
-def _steps(root: Path, prefix: str) -> set[int]:
-    labels = (label for label in alive.held(root) if label.startswith(prefix))
-    steps = (as_step(label.removeprefix(prefix).partition("-")[0]) for label in labels)
-    return {step for step in steps if step is not None}
+def in_use(root: Path) -> dict[int, str]:
+    """The steps that living jobs read or generate; raises OSError where that cannot be seen."""
+    uses = {alive.LEASE: "a job generates it", _READING: "it is being read"}
+    found: dict[int, str] = {}
+    for label, _ in alive.held(root):
+        for prefix in filter(label.startswith, uses):
+            step = as_step(label.removeprefix(prefix).partition("-")[0])
+            if step is not None:
+                found[step] = uses[prefix]
+    return found

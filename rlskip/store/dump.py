@@ -7,7 +7,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -96,7 +96,7 @@ class OpenDump:
         place = self.place
         where = str(place.directory / place.meta)
         try:
-            with self._open(place.meta, MAX_META) as file:
+            with self.folder.open(place.meta, max_bytes=MAX_META) as file:
                 meta = DumpMeta.from_bytes(file.read(), where, identity)
             dump, found = str(place.directory / place.dump), self.folder.stat(place.dump)
         except FileNotFoundError:
@@ -118,7 +118,7 @@ class OpenDump:
         # Here, because whoever only looks at meta.json needs no numpy.
         from rlskip.format import container
 
-        with self._open(place.dump) as file:
+        with self.folder.open(place.dump) as file:
             reader = container.Reader(file, where, meta.checksum)
             self._check_whose(reader.index, where)
             yield reader, meta
@@ -128,12 +128,6 @@ class OpenDump:
         missing = {self.place.dump, self.place.meta} - self.names()
         if len(missing) == 1:
             raise CorruptDumpError(f"{missing.pop()} is missing", where=str(self.place.directory))
-
-    def _open(self, name: str, max_bytes: int | None = None) -> BinaryIO:
-        try:
-            return self.folder.open(name, max_bytes=max_bytes)
-        except RefusedFileError as error:
-            raise CorruptDumpError(error.what, error.where) from error
 
     def _check_whose(self, found: Mapping[str, Any], where: str) -> None:
         if any(found.get(name) != value for name, value in whose(self.place).items()):

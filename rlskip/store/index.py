@@ -49,8 +49,6 @@ QUEUED = "groups"
 
 _LARGEST = 1 << 30
 """Bytes of an index. A larger one is deleted, and made again."""
-_WRITTEN = 1 << 20
-"""Bytes of lines that are written at once."""
 _SPARED = 1000
 """So many lines of dumps that are gone are not worth rewriting the file."""
 
@@ -234,7 +232,7 @@ class Index:
         """Write the lines of these dumps alone."""
         try:
             with commit.staging_directory(self.directory, INDEX) as staging:
-                with staging.open(INDEX, "x", buffering=_WRITTEN) as file:
+                with staging.open(INDEX, "x", buffering=1 << 20) as file:
                     file.writelines(self.dumps[name].line for name in names if name in self.dumps)
                 os.rename(staging.path / INDEX, self.directory / INDEX)
         except OSError as error:
@@ -259,15 +257,10 @@ def append(directory: Path, dumps: Iterable[IndexedDump]) -> None:
             if os.fstat(file.fileno()).st_size > _LARGEST:
                 os.unlink(INDEX, dir_fd=folder.handle)
                 return
-            some, size = [], 0
+            # One write a line, and each goes to where the file ends at that moment: no other job's
+            # line is overwritten, and who is killed in between leaves whole ones.
             for line in lines:
-                some.append(line)
-                size += len(line)
-                if size > _WRITTEN:
-                    file.write(b"".join(some))
-                    some, size = [], 0
-            if some:
-                file.write(b"".join(some))
+                file.write(line)
     except OSError as error:
         logger.debug("the index of %s cannot be written: %s", directory, error)
 

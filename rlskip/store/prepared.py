@@ -85,19 +85,27 @@ class Prepared:
                 meta = dump._write_files(staging)
                 stamp = index.stamp_of(staging.stat(place.meta))  # no other dump's, once it is here
                 commit.quarantine_other_than_directory(place.directory)
-                other = _publish(staging, place, read_meta)
-                if other is not None:
-                    elsewhere = dump.on_conflict(other) if dump.on_conflict else None
-                    # Written again, not renamed: both files name the call. And asked again, because
-                    # another job may have taken that name as well.
-                    if elsewhere is not None:
-                        dump = attrs.evolve(dump, place=attrs.evolve(place, call=elsewhere))
+                for _ in range(_ATTEMPTS):
+                    if commit.publish(staging, place.directory):
+                        index.note(place, meta, stamp)
+                        return place, meta
+                    if (other := _there(place, read_meta)) is None:
                         continue
+                    elsewhere = dump.on_conflict(other) if dump.on_conflict else None
+                    if elsewhere is not None:
+                        break
                     if place.world_size == 1:
                         return None, other
-                    commit.replace(staging, place.directory, place.root)
-            index.note(place, meta, stamp)
-            return place, meta
+                    # Gone before the next attempt, so that none sees a mixture. Of two that replace
+                    # one name at once the last one stays.
+                    with contextlib.suppress(FileNotFoundError):
+                        commit.remove(place.directory, place.root)
+                else:
+                    what = "other processes dump it again and again"
+                    raise FileExistsError(errno.EEXIST, what, str(place.directory))
+            # Written again, not renamed: both files name the call. And asked again, because another
+            # job may have taken that name as well.
+            dump = attrs.evolve(dump, place=attrs.evolve(place, call=elsewhere))
 
     def _write_files(self, staging: Folder) -> DumpMeta:
         """Write both files into a directory, and sync them."""
@@ -122,50 +130,33 @@ class Prepared:
         return meta
 
 
-def _publish(
-    staging: Folder, place: Place, read_meta: Callable[[Place], DumpMeta]
-) -> DumpMeta | None:
-    """Give the dump its name; the meta of the dump that has the name already."""
-    for _ in range(_ATTEMPTS):
-        if commit.publish(staging, place.directory):
-            return None
-        try:
-            judged = os.lstat(place.directory)
-        except FileNotFoundError:  # it was removed in this moment
-            continue
-        # Looked at before it is read: it may be replaced by a sound one before it is moved away.
-        if (other := _others(place, read_meta)) is not None:
-            return other
-        # What is there is no dump that can be read. Another process may be quicker to move or to
-        # replace it.
-        with contextlib.suppress(FileNotFoundError):
-            kept = commit.move_away(place, judged)
-            logger.warning("%s holds no readable dump. It is kept as %s", place.directory, kept)
-    raise FileExistsError(
-        errno.EEXIST, "other processes dump it again and again", str(place.directory)
-    )
+def _there(place: Place, read_meta: Callable[[Place], DumpMeta]) -> DumpMeta | None:
+    """The meta of the dump that another process has written to `place`; None: there is none now.
 
-
-def _others(place: Place, read_meta: Callable[[Place], DumpMeta]) -> DumpMeta | None:
-    """The meta of the dump that another process has written to `place`.
+    What has its name and is none is moved away.
 
     Raises
     ------
     OSError
         What is there cannot be read. It may be a sound dump, which nobody quarantines.
     """
-    other = None
-    with contextlib.suppress(CorruptDumpError):
+    # Looked at before it is read: it may be replaced by a sound one before it is moved away. And
+    # another process may be quicker to move or to replace it.
+    with contextlib.suppress(FileNotFoundError):
+        judged = os.lstat(place.directory)
         try:
             other = read_meta(place)
-        except AbsentDumpError as error:
+        except (CorruptDumpError, AbsentDumpError) as error:
             # What is stale counts as absent for a reader. It may have been moved, and be sound.
             stale = getattr(error.__cause__, "errno", None) == errno.ESTALE
             if stale or isinstance(error, UnreadableDumpError):
                 raise OSError(errno.EIO, error.what, error.where) from error
-    if other is not None:
-        logger.info("%s has a dump already, which stays", place.directory)
-    return other
+            kept = commit.move_away(place, judged)
+            logger.warning("%s holds no readable dump. It is kept as %s", place.directory, kept)
+        else:
+            logger.info("%s has a dump already", place.directory)
+            return other
+    return None
 
 
 def as_json(info: Mapping[str, Any], identity: Identity | None) -> dict[str, Any]:

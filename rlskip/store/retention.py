@@ -10,42 +10,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import attrs
-
 from rlskip.store import commit
 from rlskip.store.layout import Place
 
 logger = logging.getLogger(__name__)
-
-
-@attrs.frozen
-class Written:
-    """When a step or a journal was written last, in ns since the epoch, and its size in bytes."""
-
-    when: int
-    size: int
-
-    @classmethod
-    def of(cls, path: Path) -> Written | None:
-        """A file, or the files below a directory; None where there is nothing (any more).
-
-        Raises
-        ------
-        OSError
-            It cannot be read.
-        """
-        files = [os.fspath(path)]
-        for above, _, names in os.walk(path, onerror=_raise_unless_gone):
-            files += [os.path.join(above, name) for name in names]
-        found = []
-        for file in files:
-            with contextlib.suppress(FileNotFoundError):
-                found.append(os.lstat(file))
-        if len(found) > 1 and stat.S_ISDIR(found[0].st_mode):
-            del found[0]  # what it holds counts, not the directory
-        if not found:
-            return None
-        return cls(max(f.st_mtime_ns for f in found), sum(f.st_size for f in found))
 
 
 class Retention:
@@ -87,10 +55,6 @@ class Retention:
             if removed:
                 logger.info("removed the dumps of steps %s: keep_last=%d", removed, self._keep_last)
 
-    def forget(self, step: int) -> None:
-        """Look at a step again, because something of it was quarantined."""
-        self._known.pop(step, None)
-
     def _remove(
         self, families: Mapping[int, list[Place]], just_written: int, keep_last: int
     ) -> list[int]:
@@ -98,7 +62,7 @@ class Retention:
         self._known = {step: when for step, when in present.items() if when is not None}
         # A reader marks its step and then opens the dump. Here the marks are read first: who marks
         # after that and lost its dump finds none, which is a miss, and never a part of one.
-        spared = commit.being_read(self._root) | {just_written}
+        spared = {*commit.in_use(self._root), just_written}
         removed = []
         for step in sorted(self._known, key=self._known.__getitem__):
             if len(self._known) <= keep_last:
@@ -130,8 +94,3 @@ def _written(places: Sequence[Place]) -> int | None:
             found.append(os.lstat(place.directory))
     # A link or a file that has the name of a dump is not counted as a step.
     return max((of.st_mtime_ns for of in found if stat.S_ISDIR(of.st_mode)), default=None)
-
-
-def _raise_unless_gone(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError | NotADirectoryError):
-        raise error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import itertools
 import logging
@@ -11,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlskip._files import RefusedFileError
 from rlskip.format import container
 from rlskip.format.dump_errors import (
     AbsentDumpError,
@@ -86,20 +86,18 @@ class StepStore:
         `step` itself; else the largest below; else the smallest above; else None.
         """
         with _unread_dumps() as unread:
-            listed = self.listed()
-            at = bisect.bisect_right(listed, step)
-            candidates = [*reversed(listed[:at]), *listed[at:]]
-            return next((s for s in candidates if self._meta(s, "", unread) is not None), None)
+            nearest = sorted(self.listed(), key=lambda s: (s > step, abs(s - step)))
+            return next((s for s in nearest if self._meta(s, "", unread) is not None), None)
 
     def listed(self) -> list[int]:
         """The steps whose first call has a directory, ascending, without a look into it."""
         dumps = [*self._listing.dumps().items()]  # other threads may add to it
         # The first call's shards come first: the others of a step of thousands are not looked at.
-        heads = {
-            step: itertools.takewhile(lambda place: not place.call, [*family])
+        return sorted(
+            step
             for step, family in dumps
-        }
-        return sorted(step for step, shards in heads.items() if any(map(self._is_mine, shards)))
+            if any(map(self._is_mine, itertools.takewhile(lambda one: not one.call, [*family])))
+        )
 
     def listed_by_step(self) -> Mapping[int, Sequence[Place]]:
         """By step the directories of the dumps of all ranks.
@@ -111,11 +109,8 @@ class StepStore:
 
     def calls(self, step: int) -> list[str]:
         """The names of the calls of `step` that have a directory, the first call first."""
-        return [place.call for place in self.shards(step) if self._is_mine(place)]
-
-    def shards(self, step: int) -> list[Place]:
-        """The directories of `step`, those of other ranks among them, in order."""
-        return [*self._listing.dumps().get(step, ())]
+        places = [*self._listing.dumps().get(step, ())]  # other threads may add to them
+        return [place.call for place in places if self._is_mine(place)]
 
     def in_order(self, step: int) -> list[str]:
         """The names of the calls of `step` that have a sound dump, as they were made.
@@ -150,12 +145,11 @@ class StepStore:
         return (place.rank, place.world_size) == (self.rank, self.world_size)
 
     def _meta(self, step: int, call: str, unread: list[DumpError]) -> DumpMeta | None:
-        try:
-            return self._meta_there(step, call)
-        except UnreadableDumpError as error:
-            unread.append(error)
-        except (AbsentDumpError, CorruptDumpError):
-            pass
+        with contextlib.suppress(AbsentDumpError, CorruptDumpError):
+            try:
+                return self._meta_there(step, call)
+            except UnreadableDumpError as error:
+                unread.append(error)
         return None
 
     def _meta_there(self, step: int, call: str) -> DumpMeta:
@@ -222,6 +216,7 @@ class StepStore:
 
         Returns the meta of the dump that has the place now.
         """
+        # Before the dump is made: what a killed job left must not fill a disk that is nearly full.
         alive.sweep(self.directory)
         try:
             place, meta = dump.publish(lambda place: self._meta_there(place.step, place.call))
@@ -279,9 +274,9 @@ class StepStore:
 
     def size_of(self, meta: DumpMeta) -> int:
         """Bytes of both files of a dump, as ``rlskip ls`` counts them."""
-        place = Place(self.directory, meta.step, meta.call, meta.rank, meta.world_size)
+        directory = self._place(meta.step, meta.call).directory
         with contextlib.suppress(OSError):  # it may be gone by now
-            return meta.stored + os.lstat(place.directory / place.meta).st_size
+            return meta.stored + os.lstat(directory / Place.meta).st_size
         return meta.stored
 
     def quarantine(
@@ -307,7 +302,6 @@ class StepStore:
                 place.directory, reason, error,
             )  # fmt: skip
             return None
-        self._retention.forget(step)
         # Else the next dump that is published would keep it listed for a second.
         self._listing.forget()
         logger.warning("%s cannot be used: %s. It is kept as %s", place.directory, reason, kept)
@@ -324,7 +318,7 @@ class StepStore:
             with opened(place) as here:
                 try:
                     yield here
-                except CorruptDumpError as error:
+                except (CorruptDumpError, RefusedFileError) as error:
                     # Only what was read, not what another process may have put there since.
                     if here.is_in_place():
                         judged = os.fstat(here.folder.handle)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlskip.batch.row_parts import Layout
 from rlskip.batch.rows import RowColumns, Rows
 from rlskip.runs.columns import rollout_columns
 from rlskip.runs.rollouts import Rollouts
@@ -85,7 +86,7 @@ def test_rows_are_the_same_in_every_layout(
         assert row["log_probs"] == [-1.0 - token for token in response]
         assert named.tokens[i].tolist() == prompt + response
         assert named.sampled[i].astype(int).tolist() == [0] * len(prompt) + mask
-    spans = named.prompt_lengths.tolist()
+    spans = named.prompt.lengths.tolist()
     assert spans == [len(prompt) for prompt, _ in rows]
 
 
@@ -101,7 +102,7 @@ def test_gaps_in_a_prompt_are_padding_and_in_a_response_are_not() -> None:
     assert row["log_probs"] == [-3, -4, -5]
     named = Rows.of(RowColumns.of(columns))
     assert named.tokens[0].tolist() == [1, 2, 5, 0, 6]
-    assert named.layout_of((1, 7)).align is None, "one value a token has no place for each"
+    assert Layout.of(named, (1, 7)).align is None, "one value a token has no place for each"
 
 
 def test_a_row_without_a_mask_is_sampled_as_a_whole() -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from rlskip.batch.columns import objects_of
 from rlskip.batch.rows import RowColumns, Rows
 
 
@@ -93,24 +92,3 @@ def test_lists_have_no_padding(columns: dict[str, Any], rows: list[tuple[Any, An
         for name, cells in columns.items()
     }
     assert rows_of(nested) == rows
-
-
-LISTS = {"prompt_ids": [[1, 2], [3, 4]], "completion_ids": [[5, 6], [7, 8]]}
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        objects_of,
-        lambda rows: objects_of(list(map(np.array, rows))),
-        lambda rows: np.array(rows, object),
-        lambda rows: [list(np.array(row)) for row in rows],
-    ],
-    ids=["objects", "objects of arrays", "objects of two dimensions", "lists of numpy's numbers"],
-)
-def test_rows_in_objects_are_those_of_lists(made: Any) -> None:
-    masks = {"completion_mask": [[1, 0], None]}
-    found = {name: made(rows) for name, rows in LISTS.items()}
-    assert rows_of(found) == rows_of(LISTS)
-    found["completion_mask"] = objects_of(masks["completion_mask"])
-    assert rows_of(found) == rows_of(LISTS | masks)

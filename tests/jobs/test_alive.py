@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from rlskip.jobs import alive
-from rlskip.jobs.alive import WORK, at_work, held, holding, owning, sweep
+from rlskip.jobs.alive import WORK, held, holding, own, sweep
 from tests.clock import eventually
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads Linux's /proc")
@@ -74,13 +74,11 @@ def test_a_killed_job_of_this_host_is_known_at_once(root: Path) -> None:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "holds\n"
         sweep(root)
-        assert held(root) >= {"reading-4"}
-        (who,) = at_work(root)
+        ((label, who),) = held(root)
+        assert label == "reading-4"
         assert who.startswith(f"process {holder.pid} on ")
-        assert at_work(root)[who] == ["reading-4"]
         holder.kill()
-    assert held(root) == set()
-    assert at_work(root) == {}
+    assert held(root) == []
     sweep(root)
     assert names(root) == []
 
@@ -98,7 +96,7 @@ def test_a_job_of_another_host_lives_as_long_as_its_file_is_touched(
     files = another_job(root, age=age)
     os.utime(files[1], (0, 0))  # what it holds need not be touched
     monkeypatch.setattr("time.time", lambda: 1e11)  # this host's clock is wrong
-    assert ("3" in held(root)) == lives
+    assert ("3" in dict(held(root))) == lives
     sweep(root)
     assert [file.exists() for file in files] == [lives, lives]
 
@@ -135,10 +133,10 @@ def test_what_has_no_jobs_file_is_as_old_as_itself(age: float, root: Path) -> No
 def test_only_a_process_that_could_be_seen_has_ended(
     change: dict[str, Any], ended: bool, root: Path
 ) -> None:
-    with owning(root):
-        (mine,) = (root / WORK).glob("job-*")
-        another_job(root, **{**json.loads(mine.read_text()), **change})
-        assert ("3" not in held(root)) == ended
+    own(root)
+    (mine,) = (root / WORK).glob("job-*")
+    another_job(root, **{**json.loads(mine.read_text()), **change})
+    assert ("3" not in dict(held(root))) == ended
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"pid": null}', "[" * 4000, "\0" * 5000])
@@ -164,16 +162,21 @@ def test_who_works_long_is_not_taken_for_dead(root: Path) -> None:
         assert eventually(mine.exists)
     shutil.rmtree(root)  # nothing is made again there
     assert not eventually(root.exists, 0.5)
+    (root / WORK).mkdir(parents=True)
+    with holding(root, "reading-1"):
+        (mine,) = (root / WORK).glob("job-*")
+        os.utime(mine, (0, 0))
+        assert eventually(lambda: mine.stat().st_mtime > 0)
 
 
 @pytest.mark.usefixtures("quick")
-def test_the_thread_and_the_file_go_when_nothing_is_held(root: Path) -> None:
+def test_one_thread_and_one_file_say_that_a_process_lives(root: Path) -> None:
     before = {*threading.enumerate()}
-    for _ in range(2):
-        with owning(root), owning(root):
+    for _ in range(3):
+        with holding(root, "reading-1"), holding(root, "reading-2"):
             assert len({*threading.enumerate()} - before) == 1
-            assert len(names(root)) == 1
-        assert eventually(lambda: names(root) == [] and not {*threading.enumerate()} - before)
+            assert len(names(root, "job-*")) == 1
+        assert names(root) == names(root, "job-*")
 
 
 @FORKS
@@ -181,25 +184,25 @@ def test_the_thread_and_the_file_go_when_nothing_is_held(root: Path) -> None:
 def test_a_forked_child_says_for_itself_that_it_lives(root: Path) -> None:
     def is_renewed() -> bool:
         before = {*(root / WORK).glob("job-*")}
-        with owning(root):
-            (mine,) = {*(root / WORK).glob("job-*")} - before
-            os.utime(mine, (0, 0))
-            return eventually(lambda: mine.stat().st_mtime > 0)
+        own(root)
+        (mine,) = {*(root / WORK).glob("job-*")} - before
+        os.utime(mine, (0, 0))
+        return eventually(lambda: mine.stat().st_mtime > 0)
 
-    with owning(root):  # the parent's thread is at work
-        child = os.fork()
-        if not child:
-            code = 1
-            try:
-                code = 0 if is_renewed() else 2
-            finally:
-                os._exit(code)
-        assert os.waitpid(child, 0)[1] == 0
+    own(root)  # the parent's thread is at work
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            code = 0 if is_renewed() else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_where_nothing_can_be_written_nothing_is_held(root: Path, tmp_path: Path) -> None:
     with holding(tmp_path / "absent", "reading-1"):
-        assert held(tmp_path / "absent") == set()
+        assert held(tmp_path / "absent") == []
     shutil.rmtree(root / WORK)
     (root / WORK).symlink_to("/proc")
     with holding(root, "reading-1"), pytest.raises(OSError, match="a symbolic link"):
@@ -211,9 +214,9 @@ def test_what_a_job_made_just_before_it_died_goes_with_it(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is made after another job has listed what there is."""
-    with owning(root):
-        (mine,) = (root / WORK).glob("job-*")
-        process = json.loads(mine.read_text())
+    own(root)
+    (mine,) = (root / WORK).glob("job-*")
+    process = json.loads(mine.read_text())
     real, last = os.listdir, root / WORK / "lease-3"
 
     def listdir(path: Any) -> list[str]:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import errno
-import json
-import logging
 import os
-import textwrap
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -118,29 +115,6 @@ def test_a_dead_generator_is_taken_over(
     assert file.exists(), "a lease that was taken over is not the old owner's"
     lease.release()
     assert not file.exists()
-
-
-_OWNER = """
-    import os, sys
-    from pathlib import Path
-    from rlskip.jobs.lease import Lease
-    assert Lease(Path(sys.argv[1]), "lease-1").acquire()
-    os.kill(os.getpid(), 9)
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads Linux's /proc")
-def test_the_lease_of_a_process_that_was_killed_on_this_host_is_taken_over_at_once(
-    enter: Any, file: Path, python: Any, clock: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    killed = python.run("-c", textwrap.dedent(_OWNER), file.parents[1])
-    assert killed.returncode == -9, killed.stderr
-    with caplog.at_level(logging.INFO):
-        lease = enter()
-    assert clock.now == 0
-    assert "has ended" in caplog.text
-    assert "waiting for it" not in caplog.text
-    lease.release()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -314,46 +288,3 @@ def test_an_error_while_looking_gives_the_lease_back_and_the_other_ranks_learn_o
         SingleFlight(store.directory, Ranks()).enter(1, look)
     assert told == [[False, True], [True, False]], "it may generate; it fails, and sees no dump"
     assert not file.exists()
-
-
-_JOB = """
-    import json, os, sys, time
-    from rlskip.jobs.lease import SingleFlight
-    from rlskip.store import StepStore
-    store = StepStore(sys.argv[1])
-    flight = SingleFlight(store.directory, poll_s=0.02)
-    killed = os.path.join(sys.argv[1], "killed")
-    generated = []
-    for step in range(6):
-        lease = flight.enter(step, lambda: store.read_meta(step) is not None)
-        if lease is not None:
-            with lease:
-                if step == 3:
-                    try:
-                        os.mkdir(killed)
-                    except FileExistsError:
-                        pass
-                    else:
-                        os.kill(os.getpid(), 9)
-                time.sleep(0.1)
-                store.save(step, {"step": step, "by": os.getpid()})
-                generated.append(step)
-        assert store.load(step)["step"] == step
-    print(json.dumps(generated))
-"""
-
-
-def test_jobs_of_a_sweep_generate_each_step_once_and_survive_a_kill(
-    python: Any, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    jobs = [python.start("-c", textwrap.dedent(_JOB), run, stderr=None) for _ in range(3)]
-    outputs = [job.communicate(timeout=120)[0] for job in jobs]
-    assert sorted(job.returncode for job in jobs) == [-9, 0, 0]
-    generated = [step for output in outputs if output for step in json.loads(output)]
-    died = set(range(6)) - set(generated)  # what the killed one had saved before
-    assert sorted({*generated, *died}) == list(range(6))
-    assert len(generated) == len(set(generated)), "no step twice"
-    assert 3 in generated, "taken over"
-    assert not [*(run / alive.WORK).glob("lease-*")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from pathlib import Path
 
@@ -87,28 +86,6 @@ def test_without_torch_distributed_one_is_rank_0_of_1() -> None:
     assert (ranks.rank, ranks.world_size) == (0, 1)
     assert ranks.exchange(4, 5) == [(4, 5)]
     assert ranks.follow(3) == 3
-
-
-def test_shards_of_another_world_are_another_dump(tmp_path: Path) -> None:
-    for rank in range(2):
-        StepStore(tmp_path, rank=rank, world_size=2).save(1, rank)
-    assert StepStore(tmp_path, rank=0, world_size=2).load(1) == 0
-    assert StepStore(tmp_path).read_meta(1) is None
-    assert StepStore(tmp_path, rank=0, world_size=4).read_meta(1) is None
-
-
-def test_a_shard_in_anothers_place_is_not_loaded(tmp_path: Path) -> None:
-    stores = [StepStore(tmp_path, rank=rank, world_size=2) for rank in range(2)]
-    for store in stores:
-        store.save(1, store.rank)
-    shutil.rmtree(tmp_path / "1.r1-of-2")
-    shutil.copytree(tmp_path / "1.r0-of-2", tmp_path / "1.r1-of-2")
-    assert stores[0].read_meta(1) is not None
-    assert list(tmp_path.glob("*.bad-*")) == [], "its own rank quarantines it"
-    assert stores[1].read_meta(1) is None
-    (kept,) = tmp_path.glob("*.bad-*")
-    assert kept.name.startswith("1.r1-of-2.bad-")
-    assert stores[0].load(1) == 0
 
 
 def test_every_decision_has_a_name_of_its_own() -> None:

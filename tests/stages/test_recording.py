@@ -17,12 +17,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from tensordict import TensorDict
 
 import rlskip
 from rlskip import SkipManager, stages
 from rlskip._copies import fresh
-from rlskip.batch.rows import Layout, Rows
+from rlskip.batch.row_parts import Layout
+from rlskip.batch.rows import Rows
 from rlskip.compare.records import StepRecords
 from rlskip.config.record import RecordConfig, read_record
 from rlskip.errors import ConfigError, NotInstalledError
@@ -117,19 +117,6 @@ def test_every_kind_of_value_comes_back(start: Callable[..., Path]) -> None:
     }  # fmt: skip
 
 
-def test_rows_are_described_once_with_their_tokens(start: Callable[..., Path]) -> None:
-    directory, rows = start(), batch()
-    for _ in range(2):
-        rlskip.record("scores", torch.zeros(3), rows=rows)
-    found = recorded(directory)
-    assert found.rows is not None
-    assert sorted(found.rows.lengths.tolist()) == [4, 5, 6]
-    row = found.tokens_of(int(found.rows.find(found.stages["scores"][0].keys[1])))
-    assert row is not None
-    assert row[0].tolist() == [105, 106, 107, 10, 11]
-    assert row[1].tolist() == [False] * 3 + [True] * 2
-
-
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("width", [3, 1 << 19], ids=["small", "large"])
 def test_values_and_rows_may_change_after_they_were_recorded(
@@ -206,18 +193,6 @@ def test_several_threads_record(start: Callable[..., Path]) -> None:
             for i in range(3):
                 mine = one.layout.part(one.load(), i)
                 assert np.array_equal(mine, (wide + number)[i, : i + 1])
-
-
-def test_the_rows_of_a_part_count_as_what_it_holds(start: Callable[..., Path]) -> None:
-    """Many small values of large batches are written before there are too many tokens."""
-    directory = start()
-    for number in range(3):
-        rows = batch(prompt=1 << 18)
-        rows["prompts"] += number
-        rlskip.record("scores", torch.zeros(3), rows=rows)
-    found = recorded(directory)
-    assert len(found.stages["scores"]) == 3
-    assert len(list(directory.glob("1*/meta.json"))) == 3
 
 
 def test_a_batch_is_read_once_and_not_kept(
@@ -440,29 +415,6 @@ def test_digests_take_little(start: Callable[..., Path]) -> None:
     assert rms == pytest.approx(real.square().mean().sqrt().item())
     assert found.tokens_of(0) is None
     assert sum(file.stat().st_size for file in directory.rglob("*.dp")) < value.nbytes / 8
-
-
-def test_what_names_a_row(start: Callable[..., Path]) -> None:
-    """Its tokens alone: neither padding nor the fields' form matter."""
-    directory, rows = start(), batch()
-    tokens = [row[1:].tolist() for row in rows["prompts"]], [[10], [10, 11], [10, 11, 12]]
-    ragged = {"prompt_ids": tokens[0], "completion_ids": tokens[1]}
-    wider = {k: torch.nn.functional.pad(v, (0, 2)) for k, v in rows.items()}
-    wider["prompts"] = rows["prompts"]
-    same = [rows, TensorDict(rows, batch_size=[3]), ragged, wider]
-    for one in same:
-        rlskip.record("values", torch.zeros(3), rows=one)
-    records = recorded(directory).stages["values"]
-    assert all(record.keys.tolist() == records[0].keys.tolist() for record in records)
-
-
-def test_a_run_of_equal_tokens_at_the_end_is_padding(start: Callable[..., Path]) -> None:
-    directory, whole = start(), torch.tensor([[1, 2, 3]])
-    for more in (2, 3):
-        rows = {"input_ids": torch.nn.functional.pad(whole, (0, more))}
-        rlskip.record("values", torch.zeros(1), rows=rows)
-    first, second = recorded(directory).stages["values"]
-    assert first.keys.tolist() == second.keys.tolist()
 
 
 def test_the_numbers_among_metrics() -> None:

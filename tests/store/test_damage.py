@@ -283,23 +283,3 @@ def test_a_dump_that_was_replaced_meanwhile_is_not_quarantined(
     with pytest.raises(CorruptDumpError):
         store.load(1)
     assert store.load(1) == "new"
-
-
-def test_a_dump_replaced_while_it_is_read_is_read_to_its_end(
-    store: StepStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from rlskip.store.dump import OpenDump
-
-    store.save(1, "first")
-    original = OpenDump.read_meta
-
-    def replaced_meanwhile(here: Any) -> DumpMeta:
-        meta = original(here)
-        monkeypatch.undo()
-        store.quarantine(1, "for a test")
-        store.save(1, "second")
-        return meta
-
-    monkeypatch.setattr(OpenDump, "read_meta", replaced_meanwhile)
-    assert store.load(1) == "first"
-    assert store.load(1) == "second"

@@ -39,33 +39,6 @@ def test_dump_dir_itself_may_be_a_link(tmp_path: Path) -> None:
     assert list((tmp_path / "disk").glob("e_p/*/1"))
 
 
-@pytest.mark.parametrize(
-    ("link", "options", "saved"),
-    [
-        (".work", {}, {}),
-        ("1", {}, {}),
-        ("1.part-2", {}, {"call": "part-2"}),
-        ("1.r1-of-2", {"rank": 1, "world_size": 2}, {}),
-    ],
-)
-def test_nothing_is_written_or_removed_through_a_link(
-    tmp_path: Path, link: str, options: dict[str, int], saved: dict[str, str]
-) -> None:
-    outside, run = tmp_path / "outside", tmp_path / "run"
-    (outside / "mine").mkdir(parents=True)
-    (outside / "mine" / "text").write_text("not yours")
-    for path in (outside / "mine" / "text", outside / "mine"):
-        os.utime(path, (0, 0))
-    (run / link).parent.mkdir(parents=True)
-    (run / link).symlink_to(outside)
-    store = StepStore(run, keep_last=1, **options)
-    store.save(1, "x", **saved)
-    assert store.load(1, **saved) == "x"
-    assert [p.name for p in outside.rglob("*")] == ["mine", "text"]
-    (kept,) = (run / link).parent.glob("*.bad-*")
-    assert kept.is_symlink()
-
-
 _INSTEAD: dict[str, Callable[[Path, Path], Any]] = {
     "a link to a directory": lambda path, outside: path.symlink_to(outside),
     "a link to a file": lambda path, outside: path.symlink_to(outside / "file"),

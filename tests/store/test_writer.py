@@ -6,7 +6,6 @@ import logging
 import os
 import textwrap
 import threading
-import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -80,33 +79,6 @@ def test_memory_in_flight_is_bounded(store: StepStore, gate: threading.Event) ->
     assert store.steps() == [1, 2, 4, 5]
 
 
-def test_the_memory_of_copies_is_kept_within_the_bound_until_flushed(
-    store: StepStore, gate: threading.Event
-) -> None:
-    writer = Writer(store, max_bytes=13 << 20)
-    noise = torch.rand(1 << 20)  # 4 MiB, not to be narrowed; 6 with their alignment
-
-    def kept() -> int:
-        gate.set()
-        writer.wait()
-        gate.clear()
-        return tracemalloc.get_traced_memory()[0] >> 20
-
-    tracemalloc.start()
-    try:
-        for step in (0, 2, 4):
-            writer.save(step, noise)
-            writer.save(step + 1, noise)
-            assert kept() == 12
-        writer.save(6, torch.cat([noise, noise]))  # in place of both
-        assert kept() == 10
-        writer.flush()
-        assert kept() == 0
-    finally:
-        gate.set()
-        tracemalloc.stop()
-
-
 def test_what_is_saved_later_is_made_by_the_thread_and_counts_until_it_is_written(
     store: StepStore, gate: threading.Event
 ) -> None:
@@ -130,21 +102,6 @@ def test_what_is_saved_later_is_made_by_the_thread_and_counts_until_it_is_writte
     assert [maker.name for maker in makers] == ["rlskip-writer"] * 2
     (meta, error), (second, none) = told
     assert (meta, type(error), second.step, none) == (None, ZeroDivisionError, 1, None)
-
-
-def test_a_burst_of_saves_is_not_disturbed_until_half_of_the_memory_is_held(
-    store: StepStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rlskip.store.writer._REST_S", 3600.0)
-    writer, written = Writer(store, max_bytes=100), threading.Event()
-    writer.save_later(1, lambda: "x", 49, done=lambda meta, error: written.set())
-    assert not written.wait(0.05)
-    writer.save_later(2, lambda: "y", 1)
-    assert written.wait(30)
-    monkeypatch.setattr("rlskip.store.writer._REST_S", 0.0)
-    writer.save_later(3, lambda: "z", 1)
-    writer.flush()
-    assert store.steps() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("wait", [Writer.wait, Writer.flush])
@@ -260,25 +217,3 @@ def test_a_forked_child_starts_empty(store: StepStore, gate: threading.Event) ->
     gate.set()
     writer.flush()
     assert store.steps() == [1, 2]
-
-
-def test_without_a_thread_the_caller_writes_and_the_next_dump_has_one(
-    store: StepStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    writer, told = Writer(store, timeout_s=10), []
-    start, failures = threading.Thread.start, iter([True])
-
-    def fail_once(thread: threading.Thread) -> None:
-        if thread.name == "rlskip-writer" and next(failures, False):
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", fail_once)
-    writer.save(1, "x", done=lambda meta, error: told.append(threading.current_thread()))
-    assert store.load(1) == "x"
-    assert "can't start new thread" in caplog.text
-    writer.save(2, "y", done=lambda meta, error: told.append(threading.current_thread()))
-    writer.flush()
-    assert store.load(2) == "y"
-    assert told[0] is threading.main_thread()
-    assert told[1].name == "rlskip-writer"
