@@ -61,6 +61,28 @@ def with_callback(config: Any) -> str:
     return f"'hydra/callbacks=[{others},rlskip]'" if others else "hydra/callbacks=rlskip"
 
 
+def dropped_callback(config: Any) -> str | None:
+    """What to add to a sweep's command of which Hydra dropped rlskip's callback; else None."""
+    # The job's config has the callback, and the one from which Hydra built callbacks had not.
+    composed = "rlskip" in (OmegaConf.select(config, "hydra.callbacks") or {})
+    if composed and str(OmegaConf.select(config, "hydra.mode")) == "RunMode.MULTIRUN":
+        why = "Hydra drops the callback of an option that is swept, or that a swept choice makes"
+        return f"add {with_callback(config)} ({why})"
+    return None
+
+
+def asked_to_record(config: Any) -> str | None:
+    """The option or the key by which a job asks for records of its stages; None without."""
+    # Hydra's runtime config has the node `hydra` alone, whose parent is the job's config.
+    node = OmegaConf.select(config["hydra"], "..record", throw_on_resolution_failure=False)
+    if not OmegaConf.is_dict(node) or node.get("enable") is not True:
+        return None
+    ours = [f"record: {o}" for o, _ in chosen_options(config, "record") if o in options("record")]
+    ours += [o for o in overrides_of(config) if re.match(r"\++record\.", o)]  # a key of its own
+    typed = dataclasses.is_dataclass(OmegaConf.get_type(node))
+    return next(iter(ours), "record.enable: true" if typed else None)
+
+
 def is_typed(config: Any, name: str) -> bool:
     """Whether a composed config has a node from its schema, or from a typed host's."""
     there = OmegaConf.is_dict(config) and name in config  # a struct refuses what is not there
