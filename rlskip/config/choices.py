@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from rlskip.config.check import leaves
 from rlskip.config.register import SCHEMAS, options
 from rlskip.errors import ConfigError
 
@@ -150,29 +151,28 @@ def _entries(config: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
 
-    hydra = GlobalHydra.instance()
-    if not hydra.is_initialized():
+    if not GlobalHydra.instance().is_initialized():
         return
-    loader = hydra.config_loader()
     given = [*overrides_of(config, "hydra"), *overrides_of(config)]
     config_name = OmegaConf.select(config, "hydra.job.config_name")
+    loader = GlobalHydra.instance().config_loader()
     for entry in loader.compute_defaults_list(config_name, given, RunMode.RUN).defaults:
         path = entry.config_path or ""
-        source = next((one for one in loader.get_sources() if one.is_config(path)), None)
-        if source is None or path.startswith("hydra/"):
-            continue
-        loaded = OmegaConf.to_container(source.load_config(path).config, resolve=False)
-        if isinstance(loaded, dict):
-            loaded.pop("defaults", None)
-            yield path, dict(_leaves(loaded, entry.package or ""))
+        if not path.startswith("hydra/"):
+            yield path, dict(leaves(_load(path), entry.package or "", resolve=False))
 
 
-def _leaves(node: Any, at: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(node, dict) and node:
-        for name, part in node.items():
-            yield from _leaves(part, f"{at}.{name}" if at else str(name))
-    else:
-        yield at, node
+def _load(path: str) -> dict[str, Any]:
+    """What a config on the job's search path holds by itself; empty where it is not there."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    hydra = GlobalHydra.instance()
+    sources = hydra.config_loader().get_sources() if path and hydra.is_initialized() else ()
+    for source in sources:
+        if source.is_config(path):
+            loaded: Any = OmegaConf.to_container(source.load_config(path).config, resolve=False)
+            return dict(loaded)
+    return {}
 
 
 def _own_value(config_name: str | None, key: str) -> Any:
@@ -180,16 +180,6 @@ def _own_value(config_name: str | None, key: str) -> Any:
 
     A composed config does not show another value: the option's mapping replaced it.
     """
-    from hydra.core.global_hydra import GlobalHydra
-
-    hydra = GlobalHydra.instance()
-    if config_name is None or not hydra.is_initialized():
-        return None
-    for source in hydra.config_loader().get_sources():
-        if source.is_config(config_name):
-            loaded = source.load_config(config_name).config
-            primary: Any = OmegaConf.to_container(loaded, resolve=False)
-            value = primary.get(key)
-            unknown = isinstance(value, dict) or re.match(r"\$\{|\?\?\?", str(value))
-            return None if unknown else value
-    return None
+    value = _load(config_name or "").get(key)
+    unknown = isinstance(value, dict) or re.match(r"\$\{|\?\?\?", str(value))
+    return None if unknown else value

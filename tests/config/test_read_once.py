@@ -21,9 +21,9 @@ from rlskip import (
     SkipManager,
     SkipManagerConfig,
 )
-from rlskip.config.check import find_node
 from rlskip.config.dispatch import read_dispatch
 from rlskip.config.merge import read_merge
+from rlskip.config.nodes import find_node
 from rlskip.config.replay import read_replay
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.errors import ConfigError, NotInstalledError
@@ -174,7 +174,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         counts[name] += 1
         return find_node(config, name, schema)
 
-    for module in ("settings", "check"):
+    for module in ("settings", "nodes"):
         monkeypatch.setattr(f"rlskip.config.{module}.find_node", counting)
     return counts
 
