@@ -1,9 +1,8 @@
 """Of the command line: a step, a run, a limit or text that is missing."""
 
-from rlskip.cli.prune import prune
-from rlskip.errors import ConfigError, RlskipError
+from rlskip.errors import RlskipError
 from rlskip.runs.exports import chats
-from rlskip.runs.find import find_runs, find_target
+from rlskip.runs.find import find_target
 from rlskip.runs.opened import NoSuchPlaceError, Run
 from rlskip.store import DumpError, StepStore
 
@@ -48,15 +47,6 @@ step 1: the dump names no tokenizer
   -> name one: rlskip.open(path, tokenizer=...)""",
     ),
     (
-        "an absent step",
-        select,
-        NoSuchPlaceError,
-        "e0_p/GBSany_Nany_inany_outany/9",
-        """\
-e0_p/GBSany_Nany_inany_outany/9: this step has no dump
-  -> its steps are 1,2""",
-    ),
-    (
         "several runs",
         lambda folder: select(folder, "1", runs=2),
         NoSuchPlaceError,
@@ -64,24 +54,6 @@ e0_p/GBSany_Nany_inany_outany/9: this step has no dump
         """\
 DIR: 2 runs have dumps here
   -> name one: DIR/e0_p/GBSany_Nany_inany_outany, DIR/e1_p/GBSany_Nany_inany_outany""",
-    ),
-    (
-        "no directory",
-        lambda folder: find_runs(folder / "nowhere"),
-        NoSuchPlaceError,
-        "DIR/nowhere",
-        """\
-DIR/nowhere: no such directory
-  -> name the skip.dump_dir of the job, or a run in it""",
-    ),
-    (
-        "no limit",
-        prune,
-        ConfigError,
-        "prune",
-        """\
-prune: no limit is given
-  -> give --keep-last, --older-than or --quarantined""",
     ),
     (
         "no text",

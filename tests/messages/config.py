@@ -11,15 +11,6 @@ def read(**skip):
 
 CASES = [
     (
-        "an unknown key",
-        lambda _: read(on_mis="error"),
-        ConfigError,
-        "skip.on_mis",
-        """\
-skip.on_mis: unknown key
-  -> did you mean skip.on_miss?""",
-    ),
-    (
         "several problems",
         lambda _: read(wait_s="long", on_mis="error", rollout={"enable": "x"}),
         ConfigError,
@@ -31,31 +22,6 @@ the same step; 0: not at all
   - skip.on_mis: unknown key; did you mean skip.on_miss?
   - skip.rollout.enable: expected bool, got 'x' (str); whether this role skips at all; an option \
 sets it""",
-    ),
-    (
-        "steps that are not steps",
-        lambda _: read(steps="1-x"),
-        ConfigError,
-        "skip.steps",
-        """\
-skip.steps: '1-x' is not a step or range
-  -> write a list such as [1,2,3], a string such as "1-128,200,300-400:10", or all""",
-    ),
-    (
-        "a dump_dir that is a URL",
-        lambda _: read(rollout={"enable": True, "dump_dir": "s3://bucket"}),
-        ConfigError,
-        "skip.rollout.dump_dir",
-        """\
-skip.rollout.dump_dir: 's3://bucket' is a URL, and not a directory of a file system
-  -> mount the storage and name its path, e.g. /mnt/dumps""",
-    ),
-    (
-        "an option that is another word",
-        lambda _: read_replay({"replay": {"on_incomplete": "retry"}}),
-        ConfigError,
-        "replay.on_incomplete",
-        "replay.on_incomplete: 'retry' is not one of raise, drop, refill, min_viable",
     ),
     (
         "an option that Hydra did not find",
