@@ -32,7 +32,7 @@ from benchmarks._report import Goal, Row, arguments, best_of, report, versions
 from rlskip import SkipManager
 from rlskip.hosts.verl.names import PLUGIN, PLUGINS_VARIABLE
 
-GOALS = {"startup_ms": 15, "off_ns": 200, "unlisted_ns": 600, "record_off_ns": 200}
+GOALS = {"startup_ms": 6, "off_ns": 200, "unlisted_ns": 600, "record_off_ns": 200}
 STEPS = list(range(1, 129))
 UNLISTED = 1000
 CALLS = (

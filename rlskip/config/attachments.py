@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from rlskip.config.check import Problem, did_you_mean, parsed, read
-from rlskip.config.skip import RoleSpec
+from rlskip.config.skip import QUEUE_OPTIONS, RoleSpec
 from rlskip.errors import ConfigError
 
 _NAMES = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
@@ -95,10 +95,6 @@ class AttachConfig:
     phase: str | None = None
 
 
-# Keys that are passed to the role, which may not have them.
-_ROLE_OPTIONS = ("queue", "partition_id", "phase")
-
-
 def read_attach(
     node: Mapping[str, Any], registry: Mapping[str, RoleSpec], problems: list[Problem]
 ) -> dict[str, list[AttachConfig]]:
@@ -141,7 +137,7 @@ def _read_one(
         problems.append(Problem(f"{at}.step", what, "leave it out"))
     problems += [
         Problem(f"{at}.{key}", "this role has no such option")
-        for key in _ROLE_OPTIONS
+        for key in sorted(QUEUE_OPTIONS)
         if getattr(config, key) is not None and key not in spec.options
     ]
     if config.target in seen:
@@ -153,5 +149,5 @@ def _read_one(
 
 def role_options(config: AttachConfig) -> dict[str, Any]:
     """The keys of `config` that are passed to the role."""
-    given = {key: getattr(config, key) for key in _ROLE_OPTIONS}
+    given = {key: getattr(config, key) for key in sorted(QUEUE_OPTIONS)}
     return {key: value for key, value in given.items() if value is not None}

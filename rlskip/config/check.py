@@ -1,12 +1,10 @@
-"""From any form of config to a dataclass, with *every* problem found and named at once.
+"""From a mapping to a dataclass, with *every* problem found and named at once.
 
 Struct mode cannot do this: a `+key=...` passes it even on a typed node, OmegaConf accepts
 nested lists where integers are declared, and it stops at the first error.
 
 pydantic and cattrs would need the choices and ranges a second time, because OmegaConf reads neither
-`Literal` nor `Annotated` in a dataclass. Both name a key by a path of their own, know no near name,
-and read "3" as 3 (strict, pydantic reads no mapping as a dataclass). So hooks and a translation of
-their errors would replace about as many lines, and pydantic adds 0.1 s to the start of a job.
+`Literal` nor `Annotated` in a dataclass, and hooks for paths, near names and strictness.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -27,10 +24,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import ConfigTypeError, OmegaConfBaseException
 
-from rlskip.config.choices import refuse_displaced
 from rlskip.config.comments import meaning
 from rlskip.config.register import NODES
-from rlskip.errors import ConfigError, NotInstalledError
+from rlskip.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -39,7 +35,7 @@ _KNOWN_RESOLVER = re.compile(r"oc\.|(hydra|now|python_version|rlskip\.steps)$")
 
 #: For keys of a node: a key of the host's, and the value there.
 OfHost = Mapping[str, tuple[str, Any]]
-_NOTHING: OfHost = MappingProxyType({})
+NOTHING: OfHost = MappingProxyType({})
 
 
 @attrs.frozen
@@ -62,53 +58,6 @@ def raise_all(problems: list[Problem]) -> None:
     if problems:
         lines = "".join(f"\n  - {problem}" for problem in problems)
         raise ConfigError(f"{len(problems)} problems in the configuration:{lines}")
-
-
-def find_node(config: Any, name: str, schema: type | None = None) -> dict[str, Any] | None:
-    """The node `name` of a config, as a plain mapping with interpolations resolved; None without.
-
-    Parameters
-    ----------
-    config
-        A full config (a DictConfig, a mapping, or an instance of a dataclass), an instance of
-        `schema`, which is the node itself, or None.
-    name
-        A top-level key.
-    schema
-        The node's dataclass.
-
-    Raises
-    ------
-    NotInstalledError
-        The node is a plain string: Hydra knew no group of that name.
-    ConfigError
-        The config or the node is not a mapping, an interpolation does not resolve, or only by the
-        application's own resolver, or the job chose an option whose node is not here, or not alone.
-    """
-    if config is not None and not _is_node(config):
-        raise ConfigError(
-            f"expected a config with an entry {name!r}, got {config!r}",
-            name,
-            "give a DictConfig, a mapping or a dataclass",
-        )
-    try:
-        node = config
-        if schema is None or not isinstance(config, schema):
-            refuse_displaced(name, config)
-            node = _entry(readable(config), name)
-    except OmegaConfBaseException as error:
-        raise ConfigError(str(error).splitlines()[0], error.full_key or name) from error
-    node = _plain(node, name)
-    if isinstance(node, str):
-        raise NotInstalledError(
-            f"{node!r} arrived as a plain string, so Hydra did not discover rlskip's plug-in",
-            name,
-            "install rlskip into the environment that runs this application and check with "
-            "`python <app> --info plugins` (look for RlskipSearchPathPlugin)" + _if_own(name),
-        )
-    if node is None or isinstance(node, dict):
-        return node
-    raise ConfigError(f"expected a mapping, got {node!r}", name, _if_own(name).removeprefix("; "))
 
 
 def calls_own_resolver(value: Any) -> bool:
@@ -147,7 +96,7 @@ def look_up(config: Any, key: str) -> Any:
         if isinstance(config, DictConfig):
             return OmegaConf.select(config, key, default=None)
         for name in key.split("."):
-            config = _entry(config, name)
+            config = entry(config, name)
     except ConfigTypeError:  # a list is on the way
         return None
     except OmegaConfBaseException as error:
@@ -184,75 +133,15 @@ def leaves(node: Any, at: str = "", *, resolve: bool = True) -> Iterator[tuple[s
         yield at, node
 
 
-def _is_node(value: Any) -> bool:
+def is_node(value: Any) -> bool:
     is_instance = dataclasses.is_dataclass(value) and not isinstance(value, type)
     return isinstance(value, Mapping) or is_instance
 
 
-def _plain(value: Any, at: str) -> Any:
-    """`value` at key `at`, all configs, mappings and dataclasses in it as mappings by text.
-
-    Arrays and ranges are lists, and paths are texts.
-    """
-    if OmegaConf.is_config(value):
-        try:
-            value = OmegaConf.to_container(value, resolve=True)
-        except OmegaConfBaseException as error:  # of its own, a part knows no full key
-            key = error.full_key or ""
-            where = key if key.startswith(at) else at
-            raise ConfigError(str(error).splitlines()[0], where) from error
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(name): _plain(part, f"{at}.{name}") for name, part in value.items()}
-    if isinstance(value, PurePath):
-        return str(value)
-    if calls_own_resolver(value):
-        what = f"{value!r} needs a resolver of the application's own, which rlskip does not call"
-        raise ConfigError(what, at, f"give the value: {at}=...")
-    if hasattr(value, "tolist"):  # of numpy or torch
-        value = value.tolist()
-    if isinstance(value, list | tuple | range):
-        return [_plain(part, f"{at}.{i}") for i, part in enumerate(value)]
-    return value
-
-
-def _entry(holder: Any, name: str) -> Any:
+def entry(holder: Any, name: str) -> Any:
     if isinstance(holder, Mapping):  # a DictConfig is one, too
         return holder.get(name)
-    return getattr(holder, name, None) if _is_node(holder) else None
-
-
-def read_node(
-    schema: type[T],
-    name: str,
-    config: Any,
-    contradictions: Callable[[T], Iterable[Problem]] = lambda _: (),
-    *,
-    of_host: OfHost = _NOTHING,
-    aliases: OfHost = _NOTHING,
-) -> T:
-    """The node `name` of a config as its dataclass; the defaults when the config has none.
-
-    Parameters
-    ----------
-    config
-        As for :func:`find_node`. What this function returned reads as itself.
-    contradictions
-        A function of what was read that returns what is wrong with it as a whole.
-    of_host, aliases
-        As for :func:`read`.
-
-    Raises
-    ------
-    ConfigError
-        Names *every* problem by its full key.
-    """
-    problems: list[Problem] = []
-    node = find_node(config, name, schema) or {}
-    settings = read(schema, node, name, problems, of_host=of_host, aliases=aliases)
-    raise_all([*problems, *contradictions(settings)])
-    return settings
+    return getattr(holder, name, None) if is_node(holder) else None
 
 
 def read(
@@ -261,8 +150,8 @@ def read(
     at: str,
     problems: list[Problem],
     *,
-    of_host: OfHost = _NOTHING,
-    aliases: OfHost = _NOTHING,
+    of_host: OfHost = NOTHING,
+    aliases: OfHost = NOTHING,
     otherwise: str = "",
 ) -> T:
     """Build `schema` from `node`, the mapping at key `at`; append what is wrong to `problems`.
@@ -336,10 +225,10 @@ def did_you_mean(name: str, known: Iterable[str], at: str = "", otherwise: str =
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if near:
         return f"did you mean {at + '.' if at else ''}{near[0]}?"
-    return (otherwise or f"known: {', '.join(known)}") + _if_own(at.partition(".")[0])
+    return (otherwise or f"known: {', '.join(known)}") + if_own(at.partition(".")[0])
 
 
-def _if_own(name: str) -> str:
+def if_own(name: str) -> str:
     """The end of a remedy where a node `name` may be the application's own key; else empty."""
     own = f"; if `{name}` is the application's own key, rename it: rlskip's node has that name"
     return own if name in NODES else ""

@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from rlskip.config.check import leaves
 from rlskip.config.register import SCHEMAS, options
 from rlskip.errors import ConfigError
 
@@ -59,6 +60,28 @@ def with_callback(config: Any) -> str:
     names = [str(chosen), *(re.findall(r"\w+", lists[-1].partition("=")[2]) if lists else [])]
     others = ",".join(name for name in names if name not in ("", "rlskip"))
     return f"'hydra/callbacks=[{others},rlskip]'" if others else "hydra/callbacks=rlskip"
+
+
+def dropped_callback(config: Any) -> str | None:
+    """What to add to a sweep's command of which Hydra dropped rlskip's callback; else None."""
+    # The job's config has the callback, and the one from which Hydra built callbacks had not.
+    composed = "rlskip" in (OmegaConf.select(config, "hydra.callbacks") or {})
+    if composed and str(OmegaConf.select(config, "hydra.mode")) == "RunMode.MULTIRUN":
+        why = "Hydra drops the callback of an option that is swept, or that a swept choice makes"
+        return f"add {with_callback(config)} ({why})"
+    return None
+
+
+def asked_to_record(config: Any) -> str | None:
+    """The option or the key by which a job asks for records of its stages; None without."""
+    # Hydra's runtime config has the node `hydra` alone, whose parent is the job's config.
+    node = OmegaConf.select(config["hydra"], "..record", throw_on_resolution_failure=False)
+    if not OmegaConf.is_dict(node) or node.get("enable") is not True:
+        return None
+    ours = [f"record: {o}" for o, _ in chosen_options(config, "record") if o in options("record")]
+    ours += [o for o in overrides_of(config) if re.match(r"\++record\.", o)]  # a key of its own
+    typed = dataclasses.is_dataclass(OmegaConf.get_type(node))
+    return next(iter(ours), "record.enable: true" if typed else None)
 
 
 def is_typed(config: Any, name: str) -> bool:
@@ -128,29 +151,28 @@ def _entries(config: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
 
-    hydra = GlobalHydra.instance()
-    if not hydra.is_initialized():
+    if not GlobalHydra.instance().is_initialized():
         return
-    loader = hydra.config_loader()
     given = [*overrides_of(config, "hydra"), *overrides_of(config)]
     config_name = OmegaConf.select(config, "hydra.job.config_name")
+    loader = GlobalHydra.instance().config_loader()
     for entry in loader.compute_defaults_list(config_name, given, RunMode.RUN).defaults:
         path = entry.config_path or ""
-        source = next((one for one in loader.get_sources() if one.is_config(path)), None)
-        if source is None or path.startswith("hydra/"):
-            continue
-        loaded = OmegaConf.to_container(source.load_config(path).config, resolve=False)
-        if isinstance(loaded, dict):
-            loaded.pop("defaults", None)
-            yield path, dict(_leaves(loaded, entry.package or ""))
+        if not path.startswith("hydra/"):
+            yield path, dict(leaves(_load(path), entry.package or "", resolve=False))
 
 
-def _leaves(node: Any, at: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(node, dict) and node:
-        for name, part in node.items():
-            yield from _leaves(part, f"{at}.{name}" if at else str(name))
-    else:
-        yield at, node
+def _load(path: str) -> dict[str, Any]:
+    """What a config on the job's search path holds by itself; empty where it is not there."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    hydra = GlobalHydra.instance()
+    sources = hydra.config_loader().get_sources() if path and hydra.is_initialized() else ()
+    for source in sources:
+        if source.is_config(path):
+            loaded: Any = OmegaConf.to_container(source.load_config(path).config, resolve=False)
+            return dict(loaded)
+    return {}
 
 
 def _own_value(config_name: str | None, key: str) -> Any:
@@ -158,16 +180,6 @@ def _own_value(config_name: str | None, key: str) -> Any:
 
     A composed config does not show another value: the option's mapping replaced it.
     """
-    from hydra.core.global_hydra import GlobalHydra
-
-    hydra = GlobalHydra.instance()
-    if config_name is None or not hydra.is_initialized():
-        return None
-    for source in hydra.config_loader().get_sources():
-        if source.is_config(config_name):
-            loaded = source.load_config(config_name).config
-            primary: Any = OmegaConf.to_container(loaded, resolve=False)
-            value = primary.get(key)
-            unknown = isinstance(value, dict) or re.match(r"\$\{|\?\?\?", str(value))
-            return None if unknown else value
-    return None
+    value = _load(config_name or "").get(key)
+    unknown = isinstance(value, dict) or re.match(r"\$\{|\?\?\?", str(value))
+    return None if unknown else value

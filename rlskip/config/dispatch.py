@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlskip.config.application import application_facts
-from rlskip.config.check import read_node
+from rlskip.config.nodes import read_node
 
 POOLS = ("local", "ray")
 
@@ -78,7 +78,7 @@ _DEFAULTS = {"workers": 4, "n": 1, "val_n": 1, "seed": 0}
 
 
 def read_dispatch(config: Any) -> DispatchConfig:
-    """The `dispatch` node of a config, as :func:`~rlskip.config.check.read_node` reads it.
+    """The `dispatch` node of a config, as :func:`~rlskip.config.nodes.read_node` reads it.
 
     It is complete: null keys get the host's values.
     """

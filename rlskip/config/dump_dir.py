@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+from rlskip.config.choices import hydra_config
 from rlskip.errors import ConfigError
 
 DEFAULT_DUMP_DIR = "~/.rlskip/rollout_dump"
@@ -55,12 +56,10 @@ def parse_dump_dir(value: str | Path, key: str = "skip.dump_dir") -> Path:
 
 def original_directory() -> Path:
     """Where the user typed the command: Hydra may have changed the working directory since."""
-    from hydra.core.hydra_config import HydraConfig
-
-    if HydraConfig.initialized():
-        return Path(HydraConfig.get().runtime.cwd)
+    job = hydra_config()
     # In a process that the job started, the callback has set the variable.
-    return Path(os.environ.get(DIRECTORY_VARIABLE) or os.getcwd())
+    typed_in = job.hydra.runtime.cwd if job else os.environ.get(DIRECTORY_VARIABLE)
+    return Path(typed_in or os.getcwd())
 
 
 def parse_directory(value: str | Path, key: str) -> str:

@@ -47,23 +47,9 @@ NEUTRAL_WORDS = frozenset(
 
 # Nodes of what generates no rollouts of training, where the same names mean something else.
 OTHER_NODES = frozenset(
-    (
-        "critic",
-        "reward",
-        "reward_model",
-        "judge",
-        "teacher",
-        "ref",
-        "val",
-        "validation",
-        "eval",
-        "logger",
-        "logging",
-        "wandb",
-        "mlflow",
-        "optimizer",
-    )
-)
+    ("critic", "reward", "reward_model", "judge", "teacher", "ref", "val", "validation", "eval",
+     "logger", "logging", "wandb", "mlflow", "optimizer")
+)  # fmt: skip
 
 
 @attrs.frozen(eq=False)

@@ -6,9 +6,6 @@ verl 0.6 - 0.7.1 names the flag ``actor_rollout_ref.rollout.skip_rollout``, verl
 
 from __future__ import annotations
 
-import json
-import re
-import shlex
 import warnings
 from collections.abc import MutableMapping
 from typing import Any
@@ -21,11 +18,7 @@ from rlskip.errors import ConfigError
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 
-# The flags, and the prefix of the keys next to each.
-_LEGACY = {
-    f"{_ROLLOUT}.skip.enable": f"{_ROLLOUT}.skip.",
-    f"{_ROLLOUT}.skip_rollout": f"{_ROLLOUT}.skip_",
-}
+_LEGACY = (f"{_ROLLOUT}.skip.enable", f"{_ROLLOUT}.skip_rollout")
 
 
 class LegacyFlagWarning(DeprecationWarning):
@@ -60,8 +53,10 @@ def retire_legacy_flags(config: Any, rollout_enabled: bool) -> None:
                 f"is forced to False. Remove {key}."
             )
         else:
-            message = f"{key} is a legacy flag, and rlskip is not on. Use instead: "
-            message += _today(config, key)
+            # Without an action, the older trainer replayed its only dump at every step.
+            cached = look_up(config, key.replace("skip.enable", "skip.action")) == "cache"
+            message = f"{key} is a legacy flag, and rlskip is not on. Use instead: +skip=rollout_"
+            message += "cache" if cached else "repeat"
         warnings.warn(message, LegacyFlagWarning, stacklevel=3)
 
 
@@ -74,23 +69,6 @@ def refuse_legacy_flags(config: Any) -> None:
             key,
             f"add the override {key}=False",
         )
-
-
-def _today(config: Any, flag: str) -> str:
-    """The new flags that replace a legacy flag and the keys next to it, quoted for a shell."""
-    action, last_step, dump_dir = (
-        look_up(config, _LEGACY[flag] + name) for name in ("action", "max_dump_step", "dump_dir")
-    )
-    # Without an action, the older trainer replayed its only dump at every step.
-    words = ["+skip=rollout_cache" if action == "cache" else "+skip=rollout_repeat"]
-    if action == "cache" and last_step:
-        words.append(f"skip.steps=1-{last_step}")
-    if dump_dir is not None:
-        # Hydra's grammar needs quotes around a ~, and the shell needs quotes around those.
-        plain = re.fullmatch(r"[\w./-]+", str(dump_dir))
-        value = dump_dir if plain else json.dumps(str(dump_dir))
-        words.append(shlex.quote(f"skip.dump_dir={value}"))
-    return " ".join(words)
 
 
 def _set(config: Any, key: str, value: Any) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlskip.config.check import look_up, read_node
+from rlskip.config.check import look_up
+from rlskip.config.nodes import read_node
 
 # SkyRL's name for `merge.stepwise_output`.
 HOST_FLAG = "generator.merge_stepwise_output"
@@ -31,7 +32,7 @@ class MergeConfig:
 
 
 def read_merge(config: Any) -> MergeConfig:
-    """The `merge` node of a config, as :func:`~rlskip.config.check.read_node` reads it.
+    """The `merge` node of a config, as :func:`~rlskip.config.nodes.read_node` reads it.
 
     SkyRL's ``generator.merge_stepwise_output: true`` has the same effect as
     ``merge.stepwise_output: true``. Its false is SkyRL's default, not a user's choice.

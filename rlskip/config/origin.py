@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from rlskip.config.check import look_up
+from rlskip.config.choices import hydra_config
 from rlskip.config.dump_dir import original_directory
 
 # For the processes that a job starts: their own script is another one.
@@ -45,7 +46,7 @@ class Origin:
         """That of a run with this full config: its job may have started this process."""
         inherited = os.environ.get(ORIGIN_VARIABLE)
         found = cls(*json.loads(inherited)) if inherited else cls.at(_script())
-        job = look_up(config, "hydra.job.name") or _job_name()
+        job = look_up(config, "hydra.job.name") or look_up(hydra_config(), "hydra.job.name")
         return attrs.evolve(found, name=str(job)) if job else found
 
     @classmethod
@@ -81,12 +82,6 @@ def _script() -> Path | None:
     files = (getattr(sys.modules.get("__main__"), "__file__", None), sys.argv[0])
     own = (os.path.abspath(file) for file in files if file and is_own(os.path.abspath(file)))
     return next(map(Path, own), None)
-
-
-def _job_name() -> str | None:
-    from hydra.core.hydra_config import HydraConfig
-
-    return str(HydraConfig.get().job.name) if HydraConfig.initialized() else None
 
 
 def _name(folder: Path) -> str:

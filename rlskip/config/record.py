@@ -8,8 +8,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from rlskip.config.check import find_node, look_up, read_node
+from rlskip.config.check import look_up
 from rlskip.config.dump_dir import DEFAULT_DUMP_DIR, parse_directory
+from rlskip.config.nodes import find_node, read_node
 from rlskip.config.steps import Steps
 from rlskip.errors import ConfigError, RlskipError
 
@@ -50,7 +51,7 @@ class RecordConfig:
 
 
 def read_record(config: Any) -> RecordConfig:
-    """The `record` node of a config, as :func:`~rlskip.config.check.read_node` reads it.
+    """The `record` node of a config, as :func:`~rlskip.config.nodes.read_node` reads it.
 
     If it is on, it is complete: ``stages`` is a list of names and patterns, ``steps`` a
     :class:`Steps`, ``dump_dir`` an absolute path.

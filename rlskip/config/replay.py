@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlskip.config.application import application_facts
-from rlskip.config.check import Problem, read_node
+from rlskip.config.check import Problem
+from rlskip.config.nodes import read_node
 
 
 @dataclass
@@ -53,7 +54,7 @@ class ReplayConfig:
 
 
 def read_replay(config: Any) -> ReplayConfig:
-    """The `replay` node of a config, as :func:`~rlskip.config.check.read_node` reads it."""
+    """The `replay` node of a config, as :func:`~rlskip.config.nodes.read_node` reads it."""
     of_host = application_facts(config).under("replay", ("n", "val_n"))
     return read_node(ReplayConfig, "replay", config, _contradictions, of_host=of_host)
 

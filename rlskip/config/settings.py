@@ -20,12 +20,12 @@ from rlskip.config.check import (
     Problem,
     calls_own_resolver,
     did_you_mean,
-    find_node,
     look_up,
     raise_all,
     read,
 )
 from rlskip.config.facts import HostFacts
+from rlskip.config.nodes import find_node
 from rlskip.config.register import register_steps
 from rlskip.config.skip import (
     BUILT_IN_ROLES,

@@ -15,10 +15,11 @@ from typing import Any
 import attrs
 from omegaconf import DictConfig, OmegaConf
 
-from rlskip.config.check import find_node, look_up
+from rlskip.config.check import look_up
 from rlskip.config.choices import with_callback
 from rlskip.config.facts import HostFacts
 from rlskip.config.legacy import LegacyFlagWarning, retire_legacy_flags
+from rlskip.config.nodes import find_node
 from rlskip.config.option_checks import lost_choices
 from rlskip.config.origin import Origin
 from rlskip.config.register import SCHEMAS

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 import xxhash
 
 from rlskip.batch.columns import cells_of, column_length, columns_of, length_of, unwrapped
@@ -20,7 +20,9 @@ from rlskip.format.fingerprint import (
     fingerprint,
     without_volatile,
 )
-from rlskip.format.torch_maker import flat_bytes, is_plain
+
+if TYPE_CHECKING:
+    import torch
 
 DIGITS = 16
 _MASK = "attention_mask"
@@ -124,8 +126,13 @@ def _of_columns(
 
 
 def _is_table(column: Any, n: int) -> bool:
-    is_tensor = isinstance(column, torch.Tensor) and not column.is_nested
-    return is_tensor and column.ndim > 1 and len(column) == n and is_plain(column)
+    # Who has a tensor has imported torch, which takes longer than all else that doctor does.
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(column, torch.Tensor) or column.is_nested:
+        return False
+    from rlskip.format.torch_maker import is_plain
+
+    return column.ndim > 1 and len(column) == n and is_plain(column)
 
 
 def _feed_table(
@@ -135,6 +142,8 @@ def _feed_table(
 
     One tensor is brought to the host and split, because a thousand small ones take far longer.
     """
+    from rlskip.format.torch_maker import flat_bytes
+
     data = column.detach().cpu().contiguous()
     dtype = str(data.dtype).removeprefix("torch.")
     rows: Sequence[torch.Tensor] = data.unbind()

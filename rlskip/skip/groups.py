@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -21,10 +21,12 @@ from rlskip.keys import (
     split_trajectory,
     uid_of,
 )
-from rlskip.queue import Row, Tag, TrajectoryQueue
 from rlskip.skip.step_calls import Key
 from rlskip.store import CorruptDumpError, DumpMeta
 from rlskip.store.layout import call_number
+
+if TYPE_CHECKING:
+    from rlskip.queue import Row, Tag, TrajectoryQueue
 
 
 @attrs.frozen

@@ -14,7 +14,13 @@ from typing import Any, NoReturn
 from omegaconf import OmegaConf
 
 from rlskip.config.check import look_up
-from rlskip.config.choices import chosen_options, hydra_config, overrides_of, with_callback
+from rlskip.config.choices import (
+    chosen_options,
+    dropped_callback,
+    hydra_config,
+    overrides_of,
+    with_callback,
+)
 from rlskip.config.register import options
 from rlskip.config.settings import has_own_key
 from rlskip.errors import NotInstalledError
@@ -53,17 +59,12 @@ def refusing(reason: str) -> Guard:
 
 def _remedy(config: Any, chosen: str) -> str:
     """What to type, by what is missing in the command."""
-    hydra = config.hydra
     removed = [o for o in overrides_of(config, "hydra") if o.startswith("~hydra.callbacks")]
     removed += [o for o in overrides_of(config) if re.match(r"~skip\b", o)]
     if removed:
         return f"remove {removed[0]}, or call SkipManager.init(cfg) first"
-    # The job's config has the callback, and the one from which Hydra built callbacks had not.
-    if "rlskip" in (hydra.callbacks or {}) and str(hydra.mode) == "RunMode.MULTIRUN":
-        return (
-            f"add {with_callback(config)} (Hydra drops the callback of an option that is swept, or "
-            "that a swept choice makes); with it, skip.KEY=VALUE needs no `+`"
-        )
+    if dropped := dropped_callback(config):
+        return f"{dropped}; with it, skip.KEY=VALUE needs no `+`"
     if re.match(r"\+*skip\.", chosen):  # typed, or in YAML
         return (
             "choose an option instead of single keys, e.g. +skip=rollout_cache, which adds "

@@ -9,20 +9,22 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from rlskip.errors import ConfigError
 from rlskip.jobs.served import Ledger
 from rlskip.keys import DUMP_STEP, ROLLOUT_ROOT_KEYS, TRAIN, split_trajectory
-from rlskip.queue import TrajectoryQueue
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.dumps import Dumps, capture_rng
 from rlskip.skip.groups import DumpedGroup, QueuedGroup, gather, summary
 from rlskip.skip.step_calls import Key
 from rlskip.store import DumpError, DumpMeta, Identity
 from rlskip.store.layout import part_name
+
+if TYPE_CHECKING:
+    from rlskip.queue import TrajectoryQueue
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,6 @@ from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.format.prompt_digests import digests_of
 from rlskip.jobs.served import ledger_of
 from rlskip.keys import RUNNING, STATUS, dump_tag
-from rlskip.queue import to_rows
 from rlskip.skip.arguments import NEUTRAL_META
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.dumps import Dumps, restore_rng, seconds_saved
@@ -381,6 +380,8 @@ class GroupRole(Role):
                 where = str(store.directory / dump.path)
                 raise CorruptDumpError("another job replaced it meanwhile", where)
             try:
+                from rlskip.queue import to_rows  # needs torch
+
                 rows = to_rows(self.dumps.without_dropped(loaded["fields"]))
                 replay.add(chosen, loaded, rows, plan.step)
             except (LookupError, TypeError, ValueError, AttributeError) as error:

@@ -10,22 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlskip import DispatchConfig, MergeConfig, ReplayConfig, SkipManagerConfig
 from rlskip.config.attachments import AttachConfig
-from rlskip.config.dispatch import read_dispatch
-from rlskip.config.merge import read_merge
-from rlskip.config.replay import read_replay
 from rlskip.config.settings import read_skip
 from rlskip.config.skip import BUILT_IN_ROLES, RoleConfig
 from rlskip.errors import RlskipError
+from tests import readers
 
 READERS: dict[str, tuple[Callable[[Any], Any], type]] = {
-    "skip": (read_skip, SkipManagerConfig),
+    **{node: (readers.READERS[node], readers.SCHEMAS[node]) for node in readers.READERS},
     "skip.rollout": (read_skip, RoleConfig),
     "skip.attach.rollout": (read_skip, AttachConfig),
-    "dispatch": (read_dispatch, DispatchConfig),
-    "merge": (read_merge, MergeConfig),
-    "replay": (read_replay, ReplayConfig),
 }
 KEYS = [
     (at, field.name) for at, (_, schema) in READERS.items() for field in dataclasses.fields(schema)

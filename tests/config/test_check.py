@@ -35,24 +35,6 @@ def problems_of(node: dict[str, Any]) -> list[str]:
     return list(map(str, problems))
 
 
-def test_valid_values_are_read() -> None:
-    problems: list[Problem] = []
-    node = {
-        "flag": True,
-        "count": 1,
-        "rate": 2,
-        "name": "x",
-        "mode": "banana",
-        "names": ("p", "q"),
-        "anything": [1],
-        "table": {"k": 1},
-        "inner": {"deep": 4},
-    }
-    got = read(Schema, node, "root", problems)
-    assert not problems
-    assert got == Schema(True, 1, 2, "x", "banana", ["p", "q"], [1], {"k": 1}, Inner(4))
-
-
 @pytest.mark.parametrize(
     ("node", "message"),
     [
@@ -83,21 +65,3 @@ def test_a_single_problem_is_not_a_list() -> None:
         raise_all([Problem("root.coutn", "unknown key", "did you mean root.count?")])
     assert (caught.value.where, caught.value.remedy) == ("root.coutn", "did you mean root.count?")
     raise_all([])
-
-
-@dataclass
-class Told:
-    # How long it waits; 0: not at all. This is not in messages.
-    wait: float = 1.0
-
-    # One of two, which the message lists.
-    mode: str = field(default="a", metadata={"choices": ("a", "b")})
-
-
-def test_a_wrong_value_is_told_what_the_key_means() -> None:
-    problems: list[Problem] = []
-    read(Told, {"wait": "x", "mode": "c"}, "root", problems)
-    assert list(map(str, problems)) == [
-        "root.wait: expected float, got 'x' (str); how long it waits; 0: not at all",
-        "root.mode: 'c' is not one of a, b",
-    ]

@@ -302,6 +302,8 @@ def test_damaged_dumps_are_named_and_left_alone(explain: Callable[..., Any], on_
         (["++skip.rollout.enable=true"], "a: 1\n", "callback: hydra.callbacks has no rlskip"),
         (["-m", "+skip=rollout_cache,rollout_repeat"], "a: 1\n",
          "sweep: skip is swept: Hydra drops the callback that comes with it, and each job refuses"),
+        (["-m", "+skip=rollout_cache,rollout_repeat", "skip.dump_dir=dumps"], "a: 1\n",
+         "without it Hydra starts no job"),
         (["+skip=rollout_cache"], VERL + "{use_v1: true}\n",
          "verl: skip.rollout.enable: verl's V1 trainer never calls a stage 'rollout'"),
         (["skip=rollout_cache"], "skip: null\n", "To append to your default list use +skip"),
@@ -329,7 +331,8 @@ def test_a_sweep_over_other_keys_is_fine(explain: Callable[..., Any]) -> None:
         assert errors(said) == []
         assert f"its first job is explained, without {unlisted}" in said_of(said, "command")
     swept = ("-m", "+skip=rollout_cache,rollout_repeat")
-    assert errors(explain(*swept, "hydra/callbacks=rlskip")) == []
+    for more in ((), ("skip.dump_dir=dumps",)):
+        assert errors(explain(*swept, *more, "hydra/callbacks=rlskip")) == []
     (lost,) = (f for f in findings(explain(*swept)) if f["topic"] == "sweep")
     assert lost["remedy"] == "add hydra/callbacks=rlskip"
 
@@ -337,19 +340,9 @@ def test_a_sweep_over_other_keys_is_fine(explain: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("option", "config", "level", "told"),
     [
-        (
-            "skip: rollout_cache",
-            "a: 1\n",
-            "error",
-            "comes with it, and each job refuses",
-        ),
+        ("skip: rollout_cache", "a: 1\n", "error", "comes with it, and each job refuses"),
         ("record: stages", "a: 1\n", "error", "and nothing is recorded"),
-        (
-            "skip: rollout_cache",
-            "defaults: [experiment: '???']\n",
-            "warning",
-            "if the callback",
-        ),
+        ("skip: rollout_cache", "defaults: [experiment: '???']\n", "warning", "if the callback"),
         ("skip: rollout_cache", "defaults: [rlskip_schema/skip, _self_]\n", None, ""),
     ],
 )
@@ -379,13 +372,6 @@ def test_a_schema_that_may_replace_values(explain: Any) -> None:
     assert said_of(explain("+skip=rollout_cache", config=first), "schema") == ""
 
 
-def test_a_key_of_the_swept_option_needs_its_callback(explain: Any) -> None:
-    """Hydra itself refuses it, as it composes without what is swept."""
-    swept = ("-m", "+skip=rollout_cache,rollout_repeat", "skip.dump_dir=dumps")
-    assert "without it Hydra starts no job" in said_of(explain(*swept, config="a: 1\n"), "sweep")
-    assert errors(explain(*swept, "hydra/callbacks=rlskip", config="a: 1\n")) == []
-
-
 def test_legacy_flags_and_roles_of_the_applications_own(explain: Callable[..., Any]) -> None:
     legacy = "actor_rollout_ref: {rollout: {skip_rollout: true}}\n"
     said = explain("+skip=rollout_cache", config=legacy)
@@ -393,11 +379,6 @@ def test_legacy_flags_and_roles_of_the_applications_own(explain: Callable[..., A
     own = explain("+skip=rollout_cache", "skip.critic.enable=true", "skip.critic.warmup=3")
     assert errors(own) == []
     assert "role critic is the application's own" in said_of(own, "skip")
-
-
-def test_what_only_the_job_can_resolve_is_no_error(explain: Callable[..., Any]) -> None:
-    said = explain("+skip=rollout_cache", config=HOST + "later: ${oc.env:SET_IN_THE_JOB}\n")
-    assert errors(said) == []
 
 
 @pytest.mark.parametrize(("mode", "place"), [((), "out"), (("-m", "skip.n=1,2"), "sweep/0")])
@@ -409,8 +390,9 @@ def test_a_dump_dir_in_the_jobs_own_directory(
 
 
 def test_functions_that_the_config_attaches_are_named(explain: Callable[..., Any]) -> None:
-    said = explain("+skip=rollout_cache", "+skip.attach.rollout='lib.trainer:Trainer.generate'")
-    assert errors(said) == []
+    on = ("+skip=rollout_cache", "+skip.attach.rollout='lib.trainer:Trainer.generate'")
+    said = explain(*on, config=HOST + "later: ${oc.env:SET_IN_THE_JOB}\n")
+    assert errors(said) == [], "what only the job can resolve is no error"
     assert said_of(said, "attach") == "lib.trainer:Trainer.generate becomes the stage rollout"
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hydra import compose, initialize
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
@@ -106,12 +105,6 @@ def test_an_option_keeps_the_users_values(composed: Compose) -> None:
     assert (str(role.steps), role.dump_dir, role.on_miss, role.n) == ("4-6", "/role", "error", 7)
 
 
-def test_the_command_line_overrides_the_users_values(composed: Compose) -> None:
-    config = composed(OWN, "+skip=rollout_cache", "skip.steps=[9]", "skip.gbs=2")
-    role = roles(config)["rollout"]
-    assert (str(role.steps), role.gbs, role.dump_dir) == ("9", 2, "/role")
-
-
 @pytest.mark.parametrize(
     "primary", ["{own}\n", "defaults: [{{{group}: {option}}}, _self_]\n{own}\n"]
 )
@@ -162,26 +155,7 @@ def test_the_users_own_callback_stays(composed: Compose, tmp_path: Path) -> None
     assert config.hydra.callbacks.keys() == {"mine", "rlskip"}
 
 
-def test_an_experiment_file_overrides_the_option(composed: Compose) -> None:
-    listed = "defaults:\n  - skip: rollout_cache\n  - exp\n  - _self_\n"
-    exp = "# @package _global_\ndefaults:\n  - override /skip: rollout_repeat\nskip: {steps: 1-3}\n"
-    role = roles(composed(listed, exp=exp))["rollout"]
-    assert (role.action, str(role.steps)) == ("repeat", "1-3")
-
-
 # -- the genuine configs of verl ---------------------------------------------------------------
-PPO = """
-hydra:
-  searchpath: [file://{folder}]
-defaults:
-  - ppo_trainer
-  - skip: rollout_repeat
-  - _self_
-skip:
-  steps: 1-10
-"""
-
-
 ACTIONS = {option: option.rpartition("_")[2] for option in SKIP_OPTIONS}
 
 
@@ -199,13 +173,6 @@ def test_verl_composes_every_option(verl_configs: Path, action: str) -> None:
         assert (role.on_miss == "error") is (action == "replay")
         assert (role.experiment_name, role.project_name) == ("gsm8k", "verl_examples")
         assert (role.gbs, role.n, role.prompt_len, role.response_len) == (1024, 1, 512, 512)
-
-
-def test_verl_through_a_defaults_list(composed: Compose, verl_configs: Path) -> None:
-    config = composed(PPO.format(folder=verl_configs))
-    role = roles(config)["rollout"]
-    assert (role.action, str(role.steps), role.gbs) == ("repeat", "1-10", 1024)
-    assert "rlskip" in config.hydra.callbacks
 
 
 LONG = f"[{','.join(map(str, range(1, 129)))}]"  # what bash makes of "[$(seq -s, 1 128)]"
@@ -247,28 +214,6 @@ def test_every_file_composes_alone(composed: Compose, file: Path) -> None:
     assert config.a == 1
     if group == "skip":
         assert roles(config)
-
-
-@pytest.mark.parametrize("file", OPTIONS, ids=lambda file: str(file.relative_to(CONF)))
-def test_every_file_is_documented(file: Path) -> None:
-    lines = file.read_text(encoding="utf-8").splitlines()
-    # Anything above it, and Hydra ignores the header in silence.
-    assert lines[0].startswith("# @package ")
-    body = yaml.compose("\n".join(lines))
-    assert body is not None
-    for line in _leaves(body):
-        assert lines[line - 1].lstrip().startswith("#"), f"line {line + 1} has no comment above"
-
-
-def _leaves(node: yaml.MappingNode) -> list[int]:
-    """Lines of the keys that hold a value, without the defaults list."""
-    found = []
-    for key, value in node.value:
-        if isinstance(value, yaml.MappingNode):
-            found += _leaves(value)
-        elif key.value != "defaults":
-            found.append(key.start_mark.line)
-    return found
 
 
 # -- typed configs -----------------------------------------------------------------------------

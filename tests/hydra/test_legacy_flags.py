@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
-import shlex
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +10,6 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from rlskip import SkipManager
@@ -91,41 +88,18 @@ def test_no_warning_without_a_legacy_flag() -> None:
 
 
 # -- alone -------------------------------------------------------------------------------------
-VERL_08 = {"enable": True, "dump_dir": "~/.verl/rollout_dump", "max_dump_step": 3}
-
-
 @pytest.mark.parametrize(
-    ("rollout", "flags"),
+    ("rollout", "option"),
     [
-        (
-            {"skip": {**VERL_08, "action": "cache"}},
-            ["+skip=rollout_cache", "skip.steps=1-3", 'skip.dump_dir="~/.verl/rollout_dump"'],
-        ),
-        (
-            {"skip": {**VERL_08, "action": "repeat_last", "dump_dir": "/dumps/run-1.a"}},
-            ["+skip=rollout_repeat", "skip.dump_dir=/dumps/run-1.a"],
-        ),
+        ({"skip": {"enable": True, "action": "cache"}}, "+skip=rollout_cache"),
+        ({"skip": {"enable": True, "action": "repeat_last"}}, "+skip=rollout_repeat"),
         # One dump for every step: that is repeat.
-        ({"skip_rollout": True}, ["+skip=rollout_repeat"]),
-        (
-            {"skip_rollout": True, "skip_dump_dir": "/my dumps"},
-            ["+skip=rollout_repeat", 'skip.dump_dir="/my dumps"'],
-        ),
+        ({"skip_rollout": True}, "+skip=rollout_repeat"),
     ],
 )
-def test_without_rlskip_the_warning_names_flags_that_hydra_accepts(
-    rollout: dict[str, Any], flags: list[str], tmp_path: Path
-) -> None:
+def test_without_rlskip_the_warning_names_the_option(rollout: dict[str, Any], option: str) -> None:
     config = {"actor_rollout_ref": {"rollout": copy.deepcopy(rollout)}}
     with pytest.warns(LegacyFlagWarning, match="rlskip is not on") as caught:
         retire_legacy_flags(config, rollout_enabled=False)
-    told = re.split("Use instead: ", str(caught[0].message))[1]
-    assert shlex.split(told) == flags
+    assert str(caught[0].message).endswith(f"Use instead: {option}")
     assert config == {"actor_rollout_ref": {"rollout": rollout}}
-
-    (tmp_path / "config.yaml").write_text("a: 1\n")
-    with initialize_config_dir(str(tmp_path), version_base=None):
-        skip = compose("config", shlex.split(told)).skip
-    assert skip.rollout.enable is True
-    old = rollout.get("skip", {}).get("dump_dir") or rollout.get("skip_dump_dir")
-    assert skip.get("dump_dir") == old

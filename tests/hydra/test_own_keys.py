@@ -12,21 +12,11 @@ from omegaconf import OmegaConf
 import rlskip_conf
 from rlskip import SkipManager
 from rlskip._hydra import sets_own_key
-from rlskip.config.dispatch import read_dispatch
 from rlskip.config.merge import read_merge
-from rlskip.config.record import read_record
 from rlskip.config.register import NODES, options
-from rlskip.config.replay import read_replay
 from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError
-
-READERS: dict[str, Callable[[Any], Any]] = {
-    "skip": read_skip,
-    "dispatch": read_dispatch,
-    "replay": read_replay,
-    "merge": read_merge,
-    "record": read_record,
-}
+from tests.readers import READERS
 
 
 def test_every_node_has_a_group_of_options_and_a_reader() -> None:

@@ -93,6 +93,52 @@ def test_each_job_of_a_sweep_has_its_own_records(make_app: Callable[..., Any]) -
     assert len(list((app.folder / "dumps" / "stages").iterdir())) == 2
 
 
+def test_an_option_that_a_sweep_chooses_is_not_lost_in_silence(
+    make_app: Callable[..., Any],
+) -> None:
+    """Hydra builds callbacks from a config without the swept choice, so without ours."""
+    app = make_app(task=TASK)
+    folder = app.folder / "conf" / "experiment"
+    folder.mkdir(parents=True)
+    for name, option in {"a": "skip: null", "b": "record: stages"}.items():
+        text = f"# @package _global_\ndefaults: [/{option}]\n"
+        (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+    swept = ("-m", "+experiment=a,b")
+    run = app.run(*swept)
+    lost = "rlskip: record: stages was chosen for this job, and NOTHING is recorded: add hydra/call"
+    assert run.out.count(lost) == 1
+    assert lost in (app.folder / "sweep" / "1" / "app.log").read_text(encoding="utf-8")
+    assert not (app.folder / "dumps").exists()
+    run = app.run(*swept, "hydra/callbacks=rlskip", "+record.dump_dir=dumps")
+    assert "NOTHING is recorded" not in run.said
+    assert recorded(app.folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides", "said"),
+    [
+        ("a: 1\n", ["+record=stages"], "record: stages was chosen"),
+        ("a: 1\n", ["+record.enable=true"], "+record.enable=true was chosen"),
+        (
+            "defaults: [rlskip_schema/record, _self_]\nrecord: {enable: true}\n",
+            [],
+            "record.enable: true was chosen",
+        ),
+        ("a: 1\n", ["+record=stages", "record.enable=false"], ""),
+        ("record: {enable: true}\n", ["record.enable=true"], ""),  # the application's own
+        ("record: true\n", [], ""),
+        ("a: 1\n", [], ""),
+    ],
+)
+def test_a_job_without_the_callback_is_told_once(
+    job: Any, caplog: pytest.LogCaptureFixture, config: str, overrides: list[str], said: str
+) -> None:
+    job(config, *overrides)
+    for value in (1.0, 2.0):
+        stages.record("loss", value)
+    assert [said in record.getMessage() for record in caplog.records] == [True] * bool(said)
+
+
 @pytest.mark.parametrize(
     ("name", "ranks", "kept"),
     [("mine", "2", True), ("mine", "1", False), ("20260101-000000-0123abcd", "2", False)],

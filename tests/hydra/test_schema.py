@@ -15,24 +15,13 @@ from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip import SkipManagerConfig
-from rlskip.config import schema as schema_module
-from rlskip.config.dispatch import read_dispatch
-from rlskip.config.merge import read_merge
-from rlskip.config.record import read_record
 from rlskip.config.register import NODES
-from rlskip.config.replay import read_replay
 from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError
 from rlskip.jobs.records import SUMMARY
 from tests.hydra.conftest import compose_from
+from tests.readers import READERS
 
-READERS: dict[str, Callable[[Any], Any]] = {
-    "skip": read_skip,
-    "dispatch": read_dispatch,
-    "replay": read_replay,
-    "merge": read_merge,
-    "record": read_record,
-}
 LISTED = "defaults: [rlskip_schema/{node}, _self_]\n"
 # Of each node a value of the user's, and one of another type.
 VALUES = {
@@ -147,17 +136,11 @@ def test_with_the_schema_keys_alone_record(make_app: Callable[..., Any]) -> None
 
 
 # -- an application that names none ----------------------------------------------------------------
-def test_nothing_is_made_before_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[str] = []
-    make = schema_module._make
-    monkeypatch.setattr(schema_module, "_make", lambda name: made.append(name) or make(name))  # type: ignore[func-returns-value]
-    schema_module.store_schemas()
-    assert made == []
+def test_each_load_gives_a_node_of_its_own() -> None:
     store = ConfigStore.instance()
     first, second = (store.load("rlskip_schema/skip.yaml").node for _ in range(2))
-    assert made == ["skip", "skip"]
     first.steps = "1-3"
-    assert second.steps == "all", "each is a copy"
+    assert second.steps == "all"
     assert isinstance(first, DictConfig)
     assert OmegaConf.get_type(first) is SkipManagerConfig
 

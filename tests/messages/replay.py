@@ -1,8 +1,7 @@
 """Of the replay buffer: groups that do not arrive, or arrive incomplete."""
 
-from rlskip.errors import RlskipError
 from rlskip.keys import prompt_tag, row_tag, session_tag
-from rlskip.queue import IncompleteRolloutError, MemoryQueue, ReplayBuffer, ReplayTimeoutError
+from rlskip.queue import MemoryQueue, ReplayBuffer
 
 
 def sample(errors):
@@ -26,45 +25,8 @@ def sample_from_earlier(_):
 
 
 CASES = [
-    (
-        "a second buffer of a queue",
-        sample_from_earlier,
-        RlskipError,
-        "",
-        """\
-another ReplayBuffer was made for this queue, and two would sample its groups twice
-  -> use that one, or a queue for each""",
-    ),
-    (
-        "a named prompt that is not there",
-        sample_deleted,
-        ReplayTimeoutError,
-        "partition 'train', step 1",
-        """\
-partition 'train', step 1: no batch after 0.0 s; 0 of 1 prompts are complete, 0 are running; not \
-submitted at this step, or deleted: u
-  u: expected some, got 0
-  -> find out why the sessions are missing; raise replay.timeout_s if they are only slow""",
-    ),
-    (
-        "a group that does not arrive",
-        lambda _: sample([None]),
-        ReplayTimeoutError,
-        "partition 'train', step 1",
-        """\
-partition 'train', step 1: no batch after 0.0 s; 0 of 1 prompts are complete, 1 are running
-  u: expected 2, got 1 (session 1 missing)
-  -> find out why the sessions are missing; raise replay.timeout_s if they are only slow""",
-    ),
-    (
-        "a session that failed",
-        lambda _: sample([None, "tool died"]),
-        IncompleteRolloutError,
-        "partition 'train', step 1",
-        """\
-partition 'train', step 1: incomplete groups:
-  u: expected 2, got 1 (session 1 failed: tool died)
-  -> find the cause in the logs of the sessions; replay.on_incomplete can drop, refill or accept \
-such groups (raise, drop, refill, min_viable)""",
-    ),
+    ("a second buffer of a queue", sample_from_earlier),
+    ("a named prompt that is not there", sample_deleted),
+    ("a group that does not arrive", lambda _: sample([None])),
+    ("a session that failed", lambda _: sample([None, "tool died"])),
 ]

@@ -13,8 +13,9 @@ from typing import Any
 import attrs
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from rlskip.config.check import Problem, find_node, look_up, raise_all
+from rlskip.config.check import Problem, look_up, raise_all
 from rlskip.config.dispatch import DispatchConfig, read_dispatch
+from rlskip.config.nodes import find_node
 from rlskip.config.replay import ReplayConfig, read_replay
 from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import VALIDATION_ROLE

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,20 +15,12 @@ from rlskip import (
     MergeConfig,
     ReplayConfig,
     RolloutSkipConfig,
-    SkipManager,
     SkipManagerConfig,
 )
-from rlskip.config.check import find_node
 from rlskip.config.dispatch import read_dispatch
-from rlskip.config.merge import read_merge
-from rlskip.config.replay import read_replay
 from rlskip.config.settings import SkipSettings, read_skip
-from rlskip.errors import ConfigError, NotInstalledError
-from rlskip.hosts import trl
-from rlskip.hosts.standalone_config import is_on
-from rlskip.hosts.trl_trainers import TRAINERS
-from rlskip.hosts.verl import v1
-from rlskip.hosts.verl.names import V1
+from rlskip.errors import ConfigError
+from tests.readers import READERS
 
 
 @dataclass
@@ -63,11 +52,11 @@ def read_rollout(config: Any) -> Any:
     return read_skip(config).roles["rollout"]
 
 
-READERS: dict[str, tuple[Callable[[Any], Any], str, Any]] = {
-    "dispatch": (read_dispatch, "workers", 3),
-    "merge": (read_merge, "stepwise_output", True),
-    "replay": (read_replay, "timeout_s", 5.0),
-    "skip": (read_rollout, "dump_dir", "/d"),
+KEYS = {
+    "dispatch": ("workers", 3),
+    "merge": ("stepwise_output", True),
+    "replay": ("timeout_s", 5.0),
+    "skip": ("dump_dir", "/d"),
 }
 FORMS: dict[str, Callable[[str], Any]] = {
     "the node's dataclass": lambda name: getattr(Host(), name),
@@ -82,11 +71,11 @@ FORMS: dict[str, Callable[[str], Any]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", KEYS)
 def test_any_form_of_config(name: str, form: str) -> None:
-    reader, key, expected = READERS[name]
+    key, expected = KEYS[name]
     config = FORMS[form](name)
-    read = reader(config)
+    read = read_rollout(config) if name == "skip" else READERS[name](config)
     assert getattr(read, key) == expected
     if name != "merge" and form != "the node's dataclass" and name in str(config):
         n_of_host = None if form == "a mapping of dataclasses" else 7
@@ -130,9 +119,8 @@ def test_a_default_that_a_dataclass_lists_leaves_the_choice_to_the_host() -> Non
 
 @pytest.mark.parametrize("name", ["dispatch", "merge", "replay"])
 def test_a_config_that_was_read_reads_as_itself(name: str) -> None:
-    reader = READERS[name][0]
-    read = reader(Host())
-    assert reader(read) == read
+    read = READERS[name](Host())
+    assert READERS[name](read) == read
 
 
 def test_skip_settings_are_returned_as_they_are() -> None:
@@ -145,7 +133,7 @@ def test_skip_settings_are_returned_as_they_are() -> None:
 @pytest.mark.parametrize("config", ["rollout_cache", 5, ["a"], Host])
 def test_what_is_not_a_config_is_refused(name: str, config: Any) -> None:
     with pytest.raises(ConfigError, match="expected a config with an entry"):
-        READERS[name][0](config)
+        READERS[name](config)
 
 
 @pytest.mark.parametrize(
@@ -159,80 +147,4 @@ def test_what_is_not_a_config_is_refused(name: str, config: Any) -> None:
 )
 def test_a_dataclass_that_the_caller_built_is_checked(name: str, bad: Any) -> None:
     with pytest.raises(ConfigError, match=rf"^{name}\."):
-        READERS[name][0](bad)
-
-
-# -- how often a process reads a config ------------------------------------------------------
-
-
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
-    """How often each node was taken out of a config."""
-    counts: Counter[str] = Counter()
-
-    def counting(config: Any, name: str, schema: type | None = None) -> Any:
-        counts[name] += 1
-        return find_node(config, name, schema)
-
-    for module in ("settings", "check"):
-        monkeypatch.setattr(f"rlskip.config.{module}.find_node", counting)
-    return counts
-
-
-def test_a_host_without_hydra_reads_skip_once(reads: Counter[str]) -> None:
-    config = {"skip": {"rollout": {"enable": False}}}
-    SkipManager.init(config)
-    assert not is_on(True, "the trainer")
-    assert reads == {"skip": 1}
-
-
-def test_trl_reads_skip_once_for_all_trainers(
-    reads: Counter[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Before the trainers are made, when nothing is known of them, and no more after that."""
-
-    class Trainer:
-        def __init__(self, output_dir: str) -> None:
-            self.args = SimpleNamespace(
-                output_dir=output_dir, generation_batch_size=8, num_generations=4,
-                max_completion_length=16, steps_per_generation=1,
-            )  # fmt: skip
-            self.model, self.state, self._metrics = None, None, None
-
-        def _generate(self) -> None: ...
-
-    for name, trainer in TRAINERS.items():
-        monkeypatch.setitem(sys.modules, name, SimpleNamespace(__name__=name, **{trainer: Trainer}))
-    config = {"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}}
-    with trl.attached(config):
-        for run in ("a", "b"):
-            Trainer(run)
-            role = SkipManager.skip_instances["rollout"].local_config
-            assert (role.experiment_name, role.project_name, role.n) == (run, "trl", 4)
-    assert reads["skip"] == 1
-
-
-def test_verls_v1_trainer_reads_each_node_once(
-    reads: Counter[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class PPOTrainer:
-        def __init__(self, config: Any) -> None: ...
-
-        def _init_dataloader(self) -> None: ...
-
-        def fit(self) -> None: ...
-        def _submit_batch_to_rollout(self) -> None: ...
-
-        def _balance_batch(self) -> None: ...
-
-        def _save_checkpoint(self) -> None: ...
-
-    with pytest.raises(NotInstalledError, match="no V1 trainer"):
-        v1.trainer_settings()
-    monkeypatch.setitem(sys.modules, "verl", SimpleNamespace(__version__="0.9.1"))
-    monkeypatch.setitem(sys.modules, f"{V1}.trainer_base", SimpleNamespace(PPOTrainer=PPOTrainer))
-    v1.attach()
-    trainer: dict[str, Any] = {"v1": {"rollout_level_dispatch": True, "sampler": {}}}
-    PPOTrainer(OmegaConf.create({"skip": {}, "dispatch": {"workers": 3}, "trainer": trainer}))
-    assert v1.trainer_settings().dispatch.workers == 3
-    assert reads == {"skip": 1, "dispatch": 1, "replay": 1}
+        READERS[name](bad)
