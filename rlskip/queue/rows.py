@@ -92,12 +92,19 @@ def check_fields(rows: Mapping[str, Collection[str]], where: str) -> None:
     )
 
 
-def filled(rows: Mapping[str, Row], where: str) -> list[Row]:
-    """Rows that hold the same fields: those that one lacks are None there.
+def one_batch(
+    rows: Mapping[str, Row], partition: str, fill_missing: bool = False, *, own: bool = False
+) -> TensorDict:
+    """Rows by key as one batch: the rule of every reader for fields that some rows lack.
 
-    A missing tensor has no None: where any row holds a tensor or an array under the name, rows
-    without it are refused as :func:`check_fields` refuses them.
+    Such a field is an error (:func:`check_fields`). With `fill_missing` it is None there, unless
+    any row holds a tensor or an array under its name: a missing tensor has no None. `own` is that
+    of :func:`to_batch`.
     """
+    where = f"partition {partition!r}"
+    if not fill_missing:
+        check_fields(rows, where)
+        return to_batch(list(rows.values()), own=own)
     names = dict.fromkeys(name for row in rows.values() for name in row)
     dense = {
         name
@@ -107,7 +114,8 @@ def filled(rows: Mapping[str, Row], where: str) -> list[Row]:
     }
     if dense:
         check_fields({key: dense & row.keys() for key, row in rows.items()}, where)
-    return [{name: row.get(name) for name in names} for row in rows.values()]
+    filled = [{name: row.get(name) for name in names} for row in rows.values()]
+    return to_batch(filled, own=own)
 
 
 def to_batch(rows: Sequence[Row], *, own: bool = False) -> TensorDict:
