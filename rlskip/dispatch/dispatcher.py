@@ -113,10 +113,9 @@ class RolloutDispatcher:
         per_worker = min(filter(None, caps), default=None)
         self._closed = False
         self._closing = threading.Lock()
-        self._ended = threading.Event()
-        self._loop = timeouts.stops_at_exit(asyncio.new_event_loop())
+        self._loop = timeouts.LoopThread("rlskip-dispatch")
         self._groups = Groups(
-            self._loop,
+            self._loop.loop,
             pool,
             queue,
             self.config,
@@ -127,8 +126,6 @@ class RolloutDispatcher:
         )
         if queue is not None:
             _last[id(queue)] = self
-        self._thread = threading.Thread(target=self._run, name="rlskip-dispatch", daemon=True)
-        self._thread.start()
         try:
             self._call(timeouts.OPEN_S, pool.open)
         except BaseException:
@@ -297,7 +294,7 @@ class RolloutDispatcher:
             prompts, self.config, self._history, journaled, step, validate, partition, sinks,
             self._held,
         )  # fmt: skip
-        batch.on_cancel = functools.partial(self._post, self._groups.cancel, batch)
+        batch.on_cancel = functools.partial(self._loop.post, self._groups.cancel, batch)
         return batch
 
     def _begin(self, batch: BatchHandle) -> None:
@@ -305,7 +302,7 @@ class RolloutDispatcher:
         with self._closing:
             self._check_open()
             self._groups.batches.add(batch)  # from here on, close() ends it
-        self._post(self._groups.begin, batch)
+        self._loop.post(self._groups.begin, batch)
         if batch.sinks:
             batch.rooted.wait(
                 3 * timeouts.write_seconds(self.config)
@@ -341,40 +338,14 @@ class RolloutDispatcher:
             self._call(timeouts.CLOSE_S, self._pool.close)
         except Exception as error:
             logger.warning("the pool was not closed properly: %s", text_of(error))
-        self._ended.set()
-        self._post(self._loop.stop)
-        self._thread.join(max(0.0, deadline - time.monotonic()))
+        self._loop.close()
+        self._loop.thread.join(max(0.0, deadline - time.monotonic()))
 
     def __enter__(self) -> RolloutDispatcher:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    # -- the event loop, on its thread -----------------------------------------------------
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        while not self._ended.is_set():
-            try:
-                self._loop.run_forever()
-            except BaseException:  # for example a KeyboardInterrupt that a pool raised
-                logger.exception("the event loop of the dispatcher goes on")
-        with contextlib.suppress(BaseException):
-            self._loop.run_until_complete(self._cancel_tasks())
-        self._loop.close()
-
-    async def _cancel_tasks(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=1)
-
-    def _post(self, call: Callable[..., object], *args: Any) -> None:
-        """Call on the event loop, unless it is closed."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(call, *args)
 
     def _call(self, seconds: float, call: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         """Await ``call(*args)`` on the event loop, for at most `seconds`."""
@@ -392,7 +363,7 @@ class RolloutDispatcher:
             except BaseException as error:  # a pool may be the user's
                 outcome.set_exception(portable(error))
 
-        self._post(lambda: self._loop.create_task(run()))
+        self._loop.post(lambda: self._loop.loop.create_task(run()))
         if not wait([outcome], seconds).done:
             outcome.cancel()
             what = f"{timeouts.name_of(call)} took longer than {seconds:g} s"

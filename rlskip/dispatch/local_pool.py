@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
-import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.failures import InfrastructureFailure
 from rlskip.dispatch.pools import THREADS, Pool, Rows, Runner, Worker, is_blocking
-from rlskip.dispatch.timeouts import Mailbox, settle, stops_at_exit
+from rlskip.dispatch.timeouts import LoopThread, Mailbox, settle
 from rlskip.dispatch.units import Job
 
 logger = logging.getLogger(__name__)
@@ -89,7 +87,7 @@ class LocalPool(Pool):
 Call = Callable[..., Coroutine[Any, Any, Any]]
 
 
-class _Home:
+class _Home(LoopThread):
     """The thread and the event loop of a worker.
 
     Parameters
@@ -104,62 +102,38 @@ class _Home:
     # thread but this one, which goes on.
 
     def __init__(self, results: Mailbox, first: Sequence[Call] = ()) -> None:
+        super().__init__("rlskip-worker")
         self.results = results
         self.asked = False  # whether its loop turns, and it has not answered
-        self._loop = stops_at_exit(asyncio.new_event_loop())
-        self._inbox = Mailbox(self._loop)
         self._tasks: dict[asyncio.Future[Any], asyncio.Task[Any]] = {}
         self._first: asyncio.Future[Any] | None = None
-        self._closed = False
         if first:
-            self._inbox.post(self._open, first)
-        threading.Thread(target=self._main, name="rlskip-worker", daemon=True).start()
+            self.post(self._open, first)
 
     def run(self, call: Call, *args: Any) -> asyncio.Future[Any]:
         """Await ``call(*args)`` here; returns a future of the dispatcher's event loop."""
         future = self.results.loop.create_future()
-        self._inbox.post(self._begin, future, call, *args)
+        self.post(self._begin, future, call, *args)
         return future
 
     def cancel(self, future: asyncio.Future[Any]) -> None:
         """Cancel what settles this future."""
-        self._inbox.post(self._cancel, future)
+        self.post(self._cancel, future)
 
     def ask(self) -> None:
         """Set `asked` until the loop turns."""
         self.asked = True
-        self._inbox.post(setattr, self, "asked", False)
-
-    def close(self) -> None:
-        """Cancel what runs, and end the thread, as soon as nothing blocks it."""
-        self._closed = True
-        self._inbox.post(self._loop.stop)
+        self.post(setattr, self, "asked", False)
 
     # -- on its thread -------------------------------------------------------------------------
 
-    def _main(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        while not (self._closed or self._loop.is_closed()):
-            try:
-                self._loop.run_forever()
-            except BaseException:  # a task of the worker's own raised SystemExit, for example
-                logger.exception("the event loop of a worker goes on")
-        with contextlib.suppress(BaseException):
-            tasks = asyncio.all_tasks(self._loop)
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                self._loop.run_until_complete(asyncio.wait(tasks, timeout=1))
-        with contextlib.suppress(BaseException):
-            self._loop.close()
-
     def _open(self, first: Sequence[Call]) -> None:
-        calls = (self._loop.create_task(call()) for call in first)
+        calls = (self.loop.create_task(call()) for call in first)
         self._first = asyncio.gather(*calls, return_exceptions=True)
 
     def _begin(self, future: asyncio.Future[Any], call: Call, *args: Any) -> None:
         coroutine = call(*args) if self._first is None else self._after_first(call, *args)
-        task = self._tasks[future] = self._loop.create_task(coroutine)
+        task = self._tasks[future] = self.loop.create_task(coroutine)
         task.add_done_callback(functools.partial(self._ended, future))
 
     async def _after_first(self, call: Call, *args: Any) -> Any:

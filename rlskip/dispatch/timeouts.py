@@ -117,6 +117,38 @@ class Mailbox:
                 logger.exception("%s failed", name_of(call))
 
 
+class LoopThread(Mailbox):
+    """An event loop on a daemon thread of its own, which goes on whatever its code raises."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(asyncio.new_event_loop())
+        _loops.add(self.loop)
+        self._closed = False
+        self.thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self.thread.start()
+
+    def close(self) -> None:
+        """Cancel what runs, and end the thread, as soon as nothing blocks it."""
+        self._closed = True
+        self.post(self.loop.stop)
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        while not (self._closed or self.loop.is_closed()):
+            try:
+                self.loop.run_forever()
+            except BaseException:  # a task of a worker's own raised SystemExit, for example
+                logger.exception("the event loop of %s goes on", self.thread.name)
+        with contextlib.suppress(BaseException):
+            tasks = asyncio.all_tasks(self.loop)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                self.loop.run_until_complete(asyncio.wait(tasks, timeout=1))
+        with contextlib.suppress(BaseException):
+            self.loop.close()
+
+
 async def failure_of(future: asyncio.Future[Any], seconds: float, what: str) -> Exception | None:
     """Why a future failed, or that `what` did not answer within `seconds`; None: it has a result.
 
@@ -133,17 +165,11 @@ def name_of(call: Callable[..., object]) -> str:
     return getattr(call, "__qualname__", repr(call))
 
 
-# Nothing of ours runs when the interpreter ends: a thread that it stops within a C++ library, which
-# frees tensors, say, aborts the process.
+# Nothing of ours runs when the interpreter ends, on a loop or a thread: one that it stops within a
+# C++ library, which frees tensors, say, aborts the process.
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 _exiting = False
-
-
-def stops_at_exit(loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEventLoop:
-    """An event loop that runs on a daemon thread, and calls nothing more at the process's end."""
-    _loops.add(loop)
-    return loop
 
 
 @atexit.register
