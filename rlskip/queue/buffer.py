@@ -14,7 +14,8 @@ from weakref import WeakValueDictionary
 from tensordict import TensorDict
 
 from rlskip.batch.prompts import named
-from rlskip.config.replay import read_replay
+from rlskip.config.dispatch import read_dispatch
+from rlskip.config.replay import ReplayConfig, read_replay
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import ROLLOUT_ROOT_KEYS, integer
 from rlskip.queue.filtering import GroupFilter
@@ -53,7 +54,7 @@ class ReplayBuffer:
         The queue to which sessions write their rows and markers.
     config
         A full DictConfig, a mapping with an entry `replay`, a :class:`ReplayConfig`, or None
-        for the defaults.
+        for the defaults. ``dispatch.fill_missing`` of a full one applies to :meth:`get`.
     refill
         Replaces evicted prompts: those that ``on_incomplete: refill`` evicts, stale and rejected
         ones.
@@ -82,6 +83,8 @@ class ReplayBuffer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = read_replay(config)
+        full = None if isinstance(config, ReplayConfig) else config
+        self._filling = {"fill_missing": True} if read_dispatch(full).fill_missing else {}
         needs_refill = self.config.on_incomplete == "refill" or group_filter is not None
         if needs_refill and refill is None:
             raise ConfigError(
@@ -189,7 +192,7 @@ class ReplayBuffer:
         """
         self.check(batch)
         try:
-            return self._queue.get(batch.keys, str(batch.partition_id), fields)
+            return self._queue.get(batch.keys, str(batch.partition_id), fields, **self._filling)
         finally:
             self.check(batch)
 
