@@ -54,7 +54,7 @@ class DispatchConfig:
     # null: the host's seed, else 0.
     seed: int | None = field(default=None, metadata=_not_negative)
 
-    # Rows of `collect` that lack a field which others have. false: an error that names field,
+    # Rows of a batch that lack a field which others have. false: an error that names field,
     # prompt and session. true: None, unless the field is a tensor, which is always an error.
     fill_missing: bool = False
 

@@ -1,4 +1,4 @@
-"""A batch: read from the trainer's, its prompts and their groups, and the handle to wait on."""
+"""A batch: its prompts and their groups, the handle to wait on, and the prompts that are held."""
 
 from __future__ import annotations
 
@@ -6,33 +6,18 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, wait
 from typing import Any
 
 import attrs
-import xxhash
-from tensordict import TensorDictBase
 
-from rlskip.batch.columns import own, rows_of
-from rlskip.batch.meta import plain
-from rlskip.config.dispatch import DispatchConfig
-from rlskip.dispatch.history import History
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.scheduler import SessionGroup
-from rlskip.dispatch.units import BatchError, Sample, build_trajectory_info, step_number, whole
-from rlskip.format.dump_errors import UnsupportedTypeError
-from rlskip.format.fingerprint import fingerprint
-from rlskip.format.prompt_digests import digests_of
-from rlskip.jobs.enclosing import enclosing
+from rlskip.dispatch.units import BatchError, Sample
 from rlskip.jobs.served import Needs, needs
-from rlskip.keys import DO_SAMPLE, EXPECTED_ROLLOUTS, ROLLOUT_N, TRAIN, VAL, prompt_tag
+from rlskip.keys import EXPECTED_ROLLOUTS, prompt_tag
 from rlskip.queue import PromptOutcome
-from rlskip.store.comparable import canonical
-
-GREEDY = {"temperature": 0, "top_p": 1.0, "top_k": -1}
-"""Sampling parameters of a training prompt whose ``__do_sample__`` is false."""
 
 
 @attrs.frozen
@@ -53,8 +38,6 @@ class BatchReport:
         ``(uid, session id)`` of each failed session to its cause.
     attempts
         The number of attempts at sessions.
-    late
-        Results that arrived after their attempt was given up, and were dropped.
     tokens
         Tokens generated.
     seconds
@@ -69,7 +52,6 @@ class BatchReport:
     succeeded: int
     failed: Mapping[tuple[str, int], str]
     attempts: int
-    late: int
     tokens: int
     seconds: float
 
@@ -129,36 +111,31 @@ class BatchHandle:
     """A submitted batch. Wait for it with :meth:`result`, or await it."""
 
     # A session is in `prompt.open` until it has an outcome, and counts in `unwritten` until that is
-    # in its group: at 0 nothing is written any more. Sessions await what `waiting` holds.
+    # in its group: at 0 nothing is written any more, and the batch has finished.
 
-    def __init__(self, step: int, partition: str, validate: bool, sinks: bool) -> None:
+    def __init__(self, step: int, partition: str, validate: bool, sinks: bool, held: Held) -> None:
         self.step = step
         self.partition = partition
         self.validate = validate
         self.sinks = sinks  # whether rows and markers go to the dispatcher's queue
         self.own = False  # whether only the call that submitted it takes its groups
         self.prompts: list[Prompt] = []
-        self.waiting: dict[asyncio.Future[Any], None] = {}
-        self.marked: asyncio.Future[None] | None = None  # set with the last session
+        self.running: dict[Any, None] = {}  # its attempts
         self.journal: SessionJournal | None = None
         self.needs = needs.get(Needs())  # of the stage that submits it
         self.unjournaled = ""  # why some of its prompts cannot be journaled
         self.began = time.perf_counter()
         self.seconds: float | None = None
-        self.sessions = self.unwritten = self.resumed = self.attempts = 0
-        self.late = self.tokens = 0
+        self.sessions = self.unwritten = self.resumed = self.attempts = self.tokens = 0
         self.failed: dict[tuple[str, int], str] = {}
-        self.settled = threading.Event()  # set while nothing is written for it
-        self.settled.set()
+        self.error: BaseException | None = None  # why it was given up
+        self.stopped = ""  # why its sessions that have no outcome fail
+        self.rooted = threading.Event()  # set once its roots are in the queue, or cannot be
+        self.on_cancel: Callable[[], object] = lambda: None
+        self._held = held
         self._future: Future[BatchReport] = Future()
         # A caller that stops waiting must not cancel the future for the others.
         self._future.set_running_or_notify_cancel()
-        self.cancelled = False
-        self.rooted = threading.Event()  # set once its roots are in the queue, or it has ended
-        self.on_cancel: Callable[[], object] = lambda: None
-        self.on_ended: Callable[[Prompt], object] = lambda prompt: None
-        self.on_taken: Callable[[], object] = lambda: None
-        self.on_finished: Callable[[BaseException | None], object] = lambda error: None
 
     def groups(self, timeout: float | None = None) -> list[Group]:
         """Wait as :meth:`result` does, and take the groups: ``collect()`` has them no more.
@@ -166,7 +143,7 @@ class BatchHandle:
         Their rows are in the queue, if the dispatcher has one.
         """
         self.result(timeout)
-        self.on_taken()
+        self._held.take(self.prompts)
         return [prompt.group for prompt in self.prompts]
 
     def result(self, timeout: float | None = None) -> BatchReport:
@@ -194,7 +171,7 @@ class BatchHandle:
 
     def cancel(self) -> None:
         """Stop its sessions: each one without an outcome fails, and ``collect()`` has none."""
-        self.on_taken()
+        self._held.take(self.prompts)
         self.on_cancel()
 
     # -- for the dispatcher ----------------------------------------------------------------
@@ -210,7 +187,7 @@ class BatchHandle:
                 self._future.set_result(self.report())
             else:
                 self._future.set_exception(error)
-            self.on_finished(error)
+            self._held.batch_ended(self, error)
         self.rooted.set()
 
     def report(self) -> BatchReport:
@@ -224,88 +201,85 @@ class BatchHandle:
             succeeded=self.sessions - self.unwritten - len(self.failed),
             failed=dict(self.failed),
             attempts=self.attempts,
-            late=self.late,
             tokens=self.tokens,
             seconds=self.elapsed() if self.seconds is None else self.seconds,
         )
 
 
-def read_batch(
-    prompts: TensorDictBase | Sequence[Mapping[str, Any]],
-    config: DispatchConfig,
-    history: History | None,
-    journaled: bool,
-    step: int | None,
-    validate: bool | None,
-    partition: str | None,
-    sinks: bool,
-) -> BatchHandle:
-    """Read what ``RolloutDispatcher.submit`` takes; raises :class:`BatchError`.
+class Held:
+    """The prompts of a dispatcher that run, or whose groups nobody has taken, the oldest first.
 
-    `journaled`: whether journals need the contents of training prompts; `sinks`: whether its rows
-    go to the queue.
+    Any thread may call; `changed` is notified when a batch has ended and, while a call waits for
+    some of the prompts, with every group.
     """
-    if isinstance(prompts, TensorDictBase) and prompts.batch_dims != 1:
-        raise BatchError(f"batch size {tuple(prompts.batch_size)}", remedy="expected (prompts,)")
-    samples = [own(row) for row in rows_of(prompts)]
-    if not samples:
-        remedy = "pass a TensorDict of batch size (prompts,), or a list of one mapping per prompt"
-        raise BatchError("the batch has no prompts", remedy=remedy)
-    first = samples[0]
-    step = step_number(first.get("global_steps") if step is None else step)
-    validate = bool(first.get("validate", False)) if validate is None else validate
-    index = [sample.get("index", i) for i, sample in enumerate(samples)]
-    infos = build_trajectory_info(step, index, validate)
-    partition = partition or (VAL if validate else TRAIN)
-    batch = BatchHandle(step, partition, validate, sinks)
-    usual = dict((config.val_sampling if validate else config.sampling) or {})
-    greedy = {**usual, **GREEDY}
-    for i, (sample, info) in enumerate(zip(samples, infos, strict=True)):
-        sample.pop("validate", None)
-        own_n = sample.pop(ROLLOUT_N, None)
-        n = (config.val_n if validate else config.n) if own_n is None else whole(own_n)
-        sampled = bool(sample.pop(DO_SAMPLE, True)) or validate
-        if n is None or n < 1:
-            raise BatchError(f"{own_n!r} sessions for prompt {i}", ROLLOUT_N, "set at least one")
-        uid = str(plain(sample.get("uid", "")))
-        if not uid:
-            raise BatchError("the batch has no uids", "uid", "add a field that names each prompt")
-        prompt = Prompt(
-            prompt=i,
-            prompts=len(samples),
-            n=n,
-            batch=batch,
-            uid=uid,
-            open=set(range(n)),
-            group=Group(uid, step, n),
-            sample=Sample(sample),
-            sampling=usual if sampled else greedy,
-            info=info,
-        )
-        if history is not None:
-            prompt.known_as = history.key(sample)
-            prompt.expected = history.expected(prompt.known_as)
-        if journaled and not validate:
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self._some = 0  # calls that wait for a number of prompts
+        self.errors: list[BaseException] = []  # of batches that any call may take
+        self._prompts: dict[tuple[str, str], Prompt] = {}  # by partition and uid
+
+    @contextlib.contextmanager
+    def waiting_for(self, some: int | None) -> Iterator[threading.Condition]:
+        """Hold the lock; :attr:`changed` is notified of every group if `some` are waited for."""
+        with self.changed:
+            self._some += some is not None
             try:
-                prompt.content = _content_of(sample, sampled)
-            except UnsupportedTypeError as error:
-                batch.unjournaled = f"{error.where}: {error.what}"
-        batch.prompts.append(prompt)
-    twice = [uid for uid, count in Counter(p.uid for p in batch.prompts).items() if count > 1]
-    if twice:
-        raise BatchError(f"duplicate uids: {', '.join(twice[:10])}", "uid")
-    batch.sessions = batch.unwritten = sum(p.n for p in batch.prompts)
-    return batch
+                yield self.changed
+            finally:
+                self._some -= some is not None
 
+    def add(self, batch: BatchHandle) -> None:
+        """Hold a batch's prompts from now on.
 
-def _content_of(sample: Mapping[str, Any], sampled: bool) -> str:
-    """What journals know a prompt by, among those of the enclosing call of a stage.
+        Raises
+        ------
+        BatchError
+            An earlier prompt of a uid runs, or its group was not taken: two would share keys.
+        """
+        with self.changed:
+            for prompt in batch.prompts:
+                if (batch.partition, prompt.uid) in self._prompts:
+                    raise BatchError(
+                        f"an earlier prompt of the uid {prompt.uid!r} is in flight",
+                        "uid",
+                        "give this one a uid of its own; or first take the other's group, or give "
+                        "it up: cancel its batch",
+                    )
+            self._prompts.update({(batch.partition, p.uid): p for p in batch.prompts})
 
-    Its uid and the like count if it has no other field.
-    """
-    (digest,) = digests_of([sample])
-    if digest is None:
-        digest = fingerprint(sample, volatile=())
-    calls = {role: name for role, name in enclosing.get({}).items() if name}
-    made = canonical({**calls, DO_SAMPLE: sampled})
-    return xxhash.xxh3_128_hexdigest(f"{digest} {made}".encode())
+    def group_ended(self, prompt: Prompt) -> None:
+        """A group has all its sessions; one that is in a queue is not held."""
+        with self.changed:
+            if prompt.batch.sinks:
+                self.take([prompt])
+            if self._some:
+                self.changed.notify_all()
+
+    def batch_ended(self, batch: BatchHandle, error: BaseException | None) -> None:
+        """A batch has its report, or its error: then it has no groups."""
+        with self.changed:
+            if error is not None:
+                self.take(batch.prompts)
+                if not (batch.sinks or batch.own):
+                    self.errors.append(error)
+            self.changed.notify_all()
+
+    def take(self, prompts: Sequence[Prompt]) -> None:
+        """Hold these no more."""
+        with self.changed:
+            for prompt in prompts:
+                place = prompt.batch.partition, prompt.uid
+                if self._prompts.get(place) is prompt:
+                    del self._prompts[place]
+
+    def of(self, partition: str, step: int | None = None) -> list[Prompt]:
+        """Those of a partition, and of one step or of any, by step and in order of submission."""
+        found = [
+            prompt
+            for (name, _), prompt in self._prompts.items()
+            if name == partition
+            and step in (None, prompt.batch.step)
+            and not (prompt.batch.sinks or prompt.batch.own)
+        ]
+        return sorted(found, key=lambda prompt: prompt.batch.step)

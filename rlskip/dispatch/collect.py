@@ -1,254 +1,158 @@
-"""The groups that a dispatcher holds until its trainer takes them, and what they become.
-
-:class:`Taking` is one call of ``collect``: it waits for prompts, judges their groups by the node
-`replay`, and makes one batch of their rows. It has one deadline, ``replay.timeout_s``.
-"""
+"""One call of ``collect``: it waits for groups, judges them, and makes one batch of their rows."""
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import attrs
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from rlskip.config.replay import ReplayConfig
-from rlskip.dispatch.batch import BatchHandle, Group, Prompt
-from rlskip.dispatch.units import BatchError
+from rlskip.dispatch.batch import Group, Held, Prompt
 from rlskip.keys import VAL, trajectory_key
-from rlskip.queue import IncompleteRolloutError, PromptOutcome, ReplayTimeoutError
-from rlskip.queue.incomplete import name_prompts
-from rlskip.queue.rows import check_fields, filled, to_batch
-from rlskip.queue.sampling import sample_metrics
+from rlskip.queue import PromptOutcome
+from rlskip.queue.incomplete import Call, name_prompts
+from rlskip.queue.rows import one_batch
 
 logger = logging.getLogger(__name__)
 
 
-class Prompts:
-    """The prompts of a dispatcher that run, or whose groups nobody has taken, the oldest first.
+class Taking(Call):
+    """Takes the groups of prompts, judged by the node `replay`, with one deadline for all waits.
 
-    Any thread may call; `changed` is notified when a batch has ended and, while a call waits for
-    some of the prompts, with every group.
+    Parameters
+    ----------
+    held
+        The dispatcher's prompts.
+    config
+        The node `replay`.
+    step, partition
+        Of the call.
+    size
+        Take so many prompts of any step, the oldest first; None: all.
+    own
+        The prompts of the batch that the call submitted; None: those of `held`.
+    errors
+        Raises what kept a batch from its groups.
     """
 
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.some = 0  # calls that wait for a number of prompts
-        self._held: dict[tuple[str, str], Prompt] = {}  # by partition and uid
+    def __init__(
+        self,
+        held: Held,
+        config: ReplayConfig,
+        step: int,
+        partition: str,
+        size: int | None,
+        own: Sequence[Prompt] | None,
+        errors: Callable[[], object],
+    ) -> None:
+        super().__init__(partition, step)
+        self._held = held
+        self._config = config
+        self._size = size
+        self._own = own
+        self._errors = errors
+        self._spans: list[int] = []
+        self._dropped: list[PromptOutcome] = []
+        self._short = 0
 
-    def add(self, batch: BatchHandle) -> None:
-        """Hold a batch's prompts from now on.
-
-        Raises
-        ------
-        BatchError
-            An earlier prompt of a uid runs, or its group was not taken: two would share keys.
-        """
-        with self.changed:
-            for prompt in batch.prompts:
-                if (batch.partition, prompt.uid) in self._held:
-                    raise BatchError(
-                        f"an earlier prompt of the uid {prompt.uid!r} is in flight",
-                        "uid",
-                        "give this one a uid of its own; or first take the other's group, or give "
-                        "it up: cancel its batch",
-                    )
-            self._held.update({(batch.partition, prompt.uid): prompt for prompt in batch.prompts})
-
-    def ended(self, prompt: Prompt) -> None:
-        """A group has all its sessions; one that is in a queue is not held."""
-        with self.changed:
-            if prompt.batch.sinks:
-                self._drop(prompt)
-            if self.some:
-                self.changed.notify_all()
-
-    def batch_ended(self) -> None:
-        """A batch has its report, or its error."""
-        with self.changed:
-            self.changed.notify_all()
-
-    def take(self, prompts: Sequence[Prompt]) -> None:
-        """Hold these no more."""
-        with self.changed:
-            for prompt in prompts:
-                self._drop(prompt)
-
-    def of(self, partition: str, step: int | None = None) -> list[Prompt]:
-        """Those of a partition, and of one step or of any, by step and in order of submission."""
-        found = [
-            prompt
-            for (name, _), prompt in self._held.items()
-            if name == partition
-            and step in (None, prompt.batch.step)
-            and not (prompt.batch.sinks or prompt.batch.own)
-        ]
-        return sorted(found, key=lambda prompt: prompt.batch.step)
-
-    def _drop(self, prompt: Prompt) -> None:
-        place = prompt.batch.partition, prompt.uid
-        if self._held.get(place) is prompt:
-            del self._held[place]
-
-
-@attrs.define
-class Taking:
-    """One call of ``collect``.
-
-    `own` are the prompts of the batch that it submitted; None: those that `prompts` holds of the
-    step, or of any step if there is a `size`.
-    """
-
-    prompts: Prompts
-    config: ReplayConfig
-    fill_missing: bool
-    step: int
-    partition: str
-    size: int | None = None
-    own: Sequence[Prompt] | None = None
-    errors: Callable[[], object] = lambda: None  # raises what kept a batch from its groups
-    started: float = attrs.field(factory=time.monotonic)
-    _spans: list[int] = attrs.field(factory=list)
-    _dropped: list[PromptOutcome] = attrs.field(factory=list)
-    _short: int = 0
-
-    def result(self) -> tuple[TensorDict, dict[str, float]]:
-        """Wait for the groups, take them, and return their rows as one batch, and metrics."""
-        groups = self._wait()
-        rows = joined(groups, self.partition, self.fill_missing)
-        metrics = sample_metrics(self.partition, self._spans, len(self._dropped), short=self._short)
-        return rows, metrics
-
-    def _wait(self) -> list[Group]:
-        ends = self.started + self.config.timeout_s
-        logged = self.started
-        with self.prompts.changed:
+    def groups(self, started: float) -> list[Group]:
+        """Wait for the groups and take them; the deadline counts from `started`."""
+        ends, logged = started + self._config.timeout_s, started
+        with self._held.waiting_for(self._size) as changed:
             while True:
-                self.errors()
+                self._errors()
                 if (found := self._choose()) is not None:
-                    self.prompts.take(found)
+                    self._held.take(found)
                     return [prompt.group for prompt in found]
                 now = time.monotonic()
                 if now >= ends:
-                    raise self._timed_out(now)
-                if now >= logged + self.config.progress_interval_s:
-                    logged = now
-                    logger.info(
-                        "%s: waiting for %.0f s; %s", self, now - self.started, self._said()
-                    )
-                due = min(ends, logged + self.config.progress_interval_s)
-                self.prompts.changed.wait(due - now)
+                    raise self.timed_out(now - started, self._situation(), self._running())
+                if now >= logged + self._config.progress_interval_s:
+                    logged, said = now, self._situation() + name_prompts(self._running())
+                    logger.info("%s: waiting for %.0f s; %s", self, now - started, said)
+                due = min(ends, logged + self._config.progress_interval_s)
+                changed.wait(due - now)
+
+    def metrics(self) -> dict[str, float]:
+        """What the call dropped, under the names that verl logs."""
+        return self.metrics_of(self._spans, len(self._dropped), short=self._short)
 
     def _choose(self) -> list[Prompt] | None:
         """The prompts whose groups are returned, or None to go on waiting."""
         mine = self._mine()
-        if self.size is None:
+        if self._size is None:
             if not mine or not all(prompt.batch.done() for prompt in mine):
                 return None
-            return self._judged(mine)
+            if not (left := self._judged(mine)):
+                raise self.all_dropped(self._dropped)
+            return left
         ended = [prompt for prompt in mine if not prompt.running]
-        most = self.config.max_off_policy_threshold
-        strategy = "none" if self.partition == VAL else self.config.max_off_policy_strategy
+        most = self._config.max_off_policy_threshold
+        strategy = "none" if self.name == VAL else self._config.max_off_policy_strategy
         if strategy == "drop" and most is not None:
             stale = [prompt for prompt in ended if self._span(prompt) > most]
             self._spans += [self._span(prompt) for prompt in stale]
-            self._evict(stale, "stale")
-            ended = [prompt for prompt in ended if prompt not in stale]
+            ended = self._without(ended, stale, "stale")
         due = [prompt for prompt in mine if prompt.running and self._span(prompt) >= (most or 0)]
         if strategy == "wait" and due:
             return None
         ended = self._judged(ended)
         # Nothing replaces a dropped prompt of a validation batch, so nothing is waited for.
-        size = self.size - (len(self._dropped) if self.partition == VAL else 0)
+        size = self._size - (len(self._dropped) if self.name == VAL else 0)
         if size <= 0:
-            raise self._incomplete(self._dropped, " (every prompt was dropped)")
+            raise self.all_dropped(self._dropped)
         return ended[:size] if len(ended) >= size else None
 
     def _judged(self, ended: list[Prompt]) -> list[Prompt]:
         """Those of these groups that are complete enough; drops the others, or raises."""
-        policy, viable = self.config.on_incomplete, self.config.min_viable
+        policy, viable = self._config.on_incomplete, self._config.min_viable
         bad = [prompt for prompt in ended if prompt.group.failed]
         if policy == "min_viable" and viable is not None:
             fine = [prompt for prompt in bad if len(prompt.group.rows) >= min(viable, prompt.n)]
             bad = [prompt for prompt in bad if prompt not in fine]
             self._short = len(fine)
+        outcomes = [prompt.group.outcome() for prompt in bad]
+        if bad and policy != "drop":
+            self._held.take(bad)  # the error has them
+            raise self.incomplete(outcomes)
+        self._dropped += outcomes
+        return self._without(ended, bad, "incomplete")
+
+    def _without(self, ended: list[Prompt], bad: list[Prompt], what: str) -> list[Prompt]:
+        """`ended` without those that are dropped."""
         if not bad:
             return ended
-        outcomes = [prompt.group.outcome() for prompt in bad]
-        if policy != "drop":
-            self.prompts.take(bad)  # the error has them
-            raise self._incomplete(outcomes)
-        self._dropped += outcomes
-        self._evict(bad, "incomplete")
-        left = [prompt for prompt in ended if prompt not in bad]
-        if not left and self.size is None:
-            raise self._incomplete(self._dropped, " (every prompt was dropped)")
-        return left
-
-    def _evict(self, prompts: list[Prompt], what: str) -> None:
-        if prompts:
-            names = name_prompts([prompt.group.outcome() for prompt in prompts])
-            logger.warning("%s: dropping %s prompts:%s", self, what, names)
-            self.prompts.take(prompts)
-            if self.own is not None:
-                self.own = [prompt for prompt in self.own if prompt not in prompts]
+        names = name_prompts([prompt.group.outcome() for prompt in bad])
+        logger.warning("%s: dropping %s prompts:%s", self, what, names)
+        self._held.take(bad)
+        if self._own is not None:
+            self._own = [prompt for prompt in self._own if prompt not in bad]
+        return [prompt for prompt in ended if prompt not in bad]
 
     def _mine(self) -> list[Prompt]:
-        if self.own is not None:
-            return list(self.own)
-        return self.prompts.of(self.partition, self.step if self.size is None else None)
+        if self._own is not None:
+            return list(self._own)
+        return self._held.of(self.name, self.step if self._size is None else None)
 
     def _span(self, prompt: Prompt) -> int:
         return self.step - prompt.batch.step + 1
 
-    # -- errors --------------------------------------------------------------------------------
+    def _running(self) -> list[PromptOutcome]:
+        return [prompt.group.outcome() for prompt in self._mine() if prompt.running]
 
-    def __str__(self) -> str:
-        return f"partition {self.partition!r}, step {self.step}"
-
-    def _said(self) -> str:
-        mine = self._mine()
-        running = [prompt.group.outcome() for prompt in mine if prompt.running]
-        wanted = len(mine) if self.size is None else self.size
-        facts = f"{len(mine) - len(running)} of {wanted} prompts have ended, {len(running)} run"
+    def _situation(self) -> str:
+        all_, running = len(self._mine()), len(self._running())
+        wanted = all_ if self._size is None else self._size
+        facts = f"{all_ - running} of {wanted} prompts have ended, {running} run"
         if self._dropped:
             facts += f"; {len(self._dropped)} were incomplete and dropped"
         if self._spans:
             facts += f"; {len(self._spans)} were stale and dropped"
-        return facts + name_prompts(running)
-
-    def _timed_out(self, now: float) -> IncompleteRolloutError:
-        what = f"no batch after {now - self.started:.1f} s; {self._said()}"
-        running = [prompt.group.outcome() for prompt in self._mine() if prompt.running]
-        remedy = (
-            "find out why the sessions are missing; raise replay.timeout_s if they are only slow"
-        )
-        return self._error(what, remedy, running, ReplayTimeoutError)
-
-    def _incomplete(
-        self, prompts: Sequence[PromptOutcome], when: str = ""
-    ) -> IncompleteRolloutError:
-        what = f"incomplete groups{when}:{name_prompts(prompts)}"
-        remedy = (
-            "find the cause in the logs of the sessions; replay.on_incomplete can drop or accept "
-            "such groups (raise, drop, min_viable)"
-        )
-        return self._error(what, remedy, prompts)
-
-    def _error(
-        self,
-        what: str,
-        remedy: str,
-        prompts: Sequence[PromptOutcome],
-        kind: type[IncompleteRolloutError] = IncompleteRolloutError,
-    ) -> IncompleteRolloutError:
-        return kind(
-            what, str(self), remedy, partition=self.partition, step=self.step, prompts=prompts
-        )
+        return facts
 
 
 def joined(groups: Sequence[Group], partition: str, fill_missing: bool) -> TensorDict:
@@ -266,13 +170,7 @@ def joined(groups: Sequence[Group], partition: str, fill_missing: bool) -> Tenso
         for index, row in enumerate(group.rows[session])
     ]
     by_key: dict[str, Any] = {trajectory_key(u, s, i): row for u, s, i, row in places}
-    where = f"partition {partition!r}"
-    if fill_missing:
-        rows = filled(by_key, where)
-    else:
-        check_fields(by_key, where)
-        rows = list(by_key.values())
-    batch = to_batch(rows, own=True)
+    batch = one_batch(by_key, partition, fill_missing, own=True)
     if "uid" not in batch:
         # One object a prompt: to make one a row takes longer than all else here.
         uids = {group.uid: NonTensorData(group.uid) for group in groups}

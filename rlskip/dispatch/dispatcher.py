@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, TypeAlias
 
 from tensordict import TensorDict, TensorDictBase
@@ -18,17 +18,17 @@ from tensordict import TensorDict, TensorDictBase
 from rlskip.config.dispatch import DispatchConfig, read_dispatch
 from rlskip.config.replay import ReplayConfig, read_replay
 from rlskip.dispatch import timeouts
-from rlskip.dispatch.batch import BatchHandle, read_batch
-from rlskip.dispatch.collect import Prompts, Taking
+from rlskip.dispatch.batch import BatchHandle, Held
+from rlskip.dispatch.collect import Taking, joined
 from rlskip.dispatch.failures import InfrastructureFailure, portable, text_of
 from rlskip.dispatch.groups import Groups
 from rlskip.dispatch.history import History
 from rlskip.dispatch.local_pool import LocalPool
 from rlskip.dispatch.policies import Policy, chunk, find_policy, least_loaded, round_robin
 from rlskip.dispatch.pools import THREADS, Pool, Worker
+from rlskip.dispatch.reading import read_batch, step_number
 from rlskip.dispatch.resume import Journals, journal_identity
 from rlskip.dispatch.scheduler import Scheduler
-from rlskip.dispatch.units import step_number
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import TRAIN, VAL
 from rlskip.queue import TrajectoryQueue
@@ -95,8 +95,7 @@ class RolloutDispatcher:
             policy = chunk
         self.queue = queue
         self._replay: ReplayConfig = read_replay(config)
-        self._prompts = Prompts()
-        self._errors: list[BaseException] = []  # of batches that any call of collect() may take
+        self._held = Held()
         self._pool = pool
         if self.config.journal and journals is None:
             if store is None:
@@ -113,23 +112,20 @@ class RolloutDispatcher:
         caps = self.config.max_concurrent_rollouts_per_worker, pool.slots
         per_worker = min(filter(None, caps), default=None)
         self._closed = False
-        self._submitted: weakref.WeakSet[BatchHandle] = weakref.WeakSet()
         self._closing = threading.Lock()
-        self._ended = threading.Event()
-        self._loop = timeouts.stops_at_exit(asyncio.new_event_loop())
+        self._loop = timeouts.LoopThread("rlskip-dispatch")
         self._groups = Groups(
-            self._loop,
+            self._loop.loop,
             pool,
             queue,
             self.config,
+            self._held,
             Scheduler(pool.workers, policy, per_worker),
             self._history,
             journals,
         )
         if queue is not None:
             _last[id(queue)] = self
-        self._thread = threading.Thread(target=self._run, name="rlskip-dispatch", daemon=True)
-        self._thread.start()
         try:
             self._call(timeouts.OPEN_S, pool.open)
         except BaseException:
@@ -214,39 +210,30 @@ class RolloutDispatcher:
         if own is not None:
             own.own = True
         taking = Taking(
-            self._prompts,
+            self._held,
             self._replay,
-            self.config.fill_missing,
             step_number(step),
             partition or (VAL if validate else TRAIN),
             batch_size,
             None if own is None else own.prompts,
             functools.partial(self._raise_errors, own),
-            started,
         )
-        if batch is None:
-            return taking.result()
-        self._begin(batch)
+        if batch is not None:
+            self._begin(batch)
         try:
-            return taking.result()
+            groups = taking.groups(started)
         except BaseException:
             if own is not None:  # else its groups are there for the next call
                 own.cancel()
             raise
+        return joined(groups, taking.name, self.config.fill_missing), taking.metrics()
 
     def _raise_errors(self, own: BatchHandle | None) -> None:
         """Raise what ended this batch, or one that any call may take, before its time."""
         if own is not None and own.done():
             own.result()
-        if own is None and self._errors:
-            raise self._errors.pop(0)
-
-    def _finished(self, batch: BatchHandle, error: BaseException | None) -> None:
-        if error is not None:
-            self._prompts.take(batch.prompts)
-            if not (batch.sinks or batch.own):
-                self._errors.append(error)
-        self._prompts.batch_ended()
+        if own is None and self._held.errors:
+            raise self._held.errors.pop(0)
 
     def submit(
         self,
@@ -304,24 +291,22 @@ class RolloutDispatcher:
             )
         journaled = self._journals is not None
         batch = read_batch(
-            prompts, self.config, self._history, journaled, step, validate, partition, sinks
-        )
-        batch.on_cancel = functools.partial(self._post, self._groups.cancel, batch)
-        batch.on_ended = self._prompts.ended
-        batch.on_finished = functools.partial(self._finished, batch)
-        batch.on_taken = functools.partial(self._prompts.take, batch.prompts)
+            prompts, self.config, self._history, journaled, step, validate, partition, sinks,
+            self._held,
+        )  # fmt: skip
+        batch.on_cancel = functools.partial(self._loop.post, self._groups.cancel, batch)
         return batch
 
     def _begin(self, batch: BatchHandle) -> None:
-        self._prompts.add(batch)
+        self._held.add(batch)
         with self._closing:
             self._check_open()
             self._groups.batches.add(batch)  # from here on, close() ends it
-            batch.settled.clear()
-            self._submitted.add(batch)
-        self._post(self._groups.begin, batch)
+        self._loop.post(self._groups.begin, batch)
         if batch.sinks:
-            batch.rooted.wait(2 * timeouts.write_seconds(self.config))  # the journal, the queue
+            batch.rooted.wait(
+                3 * timeouts.write_seconds(self.config)
+            )  # the journal, the queue twice
 
     def broadcast(self, method: str, *args: Any) -> None:
         """Call a method of every worker and wait, e.g. to load a new policy's weights."""
@@ -348,49 +333,19 @@ class RolloutDispatcher:
             with contextlib.suppress(Exception):  # its handle raises the error
                 batch.result(max(0.0, deadline - time.monotonic()))
             batch.finish(DispatcherClosedError("closed before all its markers were written"))
-            batch.settled.set()
-        for batch in list(self._submitted):  # the markers of those that were given up
-            batch.settled.wait(max(0.0, deadline - time.monotonic()))
         deadline = time.monotonic() + timeouts.CLOSE_S
         try:
             self._call(timeouts.CLOSE_S, self._pool.close)
         except Exception as error:
             logger.warning("the pool was not closed properly: %s", text_of(error))
-        self._ended.set()
-        self._post(self._loop.stop)
-        self._thread.join(max(0.0, deadline - time.monotonic()))
+        self._loop.close()
+        self._loop.thread.join(max(0.0, deadline - time.monotonic()))
 
     def __enter__(self) -> RolloutDispatcher:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    # -- the event loop, on its thread -----------------------------------------------------
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        while not self._ended.is_set():
-            try:
-                self._loop.run_forever()
-            except BaseException:  # for example a KeyboardInterrupt that a pool raised
-                logger.exception("the event loop of the dispatcher goes on")
-        with contextlib.suppress(BaseException):
-            self._loop.run_until_complete(self._cancel_tasks())
-        self._groups.close()
-        self._loop.close()
-
-    async def _cancel_tasks(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=1)
-
-    def _post(self, call: Callable[..., object], *args: Any) -> None:
-        """Call on the event loop, unless it is closed."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(call, *args)
 
     def _call(self, seconds: float, call: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         """Await ``call(*args)`` on the event loop, for at most `seconds`."""
@@ -408,5 +363,9 @@ class RolloutDispatcher:
             except BaseException as error:  # a pool may be the user's
                 outcome.set_exception(portable(error))
 
-        self._post(lambda: self._loop.create_task(run()))
-        return timeouts.result_of(outcome, seconds, call)
+        self._loop.post(lambda: self._loop.loop.create_task(run()))
+        if not wait([outcome], seconds).done:
+            outcome.cancel()
+            what = f"{timeouts.name_of(call)} took longer than {seconds:g} s"
+            raise InfrastructureFailure(what)
+        return outcome.result()

@@ -1,8 +1,8 @@
 """From a prompt to its group: a batch's prompts, their sessions, and what they leave.
 
-:meth:`Groups.begin` starts a batch. Each session is one task, which begins when the scheduler has a
-worker for it: an attempt, another one elsewhere if it fails, and the rows or the cause in the
-prompt's :class:`Group`. If the batch has a sink, rows and marker are written before that.
+Read from top to bottom: a batch begins, a session starts on the worker that the scheduler has for
+it, is tried again elsewhere if that fails, and ends with its rows or a cause in its prompt's
+:class:`Group`. If the batch has a sink, rows and marker are written before that.
 
 All of it runs on the dispatcher's event loop, where no worker's code does.
 """
@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from rlskip.config.dispatch import DispatchConfig
-from rlskip.dispatch.batch import BatchHandle, Prompt
+from rlskip.dispatch.batch import BatchHandle, Held, Prompt
 from rlskip.dispatch.failures import (
     DataFailure,
     InfrastructureFailure,
@@ -33,7 +33,7 @@ from rlskip.dispatch.pools import Pool, Rows, Unjournaled, as_rows
 from rlskip.dispatch.resume import Journals, resumable, to_journal
 from rlskip.dispatch.scheduler import Scheduler, Unit
 from rlskip.dispatch.sink import Leaving, Sink
-from rlskip.dispatch.timeouts import DaemonThreads, failure_of, write_seconds
+from rlskip.dispatch.timeouts import failure_of, in_thread, write_seconds
 from rlskip.dispatch.units import Job, Session, session_seed
 from rlskip.keys import row_tag, session_key, session_tag, trajectory_key
 from rlskip.queue import TrajectoryQueue
@@ -41,10 +41,6 @@ from rlskip.queue import TrajectoryQueue
 _GIVEN_UP = 100_000  # the most given-up sessions that are remembered
 
 logger = logging.getLogger(__name__)
-
-
-class _BatchEndedError(Exception):
-    """Raised where a session waits when its batch is cancelled or given up."""
 
 
 @attrs.frozen
@@ -60,32 +56,17 @@ class _Outcome:
 
 @attrs.define(eq=False)
 class _Attempt:
-    """An attempt at a session; its task awaits `answer`."""
+    """An attempt at a session that runs."""
 
     worker: int
     unit: Unit
     started: float  # a time of its batch
-    answer: asyncio.Future[Any]
+    future: asyncio.Future[Any] = attrs.field(init=False)
+    alarm: asyncio.TimerHandle | None = None
 
     @property
     def prompt(self) -> Prompt:
         return self.unit.group  # type: ignore[return-value]
-
-    def returned(self, future: asyncio.Future[Any]) -> None:
-        """Its worker has returned or raised, perhaps after the attempt was given up."""
-        error = InfrastructureFailure("cancelled") if future.cancelled() else future.exception()
-        if not self.answer.done():
-            if error is None:
-                self.answer.set_result(future.result())
-            else:
-                self.answer.set_exception(error)
-        elif error is None:
-            self.prompt.batch.late += 1
-            logger.info("dropped a late result of %s", self)
-
-    def fail(self, error: Exception) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(error)
 
     def __str__(self) -> str:
         session, attempt = self.unit.session, self.unit.attempt
@@ -99,7 +80,7 @@ class Groups:
     ----------
     loop
         That event loop.
-    pool, queue, config
+    pool, queue, config, held
         The dispatcher's.
     scheduler
         Decides which session runs next, and where.
@@ -115,86 +96,68 @@ class Groups:
         pool: Pool,
         queue: TrajectoryQueue | None,
         config: DispatchConfig,
+        held: Held,
         scheduler: Scheduler,
         history: History | None,
         journals: Journals | None,
     ) -> None:
-        # A batch is in `batches` until its last session is settled or it was given up. A session
-        # waits in the scheduler until it has a worker, and then has a task. It counts in the
-        # scheduler's load until it is reported, or it has a turn and waits for another worker.
-        # Neither is left once no batch is.
+        # A batch is in `batches` until its last session is settled. A session waits in the
+        # scheduler, or is an attempt in `running` of its batch, and then counts in the scheduler's
+        # load, or has its outcome. Neither is left once no batch is.
         self.batches: set[BatchHandle] = set()
         self._loop = loop
         self._pool = pool
         pool.changed = self._worker_changed
         self._config = config
+        self._held = held
         self._scheduler = scheduler
         self._history = history
         self._journals = journals
         self._unjournaled = ""  # the cause that was warned of
         self._seconds = write_seconds(config)
         self._sink = Sink(queue, self._seconds, self._warn_of_journal)
-        self._threads = DaemonThreads(4, "rlskip-files")
-        self._tasks: set[asyncio.Task[None]] = set()  # asyncio keeps no reference to them
-        self._turns: dict[Unit, asyncio.Future[int]] = {}  # of the sessions that are tried again
-        # When each attempt that runs is given up, the earliest first; one alarm serves all of them,
-        # because nearly every one ends long before.
-        self._deadlines: dict[_Attempt, float] = {}
-        self._alarm: asyncio.TimerHandle | None = None
+        self._beginning: set[asyncio.Task[None]] = set()  # asyncio keeps no reference to them
         # The number of the next attempt at the sessions given up last, which may still write: a
         # prompt that is submitted again does not begin with the number of such an attempt.
         self._next_attempts: dict[tuple[str, int], int] = {}
 
-    def close(self) -> None:
-        """Let the threads end once their calls return."""
-        self._sink.close()
-        self._threads.close()
-
-    # -- a batch, from its prompts to its last group -------------------------------------------
+    # -- a batch begins: journal, roots, sessions ----------------------------------------------
 
     def begin(self, batch: BatchHandle) -> None:
         """Run a batch."""
-        self._run(self._batch(batch))
+        task = self._loop.create_task(self._begin(batch))
+        self._beginning.add(task)
+        task.add_done_callback(self._beginning.discard)
 
-    def _run(self, coroutine: Any) -> None:
-        task = self._loop.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _batch(self, batch: BatchHandle) -> None:
-        """Open the journal, write the roots, run the sessions."""
-        error: BaseException | None = None
-        batch.marked = self._loop.create_future()
+    async def _begin(self, batch: BatchHandle) -> None:
         try:
             if self._journals is not None and not batch.validate:
                 await self._open_journal(batch, self._journals)
             if batch.sinks:
-                await self._write_roots(batch)
+                tags = {prompt.uid: prompt.root_tag() for prompt in batch.prompts}
+                written: asyncio.Future[Exception | None] = self._loop.create_future()
+                self._sink.write(Leaving(written.set_result, batch.partition, tags))
+                if (error := await written) is not None:
+                    raise error
             batch.rooted.set()
-            self._add_sessions(batch)
-            self._pump()
-            await batch.marked
-        except Exception as raised:
-            error = raised
+            if not batch.stopped:
+                self._add_sessions(batch)
+        except Exception as error:
+            batch.rooted.set()
             self._abort(batch, error)
-        self.batches.discard(batch)
-        batch.seconds = batch.elapsed()
-        if batch.journal is not None:
-            with contextlib.suppress(OSError):
-                batch.journal.close()
-        batch.finish(error)
+        if batch.stopped:
+            self._end_all(batch)
+        self._pump()
 
     async def _open_journal(self, batch: BatchHandle, journals: Journals) -> None:
         journals.name(batch)
-        opened = self._threads.run(journals.open, batch.step)
+        opened = in_thread(journals.open, batch.step)
         error = await failure_of(opened, self._seconds, "the disk")
         if error is None:
             batch.journal = opened.result()
-            if batch.unjournaled:
-                self._warn_of_journal(f"step {batch.step}", batch.unjournaled)
-        else:
-            self._threads.give_up(opened)
-            self._warn_of_journal(f"step {batch.step}", text_of(error))
+        cause = batch.unjournaled if error is None else text_of(error)
+        if cause:
+            self._warn_of_journal(f"step {batch.step}", cause)
 
     def _warn_of_journal(self, where: object, cause: str) -> None:
         # Without a journal a killed step starts over; the step itself goes on.
@@ -202,104 +165,41 @@ class Groups:
             self._unjournaled = cause
             logger.warning("%s: sessions are not journaled: %s", where, cause)
 
-    async def _write_roots(self, batch: BatchHandle) -> None:
-        tags = {prompt.uid: prompt.root_tag() for prompt in batch.prompts}
-        error = await self._sink.write(Leaving(self._loop.create_future(), batch.partition, tags))
-        if error is not None:
-            raise error
-
     def _add_sessions(self, batch: BatchHandle) -> None:
         """Resume the sessions that the journal holds, and queue the others."""
         journaled = resumable(batch, self._journals)
         for prompt in batch.prompts:
+            first = {i: self._next_attempts.get((prompt.uid, i), 0) for i in sorted(prompt.open)}
             for session, found, tokens in journaled.get(prompt.uid, ()):
                 batch.resumed += 1
-                first = self._next_attempts.get((prompt.uid, session), 0)
-                self._end(prompt, session, _Outcome(first, found.rows, tokens, tags=found.tags))
-            if batch.cancelled:
-                continue
-            attempts = {i: self._next_attempts.get((prompt.uid, i), 0) for i in sorted(prompt.open)}
-            self._scheduler.add(prompt, attempts)
-        if batch.cancelled:
-            self._end_all(batch, "cancelled")
+                outcome = _Outcome(first.pop(session), found.rows, tokens, tags=found.tags)
+                self._end(prompt, session, outcome)
+            self._scheduler.add(prompt, first)
 
-    # -- a session, from its worker to its group -----------------------------------------------
+    # -- a session runs on a worker ------------------------------------------------------------
 
-    async def _session(self, worker: int, unit: Unit) -> None:
-        """Run a session on its worker, try again on another, and leave rows or cause."""
-        prompt: Prompt = unit.group  # type: ignore[assignment]
-        failures: Counter[bool] = Counter()  # of attempts, by whether the infrastructure failed
-        outcome: _Outcome | None = None
+    def _pump(self) -> None:
+        """Start all sessions that can run."""
         try:
-            while outcome is None:
-                if unit.session not in prompt.open:  # it was ended before this task began
-                    self._scheduler.done(worker, unit)
-                    return
-                answer = self._loop.create_future()
-                attempt = _Attempt(worker, unit, prompt.batch.elapsed(), answer)
-                try:
-                    rows, tokens = await self._attempt(attempt)
-                except _BatchEndedError:
-                    raise
-                except Exception as error:
-                    again = self._after_failure(attempt, error, failures)
-                    if isinstance(again, Unit):
-                        unit = again
-                        self._loop.call_soon(self._pump)  # once it waits for its turn
-                        worker = await self._turn(prompt.batch, unit)
-                    else:
-                        outcome = _Outcome(unit.attempt, error=again)
-                else:
-                    self._after_success(attempt, tokens)
-                    outcome = _Outcome(unit.attempt, rows, tokens)
-        except _BatchEndedError as ended:
-            outcome = _Outcome(0, error=str(ended))
-        except Exception as error:
-            self._abort(prompt.batch, error)
-            outcome = _Outcome(0, error=f"the batch was given up: {text_of(error)}")
-        self._end(prompt, unit.session, outcome)
+            while (found := self._scheduler.next()) is not None:
+                self._start(*found)
+        except Exception as error:  # the policy is the user's
+            for batch in list(self.batches):
+                self._abort(batch, error)
+        if not self._scheduler.alive:
+            for batch in list(self.batches):
+                self.stop(batch, "no worker is left")
+
+    def _worker_changed(self, worker: int, state: str) -> None:
+        self._scheduler.change(worker, state)
         self._pump()
 
-    async def _turn(self, batch: BatchHandle, unit: Unit) -> int:
-        """The worker that the scheduler assigns to another attempt, once it is its turn."""
-        turn: asyncio.Future[int] = self._loop.create_future()
-        self._turns[unit] = turn
-        batch.waiting[turn] = None
-        try:
-            return await turn
-        finally:
-            del self._turns[unit], batch.waiting[turn]
-
-    async def _attempt(self, attempt: _Attempt) -> tuple[Rows, int]:
-        """Run a session on its worker until it returns, its deadline passes or its batch ends.
-
-        Returns its rows and their number of tokens; raises why it failed.
-        """
-        batch = attempt.prompt.batch
-        future = self._start(attempt)
-        if (seconds := self._config.session_timeout_s) is not None:
-            self._deadlines[attempt] = self._loop.time() + seconds
-            if self._alarm is None:
-                self._alarm = self._loop.call_later(seconds, self._expire)
+    def _start(self, worker: int, unit: Unit) -> None:
+        prompt: Prompt = unit.group  # type: ignore[assignment]
+        batch, seconds = prompt.batch, self._config.session_timeout_s
+        attempt = _Attempt(worker, unit, batch.elapsed())
         batch.attempts += 1
-        batch.waiting[attempt.answer] = None
-        try:
-            result = await attempt.answer
-            if isinstance(result, Unjournaled):
-                self._warn_of_journal(f"step {batch.step}", result)
-            return _rows_and_tokens(result, batch.sinks)
-        except _BatchEndedError:
-            self._scheduler.done(attempt.worker, attempt.unit)
-            raise
-        finally:
-            self._deadlines.pop(attempt, None)
-            del batch.waiting[attempt.answer]
-            if not future.done():
-                self._stop(attempt, future)
-
-    def _start(self, attempt: _Attempt) -> asyncio.Future[Any]:
-        prompt, unit = attempt.prompt, attempt.unit
-        batch = prompt.batch
+        batch.running[attempt] = None
         session = Session(
             uid=prompt.uid,
             session_id=unit.session,
@@ -311,61 +211,86 @@ class Groups:
             **prompt.info,
         )
         try:
-            job = Job(session, prompt.sample, prompt.sampling)
-            future = self._pool.start(attempt.worker, job)
+            future = self._pool.start(worker, Job(session, prompt.sample, prompt.sampling))
             if not asyncio.isfuture(future):
                 raise DataFailure(f"the pool started a {type(future).__name__}, not a future")
         except BaseException as error:  # a pool may be the user's
             future = self._loop.create_future()
             future.set_exception(portable(error))
-        future.add_done_callback(attempt.returned)
-        return future
+        attempt.future = future
+        future.add_done_callback(functools.partial(self._returned, attempt))
+        if seconds is not None:
+            attempt.alarm = self._loop.call_later(seconds, self._expire, attempt, seconds)
 
-    def _expire(self) -> None:
-        """Give up the attempts that have passed their deadline."""
-        now, seconds = self._loop.time(), self._config.session_timeout_s
-        late = [attempt for attempt, at in self._deadlines.items() if at <= now]
-        then = next((at for at in self._deadlines.values() if at > now), None)
-        self._alarm = None if then is None else self._loop.call_at(then, self._expire)
-        for attempt in late:
-            cause = f"passed its deadline of {seconds:g} s (dispatch.session_timeout_s)"
-            attempt.fail(InfrastructureFailure(cause))
+    def _returned(self, attempt: _Attempt, future: asyncio.Future[Any]) -> None:
+        """The worker has returned or raised, perhaps after the attempt was given up."""
+        error = InfrastructureFailure("cancelled") if future.cancelled() else future.exception()
+        prompt, unit = attempt.prompt, attempt.unit
+        batch = prompt.batch
+        if attempt not in batch.running:
+            return
+        self._leave(attempt)
+        try:
+            if error is not None:
+                raise error
+            result = future.result()
+            if isinstance(result, Unjournaled):
+                self._warn_of_journal(f"step {batch.step}", result)
+            rows, tokens = _rows_and_tokens(result, batch.sinks)
+        except Exception as failed:
+            self._failed(attempt, failed)
+        else:
+            length = tokens or batch.elapsed() - attempt.started
+            if self._history is not None:
+                self._history.learn(prompt.known_as, length)
+            try:
+                self._scheduler.done(attempt.worker, unit, length)
+            except Exception as policys:
+                self._abort(batch, policys)
+            self._end(prompt, unit.session, _Outcome(unit.attempt, rows, tokens))
+        self._pump()
 
-    def _stop(self, attempt: _Attempt, future: asyncio.Future[Any]) -> None:
+    def _expire(self, attempt: _Attempt, seconds: float) -> None:
+        cause = f"passed its deadline of {seconds:g} s (dispatch.session_timeout_s)"
+        self._give_up(attempt)
+        self._failed(attempt, InfrastructureFailure(cause))
+        self._pump()
+
+    def _give_up(self, attempt: _Attempt) -> None:
         """Stop what still runs; a pool that cannot stop it must not delay the others."""
+        self._leave(attempt)
+        if attempt.future.done():
+            return
         unit = attempt.unit
         self._next_attempts[attempt.prompt.uid, unit.session] = unit.attempt + 1
         if len(self._next_attempts) > _GIVEN_UP:
             del self._next_attempts[next(iter(self._next_attempts))]
         try:
-            self._pool.stop(attempt.worker, future)
+            self._pool.stop(attempt.worker, attempt.future)
         except BaseException:  # a pool may be the user's
             logger.exception("%s could not be stopped", attempt)
 
-    def _after_success(self, attempt: _Attempt, tokens: int) -> None:
-        prompt = attempt.prompt
-        length = tokens or prompt.batch.elapsed() - attempt.started
-        if self._history is not None:
-            self._history.learn(prompt.known_as, length)
-        self._scheduler.done(attempt.worker, attempt.unit, length)
+    def _leave(self, attempt: _Attempt) -> None:
+        del attempt.prompt.batch.running[attempt]
+        if attempt.alarm is not None:
+            attempt.alarm.cancel()
 
-    def _after_failure(
-        self, attempt: _Attempt, error: Exception, failures: Counter[bool]
-    ) -> Unit | str:
-        """The session's next attempt; where none is left, the cause."""
+    def _failed(self, attempt: _Attempt, error: Exception) -> None:
+        """Try again on another worker, or end the session with the cause."""
         unit, failure = attempt.unit, as_failure(error)
-        what = text_of(failure)
         machine = isinstance(failure, InfrastructureFailure)
         allowed = self._config.max_retries if machine else self._config.max_data_retries
-        failures[machine] += 1
-        if failures[machine] <= allowed:
-            logger.warning("%s failed and is tried again: %s", attempt, what)
-            return self._scheduler.retry(attempt.worker, unit)
-        logger.error("%s failed for good: %s", attempt, what, exc_info=failure)
+        unit.failures[machine] += 1
+        if unit.failures[machine] <= allowed:
+            logger.warning("%s failed and is tried again: %s", attempt, text_of(failure))
+            self._scheduler.retry(attempt.worker, unit)
+            return
+        logger.error("%s failed for good: %s", attempt, text_of(failure), exc_info=failure)
         self._scheduler.done(attempt.worker, unit)
-        return cause_of(failure)
+        outcome = _Outcome(unit.attempt, error=cause_of(failure))
+        self._end(attempt.prompt, unit.session, outcome)
 
-    # -- what a session leaves ---------------------------------------------------------------
+    # -- what a session leaves -----------------------------------------------------------------
 
     def _end(self, prompt: Prompt, session: int, outcome: _Outcome) -> None:
         """A session has its outcome: write it, where it is written, and settle it."""
@@ -378,33 +303,19 @@ class Groups:
                 self._pool.forget(prompt.sample)
             except BaseException:  # a pool may be the user's
                 logger.exception("the pool could not forget %s", prompt.uid)
-        if prompt.batch.sinks or to_journal(prompt, session, outcome.rows, outcome.tags):
-            self._run(self._write(prompt, session, outcome))
+        entries = to_journal(prompt, session, outcome.rows, outcome.tags)
+        if prompt.batch.sinks or entries:
+            self._write(prompt, session, outcome, entries)
         else:
             self._settle(prompt, session, outcome)
 
-    async def _write(self, prompt: Prompt, session: int, outcome: _Outcome) -> None:
-        """Write a session's rows and its one marker."""
-        error = await self._sink.write(self._leaving(prompt, session, outcome))
-        if error is not None and outcome.error is None:
-            # The queue refuses the session's rows, but perhaps not its marker.
-            cause = cause_of(as_failure(error), "its rows could not be written: ")
-            logger.error("session %d of %s failed: %s", session, prompt.uid, cause)
-            outcome = _Outcome(outcome.attempt, error=cause)
-            error = await self._sink.write(self._leaving(prompt, session, outcome))
-        self._settle(prompt, session, outcome)
-        if error is not None:
-            self._abort(prompt.batch, error)
-
-    def _leaving(self, prompt: Prompt, session: int, outcome: _Outcome) -> Leaving:
-        """Journal, then rows, then marker."""
+    def _write(
+        self, prompt: Prompt, session: int, outcome: _Outcome, entries: Mapping[Any, Any]
+    ) -> None:
+        """Write a session: journal, then rows, then its one marker."""
         batch, rows, attempt = prompt.batch, outcome.rows, outcome.attempt
-        leaving = Leaving(
-            self._loop.create_future(),
-            batch.partition,
-            journal=batch.journal,
-            entries=to_journal(prompt, session, rows, outcome.tags),
-        )
+        written = functools.partial(self._written, prompt, session, outcome)
+        leaving = Leaving(written, batch.partition, journal=batch.journal, entries={**entries})
         if batch.sinks:
             tag = row_tag(batch.step, attempt)
             own_tags = outcome.tags or [{}] * len(rows or ())
@@ -415,7 +326,20 @@ class Groups:
             count = None if rows is None else len(rows)
             marker = session_tag(session, attempt, outcome.error, count)
             leaving.tags = {session_key(prompt.uid, session): marker}
-        return leaving
+        self._sink.write(leaving)
+
+    def _written(
+        self, prompt: Prompt, session: int, outcome: _Outcome, error: Exception | None
+    ) -> None:
+        if error is not None and outcome.error is None:
+            # The queue refuses the session's rows, but perhaps not its marker.
+            cause = cause_of(as_failure(error), "its rows could not be written: ")
+            logger.error("session %d of %s failed: %s", session, prompt.uid, cause)
+            self._write(prompt, session, _Outcome(outcome.attempt, error=cause), {})
+            return
+        if error is not None:
+            self._abort(prompt.batch, error)
+        self._settle(prompt, session, outcome)
 
     def _settle(self, prompt: Prompt, session: int, outcome: _Outcome) -> None:
         """Its group has the session: the last one ends the prompt, and the batch."""
@@ -426,69 +350,42 @@ class Groups:
             prompt.group.rows[session] = [] if batch.sinks else outcome.rows or []
         batch.unwritten -= 1
         if not prompt.running:
-            batch.on_ended(prompt)
+            self._held.group_ended(prompt)
         if batch.unwritten == 0:
-            batch.settled.set()
-            if batch.marked is not None and not batch.marked.done():  # else it was aborted
-                batch.marked.set_result(None)
+            self.batches.discard(batch)
+            batch.seconds = batch.elapsed()
+            if batch.journal is not None:
+                with contextlib.suppress(OSError):
+                    batch.journal.close()
+            batch.finish(batch.error)
 
-    # -- whose turn it is ------------------------------------------------------------------------
-
-    def _pump(self) -> None:
-        """Start all sessions that can run."""
-        try:
-            while (found := self._scheduler.next()) is not None:
-                worker, unit = found
-                if unit in self._turns:
-                    self._turns[unit].set_result(worker)
-                else:
-                    self._run(self._session(worker, unit))
-        except Exception as error:
-            self.abort_all(error)
-        if not self._scheduler.alive:
-            for batch in list(self.batches):
-                self._end_all(batch, "no worker is left")
-
-    def _worker_changed(self, worker: int, state: str) -> None:
-        self._scheduler.change(worker, state)
-        self._pump()
-
-    # -- early ends ------------------------------------------------------------------------------
+    # -- early ends ----------------------------------------------------------------------------
 
     def cancel(self, batch: BatchHandle) -> None:
-        """Stop a batch: each session without an outcome fails."""
-        batch.cancelled = True
-        if batch in self.batches and batch.rooted.is_set():  # else its coroutine does it later
-            self._end_all(batch, "cancelled")
-            self._pump()
-
-    def abort_all(self, error: BaseException) -> None:
-        """Abort every batch."""
-        for batch in list(self.batches):
-            self._abort(batch, error)
+        """Stop a batch for its caller."""
+        self.stop(batch, "cancelled")
+        self._pump()
 
     def _abort(self, batch: BatchHandle, error: BaseException) -> None:
-        """The batch cannot go on: its caller gets `error`."""
-        if batch in self.batches:
-            self.batches.discard(batch)
-            self._end_all(batch, f"the batch was given up: {text_of(error)}")
-            if batch.marked is not None and not batch.marked.done():
-                batch.marked.set_exception(error)
-                batch.marked.exception()  # asyncio warns of one that nobody has looked at
-            if not batch.rooted.is_set():  # its coroutine waits for the disk or the queue
-                batch.finish(error)
+        """The batch cannot go on: its caller gets `error`, once every session is marked failed."""
+        batch.error = batch.error or error
+        self.stop(batch, f"the batch was given up: {text_of(error)}")
 
-    def _end_all(self, batch: BatchHandle, cause: str) -> None:
-        """Stop every unfinished session of `batch`; each is marked failed."""
+    def stop(self, batch: BatchHandle, cause: str) -> None:
+        """Each session that has no outcome fails."""
+        batch.stopped = batch.stopped or cause
+        if batch.rooted.is_set():  # else `_begin` does it, once the roots are written
+            self._end_all(batch)
+
+    def _end_all(self, batch: BatchHandle) -> None:
         for prompt in batch.prompts:
             self._scheduler.cancel(prompt)
-        for waits in list(batch.waiting):
-            if not waits.done():
-                waits.set_exception(_BatchEndedError(cause))
-        # Those without a task: a session that runs ends once it is resumed.
+        for attempt in list(batch.running):
+            self._give_up(attempt)
+            self._scheduler.done(attempt.worker, attempt.unit)
         for prompt in batch.prompts:
             for session in sorted(prompt.open):
-                self._end(prompt, session, _Outcome(0, error=cause))
+                self._end(prompt, session, _Outcome(0, error=batch.stopped))
 
 
 def _rows_and_tokens(result: Any, sinks: bool) -> tuple[Rows, int]:

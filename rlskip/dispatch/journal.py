@@ -7,24 +7,21 @@ session is a line of text, its *frame*, between two line ends::
     identity    what the session was generated under: JSON
     record      key and value of the session: a dump's file in base64
 
-Every frame stands alone. The file is only ever appended to, by any number of processes. An
-interrupted write leaves a torn frame, and a damaged disk an altered one; a reader skips it, and
-copies it to a quarantined file.
+Every frame stands alone. The file is only ever appended to, by any number of processes and under
+any number of identities. An interrupted write leaves a torn frame, and a damaged disk an altered
+one; a reader skips it, and it stays where it is.
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import errno
-import fcntl
 import functools
 import io
 import json
 import logging
 import os
 import threading
-import time
 from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -36,7 +33,6 @@ from rlskip.format import container
 from rlskip.format.dump_errors import UnknownTypeError, UnreadableDumpError
 from rlskip.format.kinds import Packer, rebuild
 from rlskip.store.identity import Identity
-from rlskip.store.layout import quarantine_name
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +41,6 @@ Entry = tuple[Identity, Hashable, Any]
 
 MAX_BYTES = 64 << 30
 """Larger journals are refused without being read."""
-MAX_KEPT_BYTES = 256 << 20
-"""More damaged bytes than this are not copied; they stay in the journal only."""
 MAX_FRAME = 1 << 30
 """A larger session is not journaled, and a longer line is damage."""
 
@@ -59,8 +53,7 @@ class SessionJournal:
     path
         The file; the first append creates it.
     identity
-        What sessions are generated under now. Sessions of another identity are not resumed: a
-        journal that holds no others is quarantined, unless another process appends to it.
+        What sessions are generated under now. Sessions of another identity are not resumed.
     read
         Whether to read the file; false for who only appends.
 
@@ -126,19 +119,12 @@ class SessionJournal:
             file.close()
 
     def _open(self) -> IO[bytes]:
-        """The file at `path`, even after another process quarantined or removed an earlier one."""
-        for _ in range(100):
-            if self._file is None:
-                with open_folder(self.path.parent, create=True) as folder:
-                    self._file = folder.open(self.path.name, "a", buffering=0)
-                locked = _lock(self._file, fcntl.LOCK_SH)  # see _quarantine
-            else:
-                locked = True
-            if locked and _is_at(self.path, self._file):
-                return self._file
+        """The file at `path`, even after another process removed an earlier one."""
+        if self._file is None or not _is_at(self.path, self._file):
             self._close()
-            time.sleep(0.01)
-        raise OSError(errno.EAGAIN, "another process keeps replacing the journal", str(self.path))
+            with open_folder(self.path.parent, create=True) as folder:
+                self._file = folder.open(self.path.name, "a", buffering=0)
+        return self._file
 
     def _recover(self) -> None:
         try:
@@ -146,12 +132,11 @@ class SessionJournal:
                 file = folder.open(self.path.name, max_bytes=MAX_BYTES)
         except FileNotFoundError:
             return
+        refused, allowed, damaged = set(), set(), 0
         with file:
-            refused, allowed, damage, damaged = set(), set(), [], 0
             for _, frame, entry in frames(file, str(self.path)):
                 if entry is None:
                     damaged += len(frame)
-                    damage += [frame] if damaged <= MAX_KEPT_BYTES else []
                     continue
                 identity, key, value = entry
                 must, warn = self._identity.differences(identity)
@@ -159,44 +144,15 @@ class SessionJournal:
                 if not must:
                     allowed.update(warn)
                     self.entries[key] = value
-            if allowed:
-                differs = "; ".join(sorted(allowed))
-                logger.warning("%s: resumed although it differs: %s", self.path, differs)
-            if damaged:
-                self._keep(b"".join(damage), damaged)
-            if refused:
-                differs = "; ".join(sorted(refused))
-                kept = None if self.entries else self._quarantine(file)
-                text = "%s holds sessions of another run, which are not resumed: %s%s"
-                where = "" if kept is None else f". It is kept as {kept}"
-                logger.warning(text, self.path, differs, where)
-
-    def _keep(self, data: bytes, total: int) -> None:
-        """Copy damaged bytes to a file whose name depends on them, so that it is written once."""
-        if total > MAX_KEPT_BYTES:
-            logger.warning("%s: skipped %d damaged bytes", self.path, total)
-            return
-        name = quarantine_name(self.path.name, xxhash.xxh3_64_hexdigest(data))
-        try:
-            with (
-                open_folder(self.path.parent) as folder,
-                contextlib.suppress(FileExistsError),
-                folder.open(name, "x") as file,
-            ):
-                file.write(data)
-        except OSError as error:
-            logger.warning("%s: skipped %d damaged bytes: %s", self.path, total, error)
-        else:
-            text = "%s: skipped %d damaged bytes. They are kept as %s"
-            logger.warning(text, self.path, total, name)
-
-    def _quarantine(self, file: IO[bytes]) -> str | None:
-        """Move the file away, unless another process holds it open to append to it."""
-        if not (_lock(file, fcntl.LOCK_EX) and _is_at(self.path, file)):
-            return None
-        kept = self.path.with_name(quarantine_name(self.path.name))
-        os.rename(self.path, kept)
-        return kept.name
+        if allowed:
+            differs = "; ".join(sorted(allowed))
+            logger.warning("%s: resumed although it differs: %s", self.path, differs)
+        if damaged:
+            logger.warning("%s: skipped %d damaged bytes", self.path, damaged)
+        if refused:
+            differs = "; ".join(sorted(refused))
+            text = "%s holds sessions of another run, which are not resumed: %s"
+            logger.warning(text, self.path, differs)
 
 
 def _frame(identity: bytes, key: Hashable, value: Any) -> bytes:
@@ -256,14 +212,3 @@ def _is_at(path: Path, file: IO[bytes]) -> bool:
         return os.path.samestat(os.lstat(path), os.fstat(file.fileno()))
     except OSError:
         return False
-
-
-def _lock(file: IO[bytes], kind: int) -> bool:
-    """Whether a lock was taken; true on file systems without locks."""
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass
-    return True

@@ -1,19 +1,17 @@
-"""The pool of this process: each async worker on a thread of its own, blocking ones in threads."""
+"""The pool of this process: each worker on an event loop and a thread of its own."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
-import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.failures import InfrastructureFailure
 from rlskip.dispatch.pools import THREADS, Pool, Rows, Runner, Worker, is_blocking
-from rlskip.dispatch.timeouts import Mailbox, stops_at_exit
+from rlskip.dispatch.timeouts import LoopThread, Mailbox, settle
 from rlskip.dispatch.units import Job
 
 logger = logging.getLogger(__name__)
@@ -22,9 +20,9 @@ logger = logging.getLogger(__name__)
 class LocalPool(Pool):
     """Workers in this process.
 
-    Each async worker has an event loop and a thread of its own: what it cancels or blocks costs the
+    Each worker has an event loop and a thread of its own: what it cancels or blocks costs the
     sessions that run on it, by their deadline. Then another one takes its place, which gets the
-    last broadcasts first.
+    last broadcasts first. Each call of a blocking worker has one more thread.
 
     Parameters
     ----------
@@ -40,35 +38,25 @@ class LocalPool(Pool):
     def __init__(self, worker: Worker, workers: int = 4, *, threads: int = THREADS) -> None:
         super().__init__(workers)
         self.slots = threads if is_blocking(worker) else None
-        self._make = functools.partial(Runner, worker, threads)
+        self._make = functools.partial(Runner, worker)
         self._runners = [self._make() for _ in range(workers)]
-        self._homes: list[_Home] = []  # of async workers, from the first call on
+        self._homes: list[_Home] = []  # of the workers, from the first call on
         self._calls: dict[str, tuple[Any, ...]] = {}  # the last broadcasts
 
-    def _open(self) -> None:
-        """Start the threads, with the first call."""
+    def _home(self, worker: int) -> _Home:
         if not self._homes:
             results = Mailbox(asyncio.get_running_loop())
             self._homes = [_Home(results) for _ in self._runners]
+        return self._homes[worker]
 
     def start(self, worker: int, job: Job) -> asyncio.Future[Rows]:
-        runner, args = self._runners[worker], (job.sample.fields, job.sampling, job.session)
-        loop = asyncio.get_running_loop()
-        if self.slots is not None:
-            return loop.create_task(runner.run(*args))
-        self._open()
-        return self._homes[worker].run(loop.create_future(), runner.run, *args)
+        run = self._runners[worker].run
+        return self._home(worker).run(run, job.sample.fields, job.sampling, job.session)
 
     def stop(self, worker: int, future: asyncio.Future[Rows]) -> None:
-        if self.slots is not None:
-            future.cancel()
-        else:
-            self._homes[worker].cancel(future)
-            self._check(worker)
-
-    def _check(self, worker: int) -> None:
-        """Replace a worker whose event loop does not turn: something on it blocks."""
-        home = self._homes[worker]
+        """Cancel a session, and replace its worker if that does not turn its event loop."""
+        home = self._home(worker)
+        home.cancel(future)
         if home.asked:
             return
         home.ask()
@@ -85,29 +73,22 @@ class LocalPool(Pool):
 
     async def broadcast(self, method: str, *args: Any) -> None:
         self._calls[method] = args
-        if self.slots is not None:
-            await asyncio.gather(*(runner.call(method, *args) for runner in self._runners))
-        else:
-            self._open()
-            loop = asyncio.get_running_loop()
-            pairs = zip(self._homes, self._runners, strict=True)
-            calls = [
-                home.run(loop.create_future(), runner.call, method, *args) for home, runner in pairs
-            ]
-            await asyncio.gather(*calls)
+        calls = [
+            self._home(worker).run(runner.call, method, *args)
+            for worker, runner in enumerate(self._runners)
+        ]
+        await asyncio.gather(*calls)
 
     async def close(self) -> None:
-        for runner in self._runners:
-            runner.close()
         for home in self._homes:
             home.close()
 
 
-_Start = tuple["asyncio.Future[Any]", Callable[..., Coroutine[Any, Any, Any]], tuple[Any, ...]]
+Call = Callable[..., Coroutine[Any, Any, Any]]
 
 
-class _Home:
-    """The thread and the event loop of an async worker.
+class _Home(LoopThread):
+    """The thread and the event loop of a worker.
 
     Parameters
     ----------
@@ -120,80 +101,42 @@ class _Home:
     # Whatever code of the user's does here, it sees the tasks of this worker only, and ends no
     # thread but this one, which goes on.
 
-    def __init__(
-        self, results: Mailbox, first: Sequence[Callable[[], Coroutine[Any, Any, Any]]] = ()
-    ) -> None:
+    def __init__(self, results: Mailbox, first: Sequence[Call] = ()) -> None:
+        super().__init__("rlskip-worker")
         self.results = results
         self.asked = False  # whether its loop turns, and it has not answered
-        self._loop = stops_at_exit(asyncio.new_event_loop())
-        self._inbox = Mailbox(self._loop)
         self._tasks: dict[asyncio.Future[Any], asyncio.Task[Any]] = {}
         self._first: asyncio.Future[Any] | None = None
-        self._closed = False
-        self._starting: list[_Start] = []  # until the end of the present turn
         if first:
-            self._inbox.post(self._open, first)
-        threading.Thread(target=self._main, name="rlskip-worker", daemon=True).start()
+            self.post(self._open, first)
 
-    def run(
-        self, future: asyncio.Future[Any], call: Callable[..., Coroutine[Any, Any, Any]], *args: Any
-    ) -> asyncio.Future[Any]:
-        """Await ``call(*args)`` here; `future`, of the dispatcher's event loop, gets the result."""
-        if not self._starting:  # what else starts in this turn of that loop goes with it
-            future.get_loop().call_soon(self._send)
-        self._starting.append((future, call, args))
+    def run(self, call: Call, *args: Any) -> asyncio.Future[Any]:
+        """Await ``call(*args)`` here; returns a future of the dispatcher's event loop."""
+        future = self.results.loop.create_future()
+        self.post(self._begin, future, call, *args)
         return future
-
-    def _send(self) -> None:
-        starting, self._starting = self._starting, []
-        self._inbox.post(self._begin_all, starting)
 
     def cancel(self, future: asyncio.Future[Any]) -> None:
         """Cancel what settles this future."""
-        # Not before what started in this turn is sent.
-        future.get_loop().call_soon(self._inbox.post, self._cancel, future)
+        self.post(self._cancel, future)
 
     def ask(self) -> None:
         """Set `asked` until the loop turns."""
         self.asked = True
-        self._inbox.post(setattr, self, "asked", False)
-
-    def close(self) -> None:
-        """Cancel what runs, and end the thread, as soon as nothing blocks it."""
-        self._closed = True
-        self._inbox.post(self._loop.stop)
+        self.post(setattr, self, "asked", False)
 
     # -- on its thread -------------------------------------------------------------------------
 
-    def _main(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        while not (self._closed or self._loop.is_closed()):
-            try:
-                self._loop.run_forever()
-            except BaseException:  # a task of the worker's own raised SystemExit, for example
-                logger.exception("the event loop of a worker goes on")
-        with contextlib.suppress(BaseException):
-            tasks = asyncio.all_tasks(self._loop)
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                self._loop.run_until_complete(asyncio.wait(tasks, timeout=1))
-        with contextlib.suppress(BaseException):
-            self._loop.close()
-
-    def _open(self, first: Sequence[Callable[[], Coroutine[Any, Any, Any]]]) -> None:
-        calls = (self._loop.create_task(call()) for call in first)
+    def _open(self, first: Sequence[Call]) -> None:
+        calls = (self.loop.create_task(call()) for call in first)
         self._first = asyncio.gather(*calls, return_exceptions=True)
 
-    def _begin_all(self, starting: list[_Start]) -> None:
-        for future, call, args in starting:
-            coroutine = call(*args) if self._first is None else self._after_first(call, args)
-            task = self._tasks[future] = self._loop.create_task(coroutine)
-            task.add_done_callback(functools.partial(self._ended, future))
+    def _begin(self, future: asyncio.Future[Any], call: Call, *args: Any) -> None:
+        coroutine = call(*args) if self._first is None else self._after_first(call, *args)
+        task = self._tasks[future] = self.loop.create_task(coroutine)
+        task.add_done_callback(functools.partial(self._ended, future))
 
-    async def _after_first(
-        self, call: Callable[..., Coroutine[Any, Any, Any]], args: tuple[Any, ...]
-    ) -> Any:
+    async def _after_first(self, call: Call, *args: Any) -> Any:
         assert self._first is not None
         await asyncio.wait([self._first])
         return await call(*args)
@@ -204,18 +147,6 @@ class _Home:
 
     def _ended(self, future: asyncio.Future[Any], task: asyncio.Task[Any]) -> None:
         del self._tasks[future]
-        if task.cancelled():
-            self.results.post(_settle, future, None, InfrastructureFailure("cancelled"))
-        elif (error := task.exception()) is not None:
-            self.results.post(_settle, future, None, error)
-        else:
-            self.results.post(_settle, future, task.result(), None)
-
-
-def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if future.done():  # the dispatcher has closed
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
+        cancelled = InfrastructureFailure("cancelled") if task.cancelled() else None
+        error = cancelled or task.exception()
+        self.results.post(settle, future, None if error else task.result(), error)

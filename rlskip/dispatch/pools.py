@@ -1,4 +1,4 @@
-"""Pools: where sessions run. The interface, and the pool of this process.
+"""Pools: where sessions run. The interface, and what a worker is and returns.
 
 A worker is an async function, a blocking one (it runs in a thread), or a class with
 ``__call__``, made once per worker; there is no base class. It is called as ``worker(prompt,
@@ -30,7 +30,7 @@ from tensordict import is_non_tensor, is_tensor_collection
 
 from rlskip.batch.columns import own
 from rlskip.dispatch.failures import DataFailure, portable
-from rlskip.dispatch.timeouts import DaemonThreads
+from rlskip.dispatch.timeouts import in_thread
 from rlskip.dispatch.units import Job, Sample, Session
 from rlskip.keys import integer
 from rlskip.queue.rows import OwnRow
@@ -72,7 +72,7 @@ class Pool(ABC):
 
     @abstractmethod
     def stop(self, worker: int, future: asyncio.Future[Rows]) -> None:
-        """Stop a session. Its future is still settled, with its rows if they came first."""
+        """Stop a session, as far as it can be; nobody waits for its future any more."""
 
     def forget(self, sample: Sample) -> None:  # noqa: B027 - may do nothing
         """No more sessions of this prompt will run."""
@@ -88,24 +88,19 @@ class Pool(ABC):
 class Runner:
     """One worker: makes it, calls it, and turns every error that it raises into an Exception."""
 
-    def __init__(self, worker: Worker, threads: int) -> None:
+    def __init__(self, worker: Worker) -> None:
         made = worker.func if isinstance(worker, functools.partial) else worker
         self._worker = worker() if inspect.isclass(made) else worker
+        self._blocks = is_blocking(worker)
         self._pid = os.getpid()
-        self._threads = DaemonThreads(threads, "rlskip-worker") if is_blocking(worker) else None
 
     async def run(
         self, fields: Mapping[str, Any], sampling: Mapping[str, Any], session: Session
     ) -> Any:
         # Copies: sessions of one prompt share nothing, so none depends on where another ran.
         args = own(dict(fields)), own(dict(sampling)), session
-        if self._threads is not None:
-            thread = self._threads.run(self._call, *args)
-            try:
-                return await asyncio.shield(thread)
-            except asyncio.CancelledError:
-                self._threads.give_up(thread)
-                return await thread  # a thread cannot be stopped
+        if self._blocks:
+            return await in_thread(self._call, *args, name="rlskip-worker")
         try:
             return kept(await self._worker(*args))
         except asyncio.CancelledError:
@@ -130,20 +125,9 @@ class Runner:
 
     async def call(self, method: str, *args: Any) -> None:
         called = getattr(self._worker, method)
-        if self._threads is None:
-            result = called(*args)
-        else:  # it may block as well; not in a thread of sessions, whose deadlines run
-            threads = DaemonThreads(1, "rlskip-broadcast")
-            try:
-                result = await threads.run(called, *args)
-            finally:
-                threads.close()
+        result = await in_thread(called, *args) if self._blocks else called(*args)
         if inspect.isawaitable(result):
             await result
-
-    def close(self) -> None:
-        if self._threads is not None:
-            self._threads.close()
 
 
 def is_blocking(worker: Worker) -> bool:

@@ -29,7 +29,7 @@ from rlskip.dispatch.failures import (
     text_of,
 )
 from rlskip.dispatch.pools import THREADS, Pool, Rows, Runner, Worker, is_blocking
-from rlskip.dispatch.timeouts import DaemonThreads, failure_of
+from rlskip.dispatch.timeouts import failure_of, in_thread
 from rlskip.dispatch.units import Job, Sample, Session
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,6 @@ class RayPool(Pool):
     ) -> None:
         super().__init__(workers)
         self._worker = worker
-        self._threads = threads
         self.slots = threads if is_blocking(worker) else None
         usual = {"max_concurrency": 10_000, "scheduling_strategy": "SPREAD"}
         self._options = {**usual, **(options or {})}
@@ -90,9 +89,7 @@ class RayPool(Pool):
     async def open(self) -> None:
         ends = asyncio.get_running_loop().time() + START_S
         if not ray.is_initialized():  # on a thread: it blocks for as long as it takes
-            await self._until(
-                ends, DaemonThreads(1, "rlskip-ray").run(ray.init), "Ray did not start"
-            )
+            await self._until(ends, in_thread(ray.init), "Ray did not start")
         self._seats = [_Seat(i, self) for i in range(self.workers)]
         # An actor that cannot start raises here.
         hellos = asyncio.gather(*(seat.actor.hello.remote() for seat in self._seats))
@@ -122,9 +119,7 @@ class RayPool(Pool):
 
     async def resources(self) -> str:
         """What Ray has, and what of it is free."""
-        asked = DaemonThreads(1, "rlskip-ray").run(
-            lambda: (ray.cluster_resources(), ray.available_resources())
-        )
+        asked = in_thread(lambda: (ray.cluster_resources(), ray.available_resources()))
         if await failure_of(asked, ASK_S, "Ray") is not None:
             return "unknown (Ray does not answer)"
         has, free = asked.result()
@@ -172,7 +167,7 @@ class _Seat:
     def _sit(self) -> None:
         pool = self._pool
         actor = ray.remote(_Actor).options(**pool._options)
-        self.actor: Any = actor.remote(pool._worker, pool._threads)
+        self.actor: Any = actor.remote(pool._worker)
         self._known: set[int] = set()
         self._forgotten: list[int] = []
         self._outbox: list[tuple[int, Job]] = []
@@ -315,8 +310,8 @@ class _Seat:
 class _Actor:
     """The actor's side: runs sessions, and returns their results when asked."""
 
-    def __init__(self, worker: Worker, threads: int) -> None:
-        self._runner = Runner(worker, threads)
+    def __init__(self, worker: Worker) -> None:
+        self._runner = Runner(worker)
         self._prompts: dict[int, Any] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._results: list[tuple[int, bytes | None]] = []

@@ -58,18 +58,15 @@ class Journaled:
     tags
         The tags of the rows, if a worker wrote them itself; else none.
     uid
-        Its prompt's, which a trainer that restores its queue uses again.
+        Its prompt's.
     lacks
         What it lacked of what its stage needed (:class:`rlskip.jobs.served.Needs`).
-    step
-        The earlier step at which it was generated; None: that of its prompt now.
     """
 
     rows: list[dict[str, Any]]
     tags: Sequence[Mapping[str, Any]] = ()
     uid: str | None = None
     lacks: Sequence[str] = ()
-    step: int | None = None
 
     def packed(self) -> tuple[Any, ...]:
         """What a journal holds of it."""
@@ -87,16 +84,16 @@ class Journaled:
         return None
 
     def of(self, prompt: Prompt) -> Journaled:
-        """As a session of `prompt`: rows that name the earlier prompt's uid or step name its."""
-        old = {"uid": self.uid, GLOBAL_STEPS: self.step}
-        fields = prompt.sample.fields
+        """As a session of `prompt`: rows that name the earlier prompt's uid name its."""
+        if self.uid is None or "uid" not in prompt.sample.fields:
+            return self
 
-        def now(name: str, value: Any) -> Any:
-            if old.get(name) is None or name not in fields or str(plain(value)) != str(old[name]):
+        def now(value: Any) -> Any:
+            if str(plain(value)) != self.uid:
                 return value
-            return prompt.uid if name == "uid" and isinstance(value, str) else fields[name]
+            return prompt.uid if isinstance(value, str) else prompt.sample.fields["uid"]
 
-        rows = [{name: now(name, value) for name, value in row.items()} for row in self.rows]
+        rows = [{**row, "uid": now(row["uid"])} if "uid" in row else row for row in self.rows]
         return attrs.evolve(self, rows=rows)
 
 
@@ -121,16 +118,12 @@ class Journals:
     max_span
         How many steps a session may span, from the first that its weights could generate to the
         one that resumes it: 1 is on-policy. None for any number.
-    reissues
-        Whether the trainer restores its queue and submits unfinished prompts again, at a later
-        step and with their uids.
     """
 
     _store: StepStore
     identity: Identity
     _queue: TrajectoryQueue | None
     _max_span: int | None = None
-    _reissues: bool = False
     _checkpoint: int = attrs.field(default=-1, init=False)
     _partitions: set[str] = attrs.field(factory=lambda: {TRAIN}, init=False)  # of prompts
 
@@ -142,14 +135,7 @@ class Journals:
     def open(self, step: int) -> SessionJournal:
         """Remove the earlier journals that are done with, and open that of `step`."""
         self.tidy(before=step)
-        journal = SessionJournal(self._path(step), self.identity)
-        if self._reissues:
-            self._reissues = False  # before anything else is submitted
-            for earlier in (number for number in self.steps() if number < step):
-                for key, packed in self._read(earlier).items():
-                    if isinstance(key, tuple) and (entry := Journaled.unpacked(packed)):
-                        journal.entries[entry.uid, key[-1]] = *entry.packed(), earlier
-        return journal
+        return SessionJournal(self._path(step), self.identity)
 
     def tidy(self, checkpoint: int | None = None, before: float = math.inf) -> None:
         """Remove the journals that are done with, of steps `before` this one.
@@ -226,13 +212,6 @@ class Journals:
         """For a worker that writes its rows itself; it can be sent to another process."""
         return WorkerJournal(self.directory, self.identity, seconds)
 
-    def _read(self, step: int) -> dict[Hashable, Any]:
-        try:
-            return SessionJournal(self._path(step), self.identity).entries
-        except OSError as error:
-            logger.warning("%s cannot be read: %s", self._path(step), error)
-            return {}
-
     def _path(self, step: int) -> Path:
         return self.directory / journal_name(step)
 
@@ -249,16 +228,15 @@ def resumable(
     refused: Counter[str] = Counter()
     for prompt in batch.prompts:
         for session in sorted(prompt.open) if prompt.journal_key else ():
-            keys = (prompt.uid, session), (*(prompt.journal_key or ()), session)
-            entries = (journal.entries[key] for key in keys if key in journal.entries)
-            entry = next(filter(None, map(Journaled.unpacked, entries)), None)
+            key = (*(prompt.journal_key or ()), session)
+            entry = Journaled.unpacked(journal.entries.get(key))
             if entry is None:
-                journal.entries.pop(keys[1], None)  # the session is journaled again
+                journal.entries.pop(key, None)  # the session is journaled again
                 continue
             why_not = journals.why_not(entry, batch.step)
             if why_not := why_not or batch.needs.why_not(entry.rows, entry.lacks):
                 refused[why_not] += 1
-                journal.entries.pop(keys[1], None)  # what is generated instead is journaled
+                journal.entries.pop(key, None)  # what is generated instead is journaled
             else:
                 resumed = session, entry.of(prompt), tokens_of(entry.rows)
                 found.setdefault(prompt.uid, []).append(resumed)

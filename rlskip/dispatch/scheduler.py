@@ -9,8 +9,9 @@ it forgets those that have ended.
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
+from typing import Any
 
 import attrs
 
@@ -47,13 +48,17 @@ class SessionGroup:
 
 @attrs.frozen(eq=False)
 class Unit:
-    """One session of one prompt, at its `attempt`-th attempt; it failed last on worker `avoid`."""
+    """One session of one prompt, at its `attempt`-th attempt; it failed last on worker `avoid`.
+
+    Its attempts share `failures`, for who counts them by kind.
+    """
 
     group: SessionGroup
     session: int
     number: int
     attempt: int = 0
     avoid: int | None = None
+    failures: Counter[Any] = attrs.field(factory=Counter)
 
 
 class Scheduler:
@@ -129,12 +134,10 @@ class Scheduler:
             group._length += length
             self._queue(group)
 
-    def retry(self, worker: int, unit: Unit) -> Unit:
+    def retry(self, worker: int, unit: Unit) -> None:
         """`unit` failed on `worker`: queue its next attempt, for another worker if there is one."""
         self._release(worker)
-        again = attrs.evolve(unit, attempt=unit.attempt + 1, avoid=worker)
-        self._again.append(again)
-        return again
+        self._again.append(attrs.evolve(unit, attempt=unit.attempt + 1, avoid=worker))
 
     def cancel(self, group: SessionGroup) -> None:
         """Start no more sessions of `group`; those that run must still be reported."""

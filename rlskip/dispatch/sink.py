@@ -16,7 +16,7 @@ import attrs
 
 from rlskip.dispatch.failures import InfrastructureFailure, text_of
 from rlskip.dispatch.journal import SessionJournal
-from rlskip.dispatch.timeouts import DaemonThreads, failure_of
+from rlskip.dispatch.timeouts import failure_of, in_thread
 from rlskip.queue import TrajectoryQueue
 
 logger = logging.getLogger(__name__)
@@ -34,18 +34,18 @@ class Leaving:
     Parameters
     ----------
     written
-        Gets None once all is written, else the error.
+        Called once: with None when all is written, else with the error.
     partition
         The partition of its keys.
-    rows
-        Rows by key, each with its tag.
     tags
         Markers, and new statuses of prompts, by key: readers see them after the rows.
+    rows
+        Rows by key, each with its tag.
     journal, entries
         The journal, or None, and what is added to it.
     """
 
-    written: asyncio.Future[Exception | None]
+    written: Callable[[Exception | None], object]
     partition: str
     tags: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     rows: dict[str, tuple[dict[str, Any], dict[str, Any]]] = attrs.field(factory=dict)
@@ -56,8 +56,8 @@ class Leaving:
 class Sink:
     """The only writer of a dispatcher: it writes from a thread, each time within `seconds`.
 
-    A write that takes longer is given up: its thread is abandoned, and another one takes over.
-    `warn` is called with the place and the cause where sessions are not journaled.
+    A write that takes longer is given up. `warn` is called with the place and the cause where
+    sessions are not journaled.
     """
 
     def __init__(
@@ -73,37 +73,25 @@ class Sink:
         self._warn = warn
         self._gathered: deque[Leaving] = deque()
         self._writing: asyncio.Task[None] | None = None
-        self._thread = DaemonThreads(1, "rlskip-queue")
         self._stuck: list[asyncio.Future[None]] = []  # writes in a row that did not return
-        self._journal = DaemonThreads(1, "rlskip-journal")
 
-    def write(self, leaving: Leaving) -> asyncio.Future[Exception | None]:
+    def write(self, leaving: Leaving) -> None:
         """Write it soon, after all that was given before."""
         self._gathered.append(leaving)
         if self._writing is None:  # a task begins in the next turn: what else comes in this, joins
-            self._writing = leaving.written.get_loop().create_task(self._write_all())
-        return leaving.written
+            self._writing = asyncio.get_running_loop().create_task(self._write_all())
 
     async def _write_all(self) -> None:
         while self._gathered:
             most = min(len(self._gathered), MOST)
-            await self._write([self._gathered.popleft() for _ in range(most)])
+            batch = [self._gathered.popleft() for _ in range(most)]
+            await self._journal_all(batch)
+            error = await self._try(batch)
+            for leaving in batch:
+                # Once more, alone: what the queue refuses of one must not keep out the others, and
+                # a queue that stalled once loses nothing.
+                leaving.written(None if error is None else await self._try([leaving]))
         self._writing = None
-
-    def close(self) -> None:
-        """Let the threads end once their writes return."""
-        self._thread.close()
-        self._journal.close()
-
-    async def _write(self, batch: list[Leaving]) -> None:
-        await self._journal_all(batch)
-        error = await self._try(batch)
-        for leaving in batch:
-            # One session's rows must not keep the others from the queue.
-            alone = error is not None and len(batch) > 1
-            result = await self._try([leaving]) if alone else error
-            if not leaving.written.done():
-                leaving.written.set_result(result)
 
     async def _try(self, batch: list[Leaving]) -> Exception | None:
         """Write a batch; returns what the queue raised, or that it did not answer."""
@@ -112,13 +100,12 @@ class Sink:
         if any(write.done() for write in self._stuck):
             self._stuck.clear()
         if len(self._stuck) < STRIKES:
-            write = self._thread.run(self._put, batch, self._queue)
+            write = in_thread(self._put, batch, self._queue, name="rlskip-queue")
             error = await failure_of(write, self._seconds, "the queue")
             if write.done():
                 self._stuck.clear()
                 return error
             self._stuck.append(write)
-            self._thread.give_up(write)
         return InfrastructureFailure(f"the queue did not answer within {self._seconds:g} s")
 
     def _put(self, batch: list[Leaving], queue: TrajectoryQueue) -> None:
@@ -136,19 +123,16 @@ class Sink:
         for partition, by_key in tags.items():
             queue.put(list(by_key), partition, tags=list(by_key.values()))
 
-    # -- the journal: a fault costs a warning, and never the rows ----------------------------
-
     async def _journal_all(self, batch: list[Leaving]) -> None:
+        """Append to the journals; a fault costs a warning, and never the rows."""
         entries: dict[SessionJournal, dict[Any, Any]] = defaultdict(dict)
         for leaving in batch:
             journal = leaving.journal
             if journal is not None and leaving.entries and not journal.hangs:
                 entries[journal].update(leaving.entries)
         for journal, added in entries.items():
-            append = self._journal.run(journal.append, added)
+            append = in_thread(journal.append, added, name="rlskip-journal")
             error = await failure_of(append, self._seconds, "the disk")
-            if not append.done():
-                journal.hangs = True
-                self._journal.give_up(append)
+            journal.hangs = not append.done()
             if error is not None:
                 self._warn(journal.path, text_of(error))

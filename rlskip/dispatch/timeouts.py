@@ -1,4 +1,4 @@
-"""Deadlines for every wait of the dispatcher, and daemon threads for calls that may hang.
+"""Deadlines for every wait of the dispatcher, and threads for calls that may hang.
 
 ===========================  ==========================================================
 what may hang                the dispatcher waits
@@ -13,8 +13,9 @@ starting or calling workers  `OPEN_S` seconds
 the end of the process       `EXIT_S` seconds
 ===========================  ==========================================================
 
-Code that may hang (workers, the queue, the disk) runs on daemon threads: a thread that is joined
-when the interpreter exits, as a ThreadPoolExecutor's are, would keep the process alive.
+Each call that may hang (a blocking worker, the queue, the disk) has a daemon thread of its own: one
+that is joined when the interpreter exits, as a ThreadPoolExecutor's are, would keep the process
+alive, and one that others wait for would delay them.
 """
 
 from __future__ import annotations
@@ -28,17 +29,10 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, wait
-from queue import SimpleQueue
-from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
-
-import attrs
+from typing import Any
 
 from rlskip.config.dispatch import DispatchConfig
 from rlskip.dispatch.failures import InfrastructureFailure, portable
-
-T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -56,119 +50,49 @@ def write_seconds(config: DispatchConfig) -> float:
     return most if seconds is None else min(max(seconds, least), most)
 
 
-@attrs.define(eq=False)
-class _Call:
-    """How far a call is; it keeps nothing of what was given or returned."""
+def in_thread(call: Callable[..., Any], *args: Any, name: str = "rlskip") -> asyncio.Future[Any]:
+    """Run ``call(*args)`` on a daemon thread; the future belongs to the running event loop.
 
-    started: bool = False
-    ended: bool = False
-    given_up: bool = False  # while it ran
+    What the call raises becomes an Exception (:func:`portable`). A call cannot be stopped: whoever
+    gives it up cancels the future, or leaves it.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
 
-
-class DaemonThreads:
-    """Runs calls on up to `most` daemon threads, for an event loop."""
-
-    # `pending` counts the calls that have not ended. `_given_up` counts those that run and were
-    # given up; `_threads` does not count their threads.
-
-    def __init__(self, most: int, name: str) -> None:
-        self._most = most
-        self._name = name
-        self._queue: SimpleQueue[tuple[_Call, Callable[[], None]] | None] = SimpleQueue()
-        self._calls: WeakKeyDictionary[asyncio.Future[Any], _Call] = WeakKeyDictionary()
-        self._lock = threading.Lock()
-        self._threads = 0
-        self._given_up = 0
-        self.pending = 0
-        _all.add(self)
-
-    def run(self, call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """Run ``call(*args)``; the future belongs to the running event loop.
-
-        What the call raises becomes an Exception (:func:`portable`). A call whose future is
-        cancelled before it has started is not made; one that has started goes on.
-        """
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-
-        def settle(result: Any, error: Exception | None) -> None:
-            if not future.done():
-                if error is None:
-                    future.set_result(result)
-                else:
-                    future.set_exception(error)
-
-        def work() -> None:
-            result, error = None, None
-            try:
-                if not future.cancelled():
-                    result = call(*args)
-            except BaseException as raised:
-                error = portable(raised)
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(settle, result, error)
-
-        with self._lock:
-            self.pending += 1
-            try:
-                self._grow()
-            except RuntimeError as error:  # no thread can be started now
-                if self._threads == 0:
-                    self.pending -= 1
-                    future.set_exception(InfrastructureFailure(f"{error}"))
-                    return future
-            made = self._calls[future] = _Call()
-            self._queue.put((made, work))
-        return future
-
-    def give_up(self, future: asyncio.Future[Any]) -> None:
-        """Nobody waits for a call: it is not made, or another thread takes its thread's place."""
-        with self._lock:
-            call = self._calls.get(future)
-            if call is None:  # no thread could be started for it
-                return
-            if not call.started:
-                future.cancel()
-            elif not (call.ended or call.given_up):
-                call.given_up = True
-                self._given_up += 1
-                self._threads -= 1
-                with contextlib.suppress(RuntimeError):  # the next call tries again
-                    self._grow()
-
-    def _grow(self) -> None:
-        """Start another thread, if there are too few for the calls that are awaited."""
-        if self._threads < min(self.pending - self._given_up, self._most):
-            threading.Thread(target=self._work, name=self._name, daemon=True).start()
-            self._threads += 1
-
-    def close(self) -> None:
-        """Let the threads end; calls that run are not interrupted."""
-        with self._lock:
-            for _ in range(self._threads):
-                self._queue.put(None)
-
-    def _work(self) -> None:
-        while (taken := self._queue.get()) is not None:
-            call, work = taken
-            with self._lock:
-                call.started = True
+    def work() -> None:
+        result, error = None, None
+        try:
             if not _exiting:
-                work()
-            del taken, work  # and with it what the call was given, such as tensors
-            with self._lock:
-                self.pending -= 1
-                call.ended = True
-                if call.given_up:  # another thread has its place
-                    self._given_up -= 1
-                    return
+                result = call(*args)
+        except BaseException as raised:
+            error = portable(raised)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, future, result, error)
+
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    _threads.add(thread)  # before it starts: the end of the process waits for it
+    try:
+        thread.start()
+    except RuntimeError as error:  # there are too many
+        future.set_exception(InfrastructureFailure(f"{error}"))
+    return future
+
+
+def settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    """Give a future its result or its error, unless it was cancelled."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
 
 
 class Mailbox:
     """Calls for an event loop from other threads; those of a moment wake it once."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self.loop = loop
         self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._awake = False
 
@@ -181,7 +105,7 @@ class Mailbox:
         if not self._awake:
             self._awake = True
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._drain)
+                self.loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
         self._awake = False
@@ -191,6 +115,38 @@ class Mailbox:
                 call(*args)
             except BaseException:  # the other calls are made all the same
                 logger.exception("%s failed", name_of(call))
+
+
+class LoopThread(Mailbox):
+    """An event loop on a daemon thread of its own, which goes on whatever its code raises."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(asyncio.new_event_loop())
+        _loops.add(self.loop)
+        self._closed = False
+        self.thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self.thread.start()
+
+    def close(self) -> None:
+        """Cancel what runs, and end the thread, as soon as nothing blocks it."""
+        self._closed = True
+        self.post(self.loop.stop)
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        while not (self._closed or self.loop.is_closed()):
+            try:
+                self.loop.run_forever()
+            except BaseException:  # a task of a worker's own raised SystemExit, for example
+                logger.exception("the event loop of %s goes on", self.thread.name)
+        with contextlib.suppress(BaseException):
+            tasks = asyncio.all_tasks(self.loop)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                self.loop.run_until_complete(asyncio.wait(tasks, timeout=1))
+        with contextlib.suppress(BaseException):
+            self.loop.close()
 
 
 async def failure_of(future: asyncio.Future[Any], seconds: float, what: str) -> Exception | None:
@@ -204,30 +160,16 @@ async def failure_of(future: asyncio.Future[Any], seconds: float, what: str) -> 
     return future.exception()  # type: ignore[return-value]
 
 
-def result_of(outcome: Future[T], seconds: float, call: Callable[..., object]) -> T:
-    """The result of `call`; raises InfrastructureFailure if there is none after `seconds`."""
-    if not wait([outcome], seconds).done:
-        outcome.cancel()
-        raise InfrastructureFailure(f"{name_of(call)} took longer than {seconds:g} s")
-    return outcome.result()
-
-
 def name_of(call: Callable[..., object]) -> str:
     """How errors name a function."""
     return getattr(call, "__qualname__", repr(call))
 
 
-# Nothing of ours runs when the interpreter ends: a thread that it stops within a C++ library, which
-# frees tensors, say, aborts the process.
-_all: weakref.WeakSet[DaemonThreads] = weakref.WeakSet()
+# Nothing of ours runs when the interpreter ends, on a loop or a thread: one that it stops within a
+# C++ library, which frees tensors, say, aborts the process.
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 _exiting = False
-
-
-def stops_at_exit(loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEventLoop:
-    """An event loop that runs on a daemon thread, and calls nothing more at the process's end."""
-    _loops.add(loop)
-    return loop
 
 
 @atexit.register
@@ -244,7 +186,7 @@ def _let_calls_end() -> None:
     deadline = time.monotonic() + EXIT_S
     while time.monotonic() < deadline and not (
         all(event.is_set() for event in stopped)
-        and not any(threads.pending for threads in list(_all))
+        and not any(thread.is_alive() for thread in list(_threads))
     ):
         time.sleep(0.01)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import attrs
 import xxhash
 
-from rlskip.batch.columns import own, rows_of, select
 from rlskip.errors import RlskipError
 from rlskip.keys import TrajectoryKey, row_tag
 
@@ -86,80 +84,3 @@ def session_seed(seed: int, step: int, prompt: int, session: int) -> int:
     """A 63-bit seed that is stable over processes, machines and versions."""
     text = f"{seed}/{step}/{prompt}/{session}"
     return xxhash.xxh3_64_intdigest(text.encode()) >> 1
-
-
-def extract_sample(batch: Any, i: int) -> dict[str, Any]:
-    """Return sample `i` of a batch as a plain dict that shares no memory with it.
-
-    A view would carry the storage of the whole batch through every serialisation.
-
-    Parameters
-    ----------
-    batch
-        A TensorDict of batch size ``(prompts,)``, a mapping of columns, one mapping per prompt.
-
-    Returns
-    -------
-    dict
-        Tensors without the batch dimension, per-sample data unchanged, and batch-wide data
-        (NonTensorData) in every sample.
-    """
-    (row,) = rows_of(select(batch, [i]))
-    return {str(key): own(value) for key, value in row.items()}
-
-
-def build_trajectory_info(step: Any, index: Any, validate: Any) -> list[dict[str, Any]]:
-    """Name each prompt of a batch in plain Python scalars.
-
-    Parameters
-    ----------
-    step
-        The trainer's step: a number, or a tensor or array of one.
-    index
-        Each prompt's number in the data set: a tensor, an array or a list.
-    validate
-        Whether the batch is a validation batch.
-
-    Returns
-    -------
-    list of dict
-        Each with ``step``, ``sample_index``, ``rollout_n`` (0 for an index that differs from
-        the one before, else one more) and ``validate``.
-    """
-    step, validate = _scalar(step), bool(_scalar(validate))
-    info: list[dict[str, Any]] = []
-    for i in index.tolist() if hasattr(index, "tolist") else index:
-        i = _scalar(i)
-        again = bool(info) and info[-1]["sample_index"] == i
-        info.append(
-            {
-                "step": step,
-                "sample_index": i,
-                "rollout_n": info[-1]["rollout_n"] + 1 if again else 0,
-                "validate": validate,
-            }
-        )
-    return info
-
-
-def whole(value: Any) -> int | None:
-    """A number without a fraction, of any type, as an int; None for anything else."""
-    with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
-        number = int(value)
-        return number if number == value else None
-    return None
-
-
-def step_number(step: Any) -> int:
-    """The trainer's step as an int; raises :class:`BatchError`."""
-    if step is None:
-        remedy = "pass step=... or add the field to the batch"
-        raise BatchError("no step is given", "global_steps", remedy)
-    number = whole(step)
-    if number is None:
-        raise BatchError(f"expected a whole number, got {step!r:.100}", "global_steps")
-    return number
-
-
-def _scalar(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import threading
@@ -15,7 +14,8 @@ from weakref import WeakValueDictionary
 from tensordict import TensorDict
 
 from rlskip.batch.prompts import named
-from rlskip.config.replay import read_replay
+from rlskip.config.dispatch import read_dispatch
+from rlskip.config.replay import ReplayConfig, read_replay
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import ROLLOUT_ROOT_KEYS, integer
 from rlskip.queue.filtering import GroupFilter
@@ -54,7 +54,7 @@ class ReplayBuffer:
         The queue to which sessions write their rows and markers.
     config
         A full DictConfig, a mapping with an entry `replay`, a :class:`ReplayConfig`, or None
-        for the defaults.
+        for the defaults. ``dispatch.fill_missing`` of a full one applies to :meth:`get`.
     refill
         Replaces evicted prompts: those that ``on_incomplete: refill`` evicts, stale and rejected
         ones.
@@ -83,6 +83,8 @@ class ReplayBuffer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = read_replay(config)
+        full = None if isinstance(config, ReplayConfig) else config
+        self._filling = {"fill_missing": True} if read_dispatch(full).fill_missing else {}
         needs_refill = self.config.on_incomplete == "refill" or group_filter is not None
         if needs_refill and refill is None:
             raise ConfigError(
@@ -160,7 +162,7 @@ class ReplayBuffer:
         with self._lock:
             known = self._partitions[partition]
             group_filter = None if known.validates else self._filter
-            call = SampleCall(number, known, batch_size, uids, group_filter, now, now)
+            call = SampleCall(known, number, batch_size, uids, group_filter, now)
         while True:
             with self._lock:
                 self._partitions.sync()
@@ -190,7 +192,7 @@ class ReplayBuffer:
         """
         self.check(batch)
         try:
-            return self._queue.get(batch.keys, str(batch.partition_id), fields)
+            return self._queue.get(batch.keys, str(batch.partition_id), fields, **self._filling)
         finally:
             self.check(batch)
 
@@ -255,60 +257,68 @@ class ReplayBuffer:
     # -- the steps of sample(), in this order --------------------------------------------------
 
     def _decide(self, call: SampleCall) -> Eviction:
-        """Which groups must not be sampled, and how many prompts replace them now.
+        """Which groups must not be sampled, and which prompts are replaced.
 
         Nothing has changed yet: what raises here leaves the step as it was.
         """
-        found, policy = Eviction([*call.partition.owed]), self.config.on_incomplete
+        found, policy = Eviction(), self.config.on_incomplete
         if call.batch_size is not None:
             found.stale = call.partition.stale(call.step, call.uids)
             if self._refill is not None:
-                found.replace(found.stale, self._chain(found.stale, call, "stale "))
+                found.replaced += self._chain(found.stale, call, "stale")
         incomplete = [g for g in call.groups(State.INCOMPLETE) if g not in found.stale]
         # A refill submits a training prompt, which must not stand in for one of validation.
         if policy == "drop" or (policy == "refill" and call.partition.validates):
             found.dropped = incomplete
         elif policy == "refill":
             found.refilled = incomplete
-            found.replace(incomplete, self._chain(incomplete, call))
+            found.replaced += self._chain(incomplete, call, "incomplete")
         elif incomplete:
             raise call.incomplete([group.outcome() for group in incomplete])
         if (group_filter := call.group_filter) is not None:
             complete = [g for g in call.groups(State.COMPLETE) if g not in found.stale]
-            found.rejected = group_filter.rejected(call.partition.name, complete)
-            found.replace(found.rejected * group_filter.refills)
-            self._limit(found, len(complete) - len(found.rejected), call, group_filter)
+            rejected = group_filter.rejected(call.name, complete)
+            self._reject(rejected, len(complete) - len(rejected), found, call)
         return found
 
-    def _chain(self, groups: Sequence[PromptGroup], call: SampleCall, what: str = "") -> list[int]:
-        """How many refills in a row lead to the replacement of each; raises above the most."""
+    def _chain(
+        self, groups: Sequence[PromptGroup], call: SampleCall, kind: str
+    ) -> list[tuple[PromptOutcome, int]]:
+        """The prompts, each with the refills in a row that its replacement will have had.
+
+        Raises if one has had the most.
+        """
         most = self.config.max_refills
         if spent := [group.outcome() for group in groups if group.refills >= most]:
-            raise call.incomplete(spent, f"after {most} refills (replay.max_refills)", what)
-        return [group.refills + 1 for group in groups]
+            raise call.incomplete(spent, f" after {most} refills (replay.max_refills)", kind)
+        return [(group.outcome(), group.refills + 1) for group in groups]
 
-    def _limit(
-        self, found: Eviction, passed: int, call: SampleCall, group_filter: GroupFilter
+    def _reject(
+        self, rejected: list[PromptGroup], passed: int, found: Eviction, call: SampleCall
     ) -> None:
-        """Leave for later what must not be submitted now; raises if no prompt is left to hope for.
+        """Evict and replace groups that teach nothing, as far as the limit allows.
 
-        Without a limit a filter that rejects everything would generate until the timeout.
+        The others stay for the next call; raises if nothing but them is left to hope for. Without
+        a limit a filter that rejects everything would generate until the timeout.
         """
+        assert call.group_filter is not None
+        each = call.group_filter.refills
         enough = passed >= (call.batch_size or 1)
-        if enough and group_filter.discards_surplus:
-            found.now = []
+        room = max(0, self.config.max_refills * call.wanted() - call.submitted)
+        if enough and (call.discards_surplus or call.batch_size is None):
+            found.rejected = rejected  # there is no next call for them
+            room = 0 if call.discards_surplus else room
+        else:
+            found.rejected = rejected[: -(-room // each)]
+        found.replaced += [(group.outcome(), 0) for group in found.rejected * each][:room]
         running = call.partition.count(State.RUNNING, None, call.uids) + len(call.announced())
-        usual = self.config.max_refills * call.wanted()
-        room = group_filter.room(running, call.submitted, usual)
-        found.now, found.later = found.now[:room], found.now[room:]
-        if found.later and not (found.now or running or enough):
-            raise call.rejected_too_many(passed, found.rejected)
+        if len(found.rejected) < len(rejected) and not (found.replaced or running or enough):
+            raise call.rejected_too_many(passed, rejected)
 
     def _evict(self, found: Eviction, call: SampleCall) -> bool:
         """Evict and replace, all or nothing; returns whether there was anything to do."""
         groups = found.groups
-        if not (groups or found.now):
-            call.partition.owed = found.later
+        if not groups:
             return False
         odd = [group for group in found.rejected if not math.isfinite(group.metric)]
         for some, what in (
@@ -323,32 +333,32 @@ class ReplayBuffer:
         self._tell(groups, call)
         # In this order: a prompt may run again under its own uid, so its keys must be gone before
         # the callback submits it. If the callback fails, they are put again.
-        taken = self._partitions.take_out(groups, call.partition.name, keep=bool(found.now))
+        taken = self._partitions.take_out(groups, call.name, keep=bool(found.replaced))
         try:
-            uids = self._submit(found.now, call) if found.now else []
+            uids = self._submit([outcome for outcome, _ in found.replaced], call)
         except BaseException:
-            self._partitions.put_back(taken, call.partition.name)
+            self._partitions.put_back(taken, call.name)
             raise
-        call.partition.owed = found.later
-        for uid, (_, refills) in zip(uids, found.now, strict=True):
+        for uid, (_, refills) in zip(uids, found.replaced, strict=True):
             call.partition.announce(uid, refills)
         call.count_evicted(found, uids)
         return True
 
-    def _submit(self, now: Sequence[tuple[PromptOutcome, int]], call: SampleCall) -> list[str]:
+    def _submit(self, evicted: list[PromptOutcome], call: SampleCall) -> list[str]:
         """Have the callback submit replacements; returns their uids."""
+        if not evicted:
+            return []
         assert self._refill is not None
-        evicted = [outcome for outcome, _ in now]
-        found = self._refill(call.partition.name, evicted)
+        found = self._refill(call.name, evicted)
         if isinstance(found, str):
             found = [found]
         uids = [outcome.uid for outcome in evicted]
         if found is not None:
             uids = named(uid for uid in found if uid is not None)
-        if len(uids) != len(now) or (found is not None and len({*uids}) < len(uids)):
+        if len(uids) != len(evicted) or (found is not None and len({*uids}) < len(uids)):
             raise RlskipError(
-                f"the refill callback returned {len({*uids})} uids for {len(now)} prompts, which "
-                "stay in the queue",
+                f"the refill callback returned {len({*uids})} uids for {len(evicted)} prompts, "
+                "which stay in the queue",
                 remedy="return one uid per prompt, in order, or None",
             )
         return uids
@@ -365,33 +375,28 @@ class ReplayBuffer:
         """The groups to return, or None to go on waiting."""
         partition = call.partition
         underway = call.count(State.RUNNING) or call.announced()
-        complete = call.groups(State.COMPLETE)
+        complete = [group for group in call.groups(State.COMPLETE) if group.varies is not False]
         if call.batch_size is None:
-            if underway:
+            if underway or call.awaited - {group.uid for group in complete}:
                 return None
-            groups = list(complete)
-            if call.awaited - {group.uid for group in groups}:
-                return None
-            if not groups and call.dropped:
-                raise call.incomplete(call.dropped, "(every prompt was dropped)")
-            return groups or None
+            if not complete and call.dropped:
+                raise call.all_dropped(call.dropped)
+            return complete or None
         # All that was submitted, if its surplus is discarded.
         if (call.discards_surplus and underway) or partition.about_to_be_stale(call.step):
             return None
         # Nothing replaces a dropped prompt of a validation batch, so nothing is waited for.
         size = call.batch_size - (len(call.dropped) if partition.validates else 0)
         if size <= 0:
-            raise call.incomplete(call.dropped, "(every prompt was dropped)")
-        fresh = (group for group in complete if not partition.is_stale(group.step, call.step))
-        groups = list(itertools.islice(fresh, size))
+            raise call.all_dropped(call.dropped)
+        groups = [g for g in complete if not partition.is_stale(g.step, call.step)][:size]
         return groups if len(groups) == size else None
 
     def _discard_surplus(self, groups: list[PromptGroup], call: SampleCall) -> None:
         if call.discards_surplus:
-            taken = {group.uid for group in groups}
-            surplus = [g for g in call.groups(State.COMPLETE) if g.uid not in taken]
+            surplus = [g for g in call.groups(State.COMPLETE) if g not in groups]
             self._tell(surplus, call)
-            self._partitions.take_out(surplus, call.partition.name)
+            self._partitions.take_out(surplus, call.name)
             call.surplus = len(surplus)
             call.awaited.difference_update(group.uid for group in surplus)
 
@@ -416,7 +421,8 @@ class ReplayBuffer:
         now = self._clock()
         timeout_at = call.started + self.config.timeout_s
         if now >= timeout_at:
-            raise call.timed_out(now)
+            missing = call.running() + [call.partition.find(u).outcome() for u in call.absent()]
+            raise call.timed_out(now - call.started, call.situation(), missing)
         if now >= call.logged + self.config.progress_interval_s:
             call.logged = now
             text = "%s: waiting for %.0f of %.0f s; %s%s"

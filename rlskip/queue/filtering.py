@@ -22,11 +22,6 @@ class GroupFilter:
         Called with keys of rows and their partition; returns the metric of each row.
     refills
         How many prompts to submit for each rejected one.
-    max_running
-        Submit no more while this many prompts are running; None: no limit.
-    max_submitted
-        The most prompts that one call of ``sample`` submits for rejected ones; None:
-        ``replay.max_refills`` times the prompts that it wants.
     discards_surplus
         Whether to wait for all that was submitted before a batch is sampled, and to discard what
         the batch does not take: for trainers that must not train on an older policy.
@@ -34,21 +29,12 @@ class GroupFilter:
 
     metric: Callable[[Sequence[str], str], Sequence[float]]
     refills: int = 1
-    max_running: int | None = None
-    max_submitted: int | None = None
     discards_surplus: bool = False
 
     @property
     def name(self) -> str:
         """How errors name the metric."""
         return getattr(self.metric, "__name__", type(self.metric).__name__)
-
-    def room(self, running: int, submitted: int, usual: int) -> int:
-        """How many more prompts may be submitted now; `usual` is the most by default."""
-        left = (usual if self.max_submitted is None else self.max_submitted) - submitted
-        if self.max_running is not None:
-            left = min(left, self.max_running - running)
-        return max(0, left)
 
     def rejected(self, partition: str, groups: Iterable[PromptGroup]) -> list[PromptGroup]:
         """Those of these complete groups that are rejected; reads each group's rows once."""

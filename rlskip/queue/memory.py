@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import chain as flatten
 from typing import Any
 
 import attrs
@@ -24,7 +25,7 @@ from rlskip.queue.protocol import (
     Watch,
     check_put,
 )
-from rlskip.queue.rows import OwnRow, check_fields, to_batch, to_rows
+from rlskip.queue.rows import OwnRow, check_fields, one_batch, to_rows
 
 log = logging.getLogger(__name__)
 
@@ -94,25 +95,31 @@ class MemoryQueue(TrajectoryQueue):
             keys=list(keys),
             tags=[dict(entry.tag) for entry in entries],
             partition_id=partition,
-            fields=_common_fields(entries),
+            fields=[*_common_fields([entry.row for entry in entries])],
         )
 
     def get(
-        self, keys: Sequence[str], partition: str, fields: Sequence[str] | None = None
+        self,
+        keys: Sequence[str],
+        partition: str,
+        fields: Sequence[str] | None = None,
+        *,
+        fill_missing: bool = False,
     ) -> TensorDict:
         with self._changed:
             held = self._partitions.get(partition, {})
             missing = [key for key in keys if key not in held]
-            found = [] if missing else [held[key] for key in keys]
+            rows = {} if missing else {key: held[key].row for key in keys}
         if missing:
             raise MissingKeysError.of_keys(missing, partition)
-        rows = [entry.row for entry in found]
-        if fields is None:
-            check_fields(dict(zip(keys, rows, strict=True)), f"partition {partition!r}")
-        elif not set(fields) <= set(common := _common_fields(found)):
-            raise MissingKeysError.of_fields(fields, common, partition)
-        wanted = fields if fields is not None else rows[0] if rows else ()
-        return to_batch([{name: row[name] for name in wanted} for row in rows])
+        if not all(rows.values()):  # these it names
+            check_fields(rows, f"partition {partition!r}")
+        if fields is not None:
+            there = {*flatten(*rows.values())} if fill_missing else {*_common_fields(rows.values())}
+            if not there.issuperset(fields):
+                raise MissingKeysError.of_fields(fields, sorted(there), partition)
+            rows = {key: {n: row[n] for n in fields if n in row} for key, row in rows.items()}
+        return one_batch(rows, partition, fill_missing)
 
     def list(self, partition: str) -> dict[str, dict[str, Any]]:
         with self._changed:
@@ -194,7 +201,7 @@ def _is_late(held: Tag, tag: Tag) -> bool:
     return before is not None and now is not None and now < before
 
 
-def _common_fields(entries: Sequence[_Entry]) -> list[str]:
-    """The fields that every entry holds, in the order of the first entry."""
-    first = entries[0].row if entries else {}
-    return [name for name in first if all(name in entry.row for entry in entries)]
+def _common_fields(rows: Collection[Row]) -> dict[str, None]:
+    """The fields that every row holds, in the order of the first."""
+    first = next(iter(rows), {})
+    return dict.fromkeys(name for name in first if all(name in row for row in rows))

@@ -41,8 +41,6 @@ class Partition:
     ----------
     name, validates
         Its name, and whether it is the partition of validation prompts.
-    owed
-        Evicted prompts that no call has replaced yet, each with its refills in a row.
     """
 
     # Each group is on one shelf, that of its state and step, and no shelf is empty; `_shelve`
@@ -56,7 +54,6 @@ class Partition:
         self._expects = Expected(sessions, viable, drops_late_writes)
         self._strategy = "none" if self.validates else config.max_off_policy_strategy
         self._most_steps = config.max_off_policy_threshold
-        self.owed: list[tuple[PromptOutcome, int]] = []
         self._groups: dict[str, PromptGroup] = {}
         self._next_number = 0
         # state -> step -> uid -> group

@@ -165,7 +165,12 @@ class TrajectoryQueue(ABC):
 
     @abstractmethod
     def get(
-        self, keys: Sequence[str], partition: str, fields: Sequence[str] | None = None
+        self,
+        keys: Sequence[str],
+        partition: str,
+        fields: Sequence[str] | None = None,
+        *,
+        fill_missing: bool = False,
     ) -> TensorDict:
         """Return the rows at `keys`, in that order.
 
@@ -176,7 +181,10 @@ class TrajectoryQueue(ABC):
         partition
             Their partition.
         fields
-            The fields to return; None for all. Then the rows must hold the same fields.
+            The fields to return; None for all.
+        fill_missing
+            Whether a field that some rows lack is None there, unless it is a tensor
+            (``dispatch.fill_missing``). Else all rows must hold the fields.
 
         Returns
         -------
@@ -190,7 +198,7 @@ class TrajectoryQueue(ABC):
         MissingKeysError
             A key or a field is missing; the error names it. A shorter batch is never returned.
         UnequalFieldsError
-            No fields are named, and a row lacks one that another row holds.
+            A row lacks a field that another row holds, which is not to be filled.
         """
 
     @abstractmethod

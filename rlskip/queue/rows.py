@@ -8,9 +8,9 @@ all queues look the same.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from itertools import chain as flatten
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ def to_rows(fields: TensorDictBase | Sequence[Row]) -> list[dict[str, Any]]:
     """
     rows = rows_of(fields)
     parts = [columns_of(fields)] if isinstance(fields, TensorDictBase) else rows
-    for name, value in flatten.from_iterable(part.items() for part in parts):
+    for name, value in itertools.chain.from_iterable(part.items() for part in parts):
         if is_tensor_collection(value) and not is_non_tensor(value):
             what = f"field {name!r} is a nested {type(value).__name__}"
             raise PutError(what, remedy="put its fields flat")
@@ -58,11 +58,13 @@ def to_rows(fields: TensorDictBase | Sequence[Row]) -> list[dict[str, Any]]:
     return rows
 
 
-def check_fields(rows: Mapping[str, Collection[str]], where: str) -> None:
+def check_fields(
+    rows: Mapping[str, Collection[str]], where: str, only: Collection[str] | None = None
+) -> None:
     """Refuse rows that cannot be one batch: each must hold the fields of all others.
 
-    `rows` has the names of the fields of each, by key. The error names the field that the fewest
-    rows lack, and one of these rows: it is the row to look at.
+    `rows` has the names of the fields of each, by key; `only` these count, None: all. The error
+    names the field that the fewest rows lack, and one of these rows: it is the row to look at.
     """
     first = set(next(iter(rows.values()), ()))
     if first and all(
@@ -70,9 +72,10 @@ def check_fields(rows: Mapping[str, Collection[str]], where: str) -> None:
     ):
         return  # as nearly always
     empty = [key for key, names in rows.items() if not names]
-    if empty:
+    if empty and only is None:
         raise MissingKeysError(f"{', '.join(map(repr, empty[:10]))}: no field is there", where)
-    counts = Counter(name for names in rows.values() for name in names)
+    every = itertools.chain.from_iterable(rows.values())
+    counts = Counter(name for name in every if only is None or name in only)
     lacked = {name: count for name, count in counts.items() if count < len(rows)}
     if not lacked:
         return
@@ -92,12 +95,19 @@ def check_fields(rows: Mapping[str, Collection[str]], where: str) -> None:
     )
 
 
-def filled(rows: Mapping[str, Row], where: str) -> list[Row]:
-    """Rows that hold the same fields: those that one lacks are None there.
+def one_batch(
+    rows: Mapping[str, Row], partition: str, fill_missing: bool = False, *, own: bool = False
+) -> TensorDict:
+    """Rows by key as one batch: the rule of every reader for fields that some rows lack.
 
-    A missing tensor has no None: where any row holds a tensor or an array under the name, rows
-    without it are refused as :func:`check_fields` refuses them.
+    Such a field is an error (:func:`check_fields`). With `fill_missing` it is None there, unless
+    any row holds a tensor or an array under its name: a missing tensor has no None. `own` is that
+    of :func:`to_batch`.
     """
+    where = f"partition {partition!r}"
+    if not fill_missing:
+        check_fields(rows, where)
+        return to_batch(list(rows.values()), own=own)
     names = dict.fromkeys(name for row in rows.values() for name in row)
     dense = {
         name
@@ -105,9 +115,9 @@ def filled(rows: Mapping[str, Row], where: str) -> list[Row]:
         for name, value in row.items()
         if isinstance(value, (torch.Tensor, np.ndarray))
     }
-    if dense:
-        check_fields({key: dense & row.keys() for key, row in rows.items()}, where)
-    return [{name: row.get(name) for name in names} for row in rows.values()]
+    check_fields(rows, where, dense)
+    filled = [{name: row.get(name) for name in names} for row in rows.values()]
+    return to_batch(filled, own=own)
 
 
 def to_batch(rows: Sequence[Row], *, own: bool = False) -> TensorDict:

@@ -24,7 +24,7 @@ from rlskip.queue.protocol import (
     Watch,
     check_put,
 )
-from rlskip.queue.rows import check_fields, to_batch, to_rows
+from rlskip.queue.rows import check_fields, one_batch, to_batch, to_rows
 
 Listing = Mapping[str, Mapping[str, Tag]]
 
@@ -88,12 +88,19 @@ class TransferQueueAdapter(TrajectoryQueue):
         return KVBatchMeta(meta.keys, meta.tags, meta.partition_id, meta.fields, meta.extra_info)
 
     def get(
-        self, keys: Sequence[str], partition: str, fields: Sequence[str] | None = None
+        self,
+        keys: Sequence[str],
+        partition: str,
+        fields: Sequence[str] | None = None,
+        *,
+        fill_missing: bool = False,
     ) -> TensorDict:
         if not keys:
             return to_batch([])
-        if fields is None:
-            self._check_fields(keys, partition)
+        if (fields is None or fill_missing) and (held := self._unequal(keys, partition)):
+            if not (fill_missing and all(held.values())):
+                check_fields(held, f"partition {partition!r}")
+            return self._filled(held, partition, fields)
         select = None if fields is None else list(fields)
         try:
             data = self._tq.kv_batch_get(list(keys), partition, select_fields=select)
@@ -130,10 +137,11 @@ class TransferQueueAdapter(TrajectoryQueue):
             earlier = [k for k, n in shared.items() if k in there and attempt_of(there[k]) != n]
             self.delete(earlier, partition)
 
-    def _check_fields(self, keys: Sequence[str], partition: str) -> None:
-        """Refuse rows of unequal fields, of which TransferQueue returns those that all hold.
+    def _unequal(self, keys: Sequence[str], partition: str) -> dict[str, Sequence[str]]:
+        """The fields of each row by key; empty if all hold the same.
 
-        Its controller has a table of which sample holds which field; no call of its client does.
+        Of unequal rows TransferQueue returns those fields that all hold. Its controller has a
+        table of which sample holds which field; no call of its client does.
         """
         import ray
 
@@ -141,21 +149,35 @@ class TransferQueueAdapter(TrajectoryQueue):
         asked = controller.get_partition_snapshot.remote(partition)
         snapshot = self._tq.call("get_partition_snapshot", ray.get, asked)
         if snapshot is None:
-            return  # no such partition: the keys are missing, which get() says
+            return {}  # no such partition: the keys are missing, which get() says
         columns, table = snapshot.field_name_mapping, snapshot.production_status
         if missing := [key for key in keys if key not in snapshot.keys_mapping]:
             raise MissingKeysError.of_keys(missing, partition)
         places = {key: snapshot.keys_mapping[key] for key in keys}
         held = table[list(places.values())] == 1
         if bool((held == held[:1]).all()):  # as nearly always
-            return
-        check_fields(
-            {
-                key: [name for name, column in columns.items() if held[row, column]]
-                for row, key in enumerate(places)
-            },
-            f"partition {partition!r}",
-        )
+            return {}
+        return {
+            key: [name for name, column in columns.items() if held[row, column]]
+            for row, key in enumerate(places)
+        }
+
+    def _filled(
+        self, held: Mapping[str, Sequence[str]], partition: str, fields: Sequence[str] | None
+    ) -> TensorDict:
+        """Rows of unequal fields, read in parts that hold the same."""
+        parts: dict[tuple[str, ...], Any] = {}
+        for key, names in held.items():
+            wanted = names if fields is None else [name for name in fields if name in names]
+            parts.setdefault(tuple(wanted), []).append(key)
+        absent = {*(fields or ())}.difference(*parts)
+        if absent:
+            raise MissingKeysError.of_fields(sorted(absent), (), partition)
+        rows: dict[str, Row] = {key: {} for key in held}
+        for names, keys in parts.items():
+            if names:
+                rows.update(zip(keys, to_rows(self.get(keys, partition, names)), strict=True))
+        return one_batch(rows, partition, fill_missing=True)
 
     def _missing(
         self,

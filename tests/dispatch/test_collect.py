@@ -114,6 +114,20 @@ def test_a_trainer_that_generates_ahead_takes_the_oldest_groups(make, make_promp
     assert rows["step"].tolist() == [2] * 6
 
 
+def test_a_call_that_waits_for_some_prompts_does_not_wait_for_their_batch(make):
+    gate = threading.Event()
+
+    async def worker(prompt, sampling, session):
+        await asyncio.to_thread(gate.wait, 1 if session.uid == "first" else 60)
+        return await echo(prompt, sampling, session)
+
+    dispatcher = make(worker)
+    began = time.monotonic()
+    rows, _ = dispatcher.collect([{"uid": "first"}, {"uid": "later"}], step=1, batch_size=1)
+    assert (set(rows["uid"]), time.monotonic() - began < 15) == ({"first"}, True)
+    gate.set()
+
+
 @pytest.mark.parametrize(("step", "why"), [(None, "no step"), ("3", "expected a whole number")])
 def test_without_prompts_a_step_is_required(make, step, why):
     with pytest.raises(BatchError, match=why):
@@ -326,7 +340,7 @@ def test_an_interrupted_call_takes_nothing_from_the_next(make, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(dispatcher._prompts.changed, "wait", interrupted)
+        patch.setattr(dispatcher._held.changed, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             dispatcher.collect([{"uid": "a"}, {"uid": "b"}], step=1, batch_size=2)
     release.set()

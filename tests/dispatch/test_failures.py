@@ -27,26 +27,15 @@ def test_a_deadline_ends_an_attempt_and_its_late_result_is_dropped(
         if session.attempt == 0:
             clock.sleep(30)
             release.wait(20)
+            returned.set()
         return {"responses": torch.full((2,), session.attempt)}
 
-    class Pool(LocalPool):
-        def start(self, worker, job):
-            future = super().start(worker, job)
-            if job.session.attempt == 0:
-                # Later than the dispatcher's own callback.
-                future.add_done_callback(
-                    lambda _: asyncio.get_running_loop().call_soon(returned.set)
-                )
-            return future
-
-    settings = {"rollout_level": True, "n": 1, "session_timeout_s": 30}
-    with Dispatcher(Pool(worker, 1), queue, {"dispatch": settings}) as dispatcher:
-        batch = dispatcher.submit(make_prompts(1), step=1)
-        report = batch.result(20)
-        assert (report.failed, report.attempts) == ({}, 2)
-        release.set()
-        assert returned.wait(20)
-        assert batch.report().late == 1
+    dispatcher = make_dispatcher(worker, 1, n=1)
+    report = dispatcher.submit(make_prompts(1), step=1).result(20)
+    assert (report.failed, report.attempts) == ({}, 2)
+    release.set()
+    assert returned.wait(20)
+    dispatcher.close()
     assert len(queue.markers()) == 1
     assert queue.get(["u_0_0_0"], "train")["responses"][0].tolist() == [1, 1]
 

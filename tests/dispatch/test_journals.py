@@ -38,7 +38,6 @@ class Run:
     directory: Path
     identity: Identity = IDENTITY
     max_span: int | None = 1
-    reissues: bool = False
     config: Any = CONFIG
     weights: int | None = None  # that sample; None: those of the step before
     stop_at: int = 10**6  # sessions from this number on fail
@@ -52,7 +51,7 @@ class Run:
     def journals(self) -> Journals:
         identity = journal_identity(self.identity, self.config)
         store = StepStore(self.directory)
-        return Journals(store, identity, self.queue, self.max_span, self.reissues)
+        return Journals(store, identity, self.queue, self.max_span)
 
     def submit(self, *batches: list[dict[str, Any]], step: int | None = 3) -> list[Any]:
         """Generate batches one after the other, of one step or of the steps that they name."""
@@ -204,13 +203,6 @@ def test_the_oldest_weights_of_a_session_count(tmp_path: Path) -> None:
     assert journals.why_not(attrs.evolve(entry, tags=spans[1:]), 3) is None
 
 
-def test_journals_of_earlier_steps_are_read_once(tmp_path: Path) -> None:
-    killed(tmp_path, 1, ran=2)
-    journals = Run(tmp_path, reissues=True).journals()
-    assert ("u0", 0) in journals.open(4).entries
-    assert journals.open(5).entries == {}
-
-
 def test_a_worker_keeps_few_journals_open(tmp_path: Path) -> None:
     journal = Run(tmp_path).journals().of_worker(60.0)
 
@@ -227,33 +219,6 @@ def test_a_worker_keeps_few_journals_open(tmp_path: Path) -> None:
             still.append(os.readlink(f"/proc/self/fd/{handle}"))
     still = [file for file in still if file.startswith(str(tmp_path))]
     assert 0 < len(still) <= 8
-
-
-def test_a_prompt_that_is_submitted_again_later_finds_its_sessions_by_uid(tmp_path: Path) -> None:
-    killed(tmp_path, 1, 2, ran=5)
-    later = prompts(1, 2, step=4)
-    assert [r.resumed for r in Run(tmp_path).submit(later, step=4)] == [0], "a sync trainer"
-    (tmp_path / "4.journal").unlink()
-    again = Run(tmp_path, max_span=2, reissues=True)
-    assert [r.resumed for r in again.submit(later, step=4)] == [5]
-    tags = again.queue.list("train")
-    rows = [*filter(split_trajectory, tags)]
-    assert {tags[key]["global_steps"] for key in rows} == {4}
-    assert [int(step) for step in again.queue.get(rows, "train")["global_steps"]] == [4] * 2 * N
-    (tmp_path / "3.journal").unlink()  # what was resumed is in the journal of the new step
-    assert [r.resumed for r in Run(tmp_path, max_span=2).submit(later, step=4)] == [2 * N]
-
-
-def test_another_prompt_of_the_same_content_takes_none_of_an_earlier_step(tmp_path: Path) -> None:
-    killed(tmp_path, 1, ran=N)
-    again = Run(tmp_path, max_span=None, reissues=True)
-    assert [r.resumed for r in again.submit(prompts(1, step=4, of="v"), step=4)] == [0]
-
-
-def test_another_prompt_of_the_same_uid_takes_none_of_its_own_step(tmp_path: Path) -> None:
-    killed(tmp_path, 1, ran=N)
-    again = Run(tmp_path, max_span=None, reissues=True)
-    assert [r.resumed for r in again.submit(prompts(2))] == [0]
 
 
 # -- how long a journal stays --------------------------------------------------------------

@@ -377,9 +377,8 @@ def test_each_caller_gets_its_own_rows(plan, polled, n, policy, cap):
     dispatcher.close()
     state = dispatcher._groups
     assert not state.batches
-    assert not state._turns
     assert not any(state._scheduler._load.values())
-    assert not dispatcher._prompts._held
+    assert not dispatcher._held._prompts
     assert queue.list("train") == {}
     for uid, keys in queue.puts.items():
         assert keys[0] == uid, "its root is put first"

@@ -17,7 +17,6 @@ from tensordict import NonTensorStack
 
 from rlskip.dispatch import LocalPool
 from rlskip.dispatch import RolloutDispatcher as Dispatcher
-from rlskip.dispatch.timeouts import DaemonThreads
 from rlskip.keys import split_trajectory
 from rlskip.queue import MemoryQueue
 from tests.clock import eventually
@@ -129,31 +128,6 @@ def test_a_call_that_never_returns_delays_its_own_step_only(workers, threads, qu
             assert calls == {1: 4, 2: 3, 3: 3}
     finally:
         hang.set()
-
-
-def test_a_call_that_waits_for_a_thread_and_is_given_up_is_not_made():
-    begun, release, made = threading.Event(), threading.Event(), []
-
-    async def main():
-        threads = DaemonThreads(1, "test")
-        first = threads.run(lambda: begun.set() or release.wait(30))
-        second = threads.run(made.append, 1)
-        assert begun.wait(30)
-        threads.give_up(second)
-        threads.give_up(first)
-        await threads.run(made.append, 2)  # while the first still runs
-        assert second.cancelled()
-        release.set()
-        assert await first
-        threads.give_up(first)  # too late, and harmless
-        await asyncio.gather(*(threads.run(made.append, i) for i in (3, 4)))
-        threads.close()
-        return threads
-
-    threads = asyncio.run(main())
-    assert made == [2, 3, 4]
-    # A call ends after its result is there.
-    assert eventually(lambda: (threads.pending, threads._given_up) == (0, 0))
 
 
 def test_a_broadcast_to_blocking_workers_delays_no_session(queue):

@@ -136,6 +136,26 @@ class QueueTests:
         with pytest.raises(MissingKeysError, match="'gone'"):
             queue.get([*keys, "gone"], partition)
 
+    def test_missing_fields_are_filled_with_none_unless_they_are_tensors(
+        self, queue: Any, partition: str
+    ) -> None:
+        rows = [{"x": 1, "y": "a"}, {"x": 2}, {"x": 3, "y": "c", "mask": torch.ones(2)}]
+        for session, row in enumerate(rows):
+            queue.put([f"u_{session}_0"], partition, [row])
+        queue.put(["root"], partition, None, [{"n": 3}])
+        keys = [f"u_{session}_0" for session in range(3)]
+        found = to_rows(queue.get(keys[:2], partition, fill_missing=True))
+        assert found == [{"x": 1, "y": "a"}, {"x": 2, "y": None}]
+        found = to_rows(queue.get(keys, partition, ["y"], fill_missing=True))
+        assert found == [{"y": "a"}, {"y": None}, {"y": "c"}]
+        for fields in (None, ["x", "mask"]):
+            with pytest.raises(UnequalFieldsError, match="lacks 'mask', and so do 1 more"):
+                queue.get(keys, partition, fields, fill_missing=True)
+        with pytest.raises(MissingKeysError, match="nope"):
+            queue.get(keys, partition, ["x", "nope"], fill_missing=True)
+        with pytest.raises(MissingKeysError, match="no field"):
+            queue.get([keys[0], "root"], partition, fill_missing=True)
+
     @pytest.mark.parametrize(
         ("keys", "fields", "tags", "message"),
         [

@@ -94,7 +94,7 @@ def test_the_surplus_is_discarded(prompts):
     prompts.finish("a", SAME)
     prompts.finish("b", MIXED)
     evicted = []
-    buffer = prompts.buffer(evicted.append, refills=2, max_running=2, discards_surplus=True)
+    buffer = prompts.buffer(evicted.append, refills=2, discards_surplus=True)
     batch, metrics = buffer.sample(1, "train", 2)
     assert prompts.asked == [2]
     assert metrics["training/filter_groups/discarded_surplus_samples"] == 1
@@ -102,18 +102,6 @@ def test_the_surplus_is_discarded(prompts):
     assert evicted[0].keys == ["a_0_0", "a_1_0"]
     left = {key.split("_")[0] for key in prompts.queue.list("train")}
     assert left == {key.split("_")[0] for key in batch.keys}
-
-
-def test_it_ends_when_the_most_prompts_were_submitted(prompts):
-    prompts.finish("a", SAME)
-    prompts.refills = [SAME] * 9
-    with pytest.raises(IncompleteRolloutError) as error:
-        prompts.buffer(max_submitted=3).sample(1, "train", 1)
-    assert "0 of 1 groups passed the filter, and 3 more prompts" in error.value.what
-    assert "'metric' rejected 4 groups" in error.value.what
-    assert error.value.what.endswith(": 1 in 4")
-    assert "max_num_gen_batches" in error.value.remedy
-    assert sum(prompts.asked) == 3
 
 
 @pytest.mark.parametrize("size", [None, 2])
@@ -126,6 +114,21 @@ def test_a_filter_that_rejects_everything_ends_without_a_limit_of_its_own(prompt
         prompts.buffer().sample(1, "train", size)
     assert not isinstance(error.value, ReplayTimeoutError)
     assert sum(prompts.asked) == 2 * 3
+    assert "0 of 2 groups passed the filter, and 6 more prompts" in error.value.what
+    assert error.value.what.endswith(": 1 in 8")
+    assert "replay.max_refills" in error.value.remedy
+    assert len([key for key in prompts.queue.list("train") if key.count("_") == 0]) == 2
+
+
+def test_what_could_not_be_replaced_is_replaced_by_the_next_call(prompts):
+    prompts.finish("a", SAME)
+    prompts.refills = [SAME, SAME, SAME]
+    buffer = prompts.buffer()
+    with pytest.raises(IncompleteRolloutError, match="rejected 4 groups"):
+        buffer.sample(1, "train", 1)
+    batch, metrics = buffer.sample(1, "train", 1)
+    assert batch.extra_info["rollout_root_keys"] == ["refill-4-0"]
+    assert metrics["training/filter_groups/evicted_samples"] == 1
 
 
 def test_a_timeout_says_what_was_rejected(prompts, clock):
@@ -165,8 +168,8 @@ def test_a_metric_returns_one_number_a_row(prompts, values):
 def test_a_metric_may_return_a_tensor(prompts):
     prompts.finish("a", SAME)
     prompts.metric = lambda keys, partition: torch.ones(len(keys))
-    with pytest.raises(IncompleteRolloutError, match="rejected 2 groups"):
-        prompts.buffer(max_submitted=1).sample(1, "train", 1)
+    with pytest.raises(IncompleteRolloutError, match="rejected 4 groups"):
+        prompts.buffer().sample(1, "train", 1)
 
 
 def test_a_filter_needs_a_refill(prompts):

@@ -5,7 +5,13 @@ import torch
 
 from rlskip.errors import RlskipError
 from rlskip.keys import prompt_tag
-from rlskip.queue import IncompleteRolloutError, KVBatchMeta, ReplayTimeoutError
+from rlskip.queue import (
+    IncompleteRolloutError,
+    KVBatchMeta,
+    ReplayBuffer,
+    ReplayTimeoutError,
+    UnequalFieldsError,
+)
 
 
 def test_clearing_what_was_not_sampled_is_refused(buffer):
@@ -127,3 +133,16 @@ def test_what_replaces_a_named_prompt_is_waited_for_by_that_call(make_buffer, ro
     assert buffer.sample(1, "train", uids=uids)[0].extra_info["rollout_root_keys"] == ["new"]
     assert uids == {"u", "new"}
     assert buffer.sample(1, "train")[0].extra_info["rollout_root_keys"] == ["b"]
+
+
+@pytest.mark.parametrize("fill", [False, True])
+def test_rows_of_unequal_fields_are_read_as_collect_returns_them(queue, rollouts, fill):
+    rollouts.counted("u")
+    queue.put(["u_1_0"], "train", [{"score": 1.0}])
+    buffer = ReplayBuffer(queue, {"replay": {}, "dispatch": {"fill_missing": fill}})
+    batch, _ = buffer.sample(1, "train")
+    if fill:
+        assert list(buffer.get(batch)["score"]) == [None, 1.0]
+        return
+    with pytest.raises(UnequalFieldsError, match=r"session 0 of prompt 'u'.* lacks 'score'"):
+        buffer.get(batch)

@@ -31,11 +31,7 @@ def evicted(run: Any) -> int:
     return sum(int(float(n)) for n in found)
 
 
-# Under rlskip's buffer the limit that verl's V1 buffer ignores holds, too.
-BUFFERS = {
-    "verl": (),
-    "rlskip": ("+replay=fail_closed", "algorithm.filter_groups.max_num_gen_batches=8"),
-}
+BUFFERS = {"verl": (), "rlskip": ("+replay=fail_closed", "replay.max_refills=8")}
 
 
 @pytest.fixture(scope="module", params=BUFFERS)

@@ -141,25 +141,3 @@ def test_colocate_async_resumes_the_step_that_has_no_dump(verl091: Any) -> None:
             (group["uid"], session) for session in range(N)
         ], "one marker a session"
         assert len([key for key in keys if split_trajectory(key)]) == N
-
-
-def test_no_session_is_made_twice_when_verl_submits_its_prompts_again(verl091: Any) -> None:
-    more = (
-        "trainer.save_freq=1", "trainer.resume_mode=auto",
-        f"trainer.default_local_dir={verl091.folder / 'ckpt'}",
-    )  # fmt: skip
-    mode = {"V1_MODE": "colocate_async", "steps": 3}
-    stop_at = 2 * A_STEP + 3  # a warm-up batch, the batch of step 1, and a part of that of step 2
-    killed = run(verl091, "reissued", *more, stop_at=stop_at, **mode)
-    assert len(killed.grad_norms) == 2, "step 2 trains on the batch of step 1"
-    again = run(verl091, "reissued", *more, **mode)
-    assert "Re-issued" in again.output
-    assert len(again.grad_norms) == 1
-    made = Counter(
-        line
-        for stop in (stop_at, None)
-        for line in Path(f"{verl091.folder / 'reissued'}-notes-{stop}").read_text().splitlines()
-    )
-    assert [line for line, times in made.items() if times > 1] == []
-    left = {path.name for path in (verl091.folder / "reissued" / WHERE).glob("*.journal")}
-    assert not left & {"1.journal", "2.journal"}, "there is a checkpoint of step 3"

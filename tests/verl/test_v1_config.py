@@ -108,16 +108,12 @@ def test_verls_refill_of_failed_groups_becomes_ours() -> None:
     assert config.data.gen_batch_size == 1
 
 
-def test_verls_filter_is_ours() -> None:
+def test_verls_filter_is_ours(caplog: Any) -> None:
     config = verl("replay.timeout_s=9", *FILTER, "algorithm.filter_groups.max_num_gen_batches=3")
     prepare(config)
     prepare(config)
-    assert sampler(config).sampler_kwargs.filter_groups == {
-        "metric": "acc",
-        "max_num_gen_batches": 3,
-        "max_inflight_gen_batches": None,
-        "prompts": 4,
-    }
+    assert sampler(config).sampler_kwargs.filter_groups == {"metric": "acc"}
+    assert "max_num_gen_batches is ignored: replay.max_refills=3 bounds refills" in caplog.text
 
 
 @pytest.mark.parametrize(

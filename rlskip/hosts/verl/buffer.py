@@ -6,7 +6,6 @@ verl loads this module as ``pkg://rlskip.hosts.verl.buffer``.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -141,9 +140,7 @@ def _evicted(batch: Any) -> Any:
 
 def _filter(settings: Mapping[str, Any], trainer_mode: str) -> GroupFilter:
     """As verl's buffers filter: a sync trainer asks for twice as many, and trains on-policy."""
-    name, prompts = settings["metric"], settings["prompts"]
-    batches = settings.get("max_num_gen_batches") or 0
-    most = (batches - 1) * prompts if batches > 0 else sys.maxsize  # verl: 0 is no limit
+    name = settings["metric"]
 
     def metric(keys: Sequence[str], partition: str) -> list[float]:
         if name == _REWARD:
@@ -161,9 +158,8 @@ def _filter(settings: Mapping[str, Any], trainer_mode: str) -> GroupFilter:
         return [float(values[name]) for values in extra]
 
     if trainer_mode != _SYNC:
-        return GroupFilter(metric, max_submitted=most)
-    running = (settings.get("max_inflight_gen_batches") or 1) * prompts
-    return GroupFilter(metric, 2, running, most, discards_surplus=True)
+        return GroupFilter(metric)
+    return GroupFilter(metric, 2, discards_surplus=True)
 
 
 def _settings(

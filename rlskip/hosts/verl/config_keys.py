@@ -33,7 +33,7 @@ _KEYS = (
     f"{SAMPLER_KEY}.sampler_kwargs", f"{SAMPLER_KEY}.sync_refill_failed_groups",
     f"{SAMPLER_KEY}.max_off_policy_strategy", f"{SAMPLER_KEY}.max_off_policy_threshold",
     FILTER_KEY, f"{FILTER}.metric", f"{FILTER}.max_num_gen_batches",
-    f"{FILTER}.max_inflight_gen_batches", "data.train_batch_size", "data.gen_batch_size",
+    "data.gen_batch_size",
 )  # fmt: skip
 
 

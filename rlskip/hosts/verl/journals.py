@@ -10,8 +10,7 @@ depends on verl's release and on what its rows must have (log-probs, say).
 
 verl sets the weights of step s - 1 before it submits a batch of step s. A sync trainer resumes
 sessions of these weights only; an asynchronous one those that its sampler would not call stale.
-It restores its queue from a checkpoint and submits unfinished prompts again, at a later step: their
-sessions are found by uid in the journals of earlier steps.
+What verl's own checkpoint restores, its queue and unfinished prompts, is verl's.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def start_journals(
         verl = values_of(config)
         sync = verl[MODE_KEY] == "sync"
         span = 1 if sync else _max_span(verl, settings.replay)
-        _journals = Journals(role.dumps.store, identity, queue, max_span=span, reissues=not sync)
+        _journals = Journals(role.dumps.store, identity, queue, max_span=span)
     return _journals
 
 

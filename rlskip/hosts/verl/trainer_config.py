@@ -7,6 +7,7 @@ process that trains on the config itself.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Collection
 from typing import Any
 
@@ -32,6 +33,8 @@ from rlskip.hosts.verl.names import (
     OUR_SAMPLER,
     SAMPLER_KEY,
 )
+
+log = logging.getLogger(__name__)
 
 Roles = Collection[str]
 
@@ -178,9 +181,10 @@ def _group_filter(verl: Values, settings: ReplayConfig, problems: list[Problem])
     if settings.on_incomplete == "drop":
         what = "nothing replaces dropped groups, so a filtered batch would stay short"
         problems.append(Problem("replay.on_incomplete", what, "set replay.on_incomplete=refill"))
-    names = ("metric", "max_num_gen_batches", "max_inflight_gen_batches")
-    filter_groups = {name: verl[f"{FILTER}.{name}"] for name in names}
-    return {"filter_groups": {**filter_groups, "prompts": verl["data.train_batch_size"]}}
+    if verl[f"{FILTER}.max_num_gen_batches"]:  # verl says the same of its own V1 buffer
+        text = "rlskip: %s.max_num_gen_batches is ignored: replay.max_refills=%d bounds refills"
+        log.warning(text, FILTER, settings.max_refills)
+    return {"filter_groups": {"metric": verl[f"{FILTER}.metric"]}}
 
 
 def _roles_not_called(roles: Roles, called: str) -> list[Problem]:
