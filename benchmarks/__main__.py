@@ -59,6 +59,7 @@ NAMES = (
     "replay",
     "merge",
     "open",
+    "commands",
     "step_time",
     "trial",
     *ON_VLLM,

@@ -6,21 +6,23 @@ character by character, as if each were a token.
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 
-from rlskip.batch.rows import Rows
-from rlskip.compare.records import StepRecords
+from rlskip.batch.rows import Rows, by_token
+from rlskip.compare.records import Record, StepRecords, Values
+from rlskip.compare.steps import is_single, single_values
 from rlskip.runs.columns import plain, rollout_columns, values
 from rlskip.runs.conversation import recorded
 from rlskip.runs.find import Target
 from rlskip.runs.opened import Run, Step
 from rlskip.runs.rollouts import Decode, Rollouts
 from rlskip.runs.tokens import Tokens
-from rlskip.stages.parts import Entry, encode
+from rlskip.stages.parts import ROWS, Entry, encode
 
 LOG_PROBS, REWARDS = "log_probs", "rewards"
 _OF_ROWS = ("keys", "prompts", "masks", "prompt_lengths", "lengths", "sessions", "turns")
@@ -159,3 +161,62 @@ def _rows_of_text(rollouts: Rollouts) -> Rows:
     rows = Tokens.of(rollout_columns(found)).rows
     assert rows is not None
     return rows
+
+
+class RowValues:
+    """What a job recorded of the rows of one step, for the rows of some of its rollouts.
+
+    Rows with equal tokens have the records one after the other. ``names`` are the stages that have
+    values of rows.
+    """
+
+    def __init__(self, records: StepRecords | None, rollouts: Rollouts) -> None:
+        self._values = Values()
+        self._places: dict[str, list[tuple[Record, int] | None]] = {}
+        # The rows' hashes are not needed where nothing was recorded.
+        self._rows = rollouts.tokens.rows if records is not None else None
+        keys = [] if self._rows is None else self._rows.keys.tolist()
+        for name, stage in ({} if records is None else records.stages).items():
+            waiting: dict[int, deque[tuple[Record, int]]] = defaultdict(deque)
+            for record in stage:
+                if record.form == ROWS and record.keys is not None:
+                    for row, key in enumerate(record.keys.tolist()):
+                        waiting[key].append((record, row))
+            if waiting:
+                self._places[name] = [
+                    waiting[key].popleft() if waiting[key] else None for key in keys
+                ]
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._places)
+
+    def single(self, name: str, i: int) -> float | None:
+        """A stage's value of row `i` as one number; None where none was recorded.
+
+        Raises DumpError where it cannot be read.
+        """
+        if (place := self._place(name, i)) is None:
+            return None
+        record, row = place
+        return float(single_values(record, self._values.of(record), np.array([row]))[0])
+
+    def by_token(self, name: str, i: int) -> np.ndarray | None:
+        """A stage's value of row `i` for each token of its response, float64, NaN without one.
+
+        A value of the whole row is that of each sampled token. None where none was recorded.
+
+        Raises DumpError where it cannot be read.
+        """
+        rows = self._rows
+        if rows is None or i in rows.unknown or (place := self._place(name, i)) is None:
+            return None
+        record, row = place
+        value, start = self._values.of(record), int(rows.prompt_lengths[i])
+        if record.layout.align is None and is_single(record, value):
+            return np.where(rows.sampled[i][start:], float(value.reshape(-1)[row]), np.nan)
+        part = record.layout.part(value, row)
+        return by_token(part, record.layout.align, start, rows.sampled[i])[start:]
+
+    def _place(self, name: str, i: int) -> tuple[Record, int] | None:
+        return self._places[name][i] if name in self._places else None
