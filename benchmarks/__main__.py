@@ -60,6 +60,7 @@ NAMES = (
     "replay",
     "merge",
     "open",
+    "commands",
     "step_time",
     "trial",
     *ELSEWHERE,

@@ -11,17 +11,17 @@ import attrs
 import typer
 from rich.table import Table
 
-from rlskip._human import number, short
+from rlskip._human import number
 from rlskip.cli.options import Dir, Json, MaxMb, Success, Tokenizer, decoder, dump_dir
 from rlskip.cli.report import shown, write
 from rlskip.cli.screen import Cell, progress, put, table, text
-from rlskip.config.steps import Steps, compact
-from rlskip.runs.find import Target, find_runs, find_target
-from rlskip.runs.opened import NoSuchPlaceError, Run, Step
+from rlskip.config.steps import Steps
+from rlskip.runs.find import find_runs, find_target
+from rlskip.runs.opened import NoSuchPlaceError
 
 if TYPE_CHECKING:
     from rlskip.compare.mismatch import Gaps, StepMismatch
-    from rlskip.compare.rollouts import RolloutComparison
+    from rlskip.compare.rollouts import Dumps
     from rlskip.compare.sides import Side
     from rlskip.compare.verdict import Comparison
     from rlskip.report.one_run import Shown
@@ -56,11 +56,10 @@ def compare(
     Compares what +record=stages recorded; without that, the rollouts: two runs or two steps. Exit
     code 1 if anything differs. With A alone: the engine's log-probs against the trainer's.
     """
-    from rlskip.compare import rollouts
+    from rlskip.compare.rollouts import side_decode
     from rlskip.compare.rounding import Rounding
-    from rlskip.compare.sides import compare_jobs, find_side, run_of
+    from rlskip.compare.sides import compare_sides, find_side
     from rlskip.compare.verdict import COLUMNS, table_of
-    from rlskip.report.one_run import Shown
     from rlskip.report.page import Verdict, render
 
     within, decode = dump_dir(directory), decoder(tokenizer)
@@ -70,53 +69,48 @@ def compare(
         gaps = _mismatches(side, wanted)
         data = {"run": side.name, "steps": [attrs.asdict(one) for one in gaps]}
         return put(as_json, data, _view_of_mismatch(side.name, gaps, decode))
-    sides = _sides(a, b, within)
-    pair: Iterable[Shown]  # of which nothing is read without a page
-    if sides is None:
-        targets = find_target(a, within, decode), find_target(b, within, decode)
-        found = rollouts.compare_rollouts(*targets, atol or 0.0, wanted, _progress, rtol or 0.0)
-        data, view = attrs.asdict(found), _view_of_rollouts(found, limit)
-        said = Verdict(found.verdict(), found.is_equal, rollouts.COLUMNS, found.table())
-        pair = map(shown, (found.a, found.b), map(_run_of, targets))
-    else:
-        jobs = compare_jobs(*sides, Rounding(rtol, atol), wanted, _progress)
-        data, view = _data(jobs, decode), _view(jobs, limit, decode)
-        lines = table_of(jobs)[:limit]
-        said = Verdict(jobs.verdict(decode), jobs.is_equal, COLUMNS, lines)
-        pair = (Shown(side.name, run_of(side, decode), side) for side in sides)
+    sides = _sides(a, b, within, decode)
+    one, other = sides
+    found = compare_sides(one, other, Rounding(rtol, atol), wanted, _progress)
+    words = side_decode(sides, decode)
     if html is not None:
-        page = render(list(pair), success=success, max_bytes=int(max_mb * 1e6), verdict=said)
+        lines = table_of(found)[:limit]
+        said = Verdict(found.verdict(words), found.is_equal, COLUMNS, lines)
+        pair = [_shown(side, decode) for side in sides]
+        page = render(pair, success=success, max_bytes=int(max_mb * 1e6), verdict=said)
         write(page, html)
-    return put(as_json, data, view, failed=not said.is_equal)
+    return put(as_json, _data(found, words), _view(found, limit, words), failed=not found.is_equal)
 
 
 def _progress(steps: Sequence[int]) -> Iterable[int]:
     return progress(steps, "comparing")
 
 
-def _run_of(target: Target) -> Run:
-    """The run of a target, with the step alone that it names."""
-    if isinstance(target, Run):
-        return target
-    step = target if isinstance(target, Step) else target.step
-    return step.run[step.number : step.number + 1]
+def _shown(side: Side | Dumps, decode: Decode | None) -> Shown:
+    from rlskip.compare.rollouts import Dumps
+    from rlskip.compare.sides import run_of
+    from rlskip.report.one_run import Shown
+
+    if isinstance(side, Dumps):
+        return shown(side.name, side.run)
+    return Shown(side.name, run_of(side, decode), side)
 
 
-def _sides(a: str, b: str, within: Path) -> tuple[Side, Side] | None:
-    """The jobs that `a` and `b` mean; None where both have dumps and one has no records."""
+def _sides(
+    a: str, b: str, within: Path, decode: Decode | None
+) -> tuple[Side, Side] | tuple[Dumps, Dumps]:
+    """The jobs that `a` and `b` mean; dumps where both have some and one has no records."""
+    from rlskip.compare.rollouts import Dumps
     from rlskip.compare.sides import find_side
 
     try:
         return find_side(a, within), find_side(b, within)
     except NoSuchPlaceError:
         try:
-            find_target(a, within)
-            find_target(b, within)
+            return Dumps.pair(find_target(a, within, decode), find_target(b, within, decode))
         except NoSuchPlaceError:
             if _holds_runs(a) and _holds_runs(b):  # several: which one is meant?
                 raise
-        else:
-            return None
         raise
 
 
@@ -145,44 +139,14 @@ def _view(found: Comparison, limit: int, decode: Decode | None) -> list[Cell]:
         (*cells, text(result, "" if result.startswith(("equal", "within")) else "red"))
         for *cells, result in lines[:limit]
     ]
-    view: list[Cell] = [_sentence(found.verdict(decode)), *only_one_has(found), ""]
-    view += [f"A {found.a}", f"B {found.b}", "", table(COLUMNS, rows)]
+    said = found.verdict(decode)
+    view: list[Cell] = [said[0].upper() + said[1:], *only_one_has(found), ""]
+    used = [i for i in range(len(COLUMNS)) if any(str(row[i]) for row in rows)]
+    cells = [[row[i] for i in used] for row in rows]
+    view += [f"A {found.a}", f"B {found.b}", "", table([COLUMNS[i] for i in used], cells)]
     if len(lines) > limit:
         view.append(f"{len(lines) - limit} more lines: --limit")
     return [*view, "", f"rounding: {found.rule}; --json has each stage"]
-
-
-def _sentence(said: str) -> str:
-    return said[0].upper() + said[1:]
-
-
-def _view_of_rollouts(found: RolloutComparison, limit: int) -> list[Cell]:
-    from rlskip.compare.rollouts import COLUMNS
-
-    view: list[Cell] = [_sentence(found.verdict()), "", f"A {found.a}", f"B {found.b}", ""]
-    view += [text(f"step {one['step']}: {one['problem']}", "red") for one in found.unreadable]
-    if found.steps:
-        view.append("how many sessions and groups are the same; how many sessions differ in")
-    heads = [head.removesuffix(" differ").replace(">same ", ">") for head in COLUMNS]
-    view.append(table(heads, found.table()))
-    for side, steps in (("A", found.only_in_a), ("B", found.only_in_b)):
-        if steps:
-            view.append(f"only in {side}: steps {compact(steps)}")
-    if found.differences:
-        rows = [
-            (
-                one.step if one.call is None else f"{one.step}/{one.call}",
-                "" if one.a is None else one.a,
-                "" if one.b is None else one.b,
-                short(one.group, 24),
-                one,
-            )
-            for one in found.differences[:limit]
-        ]
-        view += ["", table((">step", ">session", ">in B", "group", "what differs"), rows)]
-        if more := max(0, len(found.differences) - limit):
-            view.append(f"{more} more sessions differ: --limit, or --json for all")
-    return view
 
 
 # -- one job: what the engine said against what the trainer computed -------------------------

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import difflib
-import importlib
-import os
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +16,7 @@ from rlskip.cli.options import Dir, Json, Target, Tokenizer, decoder, dump_dir
 from rlskip.cli.screen import Cell, progress, put, table, text
 from rlskip.config.steps import Steps
 from rlskip.errors import ConfigError
+from rlskip.rescore.named import named_function
 from rlskip.runs.find import find_target
 from rlskip.runs.opened import Run
 
@@ -96,51 +92,12 @@ def rescore(
     return put(as_json, found, _view(found, outcome, write), failed=failed)
 
 
-def _names_in(module: str) -> list[str] | None:
-    """The functions and other names that a module's source binds, without running it.
-
-    None where that does not tell: in a package, with a star or `__getattr__`, or without a source.
-    """
-    if "." in module or not (file := Path(f"{module}.py")).is_file():
-        return None
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError, RecursionError):
-        return None
-    names: dict[str, None] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names[node.name] = None
-        elif isinstance(node, ast.alias):
-            names[node.asname or node.name.partition(".")[0]] = None
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names[node.id] = None
-        elif isinstance(node, ast.Name) and node.id in ("globals", "exec", "vars", "setattr"):
-            return None
-    return None if not names or {"*", "__getattr__"} & names.keys() else list(names)
-
-
 @contextlib.contextmanager
 def _judge(reward: str, version: str | None, cache: Path | None) -> Iterator[Judge]:
     """The function, which within the context can be asked."""
-    module, _, name = reward.partition(":")
-    if not name:
-        raise ConfigError(f"{reward!r} names no function", "--reward", "give package.module:name")
-    sys.path.insert(0, os.getcwd())
-    if (names := _names_in(module)) is not None and name.partition(".")[0] not in names:
-        close = difflib.get_close_matches(name, names, 1)
-        what = f"{reward} does not exist: the module has no such function"
-        there = f"did you mean {module}:{close[0]}?" if close else f"it has {', '.join(names):.200}"
-        raise ConfigError(what, "--reward", there)
+    found = named_function(reward, "--reward")
     from rlskip.rescore.judge import Judge
 
-    try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (Exception, SystemExit) as error:  # of what the module runs
-        what = f"{reward} cannot be imported: {type(error).__name__}: {error}"
-        raise ConfigError(what, "--reward") from error
     judge: Judge | None = getattr(found, "_rlskip_judge", None)
     if judge is not None and (version or cache):
         what = f"{reward} is a rlskip.cached_reward, which has a version and a directory of its own"

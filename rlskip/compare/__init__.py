@@ -3,5 +3,5 @@
 :func:`~rlskip.compare.sides.find_side` reads what a user calls a run,
 :func:`~rlskip.compare.steps.compare_step` compares one step of two, and
 :class:`~rlskip.compare.verdict.Comparison` says which stage differs first.
-:func:`~rlskip.compare.rollouts.compare_rollouts` compares dumps.
+:mod:`rlskip.compare.rollouts` makes records of dumps, so that these are compared alike.
 """

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import numpy as np
 
 from rlskip.batch.row_parts import Layout
-from rlskip.runs.on_disk import Dump
 from rlskip.stages.parts import NUMBER
 
 _CACHED = 256 << 20  # bytes of values that are kept for the next records
+
+
+class Part(Protocol):
+    """A part of a step, as :mod:`rlskip.stages.parts` has it, on disk or in memory."""
+
+    def load(self, *, into: Any, fields: Sequence[str]) -> Any: ...
 
 
 @attrs.frozen(eq=False)
@@ -41,7 +46,7 @@ class Record:
     keys: np.ndarray | None
     sessions: np.ndarray | None
     layout: Layout
-    source: Dump
+    source: Part
     field: str
 
     @property
@@ -66,6 +71,7 @@ class RowTable:
     turns: np.ndarray
     source: np.ndarray  # which of the step's dumps describes the row, and where in it
     place: np.ndarray
+    groups: np.ndarray  # the names of their prompts, where they have some: else empty
 
     def find(self, keys: np.ndarray) -> np.ndarray:
         """The place of each key in the table, where it must be."""
@@ -86,7 +92,7 @@ class StepRecords:
         A part cannot be read.
     """
 
-    def __init__(self, dumps: Sequence[Dump]) -> None:
+    def __init__(self, dumps: Sequence[Part]) -> None:
         self._dumps = list(dumps)
         records, parts = [], []
         for dump in self._dumps:
@@ -153,7 +159,7 @@ def _small_fields(index: Sequence[Mapping[str, Any]]) -> list[str]:
     return found + [f"{i}.{name}" for i in range(len(index)) for name in _OF_ROWS]
 
 
-def _record(dump: Dump, i: int, item: Mapping[str, Any], part: Mapping[str, Any]) -> Record:
+def _record(dump: Part, i: int, item: Mapping[str, Any], part: Mapping[str, Any]) -> Record:
     return Record(
         name=item["name"],
         order=item["order"],
@@ -179,6 +185,8 @@ def _rows_in(parts: Sequence[Mapping[str, Any]]) -> RowTable | None:
         for name in _ROW_COLUMNS:
             column = part[f"rows.{name}"]
             columns[name].append(np.full(n, -1, np.int64) if column is None else column)
+        named = part.get("rows.groups")
+        columns["groups"].append(np.full(n, "") if named is None else named)
         columns["source"].append(np.full(n, number))
         columns["place"].append(np.arange(n))
     if not columns:

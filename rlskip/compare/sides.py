@@ -9,10 +9,12 @@ from pathlib import Path
 import attrs
 
 from rlskip.compare.records import StepRecords
+from rlskip.compare.rollouts import Dumps
 from rlskip.compare.rounding import Rounding
 from rlskip.compare.steps import compare_step
-from rlskip.compare.verdict import Comparison
+from rlskip.compare.verdict import Comparison, StepResult
 from rlskip.config.steps import Steps, compact
+from rlskip.format.dump_errors import DumpError
 from rlskip.jobs.records import SUMMARY, read_events
 from rlskip.runs.on_disk import dumps_of, families
 from rlskip.runs.opened import NoSuchPlaceError, Run
@@ -99,14 +101,14 @@ def has_records(directory: Path) -> bool:
     return first is not None and MARK in first.info
 
 
-def compare_jobs(
-    a: Side,
-    b: Side,
+def compare_sides(
+    a: Side | Dumps,
+    b: Side | Dumps,
     rounding: Rounding,
     wanted: Steps,
     progress: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> Comparison:
-    """Compare two jobs, step by step: what is in memory at a time does not grow with them.
+    """Compare two jobs or dumps by step: what is in memory at a time does not grow with them.
 
     Parameters
     ----------
@@ -118,21 +120,25 @@ def compare_jobs(
     Raises
     ------
     NoSuchPlaceError
-        No such step was recorded by both.
+        Both have no such step.
     DumpError
-        A record cannot be read.
+        Of all steps one cannot be read.
     """
     mine, theirs = ({step for step in side.steps() if step in wanted} for side in (a, b))
     if not mine & theirs:
         one, other = (compact(sorted(steps)) or "none" for steps in (mine, theirs))
-        what = f"both recorded no common step: A has {one}, B has {other}"
+        what = f"both have no common step: A has {one}, B has {other}"
         raise NoSuchPlaceError(what, f"{a.name}, {b.name}")
-    steps = [
-        compare_step(step, a.records(step), b.records(step), rounding)
-        for step in progress(sorted(mine & theirs))
-    ]
+    steps, unreadable, error = list[StepResult](), dict[int, str](), None
+    for step in progress(sorted(mine & theirs)):
+        try:
+            steps.append(compare_step(step, a.records(step), b.records(step), rounding))
+        except (DumpError, NoSuchPlaceError) as caught:  # a live run may have removed it meanwhile
+            unreadable[step], error = str(caught).partition("\n")[0], caught
+    if error is not None and not steps:
+        raise error
     alone = sorted(mine - theirs), sorted(theirs - mine)
-    return Comparison(a.name, b.name, steps, *alone, rounding.rule)
+    return Comparison(a.name, b.name, steps, *alone, rounding.rule, unreadable)
 
 
 def _of_output(path: Path) -> Path | None:

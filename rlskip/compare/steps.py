@@ -115,7 +115,8 @@ def _first_other_mask(a: StepRecords, b: StepRecords, i: np.ndarray, j: np.ndarr
 def name_of(rows: RowTable, at: int) -> RowName:
     """The name of the row at an index of the table."""
     session, turn = (int(n) if n >= 0 else None for n in (rows.sessions[at], rows.turns[at]))
-    return RowName(f"{int(rows.prompts[at]):016x}"[:8], session, turn, int(rows.lengths[at]))
+    prompt = f"{int(rows.prompts[at]):016x}"[:8]
+    return RowName(prompt, session, turn, int(rows.lengths[at]), str(rows.groups[at]))
 
 
 def around_token(tokens: np.ndarray, at: int) -> tuple[list[int], int]:

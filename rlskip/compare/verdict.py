@@ -19,17 +19,22 @@ ROLLOUTS, MASK = "rollouts", "mask"
 
 @attrs.frozen
 class RowName:
-    """What a row is: the hash of its prompt, its session and turn (None: the batch has none)."""
+    """What a row is: the hash of its prompt, its session and turn (None: the batch has none).
+
+    ``group`` is the prompt's name in the rollouts; empty where only its hash is known.
+    """
 
     prompt: str
     session: int | None
     turn: int | None
     tokens: int
+    group: str = ""
 
     def __str__(self) -> str:
         numbers = (("session", self.session), ("turn", self.turn))
         named = [f"{what} {number}" for what, number in numbers if number is not None]
-        return ", ".join([f"prompt {self.prompt}", *named])
+        prompt = f"group {self.group}" if self.group else f"prompt {self.prompt}"
+        return ", ".join([prompt, *named])
 
 
 @attrs.frozen
@@ -120,9 +125,11 @@ class Comparison:
     steps
         The steps that both recorded, ascending.
     only_a, only_b
-        Steps that only one of them recorded.
+        Steps that only one of them has.
     rule
         What counts as rounding, in words.
+    unreadable
+        Why a step cannot be read, by its number.
     """
 
     a: str
@@ -131,6 +138,7 @@ class Comparison:
     only_a: list[int]
     only_b: list[int]
     rule: str = ""
+    unreadable: dict[int, str] = attrs.field(factory=dict)
 
     @property
     def stages(self) -> list[StageResult]:
@@ -157,7 +165,8 @@ class Comparison:
         """Whether both recorded the same, up to rounding, and nothing that the other lacks."""
         incomparable = any(stage.state == UNPAIRED for stage in self.stages)
         alone = any(step.only_a or step.only_b for step in self.steps)
-        return not (self.first or incomparable or alone or self.only_a or self.only_b)
+        alone = alone or bool(self.only_a or self.only_b or self.unreadable)
+        return not (self.first or incomparable or alone)
 
     def verdict(self, decode: Decode | None = None) -> str:
         """One sentence: what differs first, where, and both values.
@@ -194,7 +203,8 @@ class Comparison:
         last = earlier[-1]
         at = "" if last.step == first.step else f" of step {last.step}"
         alone = any(step.only_a or step.only_b for step in self.steps if step.step <= first.step)
-        alone |= any(step < first.step for step in (*self.only_a, *self.only_b))
+        lacking = (*self.only_a, *self.only_b, *self.unreadable)
+        alone |= any(step < first.step for step in lacking)
         what = "what could be compared" if alone or len(equal) < len(before) else "everything"
         return f"{what} before it is equal, up to {last.stage}{at}" + (
             "" if last.state == EQUAL else " (within rounding)"
@@ -292,15 +302,15 @@ def _line(words: str, stages: Sequence[StageResult]) -> tuple[str, ...]:
 
 
 def only_one_has(found: Comparison) -> list[str]:
-    """A line for each kind of thing that only one side recorded."""
+    """A line for each kind of thing that only one side has, and for what cannot be read."""
     lines = []
     for side, attribute in (("A", "only_a"), ("B", "only_b")):
         names = {stage for step in found.steps for stage in getattr(step, attribute)}
         if names:
             lines.append(f"only {side} recorded {', '.join(sorted(names))}")
         if steps := getattr(found, attribute):
-            lines.append(f"only {side} recorded steps {compact(steps)}")
-    return lines
+            lines.append(f"only {side} has steps {compact(steps)}")
+    return lines + [f"step {step}: {problem}" for step, problem in found.unreadable.items()]
 
 
 def _state(stage: StageResult, follows: bool) -> str:

@@ -26,6 +26,7 @@ from rlskip.runs.opened import Run, Step
 from rlskip.skip.arguments import NEUTRAL_META
 from rlskip.skip.prompt_rows import PromptRows, prompt_groups
 from rlskip.store import DumpMeta, Identity, StepStore
+from rlskip.store.identity import GIVEN
 from rlskip.store.index import PROMPTS, ROWS_PER_PROMPT
 from rlskip.store.layout import refuse_links, run_directory, run_name, shape_of
 
@@ -91,10 +92,10 @@ def write(
         The command that is to replay the step, such as ``"python train.py +skip=rollout_cache"``:
         the directory is the one that ``rlskip doctor -- COMMAND`` shows. It is not run.
     prompts
-        The prompts as the loop gives them to its stage, one for each group of rows. If they have
-        the field ``uid``, it tells which group is whose; else the groups are in their order. By
-        default a list of the rows' own prompts: text or messages if the rows have them, else token
-        ids.
+        The prompts as the loop gives them to its stage, one for each group of rows, or, as for TRL,
+        one for each row. If they have the field ``uid``, it tells which group is whose; else they
+        are in order. By default a list of the rows' own prompts: text or messages if the rows have
+        them, else token ids.
     returns
         Makes of the columns what the stage returns, where that is not a mapping of lists: a
         DataProto, a TensorDict, a mapping with further values. Its rows keep their order.
@@ -141,6 +142,8 @@ def write(
     elif (uids := prompt_groups(prompts, fields)) is not None:
         groups = in_order(groups, named(uids))
     identity, summary = _recorded(prompts, shape)
+    if len(summary.digests) == len(given) and prompt_groups(prompts, fields) is None:
+        groups = {str(i): [row] for i, row in enumerate(given)}  # as TRL gives its stage prompts
     if len(summary.digests) != len(groups):
         what = f"the rows are {len(groups)} groups, and there are {len(summary.digests)} prompts"
         raise BadRowError(what, "rlskip.write(prompts=...)", "give one for each group")
@@ -241,7 +244,7 @@ def _recorded(prompts: Any, shape: Mapping[str, int | None]) -> tuple[Identity, 
         what = f"prompt {digests.index(None)} has nothing but fields that are never compared"
         raise BadRowError(what, "rlskip.write(prompts=...)", "give each its content, or its text")
     sizes = {name: shape[name] for name in ("n", "prompt_len", "response_len")}
-    identity = Identity.of(sizes).for_prompts(digest_of_batch(prompts, told))
+    identity = Identity.of(sizes, {GIVEN: True}).for_prompts(digest_of_batch(prompts, told))
     return identity, PromptRows.of(prompts, told)
 
 

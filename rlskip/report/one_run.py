@@ -14,13 +14,14 @@ import numpy as np
 from rlskip._human import duration, size
 from rlskip.batch.decoding import decoder_at
 from rlskip.compare.records import StepRecords
+from rlskip.compare.rollouts import RowValues
 from rlskip.compare.sides import Side
 from rlskip.config.steps import compact
 from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import DumpError
 from rlskip.jobs.records import Tally
 from rlskip.report.curves import Curves, spread
-from rlskip.report.sessions import TokenValues, Vocabulary, prompt_of, session
+from rlskip.report.sessions import Vocabulary, prompt_of, session
 from rlskip.runs.figures import (
     Sessions,
     by_interest,
@@ -128,7 +129,7 @@ class OneRun:
         try:
             rollouts = self._run.read(dump)
             sessions = rollouts.sessions
-            recorded = TokenValues(self._recorded(dump.step), rollouts)
+            recorded = RowValues(self._recorded(dump.step), rollouts)
             decode = rollouts.decode or _recorded_decoder(dump)
             words = self._words.setdefault(d, Vocabulary(decode))
             for i in chosen:

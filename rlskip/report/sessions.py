@@ -18,12 +18,10 @@ import numpy as np
 import xxhash
 
 from rlskip._human import finite, short
-from rlskip.batch.row_parts import by_token
 from rlskip.compare.mismatch import ENGINE, TRAINER
-from rlskip.compare.records import Record, StepRecords, Values
+from rlskip.compare.rollouts import RowValues
 from rlskip.runs.conversation import Piece, messages_of
-from rlskip.runs.rollouts import PLACE, ROW, Decode, Rollouts, SessionRows
-from rlskip.stages.parts import ROWS
+from rlskip.runs.rollouts import PLACE, ROW, Decode, SessionRows
 
 KINDS = PROMPT, SAMPLED, OBSERVED, UNKNOWN = "prompt", "sampled", "observed", "unknown"
 GAP = "trainer - engine"
@@ -75,53 +73,20 @@ def _one_by_one(ids: Sequence[int], decode: Decode) -> list[str]:
     return found
 
 
-class TokenValues:
-    """What a job recorded of the rows of one step, for the rows of one of its dumps."""
-
-    def __init__(self, records: StepRecords | None, rollouts: Rollouts) -> None:
-        self._values = Values()
-        self._places: dict[str, dict[int, tuple[Record, int]]] = {}
-        for name, stage in ({} if records is None else records.stages).items():
-            for record in stage:
-                if record.keys is None or record.form != ROWS:
-                    continue
-                places = self._places.setdefault(name, {})
-                for row, key in enumerate(record.keys.tolist()):
-                    places.setdefault(key, (record, row))
-        rows = rollouts.tokens.rows if self._places else None
-        self._keys = [] if rows is None else rows.keys.tolist()
-
-    def of(self, row: Mapping[str, Any], piece: Piece) -> dict[str, np.ndarray]:
-        """For each name one value a token of the response, float64; NaN where there is none.
-
-        Raises
-        ------
-        DumpError
-            A record cannot be read.
-        """
-        found = {LOG_PROBS: np.array(piece.log_probs, np.float64)}
-        key = self._keys[row["row"]] if self._keys else None
-        for name, places in self._places.items():
-            if key in places and piece.mask is not None:
-                found[name] = self._by_token(*places[key], row.get("prompt") or [], piece.mask)
-        engine = found.get(ENGINE, found[LOG_PROBS])
-        trainer = next((found[name] for name in TRAINER if name in found), None)
-        if trainer is not None:
-            found[GAP] = trainer - engine
-        return {name: values for name, values in found.items() if not np.isnan(values).all()}
-
-    def _by_token(
-        self, record: Record, row: int, prompt: Sequence[int], mask: list[bool]
-    ) -> np.ndarray:
-        value = self._values.of(record)
-        if record.layout.align is None and value.ndim == 1:  # of the whole row
-            return np.where(mask, float(value[row]), np.nan)
-        sampled = np.array([False] * len(prompt) + mask)
-        part = record.layout.part(value, row)
-        return by_token(part, record.layout.align, len(prompt), sampled)[len(prompt) :]
+def _token_values(row: Mapping[str, Any], piece: Piece, recorded: RowValues) -> dict[str, Any]:
+    """For each name one value a token of a turn's response, float64; NaN where there is none."""
+    found = {LOG_PROBS: np.array(piece.log_probs, np.float64)}
+    for name in recorded.names:
+        if (values := recorded.by_token(name, row["row"])) is not None:
+            found[name] = values
+    engine = found.get(ENGINE, found[LOG_PROBS])
+    trainer = next((found[name] for name in TRAINER if name in found), None)
+    if trainer is not None:
+        found[GAP] = trainer - engine
+    return {name: values for name, values in found.items() if not np.isnan(values).all()}
 
 
-def session(one: SessionRows, vocabulary: Vocabulary, recorded: TokenValues) -> dict[str, Any]:
+def session(one: SessionRows, vocabulary: Vocabulary, recorded: RowValues) -> dict[str, Any]:
     """A session for the page; raises DumpError where what was recorded cannot be read."""
     turns = one.turns
     pieces = one.pieces
@@ -133,7 +98,7 @@ def session(one: SessionRows, vocabulary: Vocabulary, recorded: TokenValues) -> 
             parts.append(_part(kind, turn, piece.added, {}, vocabulary))
         if turn in causes:
             parts[-1]["break"] = causes[turn]
-        values = recorded.of(row, piece)
+        values = _token_values(row, piece, recorded)
         end = 0
         kinds = [UNKNOWN] * len(piece.response)
         if piece.mask is not None:

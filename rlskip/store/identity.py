@@ -14,6 +14,8 @@ _NAMED = ("role", "stage", "prompts")
 _ARGUMENTS = "arguments."
 _DEFAULTS = "defaults"
 _PLACE, _CODE, _CHANGING = "place", "code", "changing"
+GIVEN = "given"
+"""Noted of rollouts that were given, not generated: what they lack was not what made them."""
 
 
 def _names(instance: Identity, field: attrs.Attribute, value: Any) -> None:
@@ -40,7 +42,8 @@ class Identity:
         stage's). And ``defaults``, the names of the arguments that have their default; without it
         the arguments are not known. ``changing``: of those that change while stages run, of which
         no value is right. ``place``, of a run that was given no name, is where it comes from:
-        another one, unless it has the same ``code``, is no better than another name.
+        another one, unless it has the same ``code``, is no better than another name. ``given``:
+        the rollouts were not generated, so what is not in `compared` is not compared.
     ignored
         Names of arguments that are not compared now, whatever a dump has; ``*`` is all. No dump
         records them.
@@ -124,14 +127,16 @@ class Identity:
             )
         warn = [
             line
-            for name in sorted({*self.noted, *other.noted} - {_DEFAULTS, _CHANGING, _PLACE})
+            for name in sorted({*self.noted, *other.noted} - {_DEFAULTS, _CHANGING, _PLACE, GIVEN})
             if name != _CODE or self._code_kind() == other._code_kind()
             for line in differences(
                 name, self.noted.get(name, ABSENT), other.noted.get(name, ABSENT)
             )
         ]
-        given = self._given()
-        if given and _DEFAULTS not in other.noted:
+        given = self._given() if _DEFAULTS not in other.noted else set()
+        if other.noted.get(GIVEN):
+            given |= now.keys() - then.keys() - {"role", "stage"}
+        if given:
             warn.append(f"the dump does not record {', '.join(sorted(given))}")
         return must, warn
 
@@ -153,6 +158,8 @@ class Identity:
     def _passes(self, name: str, other: Identity) -> bool:
         """Whether a name is not compared with `other`."""
         lacking = [one for one in (self, other) if name not in one.compared]
+        if name not in other.compared and other.noted.get(GIVEN) and name != "prompts":
+            return True
         if name == _CODE:
             return self in lacking
         if not name.startswith(_ARGUMENTS):

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from rlskip.cli.screen import table
 from rlskip.compare.rounding import Rounding
-from rlskip.compare.sides import compare_jobs, find_side
+from rlskip.compare.sides import compare_sides, find_side
 from rlskip.compare.verdict import COLUMNS, Comparison, only_one_has, table_of
 from rlskip.config.steps import Steps
 
@@ -47,7 +47,7 @@ def assert_same_training(
         There is nothing to compare.
     """
     a, b = (find_side(str(one), Path()) for one in (golden, run))
-    found = compare_jobs(a, b, Rounding(rtol, atol), Steps.parse(steps, "steps"))
+    found = compare_sides(a, b, Rounding(rtol, atol), Steps.parse(steps, "steps"))
     if not found.is_equal:
         raise AssertionError(_as_text(found))
 

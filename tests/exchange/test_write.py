@@ -223,6 +223,31 @@ def test_a_loop_replays_it_by_prompt(run: Path, replay: Any) -> None:
     assert not generated
 
 
+@SkipManager.annotate(role="rollout", identity={"engine": "mine"})
+def sampled(prompts: Any, temperature: float = 1.0) -> Any:
+    raise AssertionError("it is replayed")
+
+
+def test_what_made_rollouts_by_hand_is_not_compared_but_named(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rlskip.write(run, sessions("ab"), step=1)
+    names = {"experiment_name": "mine", "project_name": "math"}
+    role = {"enable": True, "on_miss": "error"}
+    SkipManager.init({"skip": {"dump_dir": str(run.parents[1]), **names, "rollout": role}})
+    SkipManager.set_step(1)
+    assert sampled(["a", "b"], temperature=0.7)["completion_ids"][0] == [97, 0]
+    assert "does not record arguments.temperature, identity.engine" in caplog.text
+    with pytest.raises(MissError, match="no dump of the step that is left was made for such a"):
+        sampled(["b", "a"])
+
+
+def test_a_prompt_may_be_given_for_each_row(run: Path, replay: Any) -> None:
+    """As TRL gives its stage: each prompt as often as it has sessions."""
+    rlskip.write(run, rows := sessions("ab"), step=1, prompts=[row["prompt"] for row in rows])
+    assert replay(["b", "a", "b"], match="prompt")["completion_ids"] == [[98, 0], [97, 0], [98, 1]]
+
+
 def test_prompts_may_be_token_ids_or_messages(run: Path, replay: Any) -> None:
     ids = [{"prompt_ids": torch.tensor([i, 1]), "completion_ids": [i]} for i in (4, 5)]
     rlskip.write(run, ids, step=1)

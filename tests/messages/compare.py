@@ -7,7 +7,7 @@ import torch
 
 from rlskip import record, stages
 from rlskip.compare.rounding import Rounding
-from rlskip.compare.sides import Side, compare_jobs, find_side
+from rlskip.compare.sides import Side, compare_sides, find_side
 from rlskip.config.record import read_record
 from rlskip.config.steps import Steps
 
@@ -25,7 +25,7 @@ def recorded(folder, step=1, **values):
 
 def other_steps(folder):
     sides = (recorded(folder / name, step, loss=1.0) for name, step in (("a", 1), ("b", 2)))
-    compare_jobs(*map(Side, "ab", sides), Rounding(), Steps.parse("all"))
+    compare_sides(*map(Side, "ab", sides), Rounding(), Steps.parse("all"))
 
 
 def find(folder, make=lambda folder: None):

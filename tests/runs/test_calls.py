@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlskip.compare.rollouts import compare_rollouts
-from rlskip.config.steps import Steps
 from rlskip.runs.opened import Run
 from rlskip.runs.pruning import choose, remove
 from rlskip.store import StepStore
@@ -54,14 +52,3 @@ def test_limits_remove_a_step_with_all_its_calls(run: Run) -> None:
     remove(other, really=True)
     assert not list(run.directory.glob("2*"))
     assert [dump.name for dump in run.dumps()] == ["1"]
-
-
-def test_a_difference_names_its_call(run: Run, tmp_path: Path) -> None:
-    other = StepStore(tmp_path / "dumps" / "c_d" / "GBS1_N1_in1_out1")
-    for number, call in enumerate(CALLS):
-        changed = rows(number)
-        changed["responses"][0, 1] += number == 1
-        other.save(2, changed, call=call, info={"place": number})
-    a, b = run[2], Run(other.directory)[2]
-    (found,) = compare_rollouts(a, b, 0.0, Steps.parse("all", "--steps")).differences
-    assert (found.step, found.call, found.token) == (2, 1, 1)

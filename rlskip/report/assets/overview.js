@@ -136,6 +136,7 @@ function verdict() {
     name: name.replace(/^>/, ""),
     value: (row) => row[i],
     right: name.startsWith(">"),
+    minor: i > 0 && name.startsWith(">"),
     wide: i === found.columns.length - 1,
   }));
   const open = (row) => runs[0].stepAt.has(Number(row[0])) && address(runs[0], Number(row[0]));
