@@ -31,7 +31,7 @@ class Reader:
         self.data = data = (directory / "gen_batch.dp").read_bytes()
         assert len(data) == meta["stored"]
         magic, version, zero = struct.unpack_from("<8sII", data)
-        assert (magic, version, zero) == (b"rlskip\r\n", 3, 0)
+        assert (magic, version, zero) == (b"rlskip\r\n", 4, 0)
         stored, plain, digest, end = struct.unpack("<QQ16s8s", data[-40:])
         assert end == b"\r\nend\r\n\0"
         packed = data[-40 - stored : -40]
@@ -46,10 +46,10 @@ class Reader:
         for place in ("step", "call", "rank", "world_size"):
             assert self.index[place] == meta[place]
         self.arrays, offset = [], 16
-        for nbytes, spec, pieces in self.index["arrays"]:
+        for nbytes, spec, narrow, pieces in self.index["arrays"]:
             assert len(pieces) == -(-nbytes // PIECE)
             parts = []
-            for size, narrow, checksum in pieces:
+            for size, checksum in pieces:
                 packed = data[offset : offset + size]
                 assert xxhash.xxh3_128_hexdigest(packed) == checksum
                 parts.append(np.frombuffer(unpack(packed), dtype(narrow)).astype(dtype(spec)))
@@ -145,11 +145,11 @@ def dtype(spec: str) -> str:
 
 
 def test_it_reads_the_golden_dump() -> None:
-    reader = Reader(Path(__file__).parents[1] / "format" / "golden" / "v3" / "3")
+    reader = Reader(Path(__file__).parents[1] / "format" / "golden" / "v4" / "3")
     assert reader.index["step"] == reader.meta["step"] == 3
     aside = reader.value(reader.index["aside"])
     assert aside["rng"].shape == (16,)
-    ours = StepStore(Path(__file__).parents[1] / "format" / "golden" / "v3").load(3)
+    ours = StepStore(Path(__file__).parents[1] / "format" / "golden" / "v4").load(3)
     theirs = reader.value(reader.index["rollouts"])
     assert set(theirs) == set(ours)
     batch = theirs["batch"]

@@ -100,7 +100,7 @@ DIR/run/1/gen_batch.dp: this process cannot load it now: ZeroDivisionError: divi
         OtherFormatError,
         "meta.json",
         """\
-meta.json: a dump of format 1; this rlskip reads format 3
+meta.json: a dump of format 1; this rlskip reads format 4
   -> use the rlskip that wrote it, or generate again into another skip.dump_dir""",
     ),
     (
