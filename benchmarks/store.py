@@ -6,10 +6,10 @@ rollouts have. There are two workloads: *padded*, which looks like a real step, 
 
 hold   how long the training thread waits for a dump: verl's whole save, our writer's snapshot
 save   until the dump is complete on disk (ours is also synced, verl's is not)
-load   from a warm page cache to usable tensors; ours verifies checksums. As in a training loop, the
-       rollouts of the previous load have been released, and ours reuses their memory
-load_first  the first load of a process, into fresh memory
+load   from a warm page cache to usable tensors in fresh memory; ours verifies checksums
 bytes  on disk
+save_vs_NAME, load_vs_NAME, bytes_vs_NAME  next to another container (benchmarks/containers.py) for
+       the arrays alone
 record_hold_ratio  how long the training thread waits while ten stages of a step are recorded, each
         float32 of 1024 rows and 8192 tokens (335 MB), next to verl's dump of the same values
 many_calls_us  replaying one of 10 000 calls of a step, next to one of 100, in microseconds
@@ -19,6 +19,7 @@ Needs verl from PyPI in the same environment: pip install verl==0.9.1
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -32,11 +33,11 @@ from unittest import mock
 import numpy as np
 import torch
 
+from benchmarks import containers
 from benchmarks._report import Goal, Row, arguments, best_of, report, versions
 from rlskip import SkipManager
 from rlskip.config.record import RecordConfig
 from rlskip.config.steps import Steps
-from rlskip.format.buffer_pool import pool
 from rlskip.stages.recorder import Recorder
 from rlskip.store import StepStore
 from rlskip.store.writer import Writer
@@ -99,14 +100,9 @@ def measure(dense: bool, rounds: int, folder: Path) -> list[Row]:
     )
     step = store.steps()[-1]
 
-    def first() -> Any:
-        pool.clear()
-        return store.load(step)
-
-    their_load, load_first, load = in_turns(
+    their_load, load = in_turns(
         rounds,
         lambda: DataProto.load_from_disk(pickled),
-        first,
         lambda: store.load(step),
     )
     check(store.load(step), batch)
@@ -118,7 +114,6 @@ def measure(dense: bool, rounds: int, folder: Path) -> list[Row]:
         Row(f"hold_ratio{suffix}", hold, "s", their_save, Goal("<=", 1 / 15)),
         Row(f"save_ratio{suffix}", save, "s", their_save, Goal("<=", 1 / 4)),
         Row(f"load_ratio{suffix}", load, "s", their_load, Goal("<=", 1 / 7)),
-        Row(f"load_first_ratio{suffix}", load_first, "s", their_load, Goal("<=", 1 / 7)),
         Row(
             f"bytes_ratio{suffix}",
             meta.stored / 1e6,
@@ -126,7 +121,40 @@ def measure(dense: bool, rounds: int, folder: Path) -> list[Row]:
             pickled.stat().st_size / 1e6,
             Goal("<=", less),
         ),
+        *compared(batch, store, step, rounds, folder, suffix),
     ]
+
+
+def compared(
+    batch: Any, store: StepStore, step: int, rounds: int, folder: Path, suffix: str
+) -> list[Row]:
+    """Measure other containers beside ours, in one process and in turns."""
+    arrays = [tensor.numpy().reshape(-1) for tensor in batch.batch.values()]
+    steps = itertools.count(step + 1)
+    rows = []
+    for name, (write, read) in containers.known().items():
+        file = folder / name
+        save, other_save = in_turns(
+            rounds,
+            lambda: store.save(next(steps), batch),
+            functools.partial(write, file, arrays),
+        )
+        last = store.steps()[-1]
+        load, other_load = in_turns(
+            rounds, functools.partial(store.load, last), functools.partial(read, file, arrays)
+        )
+        for found, array in zip(read(file, arrays), arrays, strict=True):
+            assert found.dtype == array.dtype
+            assert np.array_equal(found, array)
+        meta = store.read_meta(last)
+        assert meta is not None
+        size = file.stat().st_size / 1e6
+        rows += [
+            Row(f"save_vs_{name}{suffix}", save, "s", other_save),
+            Row(f"load_vs_{name}{suffix}", load, "s", other_load),
+            Row(f"bytes_vs_{name}{suffix}", meta.stored / 1e6, "MB", size),
+        ]
+    return rows
 
 
 def recording(folder: Path, rounds: int, rows: int = ROWS, width: int = 8192) -> Row:

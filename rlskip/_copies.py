@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,6 +27,65 @@ _BLOCK = 1 << 12
 def fresh(nbytes: int) -> np.ndarray:
     """Memory of no pool."""
     return np.empty(nbytes, np.uint8)
+
+
+class _Owner:
+    """What arrays and tensors refer to while they use `room`."""
+
+    def __init__(self, room: np.ndarray, nbytes: int) -> None:
+        # Each job's part is in a huge page (2 MiB) of its own: a page that two parts share is
+        # touched by both threads, or is split into small ones.
+        start = room.ctypes.data + -room.ctypes.data % _JOB
+        self.__array_interface__: dict[str, Any] = {
+            "version": 3,
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (start, False),
+        }
+
+
+class BufferPool:
+    """Memory for copies. Memory that no array uses any more is reused.
+
+    Much of the time of a copy into fresh memory is the kernel's, which zeroes every page before it
+    is written.
+
+    There is no lock, because the garbage collector may release memory at any moment. Each
+    operation of a deque is atomic.
+    """
+
+    def __init__(self, kept: int) -> None:
+        self._kept = kept
+        self._free: deque[np.ndarray] = deque()
+
+    def take(self, nbytes: int) -> np.ndarray:
+        """An array of `nbytes` uninitialised bytes that begins with a huge page."""
+        room = self._find(nbytes + _JOB)
+        if room is None:
+            room = np.empty(nbytes + _JOB, np.uint8)
+        owner = _Owner(room, nbytes)
+        weakref.finalize(owner, self._release, room).atexit = False
+        return np.asarray(owner)
+
+    def _find(self, nbytes: int) -> np.ndarray | None:
+        for _ in range(len(self._free)):
+            try:
+                room = self._free.popleft()
+            except IndexError:  # another thread took it
+                break
+            if nbytes <= len(room) <= nbytes + nbytes // 8:
+                return room
+            self._free.append(room)
+        return None
+
+    def _release(self, room: np.ndarray) -> None:
+        self._free.append(room)
+        while sum(map(len, tuple(self._free))) > self._kept:
+            self._free.popleft()
+
+    def clear(self) -> None:
+        """Return the released memory to the system."""
+        self._free.clear()
 
 
 def gathered(data: np.ndarray, spans: np.ndarray, memory: Memory) -> tuple[np.ndarray, np.ndarray]:

@@ -30,7 +30,7 @@ import xxhash
 
 from rlskip._files import open_folder
 from rlskip.format import container
-from rlskip.format.dump_errors import UnknownTypeError, UnreadableDumpError
+from rlskip.format.dump_errors import TooLargeDumpError, UnknownTypeError, UnreadableDumpError
 from rlskip.format.kinds import Packer, rebuild
 from rlskip.store.identity import Identity
 
@@ -159,7 +159,7 @@ def _frame(identity: bytes, key: Hashable, value: Any) -> bytes:
     packer = Packer()
     record = packer.node([key, value])
     body = io.BytesIO()
-    container.write(body, {"record": record}, packer.arrays, packer.cost)
+    container.write(body, {"record": record}, packer.arrays)
     text = b"%s %s" % (identity, base64.b64encode(body.getbuffer()))
     if len(text) > MAX_FRAME:
         raise OSError(errno.EFBIG, f"a session of {len(text)} bytes is too large")
@@ -186,7 +186,9 @@ def frames(file: IO[bytes], where: str) -> Iterator[tuple[int, bytes, Entry | No
         try:
             if checksum == _checksum(text):
                 entry = _entry(text, where)
-        except (UnreadableDumpError, UnknownTypeError, MemoryError, RecursionError) as error:
+        except (
+            UnreadableDumpError, UnknownTypeError, TooLargeDumpError, MemoryError, RecursionError
+        ) as error:  # fmt: skip
             # The frame is sound: its session is not resumed now, and there is no damage to keep.
             logger.warning("%s: the frame at %d is not resumed: %s", where, start, error)
             continue

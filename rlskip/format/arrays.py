@@ -115,5 +115,5 @@ def _unpack_scalar(parts: list[Node], unpacker: Unpacker) -> Any:
 
 KINDS = [
     Kind("ndarray", np.ndarray, _pack_ndarray, _unpack_ndarray),
-    Kind("scalar", lambda kind: issubclass(kind, np.generic), _pack_scalar, _unpack_scalar, 128),
+    Kind("scalar", lambda kind: issubclass(kind, np.generic), _pack_scalar, _unpack_scalar),
 ]

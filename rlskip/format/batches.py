@@ -17,12 +17,11 @@ import numpy as np
 from rlskip.batch.columns import columns_of
 from rlskip.batch.tables import loaded
 from rlskip.format.arrays import size_of
-from rlskip.format.codec import Kind, Maker, NBytes, Node, Packer, Unpacker, pack_entries
+from rlskip.format.codec import Kind, Maker, Node, Packer, Unpacker, pack_entries
 from rlskip.format.dump_errors import (
     UnknownTypeError,
     UnsupportedTypeError,
 )
-from rlskip.format.plain import IN_MAPPING, places_in
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +29,10 @@ if TYPE_CHECKING:
 
 _WRAPPED = 2048
 """Bytes of a tensor, of a TensorDict, and of a value that one wraps."""
+_VIEW = 128
+"""Bytes of a view of a row."""
+_PIXELS = 8
+"""The most pixels of a byte."""
 
 # -- tensors -----------------------------------------------------------------------------
 
@@ -77,9 +80,11 @@ def _pack_nested(value: Any, packer: Packer) -> list[Node]:
 
 def _unpack_tensor(parts: list[Node], unpacker: Unpacker) -> Any:
     form, *rest = parts
+    unpacker.charge(_WRAPPED)
     if form == "jagged":
         values, offsets, lengths = (unpacker.node(node) for node in rest[:3])
         check_jagged(unpacker.make, values, offsets, lengths, rest[3])
+        unpacker.charge(_VIEW * len(offsets))
         return unpacker.outside(unpacker.make.jagged, values, offsets, lengths, rest[3])
     if form == "nested":
         tensors = unpacker.list_of(rest[0])
@@ -87,6 +92,8 @@ def _unpack_tensor(parts: list[Node], unpacker: Unpacker) -> Any:
             raise ValueError("a part of a nested tensor is not a tensor")
         if len({(tensor.dtype, tensor.ndim) for tensor in tensors}) > 1:
             raise ValueError("the parts of a nested tensor differ")
+        # Its parts are copied, and a file may name one tensor many times.
+        unpacker.charge(sum(tensor.nbytes for tensor in tensors))
         return unpacker.outside(unpacker.make.nested, tensors)
     if form != "dense":
         raise ValueError(f"a tensor of the form {form!r}")
@@ -126,14 +133,6 @@ def _counts(make: Maker, tensor: Any) -> np.ndarray:
     return counts
 
 
-def _cost_of_tensor(parts: list[Node], nbytes: NBytes) -> int:
-    cost = _WRAPPED
-    if parts[0] == "nested":  # it copies its parts, and a file may name one tensor many times
-        numbers = [node[4] for node in parts[1][2]]
-        cost += sum(nbytes(number) for number in numbers if number is not None)
-    return cost
-
-
 def _unpack_size(parts: list[Node], unpacker: Unpacker) -> Any:
     size_of(parts[0])
     return unpacker.make.size(parts[0])
@@ -163,6 +162,7 @@ def _pack_tensordict(value: TensorDict, packer: Packer) -> list[Node]:
 def _unpack_tensordict(parts: list[Node], unpacker: Unpacker) -> Any:
     batch_size, device, names, nodes = parts
     size_of(batch_size)
+    unpacker.charge(_WRAPPED)
     entries = dict(unpacker.entries(nodes))
     for value in entries.values():
         check_entry(unpacker.make, value, batch_size)
@@ -199,9 +199,11 @@ def _pack_stack(value: Any, packer: Packer) -> list[Node]:
 def _unpack_stack(parts: list[Node], unpacker: Unpacker) -> Any:
     form, dim, content, *name = parts
     sizes: list[int] | None = None
+    unpacker.charge(_WRAPPED)
     if form == "data":
-        wrap = unpacker.make.wrapped
-        stacked = [unpacker.outside(wrap, data, []) for data in unpacker.list_of(content)]
+        wrap, values = unpacker.make.wrapped, unpacker.list_of(content)
+        unpacker.charge(_WRAPPED * len(values))
+        stacked = [unpacker.outside(wrap, data, []) for data in values]
     elif content and content[0][:1] == [_EMPTY]:
         stacked, ((_, sizes),) = [], content
         size_of(sizes)
@@ -224,16 +226,8 @@ def _pack_wrapped(value: Any, packer: Packer) -> list[Node]:
 def _unpack_wrapped(parts: list[Node], unpacker: Unpacker) -> Any:
     data, batch_size = parts
     size_of(batch_size)
+    unpacker.charge(_WRAPPED)
     return unpacker.outside(unpacker.make.wrapped, unpacker.node(data), batch_size)
-
-
-def _cost_of_tensordict(parts: list[Node], nbytes: NBytes) -> int:
-    return _WRAPPED + IN_MAPPING * len(parts[-1])
-
-
-def _cost_of_stack(parts: list[Node], nbytes: NBytes) -> int:
-    form, _, content, *_ = parts
-    return _WRAPPED + (_WRAPPED * places_in(content[1:], nbytes) if form == "data" else 0)
 
 
 # -- verl --------------------------------------------------------------------------------
@@ -303,6 +297,8 @@ def _unpack_image(parts: list[Node], unpacker: Unpacker) -> Any:
         raise UnknownTypeError("holds images", remedy="pip install pillow") from error
     mode, (width, height), pixels, palette, info = parts
     raw = unpacker.array(pixels, "u1").tobytes()
+    _check_size(width, height, len(raw))
+    unpacker.charge((_PIXELS + 1) * len(raw) + 8 * height)
     image = unpacker.outside(Image.frombytes, mode, (width, height), raw)
     if palette is not None:
         unpacker.outside(image.putpalette, unpacker.list_of(palette), "RGBA")
@@ -313,13 +309,13 @@ def _unpack_image(parts: list[Node], unpacker: Unpacker) -> Any:
     return image
 
 
-def _cost_of_image(parts: list[Node], nbytes: NBytes) -> int:
-    """Bytes that Pillow takes for an image, its pixels and a pointer to each line, and a copy."""
-    mode, (width, height), pixels, *_ = parts
+def _check_size(width: Any, height: Any, nbytes: int) -> None:
+    """Refuse an image that Pillow would allocate although its pixels are not there."""
     if not (type(width) is type(height) is int and min(width, height) >= 0):
         raise ValueError("an image without a size")
-    pixel = 1 if mode in ("1", "L", "P") else 4
-    return 512 + (width * pixel + 8) * height + nbytes(pixels)
+    # Lines without pixels take a pointer each.
+    if width * height > _PIXELS * nbytes or max(width, height) > max(1 << 16, _PIXELS * nbytes):
+        raise ValueError("an image without its pixels")
 
 
 def _exactly(*names: str) -> Callable[[type], bool]:
@@ -335,7 +331,7 @@ def _below(module: str, name: str) -> Callable[[type], bool]:
 
 KINDS = [
     # Jagged tensors are of a subclass.
-    Kind("tensor", _below("torch", "Tensor"), _pack_tensor, _unpack_tensor, _cost_of_tensor),
+    Kind("tensor", _below("torch", "Tensor"), _pack_tensor, _unpack_tensor),
     Kind("size", _exactly("torch.Size"), lambda value, _: [list(value)], _unpack_size),
     Kind("dtype", _exactly("torch.dtype"), _pack_dtype, _unpack_dtype),
     Kind(
@@ -343,21 +339,18 @@ KINDS = [
         _exactly("tensordict.TensorDict"),
         _pack_tensordict,
         _unpack_tensordict,
-        _cost_of_tensordict,
     ),
     Kind(
         "tensordictstack",
         _exactly("tensordict.NonTensorStack", "tensordict.LazyStackedTensorDict"),
         _pack_stack,
         _unpack_stack,
-        _cost_of_stack,
     ),
     Kind(
         "nontensor",
         _exactly("tensordict.NonTensorData"),
         _pack_wrapped,
         _unpack_wrapped,
-        _WRAPPED,
     ),
     Kind(
         "dataproto",
@@ -365,5 +358,5 @@ KINDS = [
         _pack_dataproto,
         _unpack_dataproto,
     ),
-    Kind("image", _below("PIL.Image", "Image"), _pack_image, _unpack_image, _cost_of_image),
+    Kind("image", _below("PIL.Image", "Image"), _pack_image, _unpack_image),
 ]

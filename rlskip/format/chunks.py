@@ -1,9 +1,7 @@
 """Arrays cut into chunks, narrowed, compressed, and back.
 
-A *spec* names the elements of a chunk: ``i``, ``u`` (integers) or ``x`` (opaque), and the
-bytes of one, e.g. ``u2``. Integers of a chunk are stored in the narrowest spec that holds
-them, so a chunk has its own spec beside that of its array. ``docs/store.md`` explains the
-choice and what else was tried.
+A *spec* names the elements of an array: ``i``, ``u`` (integers) or ``x`` (opaque), and the bytes of
+one, e.g. ``u2``. The integers of an array are stored in the narrowest spec that holds them all.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from __future__ import annotations
 import logging
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import attrs
 import numpy as np
@@ -27,8 +25,6 @@ finally:
 
 CHUNK = 1 << 21
 """Bytes of a chunk before it is stored: large for Python, small for a core's cache."""
-MAX_RATIO = 1024
-"""A chunk is stored in at least this fraction of its size; shorter ones are padded."""
 
 _SIZES = (1, 2, 4, 8)
 _NARROWER = {
@@ -41,7 +37,7 @@ STORED_AS = {
     for kind in "iux"
     for size in _SIZES
 }
-"""The specs of arrays, each with those that its chunks may have: narrower integers."""
+"""The specs of arrays, each with those that it may be stored as: narrower integers."""
 
 # By the size of an element; wider ones are shuffled by bits.
 _FILTERS = {"1": blosc2.Filter.NOFILTER, "2": blosc2.Filter.SHUFFLE}
@@ -57,8 +53,8 @@ class Array:
     Parameters
     ----------
     kind
-        ``i`` or ``u`` for integers, each part of which is stored in the narrowest type that
-        holds it; ``x`` for opaque elements, whose bytes are kept unchanged.
+        ``i`` or ``u`` for integers, which are stored in the narrowest type that holds them; ``x``
+        for opaque elements, whose bytes are kept unchanged.
     itemsize
         Bytes of an element as it must come back: 1, 2, 4 or 8.
     parts
@@ -103,18 +99,36 @@ class Array:
 
     def narrow(self, part: np.ndarray, arena: Memory) -> np.ndarray:
         """A part in the narrowest integers that hold it, in `arena`; the part if it is narrow."""
-        if self.kind == "x" or part.itemsize == 1:
-            return part
+        return _as(self.fitting(part), part, arena)
+
+    def fitting(self, part: np.ndarray) -> str:
+        """The narrowest spec that holds a part."""
+        spec = self.spec if self.kind == "x" else f"{part.dtype.kind}{part.itemsize}"
+        if self.kind == "x" or part.itemsize < self.itemsize or self.itemsize == 1:
+            return spec
         # One pass suffices unless something is negative: as unsigned, that is huge.
         low, high = 0, int(part.view(f"u{part.itemsize}").max())
         if part.dtype.kind == "i" and high >= 1 << (8 * part.itemsize - 1):
             low, high = int(part.min()), int(part.max())
-        for size, spec, bounds in _NARROWER["u" if low >= 0 else "i"]:
+        for size, narrow, bounds in _NARROWER["u" if low >= 0 else "i"]:
             if size < part.itemsize and bounds.min <= low and high <= bounds.max:
-                narrowed = arena(len(part) * size).view(spec)
-                np.copyto(narrowed, part, casting="unsafe")
-                return narrowed
+                return narrow
+        return spec
+
+    def stored_as(self, specs: Set[str]) -> str:
+        """The narrowest spec that holds parts of all these; it is that of the array's chunks."""
+        fitting = [spec for spec in STORED_AS[self.spec] if specs <= STORED_AS[spec]]
+        return min(fitting, key=lambda spec: spec[1]) if specs else self.spec
+
+
+def _as(spec: str, part: np.ndarray, memory: Memory) -> np.ndarray:
+    """A part as elements of `spec`, converted in `memory`; the part itself if it is of that."""
+    size = int(spec[1])
+    if size == part.itemsize:
         return part
+    converted = memory(len(part) * size).view(spec)
+    np.copyto(converted, part, casting="unsafe")
+    return converted
 
 
 def copied(arrays: Sequence[Array], arena: Memory) -> list[Array]:
@@ -146,14 +160,9 @@ class _Scratch(threading.local):
 scratch = _Scratch()
 
 
-def pack(array: Array, part: np.ndarray) -> tuple[str, bytes]:
-    """A part of `array` as it is stored: its spec and its bytes."""
-    narrowed = array.narrow(part, scratch)
-    spec = array.spec
-    if narrowed.itemsize < array.itemsize:
-        spec = f"{narrowed.dtype.kind}{narrowed.itemsize}"
-    size = len(part) * array.itemsize
-    return spec, squeeze(narrowed, spec).ljust(-(-size // MAX_RATIO), b"\0")
+def pack(part: np.ndarray, spec: str) -> bytes:
+    """A part as it is stored, as elements of `spec`."""
+    return squeeze(_as(spec, part, scratch), spec)
 
 
 def unpack(packed: bytes, spec: str, out: np.ndarray, out_spec: str) -> None:
@@ -188,7 +197,8 @@ def squeeze(data: np.ndarray, spec: str) -> bytes:
     return packed
 
 
-# Values in a chunk's header, from README_CHUNK_FORMAT of c-blosc2.
+# Values in a chunk's header, from README_CHUNK_FORMAT of c-blosc2. Other special values than zeros
+# stand for memory left as it was, or for bytes of another file.
 _LZ4, _STORED, _ALL_ZERO = 1, 0x02, 0x10
 
 

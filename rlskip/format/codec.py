@@ -9,16 +9,14 @@ a program's own data in :mod:`rlskip.format.objects`. Whether tensors become ten
 arrays of numpy, a `Maker` decides.
 
 A node is data: rebuilding one imports nothing that it names and calls no class that it names. What
-a rebuilt value occupies in memory follows from its node. It is charged to a budget that follows
-from the size of the file, before the value is rebuilt. The writer charges the
-same, and makes the file large enough to be read.
+it takes in memory is charged to the reader's ``max_bytes`` before it is allocated.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import attrs
@@ -43,11 +41,10 @@ Maker: TypeAlias = "TorchMaker | NumpyMaker"
 Node = Any
 T = TypeVar("T")
 MAX_DEPTH = 100
-MAX_ALIKE = 64
-"""The most keys of a mapping or items of a set with one hash: a lookup compares them all."""
-
-_UNCOUNTED = 200_000
-"""Steps of a walk before its parts are counted: nearly every walk ends within them."""
+MAX_PARTS = 1 << 23
+"""The most containers and objects in a value."""
+_NODE = 512
+"""Bytes that a rebuilt value takes besides its arrays and its parts, about."""
 _USER = "user:"
 _ALL_ITEMS = "return a list of its items: an iterator can be read only once"
 _OTHERWISE = (
@@ -62,11 +59,6 @@ _SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 Pack = Callable[[Any, "Packer"], list[Node]]
 Unpack = Callable[[list[Node], "Unpacker"], Any]
 NBytes = Callable[[int], int]
-Cost = Callable[[list[Node], NBytes], int]
-
-
-def _as_cost(cost: int | Cost) -> Cost:
-    return cost if callable(cost) else lambda parts, nbytes: cost
 
 
 @attrs.frozen
@@ -82,16 +74,12 @@ class Kind:
         ``pack(value, packer)`` returns the parts.
     unpack
         ``unpack(parts, unpacker)`` returns the value.
-    cost
-        Bytes that the value occupies besides its arrays and its parts: a number, or
-        ``cost(parts, nbytes)``, where ``nbytes(number)`` is the size of an array.
     """
 
     tag: str
     of: type | Callable[[type], bool]
     pack: Pack
     unpack: Unpack
-    cost: Cost = attrs.field(default=_as_cost(512), converter=_as_cost)
 
 
 _BY_TAG: dict[str, Kind] = {}
@@ -140,25 +128,20 @@ def register_codec(
     )
 
 
-class Sharing:
-    """Counts the steps of a walk over a value.
+class Walk:
+    """Counts the parts that a walk over a value meets.
 
     If a list holds another one twice, which holds a third one twice, and so on, it has few parts,
     but a walk over it never ends.
     """
 
     def __init__(self) -> None:
-        self._steps = -_UNCOUNTED
-        self._parts = 0
-        self._met: set[int] = set()
+        self._left = MAX_PARTS
 
-    def is_endless(self, value: Any) -> bool:
-        """Whether the walk, now at `value`, takes far more steps than the value has parts."""
-        self._steps += 1
-        if self._steps > 0 and id(value) not in self._met:
-            self._met.add(id(value))
-            self._parts += len(value) if isinstance(value, list | tuple | dict) else 1
-        return self._steps > 100 * self._parts
+    def is_endless(self) -> bool:
+        """Whether the walk, which meets one more part, has met too many."""
+        self._left -= 1
+        return self._left < 0
 
 
 # -- the two walks -----------------------------------------------------------------------
@@ -171,17 +154,14 @@ class Packer:
     ----------
     arrays
         What the nodes refer to by number.
-    cost
-        Bytes that the values will occupy when they are rebuilt, besides the arrays.
     """
 
     def __init__(self) -> None:
         self.arrays: list[Array] = []
-        self.cost = 0
         self._path: list[str | tuple[Any]] = []
         self._numbers: dict[int, int] = {}
         self._alive: list[Any] = []
-        self._sharing = Sharing()
+        self._walk = Walk()
 
     def node(self, value: Any, at: str | tuple[Any] = "") -> Node:
         """`value` as a node.
@@ -206,12 +186,11 @@ class Packer:
         self._path.append(at)
         if len(self._path) > MAX_DEPTH:
             raise self.unsupported(value, f"nested deeper than {MAX_DEPTH} levels")
-        if self._sharing.is_endless(value):
-            raise self.unsupported(value, "its parts are shared too often to be stored one by one")
+        if self._walk.is_endless():
+            raise self.unsupported(value, f"the whole has more than {MAX_PARTS} parts")
         try:
             how = _BY_CLASS.get(kind) or self._find_kind(value)
             parts = how.pack(value, self)
-            self.cost += how.cost(parts, self._nbytes)
         except (UnsupportedTypeError, MemoryError):
             raise
         except Exception as error:  # a closed image, a codec's own mistake, an odd __class__
@@ -247,9 +226,6 @@ class Packer:
                 return kind
         raise self.unsupported(value)
 
-    def _nbytes(self, number: int) -> int:
-        return self.arrays[number].nbytes
-
     def unsupported(self, value: Any, why: str = "") -> UnsupportedTypeError:
         kind = type(value)
         path = (at if isinstance(at, str) else f"[{at[0]!r}]" for at in self._path)
@@ -280,7 +256,7 @@ class Unpacker:
         self.make = make
         self._used: set[int] = set()
         self._shared: dict[int, Any] = {}
-        self._left = source.budget
+        self.charge = source.charge
         self._depth = 0
         self.twins: dict[Any, type] = {}
 
@@ -302,10 +278,9 @@ class Unpacker:
             )
         if self._depth == MAX_DEPTH:
             raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
-        kind = _BY_TAG[tag]
-        self.spend(kind.cost(parts, self._source.nbytes))
+        self.charge(_NODE)
         self._depth += 1
-        value = kind.unpack(parts, self)
+        value = _BY_TAG[tag].unpack(parts, self)
         self._depth -= 1
         return value
 
@@ -336,19 +311,13 @@ class Unpacker:
             raise ValueError("not a list")
         return value
 
-    def spend(self, nbytes: int) -> None:
-        """Charge what is about to be allocated; raises if the file is too small for it."""
-        self._left -= nbytes
-        if self._left < 0:
-            raise ValueError("it expands to more than a file of its size may")
-
     def entries(self, entries: list[list[Node]]) -> Iterator[tuple[Any, Any]]:
         """The items of a mapping."""
         keys = self.hashable([self.node(key) for key, _ in entries])
         return zip(keys, (self.node(value) for _, value in entries), strict=True)
 
     def hashable(self, keys: list[Any]) -> list[Any]:
-        """Return keys of a mapping or items of a set, of which few have one hash.
+        """Return keys of a mapping or items of a set.
 
         Without the host's classes, one of a class whose plain form has no hash is text.
         """
@@ -357,7 +326,6 @@ class Unpacker:
         for key in keys:
             if type(key).__module__ != "builtins":  # its hash is not rlskip's either
                 self.outside(hash, key)
-        check_hashes(keys)
         return keys
 
     def array(self, number: int, dtype: str) -> np.ndarray[Any, Any]:
@@ -394,15 +362,4 @@ def _with_hash(key: Any) -> Any:
 
 def pack_entries(items: Iterable[tuple[Any, Any]], packer: Packer) -> list[list[Node]]:
     """The items of a mapping as a list of ``[key node, value node]``."""
-    entries = dict(items)
-    check_hashes(list(entries))
-    return [[packer.node(k, ".keys()"), packer.node(v, (k,))] for k, v in entries.items()]
-
-
-def check_hashes(keys: Sequence[Any]) -> None:
-    """Refuse keys if so many have one hash that looking them up would take forever."""
-    if len(keys) > MAX_ALIKE:
-        hashes = np.fromiter(map(hash, keys), np.int64, len(keys))
-        hashes.sort()
-        if (hashes[MAX_ALIKE:] == hashes[:-MAX_ALIKE]).any():
-            raise ValueError("too many keys have one hash")
+    return [[packer.node(k, ".keys()"), packer.node(v, (k,))] for k, v in items]

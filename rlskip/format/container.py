@@ -4,17 +4,21 @@
 
     head    16 bytes   magic, format version
     chunks             compressed runs of the arrays, back to back, in order
-    index              the trees, and what the chunks are: JSON, compressed
+    index              the trees, and what the arrays are: JSON, compressed
     tail    40 bytes   length of the index stored and plain, its checksum, closing magic
 
 Every byte is covered: the chunks by their checksums in the index, the index by the one in the
 tail, and that one by ``meta.json``. The tail's checksum therefore covers the whole file, and each
 array can be verified and read without the others.
 
+Not one Blosc2 frame an array: a frame keeps where its chunks are in a chunk of its own, so all of
+it would have to be parsed here before Blosc2, which loads plug-ins by id, may open it; and building
+one copies each chunk twice (``docs/store.md`` has the figures).
+
 This module does not know what the trees mean (:mod:`rlskip.format.codec` does). It trusts nothing
-that it reads. A file of S bytes never makes a reader allocate more than ``MAX_RATIO * S`` bytes
-(``FLOOR`` for small files), and a compressed run must declare exactly what is expected before the
-decompressor sees it.
+that it reads. What a file declares is compared with the file's size, and what is about to be
+allocated with `max_bytes`, before it is allocated; and a compressed run must declare exactly what
+is expected before the decompressor sees it.
 """
 
 from __future__ import annotations
@@ -31,15 +35,17 @@ import xxhash
 
 from rlskip._copies import share
 from rlskip.format import chunks
-from rlskip.format.buffer_pool import pool
-from rlskip.format.chunks import CHUNK, MAX_RATIO, STORED_AS, Array
-from rlskip.format.dump_errors import CorruptDumpError, UnreadableDumpError
+from rlskip.format.chunks import CHUNK, STORED_AS, Array
+from rlskip.format.dump_errors import CorruptDumpError, TooLargeDumpError, UnreadableDumpError
+from rlskip.format.memory import half_of_memory
 from rlskip.format.version import VERSION, check_version
 
+MAX_RATIO = 1024
+"""A file declares at most so many times its size; a smaller one is padded."""
+FLOOR = 64 << 20
+"""Bytes that a file may declare however small it is."""
 INDEX_RATIO = 32
 """As MAX_RATIO, for the index, which takes several times its size when it is parsed."""
-FLOOR = 16 << 20
-"""Bytes that reading a file may take, however small it is."""
 
 _PARSED = 26  # bytes in memory, at most, for a byte of JSON
 
@@ -54,7 +60,7 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 # -- writing -----------------------------------------------------------------------------
 
 
-def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array], cost: int = 0) -> str:
+def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array]) -> str:
     """Write a dump's file and return its checksum.
 
     Parameters
@@ -65,39 +71,42 @@ def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array], cost: 
         Any JSON. The key ``arrays`` is reserved.
     arrays
         The arrays. Besides them, only a few chunks are held in memory.
-    cost
-        Bytes that the values will occupy besides the arrays when they are rebuilt
-        (:attr:`.codec.Packer.cost`).
     """
     file.write(_HEAD.pack(_MAGIC, VERSION, 0))
     size = _HEAD.size + _TAIL.size
-    listing: list[tuple[int, str, list]] = [(a.nbytes, a.spec, []) for a in arrays]
-    parts = [(i, part) for i, array in enumerate(arrays) for part in array.parts]
-    packed: list[tuple[str, bytes]] = []
-    nbytes = sum(nbytes for nbytes, _, _ in listing)
+    nbytes = sum(array.nbytes for array in arrays)
     small = nbytes < 2 * CHUNK
+    parts = [(i, part) for i, array in enumerate(arrays) for part in array.parts]
+    specs: list[set[str]] = [set() for _ in arrays]
+    fitting = share(lambda job: arrays[job[0]].fitting(job[1]), parts, alone=small)
+    for (i, _), spec in zip(parts, fitting, strict=True):
+        specs[i].add(spec)
+    listing: list[tuple[int, str, str, list]] = [
+        (array.nbytes, array.spec, array.stored_as(found), [])
+        for array, found in zip(arrays, specs, strict=True)
+    ]
+    packed: list[bytes] = []
 
-    def do(job: tuple[int, np.ndarray] | None) -> tuple[str, bytes]:
+    def do(job: tuple[int, np.ndarray] | None) -> bytes:
         if job is None:
-            file.writelines(blob for _, blob in packed)
-            return "", b""
+            file.writelines(packed)
+            return b""
         i, part = job
-        return chunks.pack(arrays[i], part)
+        return chunks.pack(part, listing[i][2])
 
     for start in range(0, len(parts), _BATCH):
         batch = parts[start : start + _BATCH]
         # The batch before is written while this one is packed.
         _, *packed = share(do, [None, *batch], alone=small)
-        for (i, _), (spec, blob) in zip(batch, packed, strict=True):
-            listing[i][2].append((len(blob), spec, xxhash.xxh3_128_hexdigest(blob)))
+        for (i, _), blob in zip(batch, packed, strict=True):
+            listing[i][3].append((len(blob), xxhash.xxh3_128_hexdigest(blob)))
             size += len(blob)
     do(None)
     plain = _encode({**index, "arrays": listing}).encode()
     stored = chunks.squeeze(np.frombuffer(plain, np.uint8), "x1")
     stored = stored.ljust(-(-len(plain) // INDEX_RATIO), b"\0")
-    cost += nbytes + _PARSED * len(plain)
-    if cost > FLOOR:
-        stored = stored.ljust(-(-cost // MAX_RATIO) - size, b"\0")
+    if nbytes > FLOOR:
+        stored = stored.ljust(-(-nbytes // MAX_RATIO) - size, b"\0")
     digest = xxhash.xxh3_128_digest(stored)
     file.write(stored)
     file.write(_TAIL.pack(len(stored), len(plain), digest, _END))
@@ -111,7 +120,6 @@ def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array], cost: 
 class _Chunk:
     offset: int
     size: int
-    spec: str
     checksum: str
 
 
@@ -119,14 +127,8 @@ class _Chunk:
 class _Entry:
     nbytes: int
     spec: str
+    stored_as: str
     chunks: list[_Chunk]
-
-    @property
-    def narrowest(self) -> str:
-        """The narrowest spec to which all chunks can be widened."""
-        specs = {chunk.spec for chunk in self.chunks}
-        fitting = (spec for spec in STORED_AS[self.spec] if specs <= STORED_AS[spec])
-        return min(fitting, key=lambda spec: spec[1])
 
 
 class Reader:
@@ -140,6 +142,8 @@ class Reader:
         The path to name in errors.
     checksum
         The checksum in ``meta.json``; a file with another one is refused.
+    max_bytes
+        The most memory that the values may take; by default half of what there is.
 
     Raises
     ------
@@ -147,9 +151,17 @@ class Reader:
         The file is truncated, altered, or not a dump.
     OtherFormatError
         It is in another version of the format.
+    TooLargeDumpError
+        It needs more than `max_bytes`; also from the methods that load.
     """
 
-    def __init__(self, source: BinaryIO | bytes, where: str, checksum: str | None = None) -> None:
+    def __init__(
+        self,
+        source: BinaryIO | bytes,
+        where: str,
+        checksum: str | None = None,
+        max_bytes: int | None = None,
+    ) -> None:
         self._source = source if isinstance(source, bytes) else source.fileno()
         self.where = where
         size = len(source) if isinstance(source, bytes) else os.fstat(source.fileno()).st_size
@@ -165,18 +177,26 @@ class Reader:
             raise self._corrupt("its end is missing or altered")
         if checksum is not None and digest.hex() != checksum:
             raise self._corrupt("its checksum is not the one in meta.json")
+        self._max_bytes = half_of_memory() if max_bytes is None else max_bytes
+        self._left = self._max_bytes
+        self.charge(_PARSED * plain)
         packed = self._read(size - _TAIL.size - stored, stored)
         if xxhash.xxh3_128_digest(packed) != digest:
             raise self._corrupt("its index is altered")
         self.index = self._parse(packed, plain)
-        #: Arrays whose integers come as narrow as all of their chunks allow (:meth:`array`).
+        #: Arrays whose integers come as narrow as they are stored (:meth:`array`).
         self.narrow: Collection[int] = ()
         self._verified: set[int] = set()
         self._ready: dict[int, np.ndarray] = {}
         self._entries = self._parse_entries(_HEAD.size, size - _TAIL.size - stored)
-        #: Bytes that rebuilding the values may take, besides the arrays.
-        self.budget: int = max(FLOOR, MAX_RATIO * size) - _PARSED * plain
-        self.budget -= sum(entry.nbytes for entry in self._entries)
+        if sum(entry.nbytes for entry in self._entries) > max(FLOOR, MAX_RATIO * size):
+            raise self._corrupt("it expands to more than a file of its size may")
+
+    def charge(self, nbytes: int) -> None:
+        """Raise TooLargeDumpError if with `nbytes` more its values take more than `max_bytes`."""
+        self._left -= nbytes
+        if self._left < 0:
+            raise TooLargeDumpError.beyond(self._max_bytes, self.where)
 
     def nbytes(self, number: int) -> int:
         """The size of array `number`."""
@@ -214,30 +234,30 @@ class Reader:
         jobs = []
         for number in numbers:
             entry = self._entries[number]
-            spec = entry.narrowest if number in self.narrow else entry.spec
+            spec = entry.stored_as if number in self.narrow else entry.spec
             times = int(entry.spec[1]) // int(spec[1])
             nbytes, step = entry.nbytes // times, CHUNK // times
-            small = nbytes < 8 * CHUNK  # its last page may be zeroed beyond its end
-            out = np.empty(nbytes, np.uint8) if small else pool.take(nbytes)
+            self.charge(nbytes)
+            out = _room(nbytes)
             self._ready[number] = out if times == 1 else out.view(_noted(spec, entry.spec))
             self._verified.add(number)
             jobs += [
-                (chunk, out[i * step : (i + 1) * step], spec)
+                (chunk, entry.stored_as, out[i * step : (i + 1) * step], spec)
                 for i, chunk in enumerate(entry.chunks)
             ]
 
-        def restore(job: tuple[_Chunk, np.ndarray, str]) -> None:
-            chunk, part, spec = job
+        def restore(job: tuple[_Chunk, str, np.ndarray, str]) -> None:
+            chunk, stored_as, part, spec = job
             packed = self._chunk(chunk)
             try:
-                chunks.unpack(packed, chunk.spec, part, spec)
+                chunks.unpack(packed, stored_as, part, spec)
             except ValueError as error:
                 raise self._corrupt(str(error)) from error
             except RuntimeError as error:
                 raise self._unreadable(error) from error
 
         # A second thread costs more interpreter time than it saves on a few small arrays.
-        share(restore, jobs, alone=sum(len(part) for _, part, _ in jobs) < 2 * CHUNK)
+        share(restore, jobs, alone=sum(len(part) for _, _, part, _ in jobs) < 2 * CHUNK)
 
     def _chunk(self, chunk: _Chunk) -> bytes:
         packed = self._read(chunk.offset, chunk.size)
@@ -262,12 +282,12 @@ class Reader:
         """The arrays as the index lists them; together they fill the file exactly."""
         entries, offset = [], start
         try:
-            for nbytes, spec, listed in self.index.pop("arrays"):
+            for nbytes, spec, stored_as, listed in self.index.pop("arrays"):
                 found = []
-                for size, stored, checksum in listed:
-                    found.append(_Chunk(offset, size, stored, checksum))
+                for size, checksum in listed:
+                    found.append(_Chunk(offset, size, checksum))
                     offset += size
-                entries.append(_Entry(nbytes, spec, found))
+                entries.append(_Entry(nbytes, spec, stored_as, found))
             sound = offset == end and all(map(_is_sound, entries))
         except (KeyError, TypeError, ValueError):
             sound = False
@@ -292,6 +312,19 @@ class Reader:
         return UnreadableDumpError.by_process(error, self.where)
 
 
+def _room(nbytes: int) -> np.ndarray:
+    """Memory for an array.
+
+    Each chunk of a large one is in a huge page (2 MiB) of its own: a page that two chunks share is
+    touched by both threads, or is split into small ones.
+    """
+    if nbytes < 8 * CHUNK:  # its last page may be zeroed beyond its end
+        return np.empty(nbytes, np.uint8)
+    room = np.empty(nbytes + CHUNK, np.uint8)
+    start = -room.ctypes.data % CHUNK
+    return room[start : start + nbytes]
+
+
 def _noted(spec: str, of: str) -> np.dtype:
     """The dtype of `spec`, with a note of what it was narrowed from."""
     noted: np.dtype = np.dtype(spec, metadata={"of": of})  # type: ignore[call-overload]
@@ -303,9 +336,8 @@ def _is_sound(entry: _Entry) -> bool:
         type(entry.nbytes) is int
         and entry.nbytes >= 0
         and entry.spec in STORED_AS
+        and entry.stored_as in STORED_AS[entry.spec]
         and entry.nbytes % int(entry.spec[1]) == 0
         and len(entry.chunks) == -(-entry.nbytes // CHUNK)
         and all(type(chunk.size) is int and chunk.size > 0 for chunk in entry.chunks)
-        and entry.nbytes <= MAX_RATIO * sum(chunk.size for chunk in entry.chunks)
-        and all(chunk.spec in STORED_AS[entry.spec] for chunk in entry.chunks)
     )

@@ -55,6 +55,20 @@ class OtherFormatError(DumpError):
     """A dump in a version of the format that this rlskip does not read."""
 
 
+class TooLargeDumpError(DumpError):
+    """A sound dump whose values take more memory than `max_bytes`. It stays as it is."""
+
+    @classmethod
+    def beyond(cls, max_bytes: int, where: str = "") -> TooLargeDumpError:
+        return cls(
+            f"its values take more than {max_bytes / 2**30:.3g} GiB of memory (max_bytes)",
+            where,
+            "give the process more memory, of which max_bytes is half; or generate again with "
+            "fewer fields (skip.drop_fields); or load it by hand: "
+            "rlskip.store.StepStore(directory, max_bytes=...).load(step)",
+        )
+
+
 class UnknownTypeError(DumpError):
     """A sound dump of a type that this process has no codec for."""
 

@@ -21,7 +21,7 @@ from rlskip.batch.columns import (
     unwrapped,
 )
 from rlskip.batch.tables import loaded
-from rlskip.format.codec import MAX_DEPTH, Sharing
+from rlskip.format.codec import MAX_DEPTH, MAX_PARTS, Walk
 from rlskip.format.dump_errors import UnsupportedTypeError, text_of
 from rlskip.format.kinds import Packer
 from rlskip.format.scalars import is_number, scalar_of
@@ -101,7 +101,7 @@ def fingerprint(prompts: Any, volatile: Iterable[str] = VOLATILE) -> str:
     """
     path: Path = []
     with explained(path, prompts):
-        hasher = Hasher(Sharing(), path)
+        hasher = Hasher(Walk(), path)
         hasher.feed(without_volatile(frozenset(volatile), prompts))
     return hasher.hexdigest()
 
@@ -175,9 +175,9 @@ class Hasher:
     leads to the part that is being hashed, also when that raises.
     """
 
-    def __init__(self, sharing: Sharing, path: Path) -> None:
+    def __init__(self, walk: Walk, path: Path) -> None:
         self._digest = xxhash.xxh3_128()
-        self._sharing = sharing
+        self._walk = walk
         self._path = path
 
     def hexdigest(self) -> str:
@@ -212,8 +212,8 @@ class Hasher:
     def _feed_composite(self, value: Any) -> None:
         if len(self._path) > MAX_DEPTH:
             raise UnsupportedTypeError(f"nested deeper than {MAX_DEPTH} levels")
-        if self._sharing.is_endless(value):
-            raise UnsupportedTypeError("its parts are shared too often to be compared one by one")
+        if self._walk.is_endless():
+            raise UnsupportedTypeError(f"the whole has more than {MAX_PARTS} parts")
         if is_tensor(value) and _is_of("torch", value):
             if value.is_nested:
                 self._feed_sequence(value.unbind())
@@ -259,7 +259,7 @@ class Hasher:
     def _hash_apart(self, part: Any) -> str:
         """The hash of a part on its own, to sort by: of a set's item, or of a mapping's key."""
         self._path.append((_APART, part))
-        apart = Hasher(self._sharing, self._path)
+        apart = Hasher(self._walk, self._path)
         apart.feed(part)
         self._path.pop()
         return apart.hexdigest()

@@ -18,7 +18,7 @@ from typing import Any
 
 from rlskip.format.codec import Kind, Node, Packer, Unpacker
 from rlskip.format.dump_errors import UnknownTypeError, UnsupportedTypeError
-from rlskip.format.plain import cost_of_mapping, members_of, program_class
+from rlskip.format.plain import members_of, program_class
 
 # -- dataclasses -------------------------------------------------------------------------
 
@@ -175,7 +175,6 @@ KINDS = [
         lambda kind: _fields_of(kind) is not None,
         _pack_dataclass,
         _unpack_dataclass,
-        cost_of_mapping,
     ),
-    Kind("member", lambda kind: issubclass(kind, enum.Enum), _pack_member, _unpack_member, 0),
+    Kind("member", lambda kind: issubclass(kind, enum.Enum), _pack_member, _unpack_member),
 ]

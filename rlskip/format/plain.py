@@ -17,55 +17,24 @@ from typing import Any
 import numpy as np
 
 from rlskip.format.codec import (
-    Cost,
     Kind,
-    NBytes,
     Node,
     Pack,
     Packer,
     Unpack,
     Unpacker,
-    check_hashes,
     pack_entries,
 )
 from rlskip.format.dump_errors import UnknownTypeError
 
-# Bytes that making a class of a named tuple takes, those for each field, and those for all that a
-# file may have: whether the program has the class, its writer cannot know.
-_TWIN, _FIELD, _TWINS = 1 << 14, 1 << 11, 1 << 24
+# The most classes of named tuples, and the most fields of one, that are made for a file, and bytes
+# of a class and of a field of it.
+_MAX_TWINS, _TWIN, _FIELD = 1000, 1 << 14, 1 << 11
 
 # Bytes of an object, with its place in a list and in a slice of that list, for each byte of the
 # array that it is made from. A run is a list, and the number that is its end.
 _NUMBER, _STRING, _RUN = 6, 10, 14
 _CHARACTER = 5  # one wide character makes every character of its string take four bytes
-# Bytes of a place.
-_IN_LIST, _IN_SET, IN_MAPPING = 24, 72, 128
-
-
-def cost_of_list(parts: list[Node], nbytes: NBytes) -> int:
-    form, content, *rest = parts
-    if form == "any":
-        return 64 + _IN_LIST * len(content)
-    if form == "str":
-        return 64 + _STRING * nbytes(content) + _CHARACTER * nbytes(rest[0])
-    return 64 + (_RUN if form == "runs" else _NUMBER) * nbytes(content)
-
-
-def places_in(parts: list[Node], nbytes: NBytes) -> int:
-    """How many items a list of these parts has."""
-    return len(parts[1]) if parts[0] == "any" else nbytes(parts[1]) // 8
-
-
-def _cost_of_set(parts: list[Node], nbytes: NBytes) -> int:
-    return 192 + cost_of_list(parts, nbytes) + _IN_SET * places_in(parts, nbytes)
-
-
-def cost_of_mapping(parts: list[Node], nbytes: NBytes) -> int:
-    return 256 + IN_MAPPING * len(parts[-1])
-
-
-def _cost_of_bytes(parts: list[Node], nbytes: NBytes) -> int:
-    return 64 + nbytes(parts[0])
 
 
 def _pack_list(values: Sequence[Any], packer: Packer) -> list[Node]:
@@ -92,12 +61,13 @@ def _unpack_list(parts: list[Node], unpacker: Unpacker) -> list[Any]:
         return [unpacker.node(node) for node in nodes]
     if form == "str":
         return _unpack_strings(rest, unpacker)
-    if form == "float":
-        return list(unpacker.array(rest[0], "f8").tolist())
-    if form == "int":
-        return list(unpacker.array(rest[0], "i8").tolist())
+    if form in ("float", "int"):
+        numbers = unpacker.array(rest[0], "f8" if form == "float" else "i8")
+        unpacker.charge(_NUMBER * numbers.nbytes)
+        return list(numbers.tolist())
     if form == "runs":
         counts = unpacker.array(rest[0], "i8")
+        unpacker.charge(_RUN * counts.nbytes)
         return _cut(unpacker.list_of(rest[1]), counts)
     raise ValueError(f"a list of the form {form!r}")
 
@@ -121,14 +91,15 @@ def _pack_strings(values: Sequence[str], packer: Packer) -> list[Node]:
 
 def _unpack_strings(parts: list[Node], unpacker: Unpacker) -> list[str]:
     counts = unpacker.array(parts[0], "i8")
-    text = unpacker.array(parts[1], "u1").tobytes()
+    raw = unpacker.array(parts[1], "u1")
+    unpacker.charge(_STRING * counts.nbytes + _CHARACTER * raw.nbytes)
+    text = raw.tobytes()
     return [run.decode("utf-8", "surrogatepass") for run in _cut(text, counts)]
 
 
 def _pack_set(value: set | frozenset, packer: Packer) -> list[Node]:
     # The order of strings in a set differs from process to process.
     values = sorted(value, key=lambda item: (type(item).__name__, repr(item)))
-    check_hashes(values)
     return _pack_list(values, packer)
 
 
@@ -189,8 +160,8 @@ def _twin(module: str, qualname: str, names: tuple[str, ...], unpacker: Unpacker
     if (qualname, names) not in twins:
         name = qualname.rsplit(".", 1)[-1]
         twin: Any = None
-        taken = sum(_TWIN + _FIELD * len(fields) for _, fields in (*twins, (qualname, names)))
-        if taken <= _TWINS:
+        if len(twins) < _MAX_TWINS and len(names) <= _MAX_TWINS:
+            unpacker.charge(_TWIN + _FIELD * len(names))
             twin = unpacker.outside(namedtuple, name, names, rename=True, module=module)
         if twin is None or twin._fields != names:
             raise UnknownTypeError(
@@ -246,34 +217,32 @@ def _pack_mapping(value: Mapping[Any, Any], packer: Packer) -> list[Node]:
     return [pack_entries(value.items(), packer)]
 
 
-def _of_python(kind: type, pack: Pack, unpack: Unpack, cost: int | Cost) -> Kind:
-    return Kind(kind.__name__.lower(), kind, pack, unpack, cost)
+def _of_python(kind: type, pack: Pack, unpack: Unpack) -> Kind:
+    return Kind(kind.__name__.lower(), kind, pack, unpack)
 
 
 KINDS = [
-    _of_python(list, _pack_list, _collection(list), cost_of_list),
-    _of_python(tuple, _pack_list, _collection(tuple), cost_of_list),
-    _of_python(set, _pack_set, _unique(set), _cost_of_set),
-    _of_python(frozenset, _pack_set, _unique(frozenset), _cost_of_set),
-    _of_python(dict, _pack_mapping, _mapping(dict), cost_of_mapping),
-    _of_python(OrderedDict, _pack_mapping, _mapping(OrderedDict), cost_of_mapping),
-    _of_python(defaultdict, _pack_defaultdict, _unpack_defaultdict, cost_of_mapping),
-    _of_python(bytes, _pack_bytes, _raw(bytes), _cost_of_bytes),
-    _of_python(bytearray, _pack_bytes, _raw(bytearray), _cost_of_bytes),
+    _of_python(list, _pack_list, _collection(list)),
+    _of_python(tuple, _pack_list, _collection(tuple)),
+    _of_python(set, _pack_set, _unique(set)),
+    _of_python(frozenset, _pack_set, _unique(frozenset)),
+    _of_python(dict, _pack_mapping, _mapping(dict)),
+    _of_python(OrderedDict, _pack_mapping, _mapping(OrderedDict)),
+    _of_python(defaultdict, _pack_defaultdict, _unpack_defaultdict),
+    _of_python(bytes, _pack_bytes, _raw(bytes)),
+    _of_python(bytearray, _pack_bytes, _raw(bytearray)),
     # Integers beyond 64 bits, floats that JSON cannot write, strings that it would change.
-    _of_python(int, lambda v, _: [hex(v)], lambda parts, _: int(parts[0], 16), 64),
-    _of_python(float, lambda v, _: [_float_bits(v)], lambda parts, _: _bits_float(parts[0]), 64),
+    _of_python(int, lambda v, _: [hex(v)], lambda parts, _: int(parts[0], 16)),
+    _of_python(float, lambda v, _: [_float_bits(v)], lambda parts, _: _bits_float(parts[0])),
     _of_python(
         complex,
         lambda v, _: [_float_bits(v.real), _float_bits(v.imag)],
         lambda parts, _: complex(_bits_float(parts[0]), _bits_float(parts[1])),
-        64,
     ),
     _of_python(
         str,
         lambda v, _: [v.encode("utf-8", "surrogatepass").hex()],
         lambda parts, _: bytes.fromhex(parts[0]).decode("utf-8", "surrogatepass"),
-        64,
     ),
-    Kind("namedtuple", _is_namedtuple, _pack_namedtuple, _unpack_namedtuple, 128),
+    Kind("namedtuple", _is_namedtuple, _pack_namedtuple, _unpack_namedtuple),
 ]

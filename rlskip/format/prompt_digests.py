@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 
 from rlskip.batch.columns import cells_of, column_length, columns_of, length_of, unwrapped
-from rlskip.format.codec import Sharing
+from rlskip.format.codec import Walk
 from rlskip.format.fingerprint import (
     VOLATILE,
     Hasher,
@@ -86,7 +86,7 @@ def _of_columns(
     columns: Mapping[Any, Any], n: int, left_out: Collection[str], neutral: Collection[str]
 ) -> list[str | None]:
     path: Path = []
-    hashers = [Hasher(Sharing(), path) for _ in range(n)]
+    hashers = [Hasher(Walk(), path) for _ in range(n)]
     told = [False] * n  # whether anything of a row counts
     masks = [column for name, column in columns.items() if str(name).endswith(_MASK)]
     masks = [mask for mask in masks if _is_table(mask, n)]
@@ -104,7 +104,7 @@ def _of_columns(
             if cells is None:
                 if name in neutral or column_length(column) == 0:
                     continue
-                of_all = Hasher(Sharing(), path)
+                of_all = Hasher(Walk(), path)
                 of_all.feed_part(name, unwrapped(column))
                 cells = [of_all.hexdigest()] * n
             for row, cell in enumerate(cells):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlskip.format.dump_errors import CorruptDumpError, OtherFormatError
 
-VERSION = 3
+VERSION = 4
 
 
 def check_version(version: object, where: str) -> None:

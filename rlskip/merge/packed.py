@@ -19,7 +19,7 @@ from torch import Tensor
 from rlskip.batch.columns import is_lazy, select
 from rlskip.merge.chains import Chain, Rows
 from rlskip.merge.checks import check_carried, check_some, trajectories
-from rlskip.merge.extras import fold_extra
+from rlskip.merge.lists import fold_extra
 from rlskip.merge.turns import IS_LAST, MASKS, PROMPTS, RESPONSES, TRAJECTORIES, MergeError
 
 _IDS = (

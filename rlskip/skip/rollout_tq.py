@@ -58,6 +58,7 @@ from rlskip.store import (
     DumpError,
     DumpMeta,
     Identity,
+    TooLargeDumpError,
     UnsupportedTypeError,
 )
 from rlskip.store.comparable import canonical
@@ -400,6 +401,8 @@ class GroupRole(Role):
             return None  # without a rest the dump has just proved unusable
         try:
             replay = self._replay(plan, call)
+        except TooLargeDumpError:
+            raise
         except DumpError as error:
             log.warning("rlskip: all prompts of step %d are submitted: %s", plan.step, error)
             return None

@@ -188,7 +188,7 @@ def _eligible_call(
 
 def replay(role: Role, call: Call) -> Any:
     """What replaces the call, or `Miss`."""
-    from rlskip.store import DumpError, RankTimeoutError
+    from rlskip.store import DumpError, RankTimeoutError, TooLargeDumpError
 
     if role.observes(call.stage):
         return Miss
@@ -200,7 +200,7 @@ def replay(role: Role, call: Call) -> Any:
             call.record("hit", step=call.step, **call.facts)
             change = call.stage.on_replay
             return result if change is None else change(result)
-    except RankTimeoutError:
+    except (RankTimeoutError, TooLargeDumpError):  # a sound dump: no miss in silence
         raise
     except (DumpError, OSError, MemoryError) as error:
         failure = error

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         CorruptDumpError,
         DumpError,
         OtherFormatError,
+        TooLargeDumpError,
         UnknownTypeError,
         UnsupportedTypeError,
     )
@@ -41,6 +42,7 @@ __all__ = [
     "OtherFormatError",
     "RankTimeoutError",
     "StepStore",
+    "TooLargeDumpError",
     "UnknownTypeError",
     "UnsupportedTypeError",
     "WriterTimeoutError",
@@ -57,6 +59,7 @@ __getattr__ = load_on_use(
             "CorruptDumpError",
             "DumpError",
             "OtherFormatError",
+            "TooLargeDumpError",
             "UnknownTypeError",
             "UnsupportedTypeError",
         ],

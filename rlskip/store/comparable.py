@@ -26,7 +26,7 @@ import xxhash
 
 from rlskip._human import short
 from rlskip.batch.columns import is_tensor
-from rlskip.format.codec import MAX_DEPTH, Sharing
+from rlskip.format.codec import MAX_DEPTH, Walk
 from rlskip.format.dump_errors import UnsupportedTypeError, text_of
 from rlskip.format.scalars import scalar_of
 
@@ -67,7 +67,7 @@ def comparable(value: Any, where: str, simplify: Callable[[Any, str], Any] | Non
 @attrs.frozen(eq=False)
 class _Conversion:
     _simplify: Callable[[Any, str], Any] | None
-    _sharing: Sharing = attrs.field(factory=Sharing)
+    _walk: Walk = attrs.field(factory=Walk)
 
     def convert(self, value: Any, where: str, place: str, levels: int) -> Any:
         if self._simplify is not None:
@@ -94,7 +94,7 @@ class _Conversion:
             return _NAN if math.isnan(value) else float(value)
         if isinstance(value, Set):
             levels -= 1  # it is kept as a list in a mapping
-        if levels <= 0 or self._sharing.is_endless(value):
+        if levels <= 0 or self._walk.is_endless():
             raise UnsupportedTypeError("nested without end", f"{where}{place}", _REMEDY)
 
         def part(value: Any, at: str) -> Any:

@@ -110,7 +110,7 @@ class OpenDump:
         return meta
 
     @contextlib.contextmanager
-    def reader(self) -> Iterator[tuple[container.Reader, DumpMeta]]:
+    def reader(self, max_bytes: int | None = None) -> Iterator[tuple[container.Reader, DumpMeta]]:
         """Open this rank's ``gen_batch.dp`` to read its arrays; raises as :meth:`read_meta`."""
         place = self.place
         where = str(place.directory / place.dump)
@@ -119,7 +119,7 @@ class OpenDump:
         from rlskip.format import container
 
         with self.folder.open(place.dump) as file:
-            reader = container.Reader(file, where, meta.checksum)
+            reader = container.Reader(file, where, meta.checksum, max_bytes)
             self._check_whose(reader.index, where)
             yield reader, meta
 

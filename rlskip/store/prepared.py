@@ -46,7 +46,6 @@ class Prepared:
     place: Place
     index: dict[str, Any]
     arrays: list[chunks.Array]
-    cost: int
     identity: Identity | None
     info: dict[str, Any]
     on_conflict: Callable[[DumpMeta], str | None] | None = None
@@ -111,7 +110,7 @@ class Prepared:
         """Write both files into a directory, and sync them."""
         place = self.place
         with commit.synced(staging, place.dump) as file:
-            checksum = container.write(file, {**whose(place), **self.index}, self.arrays, self.cost)
+            checksum = container.write(file, {**whose(place), **self.index}, self.arrays)
             stored = file.tell()
         meta = DumpMeta(
             step=place.step,

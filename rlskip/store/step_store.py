@@ -54,6 +54,9 @@ class StepStore:
         Whether a corrupt dump is moved away. False for who only looks: it stays where it is.
     complete
         Given each meta that is read, it returns it with what its dump records elsewhere.
+    max_bytes
+        The most memory that the values of a dump may take; by default half of what the machine, or
+        this process's control group, has. A dump that needs more raises, and stays where it is.
     """
 
     def __init__(
@@ -65,8 +68,10 @@ class StepStore:
         keep_last: int | None = None,
         quarantines: bool = True,
         complete: Callable[[DumpMeta], DumpMeta] = lambda meta: meta,
+        max_bytes: int | None = None,
     ) -> None:
         self.directory = Path(directory)
+        self._max_bytes = max_bytes
         self._quarantines, self._complete = quarantines, complete
         self.rank = rank
         self.world_size = world_size
@@ -209,7 +214,7 @@ class StepStore:
             "aside": packer.node(sidecar, "sidecar"),
         }
         place, plain = self._place(step, call), as_json(info or {}, identity)
-        return Prepared(place, index, packer.arrays, packer.cost, identity, plain, on_conflict)
+        return Prepared(place, index, packer.arrays, identity, plain, on_conflict)
 
     def write(self, dump: Prepared) -> DumpMeta:
         """The second half: write it, sync it, rename it into place.
@@ -235,9 +240,6 @@ class StepStore:
     def load(self, step: int, *, call: str = "", fields: Sequence[str] | None = None) -> Any:
         """The rollouts of `step`, verified, in newly allocated memory.
 
-        Large arrays use the memory of earlier rollouts that nothing refers to any more, where some
-        of their size is free: up to 256 MiB are kept for that.
-
         Parameters
         ----------
         fields
@@ -250,7 +252,8 @@ class StepStore:
         AbsentDumpError
             There is none, or it cannot be read at the moment.
         DumpError
-            It is in another format, holds a type unknown here, or has no such field.
+            It is in another format, holds a type unknown here, has no such field, or needs more
+            memory than `max_bytes`.
         """
         with self._reader(step, call) as (reader, _):
             if fields is None:
@@ -334,7 +337,7 @@ class StepStore:
         with (
             commit.reading(self.directory, step),
             self._opened(step, call) as here,
-            here.reader() as found,
+            here.reader(self._max_bytes) as found,
         ):
             yield found
 

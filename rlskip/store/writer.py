@@ -13,9 +13,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from rlskip._copies import fresh
+from rlskip._copies import BufferPool, fresh
 from rlskip.errors import RlskipError
-from rlskip.format.buffer_pool import BufferPool
 from rlskip.format.chunks import CHUNK, aligned
 from rlskip.store.meta import DumpMeta
 from rlskip.store.prepared import Prepared

@@ -223,10 +223,10 @@ def _seal(index: Any, body: bytes) -> bytes:
     at = 0
     arrays = index.get("arrays") if isinstance(index, dict) else None
     for entry in arrays if isinstance(arrays, list) else []:
-        listed = entry[2] if isinstance(entry, list) and len(entry) > 2 else None
+        listed = entry[3] if isinstance(entry, list) and len(entry) > 3 else None
         for chunk in listed if isinstance(listed, list) else []:
             if isinstance(chunk, list) and chunk and type(chunk[0]) is int and chunk[0] >= 0:
-                chunk[2:] = [xxhash.xxh3_128_hexdigest(body[at : at + chunk[0]])]
+                chunk[1:] = [xxhash.xxh3_128_hexdigest(body[at : at + chunk[0]])]
                 at += chunk[0]
     text = json.dumps(index).encode()
     packed = squeeze(np.frombuffer(text, np.uint8), "x1").ljust(-(-len(text) // 32), b"\0")
@@ -327,5 +327,5 @@ if hasattr(np.dtypes, "StringDType"):
 @pytest.fixture(params=_INCOMPARABLE)
 def incomparable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A value of which no fingerprint can be taken."""
-    monkeypatch.setattr("rlskip.format.codec._UNCOUNTED", 2000)
+    monkeypatch.setattr("rlskip.format.codec.MAX_PARTS", 2000)
     return _INCOMPARABLE[request.param]()

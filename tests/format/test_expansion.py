@@ -1,58 +1,58 @@
-"""No node of a sealed file expands beyond the bound, in memory or in time."""
+"""No node of a sealed file takes more memory than it may, or the time of a hang."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import json
 import os
 import sys
 import time
 import tracemalloc
-from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from tensordict import NonTensorStack, TensorDict
 
-from rlskip.format.chunks import MAX_RATIO, Array, squeeze
-from rlskip.format.container import FLOOR, Reader, write
+from rlskip.format.chunks import CHUNK, Array, squeeze
+from rlskip.format.container import FLOOR, MAX_RATIO, Reader, write
 from rlskip.format.dump_errors import UnreadableDumpError
 from rlskip.format.kinds import Packer, rebuild
-from rlskip.store import CorruptDumpError, UnknownTypeError, UnsupportedTypeError
+from rlskip.store import (
+    CorruptDumpError,
+    TooLargeDumpError,
+    UnknownTypeError,
+    UnsupportedTypeError,
+)
 
-_SLACK = 12 << 20
-"""Scratch memory of the threads, a chunk's stored bytes, what imports take."""
+_MAX_BYTES = 64 << 20
 
 
-def _file(index: dict[str, Any], arrays: list[np.ndarray], cost: int = 0) -> bytes:
+def _file(index: dict[str, Any], arrays: list[np.ndarray]) -> bytes:
     body = io.BytesIO()
     kinds = ["i" if array.dtype.kind == "i" else "x" for array in arrays]
-    write(body, index, [Array.of(a, kind) for a, kind in zip(arrays, kinds, strict=True)], cost)
+    write(body, index, [Array.of(a, kind) for a, kind in zip(arrays, kinds, strict=True)])
     return body.getvalue()
 
 
-def _read(data: bytes) -> tuple[Any, float]:
+def _read(data: bytes, max_bytes: int = _MAX_BYTES) -> tuple[Any, float]:
     """The value of the tree `rollouts`; fails where reading takes more memory than it may."""
     handle = os.memfd_create("dump")
     with open(handle, "w+b", buffering=0) as file:
         file.write(data)
-        limit = max(FLOOR, MAX_RATIO * len(data))
         tracemalloc.start()
         began = time.thread_time()
         try:
-            reader = Reader(file, "dump")
+            reader = Reader(file, "dump", max_bytes=max_bytes)
             reader.expand_all()
             return rebuild(reader, "rollouts"), time.thread_time() - began
         finally:
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
             seconds = time.thread_time() - began
-            assert peak <= limit + _SLACK, f"{peak / 2**20:.0f} MiB of {len(data)} bytes"
+            # What is charged is what values take, about.
+            assert peak <= 1.5 * max_bytes, f"{peak / 2**20:.0f} MiB of {len(data)} bytes"
             assert seconds < 20 + len(data) / 10_000, f"{seconds:.1f} s for {len(data)} bytes"
 
 
@@ -69,20 +69,6 @@ def _wide_text() -> np.ndarray:
     text = np.full(_N, ord("a"), np.uint8)
     text[:4] = np.frombuffer("\U0001f600".encode(), np.uint8)
     return text
-
-
-def _alike(n: int) -> list[int]:
-    return [i * (2**61 - 1) for i in range(n)]
-
-
-def _hex(values: list[int]) -> list:
-    return [["int", hex(value)] for value in values]
-
-
-def _pairs(n: int) -> list:
-    """Tuples of -1 and -2, which have one hash each, so these have one together."""
-    chosen = itertools.islice(itertools.product((-1, -2), repeat=16), n)
-    return [["tuple", "any", list(values)] for values in chosen]
 
 
 _FORGED: dict[str, Callable[[], tuple[Any, list[np.ndarray]]]] = {
@@ -126,7 +112,6 @@ _FORGED: dict[str, Callable[[], tuple[Any, list[np.ndarray]]]] = {
     ),
     "text of no length, many times": lambda: (["ndarray", "<U0", [2**50], None], []),
     "bytes of no length, many times": lambda: (["ndarray", "|S0", [2**40, 2**20], None], []),
-    "equal hashes in a set": lambda: (["set", "any", _hex(_alike(20_000))], []),
     "a set": lambda: (["set", "int", 0], [np.arange(_N // 8)]),
     "empty lists": lambda: (["list", "any", [["list", "any", []]] * 20_000], []),
     "empty sets": lambda: (["list", "any", [["set", "any", []]] * 20_000], []),
@@ -166,23 +151,22 @@ _FORGED: dict[str, Callable[[], tuple[Any, list[np.ndarray]]]] = {
 
 
 # What torch and Pillow allocate is not traced: that it is refused is all that can be observed.
-_NOT_TRACED = (
-    "one tensor nested many times",
-    "an image of single bits",
-    "an image of lines without pixels",
-    "an image without its pixels",
-)
+_NOT_TRACED = {
+    "one tensor nested many times": TooLargeDumpError,
+    "an image of lines without pixels": CorruptDumpError,
+    "an image without its pixels": CorruptDumpError,
+}
 
 
 @pytest.mark.parametrize("name", _FORGED)
-def test_a_forged_file_expands_within_its_bound(name: str) -> None:
+def test_a_forged_file_takes_no_more_memory_than_it_may(name: str) -> None:
     node, arrays = _FORGED[name]()
     data = _file({"rollouts": node}, arrays)
     if name in _NOT_TRACED:
-        with pytest.raises(CorruptDumpError, match="more than a file of its size may"):
+        with pytest.raises(_NOT_TRACED[name], match=r"max_bytes|without its pixels"):
             _read(data)
     else:
-        with contextlib.suppress(CorruptDumpError, UnknownTypeError):
+        with contextlib.suppress(CorruptDumpError, UnknownTypeError, TooLargeDumpError):
             _read(data)
 
 
@@ -328,26 +312,27 @@ def test_a_file_with_endless_nesting_is_refused(levels: int) -> None:
      ("u8", "i4"), ("x8", "u4"), ("x8", "x4"), ("i8", None), ("i8", ["i4"]), ("i8", "2"),
      ("", "i4"), (None, "i4"), ("f8", "f8"), ("x3", "x3"), ("i", "i"), ("i8", "i"), (["i8"], "i8")],
 )  # fmt: skip
-def test_the_spec_of_a_chunk_is_checked(
+def test_the_spec_of_an_array_is_checked(
     spec: Any, stored: Any, seal: Callable[[Any, bytes], bytes]
 ) -> None:
-    """A chunk has its array's elements, or narrower integers."""
+    """It is stored as its elements are, or as narrower integers."""
     body = squeeze(np.arange(10), "i8")
-    index = {"rollouts": ["list", "int", 0], "arrays": [[80, "i8", [[len(body), "i8"]]]]}
+    index = {"rollouts": ["list", "int", 0], "arrays": [[80, "i8", "i8", [[len(body)]]]]}
     assert _read(seal(index, body))[0] == list(range(10))
-    index["arrays"] = [[80, spec, [[len(body), stored]]]]
+    index["arrays"] = [[80, spec, stored, [[len(body)]]]]
     with pytest.raises(CorruptDumpError, match="its index does not fit it"):
         _read(seal(index, body))
 
 
 @pytest.mark.parametrize(
     "arrays",
-    [None, 5, "x", {}, [5], [[]], [[80, "i8"]], [[80, "i8", 5]], [[80, "i8", [5]]],
-     [[80, "i8", [[]]]], [[80, "i8", []]], [[-80, "i8", [["SIZE", "i8"]]]],
-     [[80.0, "i8", [["SIZE", "i8"]]]], [[True, "x1", [["SIZE", "x1"]]]],
-     [["80", "i8", [["SIZE", "i8"]]]], [[81, "i8", [["SIZE", "i8"]]]],
-     [[80, "i8", [["SIZE", "i8"], [0, "i8"]]]], [[80, "i8", [[2**70, "i8"]]]],
-     [[80, "i8", [[-1, "i8"]]]], [[80, "i8", [[1.5, "i8"]]]], [[2**70, "i8", [["SIZE", "i8"]]]]],
+    [None, 5, "x", {}, [5], [[]], [[80, "i8", "i8"]], [[80, "i8", "i8", 5]],
+     [[80, "i8", "i8", [5]]], [[80, "i8", "i8", [[]]]], [[80, "i8", "i8", []]],
+     [[-80, "i8", "i8", [["SIZE"]]]], [[80.0, "i8", "i8", [["SIZE"]]]],
+     [[True, "x1", "x1", [["SIZE"]]]], [["80", "i8", "i8", [["SIZE"]]]],
+     [[81, "i8", "i8", [["SIZE"]]]], [[80, "i8", "i8", [["SIZE"], [0]]]],
+     [[80, "i8", "i8", [[2**70]]]], [[80, "i8", "i8", [[-1]]]], [[80, "i8", "i8", [[1.5]]]],
+     [[2**70, "i8", "i8", [["SIZE"]]]]],
     ids=repr,
 )  # fmt: skip
 def test_the_listing_of_arrays_is_checked(arrays: Any, seal: Callable[[Any, bytes], bytes]) -> None:
@@ -363,74 +348,32 @@ def test_an_index_is_a_mapping(seal: Callable[[Any, bytes], bytes]) -> None:
             _read(seal(index, b""))
 
 
-_REPEATING: dict[str, Callable[[], Any]] = {
-    "runs": lambda: [[1, 2, 3]] * 20_000,
-    "strings": lambda: ["a"] * 32_000,
-    "integers": lambda: [10**6] * 50_000,
-    "floats": lambda: [0.5] * 50_000,
-    "mappings": lambda: [{"a": 1}] * 7_500,
-    "sets": lambda: [{1}] * 7_500,
-    "a named tuple": lambda: namedtuple("Local", "a")([0.5] * 50_000),
-    "wrapped": lambda: NonTensorStack(*["a"] * 1_250),
-    "TensorDicts": lambda: [TensorDict({}, [])] * 1_250,
-    "arrays": lambda: [np.zeros(0)] * 5_000,
-    "tensors": lambda: [torch.zeros(0)] * 1_250,
-    "scalars": lambda: [np.int8(1)] * 20_000,
-    "images": lambda: [pytest.importorskip("PIL.Image").new("RGB", (999, 999))] * 6,
-}
-
-
-@pytest.mark.parametrize("name", _REPEATING)
-def test_a_large_value_that_is_written_can_be_read(
-    name: str, monkeypatch: pytest.MonkeyPatch
+def test_zeros_that_are_written_can_be_read_and_no_more(
+    seal: Callable[[Any, bytes], bytes],
 ) -> None:
-    """Values that repeat: their file is padded until it may expand to them."""
-    monkeypatch.setattr("rlskip.format.container.FLOOR", FLOOR // 8)  # so that less is large
-    value = _REPEATING[name]()
-    packer = Packer()
-    index = {"rollouts": packer.node(value)}
-    padded, bare = io.BytesIO(), io.BytesIO()
-    write(padded, index, packer.arrays, packer.cost)
-    assert len(_read(padded.getvalue())[0]) == len(value)
-    write(bare, index, packer.arrays)
+    """Their file is padded until it may declare them."""
+    zeros = np.zeros(FLOOR + 8 * CHUNK, np.uint8)
+    data = _file({"rollouts": ["bytes", 0]}, [zeros])
+    assert len(data) >= zeros.nbytes / MAX_RATIO
+    assert _read(data, 4 * FLOOR)[0] == zeros.tobytes()
+    run = squeeze(zeros[:CHUNK], "x1")
+    chunks = len(zeros) // CHUNK
+    listed = [[len(run)] for _ in range(chunks)]
+    index = {"rollouts": ["bytes", 0], "arrays": [[zeros.nbytes, "x1", "x1", listed]]}
     with pytest.raises(CorruptDumpError, match="more than a file of its size may"):
-        _read(bare.getvalue())
+        _read(seal(index, run * chunks), 4 * FLOOR)
 
 
-@pytest.mark.parametrize(
-    "node",
-    [lambda keys: ["set", "any", keys], lambda keys: ["frozenset", "any", keys],
-     lambda keys: ["dict", [[key, 0] for key in keys]],
-     lambda keys: ["ordereddict", [[key, 0] for key in keys]],
-     lambda keys: ["defaultdict", "int", [[key, 0] for key in keys]]],
-)  # fmt: skip
-@pytest.mark.parametrize("keys", [lambda n: _hex(_alike(n)), _pairs])
-def test_equal_hashes_are_refused(node: Any, keys: Any) -> None:
-    assert len(_read(_file({"rollouts": node(keys(64))}, []))[0]) == 64
-    with pytest.raises(CorruptDumpError, match="one hash"):
-        _read(_file({"rollouts": node(keys(65))}, []))
-
-
-def test_equal_hashes_are_refused_before_they_are_written() -> None:
-    for value in (set(_alike(65)), dict.fromkeys(_alike(65)), frozenset(_alike(65))):
-        with pytest.raises(UnsupportedTypeError, match="one hash"):
-            Packer().node(value)
-    for value in (set(_alike(64)), dict.fromkeys(_alike(64))):
-        Packer().node(value)
-
-
-def test_walks_without_an_end_are_refused_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlskip.format.codec._UNCOUNTED", 20_000)
+def test_walks_without_an_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlskip.format.codec.MAX_PARTS", 20_000)
     endless: list[Any] = []
     endless.append(endless)
     shared: list[Any] = [1]
     for _ in range(90):
         shared = [shared, shared]
-    for value, why in ((endless, "deeper than"), (shared, "shared too often")):
-        began = time.thread_time()
+    for value, why in ((endless, "deeper than"), (shared, "more than 20000 parts")):
         with pytest.raises(UnsupportedTypeError, match=why):
             Packer().node(value)
-        assert time.thread_time() - began < 20
 
 
 def test_wide_sharing_is_accepted() -> None:

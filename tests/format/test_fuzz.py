@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import json
 import os
 import random
@@ -17,12 +18,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlskip.format.chunks import MAX_RATIO, squeeze
-from rlskip.format.container import FLOOR, Reader
+from rlskip.format.chunks import squeeze
+from rlskip.format.container import Reader
 from rlskip.format.dump_errors import UnreadableDumpError
 from rlskip.format.kinds import Packer, rebuild
 from rlskip.store import (
     CorruptDumpError,
+    TooLargeDumpError,
     UnknownTypeError,
     UnsupportedTypeError,
     fingerprint,
@@ -59,6 +61,9 @@ _NUMPY = ["<i8", ">i8", "|i1", "|u1", "<f8", ">f4", "<c16", "|b1", "<U1", ">U2",
           ">m8[3D]", "<U0", "|S0", "<f2", "<f16", "|V8", "|O8", "O"]  # fmt: skip
 _TORCH = ["int64", "int32", "uint8", "bool", "float32", "bfloat16", "complex64", "int4", "uint16",
           "float8_e4m3fn", "quint8", "bits8"]  # fmt: skip
+# In a run's header: flags, the filters' ids and what belongs to each, the codec's, more flags.
+_IDS = [2, 3, *range(16, 32)]
+_MAX_BYTES = 64 << 20
 _MODES = ["1", "L", "P", "PA", "RGB", "RGBA", "I", "F", "I;16", "CMYK", "LAB"]
 
 
@@ -173,10 +178,11 @@ class Fuzzer:
         self._file = file
         self._seal = seal
         chunks = [squeeze(a, s) if a.size else b"" for s, a in _ARRAYS]
-        chunks = [c.ljust(-(-a.nbytes // MAX_RATIO), b"\0") for c, (_, a) in zip(chunks, _ARRAYS)]  # noqa: B905
         self._body = b"".join(chunks)
+        ends = itertools.accumulate(map(len, chunks))
+        self._starts = [end - len(c) for end, c in zip(ends, chunks, strict=True) if c]
         self._listing = [
-            [a.nbytes, s, [[len(c), s]] if c else []]
+            [a.nbytes, s, s, [[len(c)]] if c else []]
             for (s, a), c in zip(_ARRAYS, chunks, strict=True)
         ]
         self.counted: collections.Counter[str] = collections.Counter()
@@ -192,11 +198,13 @@ class Fuzzer:
             tracemalloc.start()
         began = time.thread_time()
         try:
-            reader = Reader(self._file, "dump")
+            reader = Reader(self._file, "dump", max_bytes=_MAX_BYTES)
             if measured:
                 reader.expand_all()
             value = rebuild(reader, "rollouts", into="torch")
-        except (CorruptDumpError, UnreadableDumpError, UnknownTypeError) as error:
+        except (
+            CorruptDumpError, UnreadableDumpError, UnknownTypeError, TooLargeDumpError
+        ) as error:  # fmt: skip
             self.counted[type(error).__name__ if error.where == "dump" else "nowhere"] += 1
         else:
             self.counted["loaded"] += 1
@@ -213,23 +221,27 @@ class Fuzzer:
         if measured:
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
-            limit = 3 * max(FLOOR, MAX_RATIO * len(data))  # it is packed and hashed, too
-            assert peak < limit, f"seed {seed} takes {peak / 2**20:.0f} MiB"
+            assert peak < 3 * _MAX_BYTES, (
+                f"seed {seed} takes {peak / 2**20:.0f} MiB"
+            )  # it is packed and hashed, too
 
     def _forged(self, chance: random.Random) -> bytes:
         listing: Any = json.loads(json.dumps(self._listing))
         if chance.random() < 0.1:
             entry = chance.choice(listing)
-            at = chance.randrange(3)
+            at = chance.randrange(4)
             junk = chance.choice([*_JUNK, "i8", "u2", "x1", "f2", entry[0] + 8, entry[0] // 2])
-            if at < 2 or not entry[2]:
+            if at < 3 or not entry[3]:
                 entry[at] = junk
             else:
-                entry[2][0][chance.randrange(2)] = junk
+                entry[3][0][0] = junk
         index = {"rollouts": _Grammar(chance).node(), "arrays": listing}
         body = bytearray(self._body)
         if chance.random() < 0.2:  # within a compressed run
             body[chance.randrange(len(body))] = chance.randrange(256)
+        if chance.random() < 0.2:  # in one's header, where Blosc2 finds what to load by id
+            run = chance.choice(self._starts)
+            body[run + chance.choice(_IDS)] = chance.choice([6 << 5, 0xFF, 32, 35, 40, 160, 255])
         return self._seal(index, bytes(body))
 
 

@@ -31,20 +31,20 @@ def _as_version(store: StepStore, version: int) -> None:
     dump.write_bytes(data)
 
 
-@pytest.mark.parametrize("version", [1, 2, 4])
+@pytest.mark.parametrize("version", [1, 2, 3, 5])
 @pytest.mark.parametrize("look", [StepStore.read_meta, StepStore.load, StepStore.nearest])
 def test_another_version_is_refused_by_name(look: Any, version: int, store: StepStore) -> None:
     store.save(1, "x")
     _as_version(store, version)
     with pytest.raises(OtherFormatError) as caught:
         look(store, 1)
-    assert f"format {version}; this rlskip reads format 3" in caught.value.what
+    assert f"format {version}; this rlskip reads format 4" in caught.value.what
     assert (store.directory / "1").exists(), "it is sound: it stays"
 
 
 def test_the_golden_dump_loads(tmp_path: Path, same: Callable[[Any, Any], bool]) -> None:
     """What was written once in this version must be read exactly."""
-    shutil.copytree(_GOLDEN / "v3", tmp_path / "run")
+    shutil.copytree(_GOLDEN / "v4", tmp_path / "run")
     store = StepStore(tmp_path / "run")
     assert (store.steps(), store.in_order(3)) == ([3], ["", LATER])
     meta = store.read_meta(3)
@@ -89,7 +89,7 @@ def golden_rollouts() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    golden = StepStore(_GOLDEN / "v3")
+    golden = StepStore(_GOLDEN / "v4")
     golden.save(
         3,
         golden_rollouts(),

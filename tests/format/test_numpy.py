@@ -28,7 +28,7 @@ from rlskip.store import StepStore, fingerprint, register_codec
 def _written(value: Any) -> Reader:
     """The file of a value, opened."""
     packer, body = Packer(), io.BytesIO()
-    write(body, {"value": packer.node(value)}, packer.arrays, packer.cost)
+    write(body, {"value": packer.node(value)}, packer.arrays)
     return Reader(body.getvalue(), "dump")
 
 

@@ -1,0 +1,39 @@
+"""How much memory there is: that of the machine, or that of this process's control group."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from pathlib import Path
+
+_UNLIMITED = 1 << 60
+
+
+@functools.cache
+def half_of_memory() -> int:
+    """Half of the bytes that this process may use."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(machine, _of_group(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))) // 2
+
+
+def _of_group(root: Path, own: Path) -> int:
+    """The least limit of the process's control group and those above it, of version 1 or 2."""
+    found = [_UNLIMITED]
+    with contextlib.suppress(OSError, ValueError):
+        for line in own.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers not in ("", "memory"):
+                continue
+            # In a container the path may be the host's; the root is then the group itself.
+            group = Path(path.lstrip("/"))
+            for place in (group, *group.parents):
+                names = ("memory.max", "memory.limit_in_bytes")
+                found += [_limit(root / controllers / place / name) for name in names]
+    return min(found)
+
+
+def _limit(file: Path) -> int:
+    with contextlib.suppress(OSError, ValueError):  # no such file; "max"
+        return int(file.read_text())
+    return _UNLIMITED

@@ -1,0 +1,93 @@
+"""A dump that takes more memory than it may: an error by name, and nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlskip import SkipManager
+from rlskip.format import memory
+from rlskip.store import StepStore, TooLargeDumpError
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        lambda: torch.zeros(2 * MIB),
+        lambda: [*range(MIB // 2)],
+        lambda: ["a"] * (MIB // 4),
+        lambda: [[{"a": [i]}] for i in range(2500)],
+        lambda: torch.nested.nested_tensor([torch.zeros(MIB)] * 2),
+    ],
+    ids=["arrays", "numbers", "strings", "mappings", "copies"],
+)
+def test_it_is_refused_by_name_and_stays(value: Callable[[], Any], tmp_path: Path) -> None:
+    StepStore(tmp_path).save(1, {"large": value(), "small": torch.arange(3)})
+    store = StepStore(tmp_path, max_bytes=4 * MIB)
+    with pytest.raises(TooLargeDumpError, match="max_bytes") as caught:
+        store.load(1)
+    assert caught.value.where == str(tmp_path / "1" / "gen_batch.dp")
+    assert "StepStore(directory, max_bytes=...)" in caught.value.remedy
+    assert store.load(1, fields=["small"])["small"].tolist() == [0, 1, 2]
+    assert store.steps() == [1]
+    assert StepStore(tmp_path).load(1)["small"].tolist() == [0, 1, 2]
+
+
+def test_a_replay_is_not_made_a_miss(
+    job: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts: list[int]) -> torch.Tensor:
+        calls.append(prompts)
+        return torch.zeros(2 * MIB)
+
+    def run() -> torch.Tensor:
+        SkipManager.reset()
+        names = {"experiment_name": "e", "project_name": "p"}
+        rollout = {"enable": True}
+        SkipManager.init({"skip": {"dump_dir": str(tmp_path), **names, "rollout": rollout}})
+        SkipManager.set_step(1)
+        return generate([1])
+
+    run()
+    with monkeypatch.context() as patch:
+        patch.setattr("rlskip.format.container.half_of_memory", lambda: MIB)
+        with pytest.raises(TooLargeDumpError, match="max_bytes"):
+            run()
+    assert len(run()) == 2 * MIB
+    assert calls == [[1]]
+    assert not list(tmp_path.rglob("*.bad-*"))
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "least"),
+    [
+        ("0::/job/task\n", {"job/memory.max": "5000", "job/task/memory.max": "max\n"}, 5000),
+        ("0::/job/task\n", {"job/memory.max": "5000", "job/task/memory.max": "70"}, 70),
+        ("0::/../host\n", {"memory.max": "4000"}, 4000),
+        ("3:cpu:/a\n2:memory:/a\n", {"memory/a/memory.limit_in_bytes": "600"}, 600),
+        ("0::/job\n", {}, memory._UNLIMITED),
+        ("nonsense", {"memory.max": "1"}, memory._UNLIMITED),
+    ],
+)
+def test_the_limits_of_control_groups_count(
+    groups: str, limits: dict[str, str], least: int, tmp_path: Path
+) -> None:
+    root, own = tmp_path / "cgroup", tmp_path / "own"
+    own.write_text(groups)
+    for name, text in limits.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    assert memory._of_group(root, own) == least
+
+
+def test_half_of_the_memory_is_some() -> None:
+    assert MIB < memory.half_of_memory() < memory._UNLIMITED
