@@ -32,6 +32,7 @@ from rlskip.hosts.standalone_config import is_on
 from rlskip.hosts.trl_trainers import TRAINERS
 from rlskip.hosts.verl import v1
 from rlskip.hosts.verl.names import V1
+from rlskip.hosts.verl.seams import seams
 
 
 @dataclass
@@ -223,6 +224,8 @@ def test_verls_v1_trainer_reads_each_node_once(
         def fit(self) -> None: ...
         def _submit_batch_to_rollout(self) -> None: ...
 
+        def _next_train_batch(self) -> None: ...
+
         def _balance_batch(self) -> None: ...
 
         def _save_checkpoint(self) -> None: ...
@@ -230,8 +233,11 @@ def test_verls_v1_trainer_reads_each_node_once(
     with pytest.raises(NotInstalledError, match="no V1 trainer"):
         v1.trainer_settings()
     monkeypatch.setitem(sys.modules, "verl", SimpleNamespace(__version__="0.9.1"))
-    monkeypatch.setitem(sys.modules, f"{V1}.trainer_base", SimpleNamespace(PPOTrainer=PPOTrainer))
-    v1.attach()
+    monkeypatch.setattr(seams, "missing", {})
+    name = f"{V1}.trainer_base"
+    stub = SimpleNamespace(PPOTrainer=PPOTrainer, __name__=name)
+    monkeypatch.setitem(sys.modules, name, stub)
+    seams.attach()
     trainer: dict[str, Any] = {"v1": {"rollout_level_dispatch": True, "sampler": {}}}
     PPOTrainer(OmegaConf.create({"skip": {}, "dispatch": {"workers": 3}, "trainer": trainer}))
     assert v1.trainer_settings().dispatch.workers == 3
