@@ -182,8 +182,12 @@ class SkipManagerConfig(RoleConfig):
     wait_s: float = field(default=3600.0, metadata={"min": 0})
 
     # false: the host starts no inference engine, and on_miss is error in every role that generates,
-    # and in each other that sets none. Only under `skip` itself, as are the next two keys.
+    # and in each other that sets none. Only under `skip` itself, as are the next three keys.
     start_engine: bool = True
+
+    # Whether verl, TRL and SkyRL log what was replayed at listed steps: rlskip/replayed (share of
+    # the rollouts), rlskip/off_policy (share generated at another step), rlskip/seconds_saved.
+    log_metrics: bool = True
 
     # Validation: generate, or replay (cached as the role rollout_val, beside any other role).
     validation: str = field(default="generate", metadata=_validation)

@@ -202,6 +202,8 @@ def test_trl_reads_skip_once_for_all_trainers(
 
         def _generate(self) -> None: ...
 
+        def log(self) -> None: ...
+
     for name, trainer in TRAINERS.items():
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(__name__=name, **{trainer: Trainer}))
     config = {"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}}

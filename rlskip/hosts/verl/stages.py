@@ -12,6 +12,7 @@ from rlskip import stages
 from rlskip.config.record import RecordConfig, read_record_of
 from rlskip.hosts.verl.names import RAY_TRAINER, V0_TRAINER, V1_TRAINER
 from rlskip.hosts.verl.seams import seams
+from rlskip.skip import SkipManager
 
 #: verl's fields in the order in which a step computes them, by the names that all hosts share.
 FIELDS = {
@@ -81,7 +82,7 @@ def _record(fields: Any, rows: Any) -> None:
 
 @seams.around("verl.utils.tracking:Tracking.log")
 def _logging(log: Callable[..., Any], self: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
-    """The step's metrics, among them what the workers returned."""
+    """The step's metrics, among them what the workers returned, and what was replayed."""
     if stages.directory() is not None:
         stages.record("metrics", stages.comparable(data, _OF_THE_MACHINE))
-    return log(self, data, *args, **kwargs)
+    return log(self, {**data, **SkipManager.logged()}, *args, **kwargs)

@@ -87,6 +87,7 @@ def begin(config: Any) -> SkipSettings:
         if {VALIDATION_ROLE, "rollout_tq"} <= settings.roles.keys():
             seams.require(VALIDATION)
     SkipManager.init(settings)
+    SkipManager.count_rollouts()
     if SkipManager.skip_instances:
         refuse_old_release()
         for feature, lacks in seams.off().items():
