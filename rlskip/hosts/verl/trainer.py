@@ -19,7 +19,7 @@ import attrs
 from rlskip._wrap import around
 from rlskip.batch.meta import is_validation
 from rlskip.config.application import application_facts
-from rlskip.config.check import look_up
+from rlskip.config.check import look_up, raise_all
 from rlskip.config.facts import HostFacts
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import VALIDATION_ROLE
@@ -34,6 +34,7 @@ from rlskip.hosts.verl.preflight import before_workers
 from rlskip.hosts.verl.run_queue import run_queue
 from rlskip.hosts.verl.seams import VALIDATION, seams
 from rlskip.hosts.verl.supported_versions import refuse_old_release
+from rlskip.hosts.verl.trainer_config import idle_nodes
 from rlskip.jobs.records import job_id
 from rlskip.skip import SkipManager
 from rlskip.skip.arguments import ALL
@@ -253,6 +254,7 @@ def _making_workers(init: Callable[..., None], self: Any, *args: Any, **kwargs: 
     _trainer = weakref.ref(self)
     # The fully async application has two such trainers, and only one generates.
     if look_up(self.config, "async_training") is None:
+        raise_all(idle_nodes(self.config))
         begin(self.config)
         loader = getattr(self, "train_dataloader", None)
         per_epoch = None if loader is None else len(loader)
