@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
+import rlskip_conf
 from rlskip import SkipManager
 from rlskip._wrap import AttachError, Seam
 from rlskip.doctor.environment import environment
@@ -157,6 +158,28 @@ def test_a_lost_journal_seam_does_not_end_a_run(site: Path, tmp_path: Path) -> N
     rename(site, next(seam for seam in TABLE if seam.feature == JOURNALS))
     verl_stub.import_all()
     trainer.begin(config(tmp_path, rollout_tq={"enable": True}))
+
+
+def test_every_option_has_the_key_that_verls_own_manager_does_not_know() -> None:
+    options = Path(rlskip_conf.__file__).parent / "skip"
+    assert all(
+        OmegaConf.load(file).skip.provider == "rlskip" for file in options.glob("*_cache.yaml")
+    )
+    for file in set(options.glob("*.yaml")) - set(options.glob("*_cache.yaml")):
+        assert f"{file.stem.rpartition('_')[0]}_cache@_here_" in file.read_text()
+
+
+@pytest.mark.verl
+def test_verls_own_manager_does_not_know_that_key(python_of: Callable[[str], str]) -> None:
+    code = """if True:
+        from omegaconf import OmegaConf
+        from verl.utils.skip import SkipManager
+        SkipManager.init(OmegaConf.create({'skip': {'provider': 'rlskip'}}))
+    """
+    env = {**os.environ, "VERL_USE_EXTERNAL_PLUGINS": "none"}
+    run = [python_of("verl091"), "-c", code]
+    done = subprocess.run(run, env=env, capture_output=True, text=True, check=False)
+    assert "Key 'provider' not in 'SkipManagerConfig'" in done.stderr
 
 
 @pytest.mark.verl

@@ -10,8 +10,8 @@ PLUGIN_GROUP = "verl.plugins"
 MODULES_VARIABLE = "VERL_USE_EXTERNAL_MODULES"
 PLUGINS_VARIABLE = "VERL_USE_EXTERNAL_PLUGINS"
 
-#: Seconds the launcher process waits for an acknowledgement, counted from the job's start.
-WAIT_VARIABLE = "RLSKIP_ATTACH_TIMEOUT_S"
+#: The host on which the launcher process left a token in each dump_dir.
+TOKEN_VARIABLE = "RLSKIP_TOKEN_FROM"
 
 #: Ray's variable for a hook that edits the runtime environment, and ours for the hook it replaces.
 RAY_HOOK_VARIABLE = "RAY_RUNTIME_ENV_HOOK"
