@@ -18,6 +18,7 @@ from rlskip.config.application import COMPARED, DISTILLATION, NOT_COMPARED, OF_T
 from rlskip.config.attachments import AttachConfig
 from rlskip.config.comments import comments
 from rlskip.config.facts import NEUTRAL_WORDS, OTHER_NODES, SHAPING_NAMES, SHAPING_PATTERNS
+from rlskip.hosts.verl.seams import TABLE
 from rlskip.skip.arguments import IGNORED
 from rlskip.skip.dumps import NEUTRAL_META
 
@@ -93,11 +94,21 @@ def _errors() -> str:
     return "\n".join(["| error | when it is raised |", "|---|---|", *rows])
 
 
+def _seams() -> str:
+    """What rlskip depends on in verl, and what happens where it is gone."""
+    rows = ["| in verl | rlskip | where it is gone |", "|---|---|---|"]
+    for seam in TABLE:
+        gone = f"off is {seam.feature}" if seam.feature else "importing verl ends the run"
+        called = " (named after the first step if it is not called)" if seam.role else ""
+        rows.append(f"| `{seam.target}` | {seam.purpose} | {gone}{called} |")
+    return "\n".join(rows)
+
+
 def made() -> dict[str, str]:
     """All tables by the names of their comments."""
     tables = {f"keys: {config.__name__}": _table(config) for config in CONFIGS}
     tables |= {f"names: {name}": _list(names) for name, names in NAMES.items()}
-    return {**tables, "rooms": _rooms(), "errors": _errors()}
+    return {**tables, "rooms": _rooms(), "errors": _errors(), "seams": _seams()}
 
 
 def current(page: str, tables: dict[str, str]) -> str:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any, TypeVar
 
+import attrs
 import wrapt
 
-from rlskip._compat import gets_self
+from rlskip._compat import gets_self, version_of
 from rlskip.config.attachments import Target
 from rlskip.errors import RlskipError
 
@@ -35,13 +36,7 @@ def when_imported(module: str, hook: Callable[[ModuleType], None]) -> None:
     wrapt.register_post_import_hook(hook, module)
 
 
-def wrap(
-    target: str,
-    decorate: Callable[[F], F],
-    *,
-    key: str,
-    missing: list[AttachError] | None = None,
-) -> None:
+def wrap(target: str, decorate: Callable[[F], F], *, key: str) -> None:
     """Replace `target` by ``decorate(function)``, now or when its module is imported.
 
     Parameters
@@ -53,8 +48,6 @@ def wrap(
         Takes the plain function, returns a function.
     key
         Names the wrapper: one key wraps a function at most once.
-    missing
-        Where to note the error of a function that does not exist; None: it is raised.
 
     Raises
     ------
@@ -66,40 +59,68 @@ def wrap(
         keeps the unwrapped one: name that module instead.
     """
     parsed = Target.parse(target)
-
-    def hook(module: ModuleType) -> None:
-        try:
-            wrap_in(module, parsed, decorate, key)
-        except AttachError as error:
-            if missing is None:
-                raise
-            missing.append(error)
-
-    when_imported(parsed.module, hook)
+    when_imported(parsed.module, lambda module: wrap_in(module, parsed, decorate, key))
 
 
-class Seams:
-    """The functions of a trainer that one module wraps, each declared at what runs in its place.
+@attrs.frozen
+class Seam:
+    """A place of a trainer that a host depends on: a row of the host's table.
 
     Parameters
     ----------
-    key
+    target
         As for :func:`wrap`.
-    optional
-        Whether a release may lack some of them; the errors are then in :attr:`missing`.
+    purpose
+        What rlskip does there: "rlskip <purpose>".
+    feature
+        What is off without it. Empty: it is required, and the import of its module fails.
+    role
+        The role whose first step calls it, or another one with this purpose; empty: not each run
+        does.
+    decorated
+        Whether the trainer itself decorates it, with a decorator that the host replaces.
     """
 
-    def __init__(self, key: str, *, optional: bool = False) -> None:
-        self.missing: list[AttachError] = []
-        self._key = key
-        self._optional = optional
-        self._seams: list[tuple[str, Callable[..., Any]]] = []
+    target: str
+    purpose: str
+    feature: str = ""
+    role: str = ""
+    decorated: bool = False
+
+    @property
+    def place(self) -> Target:
+        return Target.parse(self.target)
+
+
+class Seams:
+    """A host's table of seams, and what the host's modules run in their place.
+
+    A seam without a body is called, and not wrapped: it is only looked up.
+
+    Parameters
+    ----------
+    trainer
+        The distribution that has them, for messages.
+    table
+        The rows.
+    """
+
+    def __init__(self, trainer: str, table: Iterable[Seam]) -> None:
+        self.table = {seam.target: seam for seam in table}
+        #: The errors of optional seams that this release does not have, by their targets.
+        self.missing: dict[str, AttachError] = {}
+        #: The seams of a role that were called.
+        self.called: set[str] = set()
+        self._trainer = trainer
+        self._bodies: dict[str, list[Callable[..., Any]]] = {target: [] for target in self.table}
+        self._given: dict[str, Callable[[Any], None]] = {}
 
     def decorated(self, *targets: str) -> Callable[[F], F]:
-        """Declare a decorator of `targets`."""
+        """Declare a decorator of `targets`, which are rows of the table."""
 
         def declare(decorate: F) -> F:
-            self._seams += [(target, decorate) for target in targets]
+            for target in targets:
+                self._bodies[target].append(decorate)
             return decorate
 
         return declare
@@ -113,10 +134,80 @@ class Seams:
 
         return declare
 
+    def on_import(self, target: str) -> Callable[[Callable[[Any], None]], None]:
+        """Declare a function that is given `target`, of any kind, when its module is imported."""
+
+        def declare(body: Callable[[Any], None]) -> None:
+            self._given[target] = body
+
+        return declare
+
     def attach(self) -> None:
-        """Wrap the targets when their modules are imported. Imports none of them."""
-        for target, decorate in self._seams:
-            wrap(target, decorate, key=self._key, missing=self.missing if self._optional else None)
+        """Wrap the seams when their modules are imported. Imports none of them.
+
+        The import of a module that lacks a required one raises AttachError.
+        """
+        for seam in self.table.values():
+            when_imported(seam.place.module, functools.partial(self._attach, seam))
+
+    def marked(self, target: str, function: Any) -> Any:
+        """`function`, which takes the place of `target`; it is noted when it is called."""
+        if target in self.table and self.table[target].role:
+            function = self._noting(target)(function)
+        setattr(function, _WRAPPED_BY, getattr(function, _WRAPPED_BY, frozenset()) | {target})
+        return function
+
+    def require(self, feature: str) -> None:
+        """Raise the AttachError of a missing seam without which `feature` is off."""
+        for target, error in self.missing.items():
+            if self.table[target].feature == feature:
+                raise error
+
+    def off(self) -> dict[str, str]:
+        """What is off in this release, each with what it lacks."""
+        lost = [(self.table[target].feature, target) for target in self.missing]
+        return {feature: ", ".join(t for f, t in lost if f == feature) for feature, _ in lost}
+
+    def uncalled(self, role: str) -> list[Seam]:
+        """The seams of `role` that were not called, and no other of that purpose either."""
+        called = {self.table[target].purpose for target in self.called}
+        of_role = (seam for seam in self.table.values() if seam.role == role)
+        return [seam for seam in of_role if seam.purpose not in called]
+
+    def _attach(self, seam: Seam, module: ModuleType) -> None:
+        try:
+            find_in(module, seam.place)
+            for number, decorate in enumerate(self._bodies[seam.target]):
+                if seam.role and number == 0:
+                    wrap_in(module, seam.place, self._noting(seam.target), f"noting {seam.target}")
+                wrap_in(module, seam.place, decorate, f"{seam.target} {number}")
+            found = find_in(module, seam.place)
+            if (body := self._given.get(seam.target)) is not None:
+                body(found)
+            if seam.decorated and seam.target not in getattr(found, _WRAPPED_BY, ()):
+                raise AttachError("rlskip's decorator did not reach it", seam.target)
+        except AttachError as error:
+            self._lose(seam, error)
+        except ImportError as error:  # of what a body takes from the trainer
+            self._lose(seam, AttachError(str(error), seam.target))
+
+    def _lose(self, seam: Seam, error: AttachError) -> None:
+        release = f"{self._trainer} {'.'.join(map(str, version_of(self._trainer) or ('?',)))}"
+        lost = AttachError(
+            f"{release} is another than rlskip knows: {error.what}; rlskip {seam.purpose} there",
+            seam.target,
+            error.remedy,
+        )
+        if not seam.feature:
+            raise lost from error
+        self.missing[seam.target] = lost
+
+    def _noting(self, target: str) -> Callable[[F], F]:
+        def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            self.called.add(target)
+            return function(*args, **kwargs)
+
+        return around(call)
 
 
 def around(body: Callable[..., Any]) -> Callable[[F], F]:
@@ -142,18 +233,8 @@ def around(body: Callable[..., Any]) -> Callable[[F], F]:
 
 def wrap_in(module: ModuleType, target: Target, decorate: Callable[[F], F], key: str) -> None:
     """Wrap `target` in its `module`, which is imported; the others are those of :func:`wrap`."""
+    owner, raw = _look_up(module, target)
     *owners, name = target.path.split(".")
-    owner: Any = module
-    for i, part in enumerate(owners):
-        try:
-            owner = getattr(owner, part)
-        except AttributeError:
-            raise _missing(target, module, ".".join(owners[:i]), part) from None
-    try:
-        # As it was defined: getattr would bind a class method and unpack a static one.
-        raw = inspect.getattr_static(owner, name)
-    except AttributeError:
-        raise _missing(target, module, ".".join(owners), name) from None
     if not isinstance(owner, ModuleType | type) and name not in getattr(owner, "__dict__", ()):
         of = f"{type(owner).__module__}:{type(owner).__qualname__}.{name}"
         raise AttachError(f"{owners[-1]!r} is an object, not a class", str(target), f"name {of}")
@@ -170,6 +251,31 @@ def wrap_in(module: ModuleType, target: Target, decorate: Callable[[F], F], key:
     wrapped = decorate(function)
     setattr(wrapped, _WRAPPED_BY, wrapped_by | {key})
     setattr(owner, name, kind(wrapped) if kind else wrapped)
+
+
+def find_in(module: ModuleType, target: Target) -> Any:
+    """What `target` is in its `module`; raises AttachError if there is none."""
+    owner, raw = _look_up(module, target)
+    owners, _, name = target.path.rpartition(".")
+    if raw is getattr(object, name, None):  # every class has an `__init__`
+        raise _missing(target, module, owners, name)
+    return getattr(owner, name)
+
+
+def _look_up(module: ModuleType, target: Target) -> tuple[Any, Any]:
+    """The owner of `target`, and what it holds of that name."""
+    *owners, name = target.path.split(".")
+    owner: Any = module
+    for i, part in enumerate(owners):
+        try:
+            owner = getattr(owner, part)
+        except AttributeError:
+            raise _missing(target, module, ".".join(owners[:i]), part) from None
+    try:
+        # As it was defined: getattr would bind a class method and unpack a static one.
+        return owner, inspect.getattr_static(owner, name)
+    except AttributeError:
+        raise _missing(target, module, ".".join(owners), name) from None
 
 
 def _missing(target: Target, module: ModuleType, owner: str, name: str) -> AttachError:

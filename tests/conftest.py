@@ -345,6 +345,22 @@ def make_verl(tmp_path: Path) -> Callable[..., str]:
     return make
 
 
+@pytest.fixture(scope="session")
+def scalars() -> Callable[..., dict[str, list[float]]]:
+    """``scalars(python, folder)``: what TensorBoard's logs below a folder hold, by their tags."""
+
+    def read(python: object, folder: Path) -> dict[str, list[float]]:
+        script = Path(__file__).with_name("scalars.py")
+        done = subprocess.run(
+            [str(python), script, folder], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        found: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+    return read
+
+
 # -- the command `rlskip` ----------------------------------------------------------------------
 
 

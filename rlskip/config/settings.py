@@ -87,6 +87,8 @@ class SkipSettings:
         The plain `skip` mapping, without the defaults that verl fills in; None if there is none.
     start_engine
         Whether the host starts its inference engine.
+    log_metrics
+        Whether the host logs what was replayed.
     """
 
     facts: HostFacts
@@ -94,6 +96,7 @@ class SkipSettings:
     attach: dict[str, list[AttachConfig]] = attrs.field(factory=dict)
     node: dict[str, Any] | None = None
     start_engine: bool = True
+    log_metrics: bool = True
 
     def switch_on(self, role: str) -> SkipSettings:
         """The settings of the same node with `role` on as well; complete them for the host."""
@@ -223,7 +226,8 @@ def read_values(node: dict[str, Any], config: Any) -> SkipSettings:
     on = {key: role for key, role in roles.items() if shared.enable and role.enable}
     if on.keys() == {VALIDATION_ROLE}:  # it goes with what is skipped in training
         on = {}
-    return SkipSettings(HostFacts(config), on, attach, node, shared.start_engine or not on)
+    starts = shared.start_engine or not on
+    return SkipSettings(HostFacts(config), on, attach, node, starts, shared.log_metrics)
 
 
 def _place_beside(roles: Mapping[str, RoleConfig], validation: RoleConfig) -> None:

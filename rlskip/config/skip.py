@@ -182,8 +182,16 @@ class SkipManagerConfig(RoleConfig):
     wait_s: float = field(default=3600.0, metadata={"min": 0})
 
     # false: the host starts no inference engine, and on_miss is error in every role that generates,
-    # and in each other that sets none. Only under `skip` itself, as are the next two keys.
+    # and in each other that sets none. Only under `skip` itself, as are the next four keys.
     start_engine: bool = True
+
+    # Whether verl, TRL and SkyRL log what was replayed at listed steps: rlskip/replayed (share of
+    # the rollouts), rlskip/off_policy (share generated at another step), rlskip/seconds_saved.
+    log_metrics: bool = True
+
+    # Whose skip manager reads this node: each option sets it, because verl's own, which does not
+    # know the key, then ends a process that trains without rlskip.
+    provider: str = field(default="rlskip", metadata={"choices": ("rlskip",)})
 
     # Validation: generate, or replay (cached as the role rollout_val, beside any other role).
     validation: str = field(default="generate", metadata=_validation)

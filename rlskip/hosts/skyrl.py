@@ -108,6 +108,7 @@ def with_rlskip(experiment: E, config: Any = None) -> E:
                 _send_no_weights(trainer)
             if skips:
                 preflight(trainer)
+                trainer.tracker.log = _logging(trainer.tracker.log)
             if merges:
                 merge_turns(trainer, config)
             if recording.enable:
@@ -119,6 +120,12 @@ def with_rlskip(experiment: E, config: Any = None) -> E:
     return functools.update_wrapper(Experiment, experiment, updated=())  # type: ignore[return-value]
 
 
+@around
+def _logging(log: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:
+    """The tracker's, with what was replayed among the metrics."""
+    return log({**data, **SkipManager.logged()}, *args, **kwargs)
+
+
 def _skip_generation(generator: Any, cfg: Any, settings: SkipSettings) -> None:
     """Make `generator.generate` a stage of a training with SkyRL's config `cfg`.
 
@@ -128,6 +135,7 @@ def _skip_generation(generator: Any, cfg: Any, settings: SkipSettings) -> None:
     so they are replayed.
     """
     SkipManager.init(settings.complete(_facts(cfg)))
+    SkipManager.count_rollouts()
     if not is_on(True, "SkyRL's trainer"):
         return
     replays_eval = VALIDATION_ROLE in SkipManager.skip_instances

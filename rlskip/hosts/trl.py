@@ -97,10 +97,15 @@ def attach(trainer: Any, config: Any = None) -> None:
     if not SkipManager.start_engine:
         _check_without_engine(trainer)
     _restore_rng_by_default()
+    SkipManager.count_rollouts()
+    first = False
     for name in seam.methods:
         generate = getattr(trainer, name, None)
-        if generate is not None and not isinstance(generate, _Generation):  # the first call
+        if generate is not None and not isinstance(generate, _Generation):
             setattr(trainer, name, _Generation(trainer, generate, seam))
+            first = True
+    if first:
+        trainer.log = _logging(trainer.log, trainer)
 
 
 @contextlib.contextmanager
@@ -134,6 +139,17 @@ def attached(config: Any = None) -> Iterator[None]:
     starts = SkipManager.start_engine if settings is None else settings.start_engine
     with constructing(functools.partial(attach, config=settings), engine=starts):
         yield
+
+
+def _logging(log: Callable[..., Any], trainer: Any) -> Callable[..., Any]:
+    """`log` with what was replayed among the metrics of training."""
+
+    @functools.wraps(log)
+    def logging(logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
+        replayed = SkipManager.logged() if trainer.model.training else {}
+        return log({**logs, **replayed}, *args, **kwargs)
+
+    return logging
 
 
 class _Generation:

@@ -16,7 +16,7 @@ from rlskip.config.check import raise_all
 from rlskip.config.legacy import retire_legacy_flags
 from rlskip.config.record import read_record_of
 from rlskip.config.settings import SkipSettings, read_skip
-from rlskip.config.skip import BUILT_IN_ROLES, SHARED_KEYS, SkipManagerConfig
+from rlskip.config.skip import BUILT_IN_ROLES, SHARED_KEYS, TRAINING_ROLES, SkipManagerConfig
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.jobs.records import job_id, read_events
 from rlskip.jobs.served import forget_served
@@ -29,6 +29,7 @@ from rlskip.skip.call import (
     RowsSpec,
     Stage,
 )
+from rlskip.skip.figures import Figures
 from rlskip.skip.not_installed import Guard, before_init, refusing
 from rlskip.skip.role import Role, refuse_misspelt
 from rlskip.skip.signatures import named
@@ -256,6 +257,22 @@ class SkipManager:
     def was_called(cls, role: str) -> bool:
         """Whether a function decorated with `role` was called since `init`, at any step."""
         return role in cls.skip_instances and cls.skip_instances[role].recorder is not None
+
+    @classmethod
+    def count_rollouts(cls) -> None:
+        """Count from now on what :meth:`logged` returns, for a host that logs it."""
+        if cls.settings is not None and cls.settings.log_metrics:
+            for role in cls.skip_instances.keys() & set(TRAINING_ROLES):
+                cls.skip_instances[role].figures = Figures()
+
+    @classmethod
+    def logged(cls) -> dict[str, float]:
+        """What the host logs of the rollouts since the last call; empty without any."""
+        found: dict[str, float] = {}
+        for skip in cls.skip_instances.values():
+            if skip.figures is not None:
+                found |= skip.figures.take()
+        return found
 
     @classmethod
     def will_replay(cls, role: str, steps: Iterable[int]) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from rlskip.batch.columns import length_of
 from rlskip.config.skip import (
     BUILT_IN_ROLES,
     SHARED_KEYS,
@@ -19,6 +20,7 @@ from rlskip.config.skip import (
 )
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.skip.call import Call, Stage
+from rlskip.skip.figures import Figures
 
 if TYPE_CHECKING:
     from rlskip.jobs.records import Recorder
@@ -58,6 +60,9 @@ class Role:
 
     #: Writes its records in this process; None before a function of the role was called.
     recorder: Recorder | None = None
+
+    #: What its calls were, for the metrics of a host that logs them; None: nobody asks.
+    figures: Figures | None = None
 
     def __init__(self, role: str, local_config: Any) -> None:
         self.role = role
@@ -116,6 +121,15 @@ class Role:
         first).
         """
         return False
+
+    def count(self, call: Call, result: Any, *, replayed: bool) -> None:
+        """Count the rollouts that `call` returned, where :attr:`figures` are asked for."""
+        if self.figures is None:
+            return
+        rows = max(1, length_of(result))
+        elsewhere = replayed and call.facts.get("source") != call.step
+        saved = call.facts.get("seconds_saved", 0.0)
+        self.figures.add(rows, rows * replayed, rows * elsewhere, saved)
 
     def begin_visit(self) -> None:
         """Called when the training loop's step number changes: a step may have several calls."""

@@ -123,6 +123,11 @@ class GroupRole(Role):
     def keep(self, call: Call, result: Any) -> None:
         self._groups.keep(call, result)
 
+    def count(self, call: Call, result: Any, *, replayed: bool) -> None:
+        """The seconds alone: prompts are counted as they are submitted."""
+        if self.figures is not None and replayed:
+            self.figures.add(seconds_saved=call.facts["seconds_saved"])
+
     def begin_visit(self) -> None:
         for submitted in self._groups.submitted.values():
             submitted.begin_visit()
@@ -206,6 +211,9 @@ class GroupRole(Role):
         if self.dumps.by_prompt:
             self._ledger.serve(taken)
         submitted.prompts += len(plan.uids)
+        if self.figures is not None:
+            elsewhere = sum(group.key.step != plan.step for group in taken)
+            self.figures.add(len(plan.uids), len(taken), elsewhere)
         return submitted.prompts - len(plan.uids)
 
     # -- which group for which prompt --------------------------------------------------------

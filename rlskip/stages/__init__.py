@@ -92,7 +92,7 @@ def comparable(metrics: Mapping[str, Any], of_the_machine: Sequence[str]) -> dic
     return {
         name: value
         for name, value in metrics.items()
-        if not any(part in name for part in of_the_machine) and _is_number(value)
+        if not any(part in name for part in (*of_the_machine, "rlskip/")) and _is_number(value)
     }
 
 

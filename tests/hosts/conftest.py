@@ -214,7 +214,9 @@ def make(skyrl: Any) -> Any:
 
         def get_trainer(self, trainer_class: Any = trainer_class, **given: Any) -> Any:
             trainer = object.__new__(trainer_class)
-            vars(trainer).update(given, all_metrics={})
+            tracker = types.SimpleNamespace(logged=[])
+            tracker.log = lambda data, step: tracker.logged.append(data)
+            vars(trainer).update(given, all_metrics={}, tracker=tracker)
             return trainer
 
     def make(config: Any, trainer_class: Any = trainer_class, **overrides: Any) -> Any:

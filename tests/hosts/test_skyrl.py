@@ -86,6 +86,20 @@ def test_the_second_run_generates_nothing_and_sees_the_same(
     assert [d.name for d in run.iterdir()] == ["GBS1024_N2_in512_out1024"]
 
 
+@pytest.mark.parametrize("off", [False, True])
+def test_the_tracker_shows_that_a_run_is_replayed(
+    make: Any, batch: Any, tmp_path: Path, off: bool
+) -> None:
+    for share in (0.0, 1.0):
+        trainer = make(on(tmp_path, log_metrics=not off))
+        for step in (1, 2):
+            train(trainer, batch, steps=(step,))
+            trainer.tracker.log({"reward": 1.0}, step=step)
+        assert [logged["reward"] for logged in trainer.tracker.logged] == [1.0, 1.0]
+        found = [logged.get("rlskip/replayed") for logged in trainer.tracker.logged]
+        assert found == ([None, None] if off else [share, share])
+
+
 def test_evaluation_is_never_skipped(make: Any, batch: Any, tmp_path: Path) -> None:
     for _ in range(2):
         trainer = make(on(tmp_path))
@@ -299,8 +313,10 @@ def test_no_engine_is_started_and_no_weights_are_sent(
         init_weight_sync_state=sent.append, save_weights_for_sampler=sent.append
     )
     trainer_class = skyrl("train.trainer").RayPPOTrainer
-    monkeypatch.setattr(base, "get_trainer", lambda self: object.__new__(trainer_class))
-    trainer = experiment.get_trainer()
+    trainer = object.__new__(trainer_class)
+    trainer.tracker = types.SimpleNamespace(log=sent.append)
+    monkeypatch.setattr(base, "get_trainer", lambda self: trainer)
+    assert experiment.get_trainer() is trainer
     trainer.dispatch, trainer.inference_engine_client = dispatch, client
     trainer.init_weight_sync_state()
     asyncio.run(trainer.dispatch.save_weights_for_sampler())

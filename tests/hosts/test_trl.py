@@ -107,6 +107,28 @@ def runs(run: Callable[..., Any]) -> Results:
     return {**first, **second}
 
 
+def test_tensorboard_shows_that_a_run_is_replayed(
+    run: Any, python_of: Callable[[str], str], scalars: Any
+) -> None:
+    """Steps 3 and 4 of the second run are not listed: there rlskip does nothing."""
+    for name, steps in (("first", "all"), ("second", [1, 2]), ("off", "all")):
+        args = {"report_to": ["tensorboard"], "output_dir": f"boards/{name}"}
+        on = skip("seen", steps=steps, log_metrics=name != "off")
+        # The directory is named by the host's arguments, which differ here.
+        on |= {"experiment_name": "seen"}
+        run({name: job("once_a_step", skip=on) | {"args": args}})
+    first, second, off = (
+        scalars(python_of("trl"), run.folder / "boards" / name)
+        for name in ("first", "second", "off")
+    )
+    assert first["train/rlskip/replayed"] == [0.0] * 4
+    assert second["train/rlskip/replayed"] == [1.0] * 2
+    assert second["train/rlskip/off_policy"] == [0.0] * 2
+    assert second["train/rlskip/seconds_saved"][0] > 0
+    assert first["train/loss"] == second["train/loss"]
+    assert not [tag for tag in off if "rlskip" in tag]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_second_run_generates_nothing_and_logs_the_same(name: str, runs: Results) -> None:
     bare, first, second = (runs[f"{which} {name}"] for which in ("bare", "first", "second"))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,33 +14,33 @@ from tensordict import TensorDict
 from rlskip import SkipManager
 from rlskip.batch.tables import DataProtoParts
 from rlskip.hosts.verl import trainer as host
+from rlskip.hosts.verl.seams import seams
 from rlskip.runs.opened import Run
+from tests.hosts import verl_stub
 
-# As much of verl as the plug-in wraps.
+# What replaces modules of the stub.
 VERL = {
-    "__init__.py": "__version__ = '0.9.1'",
-    "protocol.py": "from rlskip.batch.tables import DataProtoParts as DataProto",
-    "utils/ray_utils.py": """
-        import asyncio, functools
+    "agent_loop": """
+        from verl.utils.ray_utils import auto_await
+        from verl.utils.skip.skip_manager import SkipManager
 
-        def auto_await(function):
-            @functools.wraps(function)
-            def wrapper(*args, **kwargs):
-                return asyncio.run(function(*args, **kwargs))
-            return wrapper
-        """,
-    "experimental/agent_loop/agent_loop.py": """
         class AgentLoopManager:
             made = []
 
             def __init__(self, config): ...
 
+            async def _init_agent_loop_workers(self): ...
+
+            @auto_await
+            @SkipManager.annotate(role="rollout")
             async def generate_sequences(self, prompts):
                 self.made.append(prompts.meta_info)
                 return prompts
         """,
-    "trainer/ppo/ray_trainer.py": """
+    "ray_trainer": """
         from verl.experimental.agent_loop.agent_loop import AgentLoopManager
+
+        def compute_advantage(data): ...
 
         class RayPPOTrainer:
             def __init__(self, config):
@@ -50,6 +48,10 @@ VERL = {
 
             def init_workers(self):
                 self.manager = AgentLoopManager(self.config)
+
+            def fit(self): ...
+            def _validate(self): ...
+            def _compute_ref_log_prob(self, batch): ...
         """,
 }
 
@@ -62,16 +64,14 @@ def start(
 
     `generate` returns the step at which the stage was called.
     """
-    for name, source in VERL.items():
-        file = tmp_path / "site" / "verl" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(textwrap.dedent(source))
-        for folder in file.parents[: len(Path(name).parents) - 1]:
-            (folder / "__init__.py").touch()
-    for name in [name for name in sys.modules if name.partition(".")[0] == "verl"]:
-        monkeypatch.delitem(sys.modules, name)
+    verl_stub.write(tmp_path / "site", **VERL)
+    (tmp_path / "site/verl/protocol.py").write_text(
+        "from rlskip.batch.tables import DataProtoParts as DataProto"
+    )
     monkeypatch.syspath_prepend(tmp_path / "site")
-    host.attach()
+    monkeypatch.setattr(seams, "missing", {})
+    verl_stub.forget()
+    seams.attach()
 
     def start(**skip: Any) -> tuple[Any, Callable[..., Any]]:
         SkipManager.reset()
@@ -91,8 +91,7 @@ def start(
         return trainer, generate
 
     yield start
-    for name in [name for name in sys.modules if name.partition(".")[0] == "verl"]:
-        del sys.modules[name]
+    verl_stub.forget()
 
 
 def dumped(folder: Path) -> set[str]:

@@ -119,15 +119,6 @@ def test_a_missing_part_is_named_when_the_module_is_imported(third_party, path, 
     assert name not in sys.modules
 
 
-def test_a_function_that_a_release_may_lack_is_noted(third_party):
-    name, missing = third_party(TRAINER), []
-    for path in ("Trainer.method", "Trainer.metod"):
-        wrap(f"{name}:{path}", marking("wrapped"), key="test", missing=missing)
-    module = importlib.import_module(name)
-    assert module.Trainer().method(1) == ["wrapped", "method", 1]
-    assert [error.where for error in missing] == [f"{name}:Trainer.metod"]
-
-
 @pytest.mark.parametrize("text", ["", "module", "module:", ":f", "a b:f", "m:f()", "m:1f", "m.f"])
 def test_a_target_that_names_no_function_is_refused(text):
     with pytest.raises(ConfigError, match=r"package\.module:Class\.method"):

@@ -16,6 +16,7 @@ from verl.workers.rollout.llm_server import LLMServerClient, LLMServerManager
 from verl.workers.rollout.replica import get_rollout_replica_class
 
 from rlskip.hosts.verl import no_engine
+from rlskip.hosts.verl.seams import seams
 
 CONFIG: Any = {"actor_rollout_ref": {"rollout": {"name": no_engine.NO_ENGINE}}}
 
@@ -45,7 +46,7 @@ asyncio.run(servers._init_global_load_balancer())
 print(
     json.dumps(
         {
-            "missing": [str(one) for one in no_engine._seams.missing],
+            "missing": list(seams.missing),
             "rollout": get_rollout_class(no_engine.NO_ENGINE, "async").__name__,
             "replica": get_rollout_replica_class(no_engine.NO_ENGINE).__name__,
             "synced": checkpoints.update_weights(3),

@@ -30,13 +30,16 @@ WHERE = "dumps/mine_verlcpu/GBS4_N2_in64_out16"
 LOGGED = f"reward.custom_reward_function.path={Path(__file__).with_name('reward.py')}"
 
 
+SEEN = "trainer.logger=[console,tensorboard]"
+
 ON = ("+skip=rollout_cache", "skip.steps=[1,2]")
 
 
 @pytest.fixture(scope="module")
 def a(verl091: Any) -> Any:
-    on = (*ON, "skip.dump_dir=dumps", "trainer.save_freq=1")
-    return verl091.train("a", "v0", "trainer.use_v1=False", *ALL, *on)
+    on = (*ON, "skip.dump_dir=dumps", "trainer.save_freq=1", SEEN)
+    board = f"{verl091.folder}/board/a"
+    return verl091.train("a", "v0", "trainer.use_v1=False", *ALL, *on, TENSORBOARD_DIR=board)
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +50,11 @@ def b(verl091: Any, a: Any) -> Any:
         f"++skip.rollout.dump_dir={a.folder}/dumps", "++skip.on_miss=error",
         "++skip.drop_fields=[rm_scores]", "++skip.gbs=4", "++skip.rollout.n=2",
     )  # fmt: skip
-    rewarded = str(verl091.folder / "rewarded")
-    return verl091.train("b", "v0", *ALL, *on, LOGGED, seed=2, REWARDED=rewarded)
+    env = {
+        "REWARDED": str(verl091.folder / "rewarded"),
+        "TENSORBOARD_DIR": f"{verl091.folder}/board/b",
+    }
+    return verl091.train("b", "v0", *ALL, *on, LOGGED, SEEN, seed=2, **env)
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +89,16 @@ def test_the_second_run_replays_to_the_last_bit(a: Any, b: Any, c: Any) -> None:
     assert len(a.grad_norms) == STEPS
     assert b.grad_norms == a.grad_norms
     assert c.grad_norms != a.grad_norms
+
+
+@pytest.mark.usefixtures("a", "b")
+def test_tensorboard_shows_that_a_run_is_replayed(verl091: Any, scalars: Any) -> None:
+    first, second = (scalars(verl091.python, verl091.folder / "board" / name) for name in "ab")
+    assert first["rlskip/replayed"] == [0.0] * STEPS
+    assert second["rlskip/replayed"] == [1.0] * STEPS
+    assert second["rlskip/off_policy"] == [0.0] * STEPS
+    assert min(second["rlskip/seconds_saved"]) > 0
+    assert first["actor/grad_norm"] == second["actor/grad_norm"]
 
 
 def test_validation_is_never_skipped(b: Any, c: Any) -> None:

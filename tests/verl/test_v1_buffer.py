@@ -162,8 +162,9 @@ def test_a_prompt_that_carries_its_number_of_sessions_must_get_that_number(
     from omegaconf import OmegaConf
     from tensordict import NonTensorStack, TensorDict
 
-    from rlskip.hosts.verl import v1
+    from rlskip.hosts.verl import v1  # noqa: F401 - it declares what runs in the seam's place
     from rlskip.hosts.verl.names import OUR_SAMPLER, V1
+    from rlskip.hosts.verl.seams import seams
 
     uids = submit(train, 2)
     config = OmegaConf.create({"trainer": {"v1": {"sampler": {"custom_sampler": OUR_SAMPLER}}}})
@@ -179,7 +180,7 @@ def test_a_prompt_that_carries_its_number_of_sessions_must_get_that_number(
     stub: Any = types.ModuleType(f"{V1}.agent_loop_tq")
     stub.AgentLoopManagerTQ = AgentLoopManagerTQ
     monkeypatch.setitem(sys.modules, stub.__name__, stub)
-    v1.attach()
+    seams.attach()
     AgentLoopManagerTQ().generate_sequences(TensorDict(prompts, batch_size=2))
     with pytest.raises(IncompleteRolloutError, match=f"{uids[1]}: expected 3, got 2") as error:
         buffer().sample(1, "train", 2)

@@ -207,3 +207,25 @@ def test_verls_own_buffer_gets_a_counted_group_as_finished() -> None:
 @pytest.mark.parametrize("mode", ["sync", "colocate_async"])
 def test_a_journal_goes_with_rollout_level_dispatch(mode: str) -> None:
     prepare(verl(*JOURNAL, f"trainer.v1.trainer_mode={mode}"))
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (("merge.stepwise_output=true",), "merge.stepwise_output: verl trains on the rows"),
+        (("merge.stepwise_output=true", "trainer.use_v1=false"), "leave out +merge=..."),
+        (("dispatch.rollout_level=true", "trainer.use_v1=false"), "dispatch: verl's V1 trainer"),
+        (("replay.timeout_s=5", "trainer.use_v1=false"), "set trainer.use_v1=True"),
+        (("dispatch.rollout_level=true", "+async_training.x=1"), "leave out +dispatch=..."),
+        (("dispatch.rollout_level=false", "trainer.use_v1=false"), ""),
+        (("merge.stepwise_output=false",), ""),
+    ],
+)
+def test_what_the_trainer_does_nothing_with_is_refused(more: tuple[str, ...], named: str) -> None:
+    config = verl(*(one.removeprefix("+") for one in more))
+    if not named:
+        prepare(config)
+        return
+    with pytest.raises(ConfigError) as error:
+        prepare(config)
+    assert named in str(error.value)

@@ -4,24 +4,20 @@ verl's application is the launcher process: it composes the config and starts a 
 trains. Hydra's callback runs in the former, rollouts pass through the latter.
 
 1. Launcher, before the job (:func:`rlskip.hosts.verl.launcher.before_job`): refuse a release, a
-   trainer or a config that rlskip does not support. Nothing has been started yet.
+   trainer or a config that rlskip does not support. Leave a token in each dump_dir
+   (:func:`leave_token`). Nothing has been started yet.
 2. Launcher, where no Ray runs (:func:`reach_next_ray`): name the plug-in in
-   ``VERL_USE_EXTERNAL_MODULES``, and :func:`runtime_env` in ``RAY_RUNTIME_ENV_HOOK``.
-   Where Ray runs already (:func:`reach_running_ray`): ask each of its nodes whether its workers
-   load the plug-in, and publish the job's variables in Ray's key-value store.
-3. ``ray.init`` in verl's main() calls the hook. It adds the plug-in and the job's variables
-   (``RLSKIP_JOB``, ``RLSKIP_DIRECTORY``) to the runtime environment, which reaches every node.
-4. Every process that imports verl loads the plug-in, by the entry point ``verl.plugins`` or by the
-   variable. :mod:`~rlskip.hosts.verl.plugin` wraps the seams. A node without rlskip fails at this
-   import, because of the variable.
-5. The process that trains, when the config arrives (:func:`rlskip.hosts.verl.trainer.begin`):
-   :func:`find_job`, switch the roles on, then :func:`acknowledge` each of them, by a file below
-   ``dump_dir`` and by a key in Ray.
-6. Launcher, during the job: a thread waits ``RLSKIP_ATTACH_TIMEOUT_S`` seconds for an
-   acknowledgement. It ends the run when that time is over, as soon as a node of the Ray that
-   the job started turns out not to load the plug-in, or when Ray has an acknowledgement whose
-   file is not in this process's ``dump_dir`` (:func:`unshared`).
-7. Launcher, after the job (:func:`rlskip.hosts.verl.launcher.after_job`): restore the
+   ``VERL_USE_EXTERNAL_MODULES``, and :func:`runtime_env` in ``RAY_RUNTIME_ENV_HOOK``. ``ray.init``
+   in verl's main() calls this hook, which adds the plug-in and the job's variables. Where Ray runs
+   already the variables are published in Ray's key-value store.
+3. Every process that imports verl loads the plug-in, by the entry point ``verl.plugins`` or by the
+   variable. A process that trains and has no plug-in reads the config by verl's own
+   ``SkipManager.init``, which does not know the key ``skip.provider`` of rlskip's options and ends
+   the run.
+4. The process that trains, when the config arrives (:func:`rlskip.hosts.verl.trainer.begin`):
+   :func:`find_job`, look for the token, switch the roles on, then :func:`acknowledge` each of them,
+   by a file below ``dump_dir``, and by a key in Ray where that cannot be written.
+5. Launcher, after the job (:func:`rlskip.hosts.verl.launcher.after_job`): restore the
    environment. A job that was not acknowledged has failed, unless a stage called rlskip in the
    launcher process itself.
 """
@@ -36,12 +32,12 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rlskip.config.dump_dir import DIRECTORY_VARIABLE
 from rlskip.config.origin import ORIGIN_VARIABLE
-from rlskip.errors import ConfigError, NotInstalledError
+from rlskip.errors import ConfigError
 from rlskip.hosts.verl.names import (
     MODULES_VARIABLE,
     NEXT_HOOK_VARIABLE,
@@ -49,21 +45,17 @@ from rlskip.hosts.verl.names import (
     PLUGIN_GROUP,
     PLUGINS_VARIABLE,
     RAY_HOOK_VARIABLE,
+    TOKEN_VARIABLE,
 )
 from rlskip.jobs import records
-from rlskip.jobs.nodes import Unanswered, answers, ask_nodes
 
 log = logging.getLogger(__name__)
 
 _JOB_KEY = "job"
-PROBE_S = 120.0
-"""Seconds that a node may take to answer."""
+_TOKEN = "launcher"  # what the token acknowledges in place of a role
 
 SHOWN_S = 90.0
 """Seconds until another node shows a new file: NFS may keep a listing for 60 s."""
-
-
-# -- how verl loads the plug-in ------------------------------------------------------------------
 
 
 def attached_by() -> str | None:
@@ -81,7 +73,7 @@ def attached_by() -> str | None:
     return MODULES_VARIABLE if PLUGIN in os.environ.get(MODULES_VARIABLE, "").split(",") else None
 
 
-# -- from the launcher process into Ray's workers ------------------------------------------------
+# -- from the launcher process to the process that trains ----------------------------------------
 
 
 def reach_next_ray() -> None:
@@ -109,38 +101,9 @@ def runtime_env(given: dict[str, Any] | None) -> dict[str, Any]:
     return env
 
 
-def reach_running_ray(ray: Any) -> None:
-    """Publish the job in a Ray that runs already, started by the user or by an earlier job.
-
-    Raises
-    ------
-    NotInstalledError
-        Some node's workers do not load the plug-in, and what they load cannot be changed any more.
-    """
-    unreached = unreached_nodes(answers(ray, ask_nodes(ray, attached_by), PROBE_S))
-    if unreached:
-        raise plugin_not_loaded("Ray was started before this job", unreached)
+def reach_running_ray() -> None:
+    """Publish the job in a Ray that runs already, started by the user or by an earlier job."""
     _put(_JOB_KEY, json.dumps(_job_variables()))
-
-
-def unreached_nodes(by_node: Mapping[str, Any]) -> list[str]:
-    """The nodes whose workers do not load the plug-in, by what :func:`attached_by` answered there.
-
-    A node that gives no answer may be about to leave; one that cannot import rlskip is unreached.
-    """
-    return [
-        node
-        for node, way in by_node.items()
-        if way is None or (isinstance(way, Unanswered) and way.lacks_rlskip)
-    ]
-
-
-def plugin_not_loaded(which_ray: str, nodes: Sequence[str]) -> NotInstalledError:
-    return NotInstalledError(
-        f"{which_ray}, and its workers do not load rlskip's plug-in on {', '.join(nodes)}",
-        MODULES_VARIABLE,
-        f"start Ray with {MODULES_VARIABLE}={PLUGIN} in its environment, or let verl start Ray",
-    )
 
 
 def running_ray() -> Any:
@@ -149,7 +112,36 @@ def running_ray() -> Any:
     return ray if ray is not None and ray.is_initialized() else None
 
 
-# -- from the process that trains back to the launcher -------------------------------------------
+def leave_token(dump_dir: str, who: str = _TOKEN) -> bool:
+    """Write a token of the job, for another process to see that `dump_dir` is the same there.
+
+    False where it cannot be written; then nobody should look.
+    """
+    try:
+        records.acknowledge(dump_dir, who)
+    except OSError:
+        return False
+    return True
+
+
+def refuse_unshared(key: str, dump_dir: str, job: str, host: str, who: str = _TOKEN) -> None:
+    """Raise :class:`ConfigError` naming `key` unless the token of `job` is in `dump_dir` here, too.
+
+    `host` is where :func:`leave_token` wrote it.
+    """
+    deadline = time.monotonic() + SHOWN_S
+    while not records.acknowledged(dump_dir, who, job):
+        if time.monotonic() > deadline:
+            here = socket.gethostname()
+            raise ConfigError(
+                f"it is not shared: on {host} and on {here} {dump_dir} is another directory",
+                key,
+                "name a directory that all nodes share: skip.dump_dir=/shared/dumps",
+            )
+        time.sleep(0.1)
+
+
+# -- in the process that trains, and back --------------------------------------------------------
 
 
 def find_job() -> None:
@@ -160,30 +152,28 @@ def find_job() -> None:
 
 
 def acknowledge(role: str, dump_dir: str) -> None:
-    """In the process that trains: record below `dump_dir` and in Ray that `role` is on.
+    """In the process that trains: record below `dump_dir` or in Ray that `role` is on.
 
     Raises
     ------
     ConfigError
-        Neither is possible, so the launcher process would end the run.
+        It is not the launcher process's `dump_dir`; or nothing can be recorded, so that the
+        launcher process would not know.
     """
-    failed = None
+    key = f"skip.{role}.dump_dir"
+    if host := os.environ.get(TOKEN_VARIABLE):
+        refuse_unshared(key, dump_dir, records.job_id(), host)
     try:
-        records.acknowledge(dump_dir, role, host="verl", by=attached_by())
-    except OSError as error:
-        failed = error
-    facts = {"dump_dir": str(dump_dir), "host": socket.gethostname(), "written": failed is None}
-    in_ray = _put(f"{records.job_id()}/{role}", json.dumps(facts))
-    if failed is None:
-        return
-    if not in_ray:
-        raise ConfigError(
-            f"the acknowledgement cannot be written, nor sent, as Ray is not running: {failed}",
-            f"skip.{role}.dump_dir={dump_dir}",
-            "name a directory that can be written",
-        ) from failed
-    # Dumps can still be read there. Each one that cannot be written costs a warning.
-    log.warning("rlskip: %s cannot be written: %s", dump_dir, failed)
+        records.acknowledge(dump_dir, role, by=attached_by())
+    except OSError as failed:
+        if not _put(f"{records.job_id()}/{role}", "1"):
+            raise ConfigError(
+                f"the acknowledgement cannot be written, nor sent, as Ray is not running: {failed}",
+                f"{key}={dump_dir}",
+                "name a directory that can be written",
+            ) from failed
+        # Dumps can still be read there. Each one that cannot be written costs a warning.
+        log.warning("rlskip: %s cannot be written: %s", dump_dir, failed)
 
 
 def is_acknowledged(job: str, dump_dirs: Mapping[str, str]) -> bool:
@@ -192,38 +182,16 @@ def is_acknowledged(job: str, dump_dirs: Mapping[str, str]) -> bool:
     `dump_dirs` holds the ``dump_dir`` of each enabled role.
     """
     return any(
-        _get(f"{job}/{role}") is not None or records.acknowledged(dump_dir, role, job)
+        records.acknowledged(dump_dir, role, job) or _get(f"{job}/{role}") is not None
         for role, dump_dir in dump_dirs.items()
     )
-
-
-def unshared(job: str, dump_dirs: Mapping[str, str]) -> ConfigError | None:
-    """In the launcher process: the error of a dump_dir that is another one where the job trains.
-
-    There the process that trains has written an acknowledgement that cannot be seen here.
-    """
-    deadline = time.monotonic() + SHOWN_S
-    for role, dump_dir in dump_dirs.items():
-        value = _get(f"{job}/{role}")
-        there = json.loads(value) if value is not None else {"written": False}
-        while there["written"] and not records.acknowledged(dump_dir, role, job):
-            if time.monotonic() > deadline:
-                return ConfigError(
-                    f"it is not shared: the process that trains, on {there['host']}, has its dumps "
-                    f"in {there['dump_dir']}, and {dump_dir} on {socket.gethostname()} is another "
-                    "directory",
-                    f"skip.{role}.dump_dir",
-                    "name a directory that all nodes share: skip.dump_dir=/shared/dumps",
-                )
-            time.sleep(0.1)
-    return None
 
 
 # -- details ---------------------------------------------------------------------------------
 
 
 def _job_variables() -> dict[str, str]:
-    names = (records.JOB_VARIABLE, DIRECTORY_VARIABLE, ORIGIN_VARIABLE)
+    names = (records.JOB_VARIABLE, DIRECTORY_VARIABLE, ORIGIN_VARIABLE, TOKEN_VARIABLE)
     return {name: os.environ[name] for name in names if name in os.environ}
 
 

@@ -16,8 +16,10 @@ What verl's own checkpoint restores, its queue and unfinished prompts, is verl's
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
-from pathlib import Path
+import socket
+from collections.abc import Callable
 from typing import Any
 
 from omegaconf import DictConfig
@@ -29,14 +31,13 @@ from rlskip.config.replay import ReplayConfig
 from rlskip.config.settings import read_skip
 from rlskip.config.steps import compact
 from rlskip.dispatch.resume import Journals, journal_identity
-from rlskip.errors import ConfigError
 from rlskip.hosts.verl.config_keys import Values, values_of
 from rlskip.hosts.verl.fields import NEEDED
-from rlskip.hosts.verl.handshake import PROBE_S, running_ray
+from rlskip.hosts.verl.handshake import leave_token, refuse_unshared
 from rlskip.hosts.verl.names import MANAGER_KEY, MODE_KEY, SAMPLER_KEY
 from rlskip.hosts.verl.supported_versions import verl_version
 from rlskip.hosts.verl.trainer_config import JOURNALED, V1Settings
-from rlskip.jobs.nodes import nodes_without
+from rlskip.jobs.records import job_id
 from rlskip.queue import TrajectoryQueue
 from rlskip.skip import SkipManager
 from rlskip.skip.rollout_tq import GroupRole
@@ -46,6 +47,7 @@ from rlskip.store.layout import journaled_steps
 log = logging.getLogger(__name__)
 
 _ROLE = "rollout_tq"
+_JOURNAL = "journal"  # the name of the token that workers look for
 
 # Those of the trainer in this process.
 _journals: Journals | None = None
@@ -54,18 +56,12 @@ _journals: Journals | None = None
 def start_journals(
     config: DictConfig, settings: V1Settings, queue: TrajectoryQueue
 ) -> Journals | None:
-    """The journals of the run; None if it has none.
-
-    Raises
-    ------
-    ConfigError
-        A node of Ray, where workers may run, does not share their directory.
-    """
+    """The journals of the run; None if it has none."""
     global _journals
     _journals = None
     if settings.dispatch.journal:
         role = _role_of(config)
-        _refuse_unshared(role.dumps.directory)
+        leave_token(str(role.local_config.dump_dir), _JOURNAL)
         identity = journal_identity(journaled_as(role, config), settings.dispatch)
         verl = values_of(config)
         sync = verl[MODE_KEY] == "sync"
@@ -123,16 +119,14 @@ def _role_of(config: DictConfig) -> GroupRole:
     return GroupRole(_ROLE, on.roles[_ROLE], on.facts)
 
 
-def _refuse_unshared(directory: Path) -> None:
-    """Ray may place the workers, which write the journals, on any node."""
-    if (ray := running_ray()) is not None and (nodes := nodes_without(ray, directory, PROBE_S)):
-        raise ConfigError(
-            "it is not shared: the agent-loop workers write journals (dispatch.journal) in "
-            f"{directory}, which is another directory on {', '.join(nodes)}",
-            f"skip.{_ROLE}.dump_dir",
-            "name a directory that all nodes share: skip.dump_dir=/shared/dumps; or give up the "
-            "journals: dispatch.journal=false",
-        )
+def sharing(config: DictConfig) -> Callable[[], None]:
+    """What each worker that journals calls first, wherever Ray has placed it.
+
+    It raises :class:`ConfigError` where the directory is another one than in this process.
+    """
+    dump_dir = str(_role_of(config).local_config.dump_dir)
+    key, here = f"skip.{_ROLE}.dump_dir (dispatch.journal)", socket.gethostname()
+    return functools.partial(refuse_unshared, key, dump_dir, job_id(), here, _JOURNAL)
 
 
 def _max_span(verl: Values, replay: ReplayConfig) -> int | None:

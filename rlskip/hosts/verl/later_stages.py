@@ -11,13 +11,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rlskip._wrap import Seams, around
+from rlskip._wrap import around
 from rlskip.config.check import Problem, leaves, look_up
 from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import SKIP_REGISTRY, VALIDATION_ROLE
 from rlskip.errors import ConfigError
 from rlskip.hosts.verl.config_keys import Values, values_of
-from rlskip.hosts.verl.names import SCORES, V0_TRAINER, V1_TRAINER
+from rlskip.hosts.verl.names import REWARD_LOOP, SCORES, V0_TRAINER, V1_TRAINER
+from rlskip.hosts.verl.seams import LATER_STAGES, seams
 from rlskip.skip import SkipManager
 from rlskip.skip.arguments import ALL
 
@@ -26,7 +27,6 @@ log = logging.getLogger(__name__)
 REF = "ref"
 REWARD = "reward"
 
-_LOOP = "verl.experimental.reward_loop.reward_loop:RewardLoopManager"
 _MODEL = "actor_rollout_ref.model"
 _PRECISION = tuple(
     f"{engine}.{name}"
@@ -55,9 +55,6 @@ _ROWS = ("input_ids", "position_ids", "prompts", "responses", "raw_prompt")
 _left_out: set[str] = set()
 _loaded: dict[str, Mapping[str, Any]] = {}
 _validating = False
-# Those that this release of verl does not have matter only if a role is on.
-_seams = Seams(__name__, optional=True)
-attach = _seams.attach
 
 
 # -- what the config says ----------------------------------------------------------------------
@@ -165,8 +162,8 @@ def adapt(settings: SkipSettings) -> None:
     """
     facts, roles = settings.facts, settings.roles
     _loaded.clear()
-    if _seams.missing and roles.keys() & {REF, REWARD}:
-        raise _seams.missing[0]
+    if roles.keys() & {REF, REWARD}:
+        seams.require(LATER_STAGES)
     for role in roles.keys() & {REF, REWARD}:
         local = roles[role]
         local.drop_fields = [name for name in local.drop_fields or () if name != SCORES]
@@ -228,7 +225,7 @@ def _drop_reference(mapping: dict[Any, Any]) -> None:
         mapping[type(role).ActorRollout] = mapping.pop(role)
 
 
-@_seams.around(f"{V1_TRAINER}._init_resource_pool_mgr")
+@seams.around(f"{V1_TRAINER}._init_resource_pool_mgr")
 def _mapping_roles(init: Callable[..., None], self: Any) -> None:
     """V1 loads no reference model if the run needs none."""
     init(self)
@@ -237,7 +234,7 @@ def _mapping_roles(init: Callable[..., None], self: Any) -> None:
         _drop_reference(self.mapping)  # the pool manager's own
 
 
-@_seams.around(f"{_LOOP}.__init__")
+@seams.around(f"{REWARD_LOOP}.__init__")
 def _making_judge(
     init: Callable[..., None], self: Any, config: Any, *args: Any, **kwargs: Any
 ) -> None:
@@ -253,7 +250,7 @@ def _making_judge(
 # -- the stages --------------------------------------------------------------------------------
 
 
-@_seams.around(f"{V0_TRAINER}._validate", f"{V1_TRAINER}._validate")
+@seams.around(f"{V0_TRAINER}._validate", f"{V1_TRAINER}._validate")
 def _validation(validate: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """Validation is scored by a stage only where it is replayed (``skip.validation=replay``)."""
     global _validating
@@ -276,7 +273,7 @@ def _annotated(role: str, prompts: Any) -> Callable[[Callable[..., Any]], Callab
     )
 
 
-@_seams.decorated(f"{V0_TRAINER}._compute_ref_log_prob")
+@seams.decorated(f"{V0_TRAINER}._compute_ref_log_prob")
 def _computing_ref(compute: Callable[..., Any]) -> Callable[..., Any]:
     def tokens(self: Any, batch: Any) -> dict[str, Any]:
         return {**_some(batch.batch, _TOKENS), **_some(batch.non_tensor_batch, _IMAGES)}
@@ -284,7 +281,7 @@ def _computing_ref(compute: Callable[..., Any]) -> Callable[..., Any]:
     return _annotated(REF, tokens)(compute)
 
 
-@_seams.decorated(f"{V1_TRAINER}._compute_ref_log_prob")
+@seams.decorated(f"{V1_TRAINER}._compute_ref_log_prob")
 def _computing_ref_v1(compute: Callable[..., Any]) -> Callable[..., Any]:
     """V1's rows are read from and written to TransferQueue."""
 
@@ -315,7 +312,7 @@ def _rows_of(batch: Any, fields: Collection[str]) -> Any:
     )
 
 
-@_seams.decorated(f"{_LOOP}.compute_rm_score")
+@seams.decorated(f"{REWARD_LOOP}.compute_rm_score")
 def _scoring(compute: Callable[..., Any]) -> Callable[..., Any]:
     """The trainers call it where a reward model shares the rollouts' GPUs.
 

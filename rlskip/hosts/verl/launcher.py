@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import copy
-import logging
 import os
-import signal
+import socket
 import sys
-import threading
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from hydra.core.utils import JobStatus
 
 from rlskip.config.settings import SkipSettings
-from rlskip.errors import ConfigError, NotInstalledError, RlskipError
+from rlskip.errors import NotInstalledError
 from rlskip.hosts.verl.handshake import (
     attached_by,
     is_acknowledged,
-    plugin_not_loaded,
+    leave_token,
     reach_next_ray,
     reach_running_ray,
     running_ray,
-    unreached_nodes,
-    unshared,
 )
 from rlskip.hosts.verl.names import (
     MODULES_VARIABLE,
@@ -32,7 +27,7 @@ from rlskip.hosts.verl.names import (
     PLUGIN,
     PLUGINS_VARIABLE,
     RAY_HOOK_VARIABLE,
-    WAIT_VARIABLE,
+    TOKEN_VARIABLE,
 )
 from rlskip.hosts.verl.supported_versions import (
     is_old_release,
@@ -41,107 +36,55 @@ from rlskip.hosts.verl.supported_versions import (
     warn_of_new_release,
 )
 from rlskip.hosts.verl.trainer_config import judge
-from rlskip.jobs.nodes import Unanswered, answers, ask_nodes
 from rlskip.jobs.records import FOLDER, JOB_VARIABLE
 
-log = logging.getLogger(__name__)
-
-_WAIT_S = 3600.0
-_POLL_S = 2.0
-_CHANGED = (MODULES_VARIABLE, RAY_HOOK_VARIABLE, NEXT_HOOK_VARIABLE)
+# A key of the options that verl's own skip manager does not know.
+_PROVIDER = "provider"
+_CHANGED = (MODULES_VARIABLE, RAY_HOOK_VARIABLE, NEXT_HOOK_VARIABLE, TOKEN_VARIABLE)
 
 
 class _Job:
-    """The job under way: the environment to restore, the acknowledgement to wait for."""
+    """The job under way: the environment to restore, the acknowledgement to look for."""
 
     def __init__(self, dump_dirs: Mapping[str, str]) -> None:
         self.found_ray = running_ray() is not None
         self._name = os.environ[JOB_VARIABLE]
         self._dump_dirs = dict(dump_dirs)
-        self._acknowledged = False
-        self._reached = self.found_ray  # then the nodes were asked before the job
-        self._asked: dict[str, Any] = {}  # the references to the nodes' answers
-        self._ended = threading.Event()
         self._environ = {name: os.environ.get(name) for name in _CHANGED}
+        left = [leave_token(dump_dir) for dump_dir in set(dump_dirs.values())]
+        if all(left):  # else the process that trains must not look for it
+            os.environ[TOKEN_VARIABLE] = socket.gethostname()
 
-    def is_acknowledged(self) -> bool:
-        """Whether a process has acknowledged a role of this job.
+    def failure(self, error: BaseException | None) -> NotInstalledError | None:
+        """What the job failed of that it does not say itself; None where that is nothing.
 
-        Once true it stays true: Ray and its key-value store may be gone when the job ends.
+        `error` is what its task raised.
         """
-        self._acknowledged |= is_acknowledged(self._name, self._dump_dirs)
-        return self._acknowledged
-
-    def not_acknowledged(self) -> NotInstalledError:
         folders = {f"{dump_dir}/{FOLDER}/{self._name}" for dump_dir in self._dump_dirs.values()}
-        return NotInstalledError(
-            "skip is on, and no process of this job acknowledged it: nothing was skipped or cached",
-            ", ".join(sorted(folders)),
-            "either rlskip does not know this trainer, or its process does not load rlskip "
-            "(`rlskip doctor` reports what is active here)",
-        )
-
-    def watch(self, wait_s: float) -> None:
-        """End the run if nothing is acknowledged within `wait_s` seconds.
-
-        End it earlier if a node of the Ray that the job started does not load the plug-in, or if
-        the process that trains has its dumps in another directory.
-        """
-
-        def wait() -> None:
-            deadline = time.monotonic() + wait_s
-            while not self._ended.wait(min(_POLL_S, max(0.0, deadline - time.monotonic()))):
-                late = time.monotonic() >= deadline
-                after = ""
-                error: RlskipError | None
-                if nodes := self._unreached():
-                    error = plugin_not_loaded("The job started Ray", nodes)
-                elif self.is_acknowledged() and (late or self._reached or running_ray() is None):
-                    error = self.unshared()
-                elif late and not self._acknowledged:
-                    error = self.not_acknowledged()
-                    after = f" after {wait_s:g} s ({WAIT_VARIABLE})"
-                else:
-                    continue
-                if error is not None:
-                    _end_run(f"rlskip ends this run{after}: {error}")
-                return
-
-        threading.Thread(target=wait, name="rlskip-verl", daemon=True).start()
-
-    def unshared(self) -> ConfigError | None:
-        return unshared(self._name, self._dump_dirs)
-
-    def _unreached(self) -> list[str]:
-        """The nodes of the job's own Ray that answered that they do not load the plug-in."""
-        if self._reached or (ray := running_ray()) is None:
-            return []
-        try:
-            self._asked = self._asked or ask_nodes(ray, attached_by)
-            found = answers(ray, self._asked, 0)
-        except Exception as error:  # no verdict; a node without rlskip fails when it imports verl
-            log.debug("rlskip: no node could be asked: %s", error)
-            found = {}
-        self._reached = not any(isinstance(a, Unanswered) and a.is_late for a in found.values())
-        return unreached_nodes(found)
+        if error is None and not is_acknowledged(self._name, self._dump_dirs):
+            return NotInstalledError(
+                "skip is on, and no process of this job acknowledged it: nothing was skipped or "
+                "cached",
+                ", ".join(sorted(folders)),
+                "either rlskip does not know this trainer, or its process does not load rlskip "
+                "(`rlskip doctor` reports what is active here)",
+            )
+        if error is not None and all(word in str(error) for word in (_PROVIDER, "SkipManager")):
+            return NotInstalledError(
+                "the process that trains did not load rlskip's plug-in, and verl's own skip "
+                f"manager does not know {_PROVIDER!r}",
+                "skip.provider",
+                "install rlskip on every node; where Ray was started before this job, start it "
+                f"with {MODULES_VARIABLE}={PLUGIN} in its environment",
+            )
+        return None
 
     def end(self) -> None:
-        self._ended.set()
         for name, value in self._environ.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _end_run(message: str) -> None:
-    log.error("%s", message)
-    main = threading.main_thread().ident
-    assert main is not None
-    # SIGINT interrupts a blocking call, too, and ends the job as Ctrl-C does. A process that a
-    # script starts with `&` ignores SIGINT.
-    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    signal.pthread_kill(main, signal.SIGTERM if ignored else signal.SIGINT)
 
 
 _job: _Job | None = None
@@ -181,15 +124,14 @@ def before_job(settings: SkipSettings) -> None:
     before_ray(settings)
     job = _Job({role: str(local.dump_dir) for role, local in settings.roles.items()})
     if job.found_ray:
-        reach_running_ray(running_ray())
+        reach_running_ray()
     else:
         reach_next_ray()
-    job.watch(float(os.environ.get(WAIT_VARIABLE, _WAIT_S)))
     _job = job
 
 
 def after_job(job_return: Any, consulted: bool, one_of_many: bool) -> None:
-    """Fail a completed job that no process acknowledged, or that trained with another dump_dir.
+    """Fail a completed job that no process acknowledged, and say of a failed one what it lacked.
 
     Parameters
     ----------
@@ -206,13 +148,12 @@ def after_job(job_return: Any, consulted: bool, one_of_many: bool) -> None:
     if job is None:
         return
     job.end()
-    if job_return.status == JobStatus.COMPLETED and not consulted:
-        error: RlskipError | None = job.unshared()
-        if error is None and not job.is_acknowledged():
-            error = job.not_acknowledged()
-        if error is not None:
-            job_return.status = JobStatus.FAILED
-            job_return.return_value = error
+    completed = job_return.status == JobStatus.COMPLETED
+    raised = None if completed else job_return._return_value
+    if not (completed and consulted) and (error := job.failure(raised)) is not None:
+        error.__cause__ = raised
+        job_return.status = JobStatus.FAILED
+        job_return.return_value = error
     if one_of_many and not job.found_ray and (ray := running_ray()) is not None:
         ray.shutdown()
 

@@ -10,8 +10,8 @@ PLUGIN_GROUP = "verl.plugins"
 MODULES_VARIABLE = "VERL_USE_EXTERNAL_MODULES"
 PLUGINS_VARIABLE = "VERL_USE_EXTERNAL_PLUGINS"
 
-#: Seconds the launcher process waits for an acknowledgement, counted from the job's start.
-WAIT_VARIABLE = "RLSKIP_ATTACH_TIMEOUT_S"
+#: The host on which the launcher process left a token in each dump_dir.
+TOKEN_VARIABLE = "RLSKIP_TOKEN_FROM"
 
 #: Ray's variable for a hook that edits the runtime environment, and ours for the hook it replaces.
 RAY_HOOK_VARIABLE = "RAY_RUNTIME_ENV_HOOK"
@@ -24,6 +24,9 @@ FULLY_ASYNC = "verl.experimental.fully_async_policy.fully_async_rollouter"
 SERVERS = "verl.workers.rollout.llm_server"
 SKIP_MANAGER = "verl.utils.skip.skip_manager"
 V1 = "verl.trainer.ppo.v1"
+V1_BUFFER = f"{V1}.replay_buffer:ReplayBuffer"
+V1_MANAGER = f"{V1}.agent_loop_tq:AgentLoopManagerTQ"
+REWARD_LOOP = "verl.experimental.reward_loop.reward_loop:RewardLoopManager"
 ONE_STEP_OFF = "verl.experimental.one_step_off_policy.main_ppo"
 FULLY_ASYNC_MAIN = "verl.experimental.fully_async_policy.fully_async_main"
 

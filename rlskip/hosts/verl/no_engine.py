@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from rlskip._wrap import Seams, around, when_imported
+from rlskip._wrap import around
 from rlskip.batch.meta import is_validation, meta_of
 from rlskip.config.check import look_up
 from rlskip.errors import NoEngineError
 from rlskip.hosts.verl.names import AGENT_LOOP, SERVERS
+from rlskip.hosts.verl.seams import NO_ENGINE as FEATURE
+from rlskip.hosts.verl.seams import seams
 
 NO_ENGINE = "rlskip_no_engine"
 
@@ -39,10 +40,6 @@ _CHOSEN = {
 _CHOSEN_IN_V1 = {"agent.agent_loop_manager_class": None}
 
 
-# Those that this release of verl does not have matter only if the engine is left out.
-_seams = Seams(__name__, optional=True)
-
-
 def choose(config: DictConfig) -> None:
     """Change verl's config, in place, so that no engine is started.
 
@@ -51,8 +48,7 @@ def choose(config: DictConfig) -> None:
     AttachError
         This release of verl does not have the seams.
     """
-    if _seams.missing:
-        raise _seams.missing[0]
+    seams.require(FEATURE)
     chosen = {**_CHOSEN, **(_CHOSEN_IN_V1 if look_up(config, "trainer.use_v1") else {})}
     with open_dict(config):
         for key, value in chosen.items():
@@ -65,19 +61,14 @@ def is_chosen(config: Any) -> bool:
     return bool(look_up(config, f"{_ROLLOUT}.name") == NO_ENGINE)
 
 
-def attach() -> None:
-    """Register and wrap what is needed when verl imports it. Imports nothing of verl."""
-    when_imported("verl.workers.rollout.base", _register_rollout)
-    when_imported("verl.workers.rollout.replica", _register_replica)
-    _seams.attach()
-
-
-def _register_rollout(module: ModuleType) -> None:
+@seams.on_import("verl.workers.rollout.base:_ROLLOUT_REGISTRY")
+def _register_rollout(registry: Any) -> None:
     """The actor's workers get a rollout that keeps nothing and takes no weights."""
-    module._ROLLOUT_REGISTRY[(NO_ENGINE, "async")] = f"{__name__}_classes.NoRollout"
+    registry[(NO_ENGINE, "async")] = f"{__name__}_classes.NoRollout"
 
 
-def _register_replica(module: ModuleType) -> None:
+@seams.on_import("verl.workers.rollout.replica:RolloutReplicaRegistry.register")
+def _register_replica(register: Any) -> None:
     """Replicas whose ``launch_servers`` starts nothing."""
 
     def load() -> Any:
@@ -85,13 +76,13 @@ def _register_replica(module: ModuleType) -> None:
 
         return NoReplica
 
-    module.RolloutReplicaRegistry.register(NO_ENGINE, load)
+    register(NO_ENGINE, load)
 
 
 # -- the seams -----------------------------------------------------------------------------
 
 
-@_seams.around(f"{SERVERS}:LLMServerManager._init_global_load_balancer")
+@seams.around(f"{SERVERS}:LLMServerManager._init_global_load_balancer")
 async def _balancing(start: Callable[..., Any], self: Any) -> None:
     """No actor, because there are no servers."""
     if is_chosen(self.config):
@@ -100,7 +91,7 @@ async def _balancing(start: Callable[..., Any], self: Any) -> None:
         await start(self)
 
 
-@_seams.around(f"{AGENT_LOOP}:AgentLoopManager._init_agent_loop_workers")
+@seams.around(f"{AGENT_LOOP}:AgentLoopManager._init_agent_loop_workers")
 async def _making_workers(start: Callable[..., Any], self: Any) -> None:
     if is_chosen(self.config):
         self.agent_loop_workers = []
@@ -108,7 +99,7 @@ async def _making_workers(start: Callable[..., Any], self: Any) -> None:
         await start(self)
 
 
-@_seams.decorated("verl.checkpoint_engine.base:CheckpointEngineManager.update_weights")
+@seams.decorated("verl.checkpoint_engine.base:CheckpointEngineManager.update_weights")
 def _syncing(update: Callable[..., Any]) -> Callable[..., Any]:
     """Nothing is sent: FSDP1 and LoRA would gather weights."""
     from verl.utils.ray_utils import auto_await
@@ -122,7 +113,7 @@ def _syncing(update: Callable[..., Any]) -> Callable[..., Any]:
     return auto_await(syncing(inspect.unwrap(update)))  # type: ignore[no-any-return]
 
 
-@_seams.around(f"{SERVERS}:LLMServerClient._acquire_server")
+@seams.around(f"{SERVERS}:LLMServerClient._acquire_server")
 async def _acquiring(acquire: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     if is_chosen(self.config):
         raise NoEngineError.of("a request is sent to it")

@@ -8,10 +8,11 @@ import os
 import sys
 
 try:
-    from rlskip.hosts.verl import later_stages, no_engine, stages, trainer, v1
+    # The modules that declare what runs in a seam's place.
+    from rlskip.hosts.verl import later_stages, no_engine, stages, trainer, v1  # noqa: F401
+    from rlskip.hosts.verl.seams import seams
 
-    for module in (trainer, v1, no_engine, later_stages, stages):
-        module.attach()
+    seams.attach()
 except Exception as error:
     print(f"rlskip could not attach to verl: {type(error).__name__}: {error}", file=sys.stderr)
     if "RLSKIP_JOB" in os.environ:

@@ -7,6 +7,7 @@ verl dispatches prompts to its agent-loop workers, and a worker runs all session
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import transfer_queue
@@ -20,7 +21,7 @@ from rlskip.dispatch.pools import Unjournaled
 from rlskip.dispatch.resume import WorkerJournal
 from rlskip.dispatch.timeouts import write_seconds
 from rlskip.hosts.verl.attempt_keys import AttemptKeys, Running, running
-from rlskip.hosts.verl.journals import start_journals
+from rlskip.hosts.verl.journals import sharing, start_journals
 from rlskip.hosts.verl.run_queue import run_queue
 from rlskip.hosts.verl.v1 import trainer_settings
 
@@ -34,7 +35,15 @@ class SessionWorker(_VerlWorker):
     Where there is a `journal`, it journals them before.
     """
 
-    def __init__(self, *args: Any, journal: WorkerJournal | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        journal: WorkerJournal | None = None,
+        shares: Callable[[], None] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if journal is not None and shares is not None:
+            shares()
         super().__init__(*args, **kwargs)
         agent_loop_tq.tq = AttemptKeys(transfer_queue, journal)
 
@@ -80,6 +89,7 @@ class SessionManager(AgentLoopManagerTQ):
             self.teacher_client,
             self.reward_loop_worker_handles,
             journal=None if journals is None else journals.of_worker(write_seconds(dispatch)),
+            shares=None if journals is None else sharing(self.config),
         )
         pool = RayPool(worker, dispatch.workers or 1)
         self.dispatcher = RolloutDispatcher(pool, run_queue(), dispatch, journals=journals)

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from rlskip import stages
-from rlskip._wrap import Seams
 from rlskip.config.record import RecordConfig, read_record_of
 from rlskip.hosts.verl.names import RAY_TRAINER, V0_TRAINER, V1_TRAINER
+from rlskip.hosts.verl.seams import seams
+from rlskip.skip import SkipManager
 
 #: verl's fields in the order in which a step computes them, by the names that all hosts share.
 FIELDS = {
@@ -30,11 +31,7 @@ _ROWS = ("prompts", "responses", "response_mask")
 _OF_THE_MACHINE = ("timing", "perf/", "memory", "throughput", "training/")
 
 
-_seams = Seams(__name__, optional=True)
-attach = _seams.attach
-
-
-@_seams.around(f"{V0_TRAINER}.fit", f"{V1_TRAINER}.fit")
+@seams.around(f"{V0_TRAINER}.fit", f"{V1_TRAINER}.fit")
 def _fitting(fit: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """Recording starts, by the trainer's config and its count of steps.
 
@@ -48,7 +45,7 @@ def _fitting(fit: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> A
         stages.stop()
 
 
-@_seams.around(f"{RAY_TRAINER}:compute_advantage")
+@seams.around(f"{RAY_TRAINER}:compute_advantage")
 def _computing_advantage(compute: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:
     """It is the first place that sees all of a batch: scores, rewards, log-probs, advantages."""
     result = compute(data, *args, **kwargs)
@@ -58,7 +55,7 @@ def _computing_advantage(compute: Callable[..., Any], data: Any, *args: Any, **k
     return result
 
 
-@_seams.around(f"{V1_TRAINER}._compute_advantage")
+@seams.around(f"{V1_TRAINER}._compute_advantage")
 def _computing_advantage_v1(
     compute: Callable[..., Any], self: Any, batch: Any, *args: Any, **kwargs: Any
 ) -> Any:
@@ -83,9 +80,9 @@ def _record(fields: Any, rows: Any) -> None:
         stages.record(name, value, rows=rows)
 
 
-@_seams.around("verl.utils.tracking:Tracking.log")
+@seams.around("verl.utils.tracking:Tracking.log")
 def _logging(log: Callable[..., Any], self: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
-    """The step's metrics, among them what the workers returned."""
+    """The step's metrics, among them what the workers returned, and what was replayed."""
     if stages.directory() is not None:
         stages.record("metrics", stages.comparable(data, _OF_THE_MACHINE))
-    return log(self, data, *args, **kwargs)
+    return log(self, {**data, **SkipManager.logged()}, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""verl in the process that trains: where the config arrives, and where V0's rollouts pass.
+"""verl in the process that trains: its skip manager, whose decorators become rlskip's, and V0.
 
 The V1 trainer's seams are in :mod:`rlskip.hosts.verl.v1`.
 """
@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
 
-from rlskip._wrap import Seams, around, when_imported
+from rlskip._wrap import around
 from rlskip.batch.meta import is_validation
 from rlskip.config.application import application_facts
-from rlskip.config.check import look_up
+from rlskip.config.check import look_up, raise_all
 from rlskip.config.facts import HostFacts
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import VALIDATION_ROLE
@@ -33,17 +32,22 @@ from rlskip.hosts.verl.names import AGENT_LOOP, SCORES, SKIP_MANAGER, V0_TRAINER
 from rlskip.hosts.verl.no_engine import refuse_to_generate
 from rlskip.hosts.verl.preflight import before_workers
 from rlskip.hosts.verl.run_queue import run_queue
+from rlskip.hosts.verl.seams import VALIDATION, seams
 from rlskip.hosts.verl.supported_versions import refuse_old_release
+from rlskip.hosts.verl.trainer_config import idle_nodes
 from rlskip.jobs.records import job_id
 from rlskip.skip import SkipManager
 from rlskip.skip.arguments import ALL
 
 log = logging.getLogger(__name__)
 
-_seams = Seams(__name__)
+_MANAGER = f"{SKIP_MANAGER}:SkipManager"
 
 # The config that is installed in this process.
 _installed: Any = None
+
+# The roles whose seams were named because this trainer does not call them.
+_named: set[str] = set()
 
 # Fields of a rollout that are not its agent loop's.
 _NOT_OF_THE_LOOP = ("__num_turns__", "multi_modal_inputs", "reward_extra_info")
@@ -57,12 +61,6 @@ _trainer: weakref.ref[Any] | None = None
 _set_here: int | None = None
 
 
-def attach() -> None:
-    """Wrap the seams when verl imports their modules. Imports nothing of verl."""
-    _seams.attach()
-    when_imported(SKIP_MANAGER, _replace_manager)
-
-
 def begin(config: Any) -> SkipSettings:
     """Switch on, in this process, the roles that a run's config enables, and acknowledge them.
 
@@ -70,6 +68,8 @@ def begin(config: Any) -> SkipSettings:
 
     Raises
     ------
+    AttachError
+        A feature is asked for that this release of verl has no seam for.
     ConfigError
         Names every problem of the `skip` node, or the acknowledgement cannot be written.
     """
@@ -85,13 +85,19 @@ def begin(config: Any) -> SkipSettings:
     if settings.roles:  # before_workers knows the steps better
         settings = settings.complete(attrs.evolve(application_facts(config), steps=()))
         adapt(settings)
+        if {VALIDATION_ROLE, "rollout_tq"} <= settings.roles.keys():
+            seams.require(VALIDATION)
     SkipManager.init(settings)
+    SkipManager.count_rollouts()
     if SkipManager.skip_instances:
         refuse_old_release()
+        for feature, lacks in seams.off().items():
+            log.warning("rlskip: this verl has no %s: off is %s", lacks, feature)
     for role, skip in SkipManager.skip_instances.items():
         acknowledge(role, skip.local_config.dump_dir)
         log.info("rlskip: in charge of role %s in process %d, job %s", role, os.getpid(), job_id())
     _installed = config
+    _named.clear()
     return settings
 
 
@@ -108,41 +114,81 @@ def next_step(step: int) -> None:
     for role, skip in SkipManager.skip_instances.items():
         if before is None or skip.support_online_step or skip.serves_validation:
             continue
-        if before in skip.local_config.steps and not SkipManager.was_called(role):
+        if before not in skip.local_config.steps:
+            continue
+        uncalled = [f"{seam.target} (rlskip {seam.purpose})" for seam in seams.uncalled(role)]
+        if not SkipManager.was_called(role):
             raise NotInstalledError(
                 f"the role is on, and no stage called it in step {before}: nothing is skipped or "
-                "cached",
+                "cached" + "; this trainer does not call " * bool(uncalled) + ", ".join(uncalled),
                 f"skip.{role}",
                 "does this trainer have that role? Your own agent_loop_manager_class needs "
                 f"SkipManager.annotate(role={role!r})",
             )
+        if uncalled and role not in _named:
+            _named.add(role)
+            log.warning(
+                "rlskip: role %s: not called up to step %d, so rlskip does nothing there: %s",
+                role, before, ", ".join(uncalled),
+            )  # fmt: skip
     SkipManager.set_step(step)
 
 
-# -- the seams -----------------------------------------------------------------------------
+# -- verl's manager, which its trainers call; its own roles stay off ---------------------------
+
+#: What becomes of verl's own stages, by their role. Any other is a stage like the user's.
+STAGES: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {}
 
 
-@_seams.around(f"{AGENT_LOOP}:AgentLoopManager.__init__")
-def _beginning(
-    init: Callable[..., None], self: Any, config: Any, *args: Any, **kwargs: Any
-) -> None:
-    """It gets the whole config, in every trainer."""
+@seams.around(f"{_MANAGER}.init")
+def _initializing(_: Callable[..., None], theirs: Any, config: Any) -> None:
     begin(config)
-    if "rollout" in SkipManager.skip_instances:
-        _check_manager(type(self))
-    init(self, config, *args, **kwargs)
+    theirs.skip_instances = {}
 
 
-def _check_manager(manager: type) -> None:
-    """Warn if `manager` generates rollouts without passing through the wrapped method."""
-    base = next(c for c in manager.__mro__ if c.__module__ == AGENT_LOOP)
-    if manager.generate_sequences is base.generate_sequences:  # type: ignore[attr-defined]
-        return
-    log.warning(
-        "rlskip: %s overrides generate_sequences: rollouts are skipped only if the override calls "
-        "AgentLoopManager's method, or is decorated with SkipManager.annotate(role='rollout')",
-        manager.__qualname__,
-    )
+@seams.around(f"{_MANAGER}.set_step")
+def _setting_step(set_step: Callable[..., None], theirs: Any, step: int) -> None:
+    next_step(step)
+    set_step(theirs, step)
+
+
+@seams.around(f"{_MANAGER}.annotate")
+def _annotating(_: Any, __: Any, role: str, **___: Any) -> Callable[[Any], Any]:
+    """verl's decorator; verl ignores further options.
+
+    It must be replaced before verl's modules use it: a seam that is decorated says so otherwise.
+    """
+
+    def decorate(stage: Callable[..., Any]) -> Callable[..., Any]:
+        target = f"{stage.__module__}:{stage.__qualname__}"
+        if target in seams.table and role in STAGES:
+            return seams.marked(target, STAGES[role](stage))  # type: ignore[no-any-return]
+        queue = {"queue": lambda *_, **__: run_queue()}
+        options: dict[str, Any] = queue if role == "rollout_tq" else {}
+        # Of what its object holds verl's config is compared.
+        return SkipManager.annotate(role, ignore=["self"], **options)(stage)
+
+    return decorate
+
+
+@seams.around(f"{_MANAGER}.annotate_tq")
+def _annotating_tq(_: Any, __: Any, role: str, phase: str) -> Callable[[Any], Any]:
+    """verl's decorator of V1's two halves.
+
+    What is under phase ``submit`` stays bare: its prompts pass `_submit_batch_to_rollout`, as
+    refills and the warm-up do, which verl decorates nowhere.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        target = f"{function.__module__}:{function.__qualname__}"
+        if phase != "sample" or target not in seams.table:
+            return function
+        return seams.marked(target, STAGES[role](function))  # type: ignore[no-any-return]
+
+    return decorate
+
+
+# -- V0 ----------------------------------------------------------------------------------------
 
 
 def rollout_stage(role: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -162,23 +208,21 @@ def lacking_now(rollouts: Any) -> list[str]:
     return lacking(_installed, rollouts)
 
 
-@_seams.decorated(f"{AGENT_LOOP}:AgentLoopManager.generate_sequences")
-def _rollout_stage(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A coroutine function under ``auto_await``, as verl's own, which inspects its caller.
+def _rollouts(generate: Callable[..., Any]) -> Callable[..., Any]:
+    """``AgentLoopManager.generate_sequences``, below verl's ``auto_await``.
 
     The V0 trainers call it once a step or, with dynamic sampling, several times (role
     ``rollout``), and for each batch of validation (role ``rollout_val``).
     """
-    from verl.utils.ray_utils import auto_await
 
     @around
     async def generating(generate: Callable[..., Any], self: Any, prompts: Any) -> Any:
         refuse_to_generate(getattr(self, "config", None), prompts)
         return await generate(self, prompts)
 
-    # Below auto_await, and below verl's own decorator.
-    generate = generating(inspect.unwrap(method))
-    stages = {role: rollout_stage(role)(generate) for role in ("rollout", VALIDATION_ROLE)}
+    stages = {
+        role: rollout_stage(role)(generating(generate)) for role in ("rollout", VALIDATION_ROLE)
+    }
 
     @functools.wraps(generate)
     async def generate_sequences(self: Any, prompts: Any) -> Any:
@@ -196,22 +240,41 @@ def _rollout_stage(method: Callable[..., Any]) -> Callable[..., Any]:
             await asyncio.to_thread(_score, self, fields, rollouts)
         return rollouts
 
-    return auto_await(generate_sequences)  # type: ignore[no-any-return]
+    return generate_sequences
 
 
-@_seams.around(f"{V0_TRAINER}.init_workers")
+STAGES["rollout"] = _rollouts
+STAGES["async_rollout"] = rollout_stage("async_rollout")
+
+
+@seams.around(f"{V0_TRAINER}.init_workers")
 def _making_workers(init: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
     """The number of steps is known. Trainers that never state the step count it in `self`."""
     global _trainer
     _trainer = weakref.ref(self)
     # The fully async application has two such trainers, and only one generates.
     if look_up(self.config, "async_training") is None:
+        raise_all(idle_nodes(self.config))
         begin(self.config)
         loader = getattr(self, "train_dataloader", None)
         per_epoch = None if loader is None else len(loader)
         before_workers(self.config, getattr(self, "total_training_steps", None), per_epoch)
     with without_reference(self):
         init(self, *args, **kwargs)
+    if "rollout" in SkipManager.skip_instances:
+        _check_manager(type(getattr(self, "async_rollout_manager", None)))
+
+
+def _check_manager(manager: type) -> None:
+    """Warn if `manager` generates rollouts without passing through verl's method."""
+    base = next((c for c in manager.__mro__ if c.__module__ == AGENT_LOOP), manager)
+    if getattr(manager, "generate_sequences", None) is getattr(base, "generate_sequences", None):
+        return
+    log.warning(
+        "rlskip: %s overrides generate_sequences: rollouts are skipped only if the override calls "
+        "AgentLoopManager's method, or is decorated with SkipManager.annotate(role='rollout')",
+        manager.__qualname__,
+    )
 
 
 def _set_step_of(prompts: Any) -> None:
@@ -290,34 +353,3 @@ def _of_the_loop(rollouts: Any, prompts: Mapping[str, Any]) -> Any:
     for i in range(len(sent)):
         sent[i] = {name: of[i] for name, of in own.items() if of[i] is not None}
     return sent
-
-
-def _replace_manager(module: ModuleType) -> None:
-    """Let verl's manager, which its trainers call, act for rlskip; its own roles stay off."""
-    theirs = module.SkipManager
-
-    def set_step(step: int) -> None:
-        next_step(step)
-        theirs.step = step
-
-    theirs.init = staticmethod(begin)
-    theirs.set_step = staticmethod(set_step)
-    theirs.annotate = staticmethod(_annotate)
-    theirs.skip_instances = {}
-
-
-def _annotate(role: str, **_: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """verl's decorator: the user's stage becomes one of rlskip's, as verl promises.
-
-    verl's own stages stay bare: the seams wrap them. verl ignores further options.
-    """
-
-    def decorate(stage: Callable[..., Any]) -> Callable[..., Any]:
-        if stage.__module__.partition(".")[0] == "verl":
-            return stage
-        queue = {"queue": lambda *_, **__: run_queue()}
-        options: dict[str, Any] = queue if role == "rollout_tq" else {}
-        # Of what its object holds verl's config is compared.
-        return SkipManager.annotate(role, ignore=["self"], **options)(stage)
-
-    return decorate

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rlskip.config.check import Problem, look_up, raise_all
 from rlskip.config.dispatch import DispatchConfig, read_dispatch
+from rlskip.config.merge import read_merge
 from rlskip.config.nodes import find_node
 from rlskip.config.replay import ReplayConfig, read_replay
 from rlskip.config.settings import SkipSettings
@@ -77,6 +78,7 @@ def judge(config: DictConfig, skip: SkipSettings, main: str | None = None) -> No
     elif verl["async_training"] is not None:
         # The fully async application ignores its own use_v1 and has no V1 trainer.
         problems = _roles_not_called(roles, "async_rollout") + refused(verl, skip)
+        problems += idle_nodes(config)
         if VALIDATION_ROLE in roles:
             what = f"{_TRAINERS['async_rollout']} has no stage for validation, which would generate"
             problems.append(Problem("skip.validation", what, "set skip.validation=generate"))
@@ -84,7 +86,8 @@ def judge(config: DictConfig, skip: SkipSettings, main: str | None = None) -> No
     elif verl["trainer.use_v1"] and not (is_recipe and "rollout" in roles):
         plug_in(config, roles, V1Settings.read(config), refused(verl, skip))
     else:
-        raise_all(_roles_not_called(roles, "rollout") + refused(verl, skip))
+        problems = _roles_not_called(roles, "rollout") + refused(verl, skip)
+        raise_all(problems + idle_nodes(config))
 
 
 @attrs.frozen
@@ -114,7 +117,7 @@ def plug_in(
         the user's own, options of verl that rlskip's parts cannot honour.
     """
     verl = values_of(config)
-    problems = [*found, *_roles_not_called(roles, "rollout_tq")]
+    problems = [*found, *_roles_not_called(roles, "rollout_tq"), *idle_nodes(config, v1=True)]
     if verl[MODE_KEY] == "separate_async":
         problems += _untested(roles, MODE_KEY, "separate_async")
     _plug_in_manager(config, verl, settings.dispatch, problems)
@@ -198,6 +201,24 @@ def _roles_not_called(roles: Roles, called: str) -> list[Problem]:
         for role in roles
         if role in _TRAINERS.keys() - {called}
     ]
+
+
+def idle_nodes(config: Any, *, v1: bool = False) -> list[Problem]:
+    """Nodes of rlskip's that are on, and that the chosen trainer does nothing with."""
+    found = []
+    if find_node(config, "merge") is not None and read_merge(config).stepwise_output:
+        what = "verl trains on the rows of its agent loops: nothing would be merged"
+        remedy = "leave out +merge=..., and call rlskip.merge in an agent loop of your own"
+        found.append(Problem("merge.stepwise_output", what, remedy))
+    if v1:
+        return found
+    idle = [name for name in ("dispatch", "replay") if find_node(config, name) is not None]
+    if "dispatch" in idle and not read_dispatch(config).rollout_level:
+        idle.remove("dispatch")
+    for name in idle:
+        what = "verl's V1 trainer alone has a queue: nothing would change"
+        found.append(Problem(name, what, f"set trainer.use_v1=True, or leave out +{name}=..."))
+    return found
 
 
 def _untested(roles: Roles, key: str, trainer: str) -> list[Problem]:

@@ -10,7 +10,6 @@ import attrs
 from omegaconf import DictConfig
 from tensordict import TensorDict
 
-from rlskip._wrap import Seams
 from rlskip.batch.meta import is_validation
 from rlskip.batch.prompts import uids_of
 from rlskip.config.check import look_up
@@ -18,11 +17,19 @@ from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import NotInstalledError
 from rlskip.hosts.verl.config_keys import values_of
 from rlskip.hosts.verl.journals import tidy_journals, with_journals
-from rlskip.hosts.verl.names import FILTER_KEY, FULLY_ASYNC, MANAGER_KEY, SCORES, V1, V1_TRAINER
+from rlskip.hosts.verl.names import (
+    FILTER_KEY,
+    MANAGER_KEY,
+    SCORES,
+    V1_BUFFER,
+    V1_MANAGER,
+    V1_TRAINER,
+)
 from rlskip.hosts.verl.no_engine import refuse_to_generate
 from rlskip.hosts.verl.preflight import before_workers, last_checkpoint
 from rlskip.hosts.verl.run_queue import run_queue, status_queue
-from rlskip.hosts.verl.trainer import begin, lacking_now, rollout_stage
+from rlskip.hosts.verl.seams import seams
+from rlskip.hosts.verl.trainer import STAGES, begin, lacking_now
 from rlskip.hosts.verl.trainer_config import V1Settings, plug_in, samples_with_ours
 from rlskip.keys import (
     EXPECTED_ROLLOUTS,
@@ -32,20 +39,13 @@ from rlskip.keys import (
     VAL,
     split_trajectory,
 )
-from rlskip.queue import KVBatchMeta, TrajectoryQueue
+from rlskip.queue import KVBatchMeta, Tag, TrajectoryQueue
 from rlskip.skip import SkipManager
 from rlskip.skip.arguments import ALL
 
 _ROLE = "rollout_tq"
-_BUFFER = f"{V1}.replay_buffer:ReplayBuffer"
 _SUBMITTED_AT = "_rlskip_submitted_at"  # the trainer's attribute: the step of its last batch
-
-
-_seams = Seams(__name__)
-attach = _seams.attach
-_seams.decorated(f"{FULLY_ASYNC}:FullyAsyncAgentLoopManager.generate_sequences_single")(
-    rollout_stage("async_rollout")
-)
+_SELECTED = "_rlskip_selected"  # the buffer's attribute: its partition as it was last selected from
 
 # The settings of the trainer in this process.
 _settings: V1Settings | None = None
@@ -68,7 +68,7 @@ def trainer_settings() -> V1Settings:
     return _settings
 
 
-@_seams.around(f"{V1_TRAINER}.__init__")
+@seams.around(f"{V1_TRAINER}.__init__")
 def _beginning(
     init: Callable[..., None], self: Any, config: DictConfig, *args: Any, **kwargs: Any
 ) -> None:
@@ -84,7 +84,7 @@ def _beginning(
     init(self, config, *args, **kwargs)
 
 
-@_seams.around(f"{V1_TRAINER}._init_dataloader")
+@seams.around(f"{V1_TRAINER}._init_dataloader")
 def _loading(load: Callable[..., None], self: Any) -> None:
     """The number of steps is known: steps without a dump are refused, an engine is left out."""
     load(self)
@@ -107,7 +107,7 @@ def _submit_stages(
 # -- role rollout_tq -----------------------------------------------------------------------
 
 
-@_seams.decorated(f"{V1_TRAINER}._submit_batch_to_rollout")
+@seams.decorated(f"{V1_TRAINER}._submit_batch_to_rollout")
 def _submitting(submit: Callable[..., int]) -> Callable[..., int]:
     """Phase submit: the last place that sees the prompts.
 
@@ -179,30 +179,54 @@ def _rows_of(
     return KVBatchMeta(list(rows), [dict(t) for t in rows.values()], partition_id, None, roots)
 
 
-def _observed(role: str, phase: str) -> Callable[..., Any]:
-    return SkipManager.annotate(
-        role, stage=f"verl.{phase}", phase=phase, queue=lambda *_: run_queue()
-    )(_rows_of)
+_evicted = SkipManager.annotate(
+    _ROLE, stage="verl.evict", phase="evict", queue=lambda *_: run_queue()
+)(_rows_of)
 
 
-_evicted = _observed(_ROLE, "evict")
-_sampled = {TRAIN: _observed(_ROLE, "sample"), VAL: _observed(VALIDATION_ROLE, "sample")}
+class _Selected:
+    """The run's queue, with the roots that verl has deleted by the time its `sample` returns.
 
-
-@_seams.around(f"{_BUFFER}._materialize_batch")
-def _materializing(
-    materialize: Callable[..., Any], self: Any, partition_id: str, uids: Any, snapshot: Any
-) -> Any:
-    """Phase sample, in verl's partition ``val`` that of role ``rollout_val``.
-
-    It is the last place that sees the roots: verl deletes them before its own ``sample`` returns.
+    Roots carry what a prompt was submitted for, in this process or in the one that made the
+    checkpoint; so the partition is listed when a batch is selected, which is the last moment.
     """
-    if partition_id in _sampled and _ROLE in SkipManager.skip_instances:
-        _sampled[partition_id](partition_id, uids, snapshot)
-    return materialize(self, partition_id, uids, snapshot)
+
+    def __init__(self, buffer: Any) -> None:
+        self._listing: Mapping[str, Tag] = vars(buffer).pop(_SELECTED, {})
+
+    def list(self, _: str) -> Mapping[str, Tag]:
+        return self._listing
+
+    def get(self, keys: Sequence[str], partition: str) -> TensorDict:
+        return run_queue().get(keys, partition)
 
 
-@_seams.around(f"{_BUFFER}._clear_groups")
+def _sampling(sample: Callable[..., Any]) -> Callable[..., Any]:
+    """``ReplayBuffer.sample``, in verl's partition ``val`` a stage of role ``rollout_val``."""
+
+    def queue(self: Any, *_: Any, **__: Any) -> Any:
+        return _Selected(self)
+
+    stages = {
+        partition: SkipManager.annotate(role, stage="verl.sample", phase="sample", queue=queue)(
+            sample
+        )
+        for partition, role in ((TRAIN, _ROLE), (VAL, VALIDATION_ROLE))
+    }
+
+    @functools.wraps(sample)
+    def sampling(self: Any, global_steps: int, partition_id: str, batch_size: int) -> Any:
+        on = _ROLE in SkipManager.skip_instances
+        stage = stages.get(partition_id, sample) if on else sample
+        return stage(self, global_steps, partition_id, batch_size)
+
+    return sampling
+
+
+STAGES[_ROLE] = _sampling
+
+
+@seams.around(f"{V1_BUFFER}._clear_groups")
 def _clearing(clear: Callable[..., None], self: Any, partition_id: str, uids: set[str]) -> None:
     """Phase evict: filtered, failed, stale and surplus groups."""
     if partition_id == TRAIN and uids and _ROLE in SkipManager.skip_instances:
@@ -210,7 +234,7 @@ def _clearing(clear: Callable[..., None], self: Any, partition_id: str, uids: se
     clear(self, partition_id, uids)
 
 
-@_seams.around(f"{_BUFFER}._select_prompt_uids")
+@seams.around(f"{V1_BUFFER}._select_prompt_uids")
 def _selecting(
     select: Callable[..., Any], self: Any, partition_id: str, sampleable: Any, batch_size: int
 ) -> Any:
@@ -219,12 +243,13 @@ def _selecting(
     verl chooses among them in the order of a set, which differs from run to run.
     """
     if _ROLE in SkipManager.skip_instances:
+        setattr(self, _SELECTED, run_queue().list(partition_id))
         submitted = self.prompt_global_steps[partition_id]
         sampleable = [uid for uid in submitted if uid in sampleable]
     return select(self, partition_id, sampleable, batch_size)
 
 
-@_seams.around(f"{V1_TRAINER}._save_checkpoint")
+@seams.around(f"{V1_TRAINER}._save_checkpoint")
 def _saving(save: Callable[..., None], self: Any) -> None:
     """Journals of sessions that were trained before the checkpoint are removed."""
     save(self)
@@ -234,15 +259,18 @@ def _saving(save: Callable[..., None], self: Any) -> None:
 # -- role rollout_val ------------------------------------------------------------------------
 
 
-@_seams.around(f"{V1_TRAINER}.fit")
-def _fitting(
-    fit: Callable[..., Any], self: Any, agent_loop_manager: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """The manager that the trainer gets, of any class, submits validation by a stage."""
-    if VALIDATION_ROLE in SkipManager.skip_instances:
-        submit = agent_loop_manager.generate_sequences
-        agent_loop_manager.generate_sequences = _validating(self, submit)
-    return fit(self, agent_loop_manager, *args, **kwargs)
+@seams.around(f"{V1_TRAINER}._validate")
+def _validation(validate: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """While it validates, the trainer's manager, of any class, submits by a stage."""
+    manager = self.agent_loop_manager
+    if VALIDATION_ROLE not in SkipManager.skip_instances:
+        return validate(self, *args, **kwargs)
+    submit = manager.generate_sequences
+    manager.generate_sequences = _validating(self, submit)
+    try:
+        return validate(self, *args, **kwargs)
+    finally:
+        manager.generate_sequences = submit
 
 
 def _validating(trainer: Any, submit: Callable[[TensorDict], None]) -> Callable[..., None]:
@@ -277,7 +305,7 @@ def _validating(trainer: Any, submit: Callable[[TensorDict], None]) -> Callable[
 # -- rlskip's buffer with verl's manager -----------------------------------------------------
 
 
-@_seams.around(f"{V1}.agent_loop_tq:AgentLoopManagerTQ.generate_sequences")
+@seams.around(f"{V1_MANAGER}.generate_sequences")
 def _expecting(generate: Callable[..., None], self: Any, prompts: TensorDict) -> None:
     """Where prompts carry their own number of sessions, rlskip's buffer is told that number."""
     refuse_to_generate(self.config, prompts)

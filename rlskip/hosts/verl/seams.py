@@ -1,0 +1,138 @@
+"""The one table of what rlskip depends on in verl. docs/verl.md shows it, and `rlskip doctor`.
+
+The modules beside this one declare what runs in a seam's place.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from rlskip._wrap import Seam, Seams
+from rlskip.hosts.verl.names import (
+    AGENT_LOOP,
+    FULLY_ASYNC,
+    RAY_TRAINER,
+    REWARD_LOOP,
+    SERVERS,
+    SKIP_MANAGER,
+    V0_TRAINER,
+    V1_BUFFER,
+    V1_MANAGER,
+    V1_TRAINER,
+)
+
+#: What is off where an optional seam is gone.
+VALIDATION = "skip.validation=replay under V1"
+COUNTED = "replay with verl's own agent-loop manager"
+NO_ENGINE = "skip.start_engine=false"
+LATER_STAGES = "the roles ref and reward"
+JOURNALS = "removing journals at a checkpoint"
+RECORD = "record"
+LOGGED = "record of logged metrics, skip.log_metrics"
+
+_GENERATES = "is the stage of role"
+_SAMPLES = "dumps the groups of a batch that is sampled"
+_PREFLIGHT = "refuses steps without a dump and leaves the engine out"
+
+TABLE = (
+    # -- the manager: verl's own decorators become rlskip's
+    Seam(f"{SKIP_MANAGER}:SkipManager.init", "reads the config"),
+    Seam(f"{SKIP_MANAGER}:SkipManager.set_step", "learns the step"),
+    Seam(f"{SKIP_MANAGER}:SkipManager.annotate", "decorates verl's stages and yours"),
+    Seam(f"{SKIP_MANAGER}:SkipManager.annotate_tq", "decorates what samples V1's batches"),
+    Seam(
+        f"{AGENT_LOOP}:AgentLoopManager.generate_sequences",
+        f"{_GENERATES} rollout",
+        role="rollout",
+        decorated=True,
+    ),
+    Seam(
+        f"{FULLY_ASYNC}:FullyAsyncAgentLoopManager.generate_sequences_single",
+        f"{_GENERATES} async_rollout",
+        decorated=True,
+    ),
+    Seam(f"{V1_BUFFER}.sample", _SAMPLES, role="rollout_tq", decorated=True),
+    Seam(f"{V1_BUFFER}Async.sample", _SAMPLES, role="rollout_tq", decorated=True),
+    # -- V0
+    Seam(f"{V0_TRAINER}.init_workers", _PREFLIGHT, role="rollout"),
+    # -- V1
+    Seam(f"{V1_TRAINER}.__init__", "plugs in dispatch and replay", role="rollout_tq"),
+    Seam(f"{V1_TRAINER}._init_dataloader", _PREFLIGHT, role="rollout_tq"),
+    Seam(
+        f"{V1_TRAINER}._submit_batch_to_rollout",
+        "replays prompts that are submitted, refills and warm-up among them",
+        role="rollout_tq",
+    ),
+    Seam(f"{V1_TRAINER}._next_train_batch", "fetches the prompts of dumped refills"),
+    Seam(f"{V1_BUFFER}._clear_groups", "keeps groups that are evicted, for the dump"),
+    Seam(f"{V1_BUFFER}._select_prompt_uids", "orders a step's groups as they were submitted"),
+    Seam(f"{V1_TRAINER}._validate", "replays and scores validation", VALIDATION),
+    Seam(f"{V1_MANAGER}.generate_sequences", "tells how many sessions a prompt gets", COUNTED),
+    Seam(f"{V1_TRAINER}._save_checkpoint", "removes journals", JOURNALS),
+    # -- no engine
+    Seam(
+        "verl.workers.rollout.base:_ROLLOUT_REGISTRY",
+        "registers a rollout that does nothing",
+        NO_ENGINE,
+    ),
+    Seam(
+        "verl.workers.rollout.replica:RolloutReplicaRegistry.register",
+        "registers a replica without servers",
+        NO_ENGINE,
+    ),
+    Seam(f"{SERVERS}:LLMServerManager._init_global_load_balancer", "starts none", NO_ENGINE),
+    Seam(f"{AGENT_LOOP}:AgentLoopManager._init_agent_loop_workers", "starts none", NO_ENGINE),
+    Seam(
+        "verl.checkpoint_engine.base:CheckpointEngineManager.update_weights",
+        "sends none",
+        NO_ENGINE,
+    ),
+    Seam("verl.utils.ray_utils:auto_await", "decorates what replaces the last", NO_ENGINE),
+    Seam(f"{SERVERS}:LLMServerClient._acquire_server", "refuses to generate", NO_ENGINE),
+    # -- later stages
+    Seam(f"{V0_TRAINER}._validate", "scores validation", LATER_STAGES),
+    Seam(f"{V0_TRAINER}._compute_ref_log_prob", f"{_GENERATES} ref", LATER_STAGES),
+    Seam(f"{V1_TRAINER}._compute_ref_log_prob", f"{_GENERATES} ref", LATER_STAGES),
+    Seam(f"{V1_TRAINER}._init_resource_pool_mgr", "leaves the reference out", LATER_STAGES),
+    Seam(f"{REWARD_LOOP}.__init__", "leaves reward workers out", LATER_STAGES),
+    Seam(f"{REWARD_LOOP}.compute_rm_score", f"{_GENERATES} reward", LATER_STAGES),
+    # -- what is recorded and logged
+    Seam(f"{V0_TRAINER}.fit", "starts recording", RECORD),
+    Seam(f"{V1_TRAINER}.fit", "starts recording", RECORD),
+    Seam(f"{RAY_TRAINER}:compute_advantage", "records", RECORD),
+    Seam(f"{V1_TRAINER}._compute_advantage", "records", RECORD),
+    Seam("verl.utils.tracking:Tracking.log", "records and adds metrics", LOGGED),
+)
+
+seams = Seams("verl", TABLE)
+
+
+def lacking(package: Path) -> list[Seam]:
+    """The seams that a verl whose source is in `package` does not have; imports nothing.
+
+    One that verl decorates must have the decorator, too.
+    """
+    trees: dict[str, ast.Module | None] = {}
+    return [seam for seam in TABLE if not _is_in(package, seam, trees)]
+
+
+def _is_in(package: Path, seam: Seam, trees: dict[str, ast.Module | None]) -> bool:
+    module = seam.place.module
+    if module not in trees:
+        file = package.joinpath(*module.split(".")[1:])
+        file = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
+        trees[module] = ast.parse(file.read_text(encoding="utf-8")) if file.exists() else None
+    node: ast.AST | None = trees[module]
+    for name in seam.place.path.split("."):
+        node = next((n for n in getattr(node, "body", ()) if name in _names(n)), None)
+    decorators = " ".join(map(ast.unparse, getattr(node, "decorator_list", ())))
+    return node is not None and (not seam.decorated or "SkipManager.annotate" in decorators)
+
+
+def _names(node: ast.AST) -> set[str]:
+    """What a statement defines."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return {target.id for target in targets if isinstance(target, ast.Name)}
