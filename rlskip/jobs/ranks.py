@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
-
-import torch
-import torch.distributed as dist
+from typing import Any
 
 from rlskip.errors import RlskipError
 from rlskip.jobs.shared import sees_token, token_in
@@ -20,13 +19,15 @@ class RankTimeoutError(RlskipError, TimeoutError):
 
 def world_size() -> int:
     """The number of ranks that torch.distributed has; 1 without it."""
-    joined = dist.is_available() and dist.is_initialized()
-    return dist.get_world_size() if joined else 1
+    dist: Any = sys.modules.get("torch.distributed")  # who has ranks has imported it
+    joined = dist is not None and dist.is_available() and dist.is_initialized()
+    return int(dist.get_world_size()) if joined else 1
 
 
 def shard() -> tuple[int, int]:
     """This rank of torch.distributed, and the number of its ranks; 0 and 1 without it."""
-    return (dist.get_rank(), world_size()) if world_size() > 1 else (0, 1)
+    ranks = world_size()
+    return (sys.modules["torch.distributed"].get_rank(), ranks) if ranks > 1 else (0, 1)
 
 
 class RankError(RlskipError, RuntimeError):
@@ -55,11 +56,11 @@ class RankGroup:
         self.rank, self.world_size = shard()
         self.exchange_id = ""
         self._timeout_s = timeout_s
-        self._group = (
-            dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-            if self.world_size > 1
-            else None
-        )
+        self._group = None
+        if self.world_size > 1:
+            import torch.distributed as dist
+
+            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
 
     def follow(self, number: int, what: str = "the step") -> int:
         """Rank 0's `number` on every rank; raises as :meth:`exchange` does."""
@@ -111,16 +112,19 @@ class RankGroup:
 
     def _gather(self, numbers: list[int], what: str) -> list[list[int]]:
         """The `numbers` of every rank."""
+        if self._group is None:
+            return [numbers]
+        import torch
+        import torch.distributed as dist
+
         mine = torch.tensor(numbers)
-        answers = [mine]
-        if self._group is not None:
-            answers = [torch.zeros_like(mine) for _ in range(self.world_size)]
-            try:
-                dist.all_gather(answers, mine, group=self._group)
-            except RuntimeError as error:
-                raise RankTimeoutError(
-                    f"rank {self.rank} of {self.world_size} waited up to {self._timeout_s:g} s for "
-                    f"all ranks to decide together whether {what} is skipped",
-                    remedy="a rank died, or not every rank calls the stage at this step",
-                ) from error
+        answers = [torch.zeros_like(mine) for _ in range(self.world_size)]
+        try:
+            dist.all_gather(answers, mine, group=self._group)
+        except RuntimeError as error:
+            raise RankTimeoutError(
+                f"rank {self.rank} of {self.world_size} waited up to {self._timeout_s:g} s for "
+                f"all ranks to decide together whether {what} is skipped",
+                remedy="a rank died, or not every rank calls the stage at this step",
+            ) from error
         return [answer.tolist() for answer in answers]

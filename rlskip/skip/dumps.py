@@ -1,19 +1,16 @@
-"""A role's directory of dumps: what they record, which calls are the same, what was random."""
+"""A role's directory of dumps: what they record, and which calls are the same."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.metadata
 import logging
-import random
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import attrs
-import numpy as np
-import torch
 
 from rlskip._version import __version__
 from rlskip.batch.columns import column_length, columns_of
@@ -24,14 +21,15 @@ from rlskip.batch.rows import RecordError, RowColumns
 from rlskip.config.facts import HostFacts
 from rlskip.config.origin import Origin
 from rlskip.config.skip import TRAINING_ROLES, VALIDATION_ROLE, as_given, to_generate
-from rlskip.errors import ConfigError, MismatchError
-from rlskip.format.prompt_digests import digest_of_batch
+from rlskip.errors import MismatchError
 from rlskip.jobs.records import job_id
 from rlskip.skip.arguments import NEUTRAL_META, Arguments, plain_entries
-from rlskip.skip.call import Call, Stage
+from rlskip.skip.call import Call
 from rlskip.skip.hidden import FirstValues
-from rlskip.skip.notices import Notices, flat_config, holds_time, keep_config, value_in
+from rlskip.skip.kept_config import flat_config, holds_time, keep_config, value_in
+from rlskip.skip.notices import Notices
 from rlskip.skip.prompt_rows import PromptRows, rows_per_prompt
+from rlskip.skip.stage import Stage
 from rlskip.skip.step_calls import Key
 from rlskip.store import (
     CorruptDumpError,
@@ -141,7 +139,7 @@ class Dumps:
     # -- what a dump records -------------------------------------------------------------
 
     def info(self, call: Call, result: Any) -> dict[str, Any]:
-        """What ``meta.json`` of a dump says besides the identity.
+        """What ``meta.json`` of a dump says besides the identity and single prompts.
 
         Raises
         ------
@@ -159,21 +157,33 @@ class Dumps:
             info["tokenizer"] = str(self.facts.tokenizer)
         if call.awaited:
             info["awaited"] = call.awaited
-        if call.prompt_rows is not None:
-            info[PROMPTS] = attrs.asdict(call.prompt_rows)
-            counts = rows_per_prompt(result, len(call.prompt_rows.digests), call.prompts, fields)
-            if isinstance(counts, str):
-                self._refuse_by_prompt(counts)
-            else:
-                info[ROWS_PER_PROMPT] = counts[0] if len({*counts}) == 1 else counts
-        else:
-            self._refuse_by_prompt("the prompts cannot be told apart")
         if (lacking := call.stage.lacking(result)) and call.needs.is_told:
             info["lacks"] = lacking
         try:
             info["config"] = keep_config(self.directory, self._config)
         except OSError as error:
             self.notices.once("config", "the config cannot be kept with the dumps: %s", error)
+        return info
+
+    def prompts_info(self, call: Call, result: Any) -> dict[str, Any]:
+        """What it says of single prompts: their hashes, and how many rows each has.
+
+        Raises
+        ------
+        RowsError
+            That is not known, and calls are served prompt by prompt.
+        """
+        prompts = call.prompt_rows
+        counts: list[int] | str = "the prompts cannot be told apart"
+        if prompts is not None:
+            fields = self.fields_of(call.stage, result)
+            counts = rows_per_prompt(result, len(prompts.digests), call.prompts, fields)
+        info: dict[str, Any] = {} if prompts is None else {PROMPTS: attrs.asdict(prompts)}
+        if not isinstance(counts, str):
+            info[ROWS_PER_PROMPT] = counts[0] if len({*counts}) == 1 else counts
+        elif self.by_prompt:
+            remedy = f"or set skip.{self.role}.match=step"
+            raise RowsError(counts, f"skip.{self.role}.match=prompt", remedy)
         return info
 
     def fields_of(self, stage: Stage, result: Any) -> RowFields:
@@ -188,11 +198,6 @@ class Dumps:
     def by_prompt(self) -> bool:
         """Whether a call may be served prompt by prompt."""
         return bool(self.local_config.match == "prompt")
-
-    def _refuse_by_prompt(self, why: str) -> None:
-        if self.by_prompt and self.role != "rollout_tq":
-            remedy = f"or set skip.{self.role}.match=step"
-            raise RowsError(why, f"skip.{self.role}.match=prompt", remedy)
 
     @functools.cached_property
     def stores(self) -> dict[str, StepStore]:
@@ -218,26 +223,24 @@ class Dumps:
             The prompts or a value of the stage's identity cannot be compared, and
             ``on_mismatch`` is ``error``. Else the identity has no prompts' hash.
         """
+        from rlskip.format.prompt_digests import digest_of_batch  # needs torch
+
         try:
-            made = self.of_call(call, self.arguments_of(call), self.asked_of(call))
-            return made.for_prompts(digest_of_batch(call.prompts, call.digests))
+            arguments, asked = self.arguments_of(call), self.asked_of(call)
+            asked["prompts"] = digest_of_batch(call.prompts, call.digests)
         except UnsupportedTypeError as error:
             self.refuse_uncomparable(call.stage.explained(call, error))
-            return self.of_call(call)
+            return self.made_by(call, None, {})
+        return self.made_by(call, arguments, asked)
 
-    def of_call(
-        self,
-        call: Call,
-        arguments: Arguments | None = None,
-        asked: Mapping[str, Any] = MappingProxyType({}),
-    ) -> Identity:
+    def made_by(self, call: Call, arguments: Arguments | None, asked: dict[str, Any]) -> Identity:
         """The `conditions` with a call's stage, what it is `asked` for, and its `arguments`."""
         named = {} if call.stage.stage is None else {"stage": call.stage.stage}
         compared = {**self.conditions.compared, **named, **asked}
         if arguments is None:
             return attrs.evolve(self.conditions, compared=compared)
-        values = {**arguments.values, **arguments.attributes}
-        compared |= {f"arguments.{name}": value for name, value in values.items()}
+        for name, value in (*arguments.values.items(), *arguments.attributes.items()):
+            compared[f"arguments.{name}"] = value
         noted = {**self.conditions.noted, "defaults": sorted(arguments.usual)}
         if arguments.changing:
             noted["changing"] = arguments.changing
@@ -245,15 +248,12 @@ class Dumps:
             noted["code"] = code
             if _CODE in (self.local_config.identity or ()):
                 compared["code"] = code
-        return Identity(compared, noted, self._ignored_of(call))
-
-    def _ignored_of(self, call: Call) -> Collection[str]:
-        return call.stage.ignored_of(call, self.local_config.ignore or ())
+        return Identity(compared, noted, arguments.ignored)
 
     def arguments_of(self, call: Call) -> Arguments | None:
         """The stage's other arguments that count; None where they are not known."""
         first = self._first.setdefault(call.stage.name, FirstValues())
-        arguments = call.stage.arguments_of(call, self._ignored_of(call), first)
+        arguments = call.stage.arguments_of(call, self.local_config.ignore or (), first)
         if arguments is not None and call.stage.identity is None:
             self.notices.leave(call.stage.name, arguments.left, arguments.changing)
         return arguments
@@ -279,15 +279,14 @@ class Dumps:
             usual = known.get(name if name == "n" else f"sampling.{name}")
             if value is not None and differences(name, value, usual):
                 asked[f"meta_info.{name}"] = value
-        for name, value in call.stage.identity_of(call.args, call.kwargs).items():
+        for name, value in call.stage.identity_of(call).items():
             asked[f"identity.{name}"] = comparable(value, f"identity.{name}")
         return asked
 
     def _read_conditions(self) -> Identity:
         c, facts = self.local_config, self.facts
         sampling = dict(facts.val_shaping if self.role == VALIDATION_ROLE else facts.shaping)
-        # Plain text: torch's own kind of string parses both sides whenever it is compared.
-        versions = {"rlskip": __version__, "torch": str(torch.__version__)}
+        versions = {"rlskip": __version__, "torch": _torch_version()}
         if facts.engine is not None:  # another one is logged as a warning, as a version is
             versions["engine"] = str(facts.engine)
         where = f"skip.{self.role}.identity"
@@ -336,7 +335,7 @@ class Dumps:
     def in_words(self, call: Call, found: Key, differs: list[str]) -> list[str]:
         """The lines of `differs`, with how the prompts differ, as far as the dump records them."""
         meta = self.store.read_meta(found.step, found.call)
-        now = call.summarize_prompts()
+        now = call.prompt_rows
         then = None if meta is None else PromptRows.recorded(meta.info.get(PROMPTS))
         how = now.difference(then, self.facts.tokenizer) if now and then else ""
         if not how:
@@ -389,14 +388,8 @@ class Dumps:
     def check_fields(
         self, rollouts: Any, meta: DumpMeta, call: Call, found: Key, *, replaces: bool = True
     ) -> None:
-        """Apply ``on_mismatch`` to a dump, `found`, without fields that this run needs.
-
-        A field that the stage itself did not return when the run that made the dump needed it
-        does not count, because generating again would not help.
-        """
-        never = meta.info.get("lacks")
-        never = never if isinstance(never, list) else []
-        lacking = [name for name in call.stage.lacking(rollouts) if name not in never]
+        """Apply ``on_mismatch`` to a dump, `found`, without fields that this run needs."""
+        lacking = self.lacking(call, rollouts, meta)
         if lacking:
             what = f"the dump of {found} lacks what this run needs: {', '.join(lacking)}"
             self.reject(what, found, replaces=replaces)
@@ -404,6 +397,17 @@ class Dumps:
                 call.replaces = found.call  # as a mismatch: what is generated has its name
             call.again += f"-{meta.checksum}"  # its sessions in a journal lack it, too
             raise CorruptDumpError(what, self.path_of(found))
+
+    @staticmethod
+    def lacking(call: Call, rollouts: Any, meta: DumpMeta) -> list[str]:
+        """The fields that this run needs, and a dump's `rollouts` do not have.
+
+        A field that the stage itself did not return when the run that made the dump needed it
+        does not count, because generating again would not help.
+        """
+        never = meta.info.get("lacks")
+        never = never if isinstance(never, list) else []
+        return [name for name in call.stage.lacking(rollouts) if name not in never]
 
     def without_dropped(self, rollouts: Any) -> Any:
         """`rollouts` without the fields that ``drop_fields`` names."""
@@ -419,67 +423,7 @@ def seconds_saved(metas: Iterable[DumpMeta], loading: float) -> float:
     return took - loading if took else 0.0
 
 
-# -- the global random generators ----------------------------------------------------------
-
-
-def capture_rng() -> dict[str, Any]:
-    """States of the global python, numpy and torch generators (CUDA's too, where in use).
-
-    Returns plain data: ints, strings, and uint8/uint32 arrays and tensors.
-    """
-    version, words, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    return {
-        "python": {"version": version, "words": np.array(words, dtype=np.int64), "gauss": gauss},
-        "numpy": {
-            "name": name,
-            "keys": keys,
-            "position": int(position),
-            "has_gauss": int(has_gauss),
-            "cached": float(cached),
-        },
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
-    }
-
-
-def restore_rng(states: dict[str, Any] | None) -> None:
-    """Put the generators where :func:`capture_rng` found them.
-
-    Raises
-    ------
-    ConfigError
-        The dump has none.
-    CorruptDumpError
-        They are not states of generators; those of this process are as they were.
-    """
-    if states is None:
-        raise ConfigError(
-            "the dump has no states of the random generators",
-            "skip.restore_rng",
-            "replay it with skip.restore_rng=false",
-        )
-    before = capture_rng()
-    try:
-        _set(states)
-    except Exception as error:  # a file's values may be anything
-        _set(before)
-        raise CorruptDumpError("it does not hold states of the random generators") from error
-
-
-def check_rng(states: dict[str, Any] | None) -> None:
-    """Raise what :func:`restore_rng` would; the generators stay where they are."""
-    before = capture_rng()
-    restore_rng(states)
-    _set(before)
-
-
-def _set(states: dict[str, Any]) -> None:
-    python, np_state = states["python"], states["numpy"]
-    words = tuple(int(word) for word in python["words"])
-    random.setstate((python["version"], words, python["gauss"]))
-    names = ("name", "keys", "position", "has_gauss", "cached")
-    np.random.set_state(tuple(np_state[name] for name in names))
-    torch.set_rng_state(states["torch"])
-    if states["cuda"] and len(states["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(states["cuda"])
+@functools.cache
+def _torch_version() -> str:
+    """Without importing it: a job that starts without a call needs none."""
+    return importlib.metadata.version("torch")

@@ -22,8 +22,9 @@ from rlskip.keys import (
     uid_of,
 )
 from rlskip.queue import Row, Tag, TrajectoryQueue
+from rlskip.skip.run_dumps import Group
 from rlskip.skip.step_calls import Key
-from rlskip.store import CorruptDumpError, DumpMeta
+from rlskip.store import CorruptDumpError, DumpMeta, Identity
 from rlskip.store.layout import call_number
 
 
@@ -55,7 +56,7 @@ class QueuedGroup:
         return len(sessions) >= expected
 
 
-def gather(listing: Mapping[str, Tag], uids: Iterable[str]) -> list[QueuedGroup]:
+def groups_in(listing: Mapping[str, Tag], uids: Iterable[str]) -> list[QueuedGroup]:
     """The groups of these prompts that are to be dumped, from all that a partition holds."""
     groups = {
         uid: QueuedGroup(uid, {"": listing[uid]})
@@ -84,6 +85,16 @@ class DumpedGroup:
     def place(self) -> tuple[int, int, int]:
         """By what groups of one step are in order."""
         return self.position, call_number(self.key.call), self.index
+
+    @property
+    def part(self) -> Group:
+        """As the ledger knows it."""
+        return Group(self.key, self.index, 1, self.checksum, self.content or "", Identity())
+
+    @classmethod
+    def of(cls, part: Group) -> DumpedGroup:
+        """A complete one that was found by its prompt."""
+        return cls(part.key, part.start, part.digest, 0, True, part.checksum)
 
     @classmethod
     def of_part(cls, key: Key, meta: DumpMeta) -> list[DumpedGroup]:
@@ -133,11 +144,11 @@ def by_content(
 
     Complete groups come first.
     """
-    shelves: dict[str | None, deque[DumpedGroup]] = defaultdict(deque)
+    left: dict[str | None, deque[DumpedGroup]] = defaultdict(deque)
     for group in sorted(groups, key=lambda group: not group.complete):
-        shelves[group.content].append(group)
+        left[group.content].append(group)
     return [
-        shelves[content].popleft() if content is not None and shelves[content] else None
+        left[content].popleft() if content is not None and left[content] else None
         for content in contents
     ]
 

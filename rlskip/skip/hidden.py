@@ -124,7 +124,6 @@ def add_hidden(
     roots: Mapping[str, Any],
     func: Callable[..., Any],
     prompts: Any,
-    ignored: Collection[str],
     first: FirstValues,
 ) -> None:
     """Add to the arguments of a call what shapes rollouts inside objects, and name what is left.
@@ -137,7 +136,7 @@ def add_hidden(
     func
         The stage's function, for its closure.
     """
-    look = _Look(ignored, {id(prompts): prompts})
+    look = _Look(found.ignored, {id(prompts): prompts})
     for name, (value, why) in found.opaque.items():
         before, left = len(look.shaping), look.left
         look.left = {}

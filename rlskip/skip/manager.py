@@ -22,16 +22,9 @@ from rlskip.jobs.records import job_id, read_events
 from rlskip.jobs.served import forget_served
 from rlskip.keys import integer
 from rlskip.skip.attach import attach, detach
-from rlskip.skip.call import (
-    IdentitySpec,
-    LacksSpec,
-    PromptsSpec,
-    RowsSpec,
-    Stage,
-)
 from rlskip.skip.not_installed import Guard, before_init, refusing
 from rlskip.skip.role import Role, refuse_misspelt
-from rlskip.skip.signatures import named
+from rlskip.skip.stage import IdentitySpec, LacksSpec, PromptsSpec, RowsSpec, Stage, named
 from rlskip.skip.stage_runner import decorated
 
 log = logging.getLogger(__name__)

@@ -17,9 +17,11 @@ from rlskip.errors import ConfigError
 from rlskip.jobs.served import Ledger
 from rlskip.keys import DUMP_STEP, ROLLOUT_ROOT_KEYS, TRAIN, split_trajectory
 from rlskip.queue import TrajectoryQueue
-from rlskip.skip.call import Call, Stage
-from rlskip.skip.dumps import Dumps, capture_rng
-from rlskip.skip.groups import DumpedGroup, QueuedGroup, gather, summary
+from rlskip.skip.call import Call
+from rlskip.skip.dumps import Dumps
+from rlskip.skip.groups import DumpedGroup, QueuedGroup, groups_in, summary
+from rlskip.skip.rng import capture_rng
+from rlskip.skip.stage import Stage
 from rlskip.skip.step_calls import Key
 from rlskip.store import DumpError, DumpMeta, Identity
 from rlskip.store.layout import part_name
@@ -158,7 +160,7 @@ class GroupDumps:
         if roots is None:
             roots = dict.fromkeys(row[0] for key in batch.keys if (row := split_trajectory(key)))
         by_step: dict[int, list[QueuedGroup]] = {}
-        for group in gather(queue.list(batch.partition_id), roots):
+        for group in groups_in(queue.list(batch.partition_id), roots):
             by_step.setdefault(group.root[DUMP_STEP], []).append(group)
         parts = []
         for step, groups in by_step.items():

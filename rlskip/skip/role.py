@@ -18,7 +18,8 @@ from rlskip.config.skip import (
     SkipAction,
 )
 from rlskip.errors import ConfigError, RlskipError
-from rlskip.skip.call import Call, Stage
+from rlskip.skip.call import Call
+from rlskip.skip.stage import Stage
 
 if TYPE_CHECKING:
     from rlskip.jobs.records import Recorder
@@ -262,9 +263,10 @@ def refuse_misspelt(role: str) -> None:
     near = difflib.get_close_matches(str(role), known, n=1, cutoff=0.75)
     is_name = isinstance(role, str) and role.isidentifier()
     is_key = is_name and role in SHARED_KEYS
+    also = f": skip.{role} is a key" if is_key else ""
     if not is_name or is_key or (near and role not in known):
         raise ConfigError(
-            f"there is no role {role!r}" + f": skip.{role} is a key" * is_key,
+            f"there is no role {role!r}{also}",
             "SkipManager.annotate",
             f"did you mean {near[0]!r}? A role of your own needs a name that is less alike"
             if near

@@ -13,9 +13,7 @@ submits a *refill*, what the dump lacks is generated: it is not a mismatch.
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -32,8 +30,8 @@ from rlskip.jobs.served import ledger_of
 from rlskip.keys import RUNNING, STATUS, dump_tag
 from rlskip.queue import to_rows
 from rlskip.skip.arguments import NEUTRAL_META
-from rlskip.skip.call import Call, Stage
-from rlskip.skip.dumps import Dumps, restore_rng, seconds_saved
+from rlskip.skip.call import Call
+from rlskip.skip.dumps import Dumps, seconds_saved
 from rlskip.skip.groups import (
     DumpedGroup,
     GroupReplay,
@@ -51,8 +49,10 @@ from rlskip.skip.queue_dumping import (
     phase_of,
     queue_of,
 )
+from rlskip.skip.rng import restore_rng
 from rlskip.skip.role import Role
 from rlskip.skip.run_dumps import RunDumps
+from rlskip.skip.stage import Stage
 from rlskip.skip.step_calls import Key
 from rlskip.store import (
     CorruptDumpError,
@@ -114,8 +114,6 @@ class GroupRole(Role):
         self._ledger = ledger_of(self.dumps.directory)
         self._groups = GroupDumps(self.dumps, self._ledger)
         self._run = RunDumps(lambda: self.dumps.stores, self._ledger)
-        self._first = sys.maxsize  # the step at which this process began
-        self._parts: dict[tuple[str, int], tuple[list[str], dict[Key, DumpMeta]]] = {}
 
     def observes(self, stage: Stage) -> bool:
         return phase_of(stage) in (SAMPLE, EVICT)
@@ -204,62 +202,45 @@ class GroupRole(Role):
         taken = {group for group in replayed if group}
         submitted.served |= taken
         if self.dumps.by_prompt:
-            self._ledger.serve(taken)
+            self._ledger.serve(group.part for group in taken)
         submitted.prompts += len(plan.uids)
         return submitted.prompts - len(plan.uids)
 
     # -- which group for which prompt --------------------------------------------------------
-
-    def _parts_with(self, contents: Iterable[str | None]) -> dict[Key, DumpMeta]:
-        """The parts of all steps of the run that have a group of one of these contents."""
-        found: dict[Key, DumpMeta] = {}
-        for size, step in self._run.steps_of(filter(None, contents)):
-            calls = self.dumps.stores[size].calls(step)
-            known = self._parts.get((size, step))
-            if known is None or known[0] != calls:
-                known = self._parts[size, step] = calls, self._groups.parts(step, size)
-            found |= known[1]
-        return found
 
     def _plan(self, call: Call) -> _Plan:
         submitted = self._groups.submitted.setdefault(call.step, Submitted())
         if phase_of(call.stage) != REFILL:
             # The stage and arguments that differ from their defaults count for each prompt.
             arguments = self.dumps.arguments_of(call)
-            made = self.dumps.of_call(call, arguments and arguments.at_default)
+            made = self.dumps.made_by(call, arguments and arguments.at_default, {})
             submitted.conditions = made.without("stage")
         if self.dumps.by_prompt:
             return self._plan_by_prompt(call)
         return self._plan_by_step(call, submitted)
 
     def _plan_by_prompt(self, call: Call) -> _Plan:
-        """For each prompt the first group of the run that was generated for it and is left.
-
-        Those of an earlier step than the one at which this process began come last.
-        """
+        """For each prompt the first complete group of the run that was generated for it."""
         uids, contents = self._contents(call)
         present = self._groups.submitted[call.step].conditions or self.dumps.conditions
-        self._first = min(self._first, call.step)
-        alone = call.step if self.serves_validation else None
-        every = self._parts_with(contents)
-        parts = {d: m for d, m in every.items() if alone in (None, d.step)}
-        has_written = self._ledger.has_written
-        fits = {d for d, m in parts.items() if not self.dumps.differences(present, m)}
-
-        def plan(some: Iterable[Key]) -> _Plan:
-            dumped: list[DumpedGroup] = []
-            ordered = sorted(some, key=lambda dump: dump.order_from(self._first))
-            for _, of_step in itertools.groupby(ordered, key=lambda dump: (dump.size, dump.step)):
-                dumped += without_superseded(_groups_of({dump: parts[dump] for dump in of_step}))
-            left = [g for g in dumped if not (has_written(g.key) or self._ledger.uses(g))]
-            match = by_content(left, contents)
-            return _Plan(call.step, call.step, uids, contents, parts, _whole(match), True)
-
-        planned = plan(fits)
-        if planned.rest and not (other := plan(parts)).rest:
-            odd = next(group.key for group in other.groups if group and group.key not in fits)
-            self._accepts(parts[odd], present, odd.size, replaces=False)
-        return planned
+        self._run.first = call.step if self._run.first is None else self._run.first
+        choose = functools.partial(
+            self._run.choose, contents, call.step, alone=self.serves_validation
+        )
+        found = choose(lambda group: present.fits(group.made))
+        if None in found and None not in (others := choose(lambda group: True)):
+            odd = next(one for one in others if one and not present.fits(one.made))
+            differs = "; ".join(present.differences(odd.made)[0])
+            what = f"the dump of step {odd.key.step} was made for another call: {differs}"
+            self.dumps.reject(what, Key(odd.key.step, size=odd.key.size), replaces=False)
+        groups: list[DumpedGroup | None] = []
+        metas: dict[Key, DumpMeta] = {}
+        for one in found:
+            if one and one.key not in metas:
+                meta = self.dumps.stores[one.key.size].read_meta(one.key.step, one.key.call)
+                metas |= {} if meta is None else {one.key: meta}
+            groups.append(DumpedGroup.of(one) if one and one.key in metas else None)
+        return _Plan(call.step, call.step, uids, contents, metas, groups, True)
 
     def _plan_by_step(self, call: Call, submitted: Submitted) -> _Plan:
         """For each prompt a group of the step's own dump, or of the step that a repeat takes."""
@@ -292,14 +273,12 @@ class GroupRole(Role):
         repeats = self.local_config.action == SkipAction.REPEAT
         return repeats or all(self._accepts(meta, present) for meta in metas.values())
 
-    def _accepts(
-        self, meta: DumpMeta, present: Identity, size: str = "", *, replaces: bool = True
-    ) -> bool:
+    def _accepts(self, meta: DumpMeta, present: Identity) -> bool:
         """Whether a part was made under the `present` conditions; if not, it may be refused."""
         differs = self.dumps.differences(present, meta)
         if differs:
             what = f"the dump of step {meta.step} was made for another call: {'; '.join(differs)}"
-            self.dumps.reject(what, Key(meta.step, size=size), replaces=replaces)
+            self.dumps.reject(what, Key(meta.step))
         return not differs
 
     def _contents(self, call: Call) -> tuple[list[str], list[str | None]]:

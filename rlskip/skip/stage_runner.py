@@ -24,8 +24,9 @@ from rlskip.errors import MissError, RlskipError
 from rlskip.jobs.enclosing import enclosing
 from rlskip.jobs.records import Recorder
 from rlskip.jobs.served import needs
-from rlskip.skip.call import Call, Stage
+from rlskip.skip.call import Call
 from rlskip.skip.role import Role
+from rlskip.skip.stage import Stage
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ def _eligible_call(
     step = manager.step
     call = Call(stage, args, kwargs, record=recorder.write)
     if observes:
-        call.step = -1 if step is None else step
+        call.is_observed, call.step = True, -1 if step is None else step
         return call
     if skip.role in enclosing.get({}):
         return None
@@ -181,7 +182,7 @@ def _eligible_call(
     if skip.support_online_step:
         step = skip.extract_step(*args, **kwargs)
     if step is None:
-        stage.refuse_without_step(args, kwargs)
+        stage.refuse_without_step(call)
     call.step = step
     return call if step in skip.local_config.steps else None
 
@@ -190,7 +191,7 @@ def replay(role: Role, call: Call) -> Any:
     """What replaces the call, or `Miss`."""
     from rlskip.store import DumpError, RankTimeoutError
 
-    if role.observes(call.stage):
+    if call.is_observed:
         return Miss
     failure: Exception | None = None
     try:
@@ -262,9 +263,7 @@ def not_dumped(role: Role, call: Call, error: BaseException) -> None:
 def running(role: Role, call: Call) -> Iterator[None]:
     """While the stage runs: its own calls of the role (of its base class, say) are part of it."""
     calls = enclosing.get({})
-    token = enclosing.set(
-        calls if role.observes(call.stage) else {**calls, role.role: _journaled_as(call)}
-    )
+    token = enclosing.set(calls if call.is_observed else {**calls, role.role: _journaled_as(call)})
     needed = needs.set(call.needs)
     try:
         with call.timed():

@@ -6,8 +6,8 @@ from rlskip import SkipManager
 from rlskip.batch.row_fields import RowsError
 from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.queue import MemoryQueue
-from rlskip.skip.call import StepNotSetError
 from rlskip.skip.role import RoleError, register_skip
+from rlskip.skip.stage import StepNotSetError
 from rlskip.store import UnsupportedTypeError
 
 

@@ -13,7 +13,7 @@ from rlskip.skip.groups import (
     QueuedGroup,
     by_content,
     by_position,
-    gather,
+    groups_in,
     without_superseded,
 )
 from rlskip.skip.step_calls import Key
@@ -107,5 +107,5 @@ def test_a_group_is_complete_with_all_its_sessions(
 
 def test_only_groups_of_a_dumped_step_are_gathered() -> None:
     listing = {"a": {"dump_step": 3}, "b": {}, "a_0_0": {"x": 1}, "b_0_0": {}, "a_sess0": {}}
-    (found,) = gather(listing, ["a", "b", "c"])
+    (found,) = groups_in(listing, ["a", "b", "c"])
     assert found == QueuedGroup("a", {"": {"dump_step": 3}, "_0_0": {"x": 1}, "_sess0": {}})
