@@ -35,7 +35,7 @@ class Mismatch:
 
 
 @attrs.frozen
-class _Answer:
+class _Shard:
     """What a rank has for call `place` of `step`, as numbers.
 
     Its dumps were made for another call (`differs`); or it has `loaded` one: a shard of the call
@@ -54,7 +54,7 @@ class SeveralRanks:
 
     Each rank has prompts of its own, so each looks under its own names. What makes shards those of
     one call is the generation that they record: unequal ones are a miss on all ranks, and all
-    shards are replaced. No rank leaves while others wait for it: what it cannot use it answers,
+    shards are replaced. No rank leaves while others wait for it: what it cannot use it says,
     and what one raises lets all raise.
     """
 
@@ -74,39 +74,39 @@ class SeveralRanks:
             Loads and verifies what serves it, or raises. The result is kept in ``call.loaded``.
         """
         found, error = None, None
-        mine = _Answer(call.step, call.place)
+        mine = _Shard(call.step, call.place)
         try:
             found = look(call)
-            mine = self._answer(call, found, load)
+            mine = self._shard(call, found, load)
         except BaseException as raised:  # once the other ranks know
             error = raised
         numbers = map(int, attrs.astuple(mine))
         given = self.group.exchange(*numbers, what=f"step {call.step}", error=error)
         # Rank 0 made it for this exchange: a call that is generated has it as its generation.
         call.generation = self.group.exchange_id
-        answers = [_Answer(*answer) for answer in given]
-        self._refuse_other_places(answers)
-        if {(one.loaded, one.generation) for one in answers} == {(1, mine.generation)}:
+        shards = [_Shard(*shard) for shard in given]
+        self._refuse_other_places(shards)
+        if {(one.loaded, one.generation) for one in shards} == {(1, mine.generation)}:
             return found
-        return self._mismatch(call, found, answers)
+        return self._mismatch(call, found, shards)
 
-    def _answer(self, call: Call, found: Any, load: Callable[[Call, Any], Any]) -> _Answer:
-        """This rank's answer. A dump is loaded first, so that a hit takes one exchange."""
+    def _shard(self, call: Call, found: Any, load: Callable[[Call, Any], Any]) -> _Shard:
+        """What this rank has. A dump is loaded first, so that a hit takes one exchange."""
         call.loaded = None
-        answer = _Answer(call.step, call.place, differs=isinstance(found, Mismatch))
+        shard = _Shard(call.step, call.place, differs=isinstance(found, Mismatch))
         if not isinstance(found, Key):
-            return answer
+            return shard
         try:
             loaded = call.loaded = load(call, found)
             if self._dumps.local_config.restore_rng:
                 check_rng(loaded[2])
         except (DumpError, OSError, MemoryError) as error:
             call.loaded = error
-            return answer
+            return shard
         generation = int(loaded[1].info.get("generation", "0"), 16)
-        return attrs.evolve(answer, loaded=True, generation=generation)
+        return attrs.evolve(shard, loaded=True, generation=generation)
 
-    def _mismatch(self, call: Call, found: Any, answers: list[_Answer]) -> Mismatch | None:
+    def _mismatch(self, call: Call, found: Any, shards: list[_Shard]) -> Mismatch | None:
         """The mismatch of a call that no dump serves if its dumps are whole, and another call's."""
         failure, call.loaded = call.loaded, None
         if isinstance(failure, BaseException):
@@ -114,14 +114,14 @@ class SeveralRanks:
         if isinstance(found, Key):  # else it would be found again, and be unequal again
             call.visit.take(found)
             call.replaces = found.call
-        if not all(one.loaded or one.differs for one in answers):
+        if not all(one.loaded or one.differs for one in shards):
             if isinstance(found, Mismatch):
                 why = f"another rank has no whole dump; {call.reason}"
                 self._dumps.notices.generated(call, why)
             return None
         if isinstance(found, Mismatch):
             return found
-        others = [str(rank) for rank, answer in enumerate(answers) if answer.differs]
+        others = [str(rank) for rank, shard in enumerate(shards) if shard.differs]
         if others and self._dumps.local_config.on_mismatch == "error":
             raise MismatchError(
                 f"rank {', '.join(others)} of {self.group.world_size} makes another call than the "
@@ -138,12 +138,12 @@ class SeveralRanks:
             call.generation = self.group.exchange_id
         return {"generation": call.generation}
 
-    def _refuse_other_places(self, answers: list[_Answer]) -> None:
-        if len({(answer.step, answer.place) for answer in answers}) == 1:
+    def _refuse_other_places(self, shards: list[_Shard]) -> None:
+        if len({(shard.step, shard.place) for shard in shards}) == 1:
             return
         made = ", ".join(
-            f"rank {rank} makes call {answer.place} of step {answer.step}"
-            for rank, answer in enumerate(answers)
+            f"rank {rank} makes call {shard.place} of step {shard.step}"
+            for rank, shard in enumerate(shards)
         )
         raise RankTimeoutError(
             f"the ranks call the stage unequally often: {made}",

@@ -15,12 +15,12 @@ from rlskip.jobs.served import Ledger
 from rlskip.skip.agreement import Mismatch
 from rlskip.skip.assembling import Assembly, Source
 from rlskip.skip.call import Call
-from rlskip.skip.dumps import Dumps
+from rlskip.skip.dumps import Dumps, replaced_meanwhile
 from rlskip.skip.matching import CallMatching, LoadedDump
 from rlskip.skip.prompt_rows import prompt_groups
 from rlskip.skip.run_dumps import Group, PromptGroups, RunDumps
 from rlskip.skip.step_calls import Key
-from rlskip.store import CorruptDumpError, DumpMeta, Identity
+from rlskip.store import DumpMeta, Identity
 
 _CACHED = 1 << 30
 """Bytes of dumps that are kept in memory, because the next batch needs other rows of them."""
@@ -46,11 +46,11 @@ class PromptMatching(CallMatching):
         if own is not None and all(self._has(call, one) for one in self._run.groups_of(own)):
             return own
         identity = call.identity.for_prompts(None)
-        gathered = self._gather(call, _remembered(identity.fits))
-        if isinstance(gathered, str):
-            call.reason = gathered
+        groups = self._gather(call, _remembered(identity.fits))
+        if isinstance(groups, str):
+            call.reason = groups
             return own
-        return gathered if own is None or all(self._has(call, g) for g in gathered.groups) else own
+        return groups if own is None or all(self._has(call, g) for g in groups.groups) else own
 
     def _has(self, call: Call, group: Group) -> bool:
         """Whether a group has every field that this run needs, as `Dumps.lacking` tells."""
@@ -128,7 +128,7 @@ class PromptMatching(CallMatching):
             self._dumps.notices.changed(meta, self._dumps.stores[dump.size].directory)
             if meta.identity is not None:
                 present = call.identity.for_prompts(meta.identity.prompts)
-                self._dumps.differences(present, meta)  # logs what is noteworthy
+                self._dumps.identities.differences(present, meta)  # logs what is noteworthy
         took = sum(
             metas[group.key].info.get("seconds", 0.0) / max(1, len(self._run.groups_of(group.key)))
             for group in found.groups
@@ -191,8 +191,7 @@ class PromptMatching(CallMatching):
             store = self._dumps.stores[dump.size]
             rollouts, meta, _ = store.load_with_meta(dump.step, call=dump.call)
             if meta.checksum != checksum:
-                where = str(store.directory / dump.path)
-                raise CorruptDumpError("another job replaced it meanwhile", where)
+                raise replaced_meanwhile(store.directory / dump.path)
             self._cache[dump] = rollouts, meta
         self._cache.move_to_end(dump)
         loaded = self._cache[dump]

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from rlskip.format.dump_errors import UnsupportedTypeError
 from rlskip.jobs.served import Needs
-from rlskip.skip.arguments import NEUTRAL_META
+from rlskip.skip.arguments import NEUTRAL_META, is_single
+from rlskip.skip.refusals import nothing_to_tell_by
 from rlskip.skip.stage import Given
 
 if TYPE_CHECKING:
@@ -113,15 +115,14 @@ class Call(Given):
 
         digests = digests_of(self.prompts, self.stage.prompt_groups, NEUTRAL_META)
         told = [digest for digest in digests if digest is not None]
-        if len(told) < len(digests) or self.stage.takes_only_ignored(self):
-            raise self.stage.nothing_to_tell_by(self)
+        if len(told) < len(digests) or (self.stage.has_only_ignored and is_single(self.prompts)):
+            raise nothing_to_tell_by(self)
         return told
 
     @functools.cached_property
     def prompt_rows(self) -> PromptRows | None:
         """The prompts one by one, as they are before the stage; None: they cannot be told apart."""
-        from rlskip.format.dump_errors import UnsupportedTypeError
-        from rlskip.skip.prompt_rows import PromptRows
+        from rlskip.skip.prompt_rows import PromptRows  # needs numpy
 
         try:
             return PromptRows.of(self.prompts, self.digests)

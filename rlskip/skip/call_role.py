@@ -27,7 +27,7 @@ from rlskip.skip.rng import capture_rng, restore_rng
 from rlskip.skip.role import Role
 from rlskip.skip.run_dumps import PromptGroups, RunDumps
 from rlskip.skip.stage_runner import not_dumped
-from rlskip.skip.step_calls import Key, StepCalls
+from rlskip.skip.step_calls import Key, StepCalls, next_name
 from rlskip.store import (
     AbsentDumpError,
     DumpError,
@@ -235,7 +235,7 @@ class CallRole(Role):
         """Give the call its identity, and by that its name and its place in the step."""
         if call.name:
             return
-        call.identity = call.identity or self.dumps.identity_of(call)
+        call.identity = call.identity or self.dumps.identities.of_call(call)
         call.name, call.place = call.visit.begin(call.identity)
         call.cleanup.add(functools.partial(self._unname, call))
 
@@ -288,7 +288,7 @@ class CallRole(Role):
         name = call.name if call.place else ""
         key = Key(call.step, name if call.replaces is None else call.replaces)
         while call.replaces is None and (visit.is_taken(key) or self._is_anothers(call, key)):
-            key = Key(call.step, _next_name(call.name, key.call))
+            key = Key(call.step, next_name(call.name, key.call))
         self._take(call, key)
 
         def on_conflict(other: DumpMeta) -> str | None:
@@ -305,7 +305,7 @@ class CallRole(Role):
             visit.give_back(key)
             if call.writes == key:
                 self._ledger.write_not(key)
-            while visit.is_taken(key := Key(call.step, _next_name(call.name, key.call))):
+            while visit.is_taken(key := Key(call.step, next_name(call.name, key.call))):
                 pass
             self._take(call, key)
             return key.call
@@ -313,12 +313,7 @@ class CallRole(Role):
         return {
             "call": key.call,
             "identity": call.identity,
-            "info": {
-                **self.dumps.info(call, result),
-                **self.dumps.prompts_info(call, result),
-                **info,
-                "place": call.place,
-            },
+            "info": {**self.dumps.info(call, result), **info, "place": call.place},
             "sidecar": capture_rng(),
             "on_conflict": on_conflict,
         }
@@ -350,9 +345,3 @@ class CallRole(Role):
         if call.cleanup.failed:
             self.dumps.store.quarantine(call.step, "its call was cancelled", meta.call)
             call.visit.give_back(Key(call.step, meta.call))
-
-
-def _next_name(own: str, tried: str) -> str:
-    """The name to try after one that was taken: the call's own, then the next number."""
-    digest, _, number = (tried or own).rpartition("-")
-    return f"{digest}-{int(number) + 1}" if tried else own

@@ -158,6 +158,40 @@ def by_position(groups: Sequence[DumpedGroup], prompts: int) -> list[DumpedGroup
     return [groups[i] if i < len(groups) else None for i in range(prompts)]
 
 
+def complete_ones(match: Sequence[DumpedGroup | None]) -> list[DumpedGroup | None]:
+    return [group if group is not None and group.complete else None for group in match]
+
+
+def groups_of_parts(metas: Mapping[Key, DumpMeta]) -> list[DumpedGroup]:
+    return [group for dump, meta in metas.items() for group in DumpedGroup.of_part(dump, meta)]
+
+
+@attrs.frozen
+class Plan:
+    """What becomes of a submitted batch: which prompts are replayed, and from where."""
+
+    step: int
+    source: int
+    uids: list[str]
+    contents: list[str | None]
+    metas: Mapping[Key, DumpMeta]
+    groups: list[DumpedGroup | None]  # for each prompt the complete group that replaces it
+    by_prompt: bool = False
+
+    @property
+    def rest(self) -> list[int]:
+        """The prompts to generate."""
+        return [i for i, group in enumerate(self.groups) if group is None]
+
+    @property
+    def served(self) -> int:
+        return len(self.groups) - len(self.rest)
+
+    def __str__(self) -> str:
+        what = "the run serves" if self.by_prompt else f"the dump of step {self.source} serves"
+        return f"{what} {self.served} of the batch's {len(self.uids)} prompts"
+
+
 # -- back into the queue -------------------------------------------------------------------------
 
 

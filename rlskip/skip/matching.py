@@ -9,10 +9,12 @@ from rlskip.config.skip import VALIDATION_ROLE, SkipAction
 from rlskip.jobs.served import Ledger
 from rlskip.skip.agreement import Mismatch
 from rlskip.skip.call import Call
-from rlskip.skip.dumps import Dumps, seconds_saved
+from rlskip.skip.dumps import Dumps, replaced_meanwhile, seconds_saved
+from rlskip.skip.prompt_rows import PromptRows
 from rlskip.skip.run_dumps import RunDumps
 from rlskip.skip.step_calls import Key
-from rlskip.store import CorruptDumpError, DumpMeta
+from rlskip.store import DumpMeta
+from rlskip.store.index import PROMPTS
 
 LoadedDump = tuple[Any, DumpMeta, Any]
 """Rollouts, their meta, and the states of the generators."""
@@ -126,9 +128,8 @@ class CallMatching:
                 found.step, call=found.call, sidecar=config.restore_rng
             )
             repeats = config.action == SkipAction.REPEAT
-            if not repeats and self._dumps.differences(call.identity, meta):
-                where = str(self._dumps.directory / found.path)
-                raise CorruptDumpError("another job replaced it meanwhile", where)
+            if not repeats and self._dumps.identities.differences(call.identity, meta):
+                raise replaced_meanwhile(store.directory / found.path)
             self._dumps.check_fields(rollouts, meta, call, found)
             rollouts = self._dumps.without_dropped(rollouts)
         call.facts.update(
@@ -168,7 +169,7 @@ class CallMatching:
             return None
         n = len(visit.listed)
         of = f", the nearest of its {n} calls," if n > 1 and not call.place else ""
-        differs = self._dumps.in_words(call, key, differs)
+        differs = self._in_words(call, key, differs)
         call.reason = f"the dump of {key}{of} was made for another call: {'; '.join(differs)}"
         if call.identity.prompts is None:
             call.reason = f"the prompts cannot be compared with those of the dump of {key}"
@@ -197,6 +198,16 @@ class CallMatching:
                 differing.append((key, differs))
         # By name where several differ in as much: not as the directory was listed.
         return min(differing, key=lambda one: (len(one[1]), one[0].place.order), default=None)
+
+    def _in_words(self, call: Call, found: Key, differs: list[str]) -> list[str]:
+        """The lines of `differs`, with how the prompts differ, as far as the dump records them."""
+        meta = self._meta(found)
+        now = call.prompt_rows
+        then = None if meta is None else PromptRows.recorded(meta.info.get(PROMPTS))
+        how = now.difference(then, self._dumps.facts.tokenizer) if now and then else ""
+        if not how:
+            return differs
+        return [f"prompts: {how}" if line.startswith("prompts: ") else line for line in differs]
 
     def _why_not(self, call: Call) -> str:
         if not call.visit.is_whole:

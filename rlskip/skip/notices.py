@@ -41,7 +41,7 @@ class Notices:
     role: str
     _local_config: Any
     _facts: HostFacts
-    _directory: Path
+    directory: Path
     _config: dict[str, Any]
     _given: set[str] = attrs.field(init=False, factory=set)
     _left: dict[str, dict[str, str]] = attrs.field(init=False, factory=dict)
@@ -60,7 +60,7 @@ class Notices:
         job, source = meta.info.get("job", "unknown"), ""
         if self._is_new(f"dumps of {job}"):
             written = datetime.fromisoformat(meta.created).timestamp()
-            path = self._directory / getattr(found, "path", "")
+            path = self.directory / getattr(found, "path", "")
             source = f" from {path}, made {age(written)} ago by job {job}"
         if isinstance(found, str):
             log.info("rlskip: step %d replayed: %s (match=prompt)%s", step, found, source)
@@ -81,7 +81,7 @@ class Notices:
             self.once("off-policy", "replayed rollouts are off-policy for the present weights")
         if self._local_config.action != SkipAction.REPEAT:  # which compares no prompts either
             self._say_left()
-        self.changed(meta, self._directory)
+        self.changed(meta, self.directory)
 
     def generated(self, call: Call, why: str) -> None:
         """Say why a call is generated at a step that has dumps."""
@@ -153,7 +153,7 @@ class Notices:
         except OSError:
             return
         for run in runs[:_MAX_RUNS]:
-            path = run / self._directory.relative_to(ours)
+            path = run / self.directory.relative_to(ours)
             with contextlib.suppress(DumpError, OSError):
                 meta = StepStore(path, quarantines=False).read_meta(call.step)
                 if meta is not None and meta.identity and meta.identity.prompts == wanted:
@@ -175,7 +175,7 @@ class Notices:
         They are by the name of the run's directory.
         """
         return {
-            path.name: path / self._directory.relative_to(self._shaped)
+            path.name: path / self.directory.relative_to(self._shaped)
             for path, _, differing in self._siblings()
             if [what for what, *_ in differing] == ["gbs"]
         }
@@ -183,7 +183,7 @@ class Notices:
     @property
     def _shaped(self) -> Path:
         """The directory whose name has batch size and lengths."""
-        return self._directory if self.role in TRAINING_ROLES else self._directory.parent
+        return self.directory if self.role in TRAINING_ROLES else self.directory.parent
 
     def _siblings(self) -> Iterator[tuple[Path, int, list[tuple[str, str, str]]]]:
         """The run's other directories, their numbers of steps, and what differs: now, there."""
@@ -195,7 +195,7 @@ class Notices:
             return
         for path in siblings:
             other = shape_of(path.name)
-            steps = _steps_in(path / self._directory.relative_to(ours)) if other else 0
+            steps = _steps_in(path / self.directory.relative_to(ours)) if other else 0
             if mine and other and steps:
                 yield path, steps, [(k, mine[k], other[k]) for k in mine if mine[k] != other[k]]
 

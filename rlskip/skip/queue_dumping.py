@@ -126,7 +126,7 @@ class GroupDumps:
             submitted = self.submitted[call.step]
             submitted.seconds = (submitted.seconds or 0.0) + call.seconds
             return
-        parts = self._leaving(result[0] if isinstance(result, tuple) else result, call)
+        parts = self._parts_of(result[0] if isinstance(result, tuple) else result, call)
         if phase == EVICT:
             # With the next sampled batch: a dump without one would serve too few prompts.
             self._evicted += parts
@@ -153,7 +153,7 @@ class GroupDumps:
             return {}
         return parts
 
-    def _leaving(self, batch: Any, call: Call) -> list[_Part]:
+    def _parts_of(self, batch: Any, call: Call) -> list[_Part]:
         """The groups of a batch that are to be dumped, by the step that submitted them."""
         queue = queue_of(call)
         roots = (batch.extra_info or {}).get(ROLLOUT_ROOT_KEYS)
@@ -187,7 +187,7 @@ class GroupDumps:
             "keys": part.keys,
             "fields": part.fields,
         }
-        store, n = self.dumps.store, self.dumps.conditions.compared["n"]
+        store, n = self.dumps.store, self.dumps.identities.conditions.compared["n"]
         info = {
             **self.dumps.info(call, part.fields),
             "part": mine,
@@ -200,7 +200,7 @@ class GroupDumps:
             meta = store.save(
                 part.step,
                 content,
-                identity=submitted.conditions or self.dumps.conditions,
+                identity=submitted.conditions or self.dumps.identities.conditions,
                 info={**info, "place": number},
                 sidecar=capture_rng(),
                 call=key.call,

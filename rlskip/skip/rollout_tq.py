@@ -31,12 +31,15 @@ from rlskip.keys import RUNNING, STATUS, dump_tag
 from rlskip.queue import to_rows
 from rlskip.skip.arguments import NEUTRAL_META
 from rlskip.skip.call import Call
-from rlskip.skip.dumps import Dumps, seconds_saved
+from rlskip.skip.dumps import Dumps, replaced_meanwhile, seconds_saved
 from rlskip.skip.groups import (
     DumpedGroup,
     GroupReplay,
+    Plan,
     by_content,
     by_position,
+    complete_ones,
+    groups_of_parts,
     without_superseded,
 )
 from rlskip.skip.queue_dumping import (
@@ -66,32 +69,6 @@ from rlskip.store.comparable import canonical
 log = logging.getLogger(__name__)
 
 
-@attrs.frozen
-class _Plan:
-    """What becomes of a submitted batch: which prompts are replayed, and from where."""
-
-    step: int
-    source: int
-    uids: list[str]
-    contents: list[str | None]
-    metas: Mapping[Key, DumpMeta]
-    groups: list[DumpedGroup | None]  # for each prompt the complete group that replaces it
-    by_prompt: bool = False
-
-    @property
-    def rest(self) -> list[int]:
-        """The prompts to generate."""
-        return [i for i, group in enumerate(self.groups) if group is None]
-
-    @property
-    def served(self) -> int:
-        return len(self.groups) - len(self.rest)
-
-    def __str__(self) -> str:
-        what = "the run serves" if self.by_prompt else f"the dump of step {self.source} serves"
-        return f"{what} {self.served} of the batch's {len(self.uids)} prompts"
-
-
 class GroupRole(Role):
     """Replays groups into the trajectory queue, prompt by prompt, and dumps those that leave it.
 
@@ -111,6 +88,7 @@ class GroupRole(Role):
                 f"set skip.{role}.match=prompt",
             )
         self.dumps: Dumps = Dumps(role, local_config, facts)
+        self._identities = self.dumps.identities
         self._ledger = ledger_of(self.dumps.directory)
         self._groups = GroupDumps(self.dumps, self._ledger)
         self._run = RunDumps(lambda: self.dumps.stores, self._ledger)
@@ -133,9 +111,9 @@ class GroupRole(Role):
         if step not in self.local_config.steps or self.dumps.by_prompt:
             return 0
         metas = self._groups.parts(self._source(step))
-        if not self._fits(metas, self.dumps.conditions):
+        if not self._fits(metas, self._identities.conditions):
             return 0
-        return max((group.position + 1 for group in _groups_of(metas)), default=0)
+        return max((group.position + 1 for group in groups_of_parts(metas)), default=0)
 
     # -- submit ------------------------------------------------------------------------------
 
@@ -153,7 +131,7 @@ class GroupRole(Role):
         return not plan.rest
 
     def replay(self, call: Call) -> None:
-        plan: _Plan = call.identity
+        plan: Plan = call.identity
         store = self.dumps.store
         with call.timed():
             replay = self._replay(plan, call)
@@ -161,7 +139,7 @@ class GroupRole(Role):
                 restore_rng(store.load_sidecar(plan.source))
             replay.put(queue_of(call), partition_of(call))
         dumps = {group.key for group in plan.groups if group}
-        used = [plan.metas[dump] for dump in sorted(dumps, key=lambda dump: dump.order_from(0))]
+        used = [meta for key, meta in plan.metas.items() if key in dumps]
         self._count(plan, plan.groups)
         call.facts.update(
             source=used[0].step,
@@ -172,7 +150,7 @@ class GroupRole(Role):
         self.dumps.replayed(call, used[0], found)
 
     def before_stage(self, call: Call) -> None:
-        plan: _Plan = call.identity
+        plan: Plan = call.identity
         queue, partition_id = queue_of(call), partition_of(call)
         replay = self._replay_some(plan, call)
         rest: Sequence[int] = range(len(plan.uids))
@@ -196,7 +174,7 @@ class GroupRole(Role):
             tags=[dump_tag(call.step, first + i, plan.contents[i]) for i in rest],
         )
 
-    def _count(self, plan: _Plan, replayed: Iterable[DumpedGroup | None]) -> int:
+    def _count(self, plan: Plan, replayed: Iterable[DumpedGroup | None]) -> int:
         """Count a submitted batch; returns how many prompts its step had before."""
         submitted = self._groups.submitted[plan.step]
         taken = {group for group in replayed if group}
@@ -208,21 +186,21 @@ class GroupRole(Role):
 
     # -- which group for which prompt --------------------------------------------------------
 
-    def _plan(self, call: Call) -> _Plan:
+    def _plan(self, call: Call) -> Plan:
         submitted = self._groups.submitted.setdefault(call.step, Submitted())
         if phase_of(call.stage) != REFILL:
             # The stage and arguments that differ from their defaults count for each prompt.
-            arguments = self.dumps.arguments_of(call)
-            made = self.dumps.made_by(call, arguments and arguments.at_default, {})
+            arguments = self._identities.arguments_of(call)
+            made = self._identities.made_by(call, arguments and arguments.at_default, {})
             submitted.conditions = made.without("stage")
         if self.dumps.by_prompt:
             return self._plan_by_prompt(call)
         return self._plan_by_step(call, submitted)
 
-    def _plan_by_prompt(self, call: Call) -> _Plan:
+    def _plan_by_prompt(self, call: Call) -> Plan:
         """For each prompt the first complete group of the run that was generated for it."""
         uids, contents = self._contents(call)
-        present = self._groups.submitted[call.step].conditions or self.dumps.conditions
+        present = self._groups.submitted[call.step].conditions or self._identities.conditions
         self._run.first = call.step if self._run.first is None else self._run.first
         choose = functools.partial(
             self._run.choose, contents, call.step, alone=self.serves_validation
@@ -231,30 +209,29 @@ class GroupRole(Role):
         if None in found and None not in (others := choose(lambda group: True)):
             odd = next(one for one in others if one and not present.fits(one.made))
             differs = "; ".join(present.differences(odd.made)[0])
-            what = f"the dump of step {odd.key.step} was made for another call: {differs}"
-            self.dumps.reject(what, Key(odd.key.step, size=odd.key.size), replaces=False)
-        groups: list[DumpedGroup | None] = []
+            self._reject(odd.key.step, differs, odd.key.size, replaces=False)
         metas: dict[Key, DumpMeta] = {}
-        for one in found:
-            if one and one.key not in metas:
-                meta = self.dumps.stores[one.key.size].read_meta(one.key.step, one.key.call)
-                metas |= {} if meta is None else {one.key: meta}
-            groups.append(DumpedGroup.of(one) if one and one.key in metas else None)
-        return _Plan(call.step, call.step, uids, contents, metas, groups, True)
+        for key in dict.fromkeys(one.key for one in found if one):
+            meta = self.dumps.stores[key.size].read_meta(key.step, key.call)
+            if meta is not None:
+                self._identities.differences(present, meta)  # logs what is noteworthy
+                metas[key] = meta
+        groups = [DumpedGroup.of(one) if one and one.key in metas else None for one in found]
+        return Plan(call.step, call.step, uids, contents, metas, groups, True)
 
-    def _plan_by_step(self, call: Call, submitted: Submitted) -> _Plan:
+    def _plan_by_step(self, call: Call, submitted: Submitted) -> Plan:
         """For each prompt a group of the step's own dump, or of the step that a repeat takes."""
         step, source = call.step, self._source(call.step)
         metas = self._groups.parts(source)
         uids, contents = self._contents(call)
         repeats = self.local_config.action == SkipAction.REPEAT
-        if not self._fits(metas, submitted.conditions or self.dumps.conditions):
+        if not self._fits(metas, submitted.conditions or self._identities.conditions):
             metas = {}
         known = any(content is not None for content in contents)
         under_way = self._groups.submitted.get(source, submitted).seconds is not None
         if under_way and source == step and (repeats or not known):
             metas = {}  # these groups may belong to another batch
-        dumped = without_superseded(_groups_of(metas))
+        dumped = without_superseded(groups_of_parts(metas))
         left = submitted.left_of(dumped)
         if not repeats or len(left) >= len(uids):  # a repeat that used all starts over
             dumped = left
@@ -262,24 +239,23 @@ class GroupRole(Role):
         if known and not repeats:
             match = by_content(dumped, contents)
         lacking = None in match or (not known and not repeats and len(dumped) != len(uids))
-        plan = _Plan(step, source, uids, contents, metas, _whole(match))
+        plan = Plan(step, source, uids, contents, metas, complete_ones(match))
         if metas and lacking and not under_way and phase_of(call.stage) != REFILL:
             first = repeats or submitted.prompts == 0
             return self._judge(plan, dumped, known or repeats, first)
         return plan
 
     def _fits(self, metas: Mapping[Key, DumpMeta], present: Identity) -> bool:
-        """Whether parts were made under conditions that this run accepts."""
-        repeats = self.local_config.action == SkipAction.REPEAT
-        return repeats or all(self._accepts(meta, present) for meta in metas.values())
+        """Whether parts were made under the `present` conditions; if not, they may be refused."""
+        for meta in metas.values() if self.local_config.action != SkipAction.REPEAT else ():
+            if differs := "; ".join(self._identities.differences(present, meta)):
+                self._reject(meta.step, differs)
+                return False
+        return True
 
-    def _accepts(self, meta: DumpMeta, present: Identity) -> bool:
-        """Whether a part was made under the `present` conditions; if not, it may be refused."""
-        differs = self.dumps.differences(present, meta)
-        if differs:
-            what = f"the dump of step {meta.step} was made for another call: {'; '.join(differs)}"
-            self.dumps.reject(what, Key(meta.step))
-        return not differs
+    def _reject(self, step: int, differs: str, size: str = "", *, replaces: bool = True) -> None:
+        what = f"the dump of step {step} was made for another call: {differs}"
+        self.dumps.reject(what, Key(step, size=size), replaces=replaces)
 
     def _contents(self, call: Call) -> tuple[list[str], list[str | None]]:
         """The prompts' uids and their contents.
@@ -292,14 +268,14 @@ class GroupRole(Role):
         """
         uids = uids_of(call.prompts)
         try:
-            asked, arguments = self.dumps.asked_of(call), self.dumps.arguments_of(call)
+            asked, arguments = self._identities.asked_of(call), self._identities.arguments_of(call)
             if arguments is not None:
                 given = arguments.values.keys() - arguments.usual
                 asked |= {f"arguments.{name}": arguments.values[name] for name in given}
             made = canonical({**asked, "stage": call.stage.stage})
             digests = digests_of(call.prompts, call.stage.prompt_groups, NEUTRAL_META)
         except UnsupportedTypeError as error:
-            self.dumps.refuse_uncomparable(error)
+            self._identities.refuse_uncomparable(error)
             return uids, [None] * len(uids)
         if None in digests:
             self.dumps.notices.once(
@@ -309,9 +285,7 @@ class GroupRole(Role):
             return uids, [None] * len(uids)
         return uids, [xxhash.xxh3_128_hexdigest(f"{digest} {made}".encode()) for digest in digests]
 
-    def _judge(
-        self, plan: _Plan, dumped: list[DumpedGroup], told_apart: bool, first: bool
-    ) -> _Plan:
+    def _judge(self, plan: Plan, dumped: list[DumpedGroup], told_apart: bool, first: bool) -> Plan:
         """What to do with a batch for which the dump lacks prompts.
 
         What one that is not the `first` of the visit lacks is generated: the run that made the dump
@@ -339,14 +313,13 @@ class GroupRole(Role):
 
     def _source(self, step: int) -> int:
         """The step whose dump is replayed at `step`: itself unless a repeat finds another."""
-        if self.local_config.action != SkipAction.REPEAT:
-            return step
-        nearest = self.dumps.store.nearest(step)
+        repeats = self.local_config.action == SkipAction.REPEAT
+        nearest = self.dumps.store.nearest(step) if repeats else None
         return step if nearest is None else nearest
 
     # -- from the dump into the queue --------------------------------------------------------
 
-    def _replay(self, plan: _Plan, call: Call) -> GroupReplay:
+    def _replay(self, plan: Plan, call: Call) -> GroupReplay:
         """All that enters the queue for the planned groups, verified, before any of it does."""
         replay = GroupReplay()
         for dump, meta in plan.metas.items():
@@ -357,8 +330,7 @@ class GroupRole(Role):
             store = self.dumps.stores[dump.size]
             loaded, now, _ = store.load_with_meta(dump.step, call=dump.call)
             if now.checksum != meta.checksum:
-                where = str(store.directory / dump.path)
-                raise CorruptDumpError("another job replaced it meanwhile", where)
+                raise replaced_meanwhile(store.directory / dump.path)
             try:
                 rows = to_rows(self.dumps.without_dropped(loaded["fields"]))
                 replay.add(chosen, loaded, rows, plan.step)
@@ -372,7 +344,7 @@ class GroupRole(Role):
             self.dumps.notices.changed(meta, store.directory)
         return replay
 
-    def _replay_some(self, plan: _Plan, call: Call) -> GroupReplay | None:
+    def _replay_some(self, plan: Plan, call: Call) -> GroupReplay | None:
         """As `_replay` where some prompts are to be submitted; None when it must be all."""
         if not plan.served or not plan.rest:
             return None  # without a rest the dump has just proved unusable
@@ -387,11 +359,3 @@ class GroupRole(Role):
             "computed", "%s; all prompts are submitted: no argument holds them", plan
         )
         return None
-
-
-def _whole(match: Sequence[DumpedGroup | None]) -> list[DumpedGroup | None]:
-    return [group if group is not None and group.complete else None for group in match]
-
-
-def _groups_of(metas: Mapping[Key, DumpMeta]) -> list[DumpedGroup]:
-    return [group for dump, meta in metas.items() for group in DumpedGroup.of_part(dump, meta)]

@@ -269,8 +269,12 @@ class RunDumps:
         if same is None:
             self._conditions.append(same := made)
         rows = rows_of_prompts(meta.info)
-        if isinstance(queued := meta.info.get(QUEUED), list):  # of those, places in the dump
-            rows = [(one[0], i, int(bool(one[2]))) for i, one in enumerate(queued) if one[0]]
+        if isinstance(queued := meta.info.get(QUEUED), list):
+            rows = [
+                (one[0], i, int(one[2] is True))
+                for i, one in enumerate(queued)
+                if isinstance(one, list) and len(one) == 3 and isinstance(one[0], str)
+            ]
         return [Group(key, at, n, meta.checksum, digest, same) for digest, at, n in rows]
 
 

@@ -7,7 +7,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import attrs
 
@@ -15,9 +15,6 @@ from rlskip.errors import ConfigError, RlskipError
 from rlskip.skip.arguments import ALL, IGNORED, Arguments, is_data, is_single, read_arguments
 from rlskip.skip.code import digest_of, innermost
 from rlskip.skip.hidden import SELF, FirstValues, add_hidden
-
-if TYPE_CHECKING:
-    from rlskip.store import UnsupportedTypeError
 
 PromptsSpec = str | Callable[..., Any] | None
 IdentitySpec = Mapping[str, Any] | Callable[..., Mapping[str, Any]] | None
@@ -84,7 +81,7 @@ class Stage:
         return signature_of(func.func) if isinstance(func, functools.partial) else self.signature
 
     @functools.cached_property
-    def _names(self) -> list[str]:
+    def names(self) -> list[str]:
         """Of its arguments, without self."""
         return [name for name in self.signature.parameters if name not in SELF]
 
@@ -167,15 +164,14 @@ class Stage:
             )
         return found
 
-    def takes_only_ignored(self, call: Given) -> bool:
+    @functools.cached_property
+    def has_only_ignored(self) -> bool:
         """Whether the function has arguments, and all are such as are never compared.
 
         One that takes none is told apart by its steps.
         """
-        return (
-            self.prompts is None and bool(self._names) and self.holder is None
-            and all(name in IGNORED for name in self._names) and is_single(call.prompts)
-        )  # fmt: skip
+        is_named = self.prompts is not None or self.holder is not None
+        return not is_named and bool(self.names) and {*self.names} <= {*IGNORED}
 
     def lacking(self, result: Any) -> list[str]:
         """The fields that the trainer needs and `result` does not have."""
@@ -216,34 +212,6 @@ class Stage:
                 f"SkipManager.annotate of {self.name}",
                 f"name the argument that holds them: annotate(prompts={other!r})",
             )
-
-    def explained(self, call: Given, error: UnsupportedTypeError) -> UnsupportedTypeError:
-        """`error`; where it is about an argument that was not named as the prompts, it says so."""
-        taken, of_prompts = call.holder, error.where.startswith("prompts")
-        others = [name for name in self._names if name != taken]
-        if self.prompts is not None or taken == "prompts" or not others or not of_prompts:
-            return error
-        first = ", the first argument," if taken == self._names[0] else ""
-        return type(error)(
-            f"{error.what}; {taken!r}{first} was taken for the prompts",
-            error.where,
-            f"name the argument that holds them: annotate(prompts={others[0]!r})",
-        )
-
-    def nothing_to_tell_by(self, call: Given) -> UnsupportedTypeError:
-        """The error for prompts all of whose names are such as are never compared."""
-        from rlskip.batch.columns import columns_of
-        from rlskip.format.dump_errors import UnsupportedTypeError
-
-        names, by = [str(name) for name in columns_of(call.prompts)], "lambda ...: ..."
-        if self.takes_only_ignored(call):
-            names, by = self._names, repr(self._names[-1])
-        has = f"only {', '.join(names)}, which no replay compares" if names else "no fields"
-        return UnsupportedTypeError(
-            f"nothing tells the prompts of {self.name} apart: they have {has}",
-            "prompts",
-            f"give them a field with their content, or name what does: annotate(prompts={by})",
-        )
 
 
 @attrs.define(eq=False, slots=False)  # without slots, for the cached properties

@@ -292,7 +292,7 @@ async def in_thread(
     executor: ThreadPoolExecutor | None, function: Callable[..., Any], *args: Any
 ) -> Any:
     """As `asyncio.to_thread`; where no thread can be started, the event loop is held instead."""
-    outcome: Future[Any] = Future()
+    result_of: Future[Any] = Future()
     begun = threading.Lock()
     context = copy_context()
 
@@ -300,21 +300,21 @@ async def in_thread(
         if not begun.acquire(blocking=False):
             return
         # A thread that nobody awaits any more still does its work.
-        awaited = outcome.set_running_or_notify_cancel()
+        awaited = result_of.set_running_or_notify_cancel()
         try:
             result = context.run(function, *args)
         except BaseException as error:
             if awaited:
-                outcome.set_exception(error)
+                result_of.set_exception(error)
         else:
             if awaited:
-                outcome.set_result(result)
+                result_of.set_result(result)
 
     try:
         asyncio.get_running_loop().run_in_executor(executor, run)
     except RuntimeError:  # the call is queued nevertheless: whichever comes first runs it
         run()
-    return await asyncio.wrap_future(outcome)
+    return await asyncio.wrap_future(result_of)
 
 
 def run_of(role: Role) -> dict[str, str]:
