@@ -27,7 +27,7 @@ from rlskip.errors import RlskipError
 from rlskip.runs.on_disk import Dump, dumps_of
 from rlskip.runs.opened import Run, Step
 from rlskip.runs.rollouts import Rollouts
-from rlskip.skip.notices import FOLDER
+from rlskip.skip.kept_config import FOLDER
 from rlskip.stages.parts import MARK, VERSION
 from rlskip.store import StepStore
 from rlskip.store.layout import Place

@@ -29,6 +29,7 @@ from rlskip.hosts.verl import launcher
 from rlskip.jobs.records import JOB_VARIABLE, begin_job, end_job, rank_of, tally
 from rlskip.skip.manager import SkipManager
 from rlskip.skip.not_installed import chosen_by
+from rlskip.skip.unused import why_uncalled
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ def end(config: DictConfig, job_return: Any) -> None:
     recorded = stages.directory()
     stages.stop()
     roles = dict(SkipManager.skip_instances)
-    uncalled = SkipManager._uncalled()
+    uncalled = why_uncalled(SkipManager.bypassed)
     SkipManager.reset()
     job = end_job()
     for variable in (DIRECTORY_VARIABLE, ORIGIN_VARIABLE):

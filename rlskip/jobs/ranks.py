@@ -56,6 +56,7 @@ class RankGroup:
         self.rank, self.world_size = shard()
         self.exchange_id = ""
         self._timeout_s = timeout_s
+        self._group = None
         if self.world_size > 1:
             import torch.distributed as dist
 
@@ -111,7 +112,7 @@ class RankGroup:
 
     def _gather(self, numbers: list[int], what: str) -> list[list[int]]:
         """The `numbers` of every rank."""
-        if self.world_size == 1:
+        if self._group is None:
             return [numbers]
         import torch
         import torch.distributed as dist

@@ -13,22 +13,14 @@ from rlskip.config.skip import SkipAction, as_given
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.jobs.ranks import RankGroup, RankTimeoutError, world_size
 from rlskip.skip.call import Call
-from rlskip.skip.dumps import Dumps, check_rng
+from rlskip.skip.dumps import Dumps
+from rlskip.skip.rng import check_rng
 from rlskip.skip.step_calls import Key
-from rlskip.store import DumpError, DumpMeta
+from rlskip.store import DumpError
 
 # How long ranks wait for each other, in seconds: longer than a slow disk may hold one of them,
 # 600 s for room in its writer and 600 s for what that writes.
 _RANKS_S = 1800.0
-
-Loaded = tuple[Any, DumpMeta, Any]
-"""Rollouts, their meta, and the states of the generators."""
-
-Load = Callable[[Call], Loaded]
-"""Loads and verifies the dump that serves a call, or raises."""
-
-Look = Callable[[Call], Any]
-"""Returns the dump that serves a call, a `Mismatch`, or None: it is a miss."""
 
 
 @attrs.frozen
@@ -42,145 +34,116 @@ class Mismatch:
     hint: str = ""
 
 
-class OneRank:
-    """The only rank of a job, which agrees with itself."""
-
-    def __init__(self, group: RankGroup, dumps: Dumps) -> None:
-        self.group, self._dumps = group, dumps
-
-    def agree(self, call: Call, look: Look, load: Load) -> Any:
-        """What serves the call on every rank; None: it is generated.
-
-        Raises
-        ------
-        MismatchError
-            Nothing does, and ``on_mismatch`` is ``error``.
-        """
-        found = look(call)
-        if isinstance(found, Mismatch):
-            self._settle(call, found)
-            return None
-        return found
-
-    def _settle(self, call: Call, mismatch: Mismatch) -> None:
-        """Refuse the call, or quarantine the dump that its own will replace."""
-        self._dumps.reject(call.reason, mismatch.key, mismatch.hint)
-        call.replaces = mismatch.key.call
-
-    def load(self, call: Call, load: Load) -> Loaded:
-        """What `load` returns for the call, on every rank or on none."""
-        return load(call)
-
-    def info(self, call: Call) -> dict[str, Any]:
-        """What this rank's shard records so that all shards of a call are known."""
-        return {}
-
-
 @attrs.frozen
-class _Answer:
+class _Shard:
     """What a rank has for call `place` of `step`, as numbers.
 
-    Its dumps were made for another call (`differs`); or it has `found` one, and has `loaded` it:
-    a shard of the call that `generation` names.
+    Its dumps were made for another call (`differs`); or it has `loaded` one: a shard of the call
+    that `generation` names.
     """
 
     step: int
     place: int
     differs: int = 0
-    found: int = 0
     loaded: int = 0
     generation: int = 0
 
 
-class SeveralRanks(OneRank):
+class SeveralRanks:
     """Ranks that keep a shard of each call: a call is replayed on all of them or on none.
 
     Each rank has prompts of its own, so each looks under its own names. What makes shards those of
     one call is the generation that they record: unequal ones are a miss on all ranks, and all
-    shards are replaced. No rank leaves while others wait for it: what it cannot use it answers,
+    shards are replaced. No rank leaves while others wait for it: what it cannot use it says,
     and what one raises lets all raise.
     """
 
-    def agree(self, call: Call, look: Look, load: Load) -> Any:
+    def __init__(self, group: RankGroup, dumps: Dumps) -> None:
+        self.group, self._dumps = group, dumps
+
+    def agree(
+        self, call: Call, look: Callable[[Call], Any], load: Callable[[Call, Any], Any]
+    ) -> Any:
+        """What serves the call on every rank, or the mismatch to name; None: it is generated.
+
+        Parameters
+        ----------
+        look
+            Returns what serves the call here, a `Mismatch`, or None.
+        load
+            Loads and verifies what serves it, or raises. The result is kept in ``call.loaded``.
+        """
         found, error = None, None
-        mine = _Answer(call.step, call.place)
+        mine = _Shard(call.step, call.place)
         try:
             found = look(call)
-            mine = self._answer(call, found, load)
+            mine = self._shard(call, found, load)
         except BaseException as raised:  # once the other ranks know
             error = raised
         numbers = map(int, attrs.astuple(mine))
         given = self.group.exchange(*numbers, what=f"step {call.step}", error=error)
         # Rank 0 made it for this exchange: a call that is generated has it as its generation.
         call.generation = self.group.exchange_id
-        answers = [_Answer(*answer) for answer in given]
-        self._refuse_other_places(answers)
-        if {(one.loaded, one.generation) for one in answers} == {(1, mine.generation)}:
+        shards = [_Shard(*shard) for shard in given]
+        self._refuse_other_places(shards)
+        if {(one.loaded, one.generation) for one in shards} == {(1, mine.generation)}:
             return found
-        self._miss(call, found, answers)
-        return None
+        return self._mismatch(call, found, shards)
 
-    def _answer(self, call: Call, found: Any, load: Load) -> _Answer:
-        """This rank's answer. A dump is loaded first, so that a hit takes one exchange."""
+    def _shard(self, call: Call, found: Any, load: Callable[[Call, Any], Any]) -> _Shard:
+        """What this rank has. A dump is loaded first, so that a hit takes one exchange."""
         call.loaded = None
-        answer = _Answer(call.step, call.place, differs=isinstance(found, Mismatch))
+        shard = _Shard(call.step, call.place, differs=isinstance(found, Mismatch))
         if not isinstance(found, Key):
-            return answer
-        call.found, answer = found, attrs.evolve(answer, found=True)
+            return shard
         try:
-            loaded = call.loaded = load(call)
+            loaded = call.loaded = load(call, found)
             if self._dumps.local_config.restore_rng:
                 check_rng(loaded[2])
         except (DumpError, OSError, MemoryError) as error:
             call.loaded = error
-            return answer
-        finally:
-            call.found = None
+            return shard
         generation = int(loaded[1].info.get("generation", "0"), 16)
-        return attrs.evolve(answer, loaded=True, generation=generation)
+        return attrs.evolve(shard, loaded=True, generation=generation)
 
-    def _miss(self, call: Call, found: Any, answers: list[_Answer]) -> None:
-        """Refuse a call that no dump serves if its dumps are whole, and made for another call."""
+    def _mismatch(self, call: Call, found: Any, shards: list[_Shard]) -> Mismatch | None:
+        """The mismatch of a call that no dump serves if its dumps are whole, and another call's."""
         failure, call.loaded = call.loaded, None
         if isinstance(failure, BaseException):
             self._dumps.notices.unusable(call, failure)
         if isinstance(found, Key):  # else it would be found again, and be unequal again
             call.visit.take(found)
             call.replaces = found.call
-        if not all(one.loaded or one.differs for one in answers):
+        if not all(one.loaded or one.differs for one in shards):
             if isinstance(found, Mismatch):
                 why = f"another rank has no whole dump; {call.reason}"
                 self._dumps.notices.generated(call, why)
-        elif isinstance(found, Mismatch):
-            self._settle(call, found)
-        elif (
-            any(one.differs for one in answers) and self._dumps.local_config.on_mismatch == "error"
-        ):
-            others = [str(rank) for rank, answer in enumerate(answers) if answer.differs]
+            return None
+        if isinstance(found, Mismatch):
+            return found
+        others = [str(rank) for rank, shard in enumerate(shards) if shard.differs]
+        if others and self._dumps.local_config.on_mismatch == "error":
             raise MismatchError(
                 f"rank {', '.join(others)} of {self.group.world_size} makes another call than the "
                 f"dump of step {call.step} was made for",
                 str(self._dumps.directory / str(call.step)),
                 "the error of that rank says how the calls differ, and what to choose",
             )
-
-    def load(self, call: Call, load: Load) -> Loaded:
-        loaded: Loaded = call.loaded
-        call.loaded = None
-        return loaded
+        return None
 
     def info(self, call: Call) -> dict[str, Any]:
+        """What this rank's shard records so that all shards of a call are known."""
         if not call.generation:  # a call by hand, for which nobody looked
             self.group.exchange(what=f"step {call.step}")
             call.generation = self.group.exchange_id
         return {"generation": call.generation}
 
-    def _refuse_other_places(self, answers: list[_Answer]) -> None:
-        if len({(answer.step, answer.place) for answer in answers}) == 1:
+    def _refuse_other_places(self, shards: list[_Shard]) -> None:
+        if len({(shard.step, shard.place) for shard in shards}) == 1:
             return
         made = ", ".join(
-            f"rank {rank} makes call {answer.place} of step {answer.step}"
-            for rank, answer in enumerate(answers)
+            f"rank {rank} makes call {shard.place} of step {shard.step}"
+            for rank, shard in enumerate(shards)
         )
         raise RankTimeoutError(
             f"the ranks call the stage unequally often: {made}",
@@ -211,8 +174,8 @@ def only_on_one_rank(dumps: Dumps, own_steps: bool = False) -> Problem | None:
     return None
 
 
-def ranks_of(dumps: Dumps, own_steps: bool) -> OneRank:
-    """The ranks that torch.distributed has; on all of them this is one collective call.
+def ranks_of(dumps: Dumps, own_steps: bool) -> SeveralRanks | None:
+    """The ranks that torch.distributed has, None for one; on all of them a collective call.
 
     Raises
     ------
@@ -220,14 +183,12 @@ def ranks_of(dumps: Dumps, own_steps: bool) -> OneRank:
         There are several, and the role cannot have them, or they do not share the directory of
         `dumps`.
     """
+    if (ranks := world_size()) == 1:
+        return None
     if (why := only_on_one_rank(dumps, own_steps)) is not None:
-        if (ranks := world_size()) > 1:
-            what = f"torch.distributed has {ranks} ranks here, and {why.what}"
-            raise ConfigError(what, why.key, why.remedy)
-        return OneRank(RankGroup(), dumps)
+        what = f"torch.distributed has {ranks} ranks here, and {why.what}"
+        raise ConfigError(what, why.key, why.remedy)
     group, dump_dir = RankGroup(_RANKS_S), dumps.local_config.dump_dir
-    if group.world_size == 1:
-        return OneRank(group, dumps)
     if apart := group.ranks_without(dump_dir):
         raise ConfigError(
             f"{dump_dir} is not shared: rank {', '.join(map(str, apart))} of "

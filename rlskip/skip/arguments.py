@@ -79,6 +79,8 @@ class Arguments:
 
     Parameters
     ----------
+    ignored
+        Names of arguments that do not count; ``*`` is all names.
     values
         By name what is compared, as plain JSON. Data that is not compared is in it as
         `NOT_COMPARED`, so that it differs from a default.
@@ -96,6 +98,7 @@ class Arguments:
         The names of compared attributes that change while stages run, so that no value is right.
     """
 
+    ignored: Collection[str] = ()
     values: dict[str, Any] = attrs.field(factory=dict)
     usual: set[str] = attrs.field(factory=set)
     opaque: dict[str, tuple[Any, str]] = attrs.field(factory=dict)
@@ -128,7 +131,7 @@ def read_arguments(
     holder
         The argument that holds the prompts.
     """
-    found = Arguments()
+    found = Arguments(ignored)
     if ALL in ignored:
         return found
     for name, value, default in _each(bound, ignored):

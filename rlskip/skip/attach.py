@@ -21,8 +21,7 @@ from rlskip.batch.row_fields import check
 from rlskip.config.attachments import AttachConfig, Target, role_options
 from rlskip.errors import ConfigError
 from rlskip.keys import integer
-from rlskip.skip.call import Stage
-from rlskip.skip.signatures import bind, named, signature_of
+from rlskip.skip.stage import Stage, bind, named, signature_of
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,9 @@
-"""The role for calls: look up a dump, replay it; or run the stage, and keep what it returns."""
+"""The role for calls: look up a dump, replay it; or run the stage, and keep what it returns.
+
+:mod:`rlskip.skip.stage_runner` asks a role for each call of a decorated function. What it asks is
+here in this order: :meth:`CallRole.find` names the call and looks whether its dump is there, and
+:meth:`CallRole.replay` loads it; or the stage runs, and :meth:`CallRole.keep` keeps its result.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +17,17 @@ from typing import Any
 
 from rlskip.config.facts import HostFacts
 from rlskip.jobs.lease import SingleFlight
+from rlskip.jobs.ranks import RankGroup
 from rlskip.jobs.served import ledger_of
-from rlskip.skip.agreement import Mismatch, OneRank, ranks_of
+from rlskip.skip.agreement import Mismatch, SeveralRanks, ranks_of
 from rlskip.skip.call import Call
-from rlskip.skip.dumps import Dumps, capture_rng, restore_rng
-from rlskip.skip.matching import CallMatching, PromptMatching
+from rlskip.skip.dumps import Dumps
+from rlskip.skip.matching import CallMatching
+from rlskip.skip.rng import capture_rng, restore_rng
 from rlskip.skip.role import Role
 from rlskip.skip.run_dumps import PromptGroups, RunDumps
 from rlskip.skip.stage_runner import not_dumped
-from rlskip.skip.step_calls import Key, StepCalls
+from rlskip.skip.step_calls import Key, StepCalls, next_name
 from rlskip.store import (
     AbsentDumpError,
     DumpError,
@@ -72,12 +79,14 @@ class CallRole(Role):
         self.dumps: Dumps = dumps
         self._ledger = ledger_of(dumps.directory)
         self._run = RunDumps(lambda: dumps.stores, self._ledger)
-        matching = PromptMatching if dumps.by_prompt else CallMatching
+        matching = CallMatching
+        if dumps.by_prompt:
+            from rlskip.skip.by_prompt import PromptMatching as matching  # needs torch
         self._matching: CallMatching = matching(dumps, self._run, self._ledger)
 
     @functools.cached_property
-    def ranks(self) -> OneRank:
-        """How ranks agree; at the first call, as a job starts before its ranks are known."""
+    def ranks(self) -> SeveralRanks | None:
+        """How several ranks agree; at the first call, as a job starts before they are known."""
         return ranks_of(self.dumps, self.support_online_step)
 
     @functools.cached_property
@@ -86,7 +95,8 @@ class CallRole(Role):
         c = self.local_config
         if self.support_online_step or c.on_miss != "generate" or c.wait_s <= 0:
             return None
-        return SingleFlight(self.dumps.directory, self.ranks.group, wait_s=c.wait_s)
+        group = self.ranks.group if self.ranks else RankGroup()
+        return SingleFlight(self.dumps.directory, group, wait_s=c.wait_s)
 
     @functools.cached_property
     def writer(self) -> Writer | None:
@@ -96,7 +106,7 @@ class CallRole(Role):
 
     def shard(self) -> tuple[int, int]:
         """This rank, and the number of ranks."""
-        return self.ranks.group.rank, self.ranks.group.world_size
+        return (self.ranks.group.rank, self.ranks.group.world_size) if self.ranks else (0, 1)
 
     def extract_step(self, *args: Any, **kwargs: Any) -> int:
         return self._step_of(*args, **kwargs)
@@ -104,41 +114,38 @@ class CallRole(Role):
     # -- a call: name it, look for its dump; load it, or run the stage and keep what it returns ----
 
     def find(self, call: Call) -> bool:
-        generates = self.local_config.on_miss == "generate"
-        visit = call.visit = call.visit or self._visit(call.step)
-        # The lock from the look until the dump is taken: of two equal calls side by side each gets
-        # a dump of its own.
-        with visit.lock:
-            call.found = self._choose(call)
+        call.visit = call.visit or self._visit(call.step)
+        call.found = self._choose(call)
         if call.found is None:
             self.dumps.notices.log_hidden(call)
-            if generates:
-                call.prompt_rows = call.summarize_prompts()  # now: the stage may change its input
+            if self.local_config.on_miss == "generate":
+                _ = call.prompt_rows  # now: the stage may change its input
                 if self.flight is not None and not self._may_generate(call, self.flight):
-                    with visit.lock:
-                        call.found = self._choose(call)
+                    call.found = self._choose(call)
         return call.found is not None
 
     def replay(self, call: Call) -> Any:
-        if call.found is None:
+        found = call.found
+        if found is None:
             where = str(self.dumps.directory / str(call.step))
             raise AbsentDumpError("no dump serves this call", where)
         try:
-            rollouts, meta, states = self.ranks.load(call, self._matching.load)
+            # Ranks have loaded it to agree.
+            loaded, call.loaded = call.loaded or self._matching.load(call, found), None
+            rollouts, meta, states = loaded
             if self.local_config.restore_rng:
                 restore_rng(states)
         except RankTimeoutError:
             raise
         except (DumpError, OSError, MemoryError):
             self._ledger.give_back(call.parts)
-            if isinstance(call.found, Key):
-                call.visit.lose(call.found)
+            if isinstance(found, Key):
+                call.visit.lose(found)
             call.found = None
-            call.prompt_rows = call.summarize_prompts()
+            _ = call.prompt_rows
             raise
         call.awaited = str(meta.info.get("awaited", ""))
-        found = call.found if isinstance(call.found, Key) else str(call.found)
-        self.dumps.replayed(call, meta, found)
+        self.dumps.replayed(call, meta, found if isinstance(found, Key) else str(found))
         return rollouts
 
     def keep(self, call: Call, result: Any) -> None:
@@ -182,6 +189,7 @@ class CallRole(Role):
                 # of it, so only its first call waits.
                 self._wait_for_writer()
                 self._visiting = StepCalls(self.dumps.store, step)
+                self._run.first = step if self._run.first is None else self._run.first
             return self._visiting
 
     def _wait_for_writer(self) -> None:
@@ -194,17 +202,23 @@ class CallRole(Role):
 
     def _choose(self, call: Call) -> Key | PromptGroups | None:
         """The dump that serves the call, from now on no other one's; None: it is a miss."""
-        # Calls of their own steps, side by side, may take the same dump, or groups of the same.
+        match, matching = self.local_config.match, self._matching
+        # The lock from the look until the dump is taken: of two equal calls side by side each gets
+        # a dump of its own. Calls of their own steps may take the same dump, or groups of the same.
         # One lock for all others, too, would keep ranks that are threads from agreeing.
-        match = self.local_config.match
         together = match == "prompt" or (match == "run" and self.support_online_step)
-        with self._ledger.lock if together else contextlib.nullcontext():
-            if not self.support_online_step:
-                self._run.begin(call.step)
-            found = self.ranks.agree(call, self._look_up, self._matching.load)
+        with call.visit.lock, self._ledger.lock if together else contextlib.nullcontext():
+            if self.ranks is None:
+                found = self._look_up(call)
+            else:
+                found = self.ranks.agree(call, self._look_up, matching.load)
+            if isinstance(found, Mismatch):
+                self.dumps.reject(call.reason, found.key, found.hint)
+                call.replaces = found.key.call
+                return None
             call.found = found
             if found is not None and not call.by_hand:
-                self._matching.take(call, found)
+                matching.take(call, found)
                 call.cleanup.add(functools.partial(self._give_back, call, found))
             return call.found
 
@@ -214,16 +228,14 @@ class CallRole(Role):
             self._name(call)
             return self._matching.look_up(call) or self._matching.judge(call)
         except (DumpError, OSError, MemoryError) as error:
-            log.warning(
-                "rlskip: role %s: step %d counts as a miss: %s", self.role, call.step, error
-            )
+            self.dumps.notices.unusable(call, error)
             return None
 
     def _name(self, call: Call) -> None:
         """Give the call its identity, and by that its name and its place in the step."""
         if call.name:
             return
-        call.identity = call.identity or self.dumps.identity_of(call)
+        call.identity = call.identity or self.dumps.identities.of_call(call)
         call.name, call.place = call.visit.begin(call.identity)
         call.cleanup.add(functools.partial(self._unname, call))
 
@@ -269,14 +281,14 @@ class CallRole(Role):
         replaces a dump has that one's name. From now on it serves no call of the visit.
         """
         visit = call.visit = call.visit or self._visit(call.step)
-        info = self.ranks.info(call)  # before anything that may raise: all ranks exchange
-        if not call.name:
-            self._name(call)
-            call.prompt_rows = call.summarize_prompts()
+        info = {}
+        if self.ranks is not None:
+            info = self.ranks.info(call)  # before anything that may raise: all ranks exchange
+        self._name(call)
         name = call.name if call.place else ""
         key = Key(call.step, name if call.replaces is None else call.replaces)
         while call.replaces is None and (visit.is_taken(key) or self._is_anothers(call, key)):
-            key = Key(call.step, _next_name(call.name, key.call))
+            key = Key(call.step, next_name(call.name, key.call))
         self._take(call, key)
 
         def on_conflict(other: DumpMeta) -> str | None:
@@ -287,13 +299,13 @@ class CallRole(Role):
             """
             nonlocal key
             if not self._is_anothers(call, key, other):
-                call.is_dropped = self.ranks.group.world_size == 1  # shards are replaced
+                call.is_dropped = self.ranks is None  # shards are replaced
                 return None
             # That dump may serve the call that it was made for, which may be one of this visit.
             visit.give_back(key)
             if call.writes == key:
                 self._ledger.write_not(key)
-            while visit.is_taken(key := Key(call.step, _next_name(call.name, key.call))):
+            while visit.is_taken(key := Key(call.step, next_name(call.name, key.call))):
                 pass
             self._take(call, key)
             return key.call
@@ -312,8 +324,8 @@ class CallRole(Role):
             there = self.dumps.store.read_meta(key.step, key.call)
         if there is None:
             return False
-        differs = there.identity and call.identity.differences(there.identity)[0]
-        return bool(differs) or self._matching.has_served(key, call)
+        fits = not there.identity or call.identity.fits(there.identity)
+        return not fits or self._matching.has_served(key, call)
 
     def _take(self, call: Call, key: Key) -> None:
         """The call is going to write this dump, which serves no other one."""
@@ -333,9 +345,3 @@ class CallRole(Role):
         if call.cleanup.failed:
             self.dumps.store.quarantine(call.step, "its call was cancelled", meta.call)
             call.visit.give_back(Key(call.step, meta.call))
-
-
-def _next_name(own: str, tried: str) -> str:
-    """The name to try after one that was taken: the call's own, then the next number."""
-    digest, _, number = (tried or own).rpartition("-")
-    return f"{digest}-{int(number) + 1}" if tried else own

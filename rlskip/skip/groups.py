@@ -21,8 +21,9 @@ from rlskip.keys import (
     split_trajectory,
     uid_of,
 )
+from rlskip.skip.run_dumps import Group
 from rlskip.skip.step_calls import Key
-from rlskip.store import CorruptDumpError, DumpMeta
+from rlskip.store import CorruptDumpError, DumpMeta, Identity
 from rlskip.store.layout import call_number
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class QueuedGroup:
         return len(sessions) >= expected
 
 
-def gather(listing: Mapping[str, Tag], uids: Iterable[str]) -> list[QueuedGroup]:
+def groups_in(listing: Mapping[str, Tag], uids: Iterable[str]) -> list[QueuedGroup]:
     """The groups of these prompts that are to be dumped, from all that a partition holds."""
     groups = {
         uid: QueuedGroup(uid, {"": listing[uid]})
@@ -86,6 +87,16 @@ class DumpedGroup:
     def place(self) -> tuple[int, int, int]:
         """By what groups of one step are in order."""
         return self.position, call_number(self.key.call), self.index
+
+    @property
+    def part(self) -> Group:
+        """As the ledger knows it."""
+        return Group(self.key, self.index, 1, self.checksum, self.content or "", Identity())
+
+    @classmethod
+    def of(cls, part: Group) -> DumpedGroup:
+        """A complete one that was found by its prompt."""
+        return cls(part.key, part.start, part.digest, 0, True, part.checksum)
 
     @classmethod
     def of_part(cls, key: Key, meta: DumpMeta) -> list[DumpedGroup]:
@@ -135,11 +146,11 @@ def by_content(
 
     Complete groups come first.
     """
-    shelves: dict[str | None, deque[DumpedGroup]] = defaultdict(deque)
+    left: dict[str | None, deque[DumpedGroup]] = defaultdict(deque)
     for group in sorted(groups, key=lambda group: not group.complete):
-        shelves[group.content].append(group)
+        left[group.content].append(group)
     return [
-        shelves[content].popleft() if content is not None and shelves[content] else None
+        left[content].popleft() if content is not None and left[content] else None
         for content in contents
     ]
 
@@ -147,6 +158,40 @@ def by_content(
 def by_position(groups: Sequence[DumpedGroup], prompts: int) -> list[DumpedGroup | None]:
     """For each prompt the group at its position; None beyond the last."""
     return [groups[i] if i < len(groups) else None for i in range(prompts)]
+
+
+def complete_ones(match: Sequence[DumpedGroup | None]) -> list[DumpedGroup | None]:
+    return [group if group is not None and group.complete else None for group in match]
+
+
+def groups_of_parts(metas: Mapping[Key, DumpMeta]) -> list[DumpedGroup]:
+    return [group for dump, meta in metas.items() for group in DumpedGroup.of_part(dump, meta)]
+
+
+@attrs.frozen
+class Plan:
+    """What becomes of a submitted batch: which prompts are replayed, and from where."""
+
+    step: int
+    source: int
+    uids: list[str]
+    contents: list[str | None]
+    metas: Mapping[Key, DumpMeta]
+    groups: list[DumpedGroup | None]  # for each prompt the complete group that replaces it
+    by_prompt: bool = False
+
+    @property
+    def rest(self) -> list[int]:
+        """The prompts to generate."""
+        return [i for i, group in enumerate(self.groups) if group is None]
+
+    @property
+    def served(self) -> int:
+        return len(self.groups) - len(self.rest)
+
+    def __str__(self) -> str:
+        what = "the run serves" if self.by_prompt else f"the dump of step {self.source} serves"
+        return f"{what} {self.served} of the batch's {len(self.uids)} prompts"
 
 
 # -- back into the queue -------------------------------------------------------------------------

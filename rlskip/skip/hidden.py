@@ -36,6 +36,7 @@ from rlskip.skip.stored import (
     config_entries,
     declared_fields,
     declared_names,
+    in_words,
     type_of,
 )
 
@@ -124,7 +125,6 @@ def add_hidden(
     roots: Mapping[str, Any],
     func: Callable[..., Any],
     prompts: Any,
-    ignored: Collection[str],
     first: FirstValues,
 ) -> None:
     """Add to the arguments of a call what shapes rollouts inside objects, and name what is left.
@@ -137,7 +137,7 @@ def add_hidden(
     func
         The stage's function, for its closure.
     """
-    look = _Look(ignored, {id(prompts): prompts})
+    look = _Look(found.ignored, {id(prompts): prompts})
     for name, (value, why) in found.opaque.items():
         before, left = len(look.shaping), look.left
         look.left = {}
@@ -187,7 +187,7 @@ class _Look:
         try:
             self._enter(place, value, None, _DEPTH, quiet, is_root)
         except Exception:  # an object of the user's raises anything
-            self.left[place] = _text(value)
+            self.left[place] = in_words(value)
 
     def _enter(
         self, place: str, value: Any, owner: Any, levels: int, quiet: bool, is_root: bool = False
@@ -212,7 +212,7 @@ class _Look:
             or (fields and (levels < 0 or len(fields) > _MAX_FIELDS or self._values > _MAX_VALUES))
         ):
             if not quiet:
-                self.left[place] = _text(value)
+                self.left[place] = in_words(value)
             return
         self._seen[id(value)] = value
         if owner is None and (kind in (_OBJECT, *_NEUTRAL) or not place):
@@ -223,7 +223,7 @@ class _Look:
             elif _kind_of(type_of(part)) != _LEAF:
                 self._enter(f"{place}.{name}", part, owner, levels - 1, quiet)
             elif not quiet:
-                self.left[place] = _text(value)
+                self.left[place] = in_words(value)
 
     def _sort(self, above: str, name: str, part: Any, owner: Any, levels: int, quiet: bool) -> None:
         """Compare a field, look into it, or leave it."""
@@ -244,7 +244,7 @@ class _Look:
         elif kind != _LEAF:
             self._enter(place, part, owner, levels - 1, quiet)
         elif not quiet and part is not None:
-            self.left[place] = _text(part)
+            self.left[place] = in_words(part)
 
 
 @functools.lru_cache(1 << 14)
@@ -278,10 +278,6 @@ def _kind_of(kind: Any) -> str:
             is_weights = any(c.__module__ == "torch.nn.modules.module" for c in kind.__mro__)
             return _WEIGHTS if is_weights else _MEANINGLESS
     return _OBJECT
-
-
-def _text(value: Any) -> str:
-    return f"a {type(value).__qualname__}"
 
 
 def _fields_of(value: Any, kind: str) -> dict[Any, Any] | None:

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from rlskip import stages
@@ -16,24 +16,19 @@ from rlskip.config.check import raise_all
 from rlskip.config.legacy import retire_legacy_flags
 from rlskip.config.record import read_record_of
 from rlskip.config.settings import SkipSettings, read_skip
-from rlskip.config.skip import BUILT_IN_ROLES, SHARED_KEYS, TRAINING_ROLES, SkipManagerConfig
+from rlskip.config.skip import BUILT_IN_ROLES, TRAINING_ROLES
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.jobs.records import job_id, read_events
 from rlskip.jobs.served import forget_served
 from rlskip.keys import integer
+from rlskip.skip import refusals
 from rlskip.skip.attach import attach, detach
-from rlskip.skip.call import (
-    IdentitySpec,
-    LacksSpec,
-    PromptsSpec,
-    RowsSpec,
-    Stage,
-)
 from rlskip.skip.figures import Figures
 from rlskip.skip.not_installed import Guard, before_init, refusing
-from rlskip.skip.role import Role, refuse_misspelt
-from rlskip.skip.signatures import named
+from rlskip.skip.role import Role
+from rlskip.skip.stage import IdentitySpec, LacksSpec, PromptsSpec, RowsSpec, Stage, named
 from rlskip.skip.stage_runner import decorated
+from rlskip.skip.unused import uncalled, warn_of_idle_keys, why_uncalled
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +94,7 @@ class SkipManager:
         cls._start(config)
         if isinstance(config, SkipSettings):
             return  # a host's, which records by itself
-        cls._warn_of_idle_keys()
+        warn_of_idle_keys((cls.settings and cls.settings.node) or {}, cls.skip_instances)
         try:
             recording = read_record_of(config)
         except ConfigError:
@@ -129,24 +124,18 @@ class SkipManager:
         cls._refuse("SkipManager.init failed")
         forget_served()
         settings = read_skip(config)
-        if isinstance(config, dict) and not {"skip", "record"} & config.keys():
-            raise ConfigError(
-                f"the config has no entry skip, only {', '.join(map(str, config)) or 'nothing'}",
-                "SkipManager.init",
-                "give the full config, e.g. SkipManager.init({'skip': {'rollout': {'enable': "
-                "True}}})",
-            )
+        refusals.refuse_without_node(config)
         roles = settings.roles
         for local_config in roles.values():
             if local_config.background_write == "auto":
                 local_config.background_write = flushes
         # The roles first: they read the config as the user gave it.
-        instances: dict[str, Role] = {}
+        enabled: dict[str, Role] = {}
         if roles:
-            from rlskip.skip.roles import make_roles  # a job that skips nothing needs no torch
+            from rlskip.skip.roles import make_roles  # a job that skips nothing needs no numpy
 
-            instances = make_roles(roles, settings.facts)
-        enabled = {role: skip for role, skip in instances.items() if skip.is_enabled()}
+            made = make_roles(roles, settings.facts)
+            enabled = {role: skip for role, skip in made.items() if skip.is_enabled()}
         if checks and enabled:
             from rlskip.skip.preflight import preflight
 
@@ -170,19 +159,6 @@ class SkipManager:
                 role, local.action, local.steps, local.dump_dir,
                 "; no function is decorated with it so far" if unknown else "",
             )  # fmt: skip
-
-    @classmethod
-    def _warn_of_idle_keys(cls) -> None:
-        """Warn if keys of `skip` are set, and no role that would take them is on."""
-        node = (cls.settings and cls.settings.node) or {}
-        usual = SkipManagerConfig()
-        given = [k for k in SHARED_KEYS if node.get(k) not in (None, getattr(usual, k))]
-        if given and not cls.skip_instances and node.get("enable") is not False:
-            log.warning(
-                "rlskip: NOTHING is skipped or cached: skip.%s is set, and no role is on; set "
-                "skip.rollout.enable=true, here {'skip': {'rollout': {'enable': True}, ...}}",
-                given[0],
-            )
 
     @classmethod
     def set_step(cls, step: int) -> None:
@@ -214,49 +190,23 @@ class SkipManager:
 
     @classmethod
     def _warn_of_uncalled(cls, step: int) -> None:
-        """Warn once that a role was not called up to `step`, and again of each other role that was.
-
-        Functions of a role with its own steps may be called in another process, validation may
-        come later, or before the first step of training: at step 0, or at that of a checkpoint.
-        """
-        roles = cls.skip_instances.values()
-        validated = any(skip.recorder and skip.serves_validation for skip in roles)
-        if not cls.bypassed and (step == 0 or (cls._at_first_step and validated)):
+        """Warn once that a role was not called up to `step`, and of each other that was."""
+        if cls.bypassed == cls._warned:
             return
-        # A call that was replayed may enclose those of a stage of another role.
-        enclosed = cls._decorated if any(skip.has_replayed for skip in roles) else ()
-        unused = [
-            role
-            for role, skip in cls.skip_instances.items()
-            if not (cls.was_called(role) or skip.serves_validation or role in enclosed)
-            if cls.bypassed or not skip.support_online_step
-        ]
-        if unused and cls.bypassed != cls._warned:
+        unused = uncalled(
+            cls.skip_instances, cls.bypassed, cls._decorated, step, cls._at_first_step
+        )
+        if unused:
             cls._warned = set(cls.bypassed)
             log.warning(
                 "rlskip: role %s is enabled and was NEVER CONSULTED up to step %d: %s",
-                ", ".join(unused), step, cls._uncalled(),
+                ", ".join(unused), step, why_uncalled(cls.bypassed),
             )  # fmt: skip
-
-    @classmethod
-    def _uncalled(cls) -> str:
-        """Why a role that is on was not called, and what to type instead."""
-        if not cls.bypassed:
-            return (
-                "no function decorated with it was called; decorate the stage with "
-                "SkipManager.annotate, or name it: skip.attach.ROLE=package.module:function"
-            )
-        called = sorted(cls.bypassed)
-        choose = " ".join(
-            f"+skip={role}_cache" if role in BUILT_IN_ROLES else f"skip.{role}.enable=true"
-            for role in called
-        )
-        return f"functions of role {', '.join(called)} were called instead: {choose}"
 
     @classmethod
     def was_called(cls, role: str) -> bool:
         """Whether a function decorated with `role` was called since `init`, at any step."""
-        return role in cls.skip_instances and cls.skip_instances[role].recorder is not None
+        return role in cls.skip_instances and cls.skip_instances[role].was_called
 
     @classmethod
     def count_rollouts(cls) -> None:
@@ -383,8 +333,8 @@ class SkipManager:
             Options of the role (``BaseSkip.stage_options``); any other name is refused when the
             enabled role is first called.
         """
-        refuse_misspelt(role)
-        _refuse_other_kinds(
+        refusals.refuse_misspelt(role)
+        refusals.refuse_other_kinds(
             role, prompts=prompts, identity=identity, lacks=lacks, ignore=ignore, rows=rows,
             on_replay=on_replay,
         )  # fmt: skip
@@ -395,7 +345,7 @@ class SkipManager:
         def decorate(func: F) -> F:
             if isinstance(func, staticmethod | classmethod):
                 return type(func)(decorate(func.__func__))  # type: ignore[return-value]
-            _refuse_other_objects(func)
+            refusals.refuse_other_objects(func)
             name = stage or named(func).__qualname__
             staged = Stage(
                 func, role, prompts, identity, name, lacks, rows, totals or {}, options, ignore,
@@ -419,39 +369,3 @@ def _say_what_is_kept() -> None:
             kept = {e.step for e in events if e.kind == "dumped" and e.role == role}
             what = "rlskip: interrupted; role %s: the rollouts of %d steps are kept in %s"
             log.warning(what, role, len(kept), skip.directory or skip.local_config.dump_dir)
-
-
-_KINDS: dict[str, tuple[Any, str]] = {
-    "prompts": (str, "the name of an argument, or a function"),
-    "identity": (Mapping, "a mapping, or a function"),
-    "lacks": ((), "a function"),
-    "ignore": ((list, tuple, Set), "a list of names"),
-    "rows": (Mapping, "a mapping, or a function"),
-    "on_replay": ((), "a function"),
-}
-"""What an option of ``annotate`` is, besides a function, and in words."""
-
-
-def _refuse_other_kinds(role: str, **options: Any) -> None:
-    for name, value in options.items():
-        kind, words = _KINDS[name]
-        if not (value is None or callable(value) or isinstance(value, kind)):
-            raise ConfigError(
-                f"expected {words}, got {value!r:.80}",
-                f"SkipManager.annotate(role={role!r}, {name}=...)",
-            )
-
-
-def _refuse_other_objects(func: Any) -> None:
-    if isinstance(func, property):
-        raise ConfigError(
-            "a property takes no prompts",
-            "SkipManager.annotate",
-            "decorate the function that generates, and let the property call it",
-        )
-    if isinstance(func, type) or not callable(func):
-        raise ConfigError(
-            f"{func!r:.80} is not a function",
-            "SkipManager.annotate",
-            "decorate a function, a method, a functools.partial or a callable object",
-        )

@@ -1,27 +1,23 @@
-"""Which dumps serve a call: that of the very call, or the groups of its prompts in any dump."""
+"""Which dump serves a call: one that was made for such a call, in its step or in another one."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from rlskip.batch.columns import cells_of, columns_of
-from rlskip.batch.meta import plain
-from rlskip.batch.row_fields import RowFields
 from rlskip.config.skip import VALIDATION_ROLE, SkipAction
 from rlskip.jobs.served import Ledger
-from rlskip.skip.agreement import Loaded, Mismatch
-from rlskip.skip.assembling import Assembly, Source
+from rlskip.skip.agreement import Mismatch
 from rlskip.skip.call import Call
-from rlskip.skip.dumps import Dumps, seconds_saved
-from rlskip.skip.prompt_rows import prompt_groups
-from rlskip.skip.run_dumps import PromptGroups, RunDumps
+from rlskip.skip.dumps import Dumps, replaced_meanwhile, seconds_saved
+from rlskip.skip.prompt_rows import PromptRows
+from rlskip.skip.run_dumps import RunDumps
 from rlskip.skip.step_calls import Key
-from rlskip.store import CorruptDumpError, DumpMeta, Identity
+from rlskip.store import DumpMeta
+from rlskip.store.index import PROMPTS
 
-_CACHED = 1 << 30
-"""Bytes of dumps that are kept in memory, because the next batch needs other rows of them."""
+LoadedDump = tuple[Any, DumpMeta, Any]
+"""Rollouts, their meta, and the states of the generators."""
 
 
 class CallMatching:
@@ -36,7 +32,7 @@ class CallMatching:
     def __init__(self, dumps: Dumps, run: RunDumps, ledger: Ledger) -> None:
         self._dumps, self._run, self._ledger = dumps, run, ledger
 
-    def look_up(self, call: Call) -> Key | PromptGroups | None:
+    def look_up(self, call: Call) -> Any:
         """What was made for this very call, and serves no other one."""
         if self._dumps.local_config.action == SkipAction.REPEAT:
             return self._repeated(call)
@@ -55,26 +51,51 @@ class CallMatching:
         unnamed: Key | None = None
         served: set[str] = set()
         for key in call.visit.candidates(call.name, call.place):
-            meta = self._dumps.store.read_meta(key.step, key.call)
-            if meta is None:
+            if (meta := self._meta(key)) is None:
                 continue
             if meta.identity is None:
                 unnamed = unnamed or key
-            elif not call.identity.differences(meta.identity)[0]:
+            elif call.identity.fits(meta.identity):
                 if not self.has_served(key, call):
                     return key  # type: ignore[no-any-return]
                 served.add(meta.checksum)
         # Its own dump may have served another call of the visit, or a group of it.
         for own in (call.name, "") if call.name.endswith("-0") else (call.name,):
-            if call.visit.is_taken(Key(call.step, own)):
-                meta = self._dumps.store.read_meta(call.step, own)
-                if meta and meta.identity and not call.identity.differences(meta.identity)[0]:
-                    served.add(meta.checksum)
+            key = Key(call.step, own)
+            meta = self._meta(key) if call.visit.is_taken(key) else None
+            if meta and meta.identity and call.identity.fits(meta.identity):
+                served.add(meta.checksum)
         # These draws were trained on already: nor are the sessions resumed that they were made of,
         # if the step's journal is still there. What is generated instead leaves its own there, so
         # the call is named there by all that have served: by the next one there is one more.
         call.again = "".join(f"-{checksum}" for checksum in sorted(served))
         return None if self._dumps.by_prompt else unnamed
+
+    def _elsewhere(self, call: Call) -> Key | None:
+        """The dump of another step that was made for such a call."""
+        for key in self._run.find(call.identity.prompts, call.step):
+            if self.has_served(key, call) or call.visit.is_taken(key):
+                continue
+            meta = self._meta(key)
+            if meta and meta.identity and call.identity.fits(meta.identity):
+                return key
+        return None
+
+    def _repeated(self, call: Call) -> Key | None:
+        """The dump of the call's place in the step itself, else in the nearest; else its last.
+
+        A step without its first dump is none that could be repeated.
+        """
+        source, names = call.step, call.visit.in_order
+        if "" not in names:
+            nearest = self._dumps.store.nearest(call.step)
+            if nearest is None or nearest == call.step:  # written in this visit
+                return None
+            source, names = nearest, self._dumps.store.in_order(nearest)
+        return Key(source, names[min(call.place, len(names) - 1)]) if names else None
+
+    def _meta(self, key: Key) -> DumpMeta | None:
+        return self._dumps.store.read_meta(key.step, key.call)
 
     def has_served(self, key: Key, call: Call) -> bool:
         """Whether the run has trained on the draws of a dump, at whatever step, so that none does.
@@ -85,6 +106,41 @@ class CallMatching:
         if self._dumps.local_config.match == "step" or call.stage.derived:
             return False
         return self._ledger.has_served(key, call.writes)
+
+    def take(self, call: Call, found: Any) -> None:
+        """These serve the call, and no other one of the visit; by step a visit is enough."""
+        call.visit.take(found)
+        if self._dumps.local_config.match != "step":
+            call.parts = [found]
+            self._ledger.serve(call.parts)
+
+    def load(self, call: Call, found: Any) -> LoadedDump:
+        """The rollouts that serve the call, verified, with one meta and the generators' states.
+
+        Raises
+        ------
+        DumpError
+            A dump is unusable.
+        """
+        store, config = self._dumps.store, self._dumps.local_config
+        with call.timed():
+            rollouts, meta, states = store.load_with_meta(
+                found.step, call=found.call, sidecar=config.restore_rng
+            )
+            repeats = config.action == SkipAction.REPEAT
+            if not repeats and self._dumps.identities.differences(call.identity, meta):
+                raise replaced_meanwhile(store.directory / found.path)
+            self._dumps.check_fields(rollouts, meta, call, found)
+            rollouts = self._dumps.without_dropped(rollouts)
+        call.facts.update(
+            source=meta.step,
+            call=found.call,
+            bytes=store.size_of(meta),
+            seconds_saved=seconds_saved([meta], call.seconds),
+        )
+        return rollouts, meta, states
+
+    # -- where none fits -------------------------------------------------------------------------
 
     def judge(self, call: Call) -> Mismatch | None:
         """What becomes of a call that no dump fits; None: it is a miss.
@@ -113,7 +169,7 @@ class CallMatching:
             return None
         n = len(visit.listed)
         of = f", the nearest of its {n} calls," if n > 1 and not call.place else ""
-        differs = self._dumps.in_words(call, key, differs)
+        differs = self._in_words(call, key, differs)
         call.reason = f"the dump of {key}{of} was made for another call: {'; '.join(differs)}"
         if call.identity.prompts is None:
             call.reason = f"the prompts cannot be compared with those of the dump of {key}"
@@ -134,9 +190,7 @@ class CallMatching:
         """
         differing = []
         for key in keys:
-            meta = None
-            if not call.visit.is_taken(key):
-                meta = self._dumps.store.read_meta(key.step, key.call)
+            meta = None if call.visit.is_taken(key) else self._meta(key)
             if meta is not None and meta.identity is not None:
                 differs = call.identity.differences(meta.identity)[0]
                 if not differs and call.identity.prompts is not None:
@@ -145,6 +199,16 @@ class CallMatching:
         # By name where several differ in as much: not as the directory was listed.
         return min(differing, key=lambda one: (len(one[1]), one[0].place.order), default=None)
 
+    def _in_words(self, call: Call, found: Key, differs: list[str]) -> list[str]:
+        """The lines of `differs`, with how the prompts differ, as far as the dump records them."""
+        meta = self._meta(found)
+        now = call.prompt_rows
+        then = None if meta is None else PromptRows.recorded(meta.info.get(PROMPTS))
+        how = now.difference(then, self._dumps.facts.tokenizer) if now and then else ""
+        if not how:
+            return differs
+        return [f"prompts: {how}" if line.startswith("prompts: ") else line for line in differs]
+
     def _why_not(self, call: Call) -> str:
         if not call.visit.is_whole:
             return "a dump of the step is missing, and the others were made for other calls"
@@ -152,240 +216,7 @@ class CallMatching:
             return "its prompts cannot be compared"
         return "no dump of the step that is left was made for such a call"
 
-    def take(self, call: Call, found: Any) -> None:
-        """These serve the call, and no other one of the visit."""
-        call.visit.take(found)
-        call.parts = self.parts_of(found)
-        self._ledger.serve(call.parts)
-
-    def parts_of(self, found: Any) -> Sequence[Hashable]:
-        """What the ledger knows of what serves a call; under ``match=step`` a visit is enough."""
-        return [] if self._dumps.local_config.match == "step" else [found]
-
-    def load(self, call: Call) -> Loaded:
-        """The rollouts that serve the call, verified, with one meta and the generators' states.
-
-        Raises
-        ------
-        DumpError
-            A dump is unusable.
-        """
-        found, store, config = call.found, self._dumps.store, self._dumps.local_config
-        assert isinstance(found, Key)
-        with call.timed():
-            rollouts, meta, states = store.load_with_meta(
-                found.step, call=found.call, sidecar=config.restore_rng
-            )
-            repeats = config.action == SkipAction.REPEAT
-            if not repeats and self._dumps.differences(call.identity, meta):
-                where = str(self._dumps.directory / found.path)
-                raise CorruptDumpError("another job replaced it meanwhile", where)
-            self._dumps.check_fields(rollouts, meta, call, found)
-            rollouts = self._dumps.without_dropped(rollouts)
-        call.facts.update(
-            source=meta.step,
-            call=found.call,
-            bytes=store.size_of(meta),
-            seconds_saved=seconds_saved([meta], call.seconds),
-        )
-        return rollouts, meta, states
-
-    def _repeated(self, call: Call) -> Key | None:
-        """The dump of the call's place in the step itself, else in the nearest; else its last.
-
-        A step without its first dump is none that could be repeated.
-        """
-        source, names = call.step, call.visit.in_order
-        if "" not in names:
-            nearest = self._dumps.store.nearest(call.step)
-            if nearest is None or nearest == call.step:  # written in this visit
-                return None
-            source, names = nearest, self._dumps.store.in_order(nearest)
-        return Key(source, names[min(call.place, len(names) - 1)]) if names else None
-
-    def _elsewhere(self, call: Call) -> Key | None:
-        """The dump of another step that was made for such a call."""
-        for key in self._run.find(call.identity.prompts, call.step):
-            if self.has_served(key, call):
-                continue
-            meta = self._dumps.store.read_meta(key.step, key.call)
-            if call.visit.is_taken(key) or meta is None or meta.identity is None:
-                continue
-            if not call.identity.differences(meta.identity)[0]:
-                return key
-        return None
-
 
 def _follows_new_rollouts(call: Call, differs: list[str]) -> bool:
     """Whether nothing but the prompts differs, where these are what an earlier stage returned."""
     return call.stage.derived and all(line.startswith("prompts: ") for line in differs)
-
-
-class PromptMatching(CallMatching):
-    """Finds and loads the groups of a call's prompts, in whatever dumps of the run they are."""
-
-    def __init__(self, dumps: Dumps, run: RunDumps, ledger: Ledger) -> None:
-        super().__init__(dumps, run, ledger)
-        self._cache: OrderedDict[Key, tuple[Any, DumpMeta]] = OrderedDict()
-
-    def look_up(self, call: Call) -> Key | PromptGroups | None:
-        """The dump of this very call, else a group for each of its prompts."""
-        if call.identity.prompts is None:
-            return None
-        if (found := self._in_step(call)) is not None:
-            return found
-        identity = call.identity.for_prompts(None)
-        gathered = self._gather(call, lambda made: not identity.differences(made)[0])
-        if isinstance(gathered, PromptGroups):
-            return gathered
-        call.reason = gathered
-        return None
-
-    def has_served(self, key: Key, call: Call) -> bool:
-        return any(self._ledger.has_served(part, call.writes) for part in self.parts_of(key))
-
-    def judge(self, call: Call) -> Mismatch | None:
-        """What becomes of a call for whose prompts there are no groups: it is generated.
-
-        Prompts without a dump are generated, and the whole batch with them. Where all have one that
-        was made in another way, ``on_mismatch`` decides.
-
-        Raises
-        ------
-        MismatchError
-            ``on_mismatch`` is ``error``.
-        """
-        if call.identity.prompts is None:
-            return super().judge(call)
-        found = self._gather(call, lambda made: True)
-        if isinstance(found, PromptGroups):
-            identity = call.identity.for_prompts(None)
-            differing = (
-                (group, must)
-                for group in found.groups
-                if (must := identity.differences(group.made)[0])
-            )
-            first, must = next(differing, (None, []))
-            if first is not None:
-                call.reason = f"{found} were made for other calls: {'; '.join(must)}"
-                self._dumps.reject(call.reason, first.key, replaces=False)
-        if mute := self._run.mute:
-            self._dumps.notices.once(
-                "mute", "%d dumps of the run do not record which rows are which prompt's: they "
-                "serve at most the very batch that they were made for", mute,
-            )  # fmt: skip
-        self._dumps.notices.generated(call, call.reason)
-        return None
-
-    def take(self, call: Call, found: Any) -> None:
-        call.parts = self.parts_of(found)
-        self._ledger.serve(call.parts)
-        keys = [found] if isinstance(found, Key) else {group.key for group in found.groups}
-        for key in keys:
-            if not key.size and key.step == call.step:
-                call.visit.take(key)
-
-    def parts_of(self, found: Any) -> Sequence[Hashable]:
-        return self._run.parts_of(found)
-
-    def load(self, call: Call) -> Loaded:
-        """As `CallMatching.load`, or the groups as the stage would have returned them.
-
-        Raises
-        ------
-        AssemblyError
-            The rows cannot be one batch.
-        """
-        found = call.found
-        if not isinstance(found, PromptGroups):
-            return super().load(call)
-        with call.timed(), self._ledger.lock:  # calls may be side by side
-            metas: dict[Key, DumpMeta] = {}
-            first = found.groups[0].key
-            whole, metas[first] = self._loaded(first, found.groups[0].checksum)
-            if found.is_whole and not self._is_renamed(call, whole, metas[first]):
-                self._cache.pop(first)  # what the trainer gets it may change
-                rollouts = self._dumps.without_dropped(whole)
-            else:
-                rollouts = self._assemble(call, found, metas)
-            self._dumps.check_fields(rollouts, metas[first], call, first, replaces=False)
-        for dump, meta in metas.items():
-            self._dumps.notices.changed(meta, self._dumps.stores[dump.size].directory)
-            if meta.identity is not None:
-                present = call.identity.for_prompts(meta.identity.prompts)
-                self._dumps.differences(present, meta)  # logs what is noteworthy
-        took = sum(
-            metas[group.key].info.get("seconds", 0.0) / max(1, len(self._run.groups_of(group.key)))
-            for group in found.groups
-        )
-        call.facts.update(
-            source=first.step,
-            bytes=sum(meta.stored for meta in metas.values()),
-            seconds_saved=took - call.seconds if took else 0.0,
-        )
-        return rollouts, metas[first], None
-
-    def _gather(self, call: Call, fits: Callable[[Identity], bool]) -> PromptGroups | str:
-        prompts = call.summarize_prompts()
-        if prompts is None or not prompts.digests:
-            return "its prompts cannot be told apart"
-        return self._run.gather(
-            prompts.digests,
-            call.step,
-            fits,
-            # How the model was then is what a validation shows.
-            alone=self._dumps.role == VALIDATION_ROLE,
-            again=self._dumps.local_config.action == SkipAction.REPEAT,
-        )
-
-    @staticmethod
-    def _is_renamed(call: Call, whole: Any, meta: DumpMeta) -> bool:
-        """Whether the prompts name the groups of a whole dump otherwise now."""
-        fields = _fields_of(whole, meta)
-        then = cells_of(columns_of(whole).get(fields.group))
-        now = prompt_groups(call.prompts, fields)
-        if then is None or now is None:
-            return False
-        first, second = ([*dict.fromkeys(repr(plain(name)) for name in of)] for of in (then, now))
-        return first != second
-
-    def _assemble(self, call: Call, found: PromptGroups, metas: dict[Key, DumpMeta]) -> Any:
-        """The groups as one batch; `metas` gets the meta of each group's dump."""
-        checksums = {group.key: group.checksum for group in found.groups}
-        numbers = {dump: number for number, dump in enumerate(checksums)}
-        rows: dict[Key, list[int]] = {dump: [] for dump in checksums}
-        picks = []
-        for group in found.groups:
-            of_dump = rows[group.key]
-            picks += [(numbers[group.key], len(of_dump) + i) for i in range(group.count)]
-            of_dump += range(group.start, group.start + group.count)
-        # One dump after the other: they may be too large to be in memory together.
-        sources = []
-        for dump, checksum in checksums.items():
-            rollouts, metas[dump] = self._loaded(dump, checksum)
-            rollouts = self._dumps.without_dropped(rollouts)
-            sources.append(Source.of(rollouts, _fields_of(rollouts, metas[dump]), rows[dump]))
-        prompts = call.summarize_prompts()
-        digests = prompts.digests if prompts else []
-        owners = [i for i, group in enumerate(found.groups) for _ in range(group.count)]
-        return Assembly(sources, picks, call.prompts, digests, owners, call.stage.totals).batch()
-
-    def _loaded(self, dump: Key, checksum: str) -> tuple[Any, DumpMeta]:
-        """A dump, which the next batch may need, too."""
-        if dump not in self._cache or self._cache[dump][1].checksum != checksum:
-            store = self._dumps.stores[dump.size]
-            rollouts, meta, _ = store.load_with_meta(dump.step, call=dump.call)
-            if meta.checksum != checksum:
-                where = str(store.directory / dump.path)
-                raise CorruptDumpError("another job replaced it meanwhile", where)
-            self._cache[dump] = rollouts, meta
-        self._cache.move_to_end(dump)
-        loaded = self._cache[dump]
-        while len(self._cache) > 1 and sum(m.nbytes for _, m in self._cache.values()) > _CACHED:
-            self._cache.popitem(last=False)
-        return loaded
-
-
-def _fields_of(rollouts: Any, meta: DumpMeta) -> RowFields:
-    names = {str(name) for name in columns_of(rollouts)}
-    return RowFields.from_meta(meta) or RowFields.of(names)

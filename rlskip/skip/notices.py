@@ -1,61 +1,31 @@
-"""What is logged of a role's dumps, mostly once a run; and the run's config, kept next to them.
-
-A later run names from the kept config what has changed since::
-
-    {run}/.config/{hash}.json
-
-One file per content. Values that may be secrets are masked.
-"""
+"""What is logged of a role's dumps, mostly once a run."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
-import json
 import logging
 import os
-import re
-import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import attrs
-import xxhash
 
-from rlskip._files import open_folder
 from rlskip._human import age, short
-from rlskip.config.check import leaves, readable
 from rlskip.config.facts import HostFacts
 from rlskip.config.register import NODES
 from rlskip.config.skip import BUILT_IN_ROLES, TRAINING_ROLES, VALIDATION_ROLE, SkipAction, as_given
 from rlskip.skip.call import Call
+from rlskip.skip.kept_config import changed_keys, read_config
 from rlskip.skip.step_calls import Key
 from rlskip.store import DumpError, DumpMeta, StepStore
-from rlskip.store.comparable import ABSENT
 from rlskip.store.layout import places_among, shape_of
 
 log = logging.getLogger(__name__)
 
 _MAX_CHANGES = 10
 _MAX_RUNS = 100
-
-FOLDER = ".config"
-MASKED = "<masked>"
-_MAX_FILE = 1 << 24
-_SECRET = re.compile(r"secret|passw|credential|(^|[._])(\w+_)?(auth|token|api_?key|key)$")
-# Keys that name a field of the data, or one of the tokenizer's tokens.
-_NO_SECRET = re.compile(
-    r"(prompt|response|image|video|audio|reward_fn|(in|out)put|text|question|answer|label)_key$"
-    r"|(bos|eos|pad|unk|mask|sep|cls|stop|special|image|video|audio)_token$"
-)
-# What is masked wherever it occurs is at least as long: a short text is in many others.
-_LONG = 8
-_LEAST_TIME = 4  # characters: a day's number alone may be in any name
-_LOGIN = re.compile(r"://[^/\s]*:[^/\s]*@")
-_ENVIRONMENT = re.compile(r"\$\{\s*(oc\.)?(env|decode)\b")
 
 
 @attrs.define(eq=False)
@@ -71,7 +41,7 @@ class Notices:
     role: str
     _local_config: Any
     _facts: HostFacts
-    _directory: Path
+    directory: Path
     _config: dict[str, Any]
     _given: set[str] = attrs.field(init=False, factory=set)
     _left: dict[str, dict[str, str]] = attrs.field(init=False, factory=dict)
@@ -90,7 +60,7 @@ class Notices:
         job, source = meta.info.get("job", "unknown"), ""
         if self._is_new(f"dumps of {job}"):
             written = datetime.fromisoformat(meta.created).timestamp()
-            path = self._directory / getattr(found, "path", "")
+            path = self.directory / getattr(found, "path", "")
             source = f" from {path}, made {age(written)} ago by job {job}"
         if isinstance(found, str):
             log.info("rlskip: step %d replayed: %s (match=prompt)%s", step, found, source)
@@ -111,7 +81,7 @@ class Notices:
             self.once("off-policy", "replayed rollouts are off-policy for the present weights")
         if self._local_config.action != SkipAction.REPEAT:  # which compares no prompts either
             self._say_left()
-        self.changed(meta, self._directory)
+        self.changed(meta, self.directory)
 
     def generated(self, call: Call, why: str) -> None:
         """Say why a call is generated at a step that has dumps."""
@@ -134,7 +104,8 @@ class Notices:
         for stage, left in list(self._left.items()):
             names = [name for name in sorted(left) if self._is_new(f"left of {stage}: {name}")]
             if names:
-                more = f" and {len(names) - _MAX_CHANGES} more" * (len(names) > _MAX_CHANGES)
+                others = len(names) - _MAX_CHANGES
+                more = f" and {others} more" if others > 0 else ""
                 del names[_MAX_CHANGES:]
                 log.warning(
                     "rlskip: role %s: %s: not compared, so other values replay the same dump: %s%s"
@@ -182,7 +153,7 @@ class Notices:
         except OSError:
             return
         for run in runs[:_MAX_RUNS]:
-            path = run / self._directory.relative_to(ours)
+            path = run / self.directory.relative_to(ours)
             with contextlib.suppress(DumpError, OSError):
                 meta = StepStore(path, quarantines=False).read_meta(call.step)
                 if meta is not None and meta.identity and meta.identity.prompts == wanted:
@@ -204,7 +175,7 @@ class Notices:
         They are by the name of the run's directory.
         """
         return {
-            path.name: path / self._directory.relative_to(self._shaped)
+            path.name: path / self.directory.relative_to(self._shaped)
             for path, _, differing in self._siblings()
             if [what for what, *_ in differing] == ["gbs"]
         }
@@ -212,7 +183,7 @@ class Notices:
     @property
     def _shaped(self) -> Path:
         """The directory whose name has batch size and lengths."""
-        return self._directory if self.role in TRAINING_ROLES else self._directory.parent
+        return self.directory if self.role in TRAINING_ROLES else self.directory.parent
 
     def _siblings(self) -> Iterator[tuple[Path, int, list[tuple[str, str, str]]]]:
         """The run's other directories, their numbers of steps, and what differs: now, there."""
@@ -224,7 +195,7 @@ class Notices:
             return
         for path in siblings:
             other = shape_of(path.name)
-            steps = _steps_in(path / self._directory.relative_to(ours)) if other else 0
+            steps = _steps_in(path / self.directory.relative_to(ours)) if other else 0
             if mine and other and steps:
                 yield path, steps, [(k, mine[k], other[k]) for k in mine if mine[k] != other[k]]
 
@@ -262,7 +233,7 @@ class Notices:
         left_out = {*(self._local_config.identity or ()), "hydra", *NODES}
         return {
             key: f"{key} ({_short(then.get(key))} then, {_short(self._config.get(key))} now)"
-            for key in _changed_keys(then, self._config)
+            for key in changed_keys(then, self._config)
             if not self._facts.is_settled(key)
             and not any(f"{key}.".startswith(f"{one}.") for one in left_out)
         }
@@ -271,7 +242,7 @@ class Notices:
         """The config that is kept with a dump in the role's `directory`; empty without one."""
         name = meta.info.get("config")
         try:
-            return _read_config(directory, name) if isinstance(name, str) else {}
+            return read_config(directory, name) if isinstance(name, str) else {}
         except (OSError, ValueError) as error:
             what = "the config of the dump cannot be read: %s"
             self.once(f"unread {name}", what, error, level=logging.INFO)
@@ -296,105 +267,3 @@ def _steps_in(directory: Path) -> int:
 
 def _short(value: Any) -> str:
     return short(repr(value), 40)
-
-
-# -- the config that is kept ------------------------------------------------------------------
-
-
-def flat_config(config: Any) -> dict[str, Any]:
-    """Every leaf of a config as plain JSON by its dotted key, secrets masked.
-
-    The values of keys that look like secrets, look-ups of environment variables, and whatever
-    contains one of these texts, if that is long, are masked.
-    """
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        config = dataclasses.asdict(config)
-    found = {key: _plain(value) for key, value in leaves(readable(config))}
-    raw = dict(leaves(config, resolve=False))
-    masked = {
-        key
-        for key in found
-        if _is_secret(key)
-        or _ENVIRONMENT.search(str(raw.get(key, ""))) is not None
-        or _LOGIN.search(str(found[key])) is not None
-    }
-    texts = [text for key in masked if isinstance(text := found[key], str) and len(text) >= _LONG]
-    for key, value in found.items():
-        if value is not None and (key in masked or any(text in str(value) for text in texts)):
-            found[key] = MASKED
-    return found
-
-
-def value_in(flat: Mapping[str, Any], key: str) -> Any:
-    """A key or a node of such a config; ``ABSENT`` if it is not there, or masked."""
-    below = {k.removeprefix(f"{key}."): v for k, v in flat.items() if k.startswith(f"{key}.")}
-    value = flat.get(key, below or ABSENT)
-    return ABSENT if MASKED in str(value) else value
-
-
-def holds_time(config: Any, flat: Mapping[str, Any], name: Any) -> bool:
-    """Whether a name has in it what ``${now:}`` gives; `flat` is :func:`flat_config`."""
-    timed = (key for key, text in leaves(config, resolve=False) if "${now:" in str(text))
-    texts = (str(flat.get(key, "")) for key in timed if not key.startswith("hydra."))
-    return any(text in str(name) for text in texts if len(text) >= _LEAST_TIME)
-
-
-def keep_config(directory: Path, flat: Mapping[str, Any]) -> str:
-    """Write the config to the run's directory unless it is there; returns its hash.
-
-    Raises
-    ------
-    OSError
-        It cannot be written.
-    """
-    data = json.dumps(flat, sort_keys=True, indent=1).encode()
-    name = xxhash.xxh3_128_hexdigest(data)
-    with open_folder(directory, FOLDER, create=True) as folder:
-        if f"{name}.json" not in folder.names():
-            staged = f".{name}.{secrets.token_hex(4)}"  # calls may be side by side
-            with folder.open(staged, "w") as file:
-                file.write(data)
-            os.replace(staged, f"{name}.json", src_dir_fd=folder.handle, dst_dir_fd=folder.handle)
-    return name
-
-
-@functools.lru_cache(maxsize=8)
-def _read_config(directory: Path, name: str) -> dict[str, Any]:
-    """A kept config.
-
-    Raises
-    ------
-    OSError, ValueError
-        It cannot be read.
-    """
-    with open_folder(directory, FOLDER) as folder:
-        flat = json.loads(folder.read(f"{name}.json", _MAX_FILE))
-    if not isinstance(flat, dict):
-        raise ValueError(f"{name}.json does not hold a mapping")
-    return flat
-
-
-def _changed_keys(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The keys whose values differ between two kept configs; masked ones cannot be compared."""
-    return sorted(
-        key
-        for key in {*then, *now}
-        if then.get(key) != now.get(key) and MASKED not in (then.get(key), now.get(key))
-    )
-
-
-def _is_secret(key: str) -> bool:
-    key = key.lower()
-    return _SECRET.search(key) is not None and _NO_SECRET.search(key) is None
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): MASKED if _is_secret(str(k)) else _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Path):
-        return str(value)
-    return f"<{type(value).__qualname__}>"  # its text might hold an address, new in every run

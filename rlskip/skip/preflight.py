@@ -209,7 +209,7 @@ def differences(
     # among them.
     known = {f"identity.{name}": value for name, value in called_with.items()}
     known = {name: value for name, value in known.items() if name in made.compared}
-    ours = dumps.conditions.adding(known)
+    ours = dumps.identities.conditions.adding(known)
     added = {k: v for k, v in made.compared.items() if not k.startswith(_OF_CONFIG)}
     source = {"code": made.noted["code"]} if "code" in made.noted else {}
     compared, noted = {**added, **ours.compared}, {**ours.noted, **source}

@@ -14,7 +14,6 @@ from typing import Any
 
 import attrs
 import numpy as np
-import torch
 
 from rlskip._human import short
 from rlskip.batch.columns import (
@@ -22,6 +21,7 @@ from rlskip.batch.columns import (
     cells_of,
     column_length,
     columns_of,
+    is_tensor,
     length_of,
     values_at,
 )
@@ -90,7 +90,9 @@ class PromptRows:
         """
         both = range(min(len(self.digests), len(then.digests)))
         differ = [i for i in both if self.digests[i] != then.digests[i]]
-        said = [f"{self.rows} prompts now, {then.rows} in the dump"] * (self.rows != then.rows)
+        said = []
+        if self.rows != then.rows:
+            said.append(f"{self.rows} prompts now, {then.rows} in the dump")
         dtypes = [(n, kind, then.dtypes.get(n, kind)) for n, kind in self.dtypes.items()]
         others = [f"{n} is {now} now, {was} in the dump" for n, now, was in dtypes if now != was]
         said += others
@@ -103,9 +105,9 @@ class PromptRows:
             if row != other:
                 said.append(f"row {i} is {row} now, {other} in the dump")
             else:
-                said.append(f"row {i} differs" + f", but both begin with {row}" * bool(row))
-        if more := len(differ) - _SHOWN:
-            said += [f"{more} more rows differ"] * (more > 0)
+                said.append(f"row {i} differs" + (f", but both begin with {row}" if row else ""))
+        if len(differ) > _SHOWN:
+            said.append(f"{len(differ) - _SHOWN} more rows differ")
         return ", ".join(said)
 
 
@@ -113,7 +115,7 @@ def _dtypes(prompts: Any) -> dict[str, str]:
     return {
         str(name): str(column.dtype).removeprefix("torch.")
         for name, column in columns_of(prompts).items()
-        if isinstance(column, torch.Tensor | np.ndarray)
+        if is_tensor(column) or isinstance(column, np.ndarray)
         if str(column.dtype) != "object" and name not in VOLATILE
     }
 
@@ -127,7 +129,7 @@ def _shown(columns: Mapping[Any, Any], n: int) -> Sequence[Any]:
     if best is None:
         return []
     column = of_rows[best]
-    if isinstance(column, torch.Tensor) and not column.is_nested:
+    if is_tensor(column) and not column.is_nested:
         return column[:_MAX_TEXTS].unbind()
     return (cells_of(column, n) or [])[:_MAX_TEXTS]
 
@@ -140,7 +142,7 @@ def _text_of(value: Any) -> str:
     """How a prompt begins."""
     if isinstance(value, Mapping):
         value = next((value[name] for name in _TEXT_NAMES if name in value), dict(value))
-    if isinstance(value, torch.Tensor | np.ndarray) and value.ndim:
+    if (is_tensor(value) or isinstance(value, np.ndarray)) and value.ndim:
         value = _without_padding(value)[:_MAX_TOKENS]
     value = plain(value)
     if isinstance(value, list) and all(type(token) is int for token in value):
@@ -219,7 +221,7 @@ def _runs(values: Iterable[Any]) -> list[tuple[Any, int]]:
 
 def row_count(result: Any, fields: RowFields) -> int | None:
     """How many rows a stage's result has; None if its parts may be something else."""
-    if isinstance(result, torch.Tensor | np.ndarray):
+    if is_tensor(result) or isinstance(result, np.ndarray):
         return column_length(result)
     columns = columns_of(result)
     for name in (fields.response, fields.whole):

@@ -16,9 +16,11 @@ import attrs
 from rlskip.errors import ConfigError
 from rlskip.jobs.served import Ledger
 from rlskip.keys import DUMP_STEP, ROLLOUT_ROOT_KEYS, TRAIN, split_trajectory
-from rlskip.skip.call import Call, Stage
-from rlskip.skip.dumps import Dumps, capture_rng
-from rlskip.skip.groups import DumpedGroup, QueuedGroup, gather, summary
+from rlskip.skip.call import Call
+from rlskip.skip.dumps import Dumps
+from rlskip.skip.groups import DumpedGroup, QueuedGroup, groups_in, summary
+from rlskip.skip.rng import capture_rng
+from rlskip.skip.stage import Stage
 from rlskip.skip.step_calls import Key
 from rlskip.store import DumpError, DumpMeta, Identity
 from rlskip.store.layout import part_name
@@ -126,7 +128,7 @@ class GroupDumps:
             submitted = self.submitted[call.step]
             submitted.seconds = (submitted.seconds or 0.0) + call.seconds
             return
-        parts = self._leaving(result[0] if isinstance(result, tuple) else result, call)
+        parts = self._parts_of(result[0] if isinstance(result, tuple) else result, call)
         if phase == EVICT:
             # With the next sampled batch: a dump without one would serve too few prompts.
             self._evicted += parts
@@ -153,14 +155,14 @@ class GroupDumps:
             return {}
         return parts
 
-    def _leaving(self, batch: Any, call: Call) -> list[_Part]:
+    def _parts_of(self, batch: Any, call: Call) -> list[_Part]:
         """The groups of a batch that are to be dumped, by the step that submitted them."""
         queue = queue_of(call)
         roots = (batch.extra_info or {}).get(ROLLOUT_ROOT_KEYS)
         if roots is None:
             roots = dict.fromkeys(row[0] for key in batch.keys if (row := split_trajectory(key)))
         by_step: dict[int, list[QueuedGroup]] = {}
-        for group in gather(queue.list(batch.partition_id), roots):
+        for group in groups_in(queue.list(batch.partition_id), roots):
             by_step.setdefault(group.root[DUMP_STEP], []).append(group)
         parts = []
         for step, groups in by_step.items():
@@ -187,7 +189,7 @@ class GroupDumps:
             "keys": part.keys,
             "fields": part.fields,
         }
-        store, n = self.dumps.store, self.dumps.conditions.compared["n"]
+        store, n = self.dumps.store, self.dumps.identities.conditions.compared["n"]
         info = {
             **self.dumps.info(call, part.fields),
             "part": mine,
@@ -200,7 +202,7 @@ class GroupDumps:
             meta = store.save(
                 part.step,
                 content,
-                identity=submitted.conditions or self.dumps.conditions,
+                identity=submitted.conditions or self.dumps.identities.conditions,
                 info={**info, "place": number},
                 sidecar=capture_rng(),
                 call=key.call,

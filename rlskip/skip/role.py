@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -12,15 +11,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from rlskip.batch.columns import length_of
 from rlskip.config.skip import (
     BUILT_IN_ROLES,
-    SHARED_KEYS,
     SKIP_REGISTRY,
     VALIDATION_ROLE,
     RoleConfig,
     SkipAction,
 )
 from rlskip.errors import ConfigError, RlskipError
-from rlskip.skip.call import Call, Stage
+from rlskip.skip.call import Call
 from rlskip.skip.figures import Figures
+from rlskip.skip.stage import Stage
 
 if TYPE_CHECKING:
     from rlskip.jobs.records import Recorder
@@ -72,6 +71,11 @@ class Role:
     def failures(self) -> set[str]:
         """The kinds of errors that kept a dump from being written, which have been logged."""
         return set()
+
+    @property
+    def was_called(self) -> bool:
+        """Whether a function of the role was called, at any step."""
+        return self.recorder is not None
 
     @property
     def serves_validation(self) -> bool:
@@ -268,19 +272,3 @@ def register_skip(role: str, config: type[RoleConfig] | None = None) -> Callable
         return cls
 
     return decorate
-
-
-def refuse_misspelt(role: str) -> None:
-    """Refuse a role that is not known and looks like one that is, or has the name of a key."""
-    known = {*BUILT_IN_ROLES, *SKIP_REGISTRY}
-    near = difflib.get_close_matches(str(role), known, n=1, cutoff=0.75)
-    is_name = isinstance(role, str) and role.isidentifier()
-    is_key = is_name and role in SHARED_KEYS
-    if not is_name or is_key or (near and role not in known):
-        raise ConfigError(
-            f"there is no role {role!r}" + f": skip.{role} is a key" * is_key,
-            "SkipManager.annotate",
-            f"did you mean {near[0]!r}? A role of your own needs a name that is less alike"
-            if near
-            else f"known: {', '.join(sorted(known))}",
-        )

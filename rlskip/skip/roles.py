@@ -14,11 +14,11 @@ from rlskip.config.application import application_facts
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import SKIP_REGISTRY, VALIDATION_ROLE, RoleConfig
 from rlskip.errors import RlskipError
-from rlskip.skip.call import Call, Stage
+from rlskip.skip.call import Call
 from rlskip.skip.call_role import CallRole
 from rlskip.skip.dumps import Dumps
 from rlskip.skip.role import BaseSkip, Role
-from rlskip.skip.rollout_tq import GroupRole
+from rlskip.skip.stage import Stage
 from rlskip.skip.step_calls import StepCalls
 
 _SAMPLE_ID = re.compile(r"(?:uid_)?sample_(\d+)_(\d+)", re.ASCII)
@@ -54,36 +54,67 @@ def sample_step(*args: Any, **kwargs: Any) -> int:
     return parse_async_rollout_sample_step(sample_id)
 
 
-class RolloutSkip(CallRole, BaseSkip):
+class RoleByHand(CallRole):
+    """A role for calls with the methods of verl's ``BaseSkip``, which may be called by hand.
+
+    They keep nothing between them: each names a call by its step and its arguments, and of equal
+    calls of a step it means the first.
+    """
+
+    def meet_precondition(
+        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> bool:
+        """Whether a dump serves this call; asked again, the answer is the same."""
+        with self._call(step, func, args, kwargs) as call:
+            return call.found is not None if call.name else CallRole.find(self, call)
+
+    def warp_function(
+        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        """What replaces ``func(*args, **kwargs)``.
+
+        Raises
+        ------
+        DumpError
+            No dump serves the call, or it is unusable.
+        """
+        with self._call(step, func, args, kwargs) as call:
+            if not call.name:
+                CallRole.find(self, call)
+            return CallRole.replay(self, call)
+
+    def prepare_data(self, step: int, result: Any, /, *args: Any, **kwargs: Any) -> None:
+        """Keep `result`, which the stage returned for these arguments."""
+        with self._call(step, _no_function, args, kwargs) as call:
+            CallRole.keep(self, call, result)
+
+    @contextmanager
+    def _call(
+        self, step: int, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Iterator[Call]:
+        """The call that the arguments name."""
+        call = Call(Stage(func, "", _likely_prompts), args, kwargs, step)
+        call.visit, call.by_hand = StepCalls(self.dumps.store, step), True
+        with call.cleanup:
+            yield call
+
+
+class RolloutSkip(RoleByHand, BaseSkip):
     """A role for calls, to subclass: override what your role does in another way.
 
     Dumps, identity and ranks are those of :class:`~rlskip.skip.call_role.CallRole`. With
-    ``support_online_step`` the subclass has an `extract_step`.
-
-    The methods of verl's ``BaseSkip`` can be called by hand, too. They keep nothing between them:
-    each names a call by its step and its arguments, and of equal calls of a step it means the
-    first.
+    ``support_online_step`` the subclass has an `extract_step`. Its methods of ``BaseSkip`` are
+    called for each call of a decorated function, and may be called by hand, too.
 
     Parameters
     ----------
     local_config, global_config
         As of :class:`BaseSkip`.
-    role, facts, step_of
-        Of a role of rlskip's own; else they are the class's and the config's.
     """
 
-    def __init__(
-        self,
-        local_config: Any,
-        global_config: Any,
-        *,
-        role: str | None = None,
-        facts: HostFacts | None = None,
-        step_of: Callable[..., int] | None = None,
-    ) -> None:
-        facts = facts or application_facts(global_config)
-        step_of = self.extract_step if self.support_online_step else step_of
-        super().__init__(role or self.role, local_config, facts, step_of)
+    def __init__(self, local_config: Any, global_config: Any) -> None:
+        step_of = self.extract_step if self.support_online_step else None
+        super().__init__(self.role, local_config, application_facts(global_config), step_of)
         self.global_config = global_config
 
     def find(self, call: Call) -> bool:
@@ -98,51 +129,17 @@ class RolloutSkip(CallRole, BaseSkip):
         with _at_hand(call):
             BaseSkip.keep(self, call, result)
 
-    def meet_precondition(
-        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
-    ) -> bool:
-        """Whether a dump serves this call; asked again, the answer is the same."""
-        with self._call(step, func, args, kwargs) as call:
-            return call.found is not None if call.name else super().find(call)
-
-    def warp_function(
-        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
-    ) -> Any:
-        """What replaces ``func(*args, **kwargs)``.
-
-        Raises
-        ------
-        DumpError
-            No dump serves the call, or it is unusable.
-        """
-        with self._call(step, func, args, kwargs) as call:
-            if not call.name:
-                super().find(call)
-            return super().replay(call)
-
-    def prepare_data(self, step: int, result: Any, /, *args: Any, **kwargs: Any) -> None:
-        """Keep `result`, which the stage returned for these arguments."""
-        with self._call(step, _no_function, args, kwargs) as call:
-            super().keep(call, result)
-
     @contextmanager
     def _call(
         self, step: int, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[Call]:
         """The present call of a decorated function, or the one that the arguments name."""
-        if (present := self._present_call(step)) is not None:
-            yield present
-            return
-        call = Call(Stage(func, "", _likely_prompts), args, kwargs, step)
-        call.visit, call.by_hand = StepCalls(self.dumps.store, step), True
-        with call.cleanup:
-            yield call
-
-    def _present_call(self, step: int) -> Call | None:
-        """The call of a decorated function that the methods are about; None: they name it."""
         call = _present.get()
-        mine = call is not None and (call.stage.role, call.step) == (self.role, step)
-        return call if mine else None
+        if call is not None and (call.stage.role, call.step) == (self.role, step):
+            yield call
+            return
+        with super()._call(step, func, args, kwargs) as named:
+            yield named
 
 
 # What the methods of `BaseSkip` are about while a decorated function is called.
@@ -184,6 +181,7 @@ def _make(role: str, local: RoleConfig, facts: HostFacts, queued: bool) -> Role:
         return own
     # With role rollout_tq, validation travels through a queue in a partition of its own.
     if role == "rollout_tq" or (role == VALIDATION_ROLE and queued):
+        from rlskip.skip.rollout_tq import GroupRole  # needs torch
+
         return GroupRole(role, local, facts)
-    step_of = sample_step if role == "async_rollout" else None
-    return RolloutSkip(local, facts.config, role=role, facts=facts, step_of=step_of)
+    return RoleByHand(role, local, facts, sample_step if role == "async_rollout" else None)

@@ -13,9 +13,7 @@ submits a *refill*, what the dump lacks is generated: it is not a mismatch.
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -31,13 +29,16 @@ from rlskip.format.prompt_digests import digests_of
 from rlskip.jobs.served import ledger_of
 from rlskip.keys import RUNNING, STATUS, dump_tag
 from rlskip.skip.arguments import NEUTRAL_META
-from rlskip.skip.call import Call, Stage
-from rlskip.skip.dumps import Dumps, restore_rng, seconds_saved
+from rlskip.skip.call import Call
+from rlskip.skip.dumps import Dumps, replaced_meanwhile, seconds_saved
 from rlskip.skip.groups import (
     DumpedGroup,
     GroupReplay,
+    Plan,
     by_content,
     by_position,
+    complete_ones,
+    groups_of_parts,
     without_superseded,
 )
 from rlskip.skip.queue_dumping import (
@@ -50,8 +51,10 @@ from rlskip.skip.queue_dumping import (
     phase_of,
     queue_of,
 )
+from rlskip.skip.rng import restore_rng
 from rlskip.skip.role import Role
 from rlskip.skip.run_dumps import RunDumps
+from rlskip.skip.stage import Stage
 from rlskip.skip.step_calls import Key
 from rlskip.store import (
     CorruptDumpError,
@@ -64,32 +67,6 @@ from rlskip.store import (
 from rlskip.store.comparable import canonical
 
 log = logging.getLogger(__name__)
-
-
-@attrs.frozen
-class _Plan:
-    """What becomes of a submitted batch: which prompts are replayed, and from where."""
-
-    step: int
-    source: int
-    uids: list[str]
-    contents: list[str | None]
-    metas: Mapping[Key, DumpMeta]
-    groups: list[DumpedGroup | None]  # for each prompt the complete group that replaces it
-    by_prompt: bool = False
-
-    @property
-    def rest(self) -> list[int]:
-        """The prompts to generate."""
-        return [i for i, group in enumerate(self.groups) if group is None]
-
-    @property
-    def served(self) -> int:
-        return len(self.groups) - len(self.rest)
-
-    def __str__(self) -> str:
-        what = "the run serves" if self.by_prompt else f"the dump of step {self.source} serves"
-        return f"{what} {self.served} of the batch's {len(self.uids)} prompts"
 
 
 class GroupRole(Role):
@@ -111,11 +88,10 @@ class GroupRole(Role):
                 f"set skip.{role}.match=prompt",
             )
         self.dumps: Dumps = Dumps(role, local_config, facts)
+        self._identities = self.dumps.identities
         self._ledger = ledger_of(self.dumps.directory)
         self._groups = GroupDumps(self.dumps, self._ledger)
         self._run = RunDumps(lambda: self.dumps.stores, self._ledger)
-        self._first = sys.maxsize  # the step at which this process began
-        self._parts: dict[tuple[str, int], tuple[list[str], dict[Key, DumpMeta]]] = {}
 
     def observes(self, stage: Stage) -> bool:
         return phase_of(stage) in (SAMPLE, EVICT)
@@ -140,9 +116,9 @@ class GroupRole(Role):
         if step not in self.local_config.steps or self.dumps.by_prompt:
             return 0
         metas = self._groups.parts(self._source(step))
-        if not self._fits(metas, self.dumps.conditions):
+        if not self._fits(metas, self._identities.conditions):
             return 0
-        return max((group.position + 1 for group in _groups_of(metas)), default=0)
+        return max((group.position + 1 for group in groups_of_parts(metas)), default=0)
 
     # -- submit ------------------------------------------------------------------------------
 
@@ -160,7 +136,7 @@ class GroupRole(Role):
         return not plan.rest
 
     def replay(self, call: Call) -> None:
-        plan: _Plan = call.identity
+        plan: Plan = call.identity
         store = self.dumps.store
         with call.timed():
             replay = self._replay(plan, call)
@@ -168,7 +144,7 @@ class GroupRole(Role):
                 restore_rng(store.load_sidecar(plan.source))
             replay.put(queue_of(call), partition_of(call))
         dumps = {group.key for group in plan.groups if group}
-        used = [plan.metas[dump] for dump in sorted(dumps, key=lambda dump: dump.order_from(0))]
+        used = [meta for key, meta in plan.metas.items() if key in dumps]
         self._count(plan, plan.groups)
         call.facts.update(
             source=used[0].step,
@@ -179,7 +155,7 @@ class GroupRole(Role):
         self.dumps.replayed(call, used[0], found)
 
     def before_stage(self, call: Call) -> None:
-        plan: _Plan = call.identity
+        plan: Plan = call.identity
         queue, partition_id = queue_of(call), partition_of(call)
         replay = self._replay_some(plan, call)
         rest: Sequence[int] = range(len(plan.uids))
@@ -203,13 +179,13 @@ class GroupRole(Role):
             tags=[dump_tag(call.step, first + i, plan.contents[i]) for i in rest],
         )
 
-    def _count(self, plan: _Plan, replayed: Iterable[DumpedGroup | None]) -> int:
+    def _count(self, plan: Plan, replayed: Iterable[DumpedGroup | None]) -> int:
         """Count a submitted batch; returns how many prompts its step had before."""
         submitted = self._groups.submitted[plan.step]
         taken = {group for group in replayed if group}
         submitted.served |= taken
         if self.dumps.by_prompt:
-            self._ledger.serve(taken)
+            self._ledger.serve(group.part for group in taken)
         submitted.prompts += len(plan.uids)
         if self.figures is not None:
             elsewhere = sum(group.key.step != plan.step for group in taken)
@@ -218,70 +194,52 @@ class GroupRole(Role):
 
     # -- which group for which prompt --------------------------------------------------------
 
-    def _parts_with(self, contents: Iterable[str | None]) -> dict[Key, DumpMeta]:
-        """The parts of all steps of the run that have a group of one of these contents."""
-        found: dict[Key, DumpMeta] = {}
-        for size, step in self._run.steps_of(filter(None, contents)):
-            calls = self.dumps.stores[size].calls(step)
-            known = self._parts.get((size, step))
-            if known is None or known[0] != calls:
-                known = self._parts[size, step] = calls, self._groups.parts(step, size)
-            found |= known[1]
-        return found
-
-    def _plan(self, call: Call) -> _Plan:
+    def _plan(self, call: Call) -> Plan:
         submitted = self._groups.submitted.setdefault(call.step, Submitted())
         if phase_of(call.stage) != REFILL:
             # The stage and arguments that differ from their defaults count for each prompt.
-            arguments = self.dumps.arguments_of(call)
-            made = self.dumps.of_call(call, arguments and arguments.at_default)
+            arguments = self._identities.arguments_of(call)
+            made = self._identities.made_by(call, arguments and arguments.at_default, {})
             submitted.conditions = made.without("stage")
         if self.dumps.by_prompt:
             return self._plan_by_prompt(call)
         return self._plan_by_step(call, submitted)
 
-    def _plan_by_prompt(self, call: Call) -> _Plan:
-        """For each prompt the first group of the run that was generated for it and is left.
-
-        Those of an earlier step than the one at which this process began come last.
-        """
+    def _plan_by_prompt(self, call: Call) -> Plan:
+        """For each prompt the first complete group of the run that was generated for it."""
         uids, contents = self._contents(call)
-        present = self._groups.submitted[call.step].conditions or self.dumps.conditions
-        self._first = min(self._first, call.step)
-        alone = call.step if self.serves_validation else None
-        every = self._parts_with(contents)
-        parts = {d: m for d, m in every.items() if alone in (None, d.step)}
-        has_written = self._ledger.has_written
-        fits = {d for d, m in parts.items() if not self.dumps.differences(present, m)}
+        present = self._groups.submitted[call.step].conditions or self._identities.conditions
+        self._run.first = call.step if self._run.first is None else self._run.first
+        choose = functools.partial(
+            self._run.choose, contents, call.step, alone=self.serves_validation
+        )
+        found = choose(lambda group: present.fits(group.made))
+        if None in found and None not in (others := choose(lambda group: True)):
+            odd = next(one for one in others if one and not present.fits(one.made))
+            differs = "; ".join(present.differences(odd.made)[0])
+            self._reject(odd.key.step, differs, odd.key.size, replaces=False)
+        metas: dict[Key, DumpMeta] = {}
+        for key in dict.fromkeys(one.key for one in found if one):
+            meta = self.dumps.stores[key.size].read_meta(key.step, key.call)
+            if meta is not None:
+                self._identities.differences(present, meta)  # logs what is noteworthy
+                metas[key] = meta
+        groups = [DumpedGroup.of(one) if one and one.key in metas else None for one in found]
+        return Plan(call.step, call.step, uids, contents, metas, groups, True)
 
-        def plan(some: Iterable[Key]) -> _Plan:
-            dumped: list[DumpedGroup] = []
-            ordered = sorted(some, key=lambda dump: dump.order_from(self._first))
-            for _, of_step in itertools.groupby(ordered, key=lambda dump: (dump.size, dump.step)):
-                dumped += without_superseded(_groups_of({dump: parts[dump] for dump in of_step}))
-            left = [g for g in dumped if not (has_written(g.key) or self._ledger.uses(g))]
-            match = by_content(left, contents)
-            return _Plan(call.step, call.step, uids, contents, parts, _whole(match), True)
-
-        planned = plan(fits)
-        if planned.rest and not (other := plan(parts)).rest:
-            odd = next(group.key for group in other.groups if group and group.key not in fits)
-            self._accepts(parts[odd], present, odd.size, replaces=False)
-        return planned
-
-    def _plan_by_step(self, call: Call, submitted: Submitted) -> _Plan:
+    def _plan_by_step(self, call: Call, submitted: Submitted) -> Plan:
         """For each prompt a group of the step's own dump, or of the step that a repeat takes."""
         step, source = call.step, self._source(call.step)
         metas = self._groups.parts(source)
         uids, contents = self._contents(call)
         repeats = self.local_config.action == SkipAction.REPEAT
-        if not self._fits(metas, submitted.conditions or self.dumps.conditions):
+        if not self._fits(metas, submitted.conditions or self._identities.conditions):
             metas = {}
         known = any(content is not None for content in contents)
         under_way = self._groups.submitted.get(source, submitted).seconds is not None
         if under_way and source == step and (repeats or not known):
             metas = {}  # these groups may belong to another batch
-        dumped = without_superseded(_groups_of(metas))
+        dumped = without_superseded(groups_of_parts(metas))
         left = submitted.left_of(dumped)
         if not repeats or len(left) >= len(uids):  # a repeat that used all starts over
             dumped = left
@@ -289,26 +247,23 @@ class GroupRole(Role):
         if known and not repeats:
             match = by_content(dumped, contents)
         lacking = None in match or (not known and not repeats and len(dumped) != len(uids))
-        plan = _Plan(step, source, uids, contents, metas, _whole(match))
+        plan = Plan(step, source, uids, contents, metas, complete_ones(match))
         if metas and lacking and not under_way and phase_of(call.stage) != REFILL:
             first = repeats or submitted.prompts == 0
             return self._judge(plan, dumped, known or repeats, first)
         return plan
 
     def _fits(self, metas: Mapping[Key, DumpMeta], present: Identity) -> bool:
-        """Whether parts were made under conditions that this run accepts."""
-        repeats = self.local_config.action == SkipAction.REPEAT
-        return repeats or all(self._accepts(meta, present) for meta in metas.values())
+        """Whether parts were made under the `present` conditions; if not, they may be refused."""
+        for meta in metas.values() if self.local_config.action != SkipAction.REPEAT else ():
+            if differs := "; ".join(self._identities.differences(present, meta)):
+                self._reject(meta.step, differs)
+                return False
+        return True
 
-    def _accepts(
-        self, meta: DumpMeta, present: Identity, size: str = "", *, replaces: bool = True
-    ) -> bool:
-        """Whether a part was made under the `present` conditions; if not, it may be refused."""
-        differs = self.dumps.differences(present, meta)
-        if differs:
-            what = f"the dump of step {meta.step} was made for another call: {'; '.join(differs)}"
-            self.dumps.reject(what, Key(meta.step, size=size), replaces=replaces)
-        return not differs
+    def _reject(self, step: int, differs: str, size: str = "", *, replaces: bool = True) -> None:
+        what = f"the dump of step {step} was made for another call: {differs}"
+        self.dumps.reject(what, Key(step, size=size), replaces=replaces)
 
     def _contents(self, call: Call) -> tuple[list[str], list[str | None]]:
         """The prompts' uids and their contents.
@@ -321,14 +276,14 @@ class GroupRole(Role):
         """
         uids = uids_of(call.prompts)
         try:
-            asked, arguments = self.dumps.asked_of(call), self.dumps.arguments_of(call)
+            asked, arguments = self._identities.asked_of(call), self._identities.arguments_of(call)
             if arguments is not None:
                 given = arguments.values.keys() - arguments.usual
                 asked |= {f"arguments.{name}": arguments.values[name] for name in given}
             made = canonical({**asked, "stage": call.stage.stage})
             digests = digests_of(call.prompts, call.stage.prompt_groups, NEUTRAL_META)
         except UnsupportedTypeError as error:
-            self.dumps.refuse_uncomparable(error)
+            self._identities.refuse_uncomparable(error)
             return uids, [None] * len(uids)
         if None in digests:
             self.dumps.notices.once(
@@ -338,9 +293,7 @@ class GroupRole(Role):
             return uids, [None] * len(uids)
         return uids, [xxhash.xxh3_128_hexdigest(f"{digest} {made}".encode()) for digest in digests]
 
-    def _judge(
-        self, plan: _Plan, dumped: list[DumpedGroup], told_apart: bool, first: bool
-    ) -> _Plan:
+    def _judge(self, plan: Plan, dumped: list[DumpedGroup], told_apart: bool, first: bool) -> Plan:
         """What to do with a batch for which the dump lacks prompts.
 
         What one that is not the `first` of the visit lacks is generated: the run that made the dump
@@ -368,14 +321,13 @@ class GroupRole(Role):
 
     def _source(self, step: int) -> int:
         """The step whose dump is replayed at `step`: itself unless a repeat finds another."""
-        if self.local_config.action != SkipAction.REPEAT:
-            return step
-        nearest = self.dumps.store.nearest(step)
+        repeats = self.local_config.action == SkipAction.REPEAT
+        nearest = self.dumps.store.nearest(step) if repeats else None
         return step if nearest is None else nearest
 
     # -- from the dump into the queue --------------------------------------------------------
 
-    def _replay(self, plan: _Plan, call: Call) -> GroupReplay:
+    def _replay(self, plan: Plan, call: Call) -> GroupReplay:
         """All that enters the queue for the planned groups, verified, before any of it does."""
         replay = GroupReplay()
         for dump, meta in plan.metas.items():
@@ -386,8 +338,7 @@ class GroupRole(Role):
             store = self.dumps.stores[dump.size]
             loaded, now, _ = store.load_with_meta(dump.step, call=dump.call)
             if now.checksum != meta.checksum:
-                where = str(store.directory / dump.path)
-                raise CorruptDumpError("another job replaced it meanwhile", where)
+                raise replaced_meanwhile(store.directory / dump.path)
             try:
                 from rlskip.queue import to_rows  # needs torch
 
@@ -403,7 +354,7 @@ class GroupRole(Role):
             self.dumps.notices.changed(meta, store.directory)
         return replay
 
-    def _replay_some(self, plan: _Plan, call: Call) -> GroupReplay | None:
+    def _replay_some(self, plan: Plan, call: Call) -> GroupReplay | None:
         """As `_replay` where some prompts are to be submitted; None when it must be all."""
         if not plan.served or not plan.rest:
             return None  # without a rest the dump has just proved unusable
@@ -420,11 +371,3 @@ class GroupRole(Role):
             "computed", "%s; all prompts are submitted: no argument holds them", plan
         )
         return None
-
-
-def _whole(match: Sequence[DumpedGroup | None]) -> list[DumpedGroup | None]:
-    return [group if group is not None and group.complete else None for group in match]
-
-
-def _groups_of(metas: Mapping[Key, DumpMeta]) -> list[DumpedGroup]:
-    return [group for dump, meta in metas.items() for group in DumpedGroup.of_part(dump, meta)]

@@ -14,7 +14,7 @@ import attrs
 from rlskip.jobs.served import Ledger
 from rlskip.skip.step_calls import Key
 from rlskip.store import Identity, StepStore
-from rlskip.store.index import Index, IndexedDump, Stamp, rows_of_prompts, stamp_at
+from rlskip.store.index import QUEUED, Index, IndexedDump, Stamp, rows_of_prompts, stamp_at
 from rlskip.store.layout import Place
 
 
@@ -22,6 +22,7 @@ from rlskip.store.layout import Place
 class Group:
     """The rows of a dump that were generated for one prompt: `count` of them from `start` on.
 
+    Of a queue's dump ``start`` is the number of the group, whose ``count`` is 1 if it is complete.
     ``checksum`` is the dump's, and ``made`` what it was made for besides the prompts.
     """
 
@@ -134,7 +135,8 @@ class RunDumps:
         self._sizes: dict[str, _OneSize] = {}
         self._groups: dict[Key, tuple[Stamp | None, list[Group]]] = {}
         self._conditions: list[Identity] = []
-        self._first: int | None = None
+        #: The step of the loop's first call: where this process began.
+        self.first: int | None = None
 
     def find(self, prompts_hash: str, step: int) -> Iterator[Key]:
         """The dumps with these prompts in other steps, the nearest first, as `repeat` prefers."""
@@ -145,68 +147,72 @@ class RunDumps:
             if own.is_last(one) and stamp_at(own.place(one.key.step, one.key.call)):
                 yield one.key
 
-    def begin(self, step: int) -> None:
-        """Note the step of a call: that of the first is where this process began."""
-        self._first = step if self._first is None else self._first
-
     def gather(
         self,
         digests: Sequence[str],
         step: int,
-        fits: Callable[[Identity], bool],
+        fits: Callable[[Group], bool],
+        has: Callable[[Group], bool],
+        **which: bool,
+    ) -> PromptGroups | str:
+        """A group for each of the prompts with these hashes, or why there is none for some.
+
+        The parameters are those of :meth:`choose`.
+        """
+        chosen = self.choose(digests, step, fits, has, **which)
+        found = [group for group in chosen if group is not None]
+        if len(found) == len(digests):
+            return PromptGroups(tuple(found), self.groups_of(found[0].key) == found)
+        alone = step if which.get("alone") else None
+        lacking = [digest for digest, one in zip(digests, chosen, strict=True) if one is None]
+        unknown = sum(not any(map(fits, self._groups_for(one, alone))) for one in lacking)
+        return _why_not(len(digests), unknown, len(lacking) - unknown)
+
+    def choose(
+        self,
+        digests: Sequence[str | None],
+        step: int,
+        fits: Callable[[Group], bool],
+        has: Callable[[Group], bool] = lambda group: True,
         *,
         alone: bool = False,
         again: bool = False,
-    ) -> PromptGroups | str:
-        """A group for each of the prompts with these hashes, or why there is none for some.
+    ) -> list[Group | None]:
+        """For each of the prompts with these hashes a group that is left; None where none is.
 
         Parameters
         ----------
         fits
-            Whether dumps that were made for this, the prompts apart, may serve.
+            Whether a group was made for this, the prompts apart.
+        has
+            Whether a group has all that is needed: one that has not is taken only where none has.
         alone
             Whether only the dumps of `step` itself may.
         again
             Whether a group may serve several times, where a prompt has no other one left.
         """
         self._refreshed(self._stores())
-        known: dict[int, bool] = {}
         given: Counter[Group] = Counter()
-
-        def may(group: Group) -> bool:
-            if id(group.made) not in known:
-                known[id(group.made)] = fits(group.made)
-            return known[id(group.made)]
 
         def uses(group: Group) -> int:
             return self._ledger.uses(group) + given[group]
 
-        found, unknown = list[Group](), 0
+        found: list[Group | None] = []
         for digest in digests:
-            groups: Iterator[Group] = self._groups_for(digest, step if alone else None)
+            groups = self._groups_for(digest, step if alone else None) if digest else iter(())
             if again:
                 groups = iter(sorted(groups, key=uses))
-            fitting = (group for group in groups if may(group))
-            best = next((group for group in fitting if again or not uses(group)), None)
+            best: Group | None = None
+            for group in groups:
+                if group.count and (again or not uses(group)) and fits(group):
+                    best = best or group
+                    if has(group):
+                        best = group
+                        break
             if best is not None:
                 given[best] += 1
-                found.append(best)
-            elif not any(map(may, self._groups_for(digest, step if alone else None))):
-                unknown += 1
-        if len(found) < len(digests):
-            return _why_not(len(digests), unknown, len(digests) - len(found) - unknown)
-        return PromptGroups(tuple(found), self.groups_of(found[0].key) == found)
-
-    def steps_of(self, digests: Iterable[str]) -> set[tuple[str, int]]:
-        """The steps that have a dump with one of these prompts, each with its size."""
-        sizes, wanted = self._refreshed(self._stores()), {*digests}
-        return {
-            (size.size, dump.key.step)
-            for size in sizes
-            for digest in wanted
-            for dump, _ in size.by_prompt.get(digest, ())
-            if size.is_last(dump)
-        }
+            found.append(best)
+        return found
 
     def groups_of(self, key: Key) -> list[Group]:
         """The groups of the dump that lies there; none where it does not record them."""
@@ -240,7 +246,7 @@ class RunDumps:
 
     def _groups_for(self, digest: str, alone: int | None) -> Iterator[Group]:
         """Those that were generated for a prompt, the first one to take first."""
-        first = self._first or 0
+        first = self.first or 0
         listed = [
             (dump.key.step < first, dump.order, i, dump)
             for size in self._sizes.values()
@@ -263,6 +269,12 @@ class RunDumps:
         if same is None:
             self._conditions.append(same := made)
         rows = rows_of_prompts(meta.info)
+        if isinstance(queued := meta.info.get(QUEUED), list):
+            rows = [
+                (one[0], i, int(one[2] is True))
+                for i, one in enumerate(queued)
+                if isinstance(one, list) and len(one) == 3 and isinstance(one[0], str)
+            ]
         return [Group(key, at, n, meta.checksum, digest, same) for digest, at, n in rows]
 
 

@@ -24,8 +24,9 @@ from rlskip.errors import MissError, RlskipError
 from rlskip.jobs.enclosing import enclosing
 from rlskip.jobs.records import Recorder
 from rlskip.jobs.served import needs
-from rlskip.skip.call import Call, Stage
+from rlskip.skip.call import Call
 from rlskip.skip.role import Role
+from rlskip.skip.stage import Stage
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ def _eligible_call(
     step = manager.step
     call = Call(stage, args, kwargs, record=recorder.write)
     if observes:
-        call.step = -1 if step is None else step
+        call.is_observed, call.step = True, -1 if step is None else step
         return call
     if skip.role in enclosing.get({}):
         return None
@@ -181,7 +182,7 @@ def _eligible_call(
     if skip.support_online_step:
         step = skip.extract_step(*args, **kwargs)
     if step is None:
-        stage.refuse_without_step(args, kwargs)
+        stage.refuse_without_step(call)
     call.step = step
     return call if step in skip.local_config.steps else None
 
@@ -190,7 +191,7 @@ def replay(role: Role, call: Call) -> Any:
     """What replaces the call, or `Miss`."""
     from rlskip.store import DumpError, RankTimeoutError, TooLargeDumpError
 
-    if role.observes(call.stage):
+    if call.is_observed:
         return Miss
     failure: Exception | None = None
     try:
@@ -265,9 +266,7 @@ def not_dumped(role: Role, call: Call, error: BaseException) -> None:
 def running(role: Role, call: Call) -> Iterator[None]:
     """While the stage runs: its own calls of the role (of its base class, say) are part of it."""
     calls = enclosing.get({})
-    token = enclosing.set(
-        calls if role.observes(call.stage) else {**calls, role.role: _journaled_as(call)}
-    )
+    token = enclosing.set(calls if call.is_observed else {**calls, role.role: _journaled_as(call)})
     needed = needs.set(call.needs)
     try:
         with call.timed():
@@ -296,7 +295,7 @@ async def in_thread(
     executor: ThreadPoolExecutor | None, function: Callable[..., Any], *args: Any
 ) -> Any:
     """As `asyncio.to_thread`; where no thread can be started, the event loop is held instead."""
-    outcome: Future[Any] = Future()
+    result_of: Future[Any] = Future()
     begun = threading.Lock()
     context = copy_context()
 
@@ -304,21 +303,21 @@ async def in_thread(
         if not begun.acquire(blocking=False):
             return
         # A thread that nobody awaits any more still does its work.
-        awaited = outcome.set_running_or_notify_cancel()
+        awaited = result_of.set_running_or_notify_cancel()
         try:
             result = context.run(function, *args)
         except BaseException as error:
             if awaited:
-                outcome.set_exception(error)
+                result_of.set_exception(error)
         else:
             if awaited:
-                outcome.set_result(result)
+                result_of.set_result(result)
 
     try:
         asyncio.get_running_loop().run_in_executor(executor, run)
     except RuntimeError:  # the call is queued nevertheless: whichever comes first runs it
         run()
-    return await asyncio.wrap_future(outcome)
+    return await asyncio.wrap_future(result_of)
 
 
 def run_of(role: Role) -> dict[str, str]:

@@ -45,10 +45,6 @@ class Key:
         below = self.step <= step
         return (step - self.step if below else (1 << 62) + self.step), self.place.order
 
-    def order_from(self, first: int) -> tuple[bool, str, tuple[int, bool, str, int, int]]:
-        """By what prompts prefer it in a process that began at step `first`."""
-        return self.step < first, self.size, self.place.order
-
     def __str__(self) -> str:
         return f"step {self.step}" + (f", call {self.call}" if self.call else "")
 
@@ -148,3 +144,9 @@ class StepCalls:
         with self.lock:
             self._has_lost = True
             self._taken.discard(key)
+
+
+def next_name(own: str, tried: str) -> str:
+    """The name to try after one that was taken: the call's own, then the next number."""
+    digest, _, number = (tried or own).rpartition("-")
+    return f"{digest}-{int(number) + 1}" if tried else own

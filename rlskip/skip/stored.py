@@ -1,7 +1,7 @@
 """What objects store, read without running any code of theirs.
 
-No property, ``__getattr__`` or method is called, and no resolver of a config: what one of them
-would return is :data:`UNREAD`.
+No property, ``__getattr__`` or method is called: what one of them would return is :data:`UNREAD`.
+Nor is a resolver of the user's (:func:`~rlskip.config.check.readable`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from rlskip.config.check import readable
 
 UNREAD = object()
 """Stands for a value that only code of the user's returns."""
@@ -26,8 +28,6 @@ type_of: Callable[[Any], Any] = type
 NAMESPACES = (types.SimpleNamespace, Namespace)
 MEMBERS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
-_KEY = re.compile(r"\$\{(\.*)([^\s:${}\[\]]+)\}")
-_MAX_HOPS = 16
 _EXTRA = "__pydantic_extra__"
 # What a subclass may have and be no other kind of object.
 _NEUTRAL_METHODS = re.compile(r"__(?!call__|post_init__|getattr|annotations__)\w+__|_abc_impl")
@@ -99,39 +99,29 @@ def kind_name(kind: type) -> str:
     return kind.__qualname__
 
 
+def in_words(value: Any) -> str:
+    """What a message calls a value that is not compared."""
+    return f"a {type(value).__qualname__}"
+
+
 def config_entries(node: DictConfig | ListConfig) -> dict[Any, Any]:
-    """The entries of a node of OmegaConf; what lies behind a resolver is `UNREAD`."""
+    """The entries of a node of OmegaConf; one that a resolver of the user's makes is as written."""
     content = node._content
-    if isinstance(content, dict):
-        return {key: _read(child) for key, child in content.items()}
-    return {i: _read(child) for i, child in enumerate(content)} if isinstance(content, list) else {}
+    whole: list[Any] = []
+    if not isinstance(content, dict | list):
+        return {}
 
-
-def _read(child: Any) -> Any:
-    target = None
-    with contextlib.suppress(Exception):  # an interpolation that leads nowhere
-        target = _target(child, _MAX_HOPS)
-    if target is None:
+    def read(child: Any) -> Any:
+        if child is None or not child._is_interpolation():
+            is_node = isinstance(child, DictConfig | ListConfig) and isinstance(
+                child._content, dict | list
+            )
+            return child if child is None or is_node else child._value()
+        if not whole:
+            whole.append(readable(node._get_root()))
+        with contextlib.suppress(Exception):  # an interpolation that leads nowhere
+            return OmegaConf.select(whole[0], child._get_full_key(None))
         return UNREAD
-    if isinstance(target, DictConfig | ListConfig) and not (
-        target._is_none() or target._is_missing()
-    ):
-        return target
-    return target._value()
 
-
-def _target(node: Any, hops: int) -> Any:
-    """Where interpolations of other keys lead; None: not to a value, or through a resolver."""
-    if node is None or not node._is_interpolation():
-        return node
-    match = _KEY.fullmatch(node._value())
-    if match is None or not hops:
-        return None
-    at = node if match[1] else node._get_root()
-    for _ in match[1]:
-        at = at._get_parent()
-    for name in match[2].split("."):
-        at = _target(at, hops - 1)
-        is_list = isinstance(at, ListConfig)
-        at = None if at is None else at._get_node(int(name) if is_list else name)
-    return _target(at, hops - 1)
+    parts = content.items() if isinstance(content, dict) else enumerate(content)
+    return {key: read(child) for key, child in parts}

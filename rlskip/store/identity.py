@@ -140,6 +140,10 @@ class Identity:
             warn.append(f"the dump does not record {', '.join(sorted(given))}")
         return must, warn
 
+    def fits(self, other: Identity) -> bool:
+        """Whether a dump of this identity serves the call."""
+        return not self.differences(other)[0]
+
     def moved_from(self, other: Identity) -> Any:
         """The place of `other`, a dump's, if both are known and it is another one than this."""
         here, there = self.noted.get(_PLACE), other.noted.get(_PLACE)

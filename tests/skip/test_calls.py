@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rlskip import SkipManager
-from rlskip.errors import ConfigError, MismatchError, MissError
+from rlskip.errors import ConfigError, MismatchError
 from rlskip.jobs.records import tally_steps
 from rlskip.store import StepStore
 
@@ -49,15 +49,6 @@ def on_disk(dumps: Path) -> list[str]:
 # -- which dump serves a call ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", ["aAbBa", "baBAa", "AaBba", "BbAaa"])
-def test_calls_find_their_own_dumps_in_any_order(dumped_calls: Any, order: str) -> None:
-    """Equal prompts with other arguments have one digest; equal calls keep their draws."""
-    dumps = dumped_calls({1: "aAbBa"}, on_miss="error")
-    drawn = {"A": ["a2"], "b": ["b3"], "B": ["b4"], "a": ["a1", "a5"]}
-    assert step(1, *order) == [drawn[call].pop(0) for call in order]
-    assert on_disk(dumps) == ["1", "1/0", "1/1", "1/1", "1/2"]
-
-
 def test_the_records_count_each_call(dumped_calls: Any) -> None:
     dumps = dumped_calls({1: "abc"})
     step(1, *"ca")
@@ -66,23 +57,6 @@ def test_the_records_count_each_call(dumped_calls: Any) -> None:
     hits = {key: tally.hits for key, tally in counted.items() if tally.hits}
     store = SkipManager.store("rollout")
     assert hits == {(1, ""): 1, (1, store.in_order(1)[2]): 2}
-
-
-@pytest.mark.parametrize("how", ["gone", "quarantined"])
-@pytest.mark.parametrize("first", "ac")
-def test_where_the_first_call_is_lost_whatever_comes_first_may_be_it(
-    dumped_calls: Any, how: str, first: str
-) -> None:
-    dumps = dumped_calls({1: "ab"})
-    (head,) = dumps.glob("*/*/1")
-    if how == "gone":
-        shutil.rmtree(head)
-    else:
-        SkipManager.store("rollout").quarantine(1, "for a test")
-    assert step(1, first, "b") == [f"{first}1", "b2"]
-    assert step(1, "b", first) == ["b2", f"{first}1"]
-    assert made == [first]
-    assert on_disk(dumps) == ["1", "1/0"]
 
 
 # -- mismatches and misses ---------------------------------------------------------------------
@@ -97,29 +71,6 @@ def test_the_first_call_that_fits_none_is_a_mismatch(dumped_calls: Any) -> None:
     ):
         step(1, "B")
     assert made == []
-
-
-def test_a_later_call_is_a_mismatch_of_what_lies_in_its_own_place(dumped_calls: Any) -> None:
-    """Its prompts are the same, and something else has changed; more calls are misses."""
-    dumped_calls({1: "abA"})
-    with pytest.raises(
-        MismatchError, match=r"the dump of step 1, call [0-9a-f]{16}-0 was made.*True now, False"
-    ):
-        step(1, *"aB")
-    assert made == []
-    assert step(1, *"aAbBc") == ["a1", "a3", "b2", "b1", "c2"]
-    assert step(1, *"abcBA") == ["a1", "b2", "c2", "b1", "a3"]
-    assert made == ["b", "c"]
-
-
-def test_regenerate_replaces_the_dump_that_differed(dumped_calls: Any) -> None:
-    dumps = dumped_calls({1: "ab"}, on_mismatch="regenerate")
-    there = on_disk(dumps)
-    assert step(1, *"aB") == ["a1", "b1"]
-    assert len([*dumps.rglob("1.*.bad-*")]) == 1
-    assert step(1, *"Ba") == ["b1", "a1"]
-    assert step(1, *"x") == ["x2"], "the first of another step"
-    assert (on_disk(dumps), step(1, *"xB")) == (there, ["x2", "b1"])
 
 
 def test_what_follows_rollouts_that_were_made_again_is_no_mismatch(
@@ -146,18 +97,6 @@ def test_what_follows_rollouts_that_were_made_again_is_no_mismatch(
         run("old", scale=2)
 
 
-def test_on_miss_error_refuses_what_is_not_served(dumped_calls: Any) -> None:
-    dumped_calls({1: "ab"}, on_miss="error")
-    assert step(1, *"ab") == ["a1", "b2"]
-    with pytest.raises(MissError, match="no dump of the step that is left was made for such"):
-        generate("a")
-    with pytest.raises(MissError, match="no dump of the step that is left was made for such"):
-        generate("c")
-    with pytest.raises(MismatchError):
-        step(1, "x")
-    assert made == []
-
-
 # -- other steps of the run ----------------------------------------------------------------------
 
 
@@ -172,61 +111,6 @@ def test_match_run_looks_in_other_steps(
     assert made == ["f", "g", "h"]
     assert "a call of step 1 replayed from step 2 (match=run)" in caplog.text
     assert on_disk(dumps) == ["1", "1/0", "2", "2/0", "3", "3/0", "3/0", "3/0", "3/1"]
-
-
-def of_a_role(role: str) -> Callable[[str], list[int]]:
-    """Makes calls of a role, as "1a 2b", each of a step; what it generates is numbered."""
-
-    @SkipManager.annotate(role=role, ignore=["sample_id"])
-    def stage(prompts: str, sample_id: str) -> int:
-        made.append(prompts)
-        return len(made)
-
-    def run(calls: str) -> list[int]:
-        got = []
-        for step, prompts in calls.split():
-            SkipManager.set_step(int(step))
-            got.append(stage(prompts, sample_id=f"sample_0_{step}"))
-        return got
-
-    return run
-
-
-@pytest.mark.parametrize(
-    ("role", "dumped", "calls", "got"),
-    [
-        ("rollout", "1a 2a", "1a 1a 2a", [1, 2, 3]),
-        ("own", "1a 2a", "1a 1a 2a", [1, 2, 3]),
-        ("rollout", "1a 2a", "2a 2a 1a", [2, 1, 3]),
-        ("rollout", "1a 2a", "2a 1a 1a 2a", [2, 1, 3, 4]),  # another visit of step 2
-        ("async_rollout", "1a", "1a 1a 2b 1a", [1, 2, 3, 4]),
-        ("rollout", "1a 2a 3a", "2a 2a 2a 1a 3a", [2, 1, 3, 4, 5]),
-        ("rollout", "1a 1b 2a", "1b 1a 1a 2a", [2, 1, 3, 4]),
-        ("rollout", "1b 2a 3a", "1b 1a 2a 3a", [1, 2, 3, 4]),
-        ("own", "1a 2b 2a", "3a 2a 2b 1a", [3, 1, 2, 4]),
-        ("rollout", "0a 1a 2a", "1a 1a 2a", [2, 3, 4]),
-        ("own", "0a 1a 2a", "0a 1a 2a", [2, 3, 4]),
-        ("async_rollout", "1a", "2a 1a", [1, 2]),
-        ("async_rollout", "1a 2a", "3a 2a 1a", [2, 1, 3]),
-        ("async_rollout", "0a 1a 2a", "0a 2a 1a", [2, 3, 4]),
-    ],
-)
-def test_match_run_uses_a_dump_in_one_step(
-    init: Callable[..., Path], role: str, dumped: str, calls: str, got: list[int]
-) -> None:
-    """Batches that come again, of which an earlier job has dumped fewer, are generated.
-
-    Step 0 is lost meanwhile.
-    """
-    run = of_a_role(role)
-    dumps = init(role, wait_s=0)
-    run(dumped)
-    for lost in dumps.rglob("0/gen_batch.dp"):
-        shutil.rmtree(lost.parent)
-    init(role, match="run", wait_s=0)
-    assert run(calls) == got
-    init(role, match="run", wait_s=0, on_miss="error")
-    assert {*run(calls)} == {*got}, "what was generated is there now"
 
 
 def test_a_mismatch_names_the_step_that_has_the_prompts(dumped_calls: Any) -> None:

@@ -17,6 +17,8 @@ import torch
 
 from rlskip import SkipManager
 from rlskip.errors import MissError
+from rlskip.jobs.ranks import RankGroup
+from rlskip.skip.agreement import SeveralRanks
 from rlskip.store import RankTimeoutError, StepStore
 from tests.faults.operations import STAGES, generate
 from tests.skip.trainers import steps_on_disk, visit
@@ -116,7 +118,8 @@ def test_ranks_that_do_not_answer_end_training(
     def fail(*_: Any, **__: Any) -> None:
         raise RankTimeoutError("rank 1 is gone")
 
-    monkeypatch.setattr(role.ranks.group, "exchange", fail)
+    monkeypatch.setattr(RankGroup, "exchange", fail)
+    role.ranks = SeveralRanks(RankGroup(), role.dumps)
     SkipManager.set_step(1)
     with pytest.raises(RankTimeoutError):
         generate([1])

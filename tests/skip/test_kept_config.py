@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlskip import RoleConfig
-from rlskip.skip.notices import MASKED, flat_config, keep_config
+from rlskip.skip.kept_config import MASKED, flat_config, keep_config
 
 
 def test_secrets_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:

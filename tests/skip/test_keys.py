@@ -1,4 +1,4 @@
-"""The keys of a role: repeat, on_miss, drop_fields, restore_rng, retention."""
+"""The keys of a role: drop_fields, restore_rng, retention."""
 
 from __future__ import annotations
 
@@ -17,11 +17,6 @@ from rlskip import SkipManager
 from rlskip.errors import ConfigError
 from rlskip.store import StepStore
 from tests.skip.trainers import Stage, steps_on_disk, visit
-
-# -- repeat -----------------------------------------------------------------------------------
-
-
-# -- the other keys ---------------------------------------------------------------------------
 
 
 def test_drop_fields(init: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
@@ -95,9 +90,6 @@ def test_off_policy_is_said_once(
     shown = [line for line in caplog.messages if line.startswith("rlskip: step")]
     assert ["ago by job job" in line for line in shown] == [True, False]
     assert shown[1] == "rlskip: step 2 replayed"
-
-
-# -- retention --------------------------------------------------------------------------------
 
 
 def test_keep_last(init: Callable[..., Path]) -> None:

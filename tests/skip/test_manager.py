@@ -19,7 +19,7 @@ from tensordict import TensorDict
 from rlskip import SkipManager, SkipManagerConfig
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.jobs.records import tally
-from rlskip.skip.call import StepNotSetError
+from rlskip.skip.stage import StepNotSetError
 from tests.skip.trainers import Stage, leases, steps_on_disk, visit
 
 # -- off --------------------------------------------------------------------------------------

@@ -67,15 +67,6 @@ def test_a_dump_without_a_needed_field_is_a_mismatch(
     assert made == []
 
 
-def test_regenerate_quarantines_it(init: Callable[..., Path]) -> None:
-    folder = dumped(init, "tokens", on_mismatch="regenerate")
-    assert field_names(generate([1], "tokens logprobs")) == {"tokens", "logprobs"}
-    assert made == ["tokens logprobs"]
-    visit(1)
-    assert field_names(generate([1], "never called")) == {"tokens", "logprobs"}
-    assert list(folder.rglob("1.bad-*")), "the old dump is kept"
-
-
 @pytest.mark.parametrize("policy", ["error", "regenerate"])
 def test_prompt_by_prompt_no_dump_is_quarantined(init: Callable[..., Path], policy: str) -> None:
     init(gbs=2)
@@ -187,15 +178,6 @@ def test_sessions_without_a_needed_field_are_not_resumed(
     assert meta
     assert "lacks" not in meta.info
     assert collected(init, ran, "never", lacks=lacks) == {"tokens", "logprobs"}
-
-
-def test_what_was_generated_instead_is_resumed(init: Callable[..., Path]) -> None:
-    ran: list[str] = []
-    collected(init, ran, "tokens", 3, lacks=lacks)
-    needed.add("logprobs")
-    collected(init, ran, "tokens logprobs", 5, lacks=lacks)
-    assert collected(init, ran, "tokens logprobs", lacks=lacks) == {"tokens", "logprobs"}
-    assert len(ran) == 3 + 4
 
 
 @pytest.mark.parametrize("more", [False, True])

@@ -15,7 +15,7 @@ from tensordict import NonTensorData, TensorDict
 from rlskip import SkipManager
 from rlskip.batch.meta import is_validation
 from rlskip.errors import ConfigError, MismatchError
-from rlskip.skip.dumps import NEUTRAL_META
+from rlskip.skip.arguments import NEUTRAL_META
 from rlskip.store import UnsupportedTypeError
 from tests.skip.trainers import Stage, steps_on_disk, visit
 

@@ -210,31 +210,3 @@ def _unequal(rank: int, folder: str) -> None:
 
 def test_ranks_that_make_other_numbers_of_calls_are_named(tmp_path: Path) -> None:
     run(tmp_path, _unequal)
-
-
-# -- several calls in a step -------------------------------------------------------------------
-
-
-def _calls(rank: int, folder: str, calls: str, made: str) -> None:
-    role = start(folder)
-    generate = counting(rank, role)
-    SkipManager.set_step(1)
-    got = [generate(call) for call in calls]
-    assert [(one["rank"], one["of"]) for one in got] == [(rank, call) for call in calls]
-    assert "".join(role.made) == made
-
-
-def test_calls_of_ranks_are_replayed_and_added(tmp_path: Path) -> None:
-    run(tmp_path, _calls, "aab", "aab")
-    run(tmp_path, _calls, "baa", "")
-    run(tmp_path, _calls, "abac", "c")
-    run(tmp_path, _calls, "abca", "")
-    assert len(list(tmp_path.glob("dumps/*/*/1*.r*-of-2/gen_batch.dp"))) == 2 * len("aabc")
-
-
-def test_equal_calls_of_which_a_rank_lost_one_are_all_replaced(tmp_path: Path) -> None:
-    """That rank finds the second one's shard for the first call, which is of another generation."""
-    run(tmp_path, _calls, "aa", "aa")
-    shutil.rmtree(next(tmp_path.glob("dumps/*/*/1.r1-of-2")))
-    run(tmp_path, _calls, "aa", "aa")
-    run(tmp_path, _calls, "aa", "")

@@ -13,6 +13,7 @@ import logging
 import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,10 @@ Sessions = dict[tuple[int, int], Draw]
 """By number of the prompt in its batch, and of the session."""
 
 
+class RefusedError(Exception):
+    """What a call raises after its dump was loaded."""
+
+
 class Served(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -93,9 +98,12 @@ class Served(RuleBasedStateMachine):
         self.journals: dict[Name, dict[int, Sessions]] = {}
         self.run, self.dispatchers = 0, list[RolloutDispatcher]()
         self.uids = itertools.count()
-        self.step = 0
+        self.step, self.refuses = 0, False
+        on_replay = self.on_replay
 
-        @SkipManager.annotate(role="rollout", stage="generate", lacks=self.lacks)
+        @SkipManager.annotate(
+            role="rollout", stage="generate", lacks=self.lacks, on_replay=on_replay
+        )
         def generate(prompts: list[dict[str, Any]]) -> Any:
             return self.dispatcher.collect(prompts, step=self.step)[0]
 
@@ -105,6 +113,11 @@ class Served(RuleBasedStateMachine):
 
     def lacks(self, rows: Any) -> list[str]:
         return ["has"] if self.skip["needs"] and not all(map(bool, rows["has"])) else []
+
+    def on_replay(self, rows: Any) -> Any:
+        if self.refuses:
+            raise RefusedError
+        return rows
 
     async def worker(self, prompt: Any, sampling: Any, session: Any) -> Any:
         if self.ran >= self.ends_at:
@@ -189,13 +202,28 @@ class Served(RuleBasedStateMachine):
     def succeed(self, prompts: str, dispatcher: int) -> None:
         self.call(prompts, dispatcher, 99)
 
+    @precondition(lambda self: self.step)
+    @rule(prompts=PROMPTS)
+    def refuse(self, prompts: str) -> None:
+        """A call that fails when its dump was loaded has been served nothing, and is made again."""
+        expected = self.expect(prompts)
+        if expected and not self.may_lack(expected):
+            self.refuses = True
+            with pytest.raises(RefusedError):
+                self.generate(self.batch(prompts))
+            self.refuses = False
+        self.call(prompts, 0, 99)
+
+    def batch(self, prompts: str) -> list[dict[str, Any]]:
+        return [{"uid": f"u{next(self.uids)}", "text": prompt} for prompt in prompts]
+
     def call(self, prompts: str, dispatcher: int, ends_at: int) -> bool:
         """A call that fails when so many sessions of it have run; returns whether it did."""
         self.calls.append(prompts)
         self.dispatcher = self.dispatchers[dispatcher % len(self.dispatchers)]
         self.ends_at, self.ran = ends_at, 0
         self.made: dict[tuple[str, int], Draw] = {}
-        batch = [{"uid": f"u{next(self.uids)}", "text": prompt} for prompt in prompts]
+        batch = self.batch(prompts)
         expected, before = self.expect(prompts), self.places()
         rows = None
         with contextlib.suppress(IncompleteRolloutError):
@@ -206,9 +234,8 @@ class Served(RuleBasedStateMachine):
         self.dumps = [dump for dump in self.dumps if dump not in gone]
         if rows is None or there - before:
             assert not expected or self.may_lack(expected), "what fits is not generated again"
-            of_groups = bool(expected) and not isinstance(expected[0], Dump)
             again = frozenset() if self.found_own else self.served
-            self.generated(batch, again | {*gone}, exact=not of_groups)
+            self.generated(batch, again | {*gone}, exact=not self.rejects)
         if rows is None:
             return True
         self.equal[prompts] += 1
@@ -249,7 +276,10 @@ class Served(RuleBasedStateMachine):
         return [dump for dump in mine if dump not in self.taken]
 
     def expect(self, prompts: str) -> list[Any]:
-        """The dumps one of which serves the call; or for each prompt its groups."""
+        """The dumps one of which serves the call; or for each prompt its groups.
+
+        By prompt none is used that lacks what the run needs, where there is one that does not.
+        """
         # Those whose draws have served, and whose sessions are not resumed either.
         self.served = frozenset(filter(self.has_served, self.of_step(prompts)))
         own = [dump for dump in self.of_step(prompts) if dump not in self.served]
@@ -261,23 +291,30 @@ class Served(RuleBasedStateMachine):
             if dump.prompts == prompts
             and (dump.place[0] in names or dump.place[0].endswith(f"-{number}"))
         }  # fmt: skip
+        others = [dump for dump in self.dumps if dump.run != self.run]
+        self.groups, self.rejects = list[Any](), False
+        if self.skip["match"] == "prompt":
+            left = [[*self.left_of(others, prompt)] for prompt in prompts]
+            needs = self.skip["needs"]
+            whole = [[g for g in some if not needs or all(d.has for d in g)] for some in left]
+            self.groups = whole if all(whole) else []
+            self.rejects = not own and all(left) and not self.groups
+            lacks = needs and not any(dump.has for dump in own)
+            return self.groups if self.groups and lacks else own or self.groups
         if own or self.skip["match"] == "step":
             return own
-        others = [dump for dump in self.dumps if dump.run != self.run]
-        if self.skip["match"] == "run":
-            return [
-                dump for dump in others
-                if dump.prompts == prompts and dump.step != self.step
-                and not self.has_served(dump) and dump not in self.taken
-            ]  # fmt: skip
-        groups = [
-            [
-                group for dump in others for p, group in zip(dump.prompts, dump.groups, strict=True)
-                if p == prompt and not any(draw.number in self.used for draw in group)
-            ]
-            for prompt in prompts
+        return [
+            dump for dump in others
+            if dump.prompts == prompts and dump.step != self.step
+            and not self.has_served(dump) and dump not in self.taken
         ]  # fmt: skip
-        return groups if all(groups) else []
+
+    def left_of(self, dumps: list[Dump], prompt: str) -> Iterator[tuple[Draw, ...]]:
+        """The groups of a prompt that have not served this run."""
+        for dump in dumps:
+            for p, group in zip(dump.prompts, dump.groups, strict=True):
+                if p == prompt and not any(draw.number in self.used for draw in group):
+                    yield group
 
     def may_lack(self, expected: list[Any]) -> bool:
         """Whether what serves the call may lack what the run needs."""
@@ -287,12 +324,12 @@ class Served(RuleBasedStateMachine):
         return self.skip["needs"] and not all(draw.has for draw in every)
 
     def replayed(self, expected: list[Any], groups: tuple[Any, ...]) -> None:
-        if expected and isinstance(expected[0], Dump):
-            (dump,) = (one for one in expected if one.groups == groups)
+        dump = next((one for one in expected if getattr(one, "groups", None) == groups), None)
+        if dump is not None:
             self.taken.add(dump)
             return
-        assert expected, "nothing fits"
-        for group, known in zip(groups, expected, strict=True):
+        assert self.groups, "nothing fits"
+        for group, known in zip(groups, self.groups, strict=True):
             assert group in known
         self.taken |= {d for d in self.dumps if d.step == self.step and {*groups} & {*d.groups}}
 
@@ -343,17 +380,46 @@ def test_each_rollout_serves_once_and_none_is_lost() -> None:
     run_state_machine_as_test(Served, settings=settings(max_examples=80, stateful_step_count=20))
 
 
-@pytest.mark.usefixtures("no_fsync", "job")
-def test_sessions_of_groups_that_served_are_not_resumed() -> None:
-    skip = {"journal": True, "needs": False, "dispatchers": 1, "goes_on": False}
+KEYS = {"journal": False, "needs": False, "dispatchers": 1, "goes_on": False}
+
+
+@pytest.fixture
+def served(no_fsync: None, job: None) -> Iterator[Served]:
     served = Served()
-    try:
-        served.start({**skip, "match": "step"})
-        served.visit(1)
-        served.call("ba", 0, 99)
-        served.start({**skip, "match": "prompt"})
-        served.visit(1)
-        served.call("a", 0, 99)
-        served.call("ba", 0, 99)
-    finally:
-        served.teardown()
+    yield served
+    served.teardown()
+
+
+def test_sessions_of_groups_that_served_are_not_resumed(served: Served) -> None:
+    served.start({**KEYS, "journal": True, "match": "step"})
+    served.visit(1)
+    served.call("ba", 0, 99)
+    served.start({**KEYS, "journal": True, "match": "prompt"})
+    served.visit(1)
+    served.call("a", 0, 99)
+    served.call("ba", 0, 99)
+
+
+@pytest.mark.parametrize("match", ["step", "run", "prompt"])
+def test_what_a_call_gives_back_serves_the_next(served: Served, match: str) -> None:
+    served.start({**KEYS, "match": "step"})
+    for step in (1, 2):
+        served.visit(step)
+        served.call("ab", 0, 99)
+    served.start({**KEYS, "match": match})
+    for step in (2, 1):
+        served.visit(step)
+        served.refuse("ab")
+
+
+def test_a_group_that_lacks_a_field_gives_way_to_a_later_one(served: Served) -> None:
+    for step, needs in ((1, False), (2, True)):
+        served.start({**KEYS, "match": "step", "needs": needs})
+        served.visit(step)
+        served.call("ab", 0, 99)
+    served.start({**KEYS, "match": "prompt", "needs": True})
+    served.visit(3)
+    served.call("ba", 0, 99)
+    served.start({**KEYS, "match": "prompt", "needs": True})
+    served.visit(1)
+    served.call("ab", 0, 99)

@@ -140,16 +140,3 @@ def test_a_name_that_another_job_took_meanwhile_stays_its_own(
     assert step(2) == []
     SkipManager.set_step(1)
     assert stage("ours") == "ours"
-
-
-def test_a_call_whose_dump_is_damaged_keeps_its_name(dumped_calls: Any) -> None:
-    dumps = dumped_calls({1: "ab"})
-    there = sorted(path.parent.name for path in dumps.rglob("gen_batch.dp"))
-    (dump,) = dumps.glob("*/*/1.*/gen_batch.dp")
-    content = bytearray(dump.read_bytes())
-    content[20] ^= 1
-    dump.write_bytes(content)
-    assert step(1, *"ab") == ["a1", "b1"]
-    names = (path.parent.name for path in dumps.rglob("gen_batch.dp"))
-    assert sorted(name for name in names if ".bad-" not in name) == there
-    assert (step(1, *"ba"), made) == (["b1", "a1"], ["b"])

@@ -64,7 +64,8 @@ def test_groups_of_another_sampling_are_a_mismatch(
     dumped = by_prompt(first.step(1, prompts(*"ab")), first.step(2, prompts(*"cd")))
     second = run(match="prompt", on_mismatch=policy)
     role: Any = SkipManager.skip_instances["rollout_tq"]
-    role.dumps.conditions = role.dumps.conditions.adding({"sampling.temperature": 0.5})
+    identities = role.dumps.identities
+    identities.conditions = identities.conditions.adding({"sampling.temperature": 0.5})
     if policy == "error":
         with pytest.raises(MismatchError, match="temperature"):
             second.step(1, prompts(*"da"))

@@ -106,7 +106,7 @@ def journaled_as(role: GroupRole, config: Any) -> Identity:
     """What verl's sessions depend on besides their prompts and `dispatch`."""
     needed = {f"config.{key}": look_up(config, key) for key in NEEDED}
     verl = ".".join(map(str, verl_version()))
-    return role.dumps.conditions.adding({"stage": "verl.submit", "verl": verl, **needed})
+    return role.dumps.identities.conditions.adding({"stage": "verl.submit", "verl": verl, **needed})
 
 
 def _role_of(config: DictConfig) -> GroupRole:

@@ -1,0 +1,217 @@
+"""Which dumps serve a call prompt by prompt: groups of its prompts, in whatever dumps."""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from rlskip.batch.columns import cells_of, columns_of
+from rlskip.batch.meta import plain
+from rlskip.batch.row_fields import RowFields
+from rlskip.config.skip import VALIDATION_ROLE, SkipAction
+from rlskip.jobs.served import Ledger
+from rlskip.skip.agreement import Mismatch
+from rlskip.skip.assembling import Assembly, Source
+from rlskip.skip.call import Call
+from rlskip.skip.dumps import Dumps, replaced_meanwhile
+from rlskip.skip.matching import CallMatching, LoadedDump
+from rlskip.skip.prompt_rows import prompt_groups
+from rlskip.skip.run_dumps import Group, PromptGroups, RunDumps
+from rlskip.skip.step_calls import Key
+from rlskip.store import DumpMeta, Identity
+
+_CACHED = 1 << 30
+"""Bytes of dumps that are kept in memory, because the next batch needs other rows of them."""
+
+
+class PromptMatching(CallMatching):
+    """Finds and loads the groups of a call's prompts, in whatever dumps of the run they are."""
+
+    def __init__(self, dumps: Dumps, run: RunDumps, ledger: Ledger) -> None:
+        super().__init__(dumps, run, ledger)
+        self._cache: OrderedDict[Key, tuple[Any, DumpMeta]] = OrderedDict()
+        self._lacks: dict[tuple[str, Group], bool] = {}
+
+    def look_up(self, call: Call) -> Key | PromptGroups | None:
+        """The dump of this very call, else a group for each of its prompts.
+
+        Those without a field that this run needs are used only where there are no others, and then
+        refused by what they lack.
+        """
+        if call.identity.prompts is None:
+            return None
+        own = self._in_step(call)
+        if own is not None and all(self._has(call, one) for one in self._run.groups_of(own)):
+            return own
+        identity = call.identity.for_prompts(None)
+        groups = self._gather(call, _remembered(identity.fits))
+        if isinstance(groups, str):
+            call.reason = groups
+            return own
+        return groups if own is None or all(self._has(call, g) for g in groups.groups) else own
+
+    def _has(self, call: Call, group: Group) -> bool:
+        """Whether a group has every field that this run needs, as `Dumps.lacking` tells."""
+        if call.stage.lacks is None:
+            return True
+        known = call.stage.name, group
+        if known not in self._lacks:
+            rollouts, meta = self._loaded(group.key, group.checksum)
+            fields, at = _fields_of(rollouts, meta), range(group.start, group.start + group.count)
+            some = Source.of(rollouts, fields, at).rollouts
+            self._lacks[known] = bool(self._dumps.lacking(call, some, meta))
+        return not self._lacks[known]
+
+    def has_served(self, key: Key, call: Call) -> bool:
+        return any(self._ledger.has_served(part, call.writes) for part in self._run.parts_of(key))
+
+    def judge(self, call: Call) -> Mismatch | None:
+        """What becomes of a call for whose prompts there are no groups: it is generated.
+
+        Prompts without a dump are generated, and the whole batch with them. Where all have one that
+        was made in another way, ``on_mismatch`` decides.
+
+        Raises
+        ------
+        MismatchError
+            ``on_mismatch`` is ``error``.
+        """
+        if call.identity.prompts is None:
+            return super().judge(call)
+        found = self._gather(call, lambda group: True)
+        if isinstance(found, PromptGroups):
+            identity = call.identity.for_prompts(None)
+            odd = next((group for group in found.groups if not identity.fits(group.made)), None)
+            if odd is not None:
+                must = "; ".join(identity.differences(odd.made)[0])
+                call.reason = f"{found} were made for other calls: {must}"
+                self._dumps.reject(call.reason, odd.key, replaces=False)
+        if mute := self._run.mute:
+            self._dumps.notices.once(
+                "mute", "%d dumps of the run do not record which rows are which prompt's: they "
+                "serve at most the very batch that they were made for", mute,
+            )  # fmt: skip
+        self._dumps.notices.generated(call, call.reason)
+        return None
+
+    def take(self, call: Call, found: Any) -> None:
+        call.parts = self._run.parts_of(found)
+        self._ledger.serve(call.parts)
+        keys = [found] if isinstance(found, Key) else {group.key for group in found.groups}
+        for key in keys:
+            if not key.size and key.step == call.step:
+                call.visit.take(key)
+
+    def load(self, call: Call, found: Any) -> LoadedDump:
+        """As `CallMatching.load`, or the groups as the stage would have returned them.
+
+        Raises
+        ------
+        AssemblyError
+            The rows cannot be one batch.
+        """
+        if not isinstance(found, PromptGroups):
+            return super().load(call, found)
+        with call.timed(), self._ledger.lock:  # calls may be side by side
+            metas: dict[Key, DumpMeta] = {}
+            first = found.groups[0].key
+            whole, metas[first] = self._loaded(first, found.groups[0].checksum)
+            if found.is_whole and not self._is_renamed(call, whole, metas[first]):
+                self._cache.pop(first)  # what the trainer gets it may change
+                rollouts = self._dumps.without_dropped(whole)
+            else:
+                rollouts = self._assemble(call, found, metas)
+            self._dumps.check_fields(rollouts, metas[first], call, first, replaces=False)
+        for dump, meta in metas.items():
+            self._dumps.notices.changed(meta, self._dumps.stores[dump.size].directory)
+            if meta.identity is not None:
+                present = call.identity.for_prompts(meta.identity.prompts)
+                self._dumps.identities.differences(present, meta)  # logs what is noteworthy
+        took = sum(
+            metas[group.key].info.get("seconds", 0.0) / max(1, len(self._run.groups_of(group.key)))
+            for group in found.groups
+        )
+        call.facts.update(
+            source=first.step,
+            bytes=sum(meta.stored for meta in metas.values()),
+            seconds_saved=took - call.seconds if took else 0.0,
+        )
+        return rollouts, metas[first], None
+
+    def _gather(self, call: Call, fits: Callable[[Group], bool]) -> PromptGroups | str:
+        prompts = call.prompt_rows
+        if prompts is None or not prompts.digests:
+            return "its prompts cannot be told apart"
+        return self._run.gather(
+            prompts.digests,
+            call.step,
+            fits,
+            functools.partial(self._has, call),
+            # How the model was then is what a validation shows.
+            alone=self._dumps.role == VALIDATION_ROLE,
+            again=self._dumps.local_config.action == SkipAction.REPEAT,
+        )
+
+    @staticmethod
+    def _is_renamed(call: Call, whole: Any, meta: DumpMeta) -> bool:
+        """Whether the prompts name the groups of a whole dump otherwise now."""
+        fields = _fields_of(whole, meta)
+        then = cells_of(columns_of(whole).get(fields.group))
+        now = prompt_groups(call.prompts, fields)
+        if then is None or now is None:
+            return False
+        first, second = ([*dict.fromkeys(repr(plain(name)) for name in of)] for of in (then, now))
+        return first != second
+
+    def _assemble(self, call: Call, found: PromptGroups, metas: dict[Key, DumpMeta]) -> Any:
+        """The groups as one batch; `metas` gets the meta of each group's dump."""
+        checksums = {group.key: group.checksum for group in found.groups}
+        numbers = {dump: number for number, dump in enumerate(checksums)}
+        rows: dict[Key, list[int]] = {dump: [] for dump in checksums}
+        picks = []
+        for group in found.groups:
+            of_dump = rows[group.key]
+            picks += [(numbers[group.key], len(of_dump) + i) for i in range(group.count)]
+            of_dump += range(group.start, group.start + group.count)
+        # One dump after the other: they may be too large to be in memory together.
+        sources = []
+        for dump, checksum in checksums.items():
+            rollouts, metas[dump] = self._loaded(dump, checksum)
+            rollouts = self._dumps.without_dropped(rollouts)
+            sources.append(Source.of(rollouts, _fields_of(rollouts, metas[dump]), rows[dump]))
+        digests = call.prompt_rows.digests if call.prompt_rows else []
+        owners = [i for i, group in enumerate(found.groups) for _ in range(group.count)]
+        return Assembly(sources, picks, call.prompts, digests, owners, call.stage.totals).batch()
+
+    def _loaded(self, dump: Key, checksum: str) -> tuple[Any, DumpMeta]:
+        """A dump, which the next batch may need, too."""
+        if dump not in self._cache or self._cache[dump][1].checksum != checksum:
+            store = self._dumps.stores[dump.size]
+            rollouts, meta, _ = store.load_with_meta(dump.step, call=dump.call)
+            if meta.checksum != checksum:
+                raise replaced_meanwhile(store.directory / dump.path)
+            self._cache[dump] = rollouts, meta
+        self._cache.move_to_end(dump)
+        loaded = self._cache[dump]
+        while len(self._cache) > 1 and sum(m.nbytes for _, m in self._cache.values()) > _CACHED:
+            self._cache.popitem(last=False)
+        return loaded
+
+
+def _remembered(fits: Callable[[Identity], bool]) -> Callable[[Group], bool]:
+    """`fits` of what groups were made for, which most have in common: asked once of each."""
+    known: dict[int, bool] = {}
+
+    def may(group: Group) -> bool:
+        if id(group.made) not in known:
+            known[id(group.made)] = fits(group.made)
+        return known[id(group.made)]
+
+    return may
+
+
+def _fields_of(rollouts: Any, meta: DumpMeta) -> RowFields:
+    names = {str(name) for name in columns_of(rollouts)}
+    return RowFields.from_meta(meta) or RowFields.of(names)

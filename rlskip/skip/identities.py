@@ -1,0 +1,183 @@
+"""What the rollouts of a role's calls depend on, and how a dump's differ in that."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import logging
+from typing import Any
+
+import attrs
+
+from rlskip._version import __version__
+from rlskip.batch.meta import meta_of
+from rlskip.config.facts import HostFacts
+from rlskip.config.skip import VALIDATION_ROLE
+from rlskip.skip.arguments import NEUTRAL_META, Arguments, plain_entries
+from rlskip.skip.call import Call
+from rlskip.skip.hidden import FirstValues
+from rlskip.skip.notices import Notices
+from rlskip.skip.refusals import explained
+from rlskip.store import DumpMeta, Identity, UnsupportedTypeError
+from rlskip.store.comparable import comparable, differences
+
+#: In ``skip.identity``: the code of the stage.
+_CODE = "code"
+
+
+class Identities:
+    """The identities of a role's calls.
+
+    Parameters
+    ----------
+    role, local_config, facts
+        The role's name, its complete config, and what the host says of the run.
+    place
+        Where a run without a name comes from; None for one that has a name.
+    notices
+        Where what is only noteworthy is logged.
+
+    Attributes
+    ----------
+    conditions
+        The part that the config decides.
+    """
+
+    def __init__(
+        self, role: str, local_config: Any, facts: HostFacts, place: str | None, notices: Notices
+    ) -> None:
+        self._role, self._local_config, self._facts = role, local_config, facts
+        self._place, self._notices = place, notices
+        # Read now, as the config is copied now: rlskip may change the config later.
+        self.conditions = self._read_conditions()
+        self._first: dict[str, FirstValues] = {}
+
+    def of_call(self, call: Call) -> Identity:
+        """What the call's rollouts depend on.
+
+        Raises
+        ------
+        UnsupportedTypeError
+            The prompts or a value of the stage's identity cannot be compared, and
+            ``on_mismatch`` is ``error``. Else the identity has no prompts' hash.
+        """
+        from rlskip.format.prompt_digests import digest_of_batch  # needs torch
+
+        try:
+            arguments, asked = self.arguments_of(call), self.asked_of(call)
+            asked["prompts"] = digest_of_batch(call.prompts, call.digests)
+        except UnsupportedTypeError as error:
+            self.refuse_uncomparable(explained(call, error))
+            return self.made_by(call, None, {})
+        return self.made_by(call, arguments, asked)
+
+    def made_by(self, call: Call, arguments: Arguments | None, asked: dict[str, Any]) -> Identity:
+        """The `conditions` with a call's stage, what it is `asked` for, and its `arguments`."""
+        named = {} if call.stage.stage is None else {"stage": call.stage.stage}
+        compared = {**self.conditions.compared, **named, **asked}
+        if arguments is None:
+            return attrs.evolve(self.conditions, compared=compared)
+        for name, value in (*arguments.values.items(), *arguments.attributes.items()):
+            compared[f"arguments.{name}"] = value
+        noted = {**self.conditions.noted, "defaults": sorted(arguments.usual)}
+        if arguments.changing:
+            noted["changing"] = arguments.changing
+        if (code := call.stage.code) is not None:
+            noted["code"] = code
+            if _CODE in (self._local_config.identity or ()):
+                compared["code"] = code
+        return Identity(compared, noted, arguments.ignored)
+
+    def arguments_of(self, call: Call) -> Arguments | None:
+        """The stage's other arguments that count; None where they are not known."""
+        first = self._first.setdefault(call.stage.name, FirstValues())
+        arguments = call.stage.arguments_of(call, self._local_config.ignore or (), first)
+        if arguments is not None and call.stage.identity is None:
+            self._notices.leave(call.stage.name, arguments.left, arguments.changing)
+        return arguments
+
+    def learn(self, call: Call, meta: DumpMeta) -> None:
+        """Learn of a dump that is replayed which attributes change while stages run."""
+        now, then = call.identity, meta.identity
+        if isinstance(now, Identity) and then is not None:
+            changing = {name for name in then.changing if f"arguments.{name}" in now.compared}
+            if changing:
+                self._first[call.stage.name].changing |= changing
+            if call.stage.identity is None:
+                self._notices.leave(call.stage.name, {}, changing)
+
+    def asked_of(self, call: Call) -> dict[str, Any]:
+        """What the call adds to the identity: the stage's own, and what the prompts' meta asks for.
+
+        A host may ask for other sampling there, for a greedy baseline, say.
+        """
+        asked, known = {}, self.conditions.compared
+        for name, value in plain_entries(meta_of(call.prompts), NEUTRAL_META).items():
+            usual = known.get(name if name == "n" else f"sampling.{name}")
+            if value is not None and differences(name, value, usual):
+                asked[f"meta_info.{name}"] = value
+        for name, value in call.stage.identity_of(call).items():
+            asked[f"identity.{name}"] = comparable(value, f"identity.{name}")
+        return asked
+
+    def _read_conditions(self) -> Identity:
+        c, facts = self._local_config, self._facts
+        sampling = dict(facts.val_shaping if self._role == VALIDATION_ROLE else facts.shaping)
+        versions = {"rlskip": __version__, "torch": _torch_version()}
+        if facts.engine is not None:  # another one is logged as a warning, as a version is
+            versions["engine"] = str(facts.engine)
+        where = f"skip.{self._role}.identity"
+        return Identity.of(
+            {
+                "role": self._role,
+                "n": sampling.pop("n", c.n),
+                "prompt_len": c.prompt_len,
+                "response_len": c.response_len,
+                **{f"sampling.{name}": value for name, value in sampling.items()},
+                **{
+                    f"config.{key}": facts.value_at(key, where)
+                    for key in c.identity or ()
+                    if key != _CODE
+                },
+            },
+            {
+                "model": facts.model,
+                **({"place": self._place} if self._place else {}),
+                **{f"versions.{name}": v for name, v in versions.items()},
+            },
+        )
+
+    def differences(self, present: Identity, meta: DumpMeta) -> list[str]:
+        """What makes the dump another call's. What is only noteworthy is logged."""
+        if meta.identity is None:
+            self._notices.once(
+                "no-identity", "dumps in %s record no prompts; they are not compared",
+                self._notices.directory,
+            )  # fmt: skip
+            return []
+        differs, noteworthy = present.differences(meta.identity)
+        if not differs and (place := present.moved_from(meta.identity)):
+            what = "the dumps were made in %s, by the same function, and are replayed in %s"
+            here = present.noted["place"]
+            self._notices.once(f"place {place}", what, place, here, level=logging.INFO)
+        code = [line for line in noteworthy if line.startswith("code: ")]
+        if others := [line for line in noteworthy if line not in code]:
+            what = "; ".join(others)
+            self._notices.once(f"noteworthy {what}", "replayed although it differs: %s", what)
+        if code:
+            name = present.noted["code"].partition(",")[0]
+            self._notices.code_changed(name)
+        return differs
+
+    def refuse_uncomparable(self, error: UnsupportedTypeError) -> None:
+        """Raise `error`, by which calls cannot be compared, if ``on_mismatch`` is ``error``."""
+        if self._local_config.on_mismatch == "error":
+            raise error
+        what = f"{error.where}: {error.what}"
+        self._notices.once("uncomparable", "calls cannot be compared with dumps: %s", what)
+
+
+@functools.cache
+def _torch_version() -> str:
+    """Without importing it: a job that starts without a call needs none."""
+    return importlib.metadata.version("torch")

@@ -1,0 +1,73 @@
+"""Roles that are on and are not called, and keys that no role takes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from rlskip.config.skip import BUILT_IN_ROLES, SHARED_KEYS, SkipManagerConfig
+from rlskip.skip.role import Role
+
+log = logging.getLogger(__name__)
+
+
+def uncalled(
+    roles: Mapping[str, Role],
+    bypassed: Collection[str],
+    decorated: Collection[str],
+    step: int,
+    is_first: bool,
+) -> list[str]:
+    """The roles that should have been called up to `step`, and were not.
+
+    Functions of a role with its own steps may be called in another process, validation may
+    come later, or before the first step of training: at step 0, or at that of a checkpoint.
+
+    Parameters
+    ----------
+    bypassed
+        The roles of functions that were called although their role is off.
+    decorated
+        The roles of all decorated functions.
+    is_first
+        Whether `step` is the first one.
+    """
+    validated = any(skip.was_called and skip.serves_validation for skip in roles.values())
+    if not bypassed and (step == 0 or (is_first and validated)):
+        return []
+    # A call that was replayed may enclose those of a stage of another role.
+    enclosed = decorated if any(skip.has_replayed for skip in roles.values()) else ()
+    return [
+        role
+        for role, skip in roles.items()
+        if not (skip.was_called or skip.serves_validation or role in enclosed)
+        if bypassed or not skip.support_online_step
+    ]
+
+
+def why_uncalled(bypassed: Collection[str]) -> str:
+    """Why a role that is on was not called, and what to type instead."""
+    if not bypassed:
+        return (
+            "no function decorated with it was called; decorate the stage with "
+            "SkipManager.annotate, or name it: skip.attach.ROLE=package.module:function"
+        )
+    called = sorted(bypassed)
+    choose = " ".join(
+        f"+skip={role}_cache" if role in BUILT_IN_ROLES else f"skip.{role}.enable=true"
+        for role in called
+    )
+    return f"functions of role {', '.join(called)} were called instead: {choose}"
+
+
+def warn_of_idle_keys(node: Mapping[str, Any], roles: Mapping[str, Role]) -> None:
+    """Warn if keys of the node `skip` are set, and no role that would take them is on."""
+    usual = SkipManagerConfig()
+    given = [k for k in SHARED_KEYS if node.get(k) not in (None, getattr(usual, k))]
+    if given and not roles and node.get("enable") is not False:
+        log.warning(
+            "rlskip: NOTHING is skipped or cached: skip.%s is set, and no role is on; set "
+            "skip.rollout.enable=true, here {'skip': {'rollout': {'enable': True}, ...}}",
+            given[0],
+        )
