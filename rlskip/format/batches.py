@@ -50,9 +50,13 @@ def _pack_tensor(value: torch.Tensor, packer: Packer) -> list[Node]:
     device = None if value.device.type == "cpu" else value.device.type
     number = None
     if value.numel():
-        flat = torch_maker.flat_bytes(value)
+        near = torch_maker.narrowed(value)
+        flat = torch_maker.flat_bytes(near)
         owned = flat.ctypes.data != value.data_ptr()
-        number = packer.array(*_stored(flat, value.dtype), owner=value, owned=owned)
+        elements, kind = _stored(flat, near.dtype)
+        if near is not value:
+            kind = "i"
+        number = packer.array(elements, kind, value, owned, value.element_size())
     return ["dense", name, list(value.shape), number, device]
 
 

@@ -70,11 +70,14 @@ class Array:
     owned: bool = False
 
     @classmethod
-    def of(cls, data: np.ndarray, kind: str, owned: bool = False) -> Array:
-        """Views of 1-D contiguous `data`; nothing is copied."""
-        step = CHUNK // data.itemsize
+    def of(
+        cls, data: np.ndarray, kind: str, owned: bool = False, itemsize: int | None = None
+    ) -> Array:
+        """Views of 1-D contiguous `data`, which may be narrower than `itemsize`; copies nothing."""
+        itemsize = itemsize or data.itemsize
+        step = CHUNK // itemsize
         parts = [data[i : i + step] for i in range(0, len(data), step)]
-        return cls(kind, data.itemsize, parts, owned)
+        return cls(kind, itemsize, parts, owned)
 
     @property
     def nbytes(self) -> int:

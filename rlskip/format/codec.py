@@ -198,7 +198,14 @@ class Packer:
         self._path.pop()
         return [how.tag, *parts]
 
-    def array(self, data: np.ndarray, kind: str, owner: Any = None, owned: bool = False) -> int:
+    def array(
+        self,
+        data: np.ndarray,
+        kind: str,
+        owner: Any = None,
+        owned: bool = False,
+        itemsize: int | None = None,
+    ) -> int:
         """The number of a 1-D contiguous array.
 
         Parameters
@@ -210,10 +217,12 @@ class Packer:
             under two names, is stored once and comes back as one.
         owned
             Whether the memory is a copy that no other code changes.
+        itemsize
+            Bytes of an element as it must come back, where `data` is narrowed.
         """
         if owner is not None and id(owner) in self._numbers:
             return self._numbers[id(owner)]
-        self.arrays.append(Array.of(data, kind, owned or owner is None))
+        self.arrays.append(Array.of(data, kind, owned or owner is None, itemsize))
         if owner is not None:
             self._numbers[id(owner)] = len(self.arrays) - 1
             self._alive.append(owner)  # no other object may take its id meanwhile
