@@ -86,7 +86,8 @@ def dumps(rows: int, device: str, folder: Path, rounds: int = 5) -> list[Row]:
     def generate(prompts: list[int]) -> TensorDict:
         return batch
 
-    config = {"skip": {"dump_dir": str(folder / "dumps"), "rollout": {"enable": True}}}
+    role = {"enable": True, "background_write": True}  # as under Hydra
+    config = {"skip": {"dump_dir": str(folder / "dumps"), "rollout": role}}
     their_file = folder / "batch.pt"
     saves, their_saves, loads, their_loads = [], [], [], []
     SkipManager.init(config)
@@ -188,7 +189,7 @@ def train(folder: Path, device: str, small: bool) -> tuple[list[dict[str, float]
     trainer.add_callback(Clock())
     trainer.train()
     SkipManager.flush()
-    times = ("time", "per_second", "runtime")
+    times = ("time", "per_second", "runtime", "rlskip/")
     logged = [
         {key: value for key, value in line.items() if not any(word in key for word in times)}
         for line in trainer.state.log_history
