@@ -26,7 +26,7 @@ import math
 import attrs
 import numpy as np
 
-from rlskip.stages.fills import fills
+from rlskip.stages.digest import fills
 from rlskip.stages.parts import FLOAT
 
 LAMBDA = 8.0

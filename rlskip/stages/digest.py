@@ -10,13 +10,14 @@ import numpy as np
 import xxhash
 
 from rlskip.batch.columns import is_tensor
-from rlskip.stages.fills import fills
 from rlskip.stages.parts import DIGEST, NUMBER, Entry
 
 #: ``mean``, ``rms`` and ``order`` are of the values that are no fills, which would hide these.
 #: ``order`` is a mean, too, with a weight for each place, so that it tells values that moved.
 MOMENTS = ("count", "mean", "rms", "min", "max", "order")
 
+# A fill is at least so large, and so many times what comes below it; so many others are below.
+_LEAST, _APART, _SHARE = 1e3, 100.0, 0.25
 # Weights k g mod 1 - 1/2: of the golden ratio, those of close places are far apart.
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -80,3 +81,20 @@ def _moments(part: np.ndarray) -> tuple[float, ...]:
         mean, rms = float(wide[own].mean()), float(np.sqrt(np.square(wide[own]).mean()))
         order = float((wide * weights)[own].mean())
     return float(wide.size), mean, rms, float(wide.min()), float(wide.max()), order
+
+
+def fills(values: np.ndarray) -> np.ndarray:
+    """Where float64 values are fills: far above all others in magnitude, finite ones.
+
+    These are -1e4, -1e9 and the least number of a dtype: at least 1000, and 100 times what comes
+    below them. A fourth of the magnitudes that differ must be below: where few are, those cancel.
+    """
+    sizes = np.abs(values)
+    if not (sizes >= _LEAST).any():
+        return np.zeros(values.shape, bool)
+    found = np.unique(sizes[np.isfinite(sizes) & (sizes > 0)])
+    first = np.flatnonzero((found[1:] >= _LEAST) & (found[1:] / _APART >= found[:-1])) + 1
+    first = first[first >= _SHARE * len(found)]
+    if not len(first):
+        return np.zeros(values.shape, bool)
+    return np.asarray(np.isfinite(sizes) & (sizes >= found[first[0]]))

@@ -224,7 +224,9 @@ _RANKS = """
             (draw,) = set(got["draw"].tolist())
             say("got", attempt, step, index, rank, draw)
 
-    def end(children, patience=60):
+    def end(children, patience=3 * alive.DEAD_S):
+        # A lease that its owner made and had not written when it was killed is nobody's for
+        # `DEAD_S` seconds.
         codes, deadline = [], time.monotonic() + patience
         while children:
             for child in [*children]:
