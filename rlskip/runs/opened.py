@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from html import escape
-from itertools import islice
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import attrs
 
-from rlskip._human import age, duration, size
 from rlskip.config.steps import compact
 from rlskip.errors import RlskipError
 from rlskip.jobs import alive
@@ -35,7 +32,7 @@ from rlskip.store.layout import (
 if TYPE_CHECKING:
     from rlskip.runs.rollouts import Decode, Rollouts
 
-_SHOWN = 20  # lines of a table in a notebook
+_SHOWN = 20  # runs that are named
 
 
 class NoSuchPlaceError(RlskipError, FileNotFoundError):
@@ -91,9 +88,6 @@ class Step(Scope):
 
     def __repr__(self) -> str:
         return f"<step {self.name}>"
-
-    def _repr_html_(self) -> str:
-        return _table_of(self.name, self.dumps())
 
 
 @attrs.frozen(repr=False)
@@ -201,11 +195,6 @@ class Run(Scope):
     def __repr__(self) -> str:
         return f"<run {self.name}: steps {compact(self.steps()) or 'none'}>"
 
-    def _repr_html_(self) -> str:
-        last = self.steps()[-_SHOWN:]
-        dumps = list(islice(self[last[0] :].iter_dumps(), _SHOWN)) if last else []
-        return _table_of(repr(self).strip("<>"), dumps)
-
 
 @attrs.frozen(repr=False)
 class Runs(Scope, Sequence[Run]):
@@ -258,31 +247,3 @@ class Runs(Scope, Sequence[Run]):
         shown = [run.name for run in self._runs[:_SHOWN]]
         more = [f"and {len(self) - _SHOWN} more"] if len(self) > _SHOWN else []
         return f"<{len(self)} runs in {self.directory}: {', '.join([*shown, *more])}>"
-
-    def _repr_html_(self) -> str:
-        lines = [(run.name, compact(run.steps())) for run in self._runs[:_SHOWN]]
-        return _table(f"{len(self)} runs in {self.directory}", ("run", "steps"), lines)
-
-
-def _table_of(title: str, dumps: Sequence[Dump]) -> str:
-    lines = [
-        (
-            dump.name,
-            size(dump.size),
-            "" if dump.meta is None else size(dump.meta.nbytes),
-            age(dump.written),
-            "" if dump.seconds is None else duration(dump.seconds),
-            dump.problem or "",
-        )
-        for dump in dumps
-    ]
-    return _table(title, ("step", "size", "in memory", "age", "generated in", ""), lines)
-
-
-def _table(title: str, heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table as HTML, for notebooks; text from a dump is escaped."""
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in heads)
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines
-    )
-    return f"<table><caption>{escape(title)}</caption><tr>{head}</tr>{rows}</table>"
