@@ -257,4 +257,4 @@ def trains_on_given_completions(verl: Any, dumps: str, more: tuple[str, ...], rl
     assert {len(row["response"]) for row in run.iter_rows(["response"])} == {5}
     steps = rlskip("compare", output, output, "--json").json["steps"]
     assert [one["step"] for one in steps] == [1, 2], "both are trained on"
-    assert {"rewards", "advantages"} <= {one["stage"] for one in steps[0]["stages"]}
+    assert {"scores", "advantages"} <= {one["stage"] for one in steps[0]["stages"]}
