@@ -162,10 +162,7 @@ class Run(Scope):
         found = on_disk.families(self.directory)
         return {step: found[step] for step in sorted(found) if self._covers(step)}
 
-    def read(self, dump: Dump, fields: Sequence[str] | None = None) -> Rollouts:
-        return self._read(dump, fields)
-
-    def _read(self, dump: Dump, fields: Sequence[str] | None, **more: Any) -> Rollouts:
+    def read(self, dump: Dump, fields: Sequence[str] | None = None, **more: Any) -> Rollouts:
         return dump.rollouts(fields, decode=self._decode, more=more, told=self._told)
 
     def quarantine(self) -> list[Path]:
@@ -241,7 +238,7 @@ class Runs(Scope, Sequence[Run]):
             yield from run.iter_dumps()
 
     def read(self, dump: Dump, fields: Sequence[str] | None = None) -> Rollouts:
-        return self[0]._read(dump, fields, run=run_name(dump.place.root))
+        return self[0].read(dump, fields, run=run_name(dump.place.root))
 
     def __repr__(self) -> str:
         shown = [run.name for run in self._runs[:_SHOWN]]
