@@ -116,6 +116,6 @@ DIR: the records of this job are gone
         other_steps,
         NoSuchPlaceError,
         "a, b",
-        "a, b: both recorded no common step: A has 1, B has 2",
+        "a, b: they have no common step: A has 1, B has 2",
     ),
 ]
