@@ -120,14 +120,14 @@ def compare_sides(
     Raises
     ------
     NoSuchPlaceError
-        Both have no such step.
+        They have no such step in common.
     DumpError
         Of all steps one cannot be read.
     """
     mine, theirs = ({step for step in side.steps() if step in wanted} for side in (a, b))
     if not mine & theirs:
         one, other = (compact(sorted(steps)) or "none" for steps in (mine, theirs))
-        what = f"both have no common step: A has {one}, B has {other}"
+        what = f"they have no common step: A has {one}, B has {other}"
         raise NoSuchPlaceError(what, f"{a.name}, {b.name}")
     steps, unreadable, error = list[StepResult](), dict[int, str](), None
     for step in progress(sorted(mine & theirs)):

@@ -48,18 +48,6 @@ def rloo(rewards: torch.Tensor, groups: Sequence[str]) -> torch.Tensor:
     return found
 
 
-def gae(
-    rewards: torch.Tensor, values: torch.Tensor, gamma: float = 1.0, lam: float = 1.0
-) -> torch.Tensor:
-    """Generalized advantage estimates of one session: a reward and a value for each token."""
-    found, later, value = torch.empty_like(rewards), rewards.new_zeros(()), rewards.new_zeros(())
-    for t in range(len(rewards) - 1, -1, -1):
-        delta = rewards[t] + gamma * value - values[t]
-        found[t] = later = delta + gamma * lam * later
-        value = values[t]
-    return found
-
-
 def clipped(
     log_probs: torch.Tensor,
     old_log_probs: torch.Tensor,

@@ -30,8 +30,8 @@ def read_rows(path: Path) -> Iterator[tuple[int, Columns]]:
     """The steps of a file, ascending, each with its rows as columns.
 
     The fields of its first row tell the program: verl's ``trainer.rollout_data_dir`` (its name is
-    the step), ``traces.jsonl`` of verifiers and prime-rl, ``results.jsonl`` of older verifiers, the
-    completions of TRL, or lines with chat ``messages``.
+    the step), ``traces.jsonl`` of verifiers and prime-rl, the completions of TRL, or lines with
+    chat ``messages``.
 
     Raises
     ------
@@ -84,8 +84,7 @@ class _Budget:
 
 def _steps_of(path: Path, first: Row, rows: Iterator[Row], budget: _Budget) -> dict[int, list[Row]]:
     """The rows by step; the names of the first one's fields tell the program."""
-    is_named = path.name in ("traces.jsonl", "results.jsonl")
-    if is_named or "traces" in first or "example_id" in first:
+    if path.name == "traces.jsonl" or "traces" in first:
         return _of_verifiers(rows, budget)
     for names, made in (
         ({"input", "output"}, iter),
@@ -150,16 +149,13 @@ def _of_parquet(path: Path) -> Iterator[Row]:
 
 
 def _of_verifiers(rows: Iterator[Row], budget: _Budget) -> dict[int, list[Row]]:
-    """Saved episodes, or the rows of older versions, by the step that they name; 0 without one."""
+    """Saved episodes by the step that they name; 0 without one."""
     steps: dict[int, list[Row]] = defaultdict(list)
     for number, line in enumerate(rows):
         step = ((line.get("run") or {}).get("work") or {}).get("step", 0)
         if type(step) is not int or step < 0:
             raise DumpError(f"episode {number + 1} is of step {step!r:.80}, which is not a number")
-        if "traces" in line:
-            steps[step] += _of_episode(line, number, budget)
-        else:
-            steps[step].append(_of_result(line, number))
+        steps[step] += _of_episode(line, number, budget)
     return steps
 
 
@@ -240,13 +236,6 @@ def _of_nodes(nodes: Sequence[Row], budget: _Budget) -> Row:
         row["completion_mask"] = mask[first:]
         row["logprobs"] = probs[first:] if is_known else None
     return row
-
-
-def _of_result(result: Row, number: int) -> Row:
-    own = dict(result)
-    prompt, completion = own.pop("prompt", None), own.pop("completion", None)
-    uid = own.get("example_id", number)
-    return {"uid": str(uid), "raw_prompt": prompt, "completions": completion, **own}
 
 
 def _lines(path: Path) -> Iterator[Row]:

@@ -9,15 +9,12 @@ from __future__ import annotations
 import contextlib
 import operator
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from html import escape
-from itertools import islice
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import attrs
 
-from rlskip._human import age, duration, size
 from rlskip.config.steps import compact
 from rlskip.errors import RlskipError
 from rlskip.jobs import alive
@@ -36,7 +33,7 @@ from rlskip.store.layout import (
 if TYPE_CHECKING:
     from rlskip.runs.rollouts import Decode, Rollouts
 
-_SHOWN = 20  # lines of a table in a notebook
+_SHOWN = 20  # runs that are named
 
 
 class NoSuchPlaceError(RlskipError, FileNotFoundError):
@@ -92,9 +89,6 @@ class Step(Scope):
 
     def __repr__(self) -> str:
         return f"<step {self.name}>"
-
-    def _repr_html_(self) -> str:
-        return _table_of(self.name, self.dumps())
 
 
 @attrs.frozen(repr=False)
@@ -169,10 +163,7 @@ class Run(Scope):
         found = on_disk.families(self.directory)
         return {step: found[step] for step in sorted(found) if self._covers(step)}
 
-    def read(self, dump: Dump, fields: Sequence[str] | None = None) -> Rollouts:
-        return self._read(dump, fields)
-
-    def _read(self, dump: Dump, fields: Sequence[str] | None, **more: Any) -> Rollouts:
+    def read(self, dump: Dump, fields: Sequence[str] | None = None, **more: Any) -> Rollouts:
         return dump.rollouts(fields, decode=self._decode, more=more, told=self._told)
 
     def quarantine(self) -> list[Path]:
@@ -206,11 +197,6 @@ class Run(Scope):
 
     def __repr__(self) -> str:
         return f"<run {self.name}: steps {compact(self.steps()) or 'none'}>"
-
-    def _repr_html_(self) -> str:
-        last = self.steps()[-_SHOWN:]
-        dumps = list(islice(self[last[0] :].iter_dumps(), _SHOWN)) if last else []
-        return _table_of(repr(self).strip("<>"), dumps)
 
 
 @attrs.frozen(repr=False)
@@ -258,37 +244,9 @@ class Runs(Scope, Sequence[Run]):
             yield from run.iter_dumps()
 
     def read(self, dump: Dump, fields: Sequence[str] | None = None) -> Rollouts:
-        return self[0]._read(dump, fields, run=run_name(dump.place.root))
+        return self[0].read(dump, fields, run=run_name(dump.place.root))
 
     def __repr__(self) -> str:
         shown = [run.name for run in self._runs[:_SHOWN]]
         more = [f"and {len(self) - _SHOWN} more"] if len(self) > _SHOWN else []
         return f"<{len(self)} runs in {self.directory}: {', '.join([*shown, *more])}>"
-
-    def _repr_html_(self) -> str:
-        lines = [(run.name, compact(run.steps())) for run in self._runs[:_SHOWN]]
-        return _table(f"{len(self)} runs in {self.directory}", ("run", "steps"), lines)
-
-
-def _table_of(title: str, dumps: Sequence[Dump]) -> str:
-    lines = [
-        (
-            dump.name,
-            size(dump.size),
-            "" if dump.meta is None else size(dump.meta.nbytes),
-            age(dump.written),
-            "" if dump.seconds is None else duration(dump.seconds),
-            dump.problem or "",
-        )
-        for dump in dumps
-    ]
-    return _table(title, ("step", "size", "in memory", "age", "generated in", ""), lines)
-
-
-def _table(title: str, heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table as HTML, for notebooks; text from a dump is escaped."""
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in heads)
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines
-    )
-    return f"<table><caption>{escape(title)}</caption><tr>{head}</tr>{rows}</table>"

@@ -13,7 +13,6 @@ import torch
 import rlskip as package
 from rlskip.compare.mismatch import mismatch
 from rlskip.compare.sides import Side
-from rlskip.runs.on_disk import Dump
 from tests.compare.test_compare import PROMPT, RESPONSE, N, log_probs, rows
 
 
@@ -51,25 +50,6 @@ def test_one_run_tells_how_far_the_engine_is_from_the_trainer(
     shown = rlskip("compare", "run", "-d", tmp_path)
     assert shown.code == 0
     assert "old_log_probs minus engine_log_probs" in shown.out
-
-
-def test_the_tokens_of_a_step_are_read_once(
-    job: Callable[..., Side], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def body(step: int) -> None:
-        package.record("engine_log_probs", log_probs(), rows=rows())
-        package.record("old_log_probs", log_probs() + 1, rows=rows())
-
-    records = job("run", body).records(1)
-    load, read = Dump.load, list[str]()
-
-    def counted(dump: Dump, **options: Any) -> Any:
-        read.extend(options["fields"])
-        return load(dump, **options)
-
-    monkeypatch.setattr(Dump, "load", counted)
-    assert mismatch(1, records) is not None
-    assert read.count("rows.tokens") == 1
 
 
 @pytest.mark.parametrize("form", ["a mean", "a row", "digest"])

@@ -33,7 +33,8 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.chdir(tmp_path)
     torch.save({"rollout_id": 7, "samples": SAMPLES}, "rollout_7.pt")
     made: dict[str, Any] = {"tokenizer": Tokenizer()}
-    for block in re.findall(r"(?ms)^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8")):
+    page = PAGE.read_text(encoding="utf-8").partition("<!-- needs: verl -->")[0]
+    for block in re.findall(r"(?ms)^```python\n(.*?)^```", page):
         exec(compile(block, PAGE.name, "exec"), made)
     return made
 

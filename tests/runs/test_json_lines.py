@@ -76,13 +76,6 @@ def test_a_trace_of_several_branches_is_several_rows(tmp_path: Path) -> None:
     assert (rows[0]["trace"]["metrics"], rows[0]["episode"]["ok"]) == ({"m": 1}, True)
 
 
-def test_older_results_of_verifiers(tmp_path: Path) -> None:
-    result = {"example_id": 4, "prompt": ASKED, "completion": "no", "reward": 0.5, "answer": "yes"}
-    (row,) = read(tmp_path / "results.jsonl", result)
-    assert (row["group"], row["reward"], row["answer"]) == ("4", 0.5, "yes")
-    assert (row["raw_prompt"], row["completions"]) == (ASKED, "no")
-
-
 def branches(n: int) -> dict[str, Any]:
     """A trace of `n` messages, one after the other, and `n` that follow the last of them."""
     parents = [None, *range(n - 1), *[n - 1] * n]

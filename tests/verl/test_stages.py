@@ -1,12 +1,13 @@
 """verl's genuine trainers record without a line of the user's; a planted bug is named at its stage.
 
 A records and dumps, with a critic, a reference policy and the engine's log-probs; the others replay
-its rollouts. `pytest -s` shows the figures that docs/compare.md has.
+its rollouts. `pytest -s` shows what differs.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,7 @@ LINE = "{:<34}{:<22}{}"
 
 
 def show(name: str, answer: Any) -> dict[str, str]:
-    """Print a comparison for docs/compare.md; the state of each stage of step 1 but metrics."""
+    """Print a comparison; the state of each stage of step 1 but metrics."""
     found = {}
     for one in answer.json["steps"][0]["stages"]:
         if not one["stage"].startswith("metrics"):
@@ -219,7 +220,7 @@ def test_trl_computes_the_same_on_the_rollouts_of_verl(
 
 @pytest.mark.parametrize("mode", ["v0", "v1"])
 def test_a_bundle_of_grpo_has_equal_advantages_and_its_loss(
-    verl091: Any, tmp_path: Path, rlskip: Any, mode: str
+    verl091: Any, tmp_path: Path, rlskip: Any, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dumps = str(verl091.folder / f"dumps_of_grpo_{mode}")
     more = ("algorithm.adv_estimator=grpo", "algorithm.use_kl_in_reward=False",
@@ -233,3 +234,27 @@ def test_a_bundle_of_grpo_has_equal_advantages_and_its_loss(
     advantages, loss = rlskip("bundle", "--replay", out, *stages).json["stages"]
     assert advantages["state"] == "equal", advantages
     assert loss["state"] in ("equal", "within rounding"), loss
+    if mode == "v1":
+        monkeypatch.chdir(tmp_path)
+        trains_on_given_completions(verl091, dumps, more, rlskip)
+
+
+def trains_on_given_completions(verl: Any, dumps: str, more: tuple[str, ...], rlskip: Any) -> None:
+    """As docs/recipes.md makes them of a run's dumps, here in the working directory."""
+    page = (HERE.parents[1] / "docs" / "recipes.md").read_text(encoding="utf-8")
+    _, _, recipe = page.partition("<!-- needs: verl -->")
+    (program,) = re.findall(r"(?ms)^```python\n(.*?)^```", recipe)
+    Path("dumps").symlink_to(dumps)
+    names = {"completion": lambda prompt: [*prompt[-3:], 65, 66]}
+    exec(f"from pathlib import Path\nimport rlskip, torch\n{program}", names)
+    on = (*more, "skip.on_miss=error", "skip.drop_fields=[rm_scores]",
+          "actor_rollout_ref.rollout.calculate_log_probs=False")  # fmt: skip
+    output = train(verl, "given", "v1", str(Path("given").absolute()), *on, seed=2)
+    generated = [one for one in (output.parent / "server.jsonl").read_text().splitlines()
+                 if '"generate"' in one]  # fmt: skip
+    assert generated == []
+    (run,) = (one for one in package.open("given") if one.steps())
+    assert {len(row["response"]) for row in run.iter_rows(["response"])} == {5}
+    steps = rlskip("compare", output, output, "--json").json["steps"]
+    assert [one["step"] for one in steps] == [1, 2], "both are trained on"
+    assert {"scores", "advantages"} <= {one["stage"] for one in steps[0]["stages"]}
