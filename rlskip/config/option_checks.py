@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rlskip.config.check import Problem
 from rlskip.config.choices import chosen_options, overrides_of
-from rlskip.config.register import options
 from rlskip.config.settings import SkipSettings
 
 
@@ -26,8 +25,6 @@ def lost_choices(settings: SkipSettings) -> list[Problem]:
         return [Problem("skip.enable", "it is false, so every role is off", "set skip.enable=true")]
     problems, config = [], settings.facts.config
     for option, _ in chosen_options(config, "skip"):
-        if option not in options("skip"):
-            continue
         role, _, action = option.rpartition("_")
         local = settings.roles.get(role)
         if local is None:

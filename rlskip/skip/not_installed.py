@@ -95,8 +95,7 @@ def chosen_by(config: Any, role: str = "") -> str | None:
         if re.split("[.@]", key, maxsplit=1)[0] == "skip" and asks and (ours or not own):
             return override
     for option, _ in chosen_options(config, "skip"):
-        if option in shipped or not own:
-            return f"skip: {option}"
+        return f"skip: {option}"
     node = None if own else _node(config["hydra"])
     for key in node or () if look_up(node, "enable") is not False else ():
         if look_up(node, f"{key}.enable") is True:  # the application's own YAML says so
