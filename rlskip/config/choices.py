@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from rlskip.config.check import leaves
-from rlskip.config.register import SCHEMAS, options
+from rlskip.config.register import SCHEMAS, hydra_config, options
 from rlskip.errors import ConfigError
-
-
-def hydra_config() -> Any:
-    """Hydra's runtime config of the present job; None outside a job. Imports nothing."""
-    module = sys.modules.get("hydra.core.hydra_config")
-    return None if module is None else module.HydraConfig.instance().cfg
 
 
 def overrides_of(config: Any, kind: str = "task") -> list[str]:

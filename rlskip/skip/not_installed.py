@@ -17,11 +17,10 @@ from rlskip.config.check import look_up
 from rlskip.config.choices import (
     chosen_options,
     dropped_callback,
-    hydra_config,
     overrides_of,
     with_callback,
 )
-from rlskip.config.register import options
+from rlskip.config.register import hydra_config, options
 from rlskip.config.settings import has_own_key
 from rlskip.errors import NotInstalledError
 
