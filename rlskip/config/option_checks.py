@@ -29,19 +29,16 @@ def lost_choices(settings: SkipSettings) -> list[Problem]:
         local = settings.roles.get(role)
         if local is None:
             problems.append(_overridden(settings, f"skip.{role}.enable", "false", option))
-        elif action == "replay" and settings.start_engine and not _generates(settings, role):
-            problems.append(_overridden(settings, "skip.start_engine", "true", option))
+        elif action == "replay" and settings.start_engine:
+            # With an engine, too, that is what the job asked for, if it says so.
+            if not (settings.gives("on_miss", role) and local.on_miss == "generate"):
+                problems.append(_overridden(settings, "skip.start_engine", "true", option))
         elif action == "repeat" and local.action != action:
             problems.append(_overridden(settings, f"skip.{role}.action", str(local.action), option))
     if not problems and not settings.roles:
         what = "no role is enabled"
         return [Problem("skip", what, "choose an option, e.g. +skip=rollout_cache")]
     return problems
-
-
-def _generates(settings: SkipSettings, role: str) -> bool:
-    """Whether the user says so: with an engine, too, that is what the job asked for."""
-    return settings.gives("on_miss", role) and settings.roles[role].on_miss == "generate"
 
 
 def _overridden(settings: SkipSettings, key: str, value: str, option: str) -> Problem:
