@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from rlskip.config.check import leaves
-from rlskip.config.register import SCHEMAS, options
+from rlskip.config.register import SCHEMAS, hydra_config, options
 from rlskip.errors import ConfigError
-
-
-def hydra_config() -> Any:
-    """Hydra's runtime config of the present job; None outside a job. Imports nothing."""
-    module = sys.modules.get("hydra.core.hydra_config")
-    return None if module is None else module.HydraConfig.instance().cfg
 
 
 def overrides_of(config: Any, kind: str = "task") -> list[str]:
@@ -33,12 +26,16 @@ def overrides_of(config: Any, kind: str = "task") -> list[str]:
 
 
 def chosen_options(config: Any, group: str) -> list[tuple[str, str]]:
-    """The chosen options of a group, each with the package that its node was put below."""
+    """Those of rlskip's options of a group that a job chose, each with the package of its node.
+
+    An application may have a group of that name, and options of its own in it.
+    """
     choices = OmegaConf.select(config, "hydra.runtime.choices") or {}
     found = [
         (str(option), package)
         for name, _, package in (key.partition("@") for key in choices)
-        if name == group and (option := choices[f"{name}@{package}" if package else name])
+        if name == group
+        if (option := choices[f"{name}@{package}" if package else name]) in options(group)
     ]
     if found:
         return found
@@ -72,18 +69,6 @@ def dropped_callback(config: Any) -> str | None:
     return None
 
 
-def asked_to_record(config: Any) -> str | None:
-    """The option or the key by which a job asks for records of its stages; None without."""
-    # Hydra's runtime config has the node `hydra` alone, whose parent is the job's config.
-    node = OmegaConf.select(config["hydra"], "..record", throw_on_resolution_failure=False)
-    if not OmegaConf.is_dict(node) or node.get("enable") is not True:
-        return None
-    ours = [f"record: {o}" for o, _ in chosen_options(config, "record") if o in options("record")]
-    ours += [o for o in overrides_of(config) if re.match(r"\++record\.", o)]  # a key of its own
-    typed = dataclasses.is_dataclass(OmegaConf.get_type(node))
-    return next(iter(ours), "record.enable: true" if typed else None)
-
-
 def is_typed(config: Any, name: str) -> bool:
     """Whether a composed config has a node from its schema, or from a typed host's."""
     there = OmegaConf.is_dict(config) and name in config  # a struct refuses what is not there
@@ -108,9 +93,8 @@ def refuse_displaced(name: str, config: Any) -> None:
         return
     if typed:
         _refuse_late_schema(name, config)
-    ours = [(o, package) for o, package in chosen_options(config, name) if o in options(name)]
     roles: dict[str, str] = {}
-    for option, package in ours:
+    for option, package in chosen_options(config, name):
         other = roles.setdefault(option.rpartition("_")[0], option)
         if other != option and name == "skip":
             what = f"{other} and {option} are options of one role"

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from rlskip.config.choices import hydra_config
+from rlskip.config.register import hydra_config
 from rlskip.errors import ConfigError
 
 DEFAULT_DUMP_DIR = "~/.rlskip/rollout_dump"

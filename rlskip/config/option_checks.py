@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rlskip.config.check import Problem
 from rlskip.config.choices import chosen_options, overrides_of
-from rlskip.config.register import options
 from rlskip.config.settings import SkipSettings
 
 
@@ -26,25 +25,20 @@ def lost_choices(settings: SkipSettings) -> list[Problem]:
         return [Problem("skip.enable", "it is false, so every role is off", "set skip.enable=true")]
     problems, config = [], settings.facts.config
     for option, _ in chosen_options(config, "skip"):
-        if option not in options("skip"):
-            continue
         role, _, action = option.rpartition("_")
         local = settings.roles.get(role)
         if local is None:
             problems.append(_overridden(settings, f"skip.{role}.enable", "false", option))
-        elif action == "replay" and settings.start_engine and not _generates(settings, role):
-            problems.append(_overridden(settings, "skip.start_engine", "true", option))
+        elif action == "replay" and settings.start_engine:
+            # With an engine, too, that is what the job asked for, if it says so.
+            if not (settings.gives("on_miss", role) and local.on_miss == "generate"):
+                problems.append(_overridden(settings, "skip.start_engine", "true", option))
         elif action == "repeat" and local.action != action:
             problems.append(_overridden(settings, f"skip.{role}.action", str(local.action), option))
     if not problems and not settings.roles:
         what = "no role is enabled"
         return [Problem("skip", what, "choose an option, e.g. +skip=rollout_cache")]
     return problems
-
-
-def _generates(settings: SkipSettings, role: str) -> bool:
-    """Whether the user says so: with an engine, too, that is what the job asked for."""
-    return settings.gives("on_miss", role) and settings.roles[role].on_miss == "generate"
 
 
 def _overridden(settings: SkipSettings, key: str, value: str, option: str) -> Problem:

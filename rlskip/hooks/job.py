@@ -15,13 +15,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from rlskip import stages
-from rlskip.config.choices import chosen_options, is_typed
+from rlskip.config.choices import is_typed
 from rlskip.config.dump_dir import DIRECTORY_VARIABLE
 from rlskip.config.facts import HostFacts
 from rlskip.config.legacy import refuse_legacy_flags
 from rlskip.config.option_checks import lost_choices
 from rlskip.config.origin import ORIGIN_VARIABLE, Origin
-from rlskip.config.record import RecordConfig, read_record
+from rlskip.config.record import RecordConfig, read_record, record_chosen_by
 from rlskip.config.settings import SkipSettings, has_own_key, read_skip
 from rlskip.errors import RlskipAbort, RlskipError
 from rlskip.hooks.summary import log_roles, write_summary
@@ -52,7 +52,7 @@ def start(config: DictConfig, launched_from: Origin | None) -> tuple[SkipSetting
         origin = attrs.evolve(launched_from, name=origin.name)
     os.environ[ORIGIN_VARIABLE] = origin.to_variable()
     settings = _read_skip(config)
-    recording = read_record(config if _has_record(config) else None)
+    recording = read_record(config if record_chosen_by(config) else None)
     if "rollout" in settings.roles:
         # The task has its own copy of the config by now.
         refuse_legacy_flags(config)
@@ -125,17 +125,12 @@ def refuse(config: DictConfig, error: Exception) -> NoReturn:
     raise RlskipAbort(reason) from (error if unexpected else None)
 
 
-def _has_record(config: DictConfig) -> bool:
-    """Whether the key `record` is rlskip's: without the option or the schema it may be any."""
-    return bool(chosen_options(config, "record")) or is_typed(config, "record")
-
-
 def _read_skip(config: DictConfig) -> SkipSettings:
     """The settings of `skip`; none if a job that only records stages uses that key itself."""
     try:
         return read_skip(config)
     except RlskipError:
-        if chosen_by(config) or not (_has_record(config) and has_own_key(config)):
+        if chosen_by(config) or not (record_chosen_by(config) and has_own_key(config)):
             raise
         log.info("rlskip: `skip` is taken for the application's own key, as no option chose it")
         return SkipSettings(HostFacts(config))

@@ -17,11 +17,10 @@ from rlskip.config.check import look_up
 from rlskip.config.choices import (
     chosen_options,
     dropped_callback,
-    hydra_config,
     overrides_of,
     with_callback,
 )
-from rlskip.config.register import options
+from rlskip.config.register import hydra_config, options
 from rlskip.config.settings import has_own_key
 from rlskip.errors import NotInstalledError
 
@@ -95,8 +94,7 @@ def chosen_by(config: Any, role: str = "") -> str | None:
         if re.split("[.@]", key, maxsplit=1)[0] == "skip" and asks and (ours or not own):
             return override
     for option, _ in chosen_options(config, "skip"):
-        if option in shipped or not own:
-            return f"skip: {option}"
+        return f"skip: {option}"
     node = None if own else _node(config["hydra"])
     for key in node or () if look_up(node, "enable") is not False else ():
         if look_up(node, f"{key}.enable") is True:  # the application's own YAML says so

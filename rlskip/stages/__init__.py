@@ -74,7 +74,8 @@ def _settle() -> Any:
 
 def _warn_if_lost(job: Any) -> None:
     """Warn where a job chose to record, and no callback of rlskip's has started that."""
-    from rlskip.config.choices import asked_to_record, dropped_callback, with_callback
+    from rlskip.config.choices import dropped_callback, with_callback
+    from rlskip.config.record import asked_to_record
 
     if job is not None and (chosen := asked_to_record(job)):
         log.warning(

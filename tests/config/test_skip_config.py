@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from rlskip import RoleConfig, SkipAction, SkipManagerConfig
-from rlskip.config.dump_dir import DEFAULT_DUMP_DIR
+from rlskip import RoleConfig, SkipAction
 from rlskip.config.origin import Origin
 from rlskip.config.settings import read_skip
 from rlskip.config.skip import SKIP_REGISTRY, role_specs
@@ -54,36 +52,13 @@ def rollout(skip: dict[str, Any], host: dict[str, Any] | None = None) -> Any:
 
 
 def test_a_role_inherits_shared_keys() -> None:
-    role = rollout(
-        {"steps": "1-3", "action": "repeat", "dump_dir": "/a", "rollout": {"enable": True}}
-    )
-    assert 3 in role.steps
-    assert 4 not in role.steps
-    assert (role.action, role.dump_dir) == ("repeat", "/a")
-    role = rollout(
-        {
-            "steps": "1-3",
-            "action": "repeat",
-            "dump_dir": "/a",
-            "rollout": {"enable": True, "steps": [9], "action": "cache", "dump_dir": "/b"},
-        }
-    )
-    assert 9 in role.steps
-    assert 3 not in role.steps
-    assert (role.action, role.dump_dir) == ("cache", "/b")
-
-
-def test_roles_and_shared_keys_have_the_same_names() -> None:
-    shared = {f.name for f in dataclasses.fields(SkipManagerConfig)}
-    assert {f.name for f in dataclasses.fields(RoleConfig)} == shared - {
-        "attach",
-        "start_engine",
-        "validation",
-        "rollout",
-        "async_rollout",
-        "rollout_tq",
-        "rollout_val",
-    }
+    shared = {"steps": "1-3", "action": "repeat", "dump_dir": "/a"}
+    role = rollout({**shared, "rollout": {"enable": True}})
+    assert (str(role.steps), role.action, role.dump_dir) == ("1-3", "repeat", "/a")
+    own = {"steps": [9], "action": "cache", "dump_dir": "/b", "experiment_name": "own"}
+    role = rollout({**shared, "rollout": {"enable": True, **own}}, HOST)
+    assert (str(role.steps), role.action, role.dump_dir) == ("9", "cache", "/b")
+    assert role.experiment_name == "own"
 
 
 @pytest.mark.parametrize("wrap", [dict, OmegaConf.create])
@@ -105,16 +80,6 @@ def test_a_step_of_the_v1_trainer_has_train_batch_size_prompts() -> None:
     assert read_roles(config)["rollout_tq"].gbs == 32
     del config["data"]["train_batch_size"]
     assert read_roles(config)["rollout_tq"].gbs == 1
-
-
-def test_defaults_without_a_host() -> None:
-    role = rollout({"rollout": {"enable": True}})
-    assert role.experiment_name is role.project_name is role.gbs is None
-    assert role.dump_dir == str(Path(DEFAULT_DUMP_DIR).expanduser())
-    assert (
-        rollout({"experiment_name": "own", "rollout": {"enable": True}}, HOST).experiment_name
-        == "own"
-    )
 
 
 @pytest.mark.parametrize(

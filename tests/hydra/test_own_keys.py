@@ -79,6 +79,16 @@ def test_an_own_group_of_that_name_may_be_anywhere(job: Any, tmp_path: Path) -> 
     assert not read_merge(config).stepwise_output
 
 
+def test_an_own_option_of_that_name_is_no_option_of_rlskips(
+    make_app: Callable[..., Any],
+) -> None:
+    app = make_app(task="assert cfg.record.fps == 30\ntrain(cfg)")
+    (app.folder / "conf" / "record").mkdir(parents=True)
+    (app.folder / "conf" / "record" / "video.yaml").write_text("fps: 30\n", encoding="utf-8")
+    run = app.run("+record=video", "+skip=rollout_cache", "skip.dump_dir=dumps")
+    assert "role rollout: 0 hits, 2 misses" in run.out
+
+
 @pytest.mark.parametrize("sweep", [[], ["-m", "a=1,2"]], ids=["single run", "multirun"])
 def test_a_job_is_refused_before_it_starts(make_app: Callable[..., Any], sweep: list[str]) -> None:
     app = make_app(config="a: 1\nskip: 5\n")

@@ -53,8 +53,8 @@ def start(composed: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
     started: list[bool] = []
     monkeypatch.setattr(stages, "start", lambda settings, step: started.append(settings.enable))
 
-    def job(text: str, *overrides: str) -> list[bool]:
-        config = composed(text, "+record=stages", *overrides)
+    def job(text: str, *overrides: str, option: str = "+record=stages") -> list[bool]:
+        config = composed(text, option, *overrides)
         with open_dict(config.hydra):
             config.hydra.runtime.update(cwd="/", output_dir="/")
             config.hydra.mode = RunMode.MULTIRUN
@@ -62,6 +62,13 @@ def start(composed: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
         return started
 
     return job
+
+
+def test_a_key_alone_records_where_the_callback_is(start: Callable[..., list[bool]]) -> None:
+    """Without an option, `record` may be any application's: its keys tell."""
+    assert start("a: 1\n", "+record.enable=true", option="+skip=rollout_cache") == [True]
+    own = ("record: {fps: 30}\n", "+record.enable=true")
+    assert start(*own, option="+skip=rollout_cache")[1:] == [False]
 
 
 @pytest.mark.parametrize("own", ["5", "fast", "[1, 2]", "{eval_batches: 5}"])
