@@ -15,7 +15,7 @@ from rlskip.jobs.ranks import RankGroup, RankTimeoutError, world_size
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps, check_rng
 from rlskip.skip.step_calls import Key
-from rlskip.store import DumpError, DumpMeta
+from rlskip.store import DumpError, DumpMeta, TooLargeDumpError
 
 # How long ranks wait for each other, in seconds: longer than a slow disk may hold one of them,
 # 600 s for room in its writer and 600 s for what that writes.
@@ -131,6 +131,8 @@ class SeveralRanks(OneRank):
             loaded = call.loaded = load(call)
             if self._dumps.local_config.restore_rng:
                 check_rng(loaded[2])
+        except TooLargeDumpError:  # a sound dump: no rank may replace it
+            raise
         except (DumpError, OSError, MemoryError) as error:
             call.loaded = error
             return answer
