@@ -13,7 +13,7 @@ array can be verified and read without the others.
 
 Not one Blosc2 frame an array: a frame keeps where its chunks are in a chunk of its own, so all of
 it would have to be parsed here before Blosc2, which loads plug-ins by id, may open it; and building
-one copies each chunk twice (``docs/store.md`` has the figures).
+one copies each chunk twice (``benchmarks.store`` measures it).
 
 This module does not know what the trees mean (:mod:`rlskip.format.codec` does). It trusts nothing
 that it reads. What a file declares is compared with the file's size, and what is about to be
