@@ -45,10 +45,10 @@ class _Owner:
 
 
 class BufferPool:
-    """Memory for copies. Memory that no array uses any more is reused.
+    """Memory for large arrays. Memory that no array uses any more is reused.
 
-    Much of the time of a copy into fresh memory is the kernel's, which zeroes every page before it
-    is written.
+    Much of the time of writing to fresh memory is the kernel's, which zeroes every page before
+    it is written.
 
     There is no lock, because the garbage collector may release memory at any moment. Each
     operation of a deque is atomic.

@@ -99,6 +99,10 @@ class RoleConfig:
     # How many steps to keep, the last written, each with all its calls; null: all.
     keep_last: int | None = field(default=None, metadata=_positive)
 
+    # The most bytes of memory that a dump's values may take; one that takes more ends the run.
+    # null: half of the machine's, or of the control group's.
+    max_bytes: int | None = field(default=None, metadata=_positive)
+
     # First half of the name of the run's directory; null: the host's name of the experiment, else
     # that of the Hydra job, else of the script, else of the working directory (a notebook, -c).
     experiment_name: str | None = None

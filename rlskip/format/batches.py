@@ -18,10 +18,7 @@ from rlskip.batch.columns import columns_of
 from rlskip.batch.tables import loaded
 from rlskip.format.arrays import size_of
 from rlskip.format.codec import Kind, Maker, Node, Packer, Unpacker, pack_entries
-from rlskip.format.dump_errors import (
-    UnknownTypeError,
-    UnsupportedTypeError,
-)
+from rlskip.format.dump_errors import UnknownTypeError, UnsupportedTypeError
 
 if TYPE_CHECKING:
     import torch
@@ -338,24 +335,14 @@ KINDS = [
     Kind("tensor", _below("torch", "Tensor"), _pack_tensor, _unpack_tensor),
     Kind("size", _exactly("torch.Size"), lambda value, _: [list(value)], _unpack_size),
     Kind("dtype", _exactly("torch.dtype"), _pack_dtype, _unpack_dtype),
-    Kind(
-        "tensordict",
-        _exactly("tensordict.TensorDict"),
-        _pack_tensordict,
-        _unpack_tensordict,
-    ),
+    Kind("tensordict", _exactly("tensordict.TensorDict"), _pack_tensordict, _unpack_tensordict),
     Kind(
         "tensordictstack",
         _exactly("tensordict.NonTensorStack", "tensordict.LazyStackedTensorDict"),
         _pack_stack,
         _unpack_stack,
     ),
-    Kind(
-        "nontensor",
-        _exactly("tensordict.NonTensorData"),
-        _pack_wrapped,
-        _unpack_wrapped,
-    ),
+    Kind("nontensor", _exactly("tensordict.NonTensorData"), _pack_wrapped, _unpack_wrapped),
     Kind(
         "dataproto",
         _exactly("verl.protocol.DataProto", "rlskip.batch.tables.DataProtoParts"),

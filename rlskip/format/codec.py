@@ -45,7 +45,7 @@ MAX_PARTS = 1 << 23
 """The most containers and objects in a value."""
 _NODE = 512
 """Bytes that a rebuilt value takes besides its arrays and its parts, about."""
-_USER = "user:"
+USER = "user:"
 _ALL_ITEMS = "return a list of its items: an iterator can be read only once"
 _OTHERWISE = (
     "return what it holds as numbers, text, arrays, tensors, or lists, mappings or dataclasses of "
@@ -94,38 +94,6 @@ def add_kind(kind: Kind) -> None:
         _BY_CLASS[kind.of] = kind
     else:
         _BY_TEST[kind.tag] = kind.of, kind
-
-
-def register_codec(
-    type: type, name: str, encode: Callable[[Any], Any], decode: Callable[[Any], Any]
-) -> None:
-    """Keep values of exactly `type` in dumps.
-
-    Parameters
-    ----------
-    type
-        The class. Its subclasses need their own codecs.
-    name
-        The type's name in dumps. It must not change, and a process that loads the dump must have
-        registered the same name.
-    encode
-        Turns the value into something that dumps already keep (a dict of tensors, a string, ...).
-    decode
-        Turns that back into the value. Its argument comes from a file: trust it as you trust the
-        file.
-
-    Examples
-    --------
-    >>> register_codec(Version, "myproject.Version", str, Version)
-    """
-    add_kind(
-        Kind(
-            f"{_USER}{name}",
-            type,
-            lambda value, packer: [packer.node(encode(value))],
-            lambda parts, unpacker: unpacker.decoded(decode, parts[0]),
-        )
-    )
 
 
 class Walk:
@@ -275,9 +243,9 @@ class Unpacker:
                 raise ValueError("a mapping is not a node")
             return node
         tag, *parts = node
-        if tag not in _BY_TAG and tag.startswith(_USER):
+        if tag not in _BY_TAG and tag.startswith(USER):
             raise UnknownTypeError(
-                f"it holds a value of type {tag.removeprefix(_USER)!r}",
+                f"it holds a value of type {tag.removeprefix(USER)!r}",
                 remedy="register its codec before loading: rlskip.store.register_codec",
             )
         if tag not in _BY_TAG:  # the index is sound: another rlskip wrote it

@@ -13,7 +13,7 @@ array can be verified and read without the others.
 
 Not one Blosc2 frame an array: a frame keeps where its chunks are in a chunk of its own, so all of
 it would have to be parsed here before Blosc2, which loads plug-ins by id, may open it; and building
-one copies each chunk twice (``docs/store.md`` has the figures).
+one copies each chunk twice (``benchmarks.store`` measures it).
 
 This module does not know what the trees mean (:mod:`rlskip.format.codec` does). It trusts nothing
 that it reads. What a file declares is compared with the file's size, and what is about to be
@@ -33,7 +33,7 @@ import attrs
 import numpy as np
 import xxhash
 
-from rlskip._copies import share
+from rlskip._copies import BufferPool, share
 from rlskip.format import chunks
 from rlskip.format.chunks import CHUNK, STORED_AS, Array
 from rlskip.format.dump_errors import CorruptDumpError, TooLargeDumpError, UnreadableDumpError
@@ -46,6 +46,10 @@ FLOOR = 64 << 20
 """Bytes that a file may declare however small it is."""
 INDEX_RATIO = 32
 """As MAX_RATIO, for the index, which takes several times its size when it is parsed."""
+
+pool = BufferPool(256 << 20)
+"""Memory for large arrays. A training loop releases a step's rollouts before it loads the next
+step's, which are of about the same size, and fresh memory would take half of the time of a load."""
 
 _PARSED = 26  # bytes in memory, at most, for a byte of JSON
 
@@ -238,7 +242,8 @@ class Reader:
             times = int(entry.spec[1]) // int(spec[1])
             nbytes, step = entry.nbytes // times, CHUNK // times
             self.charge(nbytes)
-            out = _room(nbytes)
+            small = nbytes < 8 * CHUNK  # its last page may be zeroed beyond its end
+            out = np.empty(nbytes, np.uint8) if small else pool.take(nbytes)
             self._ready[number] = out if times == 1 else out.view(_noted(spec, entry.spec))
             self._verified.add(number)
             jobs += [
@@ -310,19 +315,6 @@ class Reader:
 
     def _unreadable(self, error: Exception) -> UnreadableDumpError:
         return UnreadableDumpError.by_process(error, self.where)
-
-
-def _room(nbytes: int) -> np.ndarray:
-    """Memory for an array.
-
-    Each chunk of a large one is in a huge page (2 MiB) of its own: a page that two chunks share is
-    touched by both threads, or is split into small ones.
-    """
-    if nbytes < 8 * CHUNK:  # its last page may be zeroed beyond its end
-        return np.empty(nbytes, np.uint8)
-    room = np.empty(nbytes + CHUNK, np.uint8)
-    start = -room.ctypes.data % CHUNK
-    return room[start : start + nbytes]
 
 
 def _noted(spec: str, of: str) -> np.dtype:

@@ -61,11 +61,10 @@ class TooLargeDumpError(DumpError):
     @classmethod
     def beyond(cls, max_bytes: int, where: str = "") -> TooLargeDumpError:
         return cls(
-            f"its values take more than {max_bytes / 2**30:.3g} GiB of memory (max_bytes)",
+            f"its values take more than {max_bytes} bytes of memory (max_bytes)",
             where,
-            "give the process more memory, of which max_bytes is half; or generate again with "
-            "fewer fields (skip.drop_fields); or load it by hand: "
-            "rlskip.store.StepStore(directory, max_bytes=...).load(step)",
+            "allow more, if the process has it: skip.max_bytes, or by hand "
+            "rlskip.store.StepStore(directory, max_bytes=...)",
         )
 
 

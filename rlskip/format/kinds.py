@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlskip.format import arrays, batches, objects, plain
-from rlskip.format.codec import Maker, NBytes, Node, Packer, Unpacker, add_kind, register_codec
+from rlskip.format.codec import USER, Kind, Maker, NBytes, Node, Packer, Unpacker, add_kind
 from rlskip.format.dump_errors import (
     DAMAGE,
     CorruptDumpError,
@@ -39,6 +39,38 @@ _WITH_FIELDS = ("dict", "ordereddict", "defaultdict", "tensordict", "dataproto")
 # A class is of the first kind whose test it passes: some of the hosts' are dataclasses, too.
 for _kind in (*plain.KINDS, *arrays.KINDS, *batches.KINDS, *objects.KINDS):
     add_kind(_kind)
+
+
+def register_codec(
+    type: type, name: str, encode: Callable[[Any], Any], decode: Callable[[Any], Any]
+) -> None:
+    """Keep values of exactly `type` in dumps.
+
+    Parameters
+    ----------
+    type
+        The class. Its subclasses need their own codecs.
+    name
+        The type's name in dumps. It must not change, and a process that loads the dump must have
+        registered the same name.
+    encode
+        Turns the value into something that dumps already keep (a dict of tensors, a string, ...).
+    decode
+        Turns that back into the value. Its argument comes from a file: trust it as you trust the
+        file.
+
+    Examples
+    --------
+    >>> register_codec(Version, "myproject.Version", str, Version)
+    """
+    add_kind(
+        Kind(
+            f"{USER}{name}",
+            type,
+            lambda value, packer: [packer.node(encode(value))],
+            lambda parts, unpacker: unpacker.decoded(decode, parts[0]),
+        )
+    )
 
 
 def rebuild(

@@ -43,6 +43,10 @@ def _fields_of(kind: Any) -> list[str] | None:
     return [field.name for field in dataclasses.fields(kind)]
 
 
+def _is_dataclass(kind: type) -> bool:
+    return _fields_of(kind) is not None
+
+
 def _slots_of(value: Any) -> list[str]:
     """The names in ``__slots__`` of its class, or of a base, that have a value."""
     found = []
@@ -171,10 +175,7 @@ KINDS = [
     Kind("path", lambda kind: kind in _PATHS.values(), _pack_path, _unpack_path),
     Kind("uuid", uuid.UUID, lambda value, _: [value.hex], _unpack_uuid),
     Kind(
-        "dataclass",
-        lambda kind: _fields_of(kind) is not None,
-        _pack_dataclass,
-        _unpack_dataclass,
+        "dataclass", lambda kind: _fields_of(kind) is not None, _pack_dataclass, _unpack_dataclass
     ),
     Kind("member", lambda kind: issubclass(kind, enum.Enum), _pack_member, _unpack_member),
 ]

@@ -16,7 +16,7 @@ from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps
 from rlskip.skip.rng import check_rng
 from rlskip.skip.step_calls import Key
-from rlskip.store import DumpError
+from rlskip.store import DumpError, TooLargeDumpError
 
 # How long ranks wait for each other, in seconds: longer than a slow disk may hold one of them,
 # 600 s for room in its writer and 600 s for what that writes.
@@ -100,6 +100,8 @@ class SeveralRanks:
             loaded = call.loaded = load(call, found)
             if self._dumps.local_config.restore_rng:
                 check_rng(loaded[2])
+        except TooLargeDumpError:  # a sound dump: no rank may replace it
+            raise
         except (DumpError, OSError, MemoryError) as error:
             call.loaded = error
             return shard

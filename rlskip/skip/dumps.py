@@ -127,7 +127,8 @@ class Dumps:
                     known[name] = compared.get(name) if canonical(then) == canonical(now) else then
             return meta if made is None else attrs.evolve(meta, identity=made.adding(known))
 
-        return StepStore(directory, complete=complete, **options)
+        most = self.local_config.max_bytes
+        return StepStore(directory, complete=complete, max_bytes=most, **options)
 
     # -- what a dump records -------------------------------------------------------------
 

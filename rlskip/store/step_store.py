@@ -240,6 +240,9 @@ class StepStore:
     def load(self, step: int, *, call: str = "", fields: Sequence[str] | None = None) -> Any:
         """The rollouts of `step`, verified, in newly allocated memory.
 
+        Large arrays use the memory of earlier rollouts that nothing refers to any more, where some
+        of their size is free: up to 256 MiB are kept for that.
+
         Parameters
         ----------
         fields

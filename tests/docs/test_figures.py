@@ -41,7 +41,7 @@ def test_readme_states_what_a_replayed_step_takes_on_a_gpu() -> None:
 @pytest.mark.parametrize(
     ("what", "unit", "scale", "digits"),
     [
-        *((f"{name}_ratio", "ms", 1000, 0) for name in ("hold", "save", "load")),
+        *((f"{name}_ratio", "ms", 1000, 0) for name in ("hold", "save", "load", "load_first")),
         ("bytes_ratio", "MB", 1, 1),
     ],
 )

@@ -49,19 +49,19 @@ def test_a_replay_is_not_made_a_miss(
         calls.append(prompts)
         return torch.zeros(2 * MIB)
 
-    def run() -> torch.Tensor:
+    def run(**skip: int) -> torch.Tensor:
         SkipManager.reset()
-        names = {"experiment_name": "e", "project_name": "p"}
-        rollout = {"enable": True}
-        SkipManager.init({"skip": {"dump_dir": str(tmp_path), **names, "rollout": rollout}})
+        names = {"experiment_name": "e", "project_name": "p", "rollout": {"enable": True}}
+        SkipManager.init({"skip": {"dump_dir": str(tmp_path), **names, **skip}})
         SkipManager.set_step(1)
         return generate([1])
 
     run()
     with monkeypatch.context() as patch:
         patch.setattr("rlskip.format.container.half_of_memory", lambda: MIB)
-        with pytest.raises(TooLargeDumpError, match="max_bytes"):
+        with pytest.raises(TooLargeDumpError, match=r"skip\.max_bytes"):
             run()
+        assert len(run(max_bytes=64 * MIB)) == 2 * MIB
     assert len(run()) == 2 * MIB
     assert calls == [[1]]
     assert not list(tmp_path.rglob("*.bad-*"))

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from rlskip.jobs.ranks import RankError
 from rlskip.skip.call import Call
 from rlskip.skip.call_role import CallRole
 from rlskip.skip.stage import Stage
-from rlskip.store import CorruptDumpError, StepStore
+from rlskip.store import CorruptDumpError, StepStore, TooLargeDumpError
 from tests.faulty_files import FaultyFiles
 from tests.skip.trainers import Hub, on_ranks
 
@@ -83,6 +84,17 @@ def test_a_damaged_shard_is_a_miss_for_all_after_one_exchange(tmp_path: Path) ->
     assert len(exchanges) == 3, "one more than the two of the lease"
     assert len(list(tmp_path.glob("*/*/1.r?-of-3/gen_batch.dp"))) == 3, "in the place of the other"
     assert job.call(1) == ([f"1 of rank {rank}" for rank in range(3)], [7])
+
+
+def test_a_shard_that_one_rank_lacks_the_memory_for_is_not_replaced(tmp_path: Path) -> None:
+    job = Job(Hub(3), tmp_path, background_write=False)
+    job.call(1)
+    store = job.roles[1].dumps.store
+    store._max_bytes = 1
+    with pytest.raises((TooLargeDumpError, RankError), match=r"max_bytes|rank 1 of 3 raised"):
+        job.call(1)
+    store._max_bytes = None
+    assert job.call(1)[0] == [f"1 of rank {rank}" for rank in range(3)]
 
 
 def test_a_rank_reads_as_many_files_of_2_ranks_as_of_64(tmp_path: Path) -> None:
