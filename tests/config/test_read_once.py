@@ -29,7 +29,7 @@ from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.hosts import trl
 from rlskip.hosts.standalone_config import is_on
-from rlskip.hosts.trl_trainers import TRAINERS
+from rlskip.hosts.trl.seams import TRAINERS
 from rlskip.hosts.verl import v1
 from rlskip.hosts.verl.names import V1
 from rlskip.hosts.verl.seams import seams
