@@ -28,7 +28,13 @@ from rlskip.format.fingerprint import VOLATILE
 from rlskip.hosts.verl.fields import lacking, without_times
 from rlskip.hosts.verl.handshake import acknowledge, find_job
 from rlskip.hosts.verl.later_stages import REWARD, adapt, without_reference
-from rlskip.hosts.verl.names import AGENT_LOOP, SCORES, SKIP_MANAGER, V0_TRAINER
+from rlskip.hosts.verl.names import (
+    AGENT_LOOP,
+    SCORES,
+    SEPARATE_TRAINER,
+    SKIP_MANAGER,
+    V0_TRAINER,
+)
 from rlskip.hosts.verl.no_engine import refuse_to_generate
 from rlskip.hosts.verl.preflight import before_workers
 from rlskip.hosts.verl.run_queue import run_queue
@@ -247,7 +253,7 @@ STAGES["rollout"] = _rollouts
 STAGES["async_rollout"] = rollout_stage("async_rollout")
 
 
-@seams.around(f"{V0_TRAINER}.init_workers")
+@seams.around(f"{V0_TRAINER}.init_workers", f"{SEPARATE_TRAINER}.init_workers")
 def _making_workers(init: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
     """The number of steps is known. Trainers that never state the step count it in `self`."""
     global _trainer
