@@ -133,6 +133,8 @@ def _seams() -> Iterator[Finding]:
     if spec is None or not spec.submodule_search_locations or is_old_release():
         return
     gone = lacking(Path(spec.submodule_search_locations[0]))
+    if len(gone) == len(TABLE):  # its source is not there
+        return
     for feature in dict.fromkeys(seam.feature for seam in TABLE):
         seams = [seam for seam in TABLE if seam.feature == feature]
         lost = [f"{seam.target} (rlskip {seam.purpose})" for seam in seams if seam in gone]

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from rlskip.batch.columns import length_of
 from rlskip.config.skip import (
     BUILT_IN_ROLES,
     SKIP_REGISTRY,
@@ -130,6 +129,8 @@ class Role:
         """Count the rollouts that `call` returned, where :attr:`figures` are asked for."""
         if self.figures is None:
             return
+        from rlskip.batch.columns import length_of  # a job that skips nothing needs no numpy
+
         rows = max(1, length_of(result))
         elsewhere = replayed and call.facts.get("source") != call.step
         saved = call.facts.get("seconds_saved", 0.0)

@@ -91,7 +91,7 @@ def test_a_role_that_trl_never_asks_is_refused(
 def test_trl_attached_twice_is_as_if_attached_once(tmp_path: Path, given: bool | None) -> None:
     more = {} if given is None else {"restore_rng": given}
     on = {"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}, **more}}
-    twice = trainer(_generate=len, _metrics={})
+    twice = trainer(_generate=len, _metrics={}, log=print)
     for _ in range(2):
         trl.attach(twice, on)
         assert twice._generate.generate is len

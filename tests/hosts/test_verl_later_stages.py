@@ -17,8 +17,9 @@ from rlskip.hosts.verl import later_stages
 from rlskip.hosts.verl.later_stages import identity, leave_out, loaded_identity
 from rlskip.hosts.verl.names import FULLY_ASYNC_MAIN
 from rlskip.hosts.verl.preflight import before_workers
-from rlskip.hosts.verl.trainer import _is_scored_again, begin
+from rlskip.hosts.verl.trainer import begin
 from rlskip.hosts.verl.trainer_config import judge
+from rlskip.hosts.verl.v0 import _is_scored_again
 from rlskip.skip import SkipManager
 
 VERL = """

@@ -174,8 +174,10 @@ def test_dynamic_sampling_may_end_with_the_dumps(verl: Callable[..., DictConfig]
         ("dapo.main_dapo", "rollout_tq", None),
         ("verl.trainer.main_ppo", "rollout", "or trainer.use_v1=False"),
         (None, "rollout", "or trainer.use_v1=False"),
-        (ONE_STEP_OFF, "rollout", "train with verl.trainer.main_ppo"),
-        (FULLY_ASYNC_MAIN, "async_rollout", "train with verl.trainer.main_ppo"),
+        (ONE_STEP_OFF, "rollout", None),
+        (ONE_STEP_OFF, "rollout_tq", "use skip.rollout (+skip=rollout_cache)"),
+        (FULLY_ASYNC_MAIN, "async_rollout", None),
+        (FULLY_ASYNC_MAIN, "rollout", "use skip.async_rollout (+skip=async_rollout_cache)"),
     ],
 )
 def test_the_application_and_the_role_tell_the_trainer(

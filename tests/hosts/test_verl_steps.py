@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from rlskip import SkipManager
 from rlskip.batch.tables import DataProtoParts
 from rlskip.hosts.verl import trainer as host
+from rlskip.hosts.verl import v0
 from rlskip.hosts.verl.seams import seams
 from rlskip.runs.opened import Run
 from tests.hosts import verl_stub
@@ -75,8 +76,10 @@ def start(
 
     def start(**skip: Any) -> tuple[Any, Callable[..., Any]]:
         SkipManager.reset()
-        for name in ("_installed", "_stated", "_trainer", "_set_here"):
-            monkeypatch.setattr(host, name, None)
+        for module, name in (
+            (host, "_installed"), (host, "_stated"), (v0, "_trainer"), (v0, "_set_here")
+        ):  # fmt: skip
+            monkeypatch.setattr(module, name, None)
         trainer_class = importlib.import_module("verl.trainer.ppo.ray_trainer").RayPPOTrainer
         on = {"dump_dir": str(tmp_path / "d"), "rollout": {"enable": True}, **skip}
         trainer = trainer_class({"skip": on})

@@ -65,8 +65,8 @@ def tiny_model(**more: Any) -> Qwen2ForCausalLM:
 
 
 def logged(trainer: Any) -> list[dict[str, Any]]:
-    """What a trainer has logged, without times."""
-    timed = ("time", "per_second")
+    """What a trainer has logged, without times and what was replayed."""
+    timed = ("time", "per_second", "rlskip/")
     return [
         {key: value for key, value in line.items() if not any(word in key for word in timed)}
         for line in trainer.state.log_history

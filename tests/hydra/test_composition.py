@@ -31,7 +31,10 @@ Compose = Callable[..., DictConfig]
 
 
 def said(config: DictConfig) -> Any:
-    return OmegaConf.to_container(config.skip)
+    """What is set under `skip`, without the key that each option has for verl's processes."""
+    found: Any = OmegaConf.to_container(config.skip)
+    assert found.pop("provider", "rlskip") == "rlskip"
+    return found
 
 
 def roles(config: DictConfig) -> dict[str, RoleConfig]:

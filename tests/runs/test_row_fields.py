@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlskip.batch.row_fields import RowFields
-from rlskip.hosts.trl_trainers import SEAMS
+from rlskip.hosts.trl.seams import SEAMS
 from rlskip.store import StepStore
 
 N = 4  # completions of each of two prompts

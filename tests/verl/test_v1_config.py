@@ -165,10 +165,6 @@ def test_verls_filter_is_ours(caplog: Any) -> None:
         ),
         (["replay.on_incomplete=refill"], "data.gen_batch_size"),
         (
-            ["skip.rollout_tq.enable=true", "trainer.v1.trainer_mode=separate_async"],
-            "trainer.v1.trainer_mode: no replay was tested with separate_async",
-        ),
-        (
             ["dispatch.journal=true"],
             "take none from a journal\n  -> add +dispatch=rollout_level",
         ),
@@ -182,6 +178,11 @@ def test_what_cannot_be_honoured_is_refused_by_name(more: list[str], message: st
     with pytest.raises(ConfigError) as refused:
         prepare(verl(*more))
     assert message in str(refused.value)
+
+
+def test_a_trainer_that_was_tested_in_part_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    prepare(verl("skip.rollout_tq.enable=true", "trainer.v1.trainer_mode=separate_async"))
+    assert "separate_async was tested at the functions that verl decorates" in caplog.text
 
 
 def test_every_problem_is_named() -> None:

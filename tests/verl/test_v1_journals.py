@@ -9,6 +9,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip.errors import ConfigError
+from rlskip.hosts.verl import handshake
 from rlskip.hosts.verl import journals as verl_journals
 from rlskip.hosts.verl.journals import start_journals, tidy_journals, with_journals
 from rlskip.hosts.verl.names import MANAGER_KEY
@@ -74,21 +75,18 @@ def test_what_sessions_depend_on(tmp_path: Path, change: str, named: str) -> Non
     assert named in differs
 
 
-def test_workers_that_would_write_journals_elsewhere_are_refused(
-    tmp_path: Path, monkeypatch: Any
+def test_a_worker_that_would_write_journals_elsewhere_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
-
-    def nodes_without(ray: Any, directory: Path, timeout_s: float) -> list[str]:
-        asked.append(directory)
-        return ["node 10.0.0.7 (abc)"]
-
-    monkeypatch.setattr(verl_journals, "running_ray", lambda: "ray")
-    monkeypatch.setattr(verl_journals, "nodes_without", nodes_without)
-    with pytest.raises(ConfigError, match=r"skip\.rollout_tq\.dump_dir: it is not shared.*10\.0"):
-        start(verl(tmp_path, *ROLLOUT_LEVEL))
-    assert asked == [tmp_path / RUN]
-    start(verl(tmp_path, ON))
+    """What a worker calls first, before and after its node lost sight of the directory."""
+    monkeypatch.setattr(handshake, "SHOWN_S", 0.1)
+    config = verl(tmp_path, *ROLLOUT_LEVEL)
+    start(config)
+    shares = verl_journals.sharing(config)
+    shares()
+    (tmp_path / "records").rename(tmp_path / "on another disk")
+    with pytest.raises(ConfigError, match=r"skip\.rollout_tq\.dump_dir .*it is not shared"):
+        shares()
 
 
 def test_another_release_of_verl_differs(tmp_path: Path, monkeypatch: Any) -> None:

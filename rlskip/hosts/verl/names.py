@@ -33,6 +33,8 @@ FULLY_ASYNC_MAIN = "verl.experimental.fully_async_policy.fully_async_main"
 #: The trainers that those of verl's applications derive from.
 V0_TRAINER = f"{RAY_TRAINER}:RayPPOTrainer"
 V1_TRAINER = f"{V1}.trainer_base:PPOTrainer"
+# One-step-off's, and the fully async application's, make their workers themselves.
+SEPARATE_TRAINER = "verl.experimental.separation.ray_trainer:SeparateRayPPOTrainer"
 
 #: Keys of verl's config that the V1 trainer reads its manager and its replay buffer from.
 MANAGER_KEY = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"

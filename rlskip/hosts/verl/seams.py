@@ -14,6 +14,7 @@ from rlskip.hosts.verl.names import (
     FULLY_ASYNC,
     RAY_TRAINER,
     REWARD_LOOP,
+    SEPARATE_TRAINER,
     SERVERS,
     SKIP_MANAGER,
     V0_TRAINER,
@@ -56,6 +57,7 @@ TABLE = (
     Seam(f"{V1_BUFFER}Async.sample", _SAMPLES, role="rollout_tq", decorated=True),
     # -- V0
     Seam(f"{V0_TRAINER}.init_workers", _PREFLIGHT, role="rollout"),
+    Seam(f"{SEPARATE_TRAINER}.init_workers", _PREFLIGHT, role="rollout"),
     # -- V1
     Seam(f"{V1_TRAINER}.__init__", "plugs in dispatch and replay", role="rollout_tq"),
     Seam(f"{V1_TRAINER}._init_dataloader", _PREFLIGHT, role="rollout_tq"),

@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 Roles = Collection[str]
 
+log = logging.getLogger(__name__)
+
 # Which of verl's trainers calls which role.
 _TRAINERS = {
     "rollout": "verl's V0 trainer",
@@ -51,8 +53,8 @@ _OTHER_TRAINER = {
     ("rollout_tq", "rollout"): ", or trainer.use_v1=True",
 }
 
-# Applications of verl on which no role was ever run.
-_UNTESTED = {ONE_STEP_OFF: "one-step-off-policy", FULLY_ASYNC_MAIN: "the fully async trainer"}
+# Applications of verl whose loop cannot run on one machine without several GPUs.
+_PARTLY_TESTED = {ONE_STEP_OFF: "one-step-off-policy", FULLY_ASYNC_MAIN: "the fully async trainer"}
 
 # The modes in which sessions are journaled.
 JOURNALED = ("sync", "colocate_async")
@@ -73,9 +75,9 @@ def judge(config: DictConfig, skip: SkipSettings, main: str | None = None) -> No
     """
     roles, is_recipe = skip.roles, main is not None and not main.startswith("verl.")
     verl = values_of(config)
-    if main in _UNTESTED:
-        raise_all(_untested(roles, "skip", _UNTESTED[main]))
-    elif verl["async_training"] is not None:
+    if main in _PARTLY_TESTED:
+        _warn_of_partly_tested(roles, _PARTLY_TESTED[main])
+    if main == FULLY_ASYNC_MAIN or verl["async_training"] is not None:
         # The fully async application ignores its own use_v1 and has no V1 trainer.
         problems = _roles_not_called(roles, "async_rollout") + refused(verl, skip)
         problems += idle_nodes(config)
@@ -83,7 +85,7 @@ def judge(config: DictConfig, skip: SkipSettings, main: str | None = None) -> No
             what = f"{_TRAINERS['async_rollout']} has no stage for validation, which would generate"
             problems.append(Problem("skip.validation", what, "set skip.validation=generate"))
         raise_all(problems)
-    elif verl["trainer.use_v1"] and not (is_recipe and "rollout" in roles):
+    elif main != ONE_STEP_OFF and verl["trainer.use_v1"] and not (is_recipe and "rollout" in roles):
         plug_in(config, roles, V1Settings.read(config), refused(verl, skip))
     else:
         problems = _roles_not_called(roles, "rollout") + refused(verl, skip)
@@ -119,7 +121,7 @@ def plug_in(
     verl = values_of(config)
     problems = [*found, *_roles_not_called(roles, "rollout_tq"), *idle_nodes(config, v1=True)]
     if verl[MODE_KEY] == "separate_async":
-        problems += _untested(roles, MODE_KEY, "separate_async")
+        _warn_of_partly_tested(roles, "separate_async")
     _plug_in_manager(config, verl, settings.dispatch, problems)
     # verl's own buffer does not know the markers of finished sessions.
     needs_ours = settings.dispatch.rollout_level or find_node(config, "replay") is not None
@@ -221,14 +223,11 @@ def idle_nodes(config: Any, *, v1: bool = False) -> list[Problem]:
     return found
 
 
-def _untested(roles: Roles, key: str, trainer: str) -> list[Problem]:
-    """A trainer on which no role was ever run."""
-    what = f"no replay was tested with {trainer}, whose weights travel to engines on other GPUs"
-    remedy = f"use {MODE_KEY}=colocate_async or sync, or turn skip off"
-    if key != MODE_KEY:
-        remedy = f"train with verl.trainer.main_ppo (+skip=rollout_tq_cache, {MODE_KEY}="
-        remedy += "colocate_async or sync), or turn skip off"
-    return [Problem(key, what, remedy)] if roles else []
+def _warn_of_partly_tested(roles: Roles, trainer: str) -> None:
+    """Its weights travel to engines on other GPUs, so its stages were tested and not its loop."""
+    if roles:
+        what = "rlskip: %s was tested at the functions that verl decorates, and not as a whole"
+        log.warning(what, trainer)
 
 
 def _check_sampler(

@@ -17,8 +17,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import attrs
@@ -32,32 +31,24 @@ from rlskip.config.merge import read_merge
 from rlskip.config.record import read_record
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import VALIDATION_ROLE
-from rlskip.errors import ConfigError, NoEngineError
+from rlskip.errors import ConfigError
+from rlskip.hosts.skyrl.facts import (
+    FULLY_ASYNC,
+    LOGPROBS,
+    STEP_AHEAD,
+    compared,
+    facts_of,
+    steps_of,
+)
+from rlskip.hosts.skyrl.no_engine import NoClient, send_no_weights
 from rlskip.hosts.standalone_config import CONFIG_VARIABLE, ROLE, is_on, read_config
 from rlskip.merge import TrajectoryID, merge
 from rlskip.skip.arguments import ALL
 from rlskip.skip.manager import SkipManager
 from rlskip.skip.preflight import preflight as problems
 
-# Keys of `cfg.generator` that shape what a generator returns.
-_SHAPING = (
-    "max_turns", "max_input_length", "chat_template", "chat_template_kwargs",
-    "use_conversation_multi_turn", "append_eos_token_after_stop_str_in_multi_turn",
-    "step_wise_trajectories", "zero_reward_on_non_stop", "apply_overlong_filtering",
-)  # fmt: skip
-
-# Keys of an environment that shape nothing.
-_NOT_SHAPING = ("log_requests", "timeout")
-
-# Rollouts with log-probs serve a training that needs none, so the identity leaves this out.
-_LOGPROBS = "logprobs"
-
 # Training then routes the tokens as the engine did.
 _ROUTES = "trainer.policy.megatron_config.moe_enable_routing_replay"
-
-# The fully async trainer generates ahead of the steps that it trains, at a pace that varies.
-_FULLY_ASYNC = "trainer.fully_async.enabled"
-_STEP_AHEAD = 1
 
 _OVERRIDE = "trainer.override_entrypoint="
 
@@ -105,14 +96,14 @@ def with_rlskip(experiment: E, config: Any = None) -> E:
         def get_trainer(self, *args: Any, **kwargs: Any) -> Any:
             trainer = super().get_trainer(*args, **kwargs)
             if not settings.start_engine:
-                _send_no_weights(trainer)
+                send_no_weights(trainer)
             if skips:
                 preflight(trainer)
                 trainer.tracker.log = _logging(trainer.tracker.log)
             if merges:
                 merge_turns(trainer, config)
             if recording.enable:
-                from rlskip.hosts.skyrl_stages import record_stages  # torch is the trainer's
+                from rlskip.hosts.skyrl.stages import record_stages  # torch is the trainer's
 
                 record_stages(trainer, recording)
             return trainer
@@ -134,49 +125,27 @@ def _skip_generation(generator: Any, cfg: Any, settings: SkipSettings) -> None:
     ``skip.validation: replay`` only, as role ``rollout_val``. The generator returns rewards, too,
     so they are replayed.
     """
-    SkipManager.init(settings.complete(_facts(cfg)))
+    SkipManager.init(settings.complete(facts_of(cfg)))
     SkipManager.count_rollouts()
     if not is_on(True, "SkyRL's trainer"):
         return
     replays_eval = VALIDATION_ROLE in SkipManager.skip_instances
     step = None
-    if look_up(cfg, _FULLY_ASYNC):
-        step = _STEP_AHEAD
+    if look_up(cfg, FULLY_ASYNC):
+        step = STEP_AHEAD
         if replays_eval:
             raise ConfigError(
-                f"with {_FULLY_ASYNC} evaluation runs among groups of no certain step",
+                f"with {FULLY_ASYNC} evaluation runs among groups of no certain step",
                 "skip.validation",
                 "set skip.validation to generate",
             )
         if step not in SkipManager.skip_instances[ROLE].local_config.steps:
             raise ConfigError(
-                f"with {_FULLY_ASYNC} all groups belong to step {step}, which is not listed",
+                f"with {FULLY_ASYNC} all groups belong to step {step}, which is not listed",
                 f"skip.{ROLE}.steps",
                 f"set skip.{ROLE}.steps to all",
             )
     generator.generate = _skipping(generator.generate, cfg, step)
-
-
-def _facts(cfg: Any) -> HostFacts:
-    gym = vars(cfg.environment.skyrl_gym)
-    return HostFacts(
-        experiment=cfg.trainer.run_name,
-        project=cfg.trainer.project_name,
-        prompts=cfg.trainer.train_batch_size,
-        n=cfg.generator.n_samples_per_prompt,
-        prompt_len=cfg.trainer.max_prompt_length,
-        response_len=cfg.generator.sampling_params.max_generate_length,
-        model=cfg.trainer.policy.model.path,
-        tokenizer=cfg.trainer.policy.model.path,
-        engine=cfg.generator.inference_engine.backend,
-        called_with={
-            ROLE: _compared(cfg, vars(cfg.generator.sampling_params), gym),
-            VALIDATION_ROLE: _compared(cfg, vars(cfg.generator.eval_sampling_params), gym),
-        },
-        samples_dynamically=cfg.trainer.algorithm.dynamic_sampling.type is not None,
-        validates={"trainer.eval_interval": -1} if cfg.trainer.eval_interval > 0 else {},
-        keys={"experiment": "trainer.run_name"},
-    )
 
 
 def preflight(trainer: Any) -> None:
@@ -192,32 +161,9 @@ def preflight(trainer: Any) -> None:
     """
     if (settings := SkipManager.settings) is None:
         return
-    steps, evaluated = _steps(trainer)
+    steps, evaluated = steps_of(trainer)
     facts = attrs.evolve(settings.facts, steps=steps, validated=evaluated)
     raise_all(problems(SkipManager.skip_instances, facts, engine=settings.start_engine))
-
-
-def _steps(trainer: Any) -> tuple[Sequence[int], Sequence[int]]:
-    """The steps that a trainer will take and those at which it evaluates, where they are known."""
-    cfg, total = trainer.cfg.trainer, getattr(trainer, "total_training_steps", None)
-    if total is None or look_up(trainer.cfg, _FULLY_ASYNC):
-        return (), ()
-    if (done := _steps_done(cfg)) is None:
-        return (), ()
-    steps, every = range(done + 1, total + 1), cfg.eval_interval
-    evaluated = [done] if every > 0 and cfg.eval_before_train else []
-    evaluated += [s for s in steps if every > 0 and (s % every == 0 or s == total)]
-    return steps, evaluated
-
-
-def _steps_done(trainer: Any) -> int | None:
-    """The step of the checkpoint that a run resumes from; 0 without one, None if not known."""
-    if trainer.resume_mode in (None, "none"):
-        return 0
-    if trainer.resume_mode != "latest" or "://" in trainer.ckpt_path:
-        return None
-    latest = Path(trainer.ckpt_path, "latest_ckpt_global_step.txt")
-    return int(latest.read_text(encoding="utf-8")) if latest.exists() else 0
 
 
 def merge_turns(trainer: Any, config: Any) -> None:
@@ -302,12 +248,12 @@ def _skipping(generate: Callable[..., Any], cfg: Any, step: int | None) -> Calla
 
     def identity(input_batch: Any, *_: Any, **__: Any) -> dict[str, Any]:
         sampling = input_batch.get("sampling_params") or {}
-        return _compared(cfg, sampling, input_batch.get("env_classes") or ())
+        return compared(cfg, sampling, input_batch.get("env_classes") or ())
 
     def stage(role: str, needs_logprobs: bool) -> Callable[..., Any]:
         needed = {}
         if needs_logprobs:
-            needed["rollout_logprobs"] = f"sampling_params.{_LOGPROBS} is set"
+            needed["rollout_logprobs"] = f"sampling_params.{LOGPROBS} is set"
         if role == ROLE and look_up(cfg, _ROUTES):
             needed["rollout_expert_indices"] = f"{_ROUTES}=true"
         return SkipManager.annotate(
@@ -337,7 +283,7 @@ def _skipping(generate: Callable[..., Any], cfg: Any, step: int | None) -> Calla
             return await generate(input_batch, *args, **kwargs)
         SkipManager.set_step(metadata.global_step if step is None else step)
         asked = input_batch.get("sampling_params") or {}
-        needs_logprobs = asked.get(_LOGPROBS) is not None
+        needs_logprobs = asked.get(LOGPROBS) is not None
         output = await stages[role, needs_logprobs](input_batch, *args, **kwargs)
         given = input_batch.get("trajectory_ids")
         id_class = type(given[0]) if given else TrajectoryID
@@ -345,18 +291,6 @@ def _skipping(generate: Callable[..., Any], cfg: Any, step: int | None) -> Calla
         return {**output, "trajectory_ids": ids and [id_class(**id_) for id_ in ids]}
 
     return skipping
-
-
-def _compared(cfg: Any, sampling: Mapping[str, Any], gym: Collection[str]) -> dict[str, Any]:
-    """What `cfg`, a call's sampling and its environments, those of `gym`, add to its identity."""
-    shaping = {name: getattr(cfg.generator, name, None) for name in _SHAPING}
-    settings = cfg.environment.skyrl_gym
-    shaping |= {f"environment.{name}": getattr(settings, name, None) for name in gym}
-    for name, value in shaping.items():
-        if dataclasses.is_dataclass(value):
-            shaping[name] = {k: vars(value)[k] for k in vars(value) if k not in _NOT_SHAPING}
-    sampled = {name: sampling[name] for name in sampling if name != _LOGPROBS}
-    return {**{name: value for name, value in shaping.items() if value is not None}, **sampled}
 
 
 @around
@@ -396,26 +330,3 @@ def _without_times(output: Mapping[str, Any]) -> dict[str, Any]:
         "rollout_metrics": metrics
         and {name: value for name, value in metrics.items() if not _TIME_METRIC.match(name)},
     }
-
-
-async def _nothing(*_: Any, **__: Any) -> None: ...
-
-
-class NoClient:
-    """Takes the place of the client of SkyRL's engines where none is started."""
-
-    sleep = wake_up = staticmethod(_nothing)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise NoEngineError.of(f"SkyRL's {name} is called")
-
-
-def _send_no_weights(trainer: Any) -> None:
-    """Let `trainer` neither connect its workers to the engines nor send weights to them."""
-
-    def connect_to_nothing() -> None:
-        trainer.dispatch.save_weights_for_sampler = _nothing
-
-    trainer.init_weight_sync_state = connect_to_nothing

@@ -8,12 +8,10 @@ method up, `_generate_and_score_completions`, would replay the rewards too.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -25,31 +23,16 @@ from rlskip.config.settings import read_skip
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError
 from rlskip.hosts.standalone_config import ROLE, is_on, read_config
-from rlskip.hosts.trl_environments import environments_of, hide_state, refuse_rewards
-from rlskip.hosts.trl_stages import record_stages
-from rlskip.hosts.trl_trainers import NoGeneration, Seam, constructing, seam_of, stage_name
+from rlskip.hosts.trl.environments import hide_state, refuse_rewards
+from rlskip.hosts.trl.facts import evaluated, facts_of, sampling, uses_vllm
+from rlskip.hosts.trl.seams import NoGeneration, Seam, constructing, seam_of, stage_name
+from rlskip.hosts.trl.stages import record_stages
 from rlskip.skip.arguments import ALL
 from rlskip.skip.manager import SkipManager
 from rlskip.skip.preflight import preflight
-from rlskip.store import fingerprint
 
-# The trainer's arguments that shape completions. The seed is not one of them: another draw from
-# the same distribution is an equally good sample.
-_SAMPLING = (
-    "max_completion_length",
-    "max_new_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "generation_kwargs",
-    "chat_template_kwargs",
-    "max_tool_calling_iterations",
-    "vllm_structured_outputs_regex",
-)
-# By role the argument that holds the number of completions a prompt.
-_NUMBERS = {ROLE: "num_generations", VALIDATION_ROLE: "num_generations_eval"}
+# The stages of a trainer.
+ROLES = (ROLE, VALIDATION_ROLE)
 
 
 def attach(trainer: Any, config: Any = None) -> None:
@@ -88,7 +71,7 @@ def attach(trainer: Any, config: Any = None) -> None:
             record_stages(trainer, recording)
         if ROLE in settings.roles:
             seam_of(trainer)  # before the facts, which only such trainers have
-            settings = settings.complete(_facts(trainer))
+            settings = settings.complete(facts_of(trainer))
         SkipManager.init(settings)
     if not is_on(config is not None, "TRL's trainer"):
         return
@@ -171,13 +154,13 @@ class _Generation:
                 role=role,
                 stage=stage_name(trainer),
                 prompts=self._prompts,
-                identity=functools.partial(self._identity, n),
+                identity=functools.partial(self._identity, role),
                 lacks=self._lacks,
                 rows={**seam.rows, **_padding(trainer)},
                 totals={"metrics": lambda rows: {}, "num_tokens": _num_tokens},
                 ignore=[ALL],
             )(generate_and_record)
-            for role, n in _NUMBERS.items()
+            for role in ROLES
         }
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -243,27 +226,13 @@ class _Generation:
         if alone and not irregular:
             steps = range(first, last + 1, every)
             facts = attrs.evolve(
-                _facts(self.trainer),
+                facts_of(self.trainer),
                 steps=steps,
-                validated=self._evaluated(first, last),
-                called_with={role: self._sampling(n) for role, n in _NUMBERS.items()},
+                validated=evaluated(self.trainer, first, last),
+                called_with={role: sampling(self.trainer, role) for role in ROLES},
             )
-            engine = SkipManager.start_engine or not _uses_vllm(self.trainer)
+            engine = SkipManager.start_engine or not uses_vllm(self.trainer)
             raise_all(preflight(SkipManager.skip_instances, facts, engine=engine))
-
-    def _evaluated(self, first: int, last: int) -> list[int]:
-        """The steps that are known to end in an evaluation that generates: transformers says it."""
-        args = self.trainer.args
-        if not self._seam.evaluates or _eval_strategy(args) == "no":
-            return []
-        from transformers import DefaultFlowCallback, TrainerControl
-
-        flow, state, found = DefaultFlowCallback(), copy.copy(self.trainer.state), []
-        for step in range(first, last + 1):
-            state.global_step = step
-            if flow.on_step_end(args, state, TrainerControl()).should_evaluate:
-                found.append(step)
-        return found
 
     def _prompts(self, *args: Any, **kwargs: Any) -> Any:
         """What the trainer asks completions for: text or tokens, and images."""
@@ -276,33 +245,15 @@ class _Generation:
             asked["environments"] = named
         return next(iter(asked.values())) if len(asked) == 1 else asked
 
-    def _identity(self, n: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def _identity(self, role: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """What else must be equal for a dump to replace the call."""
         trainer = self.trainer
         model = self._arguments.bind(*args, **kwargs).arguments.get("model")
         teacher = getattr(trainer, "teacher_model", None)
         teaches = None not in (model, teacher)
         if teaches and model is trainer.accelerator.unwrap_model(teacher):
-            return {**self._sampling(n), "teacher": True}
-        return self._sampling(n)
-
-    def _sampling(self, n: str) -> dict[str, Any]:
-        trainer = self.trainer
-        template = getattr(trainer, "chat_template", None) or getattr(
-            getattr(trainer, "processing_class", None), "chat_template", None
-        )
-        more = {
-            "rollout_func": _name_of(getattr(trainer, "rollout_func", None)),
-            "tools": [_name_of(tool) for tool in getattr(trainer, "tools", None) or ()],
-            "environments": environments_of(trainer),
-            "chat_template": template and fingerprint(template),
-        }
-        return {
-            **{name: getattr(trainer.args, name, None) for name in (n, *_SAMPLING)},
-            # vLLM's rollouts bring log-probs, which the trainer's loss depends on.
-            "use_vllm": _uses_vllm(trainer),
-            **{name: value for name, value in more.items() if value},
-        }
+            return {**sampling(trainer, role), "teacher": True}
+        return sampling(self.trainer, role)
 
     def _lacks(self, done: dict[str, Any]) -> list[str]:
         """The log-probs of the sampled tokens, if the trainer needs them and `done` has none."""
@@ -330,16 +281,8 @@ def _num_tokens(done: dict[str, Any]) -> int:
     return sum(len(row) for name in ("prompt_ids", "completion_ids") for row in done[name])
 
 
-def _uses_vllm(trainer: Any) -> bool:
-    return bool(getattr(trainer, "use_vllm", getattr(trainer.args, "use_vllm", False)))
-
-
-def _name_of(function: Any) -> str | None:
-    return function and str(getattr(function, "__qualname__", type(function).__qualname__))
-
-
 def _check_without_engine(trainer: Any) -> None:
-    if not _uses_vllm(trainer):
+    if not uses_vllm(trainer):
         return  # what generates is the model itself
     if not isinstance(getattr(trainer, "vllm_generation", None), NoGeneration):
         raise ConfigError(
@@ -349,12 +292,7 @@ def _check_without_engine(trainer: Any) -> None:
             "the engine of GRPO, RLOO and Distillation; for another one set use_vllm=False: then "
             "it has no engine",
         )
-    raise_all(preflight(SkipManager.skip_instances, _facts(trainer), engine=False))
-
-
-def _eval_strategy(args: Any) -> Any:
-    strategy = getattr(args, "eval_strategy", "no")
-    return getattr(strategy, "value", strategy)
+    raise_all(preflight(SkipManager.skip_instances, facts_of(trainer), engine=False))
 
 
 def _restore_rng_by_default() -> None:
@@ -362,27 +300,3 @@ def _restore_rng_by_default() -> None:
         local = SkipManager.skip_instances[role].local_config
         if SkipManager.settings and not SkipManager.settings.gives("restore_rng", role):
             local.restore_rng = local.match != "prompt"  # of several dumps none has the state
-
-
-def _facts(trainer: Any) -> HostFacts:
-    args = trainer.args
-    model = getattr(getattr(trainer.model, "config", None), "_name_or_path", None)
-    evaluates = (
-        ("eval_strategy", _eval_strategy(args) != "no", "'no'"),
-        ("eval_on_start", getattr(args, "eval_on_start", False), "False"),
-    )
-    n = getattr(args, "num_generations", None)
-    # OnlineDPO, GKD and Distillation generate for each batch.
-    rows = getattr(args, "generation_batch_size", None) or args.train_batch_size
-    length = getattr(args, "max_completion_length", None) or getattr(args, "max_new_tokens", None)
-    return HostFacts(
-        experiment=getattr(args, "run_name", None) or Path(args.output_dir).name,
-        project="trl",
-        prompts=rows // (n or 1),
-        n=n,
-        response_len=length,
-        model=model or None,
-        tokenizer=getattr(getattr(trainer, "processing_class", None), "name_or_path", None) or None,
-        engine="vllm" if _uses_vllm(trainer) else "transformers",
-        validates={k: off for k, does, off in evaluates if does and seam_of(trainer).evaluates},
-    )
