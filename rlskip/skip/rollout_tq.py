@@ -143,7 +143,7 @@ class GroupRole(Role):
             seconds_saved=seconds_saved(used, call.seconds),
         )
         found = str(plan) if plan.by_prompt else Key(plan.source)
-        self.dumps.replayed(call, used[0], found)
+        self.dumps.notices.replayed(call.step, used[0], found)
 
     def before_stage(self, call: Call) -> None:
         plan: Plan = call.identity
