@@ -29,7 +29,7 @@ from rlskip.hosts.verl import launcher
 from rlskip.jobs.records import JOB_VARIABLE, begin_job, end_job, rank_of, tally
 from rlskip.skip.manager import SkipManager
 from rlskip.skip.not_installed import chosen_by
-from rlskip.skip.unused import why_uncalled
+from rlskip.skip.said import why_uncalled
 
 log = logging.getLogger(__name__)
 

@@ -158,10 +158,7 @@ def _each(
 
 def is_single(value: Any) -> bool:
     """Whether a value is a number, a text or the like, which holds no prompts beside others."""
-    kind = type(value)
-    if value is None or issubclass(
-        kind, (str, bytes, bytearray, enum.Enum, os.PathLike, *_AS_TEXT)
-    ):
+    if value is None or issubclass(type(value), SINGLE):
         return True
     return is_array(value) and not getattr(value, "shape", ())
 

@@ -43,16 +43,18 @@ class PromptMatching(CallMatching):
         if call.identity.prompts is None:
             return None
         own = self._in_step(call)
-        if own is not None and all(self._has(call, one) for one in self._run.groups_of(own)):
+        if own is not None and all(self._group_has(call, one) for one in self._run.groups_of(own)):
             return own
         identity = call.identity.for_prompts(None)
         groups = self._gather(call, _remembered(identity.fits))
         if isinstance(groups, str):
             call.reason = groups
             return own
-        return groups if own is None or all(self._has(call, g) for g in groups.groups) else own
+        return (
+            groups if own is None or all(self._group_has(call, g) for g in groups.groups) else own
+        )
 
-    def _has(self, call: Call, group: Group) -> bool:
+    def _group_has(self, call: Call, group: Group) -> bool:
         """Whether a group has every field that this run needs, as `Dumps.lacking` tells."""
         if call.stage.lacks is None:
             return True
@@ -148,7 +150,7 @@ class PromptMatching(CallMatching):
             prompts.digests,
             call.step,
             fits,
-            functools.partial(self._has, call),
+            functools.partial(self._group_has, call),
             # How the model was then is what a validation shows.
             alone=self._dumps.role == VALIDATION_ROLE,
             again=self._dumps.local_config.action == SkipAction.REPEAT,

@@ -44,6 +44,10 @@ class Cleanup(ExitStack):
                 return
         act()
 
+    def undo(self, act: Callable[[], object]) -> None:
+        """As :meth:`add`, for a call that fails."""
+        self.add(lambda: act() if self.failed else None)
+
     def __exit__(self, *error: Any) -> bool | None:
         with self._lock:
             self.over, self.failed = True, error[0] is not None

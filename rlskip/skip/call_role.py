@@ -145,7 +145,9 @@ class CallRole(Role):
             _ = call.prompt_rows
             raise
         call.awaited = str(meta.info.get("awaited", ""))
-        self.dumps.replayed(call, meta, found if isinstance(found, Key) else str(found))
+        self.dumps.identities.learn(call, meta)
+        shown = found if isinstance(found, Key) else str(found)
+        self.dumps.notices.replayed(call.step, meta, shown)
         return rollouts
 
     def keep(self, call: Call, result: Any) -> None:
@@ -185,17 +187,19 @@ class CallRole(Role):
             return StepCalls(self.dumps.store, step)
         with self._lock:
             if self._visiting is None or self._visiting.step != step:
-                # What earlier steps generated can be replayed; what this visit writes serves none
-                # of it, so only its first call waits.
-                self._wait_for_writer()
+                if self.writer is not None:
+                    self._wait_for(self.writer)
                 self._visiting = StepCalls(self.dumps.store, step)
                 self._run.first = step if self._run.first is None else self._run.first
             return self._visiting
 
-    def _wait_for_writer(self) -> None:
+    def _wait_for(self, writer: Writer) -> None:
+        """Wait at the first call of a visit until what earlier steps generated can be replayed.
+
+        What this visit writes serves none of it.
+        """
         try:
-            if self.writer is not None:
-                self.writer.wait()
+            writer.wait()
         except WriterTimeoutError as error:
             # A dump is complete or absent, so to look without it is safe.
             log.warning("rlskip: the look at the dumps does not wait longer: %s", error)
@@ -219,7 +223,7 @@ class CallRole(Role):
             call.found = found
             if found is not None and not call.by_hand:
                 matching.take(call, found)
-                call.cleanup.add(functools.partial(self._give_back, call, found))
+                call.cleanup.undo(functools.partial(self._give_back, call, found))
             return call.found
 
     def _look_up(self, call: Call) -> Key | PromptGroups | Mismatch | None:
@@ -237,15 +241,11 @@ class CallRole(Role):
             return
         call.identity = call.identity or self.dumps.identities.of_call(call)
         call.name, call.place = call.visit.begin(call.identity)
-        call.cleanup.add(functools.partial(self._unname, call))
-
-    def _unname(self, call: Call) -> None:
-        if call.cleanup.failed:
-            call.visit.end(call.name, call.place)
+        call.cleanup.undo(functools.partial(call.visit.end, call.name, call.place))
 
     def _give_back(self, call: Call, found: Key | PromptGroups) -> None:
         """Let dumps serve another call, if this one was cancelled or its stage failed."""
-        if not call.cleanup.failed or call.found is not found:
+        if call.found is not found:
             return
         self._ledger.give_back(call.parts)
         if isinstance(found, Key):
@@ -338,10 +338,9 @@ class CallRole(Role):
         size = self.dumps.store.size_of(meta)
         call.record("dumped", step=call.step, call=meta.call, bytes=size)
         if not call.is_dropped:  # else another job's dump of the call stays
-            call.cleanup.add(functools.partial(self._withdraw, call, meta))
+            call.cleanup.undo(functools.partial(self._withdraw, call, meta))
 
     def _withdraw(self, call: Call, meta: DumpMeta) -> None:
         """Take back the dump of a call that was cancelled: the trainer got no such rollouts."""
-        if call.cleanup.failed:
-            self.dumps.store.quarantine(call.step, "its call was cancelled", meta.call)
-            call.visit.give_back(Key(call.step, meta.call))
+        self.dumps.store.quarantine(call.step, "its call was cancelled", meta.call)
+        call.visit.give_back(Key(call.step, meta.call))

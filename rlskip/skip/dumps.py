@@ -203,11 +203,6 @@ class Dumps:
         """The dumps of the same run with other numbers of prompts a step."""
         return {name: self.store_at(path) for name, path in self.notices.other_sizes().items()}
 
-    def replayed(self, call: Call, meta: DumpMeta, found: Key | str) -> None:
-        """Say what is replayed, and learn which attributes change while stages run."""
-        self.identities.learn(call, meta)
-        self.notices.replayed(call.step, meta, found)
-
     # -- what does not fit ---------------------------------------------------------------
 
     def reject(self, what: str, found: Key, hint: str = "", *, replaces: bool = True) -> None:

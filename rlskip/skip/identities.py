@@ -8,9 +8,11 @@ import logging
 from typing import Any
 
 import attrs
+import xxhash
 
 from rlskip._version import __version__
 from rlskip.batch.meta import meta_of
+from rlskip.batch.prompts import uids_of
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.skip.arguments import NEUTRAL_META, Arguments, plain_entries
@@ -19,7 +21,7 @@ from rlskip.skip.hidden import FirstValues
 from rlskip.skip.notices import Notices
 from rlskip.skip.refusals import explained
 from rlskip.store import DumpMeta, Identity, UnsupportedTypeError
-from rlskip.store.comparable import comparable, differences
+from rlskip.store.comparable import canonical, comparable, differences
 
 #: In ``skip.identity``: the code of the stage.
 _CODE = "code"
@@ -168,6 +170,35 @@ class Identities:
             name = present.noted["code"].partition(",")[0]
             self._notices.code_changed(name)
         return differs
+
+    def contents_of(self, call: Call) -> list[str | None]:
+        """What tells each of the prompts of a queue apart: itself, the stage, and what is asked.
+
+        Raises
+        ------
+        UnsupportedTypeError
+            The prompts cannot be compared, and ``on_mismatch`` is ``error``. Else the contents are
+            None, as those of prompts that have nothing but uids.
+        """
+        from rlskip.format.prompt_digests import digests_of  # needs torch
+
+        try:
+            asked, arguments = self.asked_of(call), self.arguments_of(call)
+            if arguments is not None:
+                given = arguments.values.keys() - arguments.usual
+                asked |= {f"arguments.{name}": arguments.values[name] for name in given}
+            made = canonical({**asked, "stage": call.stage.stage})
+            digests = digests_of(call.prompts, call.stage.prompt_groups, NEUTRAL_META)
+        except UnsupportedTypeError as error:
+            self.refuse_uncomparable(error)
+            return [None] * len(uids_of(call.prompts))
+        if None in digests:
+            self._notices.once(
+                "by-position", "nothing but uids tells the prompts apart, so each is served by the "
+                "group at its position in the batch",
+            )  # fmt: skip
+            return [None] * len(digests)
+        return [xxhash.xxh3_128_hexdigest(f"{digest} {made}".encode()) for digest in digests]
 
     def refuse_uncomparable(self, error: UnsupportedTypeError) -> None:
         """Raise `error`, by which calls cannot be compared, if ``on_mismatch`` is ``error``."""

@@ -18,7 +18,6 @@ from rlskip.config.record import read_record_of
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import BUILT_IN_ROLES, TRAINING_ROLES
 from rlskip.errors import ConfigError, RlskipError
-from rlskip.jobs.records import job_id, read_events
 from rlskip.jobs.served import forget_served
 from rlskip.keys import integer
 from rlskip.skip import refusals
@@ -26,9 +25,9 @@ from rlskip.skip.attach import attach, detach
 from rlskip.skip.figures import Figures
 from rlskip.skip.not_installed import Guard, before_init, refusing
 from rlskip.skip.role import Role
+from rlskip.skip.said import say_what_is_kept, uncalled, warn_of_idle_keys, why_uncalled
 from rlskip.skip.stage import IdentitySpec, LacksSpec, PromptsSpec, RowsSpec, Stage, named
 from rlskip.skip.stage_runner import decorated
-from rlskip.skip.unused import uncalled, warn_of_idle_keys, why_uncalled
 
 log = logging.getLogger(__name__)
 
@@ -359,13 +358,7 @@ class SkipManager:
 @atexit.register
 def _say_what_is_kept() -> None:
     """After Ctrl-C no summary ends the job."""
-    if getattr(sys, "last_type", None) is not KeyboardInterrupt:
-        return
-    with contextlib.suppress(RlskipError, OSError):
-        SkipManager.flush()
-    for role, skip in SkipManager.skip_instances.items():
-        if skip.recorder is not None:
-            events = read_events(skip.local_config.dump_dir, job_id())
-            kept = {e.step for e in events if e.kind == "dumped" and e.role == role}
-            what = "rlskip: interrupted; role %s: the rollouts of %d steps are kept in %s"
-            log.warning(what, role, len(kept), skip.directory or skip.local_config.dump_dir)
+    if getattr(sys, "last_type", None) is KeyboardInterrupt:
+        with contextlib.suppress(RlskipError, OSError):
+            SkipManager.flush()
+        say_what_is_kept(SkipManager.skip_instances)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rlskip.config.skip import VALIDATION_ROLE, SkipAction
@@ -13,7 +14,7 @@ from rlskip.skip.dumps import Dumps, replaced_meanwhile, seconds_saved
 from rlskip.skip.prompt_rows import PromptRows
 from rlskip.skip.run_dumps import RunDumps
 from rlskip.skip.step_calls import Key
-from rlskip.store import DumpMeta
+from rlskip.store import DumpError, DumpMeta
 from rlskip.store.index import PROMPTS
 
 LoadedDump = tuple[Any, DumpMeta, Any]
@@ -72,14 +73,32 @@ class CallMatching:
         return None if self._dumps.by_prompt else unnamed
 
     def _elsewhere(self, call: Call) -> Key | None:
-        """The dump of another step that was made for such a call."""
+        """The dump of another step that was made for such a call; one with all fields, if any."""
+        fitting = self._fitting_elsewhere(call)
+        best = next(fitting, None)
+        for other in fitting:
+            if best is None or self._has(call, best):
+                break
+            if self._has(call, other):
+                best = other
+        return best
+
+    def _fitting_elsewhere(self, call: Call) -> Iterator[Key]:
         for key in self._run.find(call.identity.prompts, call.step):
             if self.has_served(key, call) or call.visit.is_taken(key):
                 continue
             meta = self._meta(key)
             if meta and meta.identity and call.identity.fits(meta.identity):
-                return key
-        return None
+                yield key
+
+    def _has(self, call: Call, key: Key) -> bool:
+        """Whether a dump has every field that this run needs, as far as it can be read."""
+        with contextlib.suppress(DumpError, OSError, MemoryError):
+            if call.stage.lacks is None:
+                return True
+            rollouts, meta, _ = self._dumps.store.load_with_meta(key.step, call=key.call)
+            return not self._dumps.lacking(call, rollouts, meta)
+        return False
 
     def _repeated(self, call: Call) -> Key | None:
         """The dump of the call's place in the step itself, else in the nearest; else its last.

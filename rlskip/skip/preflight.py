@@ -231,7 +231,9 @@ def _holes(roles: Roles, facts: HostFacts) -> list[Problem]:
         if not missing:
             continue
         absent = [step for step, reason in missing.items() if not reason]
-        found = [f"steps {compact(absent)} have no usable dump in {dumps.directory}"] * bool(absent)
+        found = []
+        if absent:
+            found.append(f"steps {compact(absent)} have no usable dump in {dumps.directory}")
         generate = to_generate(role, local)
         remedy = f"generate them once with {generate}"
         if hidden := list(dumps.notices.other_shapes()) if absent == listed else []:

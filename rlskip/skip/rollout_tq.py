@@ -18,17 +18,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
-import xxhash
 
 from rlskip.batch.columns import select
 from rlskip.batch.prompts import uids_of
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import QUEUE_OPTIONS, SkipAction, to_generate
 from rlskip.errors import ConfigError, MismatchError, MissError
-from rlskip.format.prompt_digests import digests_of
 from rlskip.jobs.served import ledger_of
 from rlskip.keys import RUNNING, STATUS, dump_tag
-from rlskip.skip.arguments import NEUTRAL_META
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps, replaced_meanwhile, seconds_saved
 from rlskip.skip.groups import (
@@ -53,7 +50,7 @@ from rlskip.skip.queue_dumping import (
 )
 from rlskip.skip.rng import restore_rng
 from rlskip.skip.role import Role
-from rlskip.skip.run_dumps import RunDumps
+from rlskip.skip.run_dumps import Group, RunDumps
 from rlskip.skip.stage import Stage
 from rlskip.skip.step_calls import Key
 from rlskip.store import (
@@ -62,9 +59,7 @@ from rlskip.store import (
     DumpMeta,
     Identity,
     TooLargeDumpError,
-    UnsupportedTypeError,
 )
-from rlskip.store.comparable import canonical
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +87,7 @@ class GroupRole(Role):
         self._ledger = ledger_of(self.dumps.directory)
         self._groups = GroupDumps(self.dumps, self._ledger)
         self._run = RunDumps(lambda: self.dumps.stores, self._ledger)
+        self._has_all: dict[tuple[str, Key, str], bool] = {}
 
     def observes(self, stage: Stage) -> bool:
         return phase_of(stage) in (SAMPLE, EVICT)
@@ -152,7 +148,7 @@ class GroupRole(Role):
             seconds_saved=seconds_saved(used, call.seconds),
         )
         found = str(plan) if plan.by_prompt else Key(plan.source)
-        self.dumps.replayed(call, used[0], found)
+        self.dumps.notices.replayed(call.step, used[0], found)
 
     def before_stage(self, call: Call) -> None:
         plan: Plan = call.identity
@@ -207,13 +203,14 @@ class GroupRole(Role):
 
     def _plan_by_prompt(self, call: Call) -> Plan:
         """For each prompt the first complete group of the run that was generated for it."""
-        uids, contents = self._contents(call)
+        uids, contents = uids_of(call.prompts), self._identities.contents_of(call)
         present = self._groups.submitted[call.step].conditions or self._identities.conditions
         self._run.first = call.step if self._run.first is None else self._run.first
         choose = functools.partial(
             self._run.choose, contents, call.step, alone=self.serves_validation
         )
-        found = choose(lambda group: present.fits(group.made))
+        has = functools.partial(self._has, call)
+        found = choose(lambda group: present.fits(group.made), has)
         if None in found and None not in (others := choose(lambda group: True)):
             odd = next(one for one in others if one and not present.fits(one.made))
             differs = "; ".join(present.differences(odd.made)[0])
@@ -227,11 +224,25 @@ class GroupRole(Role):
         groups = [DumpedGroup.of(one) if one and one.key in metas else None for one in found]
         return Plan(call.step, call.step, uids, contents, metas, groups, True)
 
+    def _has(self, call: Call, group: Group) -> bool:
+        """Whether the dump of a group has every field that this run needs."""
+        if call.stage.lacks is None:
+            return True
+        known = call.stage.name, group.key, group.checksum
+        if known not in self._has_all:
+            store, key = self.dumps.stores[group.key.size], group.key
+            try:
+                loaded, meta, _ = store.load_with_meta(key.step, call=key.call)
+                self._has_all[known] = not self.dumps.lacking(call, loaded["fields"], meta)
+            except (DumpError, OSError, MemoryError, LookupError, TypeError):
+                return False  # that it cannot be used its replay says
+        return self._has_all[known]
+
     def _plan_by_step(self, call: Call, submitted: Submitted) -> Plan:
         """For each prompt a group of the step's own dump, or of the step that a repeat takes."""
         step, source = call.step, self._source(call.step)
         metas = self._groups.parts(source)
-        uids, contents = self._contents(call)
+        uids, contents = uids_of(call.prompts), self._identities.contents_of(call)
         repeats = self.local_config.action == SkipAction.REPEAT
         if not self._fits(metas, submitted.conditions or self._identities.conditions):
             metas = {}
@@ -264,34 +275,6 @@ class GroupRole(Role):
     def _reject(self, step: int, differs: str, size: str = "", *, replaces: bool = True) -> None:
         what = f"the dump of step {step} was made for another call: {differs}"
         self.dumps.reject(what, Key(step, size=size), replaces=replaces)
-
-    def _contents(self, call: Call) -> tuple[list[str], list[str | None]]:
-        """The prompts' uids and their contents.
-
-        Raises
-        ------
-        UnsupportedTypeError
-            The prompts cannot be compared, and ``on_mismatch`` is ``error``. Else the contents are
-            None.
-        """
-        uids = uids_of(call.prompts)
-        try:
-            asked, arguments = self._identities.asked_of(call), self._identities.arguments_of(call)
-            if arguments is not None:
-                given = arguments.values.keys() - arguments.usual
-                asked |= {f"arguments.{name}": arguments.values[name] for name in given}
-            made = canonical({**asked, "stage": call.stage.stage})
-            digests = digests_of(call.prompts, call.stage.prompt_groups, NEUTRAL_META)
-        except UnsupportedTypeError as error:
-            self._identities.refuse_uncomparable(error)
-            return uids, [None] * len(uids)
-        if None in digests:
-            self.dumps.notices.once(
-                "by-position", "nothing but uids tells the prompts apart, so each is served by the "
-                "group at its position in the batch",
-            )  # fmt: skip
-            return uids, [None] * len(uids)
-        return uids, [xxhash.xxh3_128_hexdigest(f"{digest} {made}".encode()) for digest in digests]
 
     def _judge(self, plan: Plan, dumped: list[DumpedGroup], told_apart: bool, first: bool) -> Plan:
         """What to do with a batch for which the dump lacks prompts.

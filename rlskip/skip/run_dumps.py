@@ -202,13 +202,13 @@ class RunDumps:
             groups = self._groups_for(digest, step if alone else None) if digest else iter(())
             if again:
                 groups = iter(sorted(groups, key=uses))
-            best: Group | None = None
-            for group in groups:
-                if group.count and (again or not uses(group)) and fits(group):
-                    best = best or group
-                    if has(group):
-                        best = group
-                        break
+            fitting = (g for g in groups if g.count and (again or not uses(g)) and fits(g))
+            best = next(fitting, None)
+            for other in fitting:  # only then are dumps loaded to see what they have
+                if best is None or has(best):
+                    break
+                if has(other):
+                    best = other
             if best is not None:
                 given[best] += 1
             found.append(best)

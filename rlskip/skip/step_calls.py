@@ -82,7 +82,7 @@ class StepCalls:
         self._taken: set[Key] = set()
         # Dumps of the digest under other numbers, as they were when the visit began.
         self._siblings: dict[str, dict[str, None]] = {}
-        self.listed = store.calls(step)
+        self.listed = dict.fromkeys(store.calls(step))
         for call in self.listed:
             self._siblings.setdefault(call.rpartition("-")[0], {})[call] = None
         self._has_lost = False
@@ -96,7 +96,7 @@ class StepCalls:
     @functools.cached_property
     def in_order(self) -> list[str]:
         """For a repeat: the calls that had a sound dump when the visit began, as they were made."""
-        return [call for call in self._store.in_order(self.step) if call in {*self.listed}]
+        return [call for call in self._store.in_order(self.step) if call in self.listed]
 
     def begin(self, identity: Identity) -> tuple[str, int]:
         """The name of a new call, and its place among the calls of the visit."""

@@ -117,10 +117,10 @@ def config_entries(node: DictConfig | ListConfig) -> dict[Any, Any]:
                 child._content, dict | list
             )
             return child if child is None or is_node else child._value()
-        if not whole:
-            whole.append(readable(node._get_root()))
         with contextlib.suppress(Exception):  # an interpolation that leads nowhere
-            return OmegaConf.select(whole[0], child._get_full_key(None))
+            whole[:] = whole or [readable(node._get_root())]
+            if isinstance(whole[0], DictConfig):  # of a list it reads nothing
+                return OmegaConf.select(whole[0], child._get_full_key(None))
         return UNREAD
 
     parts = content.items() if isinstance(content, dict) else enumerate(content)

@@ -185,15 +185,15 @@ def test_a_project_that_was_moved(
 ) -> None:
     """Its function has the same source, so its dumps are replayed, and INFO says where from."""
     from rlskip import SkipManager
-    from rlskip.skip.dumps import Dumps
+    from rlskip.skip.identities import Identities
 
-    conditions = Dumps._read_conditions
+    conditions = Identities._read_conditions
 
-    def with_source(self: Dumps) -> Identity:
+    def with_source(self: Identities) -> Identity:
         made = conditions(self)
         return Identity(made.compared, {**made.noted, "code": "the same"})
 
-    monkeypatch.setattr(Dumps, "_read_conditions", with_source)
+    monkeypatch.setattr(Identities, "_read_conditions", with_source)
     made = []
 
     @SkipManager.annotate(role="rollout")

@@ -29,6 +29,10 @@ def main(cfg):
 
     SkipManager.annotate(role="rollout")(lambda prompts: prompts)
     seen["decorated"] = loaded()
+    skip = {"dump_dir": "dumps", "validation": "replay", "rollout": {"enable": True}}
+    SkipManager.init({"skip": skip, "trainer": {"total_training_steps": 2}})
+    assert not SkipManager.will_replay("rollout", [1, 2])
+    seen["started"] = loaded()
     print(json.dumps(seen))
 
 main()
@@ -41,7 +45,7 @@ def test_the_scan_of_the_plug_in_is_light(tmp_path: Path) -> None:
         [sys.executable, "app.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout)
+    seen = json.loads(done.stdout.splitlines()[-1])  # after what Hydra logs
     # It did happen, and took in no more than what Hydra must know.
     assert set(seen["ours"]) == {
         "rlskip",
@@ -58,6 +62,8 @@ def test_the_scan_of_the_plug_in_is_light(tmp_path: Path) -> None:
     assert seen["metadata"] == seen["metadata_of_hydra"]
     # A decorated function of a job that skips nothing needs none of them either.
     assert not set(HEAVY) & set(seen["decorated"])
+    # Nor does one that has not called a stage yet need torch, as under `rlskip doctor`.
+    assert not {"torch", "tensordict", "ray"} & set(seen["started"])
 
 
 @pytest.mark.parametrize("package", ["rlskip", "rlskip.hosts", "rlskip.skip", "rlskip.store"])

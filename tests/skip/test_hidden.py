@@ -157,6 +157,7 @@ HIDING: dict[str, Callable[[float], Any]] = {
     "bound method": lambda t: Plain(t).__init__,  # type: ignore[misc]
     "closure": closing,
     "config": resolved,
+    "list of a config": lambda t: OmegaConf.create([{"temperature": t}, "${counted:}"]),
     "meta tensor": lambda t: {"temperature": torch.ones(int(t * 10), device="meta")},
 }
 """Makers of a value that hides a temperature."""

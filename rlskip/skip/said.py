@@ -1,4 +1,4 @@
-"""Roles that are on and are not called, and keys that no role takes."""
+"""What is said of a job's roles: of one that is not called, of keys that none takes, at Ctrl-C."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from rlskip.config.skip import BUILT_IN_ROLES, SHARED_KEYS, SkipManagerConfig
+from rlskip.jobs.records import job_id, read_events
 from rlskip.skip.role import Role
 
 log = logging.getLogger(__name__)
@@ -71,3 +72,13 @@ def warn_of_idle_keys(node: Mapping[str, Any], roles: Mapping[str, Role]) -> Non
             "skip.rollout.enable=true, here {'skip': {'rollout': {'enable': True}, ...}}",
             given[0],
         )
+
+
+def say_what_is_kept(roles: Mapping[str, Role]) -> None:
+    """Say of each role that was called how many steps the job has dumped."""
+    for role, skip in roles.items():
+        if skip.was_called:
+            events = read_events(skip.local_config.dump_dir, job_id())
+            kept = {e.step for e in events if e.kind == "dumped" and e.role == role}
+            what = "rlskip: interrupted; role %s: the rollouts of %d steps are kept in %s"
+            log.warning(what, role, len(kept), skip.directory or skip.local_config.dump_dir)
