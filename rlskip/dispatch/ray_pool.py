@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import itertools
 import logging
 import operator
@@ -14,11 +13,10 @@ from typing import Any
 
 import attrs
 import ray
-import torch
-from ray import cloudpickle
 from ray.exceptions import RayActorError
 
 from rlskip.batch.columns import own
+from rlskip.dispatch.crossing import pack, sendable, unpack
 from rlskip.dispatch.failures import (
     DataFailure,
     InfrastructureFailure,
@@ -361,39 +359,3 @@ class _Actor:
 
 # As attrs.astuple, which takes several times as long.
 _plain_session = operator.attrgetter(*(field.name for field in attrs.fields(Session)))
-
-
-# -- values on their way between driver and actors ---------------------------------------------
-
-
-class _Pickler(cloudpickle.Pickler):
-    """Tensors go as numpy arrays: torch's own way through torch.save takes twenty times longer."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if type(value) is torch.Tensor:
-            with contextlib.suppress(TypeError, RuntimeError):  # numpy has not all kinds of tensors
-                return torch.from_numpy, (value.numpy(),)
-        return super().reducer_override(value)
-
-
-def pack(value: Any) -> bytes:
-    """Pickle `value` for another process of the same run."""
-    buffer = io.BytesIO()
-    _Pickler(buffer, protocol=5).dump(value)
-    return buffer.getvalue()
-
-
-def unpack(packed: bytes, failed: str) -> Any:
-    """The pickled value, or a failure if it cannot be unpickled in this process."""
-    try:
-        return pickle.loads(packed)
-    except Exception as error:
-        return DataFailure(f"{failed}: {text_of(error)}")
-
-
-def sendable(result: Any) -> bytes:
-    """`result`, pickled on its own, so that one that cannot be sent fails alone."""
-    try:
-        return pack(result)
-    except Exception as error:
-        return pack(DataFailure(f"its result cannot be sent: {text_of(error)}"))
