@@ -432,7 +432,7 @@ def test_a_hundred_thousand_faulty_sessions_all_end(blocking, caplog):
     plan = Plan(seed=1, faulty=0.2, blocking=blocking, cancels=not blocking)
     dispatch = {
         "rollout_level": True, "n": n, "max_retries": RETRIES, "max_data_retries": DATA_RETRIES,
-        "session_timeout_s": 60,
+        "session_timeout_s": 60, "max_concurrent_rollouts_per_worker": 16,
     }  # fmt: skip
     queue = Logged(False)
     with RolloutDispatcher(
