@@ -8,6 +8,7 @@ import itertools
 import logging
 import operator
 import pickle
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,10 +25,11 @@ from rlskip.dispatch.failures import (
     WorkerLostError,
     as_failure,
     bare,
+    portable,
     text_of,
 )
 from rlskip.dispatch.pools import THREADS, Pool, Rows, Runner, Worker, is_blocking
-from rlskip.dispatch.timeouts import failure_of, in_thread
+from rlskip.dispatch.timeouts import failure_of, in_thread, settle
 from rlskip.dispatch.units import Job, Sample, Session
 
 logger = logging.getLogger(__name__)
@@ -87,7 +89,7 @@ class RayPool(Pool):
     async def open(self) -> None:
         ends = asyncio.get_running_loop().time() + START_S
         if not ray.is_initialized():  # on a thread: it blocks for as long as it takes
-            await self._until(ends, in_thread(ray.init), "Ray did not start")
+            await self._until(ends, _start_ray(), "Ray did not start")
         self._seats = [_Seat(i, self) for i in range(self.workers)]
         # An actor that cannot start raises here.
         hellos = asyncio.gather(*(seat.actor.hello.remote() for seat in self._seats))
@@ -148,6 +150,25 @@ class RayPool(Pool):
     async def close(self) -> None:
         for seat in self._seats:
             seat.close()
+
+
+def _start_ray() -> asyncio.Future[Any]:
+    """Start Ray on a thread that stays: its processes end with the thread that started them."""
+    loop = asyncio.get_running_loop()
+    started: asyncio.Future[Any] = loop.create_future()
+
+    def start() -> None:
+        error = None
+        try:
+            ray.init()
+        except BaseException as raised:
+            error = portable(raised)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, started, None, error)
+        threading.Event().wait()
+
+    threading.Thread(target=start, name="rlskip-ray", daemon=True).start()
+    return started
 
 
 class _Seat:
