@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import logging
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from tensordict import TensorDict, TensorDictBase
@@ -20,7 +18,7 @@ from rlskip.config.replay import ReplayConfig, read_replay
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle, Held
 from rlskip.dispatch.collect import Taking, joined
-from rlskip.dispatch.failures import InfrastructureFailure, portable, text_of
+from rlskip.dispatch.failures import text_of
 from rlskip.dispatch.groups import Groups
 from rlskip.dispatch.history import History
 from rlskip.dispatch.local_pool import LocalPool
@@ -127,7 +125,7 @@ class RolloutDispatcher:
         if queue is not None:
             _last[id(queue)] = self
         try:
-            self._call(timeouts.OPEN_S, pool.open)
+            self._loop.within(timeouts.OPEN_S, pool.open)
         except BaseException:
             self.close()
             raise
@@ -311,7 +309,7 @@ class RolloutDispatcher:
     def broadcast(self, method: str, *args: Any) -> None:
         """Call a method of every worker and wait, e.g. to load a new policy's weights."""
         self._check_open()
-        self._call(timeouts.OPEN_S, self._pool.broadcast, method, *args)
+        self._loop.within(timeouts.OPEN_S, self._pool.broadcast, method, *args)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -335,7 +333,7 @@ class RolloutDispatcher:
             batch.finish(DispatcherClosedError("closed before all its markers were written"))
         deadline = time.monotonic() + timeouts.CLOSE_S
         try:
-            self._call(timeouts.CLOSE_S, self._pool.close)
+            self._loop.within(timeouts.CLOSE_S, self._pool.close)
         except Exception as error:
             logger.warning("the pool was not closed properly: %s", text_of(error))
         self._loop.close()
@@ -346,26 +344,3 @@ class RolloutDispatcher:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _call(self, seconds: float, call: Callable[..., Awaitable[Any]], *args: Any) -> Any:
-        """Await ``call(*args)`` on the event loop, for at most `seconds`."""
-        outcome: Future[Any] = Future()
-
-        async def run() -> None:
-            if not outcome.set_running_or_notify_cancel():
-                return  # the caller no longer waits
-            try:
-                outcome.set_result(await call(*args))
-            except asyncio.CancelledError:
-                outcome.set_exception(
-                    InfrastructureFailure(f"{timeouts.name_of(call)} was cancelled")
-                )
-            except BaseException as error:  # a pool may be the user's
-                outcome.set_exception(portable(error))
-
-        self._loop.post(lambda: self._loop.loop.create_task(run()))
-        if not wait([outcome], seconds).done:
-            outcome.cancel()
-            what = f"{timeouts.name_of(call)} took longer than {seconds:g} s"
-            raise InfrastructureFailure(what)
-        return outcome.result()

@@ -25,7 +25,13 @@ class WorkerLostError(InfrastructureFailure):
     """The worker of the session died."""
 
 
-_INFRASTRUCTURE = (OSError, MemoryError, TimeoutError, asyncio.TimeoutError)
+_INFRASTRUCTURE = (
+    OSError,
+    MemoryError,
+    TimeoutError,
+    asyncio.TimeoutError,
+    asyncio.CancelledError,  # as of an async worker, whose session somebody else cancelled
+)
 
 
 def as_failure(error: BaseException) -> SessionFailure:

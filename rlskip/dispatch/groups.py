@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,7 +44,7 @@ _GIVEN_UP = 100_000  # the most given-up sessions that are remembered
 logger = logging.getLogger(__name__)
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class _Outcome:
     """How a session ended: with rows, which are None if the worker wrote them, or an error."""
 
@@ -61,8 +62,8 @@ class _Attempt:
     worker: int
     unit: Unit
     started: float  # a time of its batch
+    due: float  # a time of the event loop
     future: asyncio.Future[Any] = attrs.field(init=False)
-    alarm: asyncio.TimerHandle | None = None
 
     @property
     def prompt(self) -> Prompt:
@@ -113,6 +114,9 @@ class Groups:
         self._scheduler = scheduler
         self._history = history
         self._journals = journals
+        self._timeout_s = math.inf if (s := config.session_timeout_s) is None else s
+        # When the next attempt is due; one alarm serves all, as nearly every one ends long before.
+        self._alarm: asyncio.TimerHandle | None = None
         self._unjournaled = ""  # the cause that was warned of
         self._seconds = write_seconds(config)
         self._sink = Sink(queue, self._seconds, self._warn_of_journal)
@@ -196,8 +200,9 @@ class Groups:
 
     def _start(self, worker: int, unit: Unit) -> None:
         prompt: Prompt = unit.group  # type: ignore[assignment]
-        batch, seconds = prompt.batch, self._config.session_timeout_s
-        attempt = _Attempt(worker, unit, batch.elapsed())
+        batch = prompt.batch
+        due = self._loop.time() + self._timeout_s
+        attempt = _Attempt(worker, unit, batch.elapsed(), due)
         batch.attempts += 1
         batch.running[attempt] = None
         session = Session(
@@ -219,8 +224,8 @@ class Groups:
             future.set_exception(portable(error))
         attempt.future = future
         future.add_done_callback(functools.partial(self._returned, attempt))
-        if seconds is not None:
-            attempt.alarm = self._loop.call_later(seconds, self._expire, attempt, seconds)
+        if self._alarm is None and due < math.inf:
+            self._alarm = self._loop.call_at(due, self._expire)
 
     def _returned(self, attempt: _Attempt, future: asyncio.Future[Any]) -> None:
         """The worker has returned or raised, perhaps after the attempt was given up."""
@@ -229,7 +234,7 @@ class Groups:
         batch = prompt.batch
         if attempt not in batch.running:
             return
-        self._leave(attempt)
+        del batch.running[attempt]
         try:
             if error is not None:
                 raise error
@@ -250,15 +255,22 @@ class Groups:
             self._end(prompt, unit.session, _Outcome(unit.attempt, rows, tokens))
         self._pump()
 
-    def _expire(self, attempt: _Attempt, seconds: float) -> None:
-        cause = f"passed its deadline of {seconds:g} s (dispatch.session_timeout_s)"
-        self._give_up(attempt)
-        self._failed(attempt, InfrastructureFailure(cause))
+    def _expire(self) -> None:
+        """Give up the attempts that are due."""
+        now = self._loop.time()
+        running = [attempt for batch in self.batches for attempt in batch.running]
+        cause = f"passed its deadline of {self._timeout_s:g} s (dispatch.session_timeout_s)"
+        then = min((attempt.due for attempt in running if attempt.due > now), default=None)
+        self._alarm = None if then is None else self._loop.call_at(then, self._expire)
+        for attempt in running:
+            if attempt.due <= now and attempt in attempt.prompt.batch.running:
+                self._give_up(attempt)
+                self._failed(attempt, InfrastructureFailure(cause))
         self._pump()
 
     def _give_up(self, attempt: _Attempt) -> None:
         """Stop what still runs; a pool that cannot stop it must not delay the others."""
-        self._leave(attempt)
+        del attempt.prompt.batch.running[attempt]
         if attempt.future.done():
             return
         unit = attempt.unit
@@ -270,18 +282,13 @@ class Groups:
         except BaseException:  # a pool may be the user's
             logger.exception("%s could not be stopped", attempt)
 
-    def _leave(self, attempt: _Attempt) -> None:
-        del attempt.prompt.batch.running[attempt]
-        if attempt.alarm is not None:
-            attempt.alarm.cancel()
-
     def _failed(self, attempt: _Attempt, error: Exception) -> None:
         """Try again on another worker, or end the session with the cause."""
         unit, failure = attempt.unit, as_failure(error)
         machine = isinstance(failure, InfrastructureFailure)
         allowed = self._config.max_retries if machine else self._config.max_data_retries
-        unit.failures[machine] += 1
-        if unit.failures[machine] <= allowed:
+        unit.failures[machine] = count = unit.failures.get(machine, 0) + 1
+        if count <= allowed:
             logger.warning("%s failed and is tried again: %s", attempt, text_of(failure))
             self._scheduler.retry(attempt.worker, unit)
             return

@@ -105,6 +105,7 @@ class _Home(LoopThread):
         super().__init__("rlskip-worker")
         self.results = results
         self.asked = False  # whether its loop turns, and it has not answered
+        self._outbox: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self._tasks: dict[asyncio.Future[Any], asyncio.Task[Any]] = {}
         self._first: asyncio.Future[Any] | None = None
         if first:
@@ -113,12 +114,23 @@ class _Home(LoopThread):
     def run(self, call: Call, *args: Any) -> asyncio.Future[Any]:
         """Await ``call(*args)`` here; returns a future of the dispatcher's event loop."""
         future = self.results.loop.create_future()
-        self.post(self._begin, future, call, *args)
+        self._send(self._begin, future, call, *args)
         return future
 
     def cancel(self, future: asyncio.Future[Any]) -> None:
         """Cancel what settles this future."""
-        self.post(self._cancel, future)
+        self._send(self._cancel, future)
+
+    def _send(self, call: Callable[..., object], *args: Any) -> None:
+        # What is sent in one turn of the dispatcher's loop goes together: the other thread runs
+        # meanwhile, and would have to be woken for each.
+        if not self._outbox:
+            self.results.loop.call_soon(self._flush)
+        self._outbox.append((call, args))
+
+    def _flush(self) -> None:
+        outbox, self._outbox = self._outbox, []
+        self.post(self._make_all, outbox)
 
     def ask(self) -> None:
         """Set `asked` until the loop turns."""
@@ -130,6 +142,10 @@ class _Home(LoopThread):
     def _open(self, first: Sequence[Call]) -> None:
         calls = (self.loop.create_task(call()) for call in first)
         self._first = asyncio.gather(*calls, return_exceptions=True)
+
+    def _make_all(self, calls: Sequence[tuple[Callable[..., object], tuple[Any, ...]]]) -> None:
+        for call, args in calls:
+            call(*args)
 
     def _begin(self, future: asyncio.Future[Any], call: Call, *args: Any) -> None:
         coroutine = call(*args) if self._first is None else self._after_first(call, *args)

@@ -146,7 +146,7 @@ _MAPPINGS = (dict, OrderedDict, defaultdict, UserDict)
 
 def kept(result: Any) -> Any:
     """What a worker returned, its buffers copied: the next session may write into them."""
-    if is_tensor_collection(result):
+    if type(result) is not dict and is_tensor_collection(result):
         return own(result)
     if isinstance(result, Mapping):
         row = {name: _kept(item) for name, item in dict(result).items()}
@@ -161,6 +161,8 @@ def _kept(value: Any) -> Any:
     mappings that are copied as usual: code of theirs might block the event loop.
     """
     kind = type(value)
+    if kind is torch.Tensor:  # as nearly always
+        return value.detach().clone()
     if kind in _MAPPINGS:
         made = copy.copy(value)
         made.update({name: _kept(item) for name, item in value.items()})
@@ -203,7 +205,7 @@ def as_rows(result: Any) -> Rows:
             raise DataFailure(f"row {i} has no fields")
         if not all(isinstance(name, str) for name in names):
             raise DataFailure(f"the names of the fields of row {i} are not all strings")
-        for name in names:
+        for name in names if type(row) is not OwnRow else ():  # which has plain values
             if is_tensor_collection(value := row[name]) and not is_non_tensor(value):
                 what = f"field {name!r} of row {i} is a nested {type(value).__name__}"
                 raise DataFailure(what, remedy="return its fields flat: no queue takes it")

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import itertools
 import logging
 import operator
 import pickle
+import threading
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
 import ray
-import torch
-from ray import cloudpickle
 from ray.exceptions import RayActorError
 
 from rlskip.batch.columns import own
+from rlskip.dispatch.crossing import pack, sendable, unpack
 from rlskip.dispatch.failures import (
     DataFailure,
     InfrastructureFailure,
@@ -26,10 +25,11 @@ from rlskip.dispatch.failures import (
     WorkerLostError,
     as_failure,
     bare,
+    portable,
     text_of,
 )
 from rlskip.dispatch.pools import THREADS, Pool, Rows, Runner, Worker, is_blocking
-from rlskip.dispatch.timeouts import failure_of, in_thread
+from rlskip.dispatch.timeouts import failure_of, in_thread, settle
 from rlskip.dispatch.units import Job, Sample, Session
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class RayPool(Pool):
     async def open(self) -> None:
         ends = asyncio.get_running_loop().time() + START_S
         if not ray.is_initialized():  # on a thread: it blocks for as long as it takes
-            await self._until(ends, in_thread(ray.init), "Ray did not start")
+            await self._until(ends, _start_ray(), "Ray did not start")
         self._seats = [_Seat(i, self) for i in range(self.workers)]
         # An actor that cannot start raises here.
         hellos = asyncio.gather(*(seat.actor.hello.remote() for seat in self._seats))
@@ -150,6 +150,25 @@ class RayPool(Pool):
     async def close(self) -> None:
         for seat in self._seats:
             seat.close()
+
+
+def _start_ray() -> asyncio.Future[Any]:
+    """Start Ray on a thread that stays: its processes end with the thread that started them."""
+    loop = asyncio.get_running_loop()
+    started: asyncio.Future[Any] = loop.create_future()
+
+    def start() -> None:
+        error = None
+        try:
+            ray.init()
+        except BaseException as raised:
+            error = portable(raised)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, started, None, error)
+        threading.Event().wait()
+
+    threading.Thread(target=start, name="rlskip-ray", daemon=True).start()
+    return started
 
 
 class _Seat:
@@ -361,39 +380,3 @@ class _Actor:
 
 # As attrs.astuple, which takes several times as long.
 _plain_session = operator.attrgetter(*(field.name for field in attrs.fields(Session)))
-
-
-# -- values on their way between driver and actors ---------------------------------------------
-
-
-class _Pickler(cloudpickle.Pickler):
-    """Tensors go as numpy arrays: torch's own way through torch.save takes twenty times longer."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if type(value) is torch.Tensor:
-            with contextlib.suppress(TypeError, RuntimeError):  # numpy has not all kinds of tensors
-                return torch.from_numpy, (value.numpy(),)
-        return super().reducer_override(value)
-
-
-def pack(value: Any) -> bytes:
-    """Pickle `value` for another process of the same run."""
-    buffer = io.BytesIO()
-    _Pickler(buffer, protocol=5).dump(value)
-    return buffer.getvalue()
-
-
-def unpack(packed: bytes, failed: str) -> Any:
-    """The pickled value, or a failure if it cannot be unpickled in this process."""
-    try:
-        return pickle.loads(packed)
-    except Exception as error:
-        return DataFailure(f"{failed}: {text_of(error)}")
-
-
-def sendable(result: Any) -> bytes:
-    """`result`, pickled on its own, so that one that cannot be sent fails alone."""
-    try:
-        return pack(result)
-    except Exception as error:
-        return pack(DataFailure(f"its result cannot be sent: {text_of(error)}"))

@@ -9,7 +9,7 @@ it forgets those that have ended.
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,7 +46,7 @@ class SessionGroup:
     _turn: int = attrs.field(default=0, init=False)
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Unit:
     """One session of one prompt, at its `attempt`-th attempt; it failed last on worker `avoid`.
 
@@ -58,7 +58,7 @@ class Unit:
     number: int
     attempt: int = 0
     avoid: int | None = None
-    failures: Counter[Any] = attrs.field(factory=Counter)
+    failures: dict[Any, int] = attrs.field(factory=dict)
 
 
 class Scheduler:

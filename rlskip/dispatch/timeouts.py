@@ -28,7 +28,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, wait
 from typing import Any
 
 from rlskip.config.dispatch import DispatchConfig
@@ -126,6 +127,26 @@ class LoopThread(Mailbox):
         self._closed = False
         self.thread = threading.Thread(target=self._main, name=name, daemon=True)
         self.thread.start()
+
+    def within(self, seconds: float, call: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+        """Await ``call(*args)`` there, for at most `seconds`."""
+        outcome: Future[Any] = Future()
+
+        async def run() -> None:
+            if not outcome.set_running_or_notify_cancel():
+                return  # the caller no longer waits
+            try:
+                outcome.set_result(await call(*args))
+            except asyncio.CancelledError:
+                outcome.set_exception(InfrastructureFailure(f"{name_of(call)} was cancelled"))
+            except BaseException as error:  # a pool may be the user's
+                outcome.set_exception(portable(error))
+
+        self.post(lambda: self.loop.create_task(run()))
+        if not wait([outcome], seconds).done:
+            outcome.cancel()
+            raise InfrastructureFailure(f"{name_of(call)} took longer than {seconds:g} s")
+        return outcome.result()
 
     def close(self) -> None:
         """Cancel what runs, and end the thread, as soon as nothing blocks it."""

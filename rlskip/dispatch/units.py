@@ -71,7 +71,7 @@ class Sample:
     id: int = attrs.field(factory=itertools.count().__next__, init=False)
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Job:
     """What a pool needs to run one session."""
 

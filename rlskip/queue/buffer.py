@@ -162,22 +162,23 @@ class ReplayBuffer:
         with self._lock:
             known = self._partitions[partition]
             group_filter = None if known.validates else self._filter
-            call = SampleCall(known, number, batch_size, uids, group_filter, now)
+            call = SampleCall(self.config, known, number, batch_size, uids, group_filter, now)
+            call.replaces_stale = self._refill is not None
         while True:
             with self._lock:
                 self._partitions.sync()
                 # Replacements may have finished already, and be evicted in turn. The time is
                 # checked after they are there: no evicted prompt is left without one.
-                while self._evict(self._decide(call), call):
+                while self._evict(call.decide(), call):
                     self._partitions.sync()
                     if call.submitted:
-                        self._check_time(call)
+                        call.check_time(self._clock())
                 groups = self._choose(call)
                 if groups is not None:
                     self._discard_surplus(groups, call)
                     self.rejected = call.rejected
                     return self._take(groups, call), call.metrics()
-                patience = self._check_time(call)
+                patience = call.check_time(self._clock())
             self._partitions.watch.wait_change(min(patience, _LONGEST_WAIT_S))
 
     def get(self, batch: KVBatchMeta, fields: Sequence[str] | None = None) -> TensorDict:
@@ -255,65 +256,6 @@ class ReplayBuffer:
             self._partitions.take_out([known.find(uid) for uid in named(uids)], partition)
 
     # -- the steps of sample(), in this order --------------------------------------------------
-
-    def _decide(self, call: SampleCall) -> Eviction:
-        """Which groups must not be sampled, and which prompts are replaced.
-
-        Nothing has changed yet: what raises here leaves the step as it was.
-        """
-        found, policy = Eviction(), self.config.on_incomplete
-        if call.batch_size is not None:
-            found.stale = call.partition.stale(call.step, call.uids)
-            if self._refill is not None:
-                found.replaced += self._chain(found.stale, call, "stale")
-        incomplete = [g for g in call.groups(State.INCOMPLETE) if g not in found.stale]
-        # A refill submits a training prompt, which must not stand in for one of validation.
-        if policy == "drop" or (policy == "refill" and call.partition.validates):
-            found.dropped = incomplete
-        elif policy == "refill":
-            found.refilled = incomplete
-            found.replaced += self._chain(incomplete, call, "incomplete")
-        elif incomplete:
-            raise call.incomplete([group.outcome() for group in incomplete])
-        if (group_filter := call.group_filter) is not None:
-            complete = [g for g in call.groups(State.COMPLETE) if g not in found.stale]
-            rejected = group_filter.rejected(call.name, complete)
-            self._reject(rejected, len(complete) - len(rejected), found, call)
-        return found
-
-    def _chain(
-        self, groups: Sequence[PromptGroup], call: SampleCall, kind: str
-    ) -> list[tuple[PromptOutcome, int]]:
-        """The prompts, each with the refills in a row that its replacement will have had.
-
-        Raises if one has had the most.
-        """
-        most = self.config.max_refills
-        if spent := [group.outcome() for group in groups if group.refills >= most]:
-            raise call.incomplete(spent, f" after {most} refills (replay.max_refills)", kind)
-        return [(group.outcome(), group.refills + 1) for group in groups]
-
-    def _reject(
-        self, rejected: list[PromptGroup], passed: int, found: Eviction, call: SampleCall
-    ) -> None:
-        """Evict and replace groups that teach nothing, as far as the limit allows.
-
-        The others stay for the next call; raises if nothing but them is left to hope for. Without
-        a limit a filter that rejects everything would generate until the timeout.
-        """
-        assert call.group_filter is not None
-        each = call.group_filter.refills
-        enough = passed >= (call.batch_size or 1)
-        room = max(0, self.config.max_refills * call.wanted() - call.submitted)
-        if enough and (call.discards_surplus or call.batch_size is None):
-            found.rejected = rejected  # there is no next call for them
-            room = 0 if call.discards_surplus else room
-        else:
-            found.rejected = rejected[: -(-room // each)]
-        found.replaced += [(group.outcome(), 0) for group in found.rejected * each][:room]
-        running = call.partition.count(State.RUNNING, None, call.uids) + len(call.announced())
-        if len(found.rejected) < len(rejected) and not (found.replaced or running or enough):
-            raise call.rejected_too_many(passed, rejected)
 
     def _evict(self, found: Eviction, call: SampleCall) -> bool:
         """Evict and replace, all or nothing; returns whether there was anything to do."""
@@ -412,20 +354,3 @@ class ReplayBuffer:
         batch = call.batch(groups, PromptGroup.successful_rows)
         call.partition.mark_sampled(groups)
         return batch
-
-    def _check_time(self, call: SampleCall) -> float:
-        """Log a progress line when one is due; returns the seconds until the next.
-
-        Raises ReplayTimeoutError when ``replay.timeout_s`` has passed.
-        """
-        now = self._clock()
-        timeout_at = call.started + self.config.timeout_s
-        if now >= timeout_at:
-            missing = call.running() + [call.partition.find(u).outcome() for u in call.absent()]
-            raise call.timed_out(now - call.started, call.situation(), missing)
-        if now >= call.logged + self.config.progress_interval_s:
-            call.logged = now
-            text = "%s: waiting for %.0f of %.0f s; %s%s"
-            situation = call.situation(), name_prompts(call.running())
-            log.info(text, call, now - call.started, self.config.timeout_s, *situation)
-        return min(timeout_at, call.logged + self.config.progress_interval_s) - now

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
 
+from rlskip.config.replay import ReplayConfig
 from rlskip.keys import ROLLOUT_ROOT_KEYS, TRAIN
 from rlskip.queue.filtering import GroupFilter
-from rlskip.queue.incomplete import Call, IncompleteRolloutError
+from rlskip.queue.incomplete import Call, IncompleteRolloutError, name_prompts
 from rlskip.queue.partitions import Partition
 from rlskip.queue.protocol import KVBatchMeta, Tag
 from rlskip.queue.readiness import PromptGroup, PromptOutcome, State
+
+log = logging.getLogger(__name__)
 
 _THERE = State.COMPLETE, State.RUNNING, State.INCOMPLETE
 
@@ -43,6 +47,8 @@ class SampleCall(Call):
 
     Parameters
     ----------
+    config
+        The node `replay`.
     partition
         The partition that it samples.
     step, batch_size, uids
@@ -59,6 +65,7 @@ class SampleCall(Call):
 
     def __init__(
         self,
+        config: ReplayConfig,
         partition: Partition,
         step: int,
         batch_size: int | None,
@@ -68,10 +75,12 @@ class SampleCall(Call):
     ) -> None:
         super().__init__(partition.name, step)
         self.partition = partition
+        self.replaces_stale = False
+        self._config = config
         self.batch_size = batch_size
         self.uids = uids  # the prompts to sample; None: all
         self.group_filter = group_filter
-        self.started = self.logged = started
+        self.started = self._logged = started
         self.awaited = set(uids or ())
         self.stale_spans: list[int] = []
         self.refilled = self.short = self.surplus = self.submitted = 0
@@ -101,6 +110,67 @@ class SampleCall(Call):
         self._most = max(self._most, self.count(*_THERE))
         return self._most if self.batch_size is None else self.batch_size
 
+    # -- which groups must not be sampled; nothing changes, so what raises leaves them as they were
+
+    def decide(self) -> Eviction:
+        """Which groups to evict, and which prompts to replace."""
+        found, policy = Eviction(), self._config.on_incomplete
+        if self.batch_size is not None:
+            found.stale = self.partition.stale(self.step, self.uids)
+            if self.replaces_stale:
+                found.replaced += self._chain(found.stale, "stale")
+        incomplete = [g for g in self.groups(State.INCOMPLETE) if g not in found.stale]
+        # A refill submits a training prompt, which must not stand in for one of validation.
+        if policy == "drop" or (policy == "refill" and self.partition.validates):
+            found.dropped = incomplete
+        elif policy == "refill":
+            found.refilled = incomplete
+            found.replaced += self._chain(incomplete, "incomplete")
+        elif incomplete:
+            raise self.incomplete([group.outcome() for group in incomplete])
+        if self.group_filter is not None:
+            complete = [g for g in self.groups(State.COMPLETE) if g not in found.stale]
+            rejected = self.group_filter.rejected(self.name, complete)
+            self._reject(rejected, len(complete) - len(rejected), self.group_filter, found)
+        return found
+
+    def _chain(self, groups: Sequence[PromptGroup], kind: str) -> list[tuple[PromptOutcome, int]]:
+        """The prompts, each with the refills in a row that its replacement will have had.
+
+        Raises if one has had the most.
+        """
+        most = self._config.max_refills
+        if spent := [group.outcome() for group in groups if group.refills >= most]:
+            raise self.incomplete(spent, f" after {most} refills (replay.max_refills)", kind)
+        return [(group.outcome(), group.refills + 1) for group in groups]
+
+    def _reject(
+        self,
+        rejected: list[PromptGroup],
+        passed: int,
+        group_filter: GroupFilter,
+        found: Eviction,
+    ) -> None:
+        """Evict and replace groups that teach nothing, as far as the limit allows.
+
+        The others stay for the next call; raises if nothing but them is left to hope for. Without
+        a limit a filter that rejects everything would generate until the timeout.
+        """
+        each = group_filter.refills
+        enough = passed >= (self.batch_size or 1)
+        room = max(0, self._config.max_refills * self.wanted() - self.submitted)
+        if enough and (self.discards_surplus or self.batch_size is None):
+            found.rejected = rejected  # there is no next call for them
+            room = 0 if self.discards_surplus else room
+        else:
+            found.rejected = rejected[: -(-room // each)]
+        found.replaced += [(group.outcome(), 0) for group in found.rejected * each][:room]
+        running = self.partition.count(State.RUNNING, None, self.uids) + len(self.announced())
+        if len(found.rejected) < len(rejected) and not (found.replaced or running or enough):
+            raise self._rejected_too_many(passed, rejected)
+
+    # -- what it says --------------------------------------------------------------------------
+
     def count_evicted(self, found: Eviction, uids: Sequence[str]) -> None:
         """Count what was evicted, and wait for the prompts that replace it."""
         self.stale_spans += [self.step - (group.step or 0) + 1 for group in found.stale]
@@ -127,6 +197,22 @@ class SampleCall(Call):
     def running(self) -> list[PromptOutcome]:
         """The running prompts that the call waits for."""
         return [group.outcome() for group in self.groups(State.RUNNING)]
+
+    def check_time(self, now: float) -> float:
+        """Log a progress line when one is due; returns the seconds until the next.
+
+        Raises ReplayTimeoutError when ``replay.timeout_s`` has passed.
+        """
+        timeout_s, interval_s = self._config.timeout_s, self._config.progress_interval_s
+        waited = now - self.started
+        if waited >= timeout_s:
+            absent = [self.partition.find(uid).outcome() for uid in self.absent()]
+            raise self.timed_out(waited, self.situation(), self.running() + absent)
+        if now >= self._logged + interval_s:
+            self._logged = now
+            said = self.situation() + name_prompts(self.running())
+            log.info("%s: waiting for %.0f of %.0f s; %s", self, waited, timeout_s, said)
+        return min(self.started + timeout_s, self._logged + interval_s) - now
 
     def situation(self) -> str:
         """What there is to sample and what is missing, in one line."""
@@ -187,7 +273,7 @@ class SampleCall(Call):
             f"number): {values}"
         )
 
-    def rejected_too_many(
+    def _rejected_too_many(
         self, passed: int, rejected: Sequence[PromptGroup]
     ) -> IncompleteRolloutError:
         """The filter's limit was reached, and nothing is left to hope for."""

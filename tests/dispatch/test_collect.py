@@ -88,12 +88,6 @@ def test_the_replay_node_of_the_same_config_counts(make, make_prompts):
     assert sum(metrics.values()) == 1
 
 
-def test_from_config_reads_both_nodes(make_prompts):
-    config = {**CONFIG, "replay": {"on_incomplete": "drop"}}
-    with RolloutDispatcher.from_config(config, echo) as dispatcher:
-        assert len(dispatcher.collect(make_prompts(2), step=1)[0]) == 12
-
-
 def test_a_trainer_that_generates_ahead_takes_the_oldest_groups(make, make_prompts):
     gate = threading.Event()
 

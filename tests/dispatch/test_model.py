@@ -99,6 +99,7 @@ DATA = {
     "interrupt": raises(KeyboardInterrupt),
     "generator": raises(GeneratorExit),
     "stop": raises(StopIteration),
+    "a base exception": raises(type("Custom", (BaseException,), {})),
     "unprintable": raises(Unprintable),
     "unnamed": raises(Unnamed),
     "long": raises(ValueError, "x" * 10_000_000),
@@ -125,6 +126,7 @@ DATA = {
 MACHINE = {
     "io": raises(ConnectionError, "no route"),
     "memory": raises(MemoryError),
+    "cancelled": raises(asyncio.CancelledError),
     "infrastructure": raises(InfrastructureFailure, "gone"),
     "unprintable I/O": raises(type("UnprintableOSError", (Unprintable, OSError), {})),
 }
@@ -418,3 +420,35 @@ def test_a_fault_of_the_queue_is_an_error_and_costs_no_marker_twice(first, count
     for keys in queue.puts.values():
         marked = [key for key in keys if split_session(key)]
         assert len(marked) == len(set(marked)) <= 3
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_hundred_thousand_faulty_sessions_all_end(blocking, caplog):
+    """Each batch ends, with one marker a session, and nothing is left of it."""
+    caplog.set_level("CRITICAL")
+    prompts, n, batches = (1000, 8, 13) if not blocking else (250, 8, 5)
+    plan = Plan(seed=1, faulty=0.2, blocking=blocking, cancels=not blocking)
+    dispatch = {
+        "rollout_level": True, "n": n, "max_retries": RETRIES, "max_data_retries": DATA_RETRIES,
+        "session_timeout_s": 60, "max_concurrent_rollouts_per_worker": 16,
+    }  # fmt: skip
+    queue = Logged(False)
+    with RolloutDispatcher(
+        LocalPool(make_worker(plan), 4), queue, {"dispatch": dispatch}
+    ) as dispatcher:
+        buffer = ReplayBuffer(queue)
+        for number in range(batches):
+            uids = [f"4-{number}-{i}" for i in range(prompts)]
+            report = dispatcher.submit([{"uid": uid} for uid in uids], step=number).result(600)
+            assert report.succeeded + len(report.failed) == report.sessions == prompts * n
+            assert 0 < len(report.failed) < report.sessions
+            for uid in uids:
+                marked = [key for key in queue.puts.pop(uid) if split_session(key)]
+                assert len(marked) == len(set(marked)) == n
+            buffer.evict(uids, "train")
+            assert queue.list("train") == {}
+        state = dispatcher._groups
+        assert not state.batches
+        assert not any(state._scheduler._load.values())

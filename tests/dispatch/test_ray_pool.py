@@ -152,26 +152,6 @@ def test_what_is_given_up_is_cancelled_in_the_actor(
     assert report.attempts == 2 * attempts
     assert all(how in cause for cause in report.failed.values())
     wait_for("cancelled", 2 * attempts)
-    assert batch.report().late == 0
-
-
-def test_a_late_result_of_an_actor_is_dropped(make_ray_dispatcher, make_prompts, queue, tmp_path):
-    directory = str(tmp_path)
-
-    class Worker:
-        def __call__(self, prompt, sampling, session):  # a thread cannot be stopped
-            while session.attempt == 0 and not os.listdir(directory):
-                time.sleep(0.01)
-            return {"responses": torch.full((2,), session.attempt)}
-
-    dispatcher = make_ray_dispatcher(Worker, n=1, session_timeout_s=0.5, max_retries=1)
-    batch = dispatcher.submit(make_prompts(1), step=1)
-    report = batch.result(60)
-    assert (report.failed, report.attempts) == ({}, 2)
-    (tmp_path / "go").touch()
-    assert eventually(lambda: batch.report().late == 1)
-    assert len(queue.markers()) == 1
-    assert queue.get(["u_0_0_0"], "train")["responses"][0].tolist() == [1, 1]
 
 
 class Unreadable:

@@ -183,12 +183,6 @@ def test_round_robin_goes_on_where_the_last_batch_ended():
     assert sorted(worker for worker, _, _ in drain(scheduler)) == [0, 1, 3]
 
 
-def test_the_worker_that_runs_the_fewest_takes_the_next_session():
-    scheduler = Scheduler(4, least_loaded)
-    scheduler.add(SessionGroup(0, 1, 12))
-    assert Counter(worker for worker, _, _ in drain(scheduler)) == dict.fromkeys(range(4), 3)
-
-
 def test_longest_first_probes_every_unknown_prompt_and_then_takes_the_longest():
     scheduler = Scheduler(1, longest_first)
     known, unknown, other = (
@@ -222,52 +216,12 @@ def test_a_policy_that_is_not_there_is_refused_by_key(name):
         find_policy(name)
 
 
-def test_what_waits_for_a_worker_that_is_away_goes_to_the_others():
-    scheduler = Scheduler(2, chunk, per_worker=1)
-    for i in range(2):
-        scheduler.add(SessionGroup(i, 2, 2))
-    scheduler.change(0, "away")
-    (worker, unit), nothing = scheduler.next(), scheduler.next()
-    assert (worker, nothing) == (1, None)
-    scheduler.retry(worker, unit)
-    worker, again = scheduler.next()
-    assert (worker, again.attempt) == (1, 1), "it would wait for the other one"
-    scheduler.change(1, "away")
-    assert scheduler.next() is None
-    scheduler.change(0, "back")
-    scheduler.add(SessionGroup(0, 1, 1))
-    assert scheduler.next()[0] == 0
-    assert scheduler.alive == [0, 1]
-
-
-def test_the_first_that_is_back_takes_what_waited_for_any():
-    scheduler = Scheduler(3, chunk)
-    scheduler.add(SessionGroup(0, 3, 2))
-    for worker in range(3):
-        scheduler.change(worker, "away")
-    scheduler.add(SessionGroup(1, 3, 2))
-    assert scheduler.next() is None
-    scheduler.change(2, "back")
-    seen = [(worker, group.prompt, session) for worker, group, session in drain(scheduler)]
-    assert seen == [(2, 0, 0), (2, 0, 1), (2, 1, 0), (2, 1, 1)]
-
-
 def test_sessions_of_equal_rank_start_in_order():
     scheduler = Scheduler(1, chunk)
     for i in range(2):
         scheduler.add(SessionGroup(i, 2, 3))
     order = [(group.prompt, session) for _, group, session in drain(scheduler)]
     assert order == [(i, session) for i in range(2) for session in range(3)]
-
-
-def test_without_workers_everything_waits():
-    scheduler = Scheduler(2, chunk, per_worker=1)
-    scheduler.add(SessionGroup(0, 2, 2))
-    scheduler.change(0, "lost")
-    scheduler.change(1, "lost")
-    scheduler.add(SessionGroup(1, 2, 2))
-    assert scheduler.alive == []
-    assert scheduler.next() is None
 
 
 def test_policies_shorten_the_long_tail():

@@ -162,29 +162,6 @@ def test_a_write_to_the_queue(fault, make_prompts, what):
     assert fault.hits
 
 
-class Uncopyable:
-    def __init__(self, fault):
-        self.fault = fault
-
-    def __deepcopy__(self, memo):
-        self.fault()
-
-
-@pytest.mark.usefixtures("awaited")
-def test_a_row_that_cannot_be_copied_fails_its_session_only(fault, make_prompts):
-    async def worker(prompt, sampling, session):
-        more = {"odd": Uncopyable(fault)} if session.session_id == 1 else {}
-        return {"responses": torch.ones(3), **more}
-
-    queue = MemoryQueue()
-    with RolloutDispatcher(LocalPool(worker, 2), queue, config()) as dispatcher:
-        report = dispatcher.submit([{"uid": "u_0"}], step=1).result(LIMIT)
-    assert report.failed.keys() == {("u_0", 1)}
-    assert "its rows could not be written" in report.failed["u_0", 1]
-    tags = queue.list("train")
-    assert [tags[f"u_0_sess{i}"]["status"] for i in range(3)] == ["success", "failure", "success"]
-
-
 def test_a_queue_that_stalls_once_loses_nothing(make_prompts, monkeypatch):
     monkeypatch.setattr(timeouts, "WRITE_S", (0.5, 0.5))
     stalls = iter([1.0])
@@ -204,32 +181,6 @@ def test_a_queue_that_stalls_once_loses_nothing(make_prompts, monkeypatch):
 
 
 # -- workers and pools -----------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("awaited")
-@pytest.mark.parametrize("kind", ["blocking", "async"])
-def test_a_worker(fault, queue, make_prompts, kind):
-    def blocking(prompt, sampling, session):
-        if session.session_id == 1:
-            fault()
-        return {"responses": torch.ones(3)}
-
-    async def coroutine(prompt, sampling, session):
-        if session.session_id == 1 and fault.error is None:
-            await asyncio.Event().wait()
-        return blocking(prompt, sampling, session)
-
-    worker = blocking if kind == "blocking" else coroutine
-    # An error is noticed at once, and not at the deadline.
-    settings = config(session_timeout_s=2.0 if fault.error is None else 1e6)
-    with RolloutDispatcher(LocalPool(worker, 2), queue, settings) as dispatcher:
-        report = dispatcher.submit(make_prompts(2), step=1).result(LIMIT)
-    assert report.failed.keys() == {("u_0", 1), ("u_1", 1)}
-    assert len(queue.markers()) == 6
-    if fault.error is None:
-        assert "deadline" in report.failed["u_0", 1]
-    elif fault.error is not asyncio.CancelledError:
-        assert fault.error.__name__ in report.failed["u_0", 1]
 
 
 def test_without_a_deadline_close_ends_what_a_worker_holds(make_prompts, queue):
