@@ -15,6 +15,7 @@ one; a reader skips it, and it stays where it is.
 from __future__ import annotations
 
 import base64
+import contextlib
 import errno
 import functools
 import io
@@ -32,7 +33,9 @@ from rlskip._files import open_folder
 from rlskip.format import container
 from rlskip.format.dump_errors import TooLargeDumpError, UnknownTypeError, UnreadableDumpError
 from rlskip.format.kinds import Packer, rebuild
+from rlskip.store import commit
 from rlskip.store.identity import Identity
+from rlskip.store.layout import journaled_step
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +80,7 @@ class SessionJournal:
         self._identity = identity
         self._written_as = json.dumps(identity.as_json()).encode()
         self._file: IO[bytes] | None = None
+        self._mark = contextlib.ExitStack()  # that the file grows, for `rlskip prune`
         self._busy = threading.Lock()
         if read:
             self._recover()
@@ -117,6 +121,7 @@ class SessionJournal:
         if self._file is not None:
             file, self._file = self._file, None
             file.close()
+        self._mark.close()
 
     def _open(self) -> IO[bytes]:
         """The file at `path`, even after another process removed an earlier one."""
@@ -124,6 +129,8 @@ class SessionJournal:
             self._close()
             with open_folder(self.path.parent, create=True) as folder:
                 self._file = folder.open(self.path.name, "a", buffering=0)
+            if (step := journaled_step(self.path.name)) is not None:
+                self._mark.enter_context(commit.appending(self.path.parent, step))
         return self._file
 
     def _recover(self) -> None:

@@ -51,9 +51,10 @@ def _pack_tensor(value: torch.Tensor, packer: Packer) -> list[Node]:
         flat = torch_maker.flat_bytes(near)
         owned = flat.ctypes.data != value.data_ptr()
         elements, kind = _stored(flat, near.dtype)
-        if near is not value:
-            kind = "i"
-        number = packer.array(elements, kind, value, owned, value.element_size())
+        if near is value:
+            number = packer.array(elements, kind, value, owned)
+        else:
+            number = packer.array(elements, "i", value, owned, value.element_size())
     return ["dense", name, list(value.shape), number, device]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import stat
 import time
@@ -105,8 +104,6 @@ def remove(old: Old, *, really: bool) -> Old:
         step = as_step(old.name) if journaled is None else journaled
         if step is not None and (does := commit.in_use(old.run.directory).get(step)):
             return attrs.evolve(old, kept=does)
-        if journaled is not None and _is_appended_to(*old.paths):
-            return attrs.evolve(old, kept="a process appends to it")
         for path in reversed(old.paths) if really else ():  # as `remove_family` does
             with contextlib.suppress(FileNotFoundError):  # another process was quicker
                 if path.is_dir():
@@ -116,18 +113,6 @@ def remove(old: Old, *, really: bool) -> Old:
     except OSError as error:
         return attrs.evolve(old, kept=f"it cannot be removed: {error.strerror or error}")
     return attrs.evolve(old, removed=really)
-
-
-def _is_appended_to(journal: Path) -> bool:
-    """Whether a process holds the lock of who appends to a journal."""
-    with contextlib.suppress(FileNotFoundError), journal.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:  # a file system without locks
-            pass
-    return False
 
 
 def _steps_of(run: Run) -> Iterator[Old]:

@@ -169,6 +169,7 @@ def _remove_tree(path: Path) -> None:
 # -- marks of readers, so that nobody removes what is being read ------------------------------
 
 _READING = "reading-"
+_APPENDING = "appending-"
 
 
 def reading(root: Path, step: int) -> AbstractContextManager[None]:
@@ -176,9 +177,20 @@ def reading(root: Path, step: int) -> AbstractContextManager[None]:
     return alive.holding(root, f"{_READING}{step}")
 
 
+def appending(root: Path, step: int) -> AbstractContextManager[None]:
+    """Mark the step's journal as one that grows, where a mark can be written."""
+    with contextlib.suppress(OSError), open_folder(root, WORK, create=True):
+        pass
+    return alive.holding(root, f"{_APPENDING}{step}")
+
+
 def in_use(root: Path) -> dict[int, str]:
     """The steps that living jobs read or generate; raises OSError where that cannot be seen."""
-    uses = {alive.LEASE: "a job generates it", _READING: "it is being read"}
+    uses = {
+        alive.LEASE: "a job generates it",
+        _READING: "it is being read",
+        _APPENDING: "a process appends to it",
+    }
     found: dict[int, str] = {}
     for label, _ in alive.held(root):
         for prefix in filter(label.startswith, uses):
