@@ -111,7 +111,7 @@ class Dumps:
         A dump that was made before a key was named has its value in the config that is kept with
         it.
         """
-
+        options = {"max_bytes": self.local_config.max_bytes, **options}
         if not (keys := self.local_config.identity):
             return StepStore(directory, **options)
 
@@ -127,8 +127,7 @@ class Dumps:
                     known[name] = compared.get(name) if canonical(then) == canonical(now) else then
             return meta if made is None else attrs.evolve(meta, identity=made.adding(known))
 
-        most = self.local_config.max_bytes
-        return StepStore(directory, complete=complete, max_bytes=most, **options)
+        return StepStore(directory, complete=complete, **options)
 
     # -- what a dump records -------------------------------------------------------------
 

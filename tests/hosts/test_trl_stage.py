@@ -44,7 +44,13 @@ def trainer() -> Callable[..., Any]:
         state = types.SimpleNamespace(global_step=0, num_input_tokens_seen=0)
         model = types.SimpleNamespace(training=True)
         return types.SimpleNamespace(
-            _generate=generate, _metrics={"train": {}}, args=args, state=state, model=model, **more
+            _generate=generate,
+            log=dict,
+            _metrics={"train": {}},
+            args=args,
+            state=state,
+            model=model,
+            **more,
         )
 
     return make
