@@ -16,7 +16,7 @@ from rlskip.runs.find import find_target
 from rlskip.runs.scope import Scope
 
 
-class Unit(str, Enum):
+class RowOf(str, Enum):
     """Of a table."""
 
     turn = "turn"
@@ -28,7 +28,7 @@ def export(
     to: Annotated[str, typer.Option(help="jsonl, messages (lines) or parquet (a table).")],
     directory: Dir = None,
     out: Annotated[Path | None, typer.Option(help="A file; for lines by default stdout.")] = None,
-    by: Annotated[Unit, typer.Option(help="What a row of a table is.")] = Unit.turn,
+    by: Annotated[RowOf, typer.Option(help="What a row of a table is.")] = RowOf.turn,
     tokenizer: Tokenizer = None,
     as_json: Json = False,
 ) -> int:

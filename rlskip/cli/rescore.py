@@ -22,7 +22,7 @@ from rlskip.runs.opened import Run
 
 if TYPE_CHECKING:
     from rlskip.rescore.judge import Judge
-    from rlskip.rescore.scoring import Outcome
+    from rlskip.rescore.scoring import Rescored
     from rlskip.runs.scope import Scope
 
 _COLUMNS = ("count", "mean", "std", "min", "p10", "p50", "p90", "max")
@@ -74,22 +74,22 @@ def rescore(
     with _judge(reward, version, cache) as judge:
         out = None if write is None else RescoredRun(write, judge, repeat, only_failed)
         how = Rescoring(judge, only_failed, repeat, workers, more, out)
-        outcome = how.run(chosen, lambda some: progress(some, "scoring"))
+        rescored = how.run(chosen, lambda some: progress(some, "scoring"))
     found = {
         "run": target.run.name,
         "reward": judge.name,
         "version": judge.version,
-        "sessions": outcome.sessions,
+        "sessions": rescored.sessions,
         "asked": judge.asked,
-        "failed": outcome.failed,
-        "failures": [attrs.asdict(one) for one in outcome.failures],
-        **outcome.changes.result(),
-        "written": outcome.written,
-        "left_out": outcome.left_out,
-        "unreadable": [{"dump": k, "problem": v} for k, v in outcome.unreadable.items()],
+        "failed": rescored.failed,
+        "failures": [attrs.asdict(one) for one in rescored.failures],
+        **rescored.changes.result(),
+        "written": rescored.written,
+        "left_out": rescored.left_out,
+        "unreadable": [{"dump": k, "problem": v} for k, v in rescored.unreadable.items()],
     }
-    failed = outcome.failed or outcome.unreadable
-    return put(as_json, found, _view(found, outcome, write), failed=failed)
+    failed = rescored.failed or rescored.unreadable
+    return put(as_json, found, _view(found, rescored, write), failed=failed)
 
 
 @contextlib.contextmanager
@@ -114,7 +114,7 @@ def _judge(reward: str, version: str | None, cache: Path | None) -> Iterator[Jud
             yield Judge(found, unkept, None)
 
 
-def _view(data: dict[str, Any], outcome: Outcome, write: Path | None) -> list[Cell]:
+def _view(data: dict[str, Any], rescored: Rescored, write: Path | None) -> list[Cell]:
     groups, pairs = data["groups"], data["pairs"]
     kinds = (("old", data["old"]), ("new", data["new"]), ("deviation of repeats", data["spread"]))
     scores = [
@@ -151,18 +151,18 @@ def _view(data: dict[str, Any], outcome: Outcome, write: Path | None) -> list[Ce
             for one in data["most_changed"]
         ]
         view += ["", table((">step", "group", ">session", ">old", ">new"), most)]
-    if outcome.failed:
-        view.append(text(f"{outcome.failed} sessions have no new score:", "red"))
+    if rescored.failed:
+        view.append(text(f"{rescored.failed} sessions have no new score:", "red"))
         view += [
             f"step {one.step}, group {short(one.group, 24)}, session {one.session}: "
             f"{short(one.error, 200)}"
-            for one in outcome.failures
+            for one in rescored.failures
         ]
-    for name, problem in outcome.unreadable.items():
+    for name, problem in rescored.unreadable.items():
         view.append(text(f"step {name} cannot be read: {problem}", "red"))
     if write is not None:
-        view += ["", f"{len(outcome.written)} dumps in {write}"]
-    if outcome.left_out:
-        names = ", ".join(outcome.left_out)
+        view += ["", f"{len(rescored.written)} dumps in {write}"]
+    if rescored.left_out:
+        names = ", ".join(rescored.left_out)
         view.append(text(f"not written, because sessions have no new score: {names}", "red"))
     return view

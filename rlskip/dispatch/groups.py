@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 @attrs.define(eq=False)
-class _Outcome:
+class _EndedSession:
     """How a session ended: with rows, which are None if the worker wrote them, or an error."""
 
     attempt: int
@@ -176,7 +176,7 @@ class Groups:
             first = {i: self._next_attempts.get((prompt.uid, i), 0) for i in sorted(prompt.open)}
             for session, found, tokens in journaled.get(prompt.uid, ()):
                 batch.resumed += 1
-                outcome = _Outcome(first.pop(session), found.rows, tokens, tags=found.tags)
+                outcome = _EndedSession(first.pop(session), found.rows, tokens, tags=found.tags)
                 self._end(prompt, session, outcome)
             self._scheduler.add(prompt, first)
 
@@ -252,7 +252,7 @@ class Groups:
                 self._scheduler.done(attempt.worker, unit, length)
             except Exception as policys:
                 self._abort(batch, policys)
-            self._end(prompt, unit.session, _Outcome(unit.attempt, rows, tokens))
+            self._end(prompt, unit.session, _EndedSession(unit.attempt, rows, tokens))
         self._pump()
 
     def _expire(self) -> None:
@@ -294,12 +294,12 @@ class Groups:
             return
         logger.error("%s failed for good: %s", attempt, text_of(failure), exc_info=failure)
         self._scheduler.done(attempt.worker, unit)
-        outcome = _Outcome(unit.attempt, error=cause_of(failure))
+        outcome = _EndedSession(unit.attempt, error=cause_of(failure))
         self._end(attempt.prompt, unit.session, outcome)
 
     # -- what a session leaves -----------------------------------------------------------------
 
-    def _end(self, prompt: Prompt, session: int, outcome: _Outcome) -> None:
+    def _end(self, prompt: Prompt, session: int, outcome: _EndedSession) -> None:
         """A session has its outcome: write it, where it is written, and settle it."""
         if session not in prompt.open:  # its batch was given up, and it has its outcome
             return
@@ -317,7 +317,7 @@ class Groups:
             self._settle(prompt, session, outcome)
 
     def _write(
-        self, prompt: Prompt, session: int, outcome: _Outcome, entries: Mapping[Any, Any]
+        self, prompt: Prompt, session: int, outcome: _EndedSession, entries: Mapping[Any, Any]
     ) -> None:
         """Write a session: journal, then rows, then its one marker."""
         batch, rows, attempt = prompt.batch, outcome.rows, outcome.attempt
@@ -336,19 +336,19 @@ class Groups:
         self._sink.write(leaving)
 
     def _written(
-        self, prompt: Prompt, session: int, outcome: _Outcome, error: Exception | None
+        self, prompt: Prompt, session: int, outcome: _EndedSession, error: Exception | None
     ) -> None:
         if error is not None and outcome.error is None:
             # The queue refuses the session's rows, but perhaps not its marker.
             cause = cause_of(as_failure(error), "its rows could not be written: ")
             logger.error("session %d of %s failed: %s", session, prompt.uid, cause)
-            self._write(prompt, session, _Outcome(outcome.attempt, error=cause), {})
+            self._write(prompt, session, _EndedSession(outcome.attempt, error=cause), {})
             return
         if error is not None:
             self._abort(prompt.batch, error)
         self._settle(prompt, session, outcome)
 
-    def _settle(self, prompt: Prompt, session: int, outcome: _Outcome) -> None:
+    def _settle(self, prompt: Prompt, session: int, outcome: _EndedSession) -> None:
         """Its group has the session: the last one ends the prompt, and the batch."""
         batch = prompt.batch
         if outcome.error is not None:
@@ -392,7 +392,7 @@ class Groups:
             self._scheduler.done(attempt.worker, attempt.unit)
         for prompt in batch.prompts:
             for session in sorted(prompt.open):
-                self._end(prompt, session, _Outcome(0, error=batch.stopped))
+                self._end(prompt, session, _EndedSession(0, error=batch.stopped))
 
 
 def _rows_and_tokens(result: Any, sinks: bool) -> tuple[Rows, int]:

@@ -83,18 +83,18 @@ class RayPool(Pool):
         usual = {"max_concurrency": 10_000, "scheduling_strategy": "SPREAD"}
         self._options = {**usual, **(options or {})}
         self._restarts = restarts
-        self._seats: list[_Seat] = []
+        self._drivers: list[_Driver] = []
         self._packed: dict[int, bytes] = {}
 
     async def open(self) -> None:
         ends = asyncio.get_running_loop().time() + START_S
         if not ray.is_initialized():  # on a thread: it blocks for as long as it takes
             await self._until(ends, _start_ray(), "Ray did not start")
-        self._seats = [_Seat(i, self) for i in range(self.workers)]
+        self._drivers = [_Driver(i, self) for i in range(self.workers)]
         # An actor that cannot start raises here.
-        hellos = asyncio.gather(*(seat.actor.hello.remote() for seat in self._seats))
+        hellos = asyncio.gather(*(driver.actor.hello.remote() for driver in self._drivers))
         await self._until(ends, hellos, "Ray did not start all actors")
-        await asyncio.gather(*(seat.ready for seat in self._seats))
+        await asyncio.gather(*(driver.ready for driver in self._drivers))
 
     async def _until(self, ends: float, started: asyncio.Future[Any], what: str) -> None:
         """Wait for Ray; the error names what was asked of it, and what it has."""
@@ -127,10 +127,10 @@ class RayPool(Pool):
         return ", ".join(f"{k}={v:g} ({free.get(k, 0):g} free)" for k, v in sorted(named.items()))
 
     def start(self, worker: int, job: Job) -> asyncio.Future[Rows]:
-        return self._seats[worker].start(job)
+        return self._drivers[worker].start(job)
 
     def stop(self, worker: int, future: asyncio.Future[Rows]) -> None:
-        self._seats[worker].stop(future)
+        self._drivers[worker].stop(future)
 
     def _pack_sample(self, sample: Sample) -> bytes:
         """A prompt as bytes, packed once for all actors."""
@@ -140,16 +140,16 @@ class RayPool(Pool):
 
     def forget(self, sample: Sample) -> None:
         self._packed.pop(sample.id, None)
-        for seat in self._seats:
-            seat.forget(sample)
+        for driver in self._drivers:
+            driver.forget(sample)
 
     async def broadcast(self, method: str, *args: Any) -> None:
         packed = ray.put(args)
-        await asyncio.gather(*(seat.call(method, packed) for seat in self._seats))
+        await asyncio.gather(*(driver.call(method, packed) for driver in self._drivers))
 
     async def close(self) -> None:
-        for seat in self._seats:
-            seat.close()
+        for driver in self._drivers:
+            driver.close()
 
 
 def _start_ray() -> asyncio.Future[Any]:
@@ -171,7 +171,7 @@ def _start_ray() -> asyncio.Future[Any]:
     return started
 
 
-class _Seat:
+class _Driver:
     """The driver's side of one actor."""
 
     def __init__(self, number: int, pool: RayPool) -> None:
@@ -181,9 +181,9 @@ class _Seat:
         self._ids = itertools.count()
         self._calls: dict[str, Any] = {}  # the last broadcasts; a new actor gets them first
         self._loop = asyncio.get_running_loop()
-        self._sit()
+        self._start_actor()
 
-    def _sit(self) -> None:
+    def _start_actor(self) -> None:
         pool = self._pool
         actor = ray.remote(_Actor).options(**pool._options)
         self.actor: Any = actor.remote(pool._worker)
@@ -320,7 +320,7 @@ class _Seat:
             self.actor, self._running = None, {}
         else:
             self._restarts -= 1
-            self._sit()
+            self._start_actor()
         self._pool.changed(self._number, "lost" if gone else "away")
         for future in running.values():
             future.set_exception(WorkerLostError(f"worker {self._number} died: {cause}"))

@@ -38,7 +38,7 @@ class Failure:
 
 
 @attrs.define
-class Outcome:
+class Rescored:
     """What scoring again found.
 
     Parameters
@@ -91,7 +91,7 @@ class Rescoring:
         self,
         steps: Sequence[Scope],
         progress: Callable[[Sequence[Scope]], Iterable[Scope]] = iter,
-    ) -> Outcome:
+    ) -> Rescored:
         """Score the sessions of some steps or calls; one dump is in memory at a time.
 
         Raises
@@ -103,22 +103,22 @@ class Rescoring:
 
     async def _run(
         self, steps: Sequence[Scope], progress: Callable[[Sequence[Scope]], Iterable[Scope]]
-    ) -> Outcome:
+    ) -> Rescored:
         pool = ThreadPoolExecutor(self.workers, "rlskip-judge")
         asyncio.get_running_loop().set_default_executor(pool)
-        outcome = Outcome()
+        rescored = Rescored()
         best = None
         if self.only_failed:
-            read = (part for step in steps for _, part in _readable(step, _REWARDS, outcome))
+            read = (part for step in steps for _, part in _readable(step, _REWARDS, rescored))
             earned = (one.reward for part in read for one in part.sessions)
             best = max((reward for reward in earned if reward is not None), default=0.0)
         for step in progress(steps):
-            for dump, rollouts in _readable(step, None, outcome):
-                await self._score(rollouts, dump, best, outcome)
-        return outcome
+            for dump, rollouts in _readable(step, None, rescored):
+                await self._score(rollouts, dump, best, rescored)
+        return rescored
 
     async def _score(
-        self, rollouts: Rollouts, dump: Dump, best: float | None, outcome: Outcome
+        self, rollouts: Rollouts, dump: Dump, best: float | None, rescored: Rescored
     ) -> None:
         sessions = [
             one
@@ -126,32 +126,32 @@ class Rescoring:
             if best is None or one.reward is None or one.reward <= 0 or one.reward < best
         ]
         rollouts.decode = rollouts.decode or _recorded(dump)
-        outcome.sessions += len(sessions)
+        rescored.sessions += len(sessions)
         new: dict[tuple[str, int], float] = {}
         kept = _dtype_of(rollouts)
         verdicts = await self._verdicts(sessions, rollouts.decode)
         for one, found in zip(sessions, verdicts, strict=True):
             place = dump.step, one.place["call"], one.group, one.number
             if isinstance(found, Exception):
-                outcome.failed += 1
-                if len(outcome.failures) < _KEPT_ERRORS:
+                rescored.failed += 1
+                if len(rescored.failures) < _KEPT_ERRORS:
                     text = f"{type(found).__name__}: {found}"
-                    outcome.failures.append(Failure(*place, text))
+                    rescored.failures.append(Failure(*place, text))
             else:
                 new[one.group, one.number] = score = kept(statistics.mean(found))
                 if self.repeat > 1:
-                    outcome.changes.spread.append(statistics.pstdev(found))
+                    rescored.changes.spread.append(statistics.pstdev(found))
                 by = math.inf if one.reward is None else abs(score - one.reward)
-                outcome.changes.add_session(Change(by, *place, one.reward, score))
+                rescored.changes.add_session(Change(by, *place, one.reward, score))
         for group in rollouts.groups:
             old = [one.reward for one in group.sessions]
             now = [new.get((one.group, one.number), one.reward) for one in group.sessions]
-            outcome.changes.add_group(f"{dump.step}/{group.name}", old, now)
+            rescored.changes.add_group(f"{dump.step}/{group.name}", old, now)
         if self.out is not None and len(new) < len(sessions):
-            outcome.left_out.append(dump.name)
+            rescored.left_out.append(dump.name)
         elif self.out is not None:
             self.out.write(dump, rollouts, new)
-            outcome.written.append(dump.name)
+            rescored.written.append(dump.name)
 
     async def _verdicts(
         self, sessions: Sequence[SessionRows], decode: Decode | None
@@ -187,14 +187,14 @@ class Rescoring:
 
 
 def _readable(
-    step: Scope, fields: Sequence[str] | None, outcome: Outcome
+    step: Scope, fields: Sequence[str] | None, rescored: Rescored
 ) -> Iterator[tuple[Dump, Rollouts]]:
     """The dumps of a step, read; of those that cannot be the reason is noted."""
     for dump in step.iter_dumps():
         try:
             rollouts = step.read(dump, fields)
         except DumpError as error:
-            outcome.unreadable[dump.name] = str(error).partition("\n")[0]
+            rescored.unreadable[dump.name] = str(error).partition("\n")[0]
         else:
             yield dump, rollouts
 

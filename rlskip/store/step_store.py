@@ -25,7 +25,7 @@ from rlskip.store.dump import OpenDump, opened
 from rlskip.store.identity import Identity
 from rlskip.store.layout import Listing, Place
 from rlskip.store.meta import DumpMeta
-from rlskip.store.prepared import Prepared, as_json
+from rlskip.store.new_dump import NewDump, as_json
 from rlskip.store.retention import Retention
 
 logger = logging.getLogger(__name__)
@@ -189,7 +189,7 @@ class StepStore:
         info: Mapping[str, Any] | None = None,
         sidecar: Any = None,
         on_conflict: Callable[[DumpMeta], str | None] | None = None,
-    ) -> Prepared:
+    ) -> NewDump:
         """The first half of :meth:`save`: refuse what cannot be kept, and write nothing.
 
         Parameters
@@ -214,9 +214,9 @@ class StepStore:
             "aside": packer.node(sidecar, "sidecar"),
         }
         place, plain = self._place(step, call), as_json(info or {}, identity)
-        return Prepared(place, index, packer.arrays, identity, plain, on_conflict)
+        return NewDump(place, index, packer.arrays, identity, plain, on_conflict)
 
-    def write(self, dump: Prepared) -> DumpMeta:
+    def write(self, dump: NewDump) -> DumpMeta:
         """The second half: write it, sync it, rename it into place.
 
         Returns the meta of the dump that has the place now.

@@ -17,7 +17,7 @@ from rlskip._copies import BufferPool, fresh
 from rlskip.errors import RlskipError
 from rlskip.format.chunks import CHUNK, aligned
 from rlskip.store.meta import DumpMeta
-from rlskip.store.prepared import Prepared
+from rlskip.store.new_dump import NewDump
 from rlskip.store.step_store import StepStore
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _REST_S = 0.005
 """How long nothing must have been saved when the writer's thread goes on, unless much is held."""
 
-Outcome = Callable[["DumpMeta | None", "BaseException | None"], object]
+OnWritten = Callable[["DumpMeta | None", "BaseException | None"], object]
 
 
 class WriterTimeoutError(RlskipError, TimeoutError):
@@ -36,8 +36,8 @@ class WriterTimeoutError(RlskipError, TimeoutError):
 class _Job:
     step: int
     nbytes: int
-    prepare: Callable[[], Prepared]
-    done: Outcome | None
+    prepare: Callable[[], NewDump]
+    done: OnWritten | None
 
 
 class Writer:
@@ -89,7 +89,9 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._pool = BufferPool(self._max_bytes)
 
-    def save(self, step: int, rollouts: Any, *, done: Outcome | None = None, **about: Any) -> None:
+    def save(
+        self, step: int, rollouts: Any, *, done: OnWritten | None = None, **about: Any
+    ) -> None:
         """Like :meth:`StepStore.save`, but return as soon as the rollouts are copied.
 
         The other parameters are those of :meth:`StepStore.prepare`.
@@ -124,7 +126,7 @@ class Writer:
         rollouts: Callable[[], Any],
         nbytes: int,
         *,
-        done: Outcome | None = None,
+        done: OnWritten | None = None,
         **about: Any,
     ) -> None:
         """Like :meth:`save` of what `rollouts` returns; it is called in the writer's thread.

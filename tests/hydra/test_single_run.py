@@ -49,12 +49,12 @@ def test_the_second_run_generates_nothing(app: Any) -> None:
 
 
 _FULL_DISK = """
-from rlskip.store.prepared import Prepared
+from rlskip.store.new_dump import NewDump
 
 def full(*_):
     raise OSError(28, "No space left on device")
 
-Prepared._write_files = full
+NewDump._write_files = full
 """
 
 

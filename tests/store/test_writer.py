@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from rlskip.store import DumpMeta, StepStore, UnsupportedTypeError, WriterTimeoutError
-from rlskip.store.step_store import Prepared
+from rlskip.store.step_store import NewDump
 from rlskip.store.writer import Writer
 
 
@@ -25,7 +25,7 @@ def gate(store: StepStore, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     event = threading.Event()
     commit = store.write
 
-    def wait_and_commit(dump: Prepared) -> DumpMeta:
+    def wait_and_commit(dump: NewDump) -> DumpMeta:
         assert event.wait(30)
         return commit(dump)
 
@@ -134,7 +134,7 @@ def test_an_error_is_a_warning_and_the_next_dump_is_written(
     writer = Writer(store)
     commit = store.write
 
-    def fail_first(dump: Prepared) -> DumpMeta:
+    def fail_first(dump: NewDump) -> DumpMeta:
         if dump.place.step == 1:
             raise OSError(28, "No space left on device")
         return commit(dump)
@@ -162,12 +162,12 @@ def test_an_error_is_a_warning_and_the_next_dump_is_written(
 def test_a_copy_that_fails_gives_its_room_back(
     store: StepStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_memory(*_: object) -> Prepared:
+    def no_memory(*_: object) -> NewDump:
         raise MemoryError
 
     writer = Writer(store, max_bytes=1, timeout_s=5)
     with monkeypatch.context() as patched:
-        patched.setattr(Prepared, "copied", no_memory)
+        patched.setattr(NewDump, "copied", no_memory)
         with pytest.raises(MemoryError):
             writer.save(1, torch.ones(1000))
     writer.save(2, torch.ones(1000))

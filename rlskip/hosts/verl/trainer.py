@@ -110,9 +110,10 @@ def next_step(step: int) -> None:
             continue
         uncalled = [f"{seam.target} (rlskip {seam.purpose})" for seam in seams.uncalled(role)]
         if not SkipManager.was_called(role):
+            lacks = f"; this trainer does not call {', '.join(uncalled)}" if uncalled else ""
             raise NotInstalledError(
                 f"the role is on, and no stage called it in step {before}: nothing is skipped or "
-                "cached" + "; this trainer does not call " * bool(uncalled) + ", ".join(uncalled),
+                f"cached{lacks}",
                 f"skip.{role}",
                 "does this trainer have that role? Your own agent_loop_manager_class needs "
                 f"SkipManager.annotate(role={role!r})",

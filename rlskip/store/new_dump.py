@@ -36,7 +36,7 @@ _MAX_BOTH = MAX_META - (1 << 12)
 
 
 @attrs.frozen(eq=False)
-class Prepared:
+class NewDump:
     """A dump that can be written: a codec keeps everything in it.
 
     Its arrays are views of the rollouts until :meth:`copied`. `on_conflict` is asked where another
@@ -55,7 +55,7 @@ class Prepared:
         """The most that :meth:`copied` takes of its arena."""
         return sum(array.copy_nbytes for array in self.arrays)
 
-    def copied(self, arena: Memory) -> Prepared:
+    def copied(self, arena: Memory) -> NewDump:
         """The same dump with its arrays in `arena`'s memory, so that the rollouts may change."""
         return attrs.evolve(self, arrays=chunks.copied(self.arrays, arena))
 
