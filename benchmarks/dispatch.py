@@ -70,13 +70,13 @@ def makespan(lengths: np.ndarray, policy: Policy, history: np.ndarray | None = N
     now = 0.0
     while True:
         while (handed := scheduler.next()) is not None:
-            worker, unit = handed
-            length = float(lengths[unit.group.prompt, unit.session])
-            heapq.heappush(running, (now + length, unit.number, length, worker, unit))
+            worker, item = handed
+            length = float(lengths[item.group.prompt, item.session])
+            heapq.heappush(running, (now + length, item.number, length, worker, item))
         if not running:
             return now
-        now, _, length, worker, unit = heapq.heappop(running)
-        scheduler.done(worker, unit, length)
+        now, _, length, worker, item = heapq.heappop(running)
+        scheduler.done(worker, item, length)
 
 
 def makespans() -> dict[str, list[float]]:

@@ -22,7 +22,7 @@ from rlskip.dispatch.local_pool import LocalPool
 from rlskip.dispatch.policies import POLICIES, PendingSession, Placement, Policy
 from rlskip.dispatch.pools import Pool
 from rlskip.dispatch.reading import build_trajectory_info, extract_sample
-from rlskip.dispatch.units import BatchError, Session, session_seed
+from rlskip.dispatch.sessions import BatchError, Session, session_seed
 
 if TYPE_CHECKING:
     from rlskip.dispatch.ray_pool import RayPool

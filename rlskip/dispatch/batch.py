@@ -14,7 +14,7 @@ import attrs
 
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.scheduler import SessionGroup
-from rlskip.dispatch.units import BatchError, Sample
+from rlskip.dispatch.sessions import BatchError, Sample
 from rlskip.jobs.served import Needs, needs
 from rlskip.keys import EXPECTED_ROLLOUTS, prompt_tag
 from rlskip.queue import PromptOutcome

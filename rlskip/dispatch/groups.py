@@ -32,10 +32,10 @@ from rlskip.dispatch.failures import (
 from rlskip.dispatch.history import History, tokens_of
 from rlskip.dispatch.pools import Pool, Rows, Unjournaled, as_rows
 from rlskip.dispatch.resume import Journals, resumable, to_journal
-from rlskip.dispatch.scheduler import Scheduler, Unit
+from rlskip.dispatch.scheduler import Item, Scheduler
+from rlskip.dispatch.sessions import Job, Session, session_seed
 from rlskip.dispatch.sink import Leaving, Sink
 from rlskip.dispatch.timeouts import failure_of, in_thread, write_seconds
-from rlskip.dispatch.units import Job, Session, session_seed
 from rlskip.keys import row_tag, session_key, session_tag, trajectory_key
 from rlskip.queue import TrajectoryQueue
 
@@ -60,17 +60,17 @@ class _Attempt:
     """An attempt at a session that runs."""
 
     worker: int
-    unit: Unit
+    item: Item
     started: float  # a time of its batch
     due: float  # a time of the event loop
     future: asyncio.Future[Any] = attrs.field(init=False)
 
     @property
     def prompt(self) -> Prompt:
-        return self.unit.group  # type: ignore[return-value]
+        return self.item.group  # type: ignore[return-value]
 
     def __str__(self) -> str:
-        session, attempt = self.unit.session, self.unit.attempt
+        session, attempt = self.item.session, self.item.attempt
         return f"session {session} of {self.prompt.uid} (attempt {attempt}, worker {self.worker})"
 
 
@@ -198,19 +198,19 @@ class Groups:
         self._scheduler.change(worker, state)
         self._pump()
 
-    def _start(self, worker: int, unit: Unit) -> None:
-        prompt: Prompt = unit.group  # type: ignore[assignment]
+    def _start(self, worker: int, item: Item) -> None:
+        prompt: Prompt = item.group  # type: ignore[assignment]
         batch = prompt.batch
         due = self._loop.time() + self._timeout_s
-        attempt = _Attempt(worker, unit, batch.elapsed(), due)
+        attempt = _Attempt(worker, item, batch.elapsed(), due)
         batch.attempts += 1
         batch.running[attempt] = None
         session = Session(
             uid=prompt.uid,
-            session_id=unit.session,
+            session_id=item.session,
             n=prompt.n,
-            attempt=unit.attempt,
-            seed=session_seed(self._config.seed or 0, batch.step, prompt.prompt, unit.session),
+            attempt=item.attempt,
+            seed=session_seed(self._config.seed or 0, batch.step, prompt.prompt, item.session),
             partition=batch.partition,
             prompt_key=prompt.journal_key if batch.journal is not None else None,
             **prompt.info,
@@ -230,7 +230,7 @@ class Groups:
     def _returned(self, attempt: _Attempt, future: asyncio.Future[Any]) -> None:
         """The worker has returned or raised, perhaps after the attempt was given up."""
         error = InfrastructureFailure("cancelled") if future.cancelled() else future.exception()
-        prompt, unit = attempt.prompt, attempt.unit
+        prompt, item = attempt.prompt, attempt.item
         batch = prompt.batch
         if attempt not in batch.running:
             return
@@ -249,10 +249,10 @@ class Groups:
             if self._history is not None:
                 self._history.learn(prompt.known_as, length)
             try:
-                self._scheduler.done(attempt.worker, unit, length)
+                self._scheduler.done(attempt.worker, item, length)
             except Exception as policys:
                 self._abort(batch, policys)
-            self._end(prompt, unit.session, _EndedSession(unit.attempt, rows, tokens))
+            self._end(prompt, item.session, _EndedSession(item.attempt, rows, tokens))
         self._pump()
 
     def _expire(self) -> None:
@@ -273,8 +273,8 @@ class Groups:
         del attempt.prompt.batch.running[attempt]
         if attempt.future.done():
             return
-        unit = attempt.unit
-        self._next_attempts[attempt.prompt.uid, unit.session] = unit.attempt + 1
+        item = attempt.item
+        self._next_attempts[attempt.prompt.uid, item.session] = item.attempt + 1
         if len(self._next_attempts) > _GIVEN_UP:
             del self._next_attempts[next(iter(self._next_attempts))]
         try:
@@ -284,18 +284,18 @@ class Groups:
 
     def _failed(self, attempt: _Attempt, error: Exception) -> None:
         """Try again on another worker, or end the session with the cause."""
-        unit, failure = attempt.unit, as_failure(error)
+        item, failure = attempt.item, as_failure(error)
         machine = isinstance(failure, InfrastructureFailure)
         allowed = self._config.max_retries if machine else self._config.max_data_retries
-        unit.failures[machine] = count = unit.failures.get(machine, 0) + 1
+        item.failures[machine] = count = item.failures.get(machine, 0) + 1
         if count <= allowed:
             logger.warning("%s failed and is tried again: %s", attempt, text_of(failure))
-            self._scheduler.retry(attempt.worker, unit)
+            self._scheduler.retry(attempt.worker, item)
             return
         logger.error("%s failed for good: %s", attempt, text_of(failure), exc_info=failure)
-        self._scheduler.done(attempt.worker, unit)
-        outcome = _EndedSession(unit.attempt, error=cause_of(failure))
-        self._end(attempt.prompt, unit.session, outcome)
+        self._scheduler.done(attempt.worker, item)
+        outcome = _EndedSession(item.attempt, error=cause_of(failure))
+        self._end(attempt.prompt, item.session, outcome)
 
     # -- what a session leaves -----------------------------------------------------------------
 
@@ -389,7 +389,7 @@ class Groups:
             self._scheduler.cancel(prompt)
         for attempt in list(batch.running):
             self._give_up(attempt)
-            self._scheduler.done(attempt.worker, attempt.unit)
+            self._scheduler.done(attempt.worker, attempt.item)
         for prompt in batch.prompts:
             for session in sorted(prompt.open):
                 self._end(prompt, session, _EndedSession(0, error=batch.stopped))

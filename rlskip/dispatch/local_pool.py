@@ -11,8 +11,8 @@ from typing import Any
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.failures import InfrastructureFailure
 from rlskip.dispatch.pools import THREADS, Pool, Rows, Runner, Worker, is_blocking
+from rlskip.dispatch.sessions import Job
 from rlskip.dispatch.timeouts import LoopThread, Mailbox, settle
-from rlskip.dispatch.units import Job
 
 logger = logging.getLogger(__name__)
 

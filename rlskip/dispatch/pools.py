@@ -30,8 +30,8 @@ from tensordict import is_non_tensor, is_tensor_collection
 
 from rlskip.batch.columns import own
 from rlskip.dispatch.failures import DataFailure, portable
+from rlskip.dispatch.sessions import Job, Sample, Session
 from rlskip.dispatch.timeouts import in_thread
-from rlskip.dispatch.units import Job, Sample, Session
 from rlskip.keys import integer
 from rlskip.queue.rows import OwnRow
 

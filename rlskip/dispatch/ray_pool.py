@@ -29,8 +29,8 @@ from rlskip.dispatch.failures import (
     text_of,
 )
 from rlskip.dispatch.pools import THREADS, Pool, Rows, Runner, Worker, is_blocking
+from rlskip.dispatch.sessions import Job, Sample, Session
 from rlskip.dispatch.timeouts import failure_of, in_thread, settle
-from rlskip.dispatch.units import Job, Sample, Session
 
 logger = logging.getLogger(__name__)
 

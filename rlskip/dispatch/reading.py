@@ -15,7 +15,7 @@ from rlskip.batch.meta import plain
 from rlskip.config.dispatch import DispatchConfig
 from rlskip.dispatch.batch import BatchHandle, Group, Held, Prompt
 from rlskip.dispatch.history import History
-from rlskip.dispatch.units import BatchError, Sample
+from rlskip.dispatch.sessions import BatchError, Sample
 from rlskip.format.dump_errors import UnsupportedTypeError
 from rlskip.format.fingerprint import fingerprint
 from rlskip.format.prompt_digests import digests_of

@@ -35,7 +35,7 @@ from rlskip.dispatch.failures import text_of
 from rlskip.dispatch.history import tokens_of
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.pools import Unjournaled, as_rows
-from rlskip.dispatch.units import Session
+from rlskip.dispatch.sessions import Session
 from rlskip.jobs.served import ledger_of
 from rlskip.keys import GLOBAL_STEPS, IS_PROMPT, TRAIN, WEIGHT_TAGS, integer
 from rlskip.queue import TrajectoryQueue

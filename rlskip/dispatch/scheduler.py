@@ -39,7 +39,7 @@ class SessionGroup:
     n: int
     expected: float | None = None
     cancelled: bool = attrs.field(default=False, init=False)
-    _waiting: deque[Unit] = attrs.field(factory=deque, init=False)
+    _waiting: deque[Item] = attrs.field(factory=deque, init=False)
     _started: int = attrs.field(default=0, init=False)
     _finished: int = attrs.field(default=0, init=False)
     _length: float = attrs.field(default=0.0, init=False)
@@ -47,7 +47,7 @@ class SessionGroup:
 
 
 @attrs.define(eq=False)
-class Unit:
+class Item:
     """One session of one prompt, at its `attempt`-th attempt; it failed last on worker `avoid`.
 
     Its attempts share `failures`, for who counts them by kind.
@@ -85,11 +85,11 @@ class Scheduler:
         self._load = dict.fromkeys(range(workers), 0)  # of live workers
         self._away: set[int] = set()
         self._number = 0
-        self._again: deque[Unit] = deque()
+        self._again: deque[Item] = deque()
         # Entries are (rank, number, ...): the number makes them unique and orders equal ranks.
         self._anywhere: list[tuple[float, int, int, SessionGroup]] = []
         self._room = 64
-        self._pinned: dict[int, list[tuple[float, int, Unit]]] = {w: [] for w in range(workers)}
+        self._pinned: dict[int, list[tuple[float, int, Item]]] = {w: [] for w in range(workers)}
 
     @property
     def alive(self) -> list[int]:
@@ -100,16 +100,16 @@ class Scheduler:
         """Queue sessions of `group`, each from an attempt of this number on; None: all, from 0."""
         attempts = dict.fromkeys(range(group.n), 0) if attempts is None else attempts
         for session, attempt in attempts.items():
-            unit = Unit(group, session, self._number, attempt)
+            item = Item(group, session, self._number, attempt)
             self._number += 1
-            place = self._place(unit)
+            place = self._place(item)
             if place.worker is None:
-                group._waiting.append(unit)
+                group._waiting.append(item)
             else:
-                self._pin(place.worker, place.rank, unit)
+                self._pin(place.worker, place.rank, item)
         self._queue(group)
 
-    def next(self) -> tuple[int, Unit] | None:
+    def next(self) -> tuple[int, Item] | None:
         """The worker and session to start next; None without a pending session or a free slot."""
         if not (self._again or self._anywhere or any(self._pinned.values())):
             return None
@@ -119,25 +119,25 @@ class Scheduler:
         free.sort(key=self._load.__getitem__)
         found = self._next_again(free) or self._next_pinned(free) or self._next_anywhere(free)
         if found is not None:
-            worker, unit = found
-            unit.group._started += 1
-            self._queue(unit.group)
+            worker, item = found
+            item.group._started += 1
+            self._queue(item.group)
             self._load[worker] += 1
         return found
 
-    def done(self, worker: int, unit: Unit, length: float | None = None) -> None:
-        """`unit` has finished; `length` is what it produced, None when it failed."""
+    def done(self, worker: int, item: Item, length: float | None = None) -> None:
+        """`item` has finished; `length` is what it produced, None when it failed."""
         self._release(worker)
-        group = unit.group
+        group = item.group
         if length is not None:
             group._finished += 1
             group._length += length
             self._queue(group)
 
-    def retry(self, worker: int, unit: Unit) -> None:
-        """`unit` failed on `worker`: queue its next attempt, for another worker if there is one."""
+    def retry(self, worker: int, item: Item) -> None:
+        """`item` failed on `worker`: queue its next attempt, for another worker if there is one."""
         self._release(worker)
-        self._again.append(attrs.evolve(unit, attempt=unit.attempt + 1, avoid=worker))
+        self._again.append(attrs.evolve(item, attempt=item.attempt + 1, avoid=worker))
 
     def cancel(self, group: SessionGroup) -> None:
         """Start no more sessions of `group`; those that run must still be reported."""
@@ -159,23 +159,23 @@ class Scheduler:
         else:
             self._away.add(worker)
             self._pinned[worker] = []
-        for rank, _, unit in sorted(waiting):
-            self._pin(worker, rank, unit)
+        for rank, _, item in sorted(waiting):
+            self._pin(worker, rank, item)
 
     @property
     def _present(self) -> list[int]:
         return [worker for worker in self._load if worker not in self._away]
 
-    def _place(self, unit: Unit) -> Placement:
+    def _place(self, item: Item) -> Placement:
         if self._policy is least_loaded:  # which looks at nothing
             return Placement()
-        group = unit.group
+        group = item.group
         session = PendingSession(
             group.prompt,
             group.prompts,
-            unit.session,
+            item.session,
             group.n,
-            unit.number,
+            item.number,
             self.workers,
             group._started,
             _expected(group),
@@ -189,14 +189,14 @@ class Scheduler:
             raise ConfigError(what, "dispatch.policy", "return a Placement")
         return place
 
-    def _pin(self, worker: int, rank: float, unit: Unit) -> None:
+    def _pin(self, worker: int, rank: float, item: Item) -> None:
         if worker not in self._pinned or worker in self._away:
             others = self._present
             if not others:
-                self._again.append(unit)
+                self._again.append(item)
                 return
             worker = others[worker % len(others)]
-        heapq.heappush(self._pinned[worker], (rank, unit.number, unit))
+        heapq.heappush(self._pinned[worker], (rank, item.number, item))
 
     def _queue(self, group: SessionGroup) -> None:
         """Queue the next session of `group`, with its current rank; an older entry becomes void."""
@@ -210,27 +210,27 @@ class Scheduler:
             heapq.heapify(self._anywhere)
             self._room = 64 + 2 * len(self._anywhere)
 
-    def _next_again(self, free: list[int]) -> tuple[int, Unit] | None:
-        for unit in list(self._again):
-            if unit.group.cancelled:
-                self._again.remove(unit)
+    def _next_again(self, free: list[int]) -> tuple[int, Item] | None:
+        for item in list(self._again):
+            if item.group.cancelled:
+                self._again.remove(item)
                 continue
-            elsewhere = [w for w in free if w != unit.avoid]
+            elsewhere = [w for w in free if w != item.avoid]
             if elsewhere or len(self._present) == 1:
-                self._again.remove(unit)
-                return (elsewhere or free)[0], unit
+                self._again.remove(item)
+                return (elsewhere or free)[0], item
         return None
 
-    def _next_pinned(self, free: list[int]) -> tuple[int, Unit] | None:
+    def _next_pinned(self, free: list[int]) -> tuple[int, Item] | None:
         for worker in free:
             heap = self._pinned[worker]
             while heap:
-                _, _, unit = heapq.heappop(heap)
-                if not unit.group.cancelled:
-                    return worker, unit
+                _, _, item = heapq.heappop(heap)
+                if not item.group.cancelled:
+                    return worker, item
         return None
 
-    def _next_anywhere(self, free: list[int]) -> tuple[int, Unit] | None:
+    def _next_anywhere(self, free: list[int]) -> tuple[int, Item] | None:
         while self._anywhere:
             entry = heapq.heappop(self._anywhere)
             if _holds(entry):

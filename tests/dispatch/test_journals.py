@@ -19,7 +19,7 @@ from rlskip.config.dispatch import read_dispatch
 from rlskip.dispatch import LocalPool, RolloutDispatcher
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.resume import Journaled, Journals, journal_identity
-from rlskip.dispatch.units import Session
+from rlskip.dispatch.sessions import Session
 from rlskip.jobs.served import forget_served
 from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import MemoryQueue

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from rlskip.dispatch import POLICIES, PendingSession, Placement
 from rlskip.dispatch.policies import chunk, find_policy, least_loaded, longest_first, round_robin
-from rlskip.dispatch.scheduler import Scheduler, SessionGroup, Unit
+from rlskip.dispatch.scheduler import Item, Scheduler, SessionGroup
 from rlskip.errors import ConfigError
 
 
@@ -36,8 +36,8 @@ def makespan(lengths, policy, workers=16, slots=8, history=None) -> float:
             heapq.heappush(running, (now + length, found[1].number, length, *found))
         if not running:
             return now
-        now, _, length, worker, unit = heapq.heappop(running)
-        scheduler.done(worker, unit, length)
+        now, _, length, worker, item = heapq.heappop(running)
+        scheduler.done(worker, item, length)
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -70,27 +70,27 @@ class AnyOrder(RuleBasedStateMachine):
         found = self.scheduler.next()
         if found is None:
             return
-        worker, unit = found
+        worker, item = found
         assert worker not in self.lost | self.away
-        assert unit.session in self.expected[unit.group]
-        assert all(unit.group is not u.group or unit.session != u.session for _, u in self.running)
-        if self.failed_on.get((unit.group, unit.session)) == worker:
+        assert item.session in self.expected[item.group]
+        assert all(item.group is not u.group or item.session != u.session for _, u in self.running)
+        if self.failed_on.get((item.group, item.session)) == worker:
             assert set(self.scheduler.alive) - self.away == {worker}
         self.running.append(found)
 
     @rule(data=st.data(), length=st.none() | st.floats(0, 9))
     def end(self, data, length):
         if self.running:
-            worker, unit = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
-            self.scheduler.done(worker, unit, length)
-            self.expected[unit.group].discard(unit.session)
+            worker, item = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+            self.scheduler.done(worker, item, length)
+            self.expected[item.group].discard(item.session)
 
     @rule(data=st.data())
     def fail(self, data):
         if self.running:
-            worker, unit = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
-            self.scheduler.retry(worker, unit)
-            self.failed_on[unit.group, unit.session] = worker
+            worker, item = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+            self.scheduler.retry(worker, item)
+            self.failed_on[item.group, item.session] = worker
 
     @rule(data=st.data())
     def cancel(self, data):
@@ -135,11 +135,11 @@ class AnyOrder(RuleBasedStateMachine):
             worker: sum(w == worker for w, _ in self.running) for worker in state.alive
         }
         waiting = [
-            *(unit for group in self.expected for unit in group._waiting),
+            *(item for group in self.expected for item in group._waiting),
             *state._again,
-            *(unit for heap in state._pinned.values() for *_, unit in heap),
+            *(item for heap in state._pinned.values() for *_, item in heap),
         ]
-        places = [(unit.group, unit.session) for unit in waiting if not unit.group.cancelled]
+        places = [(item.group, item.session) for item in waiting if not item.group.cancelled]
         places += [(u.group, u.session) for _, u in self.running if not u.group.cancelled]
         open_ = [(g, s) for g, left in self.expected.items() if not g.cancelled for s in left]
         assert Counter(places) == Counter(open_)
@@ -152,10 +152,10 @@ class AnyOrder(RuleBasedStateMachine):
                 self.running.append(found)
             if not self.running:
                 break
-            worker, unit = self.running.pop()
-            self.scheduler.done(worker, unit, 1.0)
-            if not unit.group.cancelled:
-                self.expected[unit.group].remove(unit.session)
+            worker, item = self.running.pop()
+            self.scheduler.done(worker, item, 1.0)
+            if not item.group.cancelled:
+                self.expected[item.group].remove(item.session)
         if hasattr(self, "scheduler"):
             left = {g: open_ for g, open_ in self.expected.items() if open_ and not g.cancelled}
             assert not left
@@ -193,7 +193,7 @@ def test_longest_first_probes_every_unknown_prompt_and_then_takes_the_longest():
     for group in (known, unknown, other):
         scheduler.add(group)
     probes = [scheduler.next(), scheduler.next()]
-    assert [unit.group for _, unit in probes] == [unknown, other]
+    assert [item.group for _, item in probes] == [unknown, other]
     scheduler.done(*probes[1], length=9.0)
     # `unknown` outlives the probe of 9: it is expected to be the longest.
     assert [group for _, group, _ in drain(scheduler)] == [unknown, other, known, known]
@@ -253,11 +253,11 @@ def test_a_history_weighs_as_much_as_a_finished_group(history, means):
     scheduler.add(SessionGroup(0, 1, 4, expected=history))
     assert seen[-1] == means[0]
     for length, expected in zip([5.0, 3.0], means[1:], strict=True):
-        worker, unit = scheduler.next()
-        scheduler.done(worker, unit, length)
+        worker, item = scheduler.next()
+        scheduler.done(worker, item, length)
         assert seen[-1] == expected
-    worker, unit = scheduler.next()
-    scheduler.done(worker, unit)  # failed: says nothing of the length
+    worker, item = scheduler.next()
+    scheduler.done(worker, item)  # failed: says nothing of the length
     scheduler.next()
     assert seen[-1] == means[-1]
 
@@ -270,12 +270,12 @@ def test_memory_is_bounded_by_what_is_in_flight(policy):
         rng = np.random.default_rng(0)
         scheduler, running, now, sent, ended = Scheduler(8, policy, 8), [], 0.0, 0, 0
         groups: weakref.WeakSet[SessionGroup] = weakref.WeakSet()
-        units: weakref.WeakSet[Unit] = weakref.WeakSet()
+        sessions: weakref.WeakSet[Item] = weakref.WeakSet()
         most = 0
         while True:
             found = scheduler.next()
             if found is not None:
-                units.add(found[1])
+                sessions.add(found[1])
                 heapq.heappush(running, (now + rng.random(), found[1].number, *found))
             elif sent < prompts and 8 * sent - ended < 128:
                 # By all that has not ended: on a worker that falls behind, any number may wait.
@@ -284,10 +284,10 @@ def test_memory_is_bounded_by_what_is_in_flight(policy):
                 scheduler.add(group)
                 sent += 1
             elif running:
-                now, _, worker, unit = heapq.heappop(running)
-                scheduler.done(worker, unit, now)
+                now, _, worker, item = heapq.heappop(running)
+                scheduler.done(worker, item, now)
                 ended += 1
-                most = max(most, len(groups) + len(units))
+                most = max(most, len(groups) + len(sessions))
             else:
                 return most
 
