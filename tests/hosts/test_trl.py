@@ -124,7 +124,8 @@ def test_tensorboard_shows_that_a_run_is_replayed(
     assert first["train/rlskip/replayed"] == [0.0] * 4
     assert second["train/rlskip/replayed"] == [1.0] * 2
     assert second["train/rlskip/off_policy"] == [0.0] * 2
-    assert second["train/rlskip/seconds_saved"][0] > 0
+    # The first load imports what reads dumps, which may take longer than this model generates.
+    assert max(second["train/rlskip/seconds_saved"]) > 0
     assert first["train/loss"] == second["train/loss"]
     assert not [tag for tag in off if "rlskip" in tag]
 
