@@ -21,6 +21,7 @@ import json
 import logging
 import time
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import hydra
@@ -118,8 +119,7 @@ def play(
 ) -> TensorDict:
     """Sample one session of each of `prompts` [B], whose numbers are `sessions` [B].
 
-    Returns a row for each turn, session by session. A turn's prompt is everything that was said
-    before it, so it continues the row before.
+    Returns a row for each turn, session by session; its prompt is all that was said before it.
     """
     names = list(zip(prompts["index"].tolist(), sessions.tolist(), strict=True))
     turns = cfg.data.max_response_length // TURN
@@ -139,8 +139,7 @@ def play(
     # A session that has won was sampled on with the others: its rows end where it won.
     tokens, log_prob = tokens[: len(names)], torch.cat(log_probs, 1)
     guesses, replies = tokens[:, -turns * TURN :].unflatten(1, (turns, TURN)).unbind(-1)
-    won = replies == RIGHT
-    exists = won.cumsum(1) - won.int() == 0
+    exists = (won := replies == RIGHT).cumsum(1) - won.int() == 0
     reward = earned(prompts["input_ids"], guesses, replies, cfg.game.partial_credit)
     at, turn = exists.nonzero().unbind(1)
     last, end = turn == exists.sum(1)[at] - 1, tokens.shape[1] - (turns - turn) * TURN
@@ -175,9 +174,11 @@ class Player:
     def load(self, weights: dict[str, Tensor]) -> None:
         self.policy.load_state_dict(weights)
 
-    def __call__(self, prompt: TensorDict, sampling: dict, session: Session) -> TensorDict:
-        number = torch.tensor([session.session_id])
-        return play(self.policy, prompt.unsqueeze(0), number, self.cfg, session.step)
+    def __call__(self, prompt: dict[str, Tensor], sampling: dict, session: Session) -> list[dict]:
+        alone = TensorDict({k: prompt[k][None] for k in ("index", "input_ids", "hidden")}, [1])
+        rows = play(self.policy, alone, torch.tensor([session.session_id]), self.cfg, session.step)
+        columns = [column.unbind() for column in rows.values()]
+        return [dict(zip(rows.keys(), row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 @SkipManager.annotate(role="rollout", rows={"prompt_group": "index"})
@@ -267,7 +268,7 @@ def main(cfg: DictConfig) -> None:
     dispatcher = None
     if "dispatch" in cfg and not SkipManager.will_replay("rollout", steps):
         store = SkipManager.store("rollout")
-        dispatcher = RolloutDispatcher.from_config(cfg, lambda: Player(cfg), store=store)
+        dispatcher = RolloutDispatcher.from_config(cfg, partial(Player, cfg), store=store)
     output = Path(hydra.core.hydra_config.HydraConfig.get().runtime.output_dir)
     sessions = cfg.data.train_batch_size * cfg.actor_rollout_ref.rollout.n
     with dispatcher or nullcontext(), (output / "metrics.jsonl").open("w") as metrics:
@@ -290,10 +291,9 @@ def main(cfg: DictConfig) -> None:
             }
             print(json.dumps(figures), file=metrics, flush=True)
             last = int(rows["is_last_step"].int().argmax())
-            game = torch.cat([rows[name][last] for name in ("prompt_token_ids", "response_ids")])
-            said = "".join(TOKENS[token] for token in game)
-            won, loss = figures["success"], figures["loss"]
-            log.info("step %3d  won %.3f  loss %+.4f  e.g.%s", step, won, loss, said)
+            said = [*rows["prompt_token_ids"][last], *rows["response_ids"][last]]
+            shown = figures["success"], figures["loss"], "".join(TOKENS[token] for token in said)
+            log.info("step %3d  won %.3f  loss %+.4f  e.g.%s", step, *shown)
 
 
 if __name__ == "__main__":
