@@ -329,7 +329,7 @@ class CallRole(Role):
 
     def _take(self, call: Call, key: Key) -> None:
         """The call is going to write this dump, which serves no other one."""
-        call.visit.take(key)
+        call.visit.write(key)
         call.writes = key if not call.by_hand and self._ledger.write(key) else None
 
     def _note_written(self, call: Call, meta: DumpMeta) -> None:

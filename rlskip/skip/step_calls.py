@@ -8,8 +8,8 @@ find their own dumps in any order.
 
 from __future__ import annotations
 
-import functools
 import heapq
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,6 +80,8 @@ class StepCalls:
         self._numbers: dict[str, Numbers] = {}
         self._places = Numbers()
         self._taken: set[Key] = set()
+        self._written: set[Key] = set()
+        self._in_order: list[str] = []
         # Dumps of the digest under other numbers, as they were when the visit began.
         self._siblings: dict[str, dict[str, None]] = {}
         self.listed = dict.fromkeys(store.calls(step))
@@ -93,10 +95,22 @@ class StepCalls:
         there = {*self._store.calls(self.step)}
         return "" in there and not self._has_lost and there >= {*self._store.quarantined(self.step)}
 
-    @functools.cached_property
+    @property
     def in_order(self) -> list[str]:
-        """For a repeat: the calls that had a sound dump when the visit began, as they were made."""
-        return [call for call in self._store.in_order(self.step) if call in self.listed]
+        """For a repeat: the calls with a sound dump, as they were made; not what the visit writes.
+
+        Another job may have dumped the step while this one waited for it, so that a step without a
+        first dump is looked at again.
+        """
+        head = Key(self.step, "")
+        if (
+            not self._in_order
+            and head not in self._written
+            and os.path.isdir(self._store.directory / str(self.step))
+        ):
+            there = self._store.in_order(self.step)
+            self._in_order = [call for call in there if Key(self.step, call) not in self._written]
+        return self._in_order
 
     def begin(self, identity: Identity) -> tuple[str, int]:
         """The name of a new call, and its place among the calls of the visit."""
@@ -123,11 +137,17 @@ class StepCalls:
                 yield key
 
     def take(self, key: Key) -> None:
-        """This dump serves a call, or is what one returned; it serves no other call."""
+        """This dump serves a call, and no other one."""
         with self.lock:
             self._taken.add(key)
             if key.step == self.step:  # another step's has the same names
                 self._siblings.get(key.call.rpartition("-")[0], {}).pop(key.call, None)
+
+    def write(self, key: Key) -> None:
+        """This dump is what a call returned."""
+        with self.lock:
+            self._written.add(key)
+            self.take(key)
 
     def give_back(self, key: Key) -> None:
         """The call that this dump served has failed: it may serve another one."""

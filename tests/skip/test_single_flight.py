@@ -17,8 +17,9 @@ from rlskip.skip.call import Cleanup
 from tests.skip.trainers import leases
 
 
-def _job(folder: str, index: int, steps: list[int]) -> None:
-    SkipManager.init({"skip": {"dump_dir": f"{folder}/dumps", "rollout": {"enable": True}}})
+def _job(folder: str, index: int, steps: list[int], start: Any, action: str) -> None:
+    role = {"enable": True, "action": action}
+    SkipManager.init({"skip": {"dump_dir": f"{folder}/dumps", "rollout": role}})
     generated = []
 
     @SkipManager.annotate(role="rollout")
@@ -28,22 +29,27 @@ def _job(folder: str, index: int, steps: list[int]) -> None:
         generated.append(prompts[0])
         return {"step": prompts[0]}
 
+    start.wait(60)
     for step in steps:
         SkipManager.set_step(step)
-        assert generate([step]) == {"step": step}
+        assert generate([step]) == {"step": step if action == "cache" else 1}
     Path(folder, f"generated-{index}").write_text(" ".join(map(str, generated)))
 
 
-def test_parallel_jobs_generate_each_step_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("action", "once"), [("cache", "123"), ("repeat", "1")])
+def test_parallel_jobs_generate_each_step_once(action: str, once: str, tmp_path: Path) -> None:
+    """Under repeat, too, where the step has no dump when the others begin to wait."""
     context = multiprocessing.get_context("fork")
+    start = context.Barrier(3)
     jobs = [
-        context.Process(target=_job, args=(str(tmp_path), index, [1, 2, 3])) for index in range(3)
+        context.Process(target=_job, args=(str(tmp_path), index, [1, 2, 3], start, action))
+        for index in range(3)
     ]
     [job.start() for job in jobs]
     [job.join(60) for job in jobs]
     assert [job.exitcode for job in jobs] == [0, 0, 0]
     generated = " ".join((tmp_path / f"generated-{index}").read_text() for index in range(3))
-    assert sorted(generated.split()) == ["1", "2", "3"]
+    assert sorted(generated.split()) == list(once)
 
 
 def _calls(folder: str, index: int, names: list[str], start: Any) -> None:
