@@ -8,7 +8,7 @@ grpo_saved_s       seconds of a step that the replay saved
 
 Each value that comes back is compared to the bit, dtype and device included, and so are the
 metrics that the replayed and the generated GRPO log. The model of GRPO is made from its config,
-without weights to load: 24 layers of 896 (0.36 billion parameters) in bfloat16.
+without weights to load: 24 layers of 896 (0.39 billion parameters) in bfloat16.
 
 Needs TRL (.ci/envs/trl.txt). `--device cpu --small` tries the script where no GPU is.
 """

@@ -127,10 +127,12 @@ class SessionJournal:
         """The file at `path`, even after another process removed an earlier one."""
         if self._file is None or not _is_at(self.path, self._file):
             self._close()
-            with open_folder(self.path.parent, create=True) as folder:
-                self._file = folder.open(self.path.name, "a", buffering=0)
+            # The mark first: `rlskip prune` looks for it just before it removes an old journal. One
+            # that had looked already takes this append with the file; the next begins another file.
             if (step := journaled_step(self.path.name)) is not None:
                 self._mark.enter_context(commit.appending(self.path.parent, step))
+            with open_folder(self.path.parent, create=True) as folder:
+                self._file = folder.open(self.path.name, "a", buffering=0)
         return self._file
 
     def _recover(self) -> None:

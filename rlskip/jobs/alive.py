@@ -58,7 +58,7 @@ class _Heart:
         self.forget()
 
     def forget(self) -> None:
-        """Start anew: a forked child is another process, which holds nothing of its parent's."""
+        """Start empty: a forked child is another process, which holds nothing of its parent's."""
         self.token = secrets.token_hex(8)
         self.numbers = itertools.count()
         self.thread: threading.Thread | None = None

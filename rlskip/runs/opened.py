@@ -24,7 +24,6 @@ from rlskip.runs.scope import Scope
 from rlskip.store.layout import (
     Place,
     journal_name,
-    journaled_step,
     journaled_steps,
     name_before_quarantine,
     run_name,
@@ -167,13 +166,12 @@ class Run(Scope):
         return dump.rollouts(fields, decode=self._decode, more=more, told=self._told)
 
     def quarantine(self) -> list[Path]:
-        """What is quarantined: directories of dumps, and journals."""
+        """The directories of quarantined dumps."""
         names = on_disk.names_in(self.directory)
         return [
             self.directory / name
             for name in names
-            if (before := name_before_quarantine(name))
-            and (Place.parse(self.directory, before) or journaled_step(before) is not None)
+            if (before := name_before_quarantine(name)) and Place.parse(self.directory, before)
         ]
 
     def journals(self) -> list[Path]:

@@ -8,7 +8,7 @@
         {step}.part-{k}/...                  each later part of a queue's step
         {step}[.{call}].r0-of-2/...          a rank's shard of any of these
         {step}.journal                       finished sessions of a step without a dump
-        {name}.bad-{time}-{random}           a quarantined dump or journal
+        {name}.bad-{time}-{random}           a quarantined dump
         dumps.index                          which prompts were dumped where (advisory)
         .work/                               what jobs hold: rlskip.jobs.alive
         {role}/{step}/...                    of every role but those that train share
@@ -183,17 +183,14 @@ def call_number(call: str) -> int:
     return int(call.rpartition("-")[2] or 0)
 
 
-def quarantine_name(name: str, tag: str | None = None) -> str:
-    """A name, not an integer, to keep a bad dump or journal under.
-
-    With a `tag`, a hash of what is kept, the name is the same each time; else it is a new one.
-    """
+def quarantine_name(name: str) -> str:
+    """A new name, not an integer, to keep a bad dump under."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    return f"{name}{_BAD}{tag or f'{stamp}-{secrets.token_hex(3)}'}"
+    return f"{name}{_BAD}{stamp}-{secrets.token_hex(3)}"
 
 
 def name_before_quarantine(name: str) -> str:
-    """What a dump, a part or a journal was called that is kept under this name; else empty."""
+    """What a dump or a part was called that is kept under this name; else empty."""
     before, found, _ = name.partition(_BAD)
     return before if found else ""
 

@@ -82,7 +82,7 @@ def write(site: Path, **replaced: str) -> None:
 
 
 def forget() -> None:
-    """Let verl be imported anew."""
+    """Let verl be imported again."""
     importlib.invalidate_caches()
     for name in [name for name in sys.modules if name.partition(".")[0] == "verl"]:
         del sys.modules[name]

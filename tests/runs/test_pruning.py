@@ -168,18 +168,14 @@ def test_a_journal_is_listed_and_goes_by_age(rlskip: Any, tmp_path: Path) -> Non
     run = tmp_path / "killed_tiny" / "GBS4_N2_in6_out8"
     journal = SessionJournal(run / "3.journal", Identity.of({"n": 2}))
     journal.append({("prompt", 0, 0): [{"responses": [1, 2]}]})
-    (run / "2.journal.bad-1").write_bytes(b"other prompts")
     (line,) = rlskip("ls", tmp_path, "--json").json
-    assert (line["journals"], line["quarantined"]) == (1, 1)
+    assert (line["journals"], line["quarantined"]) == (1, 0)
     assert "journals: 3.journal" in rlskip("ls", tmp_path, "--steps").out
     assert rlskip("prune", tmp_path, "--older-than", "1h", "--json").json == []
     os.utime(run / "3.journal", (0, 0))
-    said = rlskip("prune", tmp_path, "--older-than", "1h", "--quarantined", "--yes", "--json")
-    assert {one["name"]: one["removed"] for one in said.json} == {
-        "2.journal.bad-1": True,
-        "3.journal": False,
-    }
-    assert "a process appends to it" in [one["kept"] for one in said.json]
+    (said,) = rlskip("prune", tmp_path, "--older-than", "1h", "--yes", "--json").json
+    kept = ("3.journal", False, "a process appends to it")
+    assert (said["name"], said["removed"], said["kept"]) == kept
     journal.close()
     rlskip("prune", tmp_path, "--older-than", "1h", "--yes")
     assert not list(run.glob("*.journal"))

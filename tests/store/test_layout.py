@@ -13,7 +13,6 @@ from rlskip.store import run_directory
 from rlskip.store.layout import (
     Place,
     as_step,
-    journal_name,
     name_before_quarantine,
     places_among,
     quarantine_name,
@@ -69,10 +68,9 @@ def test_steps_are_canonical_integers(name: int | str) -> None:
         assert step == name
 
 
-@pytest.mark.parametrize("name", ["3", "3.part-1.r0-of-2", journal_name(3)])
-@pytest.mark.parametrize("tag", [None, "0123456789abcdef"])
-def test_a_quarantined_name_is_no_step_and_tells_what_it_was(name: str, tag: str | None) -> None:
-    kept = quarantine_name(name, tag)
+@pytest.mark.parametrize("name", ["3", "3.part-1.r0-of-2"])
+def test_a_quarantined_name_is_no_step_and_tells_what_it_was(name: str) -> None:
+    kept = quarantine_name(name)
     assert as_step(kept) is None
     assert name_before_quarantine(kept) == name
     assert name_before_quarantine(name) == ""
