@@ -178,9 +178,10 @@ class Seams:
         try:
             find_in(module, seam.place)
             for number, decorate in enumerate(self._bodies[seam.target]):
-                if seam.role and number == 0:
-                    wrap_in(module, seam.place, self._noting(seam.target), f"noting {seam.target}")
                 wrap_in(module, seam.place, decorate, f"{seam.target} {number}")
+            # Around the bodies: one that replays does not call what it is in the place of.
+            if seam.role and self._bodies[seam.target]:
+                wrap_in(module, seam.place, self._noting(seam.target), f"noting {seam.target}")
             found = find_in(module, seam.place)
             if (body := self._given.get(seam.target)) is not None:
                 body(found)

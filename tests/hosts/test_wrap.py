@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rlskip._wrap import AttachError, around, when_imported, wrap
+from rlskip._wrap import AttachError, Seam, Seams, around, when_imported, wrap
 from rlskip.errors import ConfigError
 
 TRAINER = """
@@ -163,3 +163,16 @@ def test_around_a_coroutine_function_is_one(outer_is_async: bool, inner_is_async
     assert (outer.__name__, inspect.signature(outer)) == (inner.__name__, inspect.signature(inner))
     result: Any = outer(1)
     assert (asyncio.run(result) if inspect.iscoroutine(result) else result) == 4
+
+
+def test_a_seam_whose_body_does_not_call_the_trainers_own_was_called(third_party):
+    """As a replay: only a place that the trainer never passes is named at the first step."""
+    name = third_party(TRAINER)
+    table = [Seam(f"{name}:{path}", path, role="rollout") for path in ("function", "Trainer.method")]
+    seams = Seams(name, table)
+    for seam in table:
+        seams.around(seam.target)(lambda *_: "replayed")
+    seams.attach()
+    module = importlib.import_module(name)
+    assert module.function(1) == "replayed"
+    assert [seam.purpose for seam in seams.uncalled("rollout")] == ["Trainer.method"]
