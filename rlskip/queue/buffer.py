@@ -260,7 +260,7 @@ class ReplayBuffer:
     def _evict(self, found: Eviction, call: SampleCall) -> bool:
         """Evict and replace, all or nothing; returns whether there was anything to do."""
         groups = found.groups
-        if not groups:
+        if not (groups or found.replaced):
             return False
         odd = [group for group in found.rejected if not math.isfinite(group.metric)]
         for some, what in (

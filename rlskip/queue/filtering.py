@@ -25,11 +25,15 @@ class GroupFilter:
     discards_surplus
         Whether to wait for all that was submitted before a batch is sampled, and to discard what
         the batch does not take: for trainers that must not train on an older policy.
+    max_inflight
+        The most prompts that run at once, when one is submitted for a rejected one; None: any
+        number.
     """
 
     metric: Callable[[Sequence[str], str], Sequence[float]]
     refills: int = 1
     discards_surplus: bool = False
+    max_inflight: int | None = None
 
     @property
     def name(self) -> str:

@@ -35,6 +35,8 @@ class Eviction:
     dropped: list[PromptGroup] = attrs.field(factory=list)
     refilled: list[PromptGroup] = attrs.field(factory=list)
     rejected: list[PromptGroup] = attrs.field(factory=list)
+    #: Prompts that replace rejected ones as soon as fewer are running.
+    owed: list[tuple[PromptOutcome, int]] = attrs.field(factory=list)
 
     @property
     def groups(self) -> list[PromptGroup]:
@@ -85,6 +87,7 @@ class SampleCall(Call):
         self.stale_spans: list[int] = []
         self.refilled = self.short = self.surplus = self.submitted = 0
         self.dropped: list[PromptOutcome] = []
+        self.owed: list[tuple[PromptOutcome, int]] = []
         #: The groups that the filter rejected, by the value of the metric.
         self.rejected: Counter[float] = Counter()
         self._most = 1  # prompts that were there at once
@@ -156,16 +159,20 @@ class SampleCall(Call):
         The others stay for the next call; raises if nothing but them is left to hope for. Without
         a limit a filter that rejects everything would generate until the timeout.
         """
-        each = group_filter.refills
+        each, most = group_filter.refills, group_filter.max_inflight
         enough = passed >= (self.batch_size or 1)
+        running = self.partition.count(State.RUNNING, None, self.uids) + len(self.announced())
         room = max(0, self._config.max_refills * self.wanted() - self.submitted)
+        now = room if most is None else min(room, max(0, most - running))
         if enough and (self.discards_surplus or self.batch_size is None):
             found.rejected = rejected  # there is no next call for them
             room = 0 if self.discards_surplus else room
         else:
-            found.rejected = rejected[: -(-room // each)]
-        found.replaced += [(group.outcome(), 0) for group in found.rejected * each][:room]
-        running = self.partition.count(State.RUNNING, None, self.uids) + len(self.announced())
+            # Each gets one replacement now, so that an error later leaves no step short.
+            found.rejected = rejected[: max(0, -(-(now - len(self.owed)) // each))]
+        due = [*self.owed, *((group.outcome(), 0) for group in found.rejected * each)][:room]
+        found.replaced += due[:now]
+        found.owed = due[now:]
         if len(found.rejected) < len(rejected) and not (found.replaced or running or enough):
             raise self._rejected_too_many(passed, rejected)
 
@@ -178,6 +185,7 @@ class SampleCall(Call):
         self.refilled += len(found.refilled)
         self.rejected.update(group.metric for group in found.rejected)
         self.submitted += len(uids)
+        self.owed = found.owed
         self.awaited.difference_update(group.uid for group in found.groups)
         if self.uids is not None:
             self.uids.update(uids)

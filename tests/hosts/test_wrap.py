@@ -168,7 +168,9 @@ def test_around_a_coroutine_function_is_one(outer_is_async: bool, inner_is_async
 def test_a_seam_whose_body_does_not_call_the_trainers_own_was_called(third_party):
     """As a replay: only a place that the trainer never passes is named at the first step."""
     name = third_party(TRAINER)
-    table = [Seam(f"{name}:{path}", path, role="rollout") for path in ("function", "Trainer.method")]
+    table = [
+        Seam(f"{name}:{path}", path, role="rollout") for path in ("function", "Trainer.method")
+    ]
     seams = Seams(name, table)
     for seam in table:
         seams.around(seam.target)(lambda *_: "replayed")

@@ -2,8 +2,7 @@
 
 Skipped without ``RLSKIP_VERL_SOURCE``, a checkout of verl 0.9 or later. Its test module is loaded
 with rlskip's buffer in place of verl's two classes. Left out are the tests of private methods, and
-those of decisions that differ: rlskip bounds refills by their number and not by how many run, drops
-a failed prompt of validation, counts a group that is
+those of decisions that differ: rlskip drops a failed prompt of validation, counts a group that is
 both stale and without variance as stale only, and replaces a failed group even if others suffice.
 """
 
@@ -31,6 +30,8 @@ TESTS = (
     "test_dapo_reports_filtered_reward_value_breakdown",
     "test_sync_dapo_refills_twice_and_clears_surplus",
     "test_sync_dapo_and_failure_refill_credits_are_combined",
+    "test_sync_dapo_streams_refill_credit_with_bounded_inflight",
+    "test_sync_dapo_discards_unsent_credit_when_batch_fills",
     "test_sync_dapo_does_not_refill_when_filtered_surplus_leaves_a_full_batch",
     "test_async_failure_refills_exact_missing_count",
     "test_sync_failure_refill_replaces_empty_failed_groups",
@@ -44,18 +45,21 @@ TESTS = (
 def ours(
     *, trainer_mode: str, refill_fn: Any, filter_groups_metric: str | None,
     max_off_policy_threshold: int, max_off_policy_strategy: str,
-    sync_refill_failed_groups: bool, **_: Any,
+    sync_refill_failed_groups: bool, train_batch_size: int | None, max_inflight_gen_batches: int,
+    **_: Any,
 ) -> Any:  # fmt: skip
     """rlskip's buffer, made of what verl's tests pass to verl's."""
     from rlskip.hosts.verl.buffer import FailClosedReplayBuffer
 
+    n = 1 if filter_groups_metric is None else 2  # as its tests finish groups
     refills = sync_refill_failed_groups or trainer_mode != "sync"
     settings = ReplayConfig(
-        n=1, val_n=1, timeout_s=20.0, on_incomplete="refill" if refills else "raise"
+        n=n, val_n=n, timeout_s=20.0, on_incomplete="refill" if refills else "raise"
     )
     kwargs = dataclasses.asdict(settings)
     if filter_groups_metric is not None:
-        kwargs["filter_groups"] = {"metric": filter_groups_metric}
+        most = (train_batch_size or 0) * max_inflight_gen_batches
+        kwargs["filter_groups"] = {"metric": filter_groups_metric, "max_inflight": most}
     # Its tests refill where they expect it, and only there.
     return FailClosedReplayBuffer(
         trainer_mode, {}, max_off_policy_threshold, max_off_policy_strategy, kwargs,

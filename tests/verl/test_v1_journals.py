@@ -11,8 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from rlskip.errors import ConfigError
 from rlskip.hosts.verl import handshake
 from rlskip.hosts.verl import journals as verl_journals
-from rlskip.hosts.verl.journals import start_journals, tidy_journals, with_journals
-from rlskip.hosts.verl.names import MANAGER_KEY
+from rlskip.hosts.verl.journals import start_journals, tidy_journals
 from rlskip.hosts.verl.trainer_config import V1Settings, plug_in
 from rlskip.queue import MemoryQueue
 from rlskip.skip import SkipManager
@@ -118,36 +117,3 @@ def test_how_stale_a_session_may_be(tmp_path: Path, more: tuple[str, ...], span:
 def test_a_run_without_journals_tidies_nothing(tmp_path: Path) -> None:
     start(verl(tmp_path, ON))
     tidy_journals(3)
-
-
-@pytest.mark.parametrize(
-    ("more", "journal", "switched_on"),
-    [
-        ((ON,), True, True),
-        ((ON,), False, False),
-        ((), True, False),
-        ((ON, "skip.on_miss=error"), True, False),
-        ((ON, f"{MODE}=separate_async"), True, False),
-        (
-            (ON, f"{MANAGER_KEY}=mine.Manager"),
-            True,
-            False,
-        ),
-    ],
-)
-def test_a_plain_run_of_the_role_completes_a_killed_step(
-    tmp_path: Path, caplog: Any, more: tuple[str, ...], journal: bool, switched_on: bool
-) -> None:
-    config = verl(tmp_path, *more)
-    folder = tmp_path / RUN
-    caplog.set_level("INFO")
-    folder.mkdir(parents=True)
-    if journal:
-        (folder / "2.journal").touch()
-    read = V1Settings.read(config)
-    dispatch = with_journals(config, read.dispatch)
-    assert (dispatch.rollout_level, dispatch.journal) == (switched_on, switched_on)
-    if switched_on:
-        plug_in(config, {}, V1Settings(dispatch, read.replay))
-    told = "steps 2" in caplog.text
-    assert told == (journal and ON in more and "skip.on_miss=error" not in more)

@@ -159,7 +159,7 @@ def _filter(settings: Mapping[str, Any], trainer_mode: str) -> GroupFilter:
 
     if trainer_mode != _SYNC:
         return GroupFilter(metric)
-    return GroupFilter(metric, 2, discards_surplus=True)
+    return GroupFilter(metric, 2, True, settings["max_inflight"])
 
 
 def _settings(

@@ -15,9 +15,7 @@ What verl's own checkpoint restores, its queue and unfinished prompts, is verl's
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import logging
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -26,25 +24,19 @@ from omegaconf import DictConfig
 
 from rlskip.config.application import application_facts
 from rlskip.config.check import look_up
-from rlskip.config.dispatch import DispatchConfig
 from rlskip.config.replay import ReplayConfig
 from rlskip.config.settings import read_skip
-from rlskip.config.steps import compact
 from rlskip.dispatch.resume import Journals, journal_identity
-from rlskip.hosts.verl.config_keys import Values, values_of
 from rlskip.hosts.verl.fields import NEEDED
 from rlskip.hosts.verl.handshake import leave_token, refuse_unshared
-from rlskip.hosts.verl.names import MANAGER_KEY, MODE_KEY, SAMPLER_KEY
+from rlskip.hosts.verl.names import MODE_KEY, SAMPLER_KEY
 from rlskip.hosts.verl.supported_versions import verl_version
-from rlskip.hosts.verl.trainer_config import JOURNALED, V1Settings
+from rlskip.hosts.verl.trainer_config import V1Settings
 from rlskip.jobs.records import job_id
 from rlskip.queue import TrajectoryQueue
 from rlskip.skip import SkipManager
 from rlskip.skip.rollout_tq import GroupRole
 from rlskip.store import Identity
-from rlskip.store.layout import journaled_steps
-
-log = logging.getLogger(__name__)
 
 _ROLE = "rollout_tq"
 _JOURNAL = "journal"  # the name of the token that workers look for
@@ -63,37 +55,10 @@ def start_journals(
         role = _role_of(config)
         leave_token(str(role.local_config.dump_dir), _JOURNAL)
         identity = journal_identity(journaled_as(role, config), settings.dispatch)
-        verl = values_of(config)
-        sync = verl[MODE_KEY] == "sync"
-        span = 1 if sync else _max_span(verl, settings.replay)
+        sync = look_up(config, MODE_KEY) == "sync"
+        span = 1 if sync else _max_span(config, settings.replay)
         _journals = Journals(role.dumps.store, identity, queue, max_span=span)
     return _journals
-
-
-def with_journals(config: DictConfig, dispatch: DispatchConfig) -> DispatchConfig:
-    """`dispatch`, switched on where the role finds a killed run's journals and may generate.
-
-    Only single sessions can complete the groups that these hold a part of.
-    """
-    role = SkipManager.skip_instances.get(_ROLE)
-    if dispatch.rollout_level or not isinstance(role, GroupRole):
-        return dispatch
-    steps = journaled_steps(role.dumps.directory)
-    if not steps or role.local_config.on_miss != "generate":
-        return dispatch
-    chosen = MANAGER_KEY, f"{SAMPLER_KEY}.custom_sampler.path"
-    verl = values_of(config)
-    theirs = [key for key in chosen if verl[key]]
-    if theirs or verl[MODE_KEY] not in JOURNALED:
-        text = "rlskip: the journals of steps %s stay unused without rollout-level dispatch (%s)"
-        log.warning(text, compact(steps), ", ".join(theirs) or MODE_KEY)
-        return dispatch
-    log.info(
-        "rlskip: steps %s have journals in %s: dispatch.rollout_level and dispatch.journal are "
-        "switched on",
-        compact(steps), role.dumps.directory,
-    )  # fmt: skip
-    return dataclasses.replace(dispatch, rollout_level=True, journal=True)
 
 
 def tidy_journals(checkpoint: int | None = None) -> None:
@@ -129,11 +94,11 @@ def sharing(config: DictConfig) -> Callable[[], None]:
     return functools.partial(refuse_unshared, key, dump_dir, job_id(), here, _JOURNAL)
 
 
-def _max_span(verl: Values, replay: ReplayConfig) -> int | None:
+def _max_span(config: Any, replay: ReplayConfig) -> int | None:
     """How many steps a group may span, as rlskip's buffer has it from `replay` or the sampler."""
     if replay.max_off_policy_strategy != "none":
         return replay.max_off_policy_threshold
-    if verl[f"{SAMPLER_KEY}.max_off_policy_strategy"] in (None, "none"):
+    if look_up(config, f"{SAMPLER_KEY}.max_off_policy_strategy") in (None, "none"):
         return None
-    span: int | None = verl[f"{SAMPLER_KEY}.max_off_policy_threshold"]
+    span: int | None = look_up(config, f"{SAMPLER_KEY}.max_off_policy_threshold")
     return span

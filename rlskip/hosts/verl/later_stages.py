@@ -16,7 +16,6 @@ from rlskip.config.check import Problem, leaves, look_up
 from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import SKIP_REGISTRY, VALIDATION_ROLE
 from rlskip.errors import ConfigError
-from rlskip.hosts.verl.config_keys import Values, values_of
 from rlskip.hosts.verl.names import REWARD_LOOP, SCORES, V0_TRAINER, V1_TRAINER
 from rlskip.hosts.verl.seams import LATER_STAGES, seams
 from rlskip.skip import SkipManager
@@ -60,16 +59,17 @@ _validating = False
 # -- what the config says ----------------------------------------------------------------------
 
 
-def scores_while_generating(verl: Values) -> bool:
+def scores_while_generating(config: Any) -> bool:
     """Whether verl scores each session as it ends, so that rollouts come with their scores."""
     judge = "reward.reward_model"
-    return not verl[f"{judge}.enable"] or bool(verl[f"{judge}.enable_resource_pool"])
+    own_gpus = look_up(config, f"{judge}.enable_resource_pool")
+    return not look_up(config, f"{judge}.enable") or bool(own_gpus)
 
 
-def _ref_is_actor(verl: Values) -> bool:
+def _ref_is_actor(config: Any) -> bool:
     """Whether the reference is the actor without its LoRA adapter."""
-    ranks = (verl[f"{_MODEL}.{key}"] or 0 for key in ("lora.rank", "lora_rank"))
-    return max(ranks) > 0 or verl[f"{_MODEL}.lora_adapter_path"] is not None
+    ranks = (look_up(config, f"{_MODEL}.{key}") or 0 for key in ("lora.rank", "lora_rank"))
+    return max(ranks) > 0 or look_up(config, f"{_MODEL}.lora_adapter_path") is not None
 
 
 def identity(role: str, config: Any) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def identity(role: str, config: Any) -> dict[str, Any]:
         contents = {f"content of {key}": _content_at(config, key) for key in modules}
         known = {name: content for name, content in contents.items() if content}
         return {**_values(config, _OF_REWARD), **known}
-    engine = "actor" if _ref_is_actor(values_of(config)) else "ref"
+    engine = "actor" if _ref_is_actor(config) else "ref"
     precision = (f"actor_rollout_ref.{engine}.{name}" for name in _PRECISION)
     return {**_values(config, (*_OF_REF, *precision)), "reference": engine}
 
@@ -126,7 +126,7 @@ def _read_module(name: str) -> bytes:
     return content
 
 
-def refused(verl: Values, settings: SkipSettings) -> list[Problem]:
+def refused(config: Any, settings: SkipSettings) -> list[Problem]:
     """The roles of this module that are on and never called; a role of the user's own may be."""
     found = []
     uses_ref = ("actor_rollout_ref.actor.use_kl_loss", "algorithm.use_kl_in_reward")
@@ -134,17 +134,17 @@ def refused(verl: Values, settings: SkipSettings) -> list[Problem]:
         key = f"skip.{role}.enable"
         if role in settings.attach or role in SKIP_REGISTRY:
             continue
-        if verl["async_training"] is not None:
+        if look_up(config, "async_training") is not None:
             what = f"the fully async application has no stage {role!r}: nothing would be skipped"
             found.append(Problem(key, what, f"set {key}=false"))
-        elif role == REF and not any(verl[name] for name in uses_ref):
+        elif role == REF and not any(look_up(config, name) for name in uses_ref):
             what = f"no reference log-probs are computed: {' and '.join(uses_ref)} are off"
             found.append(Problem(key, what, f"set {key}=false, or one of these to True"))
         elif (
             role == REWARD
-            and verl["trainer.use_v1"]
+            and look_up(config, "trainer.use_v1")
             and "rollout_tq" in settings.roles
-            and scores_while_generating(verl)
+            and scores_while_generating(config)
         ):
             what = "V1 scores each session as it ends: the scores are in the dumps of rollout_tq"
             remedy = f"set {key}=false; to score replayed rollouts again: "
@@ -172,7 +172,7 @@ def adapt(settings: SkipSettings) -> None:
         ):
             # The rollouts may be those of any step; log-probs and scores belong to their tokens.
             local.action, local.match = "cache", "run"
-    if REWARD in roles and scores_while_generating(values_of(facts.config)):
+    if REWARD in roles and scores_while_generating(facts.config):
         for role in roles.keys() & {"rollout", VALIDATION_ROLE}:
             # The scores of a dump are those of the reward function that made it.
             roles[role].drop_fields = [*(roles[role].drop_fields or ()), SCORES]
@@ -190,7 +190,7 @@ def leave_out(config: Any, steps: Collection[int], validated: Collection[int]) -
         replayed = VALIDATION_ROLE in SkipManager.skip_instances
         due = {*steps, *(validated if role == REWARD else ())}
         unlisted = sorted(due - {step for step in due if step in skip.local_config.steps})
-        if role == REF and _ref_is_actor(values_of(config)):
+        if role == REF and _ref_is_actor(config):
             why = "the reference is the actor without its adapter"
         elif skip.local_config.on_miss != "error":
             why = f"skip.{role}.on_miss=generate may need it"

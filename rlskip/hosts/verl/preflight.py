@@ -15,10 +15,9 @@ from typing import Any
 import attrs
 
 from rlskip.config.application import TOTAL_STEPS
-from rlskip.config.check import Problem, raise_all
+from rlskip.config.check import Problem, look_up, raise_all
 from rlskip.config.facts import HostFacts
 from rlskip.config.settings import SkipSettings
-from rlskip.hosts.verl.config_keys import Values, values_of
 from rlskip.hosts.verl.later_stages import REF, REWARD, leave_out, loaded_identity
 from rlskip.hosts.verl.names import MODE_KEY
 from rlskip.hosts.verl.no_engine import choose
@@ -46,7 +45,7 @@ def problems(
     `total` and `per_epoch` are those of :func:`with_steps`: without a data loader it is certain
     that an epoch has one step. `here` tells whether this process trains.
     """
-    config, verl = settings.facts.config, values_of(settings.facts.config)
+    config = settings.facts.config
     facts = with_steps(settings.facts, total, per_epoch)
     if here:  # the launcher process has verl's older keys of the reward still
         called_with = {role: loaded_identity(role, config) for role in roles.keys() & {REF, REWARD}}
@@ -54,15 +53,15 @@ def problems(
     found = preflight(roles, facts, engine=settings.start_engine, here=here)
     if settings.start_engine:
         return found
-    if verl["async_training"] is not None:
+    if look_up(config, "async_training") is not None:
         what = "the fully async application keeps its engine on separate GPUs"
         return [Problem("skip.start_engine", what, "set skip.start_engine=true")]
-    if verl["trainer.use_v1"] and verl[MODE_KEY] == "separate_async":
+    if look_up(config, "trainer.use_v1") and look_up(config, MODE_KEY) == "separate_async":
         what = "separate_async keeps its engine on separate GPUs"
         remedy = f"set {MODE_KEY}=colocate_async, or skip.start_engine=true"
         found.append(Problem(MODE_KEY, what, remedy))
     key = "actor_rollout_ref.hybrid_engine"
-    if verl[key] is False:
+    if look_up(config, key) is False:
         what = "the engine is on separate GPUs"
         found.append(Problem(key, what, f"set {key}=True, or skip.start_engine=true"))
     return found
@@ -78,16 +77,16 @@ def with_steps(facts: HostFacts, total: int | None, per_epoch: int | None) -> Ho
     per_epoch
         The steps of an epoch, as the epochs may end before; None: they do not.
     """
-    verl = values_of(facts.config)
-    total, first = total or verl[TOTAL_STEPS] or 0, _first_step(verl)
-    epochs = verl["trainer.total_epochs"]
+    config = facts.config
+    total, first = total or look_up(config, TOTAL_STEPS) or 0, _first_step(config)
+    epochs = look_up(config, "trainer.total_epochs")
     end = total if None in (epochs, per_epoch) else min(total, epochs * per_epoch)
-    steps = range(0) if verl["trainer.val_only"] else range(first, end + 1)
+    steps = range(0) if look_up(config, "trainer.val_only") else range(first, end + 1)
     return attrs.evolve(
         facts,
         steps=steps,
-        validated=_validated(verl, first, steps, total),
-        validates={key: off for key, does, off in _VALIDATES if does(verl[key])},
+        validated=_validated(config, first, steps, total),
+        validates={key: off for key, does, off in _VALIDATES if does(look_up(config, key))},
     )
 
 
@@ -101,7 +100,7 @@ def before_ray(settings: SkipSettings) -> None:
     ConfigError
         Names every problem.
     """
-    address = values_of(settings.facts.config)["ray_kwargs.ray_init.address"]
+    address = look_up(settings.facts.config, "ray_kwargs.ray_init.address")
     elsewhere = "RAY_ADDRESS" in os.environ or address
     roles = {
         role: skip
@@ -131,25 +130,25 @@ def before_workers(config: Any, total: int | None, per_epoch: int | None = None)
         choose(config)
 
 
-def _validated(verl: Values, first: int, steps: Sequence[int], last: int) -> list[int]:
+def _validated(config: Any, first: int, steps: Sequence[int], last: int) -> list[int]:
     """The steps at which verl validates, of a run that trains `steps`; it does so at its `last`."""
-    before = [first - 1] if verl["trainer.val_before_train"] is not False else []
-    every = verl["trainer.test_freq"] or 0
+    before = [first - 1] if look_up(config, "trainer.val_before_train") is not False else []
+    every = look_up(config, "trainer.test_freq") or 0
     return before + [s for s in steps if every > 0 and (s % every == 0 or s == last)]
 
 
-def _first_step(verl: Values) -> int:
+def _first_step(config: Any) -> int:
     """The step after the checkpoint that verl will load; 1 without one."""
-    mode = verl["trainer.resume_mode"]
+    mode = look_up(config, "trainer.resume_mode")
     if mode == "resume_path":
-        found = re.search(r"global_step_(\d+)/*$", str(verl["trainer.resume_from_path"]))
+        found = re.search(r"global_step_(\d+)/*$", str(look_up(config, "trainer.resume_from_path")))
         return int(found[1]) + 1 if found else 1
-    return last_checkpoint(verl) + 1 if mode == "auto" else 1
+    return last_checkpoint(config) + 1 if mode == "auto" else 1
 
 
-def last_checkpoint(verl: Values) -> int:
+def last_checkpoint(config: Any) -> int:
     """The step of the last checkpoint that verl has saved; 0 without one."""
-    folder = verl["trainer.default_local_dir"]
+    folder = look_up(config, "trainer.default_local_dir")
     try:
         latest = Path(folder or "", "latest_checkpointed_iteration.txt")
         return int(latest.read_text(encoding="utf-8"))

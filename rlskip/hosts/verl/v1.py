@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import attrs
 from omegaconf import DictConfig
 from tensordict import TensorDict
 
@@ -15,8 +14,7 @@ from rlskip.batch.prompts import uids_of
 from rlskip.config.check import look_up
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import NotInstalledError
-from rlskip.hosts.verl.config_keys import values_of
-from rlskip.hosts.verl.journals import tidy_journals, with_journals
+from rlskip.hosts.verl.journals import tidy_journals
 from rlskip.hosts.verl.names import (
     FILTER_KEY,
     MANAGER_KEY,
@@ -77,9 +75,7 @@ def _beginning(
     :mod:`~rlskip.hosts.verl.trainer_config` plugs in what `dispatch` and `replay` ask for.
     """
     global _settings
-    skip = begin(config)
-    read = V1Settings.read(config)
-    _settings = attrs.evolve(read, dispatch=with_journals(config, read.dispatch))
+    skip, _settings = begin(config), V1Settings.read(config)
     plug_in(config, skip.roles, _settings)
     init(self, config, *args, **kwargs)
 
@@ -253,7 +249,7 @@ def _selecting(
 def _saving(save: Callable[..., None], self: Any) -> None:
     """Journals of sessions that were trained before the checkpoint are removed."""
     save(self)
-    tidy_journals(last_checkpoint(values_of(self.config)))
+    tidy_journals(last_checkpoint(self.config))
 
 
 # -- role rollout_val ------------------------------------------------------------------------
