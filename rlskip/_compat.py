@@ -1,4 +1,4 @@
-"""The only place for version switches: Hydra 1.4, OmegaConf 2.4, Python 3.14.
+"""The only place for version switches: Python 3.14, and versions of other packages.
 
 This module imports nothing heavy: the start of every process of verl loads it.
 """
@@ -6,24 +6,9 @@ This module imports nothing heavy: the start of every process of verl loads it.
 from __future__ import annotations
 
 import functools
-import inspect
 import re
 import sys
-from collections.abc import Callable
 from typing import Any
-
-
-def register_resolver(name: str, resolver: Callable[..., Any]) -> None:
-    """Register a resolver, in place of one of that name.
-
-    OmegaConf 2.4 deprecates ``register_new_resolver`` in favour of ``register_resolver``, which
-    is an older function before 2.4.
-    """
-    from omegaconf import OmegaConf
-
-    new = OmegaConf.register_resolver
-    register: Any = new if _takes_replace(new) else OmegaConf.register_new_resolver
-    register(name, resolver, replace=True)
 
 
 def gets_self(function: Any) -> bool:
@@ -58,7 +43,3 @@ def version_of(package: str) -> tuple[int, ...] | None:
         return None
     found = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, found[0].split("."))) if found else None
-
-
-def _takes_replace(function: Callable[..., Any]) -> bool:
-    return "replace" in inspect.signature(function).parameters

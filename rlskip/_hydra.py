@@ -16,10 +16,9 @@ from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-from rlskip.config.register import NODES, options, register_steps
+from rlskip.config.register import NODES, options
 from rlskip.config.schema import store_schemas
 
-register_steps()
 store_schemas()
 
 

@@ -31,7 +31,7 @@ from rlskip.errors import ConfigError
 T = TypeVar("T")
 
 _RESOLVER = re.compile(r"\$\{\s*([\w.]+)\s*:")
-_KNOWN_RESOLVER = re.compile(r"oc\.|(hydra|now|python_version|rlskip\.steps)$")
+_KNOWN_RESOLVER = re.compile(r"oc\.|(hydra|now|python_version)$")
 
 #: For keys of a node: a key of the host's, and the value there.
 OfHost = Mapping[str, tuple[str, Any]]
@@ -61,7 +61,7 @@ def raise_all(problems: list[Problem]) -> None:
 
 
 def calls_own_resolver(value: Any) -> bool:
-    """Whether a text has an interpolation by another resolver than OmegaConf's, Hydra's, rlskip's.
+    """Whether a text has an interpolation by another resolver than OmegaConf's and Hydra's.
 
     It may count or draw, so rlskip never calls it.
     """

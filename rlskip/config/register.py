@@ -1,4 +1,4 @@
-"""What Hydra and OmegaConf must know before an application composes its config, and the job's own.
+"""What Hydra must know before an application composes its config, and the job's own.
 
 Every Hydra application of the environment imports this at its start, so it imports almost nothing
 else of rlskip.
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import rlskip_conf
-from rlskip._compat import register_resolver
 
 #: rlskip's keys at the top of a config, each a mapping, with a group of options that set it.
 NODES = ("skip", "dispatch", "replay", "merge", "record")
@@ -29,17 +28,3 @@ def hydra_config() -> Any:
     """Hydra's runtime config of the present job; None outside a job. Imports nothing."""
     module = sys.modules.get("hydra.core.hydra_config")
     return None if module is None else module.HydraConfig.instance().cfg
-
-
-def register_steps() -> None:
-    """Make ``${rlskip.steps:1-3,7}`` resolve, also where Hydra looks for no plug-in.
-
-    May be called several times.
-    """
-    register_resolver("rlskip.steps", _resolve_steps)
-
-
-def _resolve_steps(*items: Any) -> Any:
-    from rlskip.config.steps import resolve_steps
-
-    return resolve_steps(*items)

@@ -26,7 +26,6 @@ from rlskip.config.check import (
 )
 from rlskip.config.facts import HostFacts
 from rlskip.config.nodes import find_node
-from rlskip.config.register import register_steps
 from rlskip.config.skip import (
     BUILT_IN_ROLES,
     SHARED_KEYS,
@@ -38,8 +37,6 @@ from rlskip.config.skip import (
     role_specs,
 )
 from rlskip.errors import ConfigError
-
-register_steps()
 
 # Keys of a role that the host's facts fill where they are null.
 _FROM_HOST = {

@@ -1,4 +1,4 @@
-"""The steps grammar of lists, strings and the resolver.
+"""The steps grammar of lists and strings.
 
 ::
 
@@ -29,8 +29,6 @@ _ITEM = re.compile(rf"\s*{_N}\s*(?:-\s*{_N}\s*(?::\s*{_N}\s*)?)?", re.ASCII)
 # A longer range stays a range; shorter ones join the set. Membership therefore takes one set
 # look-up, plus one comparison per long range, for any number of steps.
 _EXPAND_UP_TO = 10_000
-# The resolver returns a list, in which every item becomes an OmegaConf node.
-_RESOLVE_UP_TO = 100_000
 # The most wrong items that an error names.
 _SHOW_UP_TO = 10
 
@@ -97,28 +95,6 @@ class Steps:
                 shown.append(f"{len(wrong) - len(shown)} more are wrong")
             raise StepsError("; ".join(shown), key, EXAMPLE)
         return cls(singles=frozenset(singles), ranges=tuple(ranges), text=_write(value))
-
-
-def resolve_steps(*items: Any) -> Any:
-    """The resolver ``${rlskip.steps:1-128,200}``: a list of ints, or ``all``.
-
-    For static YAML whose reader takes only lists, such as verl's own ``skip.rollout.steps``.
-    Returns a ListConfig, or the string ``all``.
-    """
-    # Imported here: the grammar itself needs no OmegaConf.
-    from omegaconf import OmegaConf
-
-    steps = Steps.parse(",".join(map(str, items)), "${rlskip.steps:...}")
-    if steps.everything:
-        return "all"
-    count = len(steps.singles) + sum(map(len, steps.ranges))
-    if count > _RESOLVE_UP_TO:
-        raise StepsError(
-            f"{count} steps are too many for a list", "${rlskip.steps:...}",
-            "pass the string itself to rlskip: steps: \"...\"",
-        )  # fmt: skip
-    # A plain list breaks `--cfg job --resolve` on OmegaConf 2.3.
-    return OmegaConf.create(sorted(steps.singles.union(*steps.ranges)))
 
 
 def compact(steps: list[int]) -> str:

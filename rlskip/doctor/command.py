@@ -15,7 +15,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip.config.origin import is_own
-from rlskip.config.register import register_steps
 from rlskip.doctor.finding import NOTE, Finding
 from rlskip.errors import RlskipError
 
@@ -155,7 +154,6 @@ def compose(command: Command) -> DictConfig:
             f"it cannot be composed: {' / '.join(errors[-4:]) or 'it printed no error'}",
             remedy="correct the command first",
         )
-    register_steps()
     loaded = OmegaConf.create("\n".join(lines[first:]))
     assert isinstance(loaded, DictConfig)
     return loaded

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
-from rlskip.config.register import register_steps
 from rlskip.config.steps import EXAMPLE, Steps, StepsError
-
-register_steps()
 
 step = st.integers(0, 10**9)
 
@@ -104,38 +98,3 @@ def test_errors_name_the_key_and_show_an_example(bad: object) -> None:
         Steps.parse(bad, "skip.rollout.steps")
     assert caught.value.where == "skip.rollout.steps"
     assert caught.value.remedy == EXAMPLE
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("${rlskip.steps:1-3,7}", [1, 2, 3, 7]),
-        ("${rlskip.steps:'1-10:3'}", [1, 4, 7, 10]),
-        ("${rlskip.steps:300-320:10,2}", [2, 300, 310, 320]),
-        ("${rlskip.steps:4}", [4]),
-        ("${rlskip.steps:all}", "all"),
-    ],
-)
-def test_resolver(text: str, expected: object) -> None:
-    config = OmegaConf.create({"steps": text})
-    assert config.steps == expected
-    assert OmegaConf.to_container(config, resolve=True) == {"steps": expected}
-    OmegaConf.to_yaml(config, resolve=True)  # a plain list would break this on OmegaConf 2.3
-
-
-def test_the_resolver_is_there_without_hydra(python: Any) -> None:
-    code = """
-from omegaconf import OmegaConf
-from rlskip import SkipManager
-config = OmegaConf.create({"skip": {"steps": "${rlskip.steps:1-3,7}", "rollout": {"enable": True}}})
-SkipManager.init(config)
-print(SkipManager.skip_instances["rollout"].local_config.steps)
-"""
-    out, err = python.start("-c", code).communicate(timeout=60)
-    assert out == "1,2,3,7\n", err
-
-
-def test_the_resolver_refuses_a_list_that_is_too_long() -> None:
-    config = OmegaConf.create({"steps": "${rlskip.steps:1-100000000}"})
-    with pytest.raises(Exception, match="too many for a list"):
-        _ = config.steps

@@ -63,7 +63,6 @@ def test_an_application_without_a_skip_node(composed: Compose) -> None:
         ("skip.steps=1-3", {1, 2, 3}),
         ('skip.steps="1-3,8,10-20:10"', {1, 2, 3, 8, 10, 20}),
         ("skip.rollout.steps=[5]", {5}),
-        ("skip.steps=${rlskip.steps:1-3,7}", {1, 2, 3, 7}),
     ],
 )
 def test_no_plusplus_is_needed(composed: Compose, override: str, listed: set[int]) -> None:

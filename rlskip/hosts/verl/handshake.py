@@ -15,11 +15,11 @@ trains. Hydra's callback runs in the former, rollouts pass through the latter.
    ``SkipManager.init``, which does not know the key ``skip.provider`` of rlskip's options and ends
    the run.
 4. The process that trains, when the config arrives (:func:`rlskip.hosts.verl.trainer.begin`):
-   :func:`find_job`, look for the token, switch the roles on, then :func:`acknowledge` each of them,
-   by a file below ``dump_dir``, and by a key in Ray where that cannot be written.
+   :func:`find_job`, look for the token, switch the roles on, then :func:`acknowledge` each of them
+   by a file below ``dump_dir``.
 5. Launcher, after the job (:func:`rlskip.hosts.verl.launcher.after_job`): restore the
    environment. A job that was not acknowledged has failed, unless a stage called rlskip in the
-   launcher process itself.
+   launcher process itself, or ``dump_dir`` cannot be written, so that there is no token either.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ from rlskip.jobs import records
 
 log = logging.getLogger(__name__)
 
-_JOB_KEY = "job"
 _TOKEN = "launcher"  # what the token acknowledges in place of a role
 
 SHOWN_S = 90.0
@@ -102,8 +101,10 @@ def runtime_env(given: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def reach_running_ray() -> None:
-    """Publish the job in a Ray that runs already, started by the user or by an earlier job."""
-    _put(_JOB_KEY, json.dumps(_job_variables()))
+    """Publish the job in a Ray that runs already, in the store that its whole cluster shares."""
+    from ray.experimental.internal_kv import _internal_kv_put
+
+    _internal_kv_put(_job_key(running_ray()), json.dumps(_job_variables()).encode())
 
 
 def running_ray() -> Any:
@@ -146,19 +147,22 @@ def refuse_unshared(key: str, dump_dir: str, job: str, host: str, who: str = _TO
 
 def find_job() -> None:
     """In the process that trains: take the job's variables from Ray where they are published."""
-    published = _get(_JOB_KEY)
-    if published is not None:
+    if (ray := running_ray()) is None:
+        return
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    if (published := _internal_kv_get(_job_key(ray))) is not None:
         os.environ.update(json.loads(published))
 
 
 def acknowledge(role: str, dump_dir: str) -> None:
-    """In the process that trains: record below `dump_dir` or in Ray that `role` is on.
+    """In the process that trains: record below `dump_dir` that `role` is on.
 
     Raises
     ------
     ConfigError
-        It is not the launcher process's `dump_dir`; or nothing can be recorded, so that the
-        launcher process would not know.
+        It is not the launcher process's `dump_dir`, or only that process can write there, so that
+        it would not know.
     """
     key = f"skip.{role}.dump_dir"
     if host := os.environ.get(TOKEN_VARIABLE):
@@ -166,9 +170,9 @@ def acknowledge(role: str, dump_dir: str) -> None:
     try:
         records.acknowledge(dump_dir, role, by=attached_by())
     except OSError as failed:
-        if not _put(f"{records.job_id()}/{role}", "1"):
+        if host:
             raise ConfigError(
-                f"the acknowledgement cannot be written, nor sent, as Ray is not running: {failed}",
+                f"the launcher process can write there, and this one cannot: {failed}",
                 f"{key}={dump_dir}",
                 "name a directory that can be written",
             ) from failed
@@ -181,10 +185,7 @@ def is_acknowledged(job: str, dump_dirs: Mapping[str, str]) -> bool:
 
     `dump_dirs` holds the ``dump_dir`` of each enabled role.
     """
-    return any(
-        records.acknowledged(dump_dir, role, job) or _get(f"{job}/{role}") is not None
-        for role, dump_dir in dump_dirs.items()
-    )
+    return any(records.acknowledged(dump_dir, role, job) for role, dump_dir in dump_dirs.items())
 
 
 # -- details ---------------------------------------------------------------------------------
@@ -200,24 +201,5 @@ def _with_plugin(modules: str) -> str:
     return ",".join(names if PLUGIN in names else [*names, PLUGIN])
 
 
-def _put(key: str, value: str) -> bool:
-    """Store in Ray's key-value store, which the whole cluster shares; False without Ray."""
-    if (ray := running_ray()) is None:
-        return False
-    from ray.experimental.internal_kv import _internal_kv_put
-
-    _internal_kv_put(_key(ray, key), value.encode())
-    return True
-
-
-def _get(key: str) -> str | None:
-    if (ray := running_ray()) is None:
-        return None
-    from ray.experimental.internal_kv import _internal_kv_get
-
-    value = _internal_kv_get(_key(ray, key))
-    return None if value is None else value.decode()
-
-
-def _key(ray: Any, key: str) -> bytes:
-    return f"rlskip/{ray.get_runtime_context().get_job_id()}/{key}".encode()
+def _job_key(ray: Any) -> bytes:
+    return f"rlskip/{ray.get_runtime_context().get_job_id()}/job".encode()

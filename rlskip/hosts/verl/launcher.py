@@ -51,8 +51,8 @@ class _Job:
         self._name = os.environ[JOB_VARIABLE]
         self._dump_dirs = dict(dump_dirs)
         self._environ = {name: os.environ.get(name) for name in _CHANGED}
-        left = [leave_token(dump_dir) for dump_dir in set(dump_dirs.values())]
-        if all(left):  # else the process that trains must not look for it
+        self._shares = all(map(leave_token, set(dump_dirs.values())))
+        if self._shares:  # else neither process must look for what the other cannot write
             os.environ[TOKEN_VARIABLE] = socket.gethostname()
 
     def failure(self, error: BaseException | None) -> NotInstalledError | None:
@@ -61,7 +61,7 @@ class _Job:
         `error` is what its task raised.
         """
         folders = {f"{dump_dir}/{FOLDER}/{self._name}" for dump_dir in self._dump_dirs.values()}
-        if error is None and not is_acknowledged(self._name, self._dump_dirs):
+        if error is None and self._shares and not is_acknowledged(self._name, self._dump_dirs):
             return NotInstalledError(
                 "skip is on, and no process of this job acknowledged it: nothing was skipped or "
                 "cached",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import weakref
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
@@ -20,7 +19,7 @@ from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.format.fingerprint import VOLATILE
 from rlskip.hosts.verl.fields import without_times
 from rlskip.hosts.verl.later_stages import REWARD, without_reference
-from rlskip.hosts.verl.names import AGENT_LOOP, SCORES, SEPARATE_TRAINER, V0_TRAINER
+from rlskip.hosts.verl.names import SCORES, SEPARATE_TRAINER, V0_TRAINER
 from rlskip.hosts.verl.no_engine import refuse_to_generate
 from rlskip.hosts.verl.preflight import before_workers
 from rlskip.hosts.verl.seams import seams
@@ -28,8 +27,6 @@ from rlskip.hosts.verl.trainer import STAGES, begin, lacking_now, stated_step
 from rlskip.hosts.verl.trainer_config import idle_nodes
 from rlskip.skip import SkipManager
 from rlskip.skip.arguments import ALL
-
-log = logging.getLogger(__name__)
 
 # Fields of a rollout that are not its agent loop's.
 _NOT_OF_THE_LOOP = ("__num_turns__", "multi_modal_inputs", "reward_extra_info")
@@ -105,20 +102,6 @@ def _making_workers(init: Callable[..., None], self: Any, *args: Any, **kwargs: 
         before_workers(self.config, getattr(self, "total_training_steps", None), per_epoch)
     with without_reference(self):
         init(self, *args, **kwargs)
-    if "rollout" in SkipManager.skip_instances:
-        _check_manager(type(getattr(self, "async_rollout_manager", None)))
-
-
-def _check_manager(manager: type) -> None:
-    """Warn if `manager` generates rollouts without passing through verl's method."""
-    base = next((c for c in manager.__mro__ if c.__module__ == AGENT_LOOP), manager)
-    if getattr(manager, "generate_sequences", None) is getattr(base, "generate_sequences", None):
-        return
-    log.warning(
-        "rlskip: %s overrides generate_sequences: rollouts are skipped only if the override calls "
-        "AgentLoopManager's method, or is decorated with SkipManager.annotate(role='rollout')",
-        manager.__qualname__,
-    )
 
 
 def _set_step_of(prompts: Any) -> None:
