@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from rlskip._lazy import load_on_use
 
 if TYPE_CHECKING:
-    from rlskip._wrap import when_imported, wrap
+    from rlskip._wrap import Seam, Seams, when_imported, wrap
 
-__all__ = ["when_imported", "wrap"]
+__all__ = ["Seam", "Seams", "when_imported", "wrap"]
 
 __getattr__ = load_on_use(__name__, {"rlskip._wrap": __all__})
