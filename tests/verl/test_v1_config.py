@@ -10,9 +10,10 @@ from omegaconf import DictConfig, OmegaConf
 from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError
 from rlskip.hosts.verl.names import OUR_MANAGER, OUR_SAMPLER
-from rlskip.hosts.verl.run_queue import with_status
+from rlskip.hosts.verl.run_queue import StatusQueue
 from rlskip.hosts.verl.trainer_config import judge
 from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
+from rlskip.queue import TransferQueueAdapter
 
 # The leaves of verl 0.9's own YAML that rlskip reads.
 VERL = """
@@ -192,13 +193,19 @@ def test_the_fully_async_application_has_its_own_role() -> None:
     prepare(config)
 
 
-def test_verls_own_buffer_gets_a_counted_group_as_finished() -> None:
-    counted = {**prompt_tag(1, 2), "expected_rollouts": 2, "status": "pending", "replayed": 1}
-    assert with_status(["u_sess0", "u_2_0"], [session_tag(0), row_tag(1)]) == {}
-    assert with_status(["u", "v"], [counted, status_tag(1, "finished")]) == {
-        "u": {**status_tag(1, "finished"), "replayed": 1},
-        "v": status_tag(1, "finished"),
-    }
+def test_verls_own_buffer_gets_a_counted_group_as_finished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put: list[Any] = []
+    monkeypatch.setattr(TransferQueueAdapter, "put", lambda _, *given: put.append(given))
+    queue = object.__new__(StatusQueue)
+    queue.put(["u_sess0", "u_2_0"], "train", None, [session_tag(0), row_tag(1)])
+    assert put == []
+    counted = {**prompt_tag(1, 2), "status": "pending", "replayed": 1}
+    queue.put(["u", "v"], "train", None, [counted, status_tag(1, "finished")])
+    [(keys, _, _, tags)] = put
+    assert keys == ["u", "v"]
+    assert tags == [{**status_tag(1, "finished"), "replayed": 1}, status_tag(1, "finished")]
 
 
 @pytest.mark.parametrize("mode", ["sync", "colocate_async"])

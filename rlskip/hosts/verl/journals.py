@@ -27,7 +27,7 @@ from rlskip.config.check import look_up
 from rlskip.config.replay import ReplayConfig
 from rlskip.config.settings import read_skip
 from rlskip.dispatch.resume import Journals, journal_identity
-from rlskip.hosts.verl.fields import NEEDED
+from rlskip.hosts.verl.facts import NEEDED
 from rlskip.hosts.verl.handshake import leave_token, refuse_unshared
 from rlskip.hosts.verl.names import MODE_KEY, SAMPLER_KEY
 from rlskip.hosts.verl.supported_versions import verl_version

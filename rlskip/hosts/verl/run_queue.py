@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tensordict import TensorDict
 
-from rlskip.keys import EXPECTED_ROLLOUTS, FINISHED, STATUS, N, uid_of
+from rlskip.keys import FINISHED, STATUS, N, uid_of
 from rlskip.queue import KVBatchMeta, Row, Tag, TransferQueueAdapter
 
 
@@ -26,8 +26,9 @@ def status_queue() -> TransferQueueAdapter:
 class StatusQueue(TransferQueueAdapter):
     """The run's queue for verl's own buffer, which takes every key but a prompt's for a row.
 
-    :meth:`put` writes prompts without data as :func:`with_status` has them, and leaves out other
-    keys without data.
+    A dump made under rollout-level dispatch has prompts that are ready once their markers are
+    counted. As only complete groups are replayed, :meth:`put` writes these prompts as finished,
+    and leaves the markers out.
     """
 
     def put(
@@ -38,24 +39,12 @@ class StatusQueue(TransferQueueAdapter):
         tags: Sequence[Tag] | None = None,
     ) -> KVBatchMeta:
         if fields is None and tags is not None:
-            prompts = with_status(keys, tags)
+            prompts = {
+                key: {**tag, STATUS: FINISHED} if tag.pop(N, None) else tag
+                for key, tag in zip(keys, map(dict, tags), strict=True)
+                if uid_of(key) is None
+            }
             if not prompts:
                 return KVBatchMeta(partition_id=partition)
             keys, tags = list(prompts), list(prompts.values())
         return super().put(keys, partition, fields, tags)
-
-
-def with_status(keys: Sequence[str], tags: Sequence[Tag]) -> dict[str, Tag]:
-    """The prompts among `keys`, each with a tag that verl's own buffer understands.
-
-    A dump made under rollout-level dispatch has prompts that are ready once their markers are
-    counted. They become finished ones: only complete groups are replayed.
-    """
-    counted = (N, EXPECTED_ROLLOUTS)
-    prompts = {key: tag for key, tag in zip(keys, tags, strict=True) if uid_of(key) is None}
-    return {
-        key: {**{k: v for k, v in tag.items() if k not in counted}, STATUS: FINISHED}
-        if N in tag
-        else tag
-        for key, tag in prompts.items()
-    }

@@ -17,12 +17,10 @@ from rlskip.config.facts import HostFacts
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import NotInstalledError
-from rlskip.hosts.verl.fields import lacking
+from rlskip.hosts.verl.facts import lacking
 from rlskip.hosts.verl.handshake import acknowledge, find_job
 from rlskip.hosts.verl.later_stages import adapt
-from rlskip.hosts.verl.names import (
-    SKIP_MANAGER,
-)
+from rlskip.hosts.verl.names import SKIP_MANAGER
 from rlskip.hosts.verl.run_queue import run_queue
 from rlskip.hosts.verl.seams import VALIDATION, seams
 from rlskip.hosts.verl.supported_versions import refuse_old_release

@@ -17,7 +17,7 @@ from rlskip.batch.meta import is_validation
 from rlskip.config.check import look_up, raise_all
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.format.fingerprint import VOLATILE
-from rlskip.hosts.verl.fields import without_times
+from rlskip.hosts.verl.facts import without_times
 from rlskip.hosts.verl.later_stages import REWARD, without_reference
 from rlskip.hosts.verl.names import SCORES, SEPARATE_TRAINER, V0_TRAINER
 from rlskip.hosts.verl.no_engine import refuse_to_generate

@@ -14,6 +14,7 @@ from rlskip.batch.prompts import uids_of
 from rlskip.config.check import look_up
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import NotInstalledError
+from rlskip.hosts.verl.facts import last_checkpoint
 from rlskip.hosts.verl.journals import tidy_journals
 from rlskip.hosts.verl.names import (
     FILTER_KEY,
@@ -24,7 +25,7 @@ from rlskip.hosts.verl.names import (
     V1_TRAINER,
 )
 from rlskip.hosts.verl.no_engine import refuse_to_generate
-from rlskip.hosts.verl.preflight import before_workers, last_checkpoint
+from rlskip.hosts.verl.preflight import before_workers
 from rlskip.hosts.verl.run_queue import run_queue, status_queue
 from rlskip.hosts.verl.seams import seams
 from rlskip.hosts.verl.trainer import STAGES, begin, lacking_now

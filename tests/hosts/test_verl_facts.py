@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from rlskip.batch.fields import field_names
 from rlskip.batch.tables import DataProtoParts
 from rlskip.errors import MismatchError
-from rlskip.hosts.verl.fields import lacking, without_times
+from rlskip.hosts.verl.facts import lacking, without_times
 from rlskip.hosts.verl.trainer import begin
 from rlskip.hosts.verl.v0 import rollout_stage
 from rlskip.skip.manager import SkipManager

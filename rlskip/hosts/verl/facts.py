@@ -1,0 +1,111 @@
+"""What verl says of a run: its steps, the fields that rollouts need, and times that are not its own.
+
+What its config shares with any Hydra application's is in :mod:`rlskip.config.application`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from rlskip.batch.fields import field_names
+from rlskip.config.application import TOTAL_STEPS
+from rlskip.config.check import look_up
+from rlskip.config.facts import HostFacts
+
+# A key that makes verl validate, whether a value of it does so, and the value that does not.
+_VALIDATES = (
+    ("trainer.val_before_train", lambda value: value is not False, "False"),
+    ("trainer.test_freq", lambda value: (value or 0) > 0, "-1"),
+    ("trainer.val_only", bool, "False"),
+)
+# A key that is on -> the fields that the trainer then needs.
+NEEDED = {
+    "actor_rollout_ref.rollout.calculate_log_probs": ("rollout_log_probs",),
+    "actor_rollout_ref.rollout.enable_rollout_routing_replay": ("routed_experts",),
+    "distillation.enabled": ("teacher_ids", "teacher_logprobs"),
+}
+# Seconds in the metrics of a session.
+_TIMES = ("generate_sequences", "tool_calls", "compute_score")
+
+
+def lacking(config: Any, rollouts: Any) -> list[str]:
+    """What a run of `config` needs and `rollouts` do not have, each with the key that needs it."""
+    has = field_names(rollouts)
+    return [
+        f"{field} ({key}={look_up(config, key)})"
+        for key, fields in NEEDED.items()
+        if look_up(config, key)
+        for field in fields
+        if field not in has
+    ]
+
+
+def without_times(rollouts: Any) -> Any:
+    """A replayed DataProto, changed in place: without the times that the dump's run took.
+
+    The trainer would log them as its own: ``timing_s/agent_loop/*``, and ``processing_time/*`` of
+    the fully async trainer, which reads the metrics of each session.
+    """
+    meta = rollouts.meta_info
+    if "timing" in meta:
+        meta["timing"] = {}
+    if "metrics" in meta:
+        meta["metrics"] = [
+            {name: 0.0 if name in _TIMES else value for name, value in session.items()}
+            for session in meta["metrics"]
+        ]
+    return rollouts
+
+
+def with_steps(facts: HostFacts, total: int | None, per_epoch: int | None) -> HostFacts:
+    """The facts of a run with the steps that it will take: those after its checkpoint.
+
+    Parameters
+    ----------
+    total
+        The step that is verl's last; None: ``trainer.total_training_steps``, if it is set.
+    per_epoch
+        The steps of an epoch, as the epochs may end before; None: they do not.
+    """
+    config = facts.config
+    total, first = total or look_up(config, TOTAL_STEPS) or 0, _first_step(config)
+    epochs = look_up(config, "trainer.total_epochs")
+    end = total if None in (epochs, per_epoch) else min(total, epochs * per_epoch)
+    steps = range(0) if look_up(config, "trainer.val_only") else range(first, end + 1)
+    return attrs.evolve(
+        facts,
+        steps=steps,
+        validated=_validated(config, first, steps, total),
+        validates={key: off for key, does, off in _VALIDATES if does(look_up(config, key))},
+    )
+
+
+def _validated(config: Any, first: int, steps: Sequence[int], last: int) -> list[int]:
+    """The steps at which verl validates, of a run that trains `steps`; it does so at its `last`."""
+    before = [first - 1] if look_up(config, "trainer.val_before_train") is not False else []
+    every = look_up(config, "trainer.test_freq") or 0
+    return before + [s for s in steps if every > 0 and (s % every == 0 or s == last)]
+
+
+def _first_step(config: Any) -> int:
+    """The step after the checkpoint that verl will load; 1 without one."""
+    mode = look_up(config, "trainer.resume_mode")
+    if mode == "resume_path":
+        found = re.search(r"global_step_(\d+)/*$", str(look_up(config, "trainer.resume_from_path")))
+        return int(found[1]) + 1 if found else 1
+    return last_checkpoint(config) + 1 if mode == "auto" else 1
+
+
+def last_checkpoint(config: Any) -> int:
+    """The step of the last checkpoint that verl has saved; 0 without one."""
+    folder = look_up(config, "trainer.default_local_dir")
+    try:
+        latest = Path(folder or "", "latest_checkpointed_iteration.txt")
+        return int(latest.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return 0
