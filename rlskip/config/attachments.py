@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from rlskip.config.check import Problem, did_you_mean, parsed, read
-from rlskip.config.skip import QUEUE_OPTIONS, RoleSpec
+from rlskip.config.skip import RoleSpec
 from rlskip.errors import ConfigError
 
 _NAMES = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
@@ -87,13 +87,6 @@ class AttachConfig:
     # What the fields of the function's rows hold, where their names do not tell: {reward: won}.
     rows: dict[str, Any] = field(default_factory=dict)
 
-    # For rollout_tq: the path of the queue.
-    queue: str | None = field(default=None, metadata=_path)
-    # For rollout_tq: the partition; null: train.
-    partition_id: str | None = None
-    # For rollout_tq: what this function does, submit or sample; null: submit.
-    phase: str | None = None
-
 
 def read_attach(
     node: Mapping[str, Any], registry: Mapping[str, RoleSpec], problems: list[Problem]
@@ -109,6 +102,11 @@ def read_attach(
         if role not in registry:
             what = "this role is not registered"
             problems.append(Problem(at, what, did_you_mean(role, registry, "skip.attach")))
+            continue
+        if "queue" in registry[role].options:
+            what = "its stages need a queue, which no path names"
+            remedy = f"decorate them: SkipManager.annotate({role!r}, queue=..., phase=...)"
+            problems.append(Problem(at, what, remedy))
             continue
         several = isinstance(value, (list, tuple))
         attach[role] = [
@@ -135,19 +133,8 @@ def _read_one(
     if config.step and spec.online_step:
         what = "this role reads the step from each call"
         problems.append(Problem(f"{at}.step", what, "leave it out"))
-    problems += [
-        Problem(f"{at}.{key}", "this role has no such option")
-        for key in sorted(QUEUE_OPTIONS)
-        if getattr(config, key) is not None and key not in spec.options
-    ]
     if config.target in seen:
         what = f"{config.target} is already attached at {seen[config.target]}"
         problems.append(Problem(at, what, "one function is one stage"))
     seen.setdefault(config.target, at)
     return config
-
-
-def role_options(config: AttachConfig) -> dict[str, Any]:
-    """The keys of `config` that are passed to the role."""
-    given = {key: getattr(config, key) for key in sorted(QUEUE_OPTIONS)}
-    return {key: value for key, value in given.items() if value is not None}

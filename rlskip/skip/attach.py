@@ -18,7 +18,7 @@ import attrs
 
 from rlskip._wrap import AttachError, around, when_imported, wrap_in
 from rlskip.batch.row_fields import check
-from rlskip.config.attachments import AttachConfig, Target, role_options
+from rlskip.config.attachments import AttachConfig, Target
 from rlskip.errors import ConfigError
 from rlskip.keys import integer
 from rlskip.skip.stage import Stage, bind, named, signature_of
@@ -144,9 +144,6 @@ class _Attachment:
 
     def _describe(self, func: Callable[..., Any]) -> Stage:
         config = self.config
-        options = role_options(config)
-        if config.queue is not None:
-            options["queue"] = self._reader(func, "queue", config.queue)
         identity = {path: self._reader(func, "identity", path) for path in config.identity}
         return Stage(
             func,
@@ -155,7 +152,6 @@ class _Attachment:
             functools.partial(_read_all, identity) if identity else None,
             named(func).__qualname__,
             rows=config.rows,
-            options=options,
             ignore=config.ignore,
             holder=config.prompts and config.prompts.split(".")[0],
             step_of=functools.partial(self._step, func) if config.step else None,

@@ -361,7 +361,7 @@ def test_a_target_that_is_imported_and_not_there_refuses(third_party: Any, tmp_p
         ),
         ({"target": "m:f", "identity": ["x-y"]}, "rollout.identity.0: 'x-y' is not a path"),
         ({"target": "m:f", "identity": "x"}, "rollout.identity: expected a list of str"),
-        ({"target": "m:f", "phase": "sample"}, "rollout.phase: this role has no such option"),
+        ({"target": "m:f", "phase": "sample"}, "skip.attach.rollout.phase: unknown key"),
         (["m:f", "m:f"], "rollout.1: m:f is already attached at skip.attach.rollout.0"),
     ],
 )
@@ -377,46 +377,9 @@ def test_a_role_that_reads_its_own_step_refuses_another_source() -> None:
         read_skip({"skip": {"attach": {"async_rollout": entry}}})
 
 
-QUEUE_TRAINER = """
-    from rlskip.keys import prompt_tag, row_tag, session_tag
-    from rlskip.queue import MemoryQueue, ReplayBuffer
-
-    class Trainer:
-        def __init__(self):
-            self.bus = {"queue": MemoryQueue()}
-            self.queue = self.bus["queue"]
-            self.buffer = ReplayBuffer(self.queue, {"replay": {"timeout_s": 10.0}})
-            self.submitted = []
-
-        def submit(self, step, prompts):
-            for uid, text in zip(prompts["uid"], prompts["text"]):
-                self.submitted.append(text)
-                self.queue.put([uid], "train", tags=[prompt_tag(step, 1)])
-                row = {"uid": uid, "text": text.upper()}
-                self.queue.put([f"{uid}_0_0"], "train", [row], [row_tag(step, length=1)])
-                self.queue.put([f"{uid}_sess0"], "train", tags=[session_tag(0)])
-
-        def sample(self, step):
-            return self.buffer.sample(step, "train", None)
-
-        def rows(self, step):
-            batch, _ = self.sample(step)
-            rows = self.queue.get(batch.keys, "train")
-            self.buffer.clear(batch)
-            return sorted(rows["text"])
-"""
-
-
-def test_a_trainer_with_a_queue_has_two_functions(third_party: Any, tmp_path: Any) -> None:
-    name = third_party(QUEUE_TRAINER)
-    functions = [
-        {"target": f"{name}:Trainer.submit", "step": "step", "queue": "self.bus.queue"},
-        {"target": f"{name}:Trainer.sample", "phase": "sample", "queue": "self.bus.queue"},
-    ]
-    on = {"dump_dir": str(tmp_path), "rollout_tq": {"enable": True, "n": 1}}
-    for run, submitted in enumerate((["a", "b"], [])):
-        SkipManager.init({"skip": {**on, "attach": {"rollout_tq": functions}}})
-        trainer = importlib.import_module(name).Trainer()
-        trainer.submit(1, {"uid": [f"{run}x", f"{run}y"], "text": ["a", "b"]})
-        assert trainer.rows(1) == ["A", "B"]
-        assert trainer.submitted == submitted
+def test_a_stage_that_needs_a_queue_is_decorated() -> None:
+    with pytest.raises(
+        ConfigError, match=r"SkipManager.annotate\('rollout_tq', queue=..."
+    ) as error:
+        read_skip({"skip": {"attach": {"rollout_tq": "m:f"}}})
+    assert error.value.where == "skip.attach.rollout_tq"

@@ -1,4 +1,4 @@
-"""What verl says of a run: its steps, the fields that rollouts need, and times that are not its own.
+"""What verl says of a run: its steps, what its rollouts need, which times are not its own.
 
 What its config shares with any Hydra application's is in :mod:`rlskip.config.application`.
 """
