@@ -23,6 +23,7 @@ from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError, NotInstalledError, RlskipError
 from rlskip.hosts.verl import handshake, launcher
 from rlskip.hosts.verl.names import PLUGIN, TOKEN_VARIABLE
+from rlskip.jobs.records import acknowledged
 
 CONFIG = """
 actor_rollout_ref: {rollout: {n: 2}}
@@ -129,7 +130,7 @@ def test_a_trainer_whose_dump_dir_is_another_one_ends_before_it_trains(
     monkeypatch.setattr(handshake, "SHOWN_S", 0.1)
     launch("0.9.1")
     handshake.acknowledge("rollout", str(tmp_path / "dumps"))
-    assert handshake.is_acknowledged("job", {"rollout": str(tmp_path / "dumps")})
+    assert acknowledged(tmp_path / "dumps", "rollout", "job")
     with pytest.raises(ConfigError, match=r"skip\.rollout\.dump_dir: it is not shared"):
         handshake.acknowledge("rollout", str(tmp_path / "another"))
     launcher.after_job(JobReturn(None, status=JobStatus.COMPLETED), True, False)

@@ -90,7 +90,7 @@ def test_a_worker_that_would_write_journals_elsewhere_is_refused(
 
 def test_another_release_of_verl_differs(tmp_path: Path, monkeypatch: Any) -> None:
     before = start(verl(tmp_path, *ROLLOUT_LEVEL)).identity
-    monkeypatch.setattr(verl_journals, "verl_version", lambda: (0, 9, 2))
+    monkeypatch.setattr(verl_journals, "verl_release", lambda: "0.9.2")
     assert start(verl(tmp_path, *ROLLOUT_LEVEL)).identity.differences(before)[0]
 
 

@@ -3,23 +3,16 @@
 verl's application is the launcher process: it composes the config and starts a Ray actor, which
 trains. Hydra's callback runs in the former, rollouts pass through the latter.
 
-1. Launcher, before the job (:func:`rlskip.hosts.verl.launcher.before_job`): refuse a release, a
-   trainer or a config that rlskip does not support. Leave a token in each dump_dir
-   (:func:`leave_token`). Nothing has been started yet.
-2. Launcher, where no Ray runs (:func:`reach_next_ray`): name the plug-in in
-   ``VERL_USE_EXTERNAL_MODULES``, and :func:`runtime_env` in ``RAY_RUNTIME_ENV_HOOK``. ``ray.init``
-   in verl's main() calls this hook, which adds the plug-in and the job's variables. Where Ray runs
-   already the variables are published in Ray's key-value store.
-3. Every process that imports verl loads the plug-in, by the entry point ``verl.plugins`` or by the
-   variable. A process that trains and has no plug-in reads the config by verl's own
-   ``SkipManager.init``, which does not know the key ``skip.provider`` of rlskip's options and ends
-   the run.
-4. The process that trains, when the config arrives (:func:`rlskip.hosts.verl.trainer.begin`):
-   :func:`find_job`, look for the token, switch the roles on, then :func:`acknowledge` each of them
-   by a file below ``dump_dir``.
-5. Launcher, after the job (:func:`rlskip.hosts.verl.launcher.after_job`): restore the
-   environment. A job that was not acknowledged has failed, unless a stage called rlskip in the
-   launcher process itself, or ``dump_dir`` cannot be written, so that there is no token either.
+1. Launcher, before the job (:mod:`rlskip.hosts.verl.launcher`): leave a token in each dump_dir.
+   :func:`reach_next_ray` names the plug-in, and :func:`runtime_env`, a hook that ``ray.init`` in
+   verl's main() calls, adds it and the job's variables. A Ray that runs already gets these in its
+   key-value store.
+2. Every process that imports verl loads the plug-in. One that trains without it reads the config
+   by verl's own ``SkipManager.init``, which does not know the key ``skip.provider``, and ends.
+3. The process that trains, when the config arrives (:func:`rlskip.hosts.verl.trainer.begin`):
+   :func:`find_job`, look for the token, then :func:`acknowledge` each role by a file.
+4. Launcher, after the job: restore the environment. A job that was not acknowledged has failed,
+   unless a stage called rlskip, or there is no token, because ``dump_dir`` cannot be written.
 """
 
 from __future__ import annotations
@@ -32,7 +25,6 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from rlskip.config.dump_dir import DIRECTORY_VARIABLE
@@ -178,14 +170,6 @@ def acknowledge(role: str, dump_dir: str) -> None:
             ) from failed
         # Dumps can still be read there. Each one that cannot be written costs a warning.
         log.warning("rlskip: %s cannot be written: %s", dump_dir, failed)
-
-
-def is_acknowledged(job: str, dump_dirs: Mapping[str, str]) -> bool:
-    """In the launcher process: whether any role of `job` is acknowledged.
-
-    `dump_dirs` holds the ``dump_dir`` of each enabled role.
-    """
-    return any(records.acknowledged(dump_dir, role, job) for role, dump_dir in dump_dirs.items())
 
 
 # -- details ---------------------------------------------------------------------------------

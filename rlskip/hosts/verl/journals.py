@@ -30,7 +30,7 @@ from rlskip.dispatch.resume import Journals, journal_identity
 from rlskip.hosts.verl.facts import NEEDED
 from rlskip.hosts.verl.handshake import leave_token, refuse_unshared
 from rlskip.hosts.verl.names import MODE_KEY, SAMPLER_KEY
-from rlskip.hosts.verl.supported_versions import verl_version
+from rlskip.hosts.verl.supported_versions import verl_release
 from rlskip.hosts.verl.trainer_config import V1Settings
 from rlskip.jobs.records import job_id
 from rlskip.queue import TrajectoryQueue
@@ -70,8 +70,8 @@ def tidy_journals(checkpoint: int | None = None) -> None:
 def journaled_as(role: GroupRole, config: Any) -> Identity:
     """What verl's sessions depend on besides their prompts and `dispatch`."""
     needed = {f"config.{key}": look_up(config, key) for key in NEEDED}
-    verl = ".".join(map(str, verl_version()))
-    return role.dumps.identities.conditions.adding({"stage": "verl.submit", "verl": verl, **needed})
+    made = {"stage": "verl.submit", "verl": verl_release(), **needed}
+    return role.dumps.identities.conditions.adding(made)
 
 
 def _role_of(config: DictConfig) -> GroupRole:

@@ -15,7 +15,6 @@ from rlskip.config.settings import SkipSettings
 from rlskip.errors import NotInstalledError
 from rlskip.hosts.verl.handshake import (
     attached_by,
-    is_acknowledged,
     leave_token,
     reach_next_ray,
     reach_running_ray,
@@ -36,10 +35,8 @@ from rlskip.hosts.verl.supported_versions import (
     warn_of_new_release,
 )
 from rlskip.hosts.verl.trainer_config import judge
-from rlskip.jobs.records import FOLDER, JOB_VARIABLE
+from rlskip.jobs.records import FOLDER, JOB_VARIABLE, acknowledged
 
-# A key of the options that verl's own skip manager does not know.
-_PROVIDER = "provider"
 _CHANGED = (MODULES_VARIABLE, RAY_HOOK_VARIABLE, NEXT_HOOK_VARIABLE, TOKEN_VARIABLE)
 
 
@@ -60,8 +57,9 @@ class _Job:
 
         `error` is what its task raised.
         """
-        folders = {f"{dump_dir}/{FOLDER}/{self._name}" for dump_dir in self._dump_dirs.values()}
-        if error is None and self._shares and not is_acknowledged(self._name, self._dump_dirs):
+        asked = self._dump_dirs.items() if error is None and self._shares else ()
+        if asked and not any(acknowledged(folder, role, self._name) for role, folder in asked):
+            folders = {f"{dump_dir}/{FOLDER}/{self._name}" for _, dump_dir in asked}
             return NotInstalledError(
                 "skip is on, and no process of this job acknowledged it: nothing was skipped or "
                 "cached",
@@ -69,10 +67,11 @@ class _Job:
                 "either rlskip does not know this trainer, or its process does not load rlskip "
                 "(`rlskip doctor` reports what is active here)",
             )
-        if error is not None and all(word in str(error) for word in (_PROVIDER, "SkipManager")):
+        # verl's own skip manager does not know that key of the options.
+        if error is not None and all(word in str(error) for word in ("provider", "SkipManager")):
             return NotInstalledError(
                 "the process that trains did not load rlskip's plug-in, and verl's own skip "
-                f"manager does not know {_PROVIDER!r}",
+                "manager does not know 'provider'",
                 "skip.provider",
                 "install rlskip on every node; where Ray was started before this job, start it "
                 f"with {MODULES_VARIABLE}={PLUGIN} in its environment",

@@ -21,37 +21,32 @@ def is_verls(config: Any) -> bool:
     return all(look_up(config, part) is not None for part in parts)
 
 
-def verl_version() -> tuple[int, ...]:
-    """The installed release, for example (0, 9, 1); (0,) if it is unknown."""
-    return version_of("verl") or (0,)
+def verl_release() -> str:
+    """The installed release, for example 0.9.1; 0 if it is unknown."""
+    return ".".join(map(str, version_of("verl") or (0,)))
 
 
 def is_old_release() -> bool:
     """Whether the installed verl is older than the supported release."""
-    return verl_version() < _SUPPORTED
+    return (version_of("verl") or (0,)) < _SUPPORTED
 
 
 def refuse_old_release() -> None:
     """Raise :class:`ConfigError` if the installed verl is older than the supported release."""
     if is_old_release():
         raise ConfigError(
-            f"verl {_dotted(verl_version())} loads no plug-ins and would train without skipping",
+            f"verl {verl_release()} loads no plug-ins and would train without skipping",
             "skip",
-            f"pip install 'verl>={_dotted(_SUPPORTED)}'; or, if a program of your own generates in "
+            "pip install 'verl>=0.9'; or, if a program of your own generates in "
             "its own process, name each function: skip.attach.ROLE=package.module:function",
         )
 
 
 def warn_of_new_release() -> None:
     """Log a warning if the installed verl is newer than the supported release."""
-    if verl_version()[: len(_SUPPORTED)] > _SUPPORTED:
+    if (version_of("verl") or (0,))[: len(_SUPPORTED)] > _SUPPORTED:
         log.warning(
-            "rlskip: verl %s is newer than %s, the newest that was tested: it is tried, and a seam "
-            "that has changed ends the run",
-            _dotted(verl_version()),
-            _dotted(_SUPPORTED),
+            "rlskip: verl %s is newer than 0.9, the newest that was tested: it is tried, and a "
+            "seam that has changed ends the run",
+            verl_release(),
         )
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -116,43 +117,34 @@ def _submitting(submit: Callable[..., int]) -> Callable[..., int]:
 
     @functools.wraps(submit)
     def submitting(self: Any, batch: Any) -> int:
-        skip = SkipManager.skip_instances.get(_ROLE)
+        skip: Any = SkipManager.skip_instances.get(_ROLE)
         if skip is None:
             return submit(self, batch)
         submitted = len(batch)
         refills = getattr(self, _SUBMITTED_AT, None) == self.global_steps
         setattr(self, _SUBMITTED_AT, self.global_steps)
         if not refills and look_up(self.config, FILTER_KEY):
-            batch = _with_dumped_refills(self, batch, skip)
+            from verl.utils import tensordict_utils
+
+            if (more := skip.prompts_dumped(self.global_steps) - submitted) > 0:
+                batch = tensordict_utils.concat_tensordict([batch, self._next_train_batch(more)])
         stages["refill" if refills else "submit"](self, batch)
-        _score_dropped(skip, batch, self.reward_loop_manager.reward_loop_worker_handles)
+        _score_dropped(self, _ROLE, batch, TRAIN)
         return submitted  # as verl: replayed prompts are submitted, too
 
     return submitting
 
 
-def _score_dropped(
-    skip: Any, prompts: Any, workers: Sequence[Any] | None, partition: str = TRAIN
-) -> None:
-    """Score the replayed rollouts of `prompts` if the role `skip` left out their scores.
+def _score_dropped(trainer: Any, role: str, prompts: Any, partition: str) -> None:
+    """Score the replayed rollouts of `prompts` if the role left out their scores.
 
-    `workers` are verl's reward workers; None if a reward model on the rollouts' own GPUs scores
-    what is sampled.
+    A reward model on the rollouts' own GPUs scores what is sampled, and then there are no workers.
     """
-    if SCORES in skip.local_config.drop_fields and workers:
+    workers = trainer.reward_loop_manager.reward_loop_worker_handles
+    if SCORES in SkipManager.skip_instances[role].local_config.drop_fields and workers:
         from rlskip.hosts.verl.scores import score_replayed
 
         score_replayed(uids_of(prompts), workers, partition)
-
-
-def _with_dumped_refills(trainer: Any, batch: TensorDict, skip: Any) -> TensorDict:
-    """`batch` and as many prompts of the data loader as were submitted beyond it for the dump."""
-    more = skip.prompts_dumped(trainer.global_steps) - len(batch)
-    if more <= 0:
-        return batch
-    from verl.utils import tensordict_utils
-
-    return tensordict_utils.concat_tensordict([batch, trainer._next_train_batch(more)])
 
 
 def _queue_of(trainer: Any, batch: Any) -> TrajectoryQueue:
@@ -258,45 +250,34 @@ def _saving(save: Callable[..., None], self: Any) -> None:
 
 @seams.around(f"{V1_TRAINER}._validate")
 def _validation(validate: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """While it validates, the trainer's manager, of any class, submits by a stage."""
-    manager = self.agent_loop_manager
+    """While it validates, the trainer's manager, of any class, submits by a stage.
+
+    A step's first batch may be a mismatch; the others are refills.
+    """
     if VALIDATION_ROLE not in SkipManager.skip_instances:
         return validate(self, *args, **kwargs)
+    manager = self.agent_loop_manager
     submit = manager.generate_sequences
-    manager.generate_sequences = _validating(self, submit)
+    queue = functools.partial(_queue_of, self)
+    phases = itertools.chain(["submit"], itertools.repeat("refill"))
+    stages = _submit_stages(
+        lambda prompts: submit(prompts), VALIDATION_ROLE, "verl.validate", queue, partition_id=VAL
+    )
+
+    @functools.wraps(submit)
+    def generate_sequences(prompts: TensorDict) -> None:
+        if not is_validation(prompts):
+            submit(prompts)
+            return
+        SkipManager.set_step(self.global_steps)
+        stages[next(phases)](prompts)
+        _score_dropped(self, VALIDATION_ROLE, prompts, VAL)
+
+    manager.generate_sequences = generate_sequences
     try:
         return validate(self, *args, **kwargs)
     finally:
         manager.generate_sequences = submit
-
-
-def _validating(trainer: Any, submit: Callable[[TensorDict], None]) -> Callable[..., None]:
-    """`submit`, the manager's, with validation as a stage.
-
-    A step's first batch may be a mismatch; the others are refills.
-    """
-
-    def validate(prompts: TensorDict) -> None:
-        submit(prompts)
-
-    queue = functools.partial(_queue_of, trainer)
-    stages = _submit_stages(validate, VALIDATION_ROLE, "verl.validate", queue, partition_id=VAL)
-    validated: int | None = None
-
-    @functools.wraps(submit)
-    def generate_sequences(prompts: TensorDict) -> None:
-        nonlocal validated
-        if not is_validation(prompts):
-            submit(prompts)
-            return
-        phase = "refill" if validated == trainer.global_steps else "submit"
-        validated = trainer.global_steps
-        SkipManager.set_step(trainer.global_steps)
-        stages[phase](prompts)
-        workers = trainer.reward_loop_manager.reward_loop_worker_handles
-        _score_dropped(SkipManager.skip_instances[VALIDATION_ROLE], prompts, workers, VAL)
-
-    return generate_sequences
 
 
 # -- rlskip's buffer with verl's manager -----------------------------------------------------
