@@ -16,7 +16,7 @@ import tomllib
 import rlskip
 from rlskip.config.application import COMPARED, DISTILLATION, NOT_COMPARED, OF_TEACHERS
 from rlskip.config.attachments import AttachConfig
-from rlskip.config.comments import comments
+from rlskip.config.check import comments
 from rlskip.config.facts import NEUTRAL_WORDS, OTHER_NODES, SHAPING_NAMES, SHAPING_PATTERNS
 from rlskip.hosts.verl.seams import TABLE
 from rlskip.skip.arguments import IGNORED, NEUTRAL_META

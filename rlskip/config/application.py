@@ -115,18 +115,21 @@ def application_facts(config: Any) -> HostFacts:
         given,
         experiment=look_up(config, _KEYS["experiment"]),
         project=look_up(config, "trainer.project_name"),
-        prompts=look_up_first(config, batch_sizes, None),
+        prompts=look_up_first(config, batch_sizes),
         # verl's V1 trainer submits train_batch_size prompts a step, gen_batch_size per fetch.
-        queued_prompts=look_up_first(config, reversed(batch_sizes), None),
+        queued_prompts=look_up_first(config, reversed(batch_sizes)),
         n=look_up(config, _KEYS["n"]),
         val_n=look_up(config, _KEYS["val_n"]),
-        prompt_len=_length(config, "prompt_length"),
-        response_len=_length(config, "response_length"),
+        # The rollouts' own limits in tokens, which verl takes from the data unless they are set.
+        prompt_len=look_up_first(config, (f"{ROLLOUT}.prompt_length", "data.max_prompt_length")),
+        response_len=look_up_first(
+            config, (f"{ROLLOUT}.response_length", "data.max_response_length")
+        ),
         steps=range(1, total + 1) if isinstance(total, int) else (),
         samples_dynamically=look_up(config, "algorithm.filter_groups.enable") is True,
         model=look_up(config, "actor_rollout_ref.model.path"),
         engine=look_up(config, f"{ROLLOUT}.name"),
-        tokenizer=look_up_first(config, _TOKENIZER, None),
+        tokenizer=look_up_first(config, _TOKENIZER),
         shaping={**shaping, **_of_teachers(config)},
         val_shaping={**shaping, **own},
         noticed=(ROLLOUT, DATA),
@@ -134,7 +137,7 @@ def application_facts(config: Any) -> HostFacts:
         workers=look_up(config, f"{ROLLOUT}.agent.num_workers"),
         sampling=_sampling(config, ROLLOUT),
         val_sampling=_sampling(config, f"{ROLLOUT}.val_kwargs"),
-        seed=look_up_first(config, ("data.seed", "seed"), None),
+        seed=look_up_first(config, ("data.seed", "seed")),
         # False is the application's default, not a user's choice.
         aliases={key: alias for key, alias in aliases.items() if alias[1] is not False},
         # Of nodes that the application does not have, messages name rlskip's own keys.
@@ -163,12 +166,6 @@ def _of_teachers(config: Any) -> dict[str, Any]:
         for key, value in leaves(node, DISTILLATION)
         if value is not None and any(fnmatchcase(key, name) for name in names)
     }
-
-
-def _length(config: Any, name: str) -> int | None:
-    """The rollouts' own limit in tokens, which verl takes from the data unless it is set."""
-    length: int | None = look_up_first(config, (f"{ROLLOUT}.{name}", f"{DATA}.max_{name}"), None)
-    return length
 
 
 def _sampling(config: Any, node: str) -> dict[str, Any]:

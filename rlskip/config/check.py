@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import math
 import re
 import types
@@ -24,13 +25,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import ConfigTypeError, OmegaConfBaseException
 
-from rlskip.config.comments import meaning
 from rlskip.config.register import NODES
 from rlskip.errors import ConfigError
 
 T = TypeVar("T")
 
 _RESOLVER = re.compile(r"\$\{\s*([\w.]+)\s*:")
+_FIELD = re.compile(r"^((?:    # .*\n)+)    (\w+): ", re.MULTILINE)
 _KNOWN_RESOLVER = re.compile(r"oc\.|(hydra|now|python_version)$")
 
 #: For keys of a node: a key of the host's, and the value there.
@@ -104,10 +105,10 @@ def look_up(config: Any, key: str) -> Any:
     return config
 
 
-def look_up_first(config: Any, keys: Iterable[str], default: Any) -> Any:
-    """The value at the first of `keys` that is there; `default` if none is."""
+def look_up_first(config: Any, keys: Iterable[str]) -> Any:
+    """The value at the first of `keys` that is there; None if none is."""
     found = (look_up(config, key) for key in keys)
-    return next((value for value in found if value is not None), default)
+    return next((value for value in found if value is not None), None)
 
 
 def leaves(node: Any, at: str = "", *, resolve: bool = True) -> Iterator[tuple[str, Any]]:
@@ -195,8 +196,9 @@ def read(
             default = f"leave it out for the default, {field.default}"
             problems.append(Problem(key, "no value was given (null)", default))
         elif what := _wrong(value, hint, field.metadata):
-            told = "" if "choices" in field.metadata else meaning(schema, name)
-            problems.append(Problem(key, what, told))
+            said = "" if "choices" in field.metadata else comments(schema).get(name, "")
+            first = re.split(r"[.] ", said, maxsplit=1)[0].rstrip(".")
+            problems.append(Problem(key, what, first[:1].lower() + first[1:]))
         else:
             values[name] = list(value) if isinstance(value, tuple) else value
     made = schema(**values)
@@ -206,6 +208,19 @@ def read(
             key, _ = given.get(name, (f"{at}.{name}", None))
             setattr(made, name, parsed(parse, value, key, problems))
     return made
+
+
+def comments(schema: type) -> dict[str, str]:
+    """The comment above each field of a dataclass and of its bases: docs/keys.md and errors use it.
+
+    Empty without the source.
+    """
+    bases = [base for base in reversed(schema.__mro__) if dataclasses.is_dataclass(base)]
+    try:
+        source = "".join(map(inspect.getsource, bases))
+    except (OSError, TypeError):
+        return {}
+    return {name: " ".join(re.findall(r"# (.*)", text)) for text, name in _FIELD.findall(source)}
 
 
 def parsed(

@@ -7,7 +7,7 @@ verl 0.6 - 0.7.1 names the flag ``actor_rollout_ref.rollout.skip_rollout``, verl
 from __future__ import annotations
 
 import warnings
-from collections.abc import MutableMapping
+from contextlib import nullcontext
 from typing import Any
 
 from omegaconf import DictConfig
@@ -47,7 +47,14 @@ def retire_legacy_flags(config: Any, rollout_enabled: bool) -> None:
     """
     for key in legacy_flags(config):
         if rollout_enabled:
-            _set(config, key, False)
+            above, _, name = key.rpartition(".")
+            holder = look_up(config, above)
+            try:
+                with read_write(holder) if isinstance(holder, DictConfig) else nullcontext():
+                    holder[name] = False
+            except TypeError as error:
+                what, remedy = "is true and cannot be turned off here", f"set {key} to false"
+                raise ConfigError(what, key, remedy) from error
             message = (
                 f"{key} and skip.rollout.enable are both true; rlskip acts and the legacy flag "
                 f"is forced to False. Remove {key}."
@@ -69,15 +76,3 @@ def refuse_legacy_flags(config: Any) -> None:
             key,
             f"add the override {key}=False",
         )
-
-
-def _set(config: Any, key: str, value: Any) -> None:
-    parent_key, _, name = key.rpartition(".")
-    parent = look_up(config, parent_key)
-    if isinstance(parent, DictConfig):
-        with read_write(parent):
-            parent[name] = value
-    elif isinstance(parent, MutableMapping):
-        parent[name] = value
-    else:
-        raise ConfigError("is true and cannot be turned off here", key, f"set {key} to false")

@@ -43,7 +43,12 @@ def lost_choices(settings: SkipSettings) -> list[Problem]:
 
 def _overridden(settings: SkipSettings, key: str, value: str, option: str) -> Problem:
     """`option` sets `key`, and something after it in the composition sets it to `value`."""
-    typed = [o for o in overrides_of(settings.facts.config) if o.lstrip("+").startswith(f"{key}=")]
+    typed = [
+        o
+        for o in overrides_of(settings.facts.config)
+        if o.lstrip("+").startswith(f"{key}=")
+        or (o.startswith("~") and f"{key}.".startswith(f"{o[1:].partition('=')[0]}."))
+    ]
     if typed:
         what = f"{typed[-1]} overrides the option {option}"
         return Problem(key, what, f"remove {typed[-1]}, or the option")

@@ -14,6 +14,7 @@ from rlskip.batch.columns import column_length, columns_of
 from rlskip.batch.fields import drop_fields, field_names, score_fields
 from rlskip.batch.row_fields import RowFields, RowsError
 from rlskip.batch.rows import RecordError, RowColumns
+from rlskip.config.check import look_up
 from rlskip.config.facts import HostFacts
 from rlskip.config.origin import Origin
 from rlskip.config.skip import TRAINING_ROLES, as_given, to_generate
@@ -84,11 +85,16 @@ class Dumps:
             self.directory = role_directory(self.directory, role)
         self._config = flat_config(facts.config)
         self.notices = Notices(role, c, facts, self.directory, self._config)
-        self.is_named_by_time = holds_time(facts.config, self._config, experiment)
-        if self.is_named_by_time:
+        names = {"experiment_name": experiment, "project_name": project, "dump_dir": c.dump_dir}
+        given = {as_given(f"skip.{key}", role, c): value for key, value in names.items()}
+        if look_up(facts.config, next(iter(given))) is None:  # it is the host's
+            given[facts.experiment_key] = experiment
+        timed = [key for key in given if holds_time(facts.config, key)]
+        self.is_named_by_time = bool(timed)
+        for key in timed:
             self.notices.once(
-                "time", "the experiment's name, %s, has the time in it (${now:}), so no later run "
-                "finds its dumps; set skip.experiment_name=NAME", experiment,
+                "time", "%s, %s, has the time in it (${now:}), so no later run finds its dumps; "
+                "name one without it", key, given[key],
             )  # fmt: skip
         # Who names the run shares its dumps on purpose.
         place = origin.place if c.experiment_name is None else None

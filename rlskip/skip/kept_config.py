@@ -34,7 +34,7 @@ _NO_SECRET = re.compile(
 )
 # What is masked wherever it occurs is at least as long: a short text is in many others.
 _LONG = 8
-_LEAST_TIME = 4  # characters: a day's number alone may be in any name
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _LOGIN = re.compile(r"://[^/\s]*:[^/\s]*@")
 _ENVIRONMENT = re.compile(r"\$\{\s*(oc\.)?(env|decode)\b")
 
@@ -70,11 +70,17 @@ def value_in(flat: Mapping[str, Any], key: str) -> Any:
     return ABSENT if MASKED in str(value) else value
 
 
-def holds_time(config: Any, flat: Mapping[str, Any], name: Any) -> bool:
-    """Whether a name has in it what ``${now:}`` gives; `flat` is :func:`flat_config`."""
-    timed = (key for key, text in leaves(config, resolve=False) if "${now:" in str(text))
-    texts = (str(flat.get(key, "")) for key in timed if not key.startswith("hydra."))
-    return any(text in str(name) for text in texts if len(text) >= _LEAST_TIME)
+def holds_time(config: Any, key: str) -> bool:
+    """Whether the value of a key has in it what ``${now:}`` gives, by way of other keys, too."""
+    raw = dict(leaves(config, resolve=False))
+    due, seen = [key], set[str]()
+    for name in due:  # grows
+        text = str(raw.get(name, ""))
+        if "${now:" in text:
+            return True
+        due += [other for other in _REFERENCE.findall(text) if other not in seen]
+        seen.update(due)
+    return False
 
 
 def keep_config(directory: Path, flat: Mapping[str, Any]) -> str:

@@ -38,6 +38,11 @@ OFF = "skip: {rollout: {enable: false}}\n"
             ["+skip=rollout_cache", "skip.rollout.enable=false"],
             ["skip.rollout.enable: skip.rollout.enable=false overrides the option rollout_cache"],
         ),
+        (
+            "a: 1\n",
+            ["+skip=rollout_cache", "~skip.rollout"],
+            ["skip.rollout.enable: ~skip.rollout overrides the option rollout_cache; remove ~skip"],
+        ),
         ("a: 1\n", ["+skip=rollout_cache", "skip.enable=false"], ["skip.enable: it is false"]),
         # Another role is on; what was chosen is lost all the same.
         (
