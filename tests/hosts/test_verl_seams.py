@@ -16,7 +16,7 @@ import rlskip_conf
 from rlskip import SkipManager
 from rlskip._wrap import AttachError, Seam
 from rlskip.doctor.environment import environment
-from rlskip.errors import NotInstalledError
+from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.hosts.verl import later_stages, no_engine, stages, trainer, v0, v1  # noqa: F401
 from rlskip.hosts.verl.names import SKIP_MANAGER, V0_TRAINER, V1_TRAINER
 from rlskip.hosts.verl.seams import JOURNALS, LATER_STAGES, NO_ENGINE, TABLE, lacking, seams
@@ -133,6 +133,15 @@ def test_a_role_whose_stage_is_never_called_ends_the_run(site: Path, tmp_path: P
     with pytest.raises(NotInstalledError, match="no stage called it in step 1") as error:
         manager.set_step(2)
     assert f"{V1_TRAINER}._submit_batch_to_rollout" in str(error.value)
+
+
+@pytest.mark.parametrize("node", ["merge.stepwise_output", "dispatch.rollout_level"])
+def test_a_node_that_the_fully_async_application_ignores_is_refused(site: Path, node: str) -> None:
+    """Without an option of `skip` the launcher process looks at nothing."""
+    manager = verl_stub.import_all()[SKIP_MANAGER].SkipManager
+    ignored = OmegaConf.from_dotlist([f"{node}=true", "async_training.staleness_threshold=1"])
+    with pytest.raises(ConfigError, match=node.partition(".")[0]):
+        manager.init(ignored)
 
 
 def test_doctor_shows_the_table_by_what_is_off(site: Path) -> None:

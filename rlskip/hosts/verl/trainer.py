@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from rlskip.config.application import application_facts
+from rlskip.config.check import look_up, raise_all
 from rlskip.config.facts import HostFacts
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import VALIDATION_ROLE
@@ -24,6 +25,7 @@ from rlskip.hosts.verl.names import SKIP_MANAGER
 from rlskip.hosts.verl.run_queue import run_queue
 from rlskip.hosts.verl.seams import VALIDATION, seams
 from rlskip.hosts.verl.supported_versions import refuse_old_release
+from rlskip.hosts.verl.trainer_config import idle_nodes
 from rlskip.jobs.records import job_id
 from rlskip.skip import SkipManager
 
@@ -133,6 +135,9 @@ STAGES: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {}
 
 @seams.around(f"{_MANAGER}.init")
 def _initializing(_: Callable[..., None], theirs: Any, config: Any) -> None:
+    # No other seam of the fully async application sees the config of its rollouter.
+    if look_up(config, "async_training") is not None:
+        raise_all(idle_nodes(config))
     begin(config)
     theirs.skip_instances = {}
 
