@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -200,14 +201,37 @@ def test_the_fully_async_rollouter_replays_its_samples(verl091: Any) -> None:
     assert second.summary["async_rollout"]["hits"] == SAMPLES
 
 
+# -- role rollout_tq, prompt by prompt -------------------------------------------------------
+PLAIN = ("v1", "trainer.val_before_train=False", "+skip=rollout_tq_cache")
+
+
+@pytest.fixture(scope="module")
+def two_steps(verl091: Any) -> Any:
+    """Eight prompts in two steps."""
+    return verl091.train("v1_two_steps", *PLAIN, "skip.dump_dir=dumps")
+
+
 @pytest.mark.long
-def test_with_another_batch_size_each_prompt_has_its_group(verl091: Any) -> None:
-    """The eight prompts of two steps in four."""
-    plain = ("v1", "trainer.val_before_train=False", "+skip=rollout_tq_cache")
-    first = verl091.train("v1_two_steps", *plain, "skip.dump_dir=dumps")
+def test_with_another_batch_size_each_prompt_has_its_group(verl091: Any, two_steps: Any) -> None:
     smaller = ("data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2")
-    replay = ("skip.match=prompt", "skip.on_miss=error", f"skip.dump_dir={first.folder}/dumps")
-    again = verl091.train("v1_four_steps", *plain, *smaller, *replay, seed=2, steps=4)
-    assert again.generated == first.generated - SESSIONS
+    replay = ("skip.match=prompt", "skip.on_miss=error", f"skip.dump_dir={two_steps.folder}/dumps")
+    again = verl091.train("v1_four_steps", *PLAIN, *smaller, *replay, seed=2, steps=4)
+    assert again.generated == two_steps.generated - SESSIONS == 0
     assert again.summary["rollout_tq"]["hits"] == len(again.grad_norms) == 4
-    assert sum(again.scores) / 4 == pytest.approx(sum(first.scores) / 2)
+    assert sum(again.scores) / 4 == pytest.approx(sum(two_steps.scores) / 2)
+
+
+@pytest.mark.long
+def test_a_step_of_which_some_prompts_have_dumps_generates_the_others(
+    verl091: Any, two_steps: Any
+) -> None:
+    dumps = verl091.folder / "partial_dumps"
+    shutil.copytree(two_steps.folder / "dumps", dumps)
+    (second,) = dumps.glob("*/*/2")
+    shutil.rmtree(second)
+    larger = ("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8")
+    replay = ("skip.match=prompt", f"skip.dump_dir={dumps}")
+    run = verl091.train("v1_partial", *PLAIN, *larger, *replay, seed=2, steps=1)
+    assert run.generated == PROMPTS * N == SESSIONS / 2
+    assert len(run.grad_norms) == 1
+    assert "rlskip/replayed:0.5" in run.output
