@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from rlskip.config.dispatch import read_dispatch
 from rlskip.errors import ConfigError
 from rlskip.hosts.verl import handshake
 from rlskip.hosts.verl import journals as verl_journals
 from rlskip.hosts.verl.journals import start_journals, tidy_journals
-from rlskip.hosts.verl.trainer_config import V1Settings, plug_in
+from rlskip.hosts.verl.trainer_config import plug_in
 from rlskip.queue import MemoryQueue
 from rlskip.skip import SkipManager
 from tests.verl.test_v1_config import VERL
@@ -46,9 +47,8 @@ def verl(folder: Path, *more: str) -> DictConfig:
 
 
 def start(config: DictConfig) -> Any:
-    settings = V1Settings.read(config)
-    plug_in(config, {}, settings)
-    return start_journals(config, settings, MemoryQueue())
+    plug_in(config, {})
+    return start_journals(config, read_dispatch(config), MemoryQueue())
 
 
 def test_runs_with_the_role_and_without_it_share_journals(tmp_path: Path) -> None:

@@ -24,14 +24,14 @@ from omegaconf import DictConfig
 
 from rlskip.config.application import application_facts
 from rlskip.config.check import look_up
-from rlskip.config.replay import ReplayConfig
+from rlskip.config.dispatch import DispatchConfig
+from rlskip.config.replay import read_replay
 from rlskip.config.settings import read_skip
 from rlskip.dispatch.resume import Journals, journal_identity
 from rlskip.hosts.verl.facts import NEEDED
 from rlskip.hosts.verl.handshake import leave_token, refuse_unshared
 from rlskip.hosts.verl.names import MODE_KEY, SAMPLER_KEY
 from rlskip.hosts.verl.supported_versions import verl_release
-from rlskip.hosts.verl.trainer_config import V1Settings
 from rlskip.jobs.records import job_id
 from rlskip.queue import TrajectoryQueue
 from rlskip.skip import SkipManager
@@ -46,17 +46,17 @@ _journals: Journals | None = None
 
 
 def start_journals(
-    config: DictConfig, settings: V1Settings, queue: TrajectoryQueue
+    config: DictConfig, dispatch: DispatchConfig, queue: TrajectoryQueue
 ) -> Journals | None:
     """The journals of the run; None if it has none."""
     global _journals
     _journals = None
-    if settings.dispatch.journal:
+    if dispatch.journal:
         role = _role_of(config)
         leave_token(str(role.local_config.dump_dir), _JOURNAL)
-        identity = journal_identity(journaled_as(role, config), settings.dispatch)
+        identity = journal_identity(journaled_as(role, config), dispatch)
         sync = look_up(config, MODE_KEY) == "sync"
-        span = 1 if sync else _max_span(config, settings.replay)
+        span = 1 if sync else _max_span(config)
         _journals = Journals(role.dumps.store, identity, queue, max_span=span)
     return _journals
 
@@ -94,8 +94,9 @@ def sharing(config: DictConfig) -> Callable[[], None]:
     return functools.partial(refuse_unshared, key, dump_dir, job_id(), here, _JOURNAL)
 
 
-def _max_span(config: Any, replay: ReplayConfig) -> int | None:
+def _max_span(config: Any) -> int | None:
     """How many steps a group may span, as rlskip's buffer has it from `replay` or the sampler."""
+    replay = read_replay(config)
     if replay.max_off_policy_strategy != "none":
         return replay.max_off_policy_threshold
     if look_up(config, f"{SAMPLER_KEY}.max_off_policy_strategy") in (None, "none"):

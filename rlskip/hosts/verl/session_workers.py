@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
+from rlskip.config.dispatch import read_dispatch
 from rlskip.dispatch import RayPool, RolloutDispatcher, Session
 from rlskip.dispatch.failures import DataFailure
 from rlskip.dispatch.pools import Unjournaled
@@ -23,7 +24,6 @@ from rlskip.dispatch.timeouts import write_seconds
 from rlskip.hosts.verl.attempt_keys import AttemptKeys, Running, running
 from rlskip.hosts.verl.journals import sharing, start_journals
 from rlskip.hosts.verl.run_queue import run_queue
-from rlskip.hosts.verl.v1 import trainer_settings
 
 # The class behind the ``ray.remote`` that verl puts on it.
 _VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class
@@ -79,9 +79,8 @@ class SessionManager(AgentLoopManagerTQ):
     """verl's agent-loop manager with rlskip's dispatcher between it and the workers."""
 
     async def _init_agent_loop_workers(self) -> None:
-        settings = trainer_settings()
-        dispatch = settings.dispatch
-        journals = start_journals(self.config, settings, run_queue())
+        dispatch = read_dispatch(self.config)
+        journals = start_journals(self.config, dispatch, run_queue())
         worker = functools.partial(
             SessionWorker,
             self.config,

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Collection
 from typing import Any
 
-import attrs
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rlskip.config.check import Problem, look_up, raise_all
@@ -79,27 +78,12 @@ def judge(config: DictConfig, skip: SkipSettings, main: str | None = None) -> No
         return
     is_v1 = main != ONE_STEP_OFF and look_up(config, "trainer.use_v1")
     if is_v1 and not (is_recipe and "rollout" in roles):
-        plug_in(config, roles, V1Settings.read(config), problems)
+        plug_in(config, roles, problems)
     else:
         raise_all(problems + _roles_not_called(roles, "rollout") + idle_nodes(config))
 
 
-@attrs.frozen
-class V1Settings:
-    """What `dispatch` and `replay` ask of a V1 trainer."""
-
-    dispatch: DispatchConfig
-    replay: ReplayConfig
-
-    @classmethod
-    def read(cls, config: DictConfig) -> V1Settings:
-        """Read both nodes; raises ConfigError."""
-        return cls(read_dispatch(config), read_replay(config))
-
-
-def plug_in(
-    config: DictConfig, roles: Roles, settings: V1Settings, found: Collection[Problem] = ()
-) -> None:
+def plug_in(config: DictConfig, roles: Roles, found: Collection[Problem] = ()) -> None:
     """Plug rlskip's manager and replay buffer into a V1 config that asks for them.
 
     `found` are the problems that the config is known to have.
@@ -111,11 +95,12 @@ def plug_in(
         the user's own, options of verl that rlskip's parts cannot honour.
     """
     problems = [*found, *_roles_not_called(roles, "rollout_tq"), *idle_nodes(config, v1=True)]
-    _plug_in_manager(config, settings.dispatch, problems)
+    dispatch = read_dispatch(config)
+    _plug_in_manager(config, dispatch, problems)
     # verl's own buffer does not know the markers of finished sessions.
-    needs_ours = settings.dispatch.rollout_level or find_node(config, "replay") is not None
+    needs_ours = dispatch.rollout_level or find_node(config, "replay") is not None
     if needs_ours or samples_with_ours(config):
-        _plug_in_buffer(config, settings.replay, problems)
+        _plug_in_buffer(config, read_replay(config), problems)
     raise_all(problems)
 
 

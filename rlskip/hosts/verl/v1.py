@@ -14,12 +14,10 @@ from rlskip.batch.meta import is_validation
 from rlskip.batch.prompts import uids_of
 from rlskip.config.check import look_up
 from rlskip.config.skip import VALIDATION_ROLE
-from rlskip.errors import NotInstalledError
 from rlskip.hosts.verl.facts import last_checkpoint
 from rlskip.hosts.verl.journals import tidy_journals
 from rlskip.hosts.verl.names import (
     FILTER_KEY,
-    MANAGER_KEY,
     SCORES,
     V1_BUFFER,
     V1_MANAGER,
@@ -30,7 +28,7 @@ from rlskip.hosts.verl.preflight import before_workers
 from rlskip.hosts.verl.run_queue import run_queue, status_queue
 from rlskip.hosts.verl.seams import seams
 from rlskip.hosts.verl.trainer import STAGES, begin, lacking_now
-from rlskip.hosts.verl.trainer_config import V1Settings, plug_in, samples_with_ours
+from rlskip.hosts.verl.trainer_config import plug_in, samples_with_ours
 from rlskip.keys import (
     EXPECTED_ROLLOUTS,
     ROLLOUT_N,
@@ -47,26 +45,6 @@ _ROLE = "rollout_tq"
 _SUBMITTED_AT = "_rlskip_submitted_at"  # the trainer's attribute: the step of its last batch
 _SELECTED = "_rlskip_selected"  # the buffer's attribute: its partition as it was last selected from
 
-# The settings of the trainer in this process.
-_settings: V1Settings | None = None
-
-
-def trainer_settings() -> V1Settings:
-    """The settings that were read when the trainer of this process was made.
-
-    Raises
-    ------
-    NotInstalledError
-        No trainer was made, or rlskip's plug-in was not loaded before that.
-    """
-    if _settings is None:
-        raise NotInstalledError(
-            "no V1 trainer with rlskip's plug-in was made in this process",
-            MANAGER_KEY,
-            "run `rlskip doctor` to see whether verl loads the plug-in",
-        )
-    return _settings
-
 
 @seams.around(f"{V1_TRAINER}.__init__")
 def _beginning(
@@ -76,9 +54,7 @@ def _beginning(
 
     :mod:`~rlskip.hosts.verl.trainer_config` plugs in what `dispatch` and `replay` ask for.
     """
-    global _settings
-    skip, _settings = begin(config), V1Settings.read(config)
-    plug_in(config, skip.roles, _settings)
+    plug_in(config, begin(config).roles)
     init(self, config, *args, **kwargs)
 
 
