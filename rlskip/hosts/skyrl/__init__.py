@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import itertools
 import os
 import re
@@ -27,7 +26,6 @@ from rlskip._wrap import AttachError, around
 from rlskip.config.check import look_up, raise_all
 from rlskip.config.dump_dir import DIRECTORY_VARIABLE
 from rlskip.config.facts import HostFacts
-from rlskip.config.merge import read_merge
 from rlskip.config.record import read_record
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import VALIDATION_ROLE
@@ -40,9 +38,9 @@ from rlskip.hosts.skyrl.facts import (
     facts_of,
     steps_of,
 )
-from rlskip.hosts.skyrl.no_engine import NoClient, send_no_weights
+from rlskip.hosts.skyrl.seams import NoClient, merge_turns, send_no_weights
 from rlskip.hosts.standalone_config import CONFIG_VARIABLE, ROLE, is_on, read_config
-from rlskip.merge import TrajectoryID, merge
+from rlskip.merge import TrajectoryID
 from rlskip.skip.arguments import ALL
 from rlskip.skip.manager import SkipManager
 from rlskip.skip.preflight import preflight as problems
@@ -164,49 +162,6 @@ def preflight(trainer: Any) -> None:
     steps, evaluated = steps_of(trainer)
     facts = attrs.evolve(settings.facts, steps=steps, validated=evaluated)
     raise_all(problems(SkipManager.skip_instances, facts, engine=settings.start_engine))
-
-
-def merge_turns(trainer: Any, config: Any) -> None:
-    """Make `trainer` merge the turns of its trajectories, configured by ``config["merge"]``.
-
-    Reward metrics are computed before, on the unmerged turns. The merge's metrics are added to
-    the trainer's. SkyRL's own ``generator.merge_stepwise_output`` is turned off.
-    """
-    generator = trainer.cfg.generator
-    flag = {"merge_stepwise_output": generator.merge_stepwise_output}
-    settings = read_merge({"merge": config["merge"], "generator": flag})
-    if not settings.stepwise_output:
-        return
-    if not generator.step_wise_trajectories:
-        raise ConfigError(
-            "there are no turns to merge",
-            "merge.stepwise_output",
-            "set generator.step_wise_trajectories=true",
-        )
-    postprocess = trainer.postprocess_generator_output
-    if "metrics_generator_output" not in inspect.signature(postprocess).parameters:
-        raise AttachError(
-            "postprocess_generator_output takes no metrics_generator_output",
-            "rlskip.hosts.skyrl",
-            "merging needs SkyRL 0.3",
-        )
-    generator.merge_stepwise_output = False
-
-    @functools.wraps(postprocess)
-    def merging(
-        generator_output: Any,
-        uids: list[str],
-        metrics_generator_output: Any = None,
-        metrics_uids: list[str] | None = None,
-    ) -> Any:
-        if metrics_generator_output is None:
-            metrics_generator_output, metrics_uids = generator_output, uids
-        merged, merged_uids, report = merge(generator_output, settings, uids, trainer.tokenizer)
-        done = postprocess(merged, merged_uids, metrics_generator_output, metrics_uids)
-        trainer.all_metrics.update(report)
-        return done
-
-    trainer.postprocess_generator_output = merging
 
 
 def main() -> None:

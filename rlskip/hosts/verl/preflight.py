@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from rlskip.config.check import Problem, look_up, raise_all
+from rlskip.config.facts import HostFacts
 from rlskip.config.settings import SkipSettings
 from rlskip.hosts.verl.facts import with_steps
 from rlskip.hosts.verl.later_stages import REF, REWARD, leave_out, loaded_identity
@@ -23,24 +24,18 @@ from rlskip.skip.preflight import Roles, preflight
 
 
 def problems(
-    settings: SkipSettings,
-    roles: Roles,
-    total: int | None = None,
-    per_epoch: int | None = 1,
-    *,
-    here: bool = False,
+    settings: SkipSettings, roles: Roles, trains: HostFacts | None = None
 ) -> list[Problem]:
     """All that a run of verl with these `roles` would have to generate although it must not.
 
-    `total` and `per_epoch` are those of :func:`with_steps`: without a data loader it is certain
-    that an epoch has one step. `here` tells whether this process trains.
+    `trains` are the facts in the process that trains. Without a data loader it is certain that an
+    epoch has one step.
     """
-    config = settings.facts.config
-    facts = with_steps(settings.facts, total, per_epoch)
-    if here:  # the launcher process has verl's older keys of the reward still
+    config, facts = settings.facts.config, trains or with_steps(settings.facts, None, 1)
+    if trains:  # the launcher process has verl's older keys of the reward still
         called_with = {role: loaded_identity(role, config) for role in roles.keys() & {REF, REWARD}}
         facts = attrs.evolve(facts, called_with=called_with)
-    found = preflight(roles, facts, engine=settings.start_engine, here=here)
+    found = preflight(roles, facts, engine=settings.start_engine, here=trains is not None)
     if settings.start_engine:
         return found
     if look_up(config, "async_training") is not None:
@@ -90,8 +85,8 @@ def before_workers(config: Any, total: int | None, per_epoch: int | None = None)
     settings = SkipManager.settings
     if settings is None or not settings.roles:
         return
-    raise_all(problems(settings, SkipManager.skip_instances, total, per_epoch, here=True))
     facts = with_steps(settings.facts, total, per_epoch)
+    raise_all(problems(settings, SkipManager.skip_instances, facts))
     leave_out(config, facts.steps, facts.validated)
     if not settings.start_engine:
         choose(config)

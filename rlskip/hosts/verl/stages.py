@@ -72,10 +72,7 @@ def _computing_advantage_v1(
 
 
 def _record(fields: Any, rows: Any) -> None:
-    there, found = set(fields.keys()), {}
-    for field, name in FIELDS.items():
-        if field in there:
-            found[name] = fields[field]
+    found = {name: fields[field] for field, name in FIELDS.items() if field in set(fields.keys())}
     for name, value in found.items():
         stages.record(name, value, rows=rows)
 
