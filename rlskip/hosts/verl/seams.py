@@ -63,7 +63,7 @@ TABLE = (
     Seam(f"{V1_TRAINER}._init_dataloader", _PREFLIGHT, role="rollout_tq"),
     Seam(
         f"{V1_TRAINER}._submit_batch_to_rollout",
-        "replays prompts that are submitted, refills and warm-up among them",
+        "replays prompts that are submitted, refills among them",
         role="rollout_tq",
     ),
     Seam(f"{V1_TRAINER}._next_train_batch", "fetches the prompts of dumped refills"),

@@ -172,7 +172,7 @@ def _annotating_tq(_: Any, __: Any, role: str, phase: str) -> Callable[[Any], An
     """verl's decorator of V1's two halves.
 
     What is under phase ``submit`` stays bare: its prompts pass `_submit_batch_to_rollout`, as
-    refills and the warm-up do, which verl decorates nowhere.
+    refills do, which verl decorates nowhere. Its warm-up verl leaves out under this role.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
