@@ -49,7 +49,6 @@ def test_the_scan_of_the_plug_in_is_light(tmp_path: Path) -> None:
     # It did happen, and took in no more than what Hydra must know.
     assert set(seen["ours"]) == {
         "rlskip",
-        "rlskip._compat",
         "rlskip._hydra",
         "rlskip._lazy",
         "rlskip._version",
