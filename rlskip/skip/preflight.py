@@ -249,7 +249,8 @@ def _holes(roles: Roles, facts: HostFacts) -> list[Problem]:
                 remedy += f"there once with {generate}"
         killed = [step for step in missing if (dumps.directory / journal_name(step)).exists()]
         if killed:
-            remedy += f"; step {compact(killed)} has a journal, which dispatch.journal=true completes"
+            has = f"step {compact(killed)} has a journal"
+            remedy += f"; {has}, which dispatch.journal=true completes"
         # Without an engine every step must be listed.
         if (there := {*listed} - {*missing}) and not local.lacks_engine:
             remedy += f", or list those that have one: 'skip.steps=\"{compact(sorted(there))}\"'"

@@ -113,7 +113,7 @@ def test_a_killed_worker_costs_the_sessions_in_flight(verl091: Any, whole: Any) 
     assert set(made.values()) == {1}, "no session twice"
 
 
-def test_a_replay_refuses_the_step_of_a_killed_run_until_that_completes_it(verl091: Any, whole: Any) -> None:
+def test_a_replay_refuses_a_killed_step_until_a_run_completes_it(verl091: Any, whole: Any) -> None:
     run(verl091, "plain", ROLE, stop_at=A_STEP + 3)
     refused = run(verl091, "plain", "+skip=rollout_tq_replay", journal=(), fails=True)
     assert "step 2 has a journal, which dispatch.journal=true completes" in refused.output

@@ -149,6 +149,7 @@ class _Generation:
         def generate_and_record(*args: Any, **kwargs: Any) -> dict[str, Any]:
             return self._generate_and_record(*args, **kwargs)
 
+        pad = getattr(getattr(trainer, "processing_class", None), "pad_token_id", None)
         self._stages = {
             role: SkipManager.annotate(
                 role=role,
@@ -156,7 +157,7 @@ class _Generation:
                 prompts=self._prompts,
                 identity=functools.partial(self._identity, role),
                 lacks=self._lacks,
-                rows={**seam.rows, **_padding(trainer)},
+                rows={**seam.rows, **({"pad": pad} if isinstance(pad, int) else {})},
                 totals={"metrics": lambda rows: {}, "num_tokens": _num_tokens},
                 ignore=[ALL],
             )(generate_and_record)
@@ -268,12 +269,6 @@ def _is_logprobs(part: Any) -> bool:
     rows = part if isinstance(part, list) else []
     values = (value for row in rows if isinstance(row, list) for value in row if value is not None)
     return isinstance(next(values, None), float)
-
-
-def _padding(trainer: Any) -> dict[str, int]:
-    """The token that pads the trainer's tensors, as a description of rows has it."""
-    pad = getattr(getattr(trainer, "processing_class", None), "pad_token_id", None)
-    return {"pad": pad} if isinstance(pad, int) else {}
 
 
 def _num_tokens(done: dict[str, Any]) -> int:

@@ -106,24 +106,16 @@ def _content_at(config: Any, key: str) -> str | None:
     """A hash of the module that a key names: a reward function is often changed in its place."""
     if not (name := look_up(config, key)):
         return None
-    try:
-        return hashlib.sha256(_read_module(str(name))).hexdigest()[:16]
+    try:  # verl takes the module's path, as an URL, too, or its name
+        file = Path(str(name).removeprefix("file://")).expanduser()
+        if str(name).startswith("pkg://"):
+            module = str(name).removeprefix("pkg://").replace("/", ".")
+            file = Path(str(find_spec(module).origin))  # type: ignore[union-attr]
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     except (OSError, ImportError, ValueError, AttributeError) as error:
         what = f"{name!r} cannot be read here ({error}): if it is edited, its old scores would stay"
         remedy = f"name a file that is here, too, or set skip.{REWARD}.enable=false"
         raise ConfigError(what, key, remedy) from error
-
-
-def _read_module(name: str) -> bytes:
-    """The source of a module in one of the forms that verl's ``load_module`` takes."""
-    if not name.startswith("pkg://"):
-        return Path(name.removeprefix("file://")).expanduser().read_bytes()
-    name = name.removeprefix("pkg://").replace("/", ".")
-    if (found := find_spec(name)) is None:
-        raise ModuleNotFoundError(f"no module is named {name}")
-    loader: Any = found.loader
-    content: bytes = loader.get_data(found.origin)
-    return content
 
 
 def refused(config: Any, settings: SkipSettings) -> list[Problem]:

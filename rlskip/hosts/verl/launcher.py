@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import socket
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 from hydra.core.utils import JobStatus
 
+from rlskip._compat import version_of
 from rlskip.config.settings import SkipSettings
 from rlskip.errors import NotInstalledError
 from rlskip.hosts.verl.handshake import (
@@ -29,13 +31,16 @@ from rlskip.hosts.verl.names import (
     TOKEN_VARIABLE,
 )
 from rlskip.hosts.verl.supported_versions import (
+    SUPPORTED,
     is_old_release,
     is_verls,
     refuse_old_release,
-    warn_of_new_release,
+    verl_release,
 )
 from rlskip.hosts.verl.trainer_config import judge
 from rlskip.jobs.records import FOLDER, JOB_VARIABLE, acknowledged
+
+log = logging.getLogger(__name__)
 
 _CHANGED = (MODULES_VARIABLE, RAY_HOOK_VARIABLE, NEXT_HOOK_VARIABLE, TOKEN_VARIABLE)
 
@@ -115,7 +120,12 @@ def before_job(settings: SkipSettings) -> None:
     if not starts_verl(settings):
         return
     refuse_old_release()
-    warn_of_new_release()
+    if (version_of("verl") or (0,))[: len(SUPPORTED)] > SUPPORTED:
+        log.warning(
+            "rlskip: verl %s is newer than 0.9, the newest that was tested: it is tried, and a "
+            "seam that has changed ends the run",
+            verl_release(),
+        )
     _check_plugin()
     judge(copy.deepcopy(settings.facts.config), settings, _main_module())
     from rlskip.hosts.verl.preflight import before_ray  # torch is not for every application

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from rlskip._compat import version_of
 from rlskip.config.check import look_up
 from rlskip.errors import ConfigError
 
-# The oldest release that loads plug-ins, and the newest that is tested.
-_SUPPORTED = (0, 9)
-
-log = logging.getLogger(__name__)
+#: The oldest release that loads plug-ins, and the newest that is tested.
+SUPPORTED = (0, 9)
 
 
 def is_verls(config: Any) -> bool:
@@ -28,7 +25,7 @@ def verl_release() -> str:
 
 def is_old_release() -> bool:
     """Whether the installed verl is older than the supported release."""
-    return (version_of("verl") or (0,)) < _SUPPORTED
+    return (version_of("verl") or (0,)) < SUPPORTED
 
 
 def refuse_old_release() -> None:
@@ -39,14 +36,4 @@ def refuse_old_release() -> None:
             "skip",
             "pip install 'verl>=0.9'; or, if a program of your own generates in "
             "its own process, name each function: skip.attach.ROLE=package.module:function",
-        )
-
-
-def warn_of_new_release() -> None:
-    """Log a warning if the installed verl is newer than the supported release."""
-    if (version_of("verl") or (0,))[: len(_SUPPORTED)] > _SUPPORTED:
-        log.warning(
-            "rlskip: verl %s is newer than 0.9, the newest that was tested: it is tried, and a "
-            "seam that has changed ends the run",
-            verl_release(),
         )
