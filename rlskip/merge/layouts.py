@@ -126,11 +126,12 @@ def fold(name: str, value: Any, rows: Rows, chains: list[Chain]) -> Any:
         return None
     lengths = [len(response) for response in rows.responses]
     if (any(lengths) or name in turns.PER_TOKEN) and list(map(_length, value)) == lengths:
-        types = {*map(type, flatten.from_iterable(value))}
+        own = turns.PER_TOKEN.get(name)  # see naming_odd_tokens
+        types = {own} if own else {*map(type, flatten.from_iterable(value))}
         are_lists = all(isinstance(entry, list | tuple) for entry in value)
         if are_lists and all(issubclass(one, NUMBER) for one in types):
             zero = 0.0 if any(issubclass(one, float | np.floating) for one in types) else 0
-            return [type(value[0])(_joined(value, zero, rows, chain)) for chain in chains]
+            return [_joined(value, zero, rows, chain) for chain in chains]
         expect(
             # Entries of one length may have it by chance.
             len({*lengths}) == 1 or all(len(chain) == 1 for chain in chains),
@@ -148,13 +149,13 @@ def _length(entry: Any) -> int | None:
     return len(entry) if is_sequence else None
 
 
-def _joined(entries: list[Any], zero: float, rows: Rows, chain: Chain) -> list[Any]:
+def _joined(entries: list[Any], zero: float, rows: Rows, chain: Chain) -> Sequence[Any]:
     """The entries of a chain's rows, with zeros for the observations."""
     joined: list[Any] = []
     for i, start in rows.turns(chain):
         joined += [zero] * (len(rows.prompts[i]) - start)
         joined += entries[i]
-    return joined
+    return joined if isinstance(entries[0], list) else tuple(joined)
 
 
 # -- packed batches ------------------------------------------------------------------------------

@@ -71,14 +71,13 @@ def report_on(
     rows: Rows, linked: list[list[Chain]], strategy: str, tokenizer: Any = None
 ) -> MergeReport:
     """Count rows and tokens before and after, and find the cause of every break."""
-    chains = [chain for chains in linked for chain in chains]
-    breaks = tuple(_breaks(rows, linked, strategy, tokenizer))
+    breaks = list(_breaks(rows, linked, strategy, tokenizer))
     causes = Counter(b.cause for b in breaks)
     metrics = {
         "generate/num_seq_before_merge": len(rows.prompts),
-        "generate/num_seq_after_merge": len(chains),
+        "generate/num_seq_after_merge": sum(map(len, linked)),
         "generate/num_tokens_before_merge": sum(map(rows.length, range(len(rows.prompts)))),
-        "generate/num_tokens_after_merge": sum(rows.length(chain[-1]) for chain in chains),
+        "generate/num_tokens_after_merge": sum(rows.length(c[-1]) for one in linked for c in one),
         **{f"generate/num_merge_breaks_{cause}": causes[cause] for cause in CAUSES},
     }
     return MergeReport(metrics, breaks)

@@ -32,7 +32,7 @@ TIME_SPLITS = "trajectory_time_splits"
 REQUIRED = (PROMPTS, RESPONSES, REWARDS, MASKS)
 
 # Fields with one value per response token; `rewards` may also hold one number per row.
-PER_TOKEN = (MASKS, REWARDS, LOGPROBS)
+PER_TOKEN: dict[str, type] = {MASKS: int, REWARDS: float, LOGPROBS: float}
 
 # One value per token, patch or image: the last turn's values alone would be misaligned.
 NOT_CARRIED = (
