@@ -204,12 +204,12 @@ def _missing(name: str, one: _Given) -> RewardError:
     return RewardError(what, one._where, remedy)
 
 
-def score_of(verdict: Any) -> float | Exception:
-    """The score in a verdict, a finite number or verl's mapping with one; else what is wrong."""
+def score_of(verdict: Any, *, finite: bool = True) -> float | Exception:
+    """The score in a verdict, a `finite` number or verl's mapping with one; else what is wrong."""
     try:
         score: Any = verdict.get("score") if isinstance(verdict, Mapping) else verdict
         found = float(score)
-        if math.isfinite(found):
+        if math.isfinite(found) or not finite:
             return found
     except Exception:  # a verdict may be anything
         pass
