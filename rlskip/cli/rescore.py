@@ -14,11 +14,11 @@ import typer
 from rlskip._human import number, short
 from rlskip.cli.options import Dir, Json, Target, Tokenizer, decoder, dump_dir
 from rlskip.cli.screen import Cell, progress, put, table, text
-from rlskip.config.steps import Steps
+from rlskip.config.steps import Steps, compact
 from rlskip.errors import ConfigError
 from rlskip.rescore.named import named_function
 from rlskip.runs.find import find_target
-from rlskip.runs.opened import Run
+from rlskip.runs.opened import NoSuchPlaceError, Run
 
 if TYPE_CHECKING:
     from rlskip.rescore.judge import Judge
@@ -66,6 +66,9 @@ def rescore(
     if isinstance(target, Run):
         # Each as a run of that step alone, which is empty where a live run removes it meanwhile.
         chosen = [target[step : step + 1] for step in target.steps() if step in wanted]
+        if not chosen:
+            there = f"its steps are {compact(target.steps()) or 'none'}"
+            raise NoSuchPlaceError(f"it has none of the steps {steps}", target.name, there)
     more = None if data is None else read_data(data)
     with _judge(reward, version, cache) as judge:
         how = Rescoring(judge, only_failed, repeat, workers, more)

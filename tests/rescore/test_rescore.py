@@ -229,6 +229,19 @@ def test_a_function_that_does_not_fit_is_bad_input(
     assert word in found.err
 
 
+@pytest.mark.parametrize("takes", ["solution_str, **more", "solution_str, ground_truth=None"])
+def test_the_ground_truth_may_be_missing_where_it_is_not_needed(
+    judges: Path, rlskip: Any, takes: str
+) -> None:
+    run = judges / "dumps" / RUN
+    StepStore(run).save(1, {"output": ["a", "bc"], "score": [0.0, 0.0]})
+    (judges / "free.py").write_text(f"def judge({takes}):\n    return len(solution_str)\n")
+    found = rlskip("rescore", run, "--reward", "free:judge", "--json")
+    assert (found.code, found.json["new"]["mean"]) == (0, 1.5), found.err
+    none = rlskip("rescore", run, "--reward", "free:judge", "--steps", "2-9")
+    assert (none.code, "it has none of the steps 2-9" in none.err) == (2, True)
+
+
 def test_without_text_the_tokens_are_given(judges: Path, rlskip: Any, dumps: Path) -> None:
     where = dumps / "grpo_tiny" / "GBS4_N2_in6_out8"
     found = rlskip("rescore", where, "--reward", "judges:lists", "--steps", "2", "--json").json
