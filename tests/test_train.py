@@ -214,8 +214,8 @@ def test_the_policy_learns_and_a_replay_costs_nothing(train: Any, tmp_path: Path
     assert spent[1] < 0.1 * spent[0], spent  # benchmarks.step_time measures it
 
 
-def test_the_games_rewards_are_reproduced_and_a_run_of_others_trains(
-    train: Any, folder: Path, first: Any, rlskip: Any, monkeypatch: pytest.MonkeyPatch
+def test_the_games_rewards_are_reproduced(
+    folder: Path, first: Any, rlskip: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(folder))
     (run,) = (folder / "dumps").glob("guess_*/*")
@@ -226,15 +226,3 @@ def test_the_games_rewards_are_reproduced_and_a_run_of_others_trains(
     assert again.code == 0, again.err
     assert again.json["sessions"] == 3 * 4 * 4
     assert again.json["changed"] == 0, "to the last bit"
-    (folder / "other.py").write_text(
-        "def reward(completions):\n    return [8 - len(c) for c in completions]\n"
-    )
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    wrote = rlskip("rescore", run, "--reward", "other:reward", "--write", folder / "rescored")
-    assert wrote.code == 0, wrote.err
-    replayed = train(folder, "short", "+skip=rollout_replay", "skip.dump_dir=rescored")
-    assert counts(folder, "short") == (3, 0)
-    for one, other in zip(first, replayed, strict=True):
-        assert (one["success"], one["turns"]) == (other["success"], other["turns"])
-        assert one["reward"] != other["reward"]
-    assert [row["loss"] for row in first] != [row["loss"] for row in replayed]

@@ -275,8 +275,8 @@ class Rows:
 
     @cached_property
     def masks(self) -> np.ndarray:
-        """Hashes of which of each row's tokens were sampled, uint64 [B]."""
-        return _hashes(self.sampled)
+        """Hashes of which of each row's tokens were sampled, uint64 [B]; another if unknown."""
+        return _hashes(self.sampled, [b"?" * (i in self.unknown) for i in range(len(self))])
 
     def _cut(self, flat: np.ndarray) -> list[np.ndarray]:
         return np.split(flat, np.cumsum(self.lengths)[:-1]) if len(self) else []

@@ -14,11 +14,11 @@ import typer
 from rlskip._human import number, short
 from rlskip.cli.options import Dir, Json, Target, Tokenizer, decoder, dump_dir
 from rlskip.cli.screen import Cell, progress, put, table, text
-from rlskip.config.steps import Steps
+from rlskip.config.steps import Steps, compact
 from rlskip.errors import ConfigError
 from rlskip.rescore.named import named_function
 from rlskip.runs.find import find_target
-from rlskip.runs.opened import Run
+from rlskip.runs.opened import NoSuchPlaceError, Run
 
 if TYPE_CHECKING:
     from rlskip.rescore.judge import Judge
@@ -50,9 +50,6 @@ def rescore(
     cache: Annotated[
         Path | None, typer.Option(help="Where they are kept; default ~/.rlskip/verdicts.")
     ] = None,
-    write: Annotated[
-        Path | None, typer.Option(help="A dump_dir for a run with the new scores.")
-    ] = None,
     as_json: Json = False,
 ) -> int:
     """Run a reward function over cached rollouts.
@@ -62,7 +59,6 @@ def rescore(
     """
     from rlskip.rescore.arguments import read_data
     from rlskip.rescore.scoring import Rescoring
-    from rlskip.rescore.writing import RescoredRun
 
     target = find_target(what, dump_dir(directory), decoder(tokenizer, skip_special=True))
     wanted = Steps.parse(steps, "--steps")
@@ -70,10 +66,12 @@ def rescore(
     if isinstance(target, Run):
         # Each as a run of that step alone, which is empty where a live run removes it meanwhile.
         chosen = [target[step : step + 1] for step in target.steps() if step in wanted]
+        if not chosen:
+            there = f"its steps are {compact(target.steps()) or 'none'}"
+            raise NoSuchPlaceError(f"it has none of the steps {steps}", target.name, there)
     more = None if data is None else read_data(data)
     with _judge(reward, version, cache) as judge:
-        out = None if write is None else RescoredRun(write, judge, repeat, only_failed)
-        how = Rescoring(judge, only_failed, repeat, workers, more, out)
+        how = Rescoring(judge, only_failed, repeat, workers, more)
         rescored = how.run(chosen, lambda some: progress(some, "scoring"))
     found = {
         "run": target.run.name,
@@ -84,12 +82,10 @@ def rescore(
         "failed": rescored.failed,
         "failures": [attrs.asdict(one) for one in rescored.failures],
         **rescored.changes.result(),
-        "written": rescored.written,
-        "left_out": rescored.left_out,
         "unreadable": [{"dump": k, "problem": v} for k, v in rescored.unreadable.items()],
     }
     failed = rescored.failed or rescored.unreadable
-    return put(as_json, found, _view(found, rescored, write), failed=failed)
+    return put(as_json, found, _view(found, rescored), failed=failed)
 
 
 @contextlib.contextmanager
@@ -114,7 +110,7 @@ def _judge(reward: str, version: str | None, cache: Path | None) -> Iterator[Jud
             yield Judge(found, unkept, None)
 
 
-def _view(data: dict[str, Any], rescored: Rescored, write: Path | None) -> list[Cell]:
+def _view(data: dict[str, Any], rescored: Rescored) -> list[Cell]:
     groups, pairs = data["groups"], data["pairs"]
     kinds = (("old", data["old"]), ("new", data["new"]), ("deviation of repeats", data["spread"]))
     scores = [
@@ -160,9 +156,4 @@ def _view(data: dict[str, Any], rescored: Rescored, write: Path | None) -> list[
         ]
     for name, problem in rescored.unreadable.items():
         view.append(text(f"step {name} cannot be read: {problem}", "red"))
-    if write is not None:
-        view += ["", f"{len(rescored.written)} dumps in {write}"]
-    if rescored.left_out:
-        names = ", ".join(rescored.left_out)
-        view.append(text(f"not written, because sessions have no new score: {names}", "red"))
     return view

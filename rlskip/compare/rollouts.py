@@ -194,14 +194,20 @@ class RowValues:
         return list(self._places)
 
     def single(self, name: str, i: int) -> float | None:
-        """A stage's value of row `i` as one number; None where none was recorded.
+        """A stage's value of row `i` as one number: the sampled tokens' own, else their sum.
 
-        Raises DumpError where it cannot be read.
+        None where none was recorded. Raises DumpError where it cannot be read.
         """
         if (place := self._place(name, i)) is None:
             return None
         record, row = place
-        return float(single_values(record, self._values.of(record), np.array([row]))[0])
+        given = self.by_token(name, i) if record.layout.align is not None else None
+        if given is None or self._rows is None:
+            return float(single_values(record, self._values.of(record), np.array([row]))[0])
+        # A value of the whole row has 0 for the prompt, and what a tool said.
+        sampled = given[self._rows.sampled[i][int(self._rows.prompt.lengths[i]) :]]
+        shared = sampled.size and (sampled == sampled[0]).all()
+        return float(sampled[0] if shared else np.nansum(given))
 
     def by_token(self, name: str, i: int) -> np.ndarray | None:
         """A stage's value of row `i` for each token of its response, float64, NaN without one.

@@ -26,7 +26,7 @@ import math
 import attrs
 import numpy as np
 
-from rlskip.stages.digest import fills
+from rlskip.stages.digest import fills, most
 from rlskip.stages.parts import FLOAT
 
 LAMBDA = 8.0
@@ -92,15 +92,11 @@ class Rounding:
 def scale(values: np.ndarray) -> float:
     """How large float64 values are, fills and infinities aside; 0 without any.
 
-    It is their root mean square, to which each adds at most 10 times what nine tenths of the
-    magnitudes that differ are below: one value cannot make all others count as rounded.
+    It is their root mean square, to which each adds at most what :func:`most` says: one value
+    cannot make all others count as rounded.
     """
     sizes = np.abs(values[np.isfinite(values) & ~fills(values)])
-    if not sizes.size:
-        return 0.0
-    found = np.unique(sizes[sizes > 0]) if sizes.any() else np.zeros(1)
-    most = 10 * found[int(0.9 * (len(found) - 1))]
-    return float(np.sqrt(np.square(np.minimum(sizes, most)).mean()))
+    return float(np.sqrt(np.square(np.minimum(sizes, most(sizes))).mean())) if sizes.size else 0.0
 
 
 def differences(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -107,6 +107,10 @@ def _first_other_mask(a: StepRecords, b: StepRecords, i: np.ndarray, j: np.ndarr
     ours, others = a.tokens_of(int(i[0])), b.tokens_of(int(j[0]))
     if ours is None or others is None:
         return Place(None, None, row=name)
+    if not (
+        ours[1] != others[1]
+    ).any():  # one does not fit its tokens, the other has no sampled one
+        return Place(None, None, row=name)
     at = int(np.flatnonzero(ours[1] != others[1])[0])
     values = bool(ours[1][at]), bool(others[1][at])
     return Place(*values, row=name, token=at, around=around_token(ours[0], at))

@@ -257,7 +257,7 @@ def in_context(tokens: Sequence[int], at: int, decode: Decode | None) -> str:
 
 def shown(value: Any) -> str:
     """A value with the digits that tell it from its neighbours."""
-    return f"{value:.9g}" if isinstance(value, float) else str(value)
+    return f"{value:.9g}" if isinstance(value, float) else repr(value)
 
 
 # -- the table -----------------------------------------------------------------------------------

@@ -42,6 +42,8 @@ class Command:
 
     @classmethod
     def parse(cls, command: Sequence[str]) -> Command:
+        if not command:
+            raise CannotComposeError("the command is empty", remedy="give it: python train.py ...")
         start, rest, note = _start_of(list(command))
         multirun = any(argument in ("-m", "--multirun") for argument in rest)
         arguments, swept, left_out, unswept = [], [], [], []

@@ -24,6 +24,7 @@ from rlskip.batch.row_fields import RowFields
 from rlskip.compare.records import StepRecords
 from rlskip.compare.sides import Side
 from rlskip.errors import RlskipError
+from rlskip.exchange.rows import NAMES, named_row
 from rlskip.runs.on_disk import Dump, dumps_of
 from rlskip.runs.opened import Run, Step
 from rlskip.runs.rollouts import Rollouts
@@ -36,7 +37,8 @@ _MANIFEST, _FORMAT = "bundle.json", 1
 _ROLLOUTS, _STAGES = "rollouts", "stages"
 _FILES = (Place.dump, Place.meta)
 _MOST = 1 << 34  # bytes of all parts
-_PATH = re.compile(r"(?<![\w.:/])(?:~|/)[\w.@+-]*(?:/[\w.@+-]+)+")
+_PATH = re.compile(r"(?:file:/+|(?<![\w.:/])[~/])[\w.@+~-]*(?:/[\w.@+~-]+(?: [\w.@+~-]+(?=/))*)+")
+_TOKENS = (*NAMES.values(), "reward")  # columns without texts
 _KEPT = ("seconds", "generation", "place", "lacks")  # of a dump's notes
 
 
@@ -83,7 +85,7 @@ def make_bundle(
         "rlskip": __version__,
         "run": step.run.name,
         "step": step.number,
-        "group": group,
+        "group": None if group is None else _portable_name(group, redact),
         "redacted": redact,
         "sessions": len(rows),
         "made": meta.created,
@@ -99,7 +101,8 @@ def make_bundle(
         for i, dump in enumerate(recorded):
             call = f"part-{i}" if i else ""
             store = StepStore(Path(folder) / _STAGES)
-            store.save(1, dump.load(into="numpy"), info={MARK: VERSION}, call=call)
+            part = _portable_records(dump.load(into="numpy"), redact)
+            store.save(1, part, info={MARK: VERSION}, call=call)
         with zipfile.ZipFile(out, "w") as file:
             for path in sorted(Path(folder).glob("*/[0-9]*/*")):
                 name = path.relative_to(folder).as_posix()
@@ -157,9 +160,6 @@ def _unpack(packed: zipfile.ZipFile, parts: Mapping[str, str], root: Path) -> No
 
 # -- what goes into it ---------------------------------------------------------------------------
 
-_NAMES = {"prompt": "prompt_ids", "response": "completion_ids", "mask": "completion_mask",
-          "log_probs": "logprobs"}  # fmt: skip
-
 
 def _rows_of(
     step: Step, dumps: Sequence[Dump], group: str | None, redact: bool
@@ -169,15 +169,17 @@ def _rows_of(
     several = len(dumps) > 1
     for number, dump in enumerate(dumps):
         rollouts = step.read(dump)
-        for row in rollouts:
+        for i, row in enumerate(rollouts):
             if group is not None and group not in (row["group"], row["uid"]):
                 names.add(row["group"])
                 continue
-            uid = f"{number}:{row['group']}" if several else row["group"]
-            made = {"uid": uid, "session_id": row["session"], "turn": row["turn"]}
-            made |= {_NAMES[what]: row[what] for what in _NAMES} | {"reward": row["reward"]}
-            own = {n: _portable(row[n], redact) for n in rollouts.others if n not in made}
-            rows.append(made | own)
+            uid = _portable_name(row["group"], redact)
+            made = {"uid": f"{number}:{uid}" if several else uid,
+                    "session_id": row["session"], "turn": row["turn"]}  # fmt: skip
+            own = named_row(rollouts, i)
+            rows.append(
+                own | _portable({n: own[n] for n in own if n not in _TOKENS}, redact) | made
+            )
     if not rows:
         there = ", ".join(sorted(names)[:5])
         raise BundleError(f"it has no group {group!r}", step.name, f"its groups are {there}")
@@ -187,20 +189,39 @@ def _rows_of(
     return rows, RowFields.of(rows[0].keys())
 
 
+def _portable_name(name: str, redact: bool) -> str:
+    """A group's name, which may be its prompt; those of two groups stay apart."""
+    found: str = _portable(name, redact)
+    hashed = xxhash.xxh3_64_hexdigest(name.encode("utf-8", "surrogatepass"))
+    return found if found == name else f"{found} ({hashed})"
+
+
+def _portable_records(part: dict[str, Any], redact: bool) -> dict[str, Any]:
+    """The records of a step, whose values may be texts."""
+    index = [{**item, "value": _portable(item["value"], redact)} for item in part["index"]]
+    return {**part, "index": index}
+
+
 def _portable(value: Any, redact: bool) -> Any:
     """A value without paths of this machine, and if wanted without texts."""
     if isinstance(value, Mapping):
-        return {str(k): _portable(v, redact) for k, v in value.items()}
+        return {_portable(str(k), False): _portable(v, redact) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_portable(v, redact) for v in value]
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if not isinstance(value, str):
         return value
-    if redact and len(value) > 1:
+    if redact and value:
         hashed = xxhash.xxh3_64_hexdigest(value.encode("utf-8", "surrogatepass"))
         return f"<text of {len(value)} characters, {hashed}>"
-    return _PATH.sub(lambda found: f"<path>/{found[0].rpartition('/')[2]}", value)
+    return _PATH.sub(_named_file, value)
+
+
+def _named_file(path: re.Match[str]) -> str:
+    """Of a path the file's name; of one with few parts, as a home directory, nothing."""
+    parts = [part for part in path[0].split("/") if part]
+    return f"<path>/{parts[-1]}" if len(parts) > 2 else "<path>"
 
 
 def _config_of(step: Step, name: Any) -> Any:

@@ -55,6 +55,7 @@ def clipped(
     mask: torch.Tensor,
     clip: float = 0.2,
     clip_high: float | None = None,
+    clip_c: float | None = None,
 ) -> torch.Tensor:
     """PPO's clipped loss, also that of GRPO and RLOO: the mean over all sampled tokens.
 
@@ -66,11 +67,15 @@ def clipped(
         1 for each token that was sampled.
     clip, clip_high
         How far the ratio may be below and above 1.
+    clip_c
+        verl's ``clip_ratio_c``: the most that a ratio counts where the advantage is negative.
     """
-    ratio = torch.exp(log_probs - old_log_probs)
+    ratio = torch.exp(torch.clamp(log_probs - old_log_probs, -20.0, 20.0))
     bounded = torch.clamp(ratio, 1 - clip, 1 + (clip if clip_high is None else clip_high))
     losses = torch.maximum(-advantages * ratio, -advantages * bounded)
-    return (losses * mask).sum() / mask.sum()
+    if clip_c is not None:
+        losses = torch.where(advantages < 0, torch.minimum(-advantages * clip_c, losses), losses)
+    return (losses * mask).sum() / mask.sum().clamp(min=1)
 
 
 ADVANTAGES = {"grpo": grpo, "rloo": rloo}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,7 +27,8 @@ from rlskip.stages.parts import NUMBER
 REWARD, ADVANTAGE, LOSS = "reward", "advantages", "loss"
 NEW, OLD = "log_probs", "old_log_probs"
 _REWARDS = ("rewards", "scores")
-_LOSSES = ("loss", "metrics.actor/pg_loss", "metrics.loss", "metrics.policy_loss")
+_LOSSES = ("loss", "metrics.actor/pg_loss", "metrics.loss", "metrics.policy_loss",
+           "metrics.policy/policy_loss")  # fmt: skip
 
 
 @attrs.frozen
@@ -84,6 +87,34 @@ def _function(spec: str, own: Mapping[str, Callable[..., Any]], stage: str) -> C
     return partial(function, **keywords) if keywords else function
 
 
+def _numbers_of(
+    function: Callable[..., Any], spec: str, stage: str, n: int, *args: Any, **given: Any
+) -> np.ndarray:
+    """What a function made of a stage: `n` numbers. What it raises is the user's to see."""
+    try:
+        said = function(*args, **given)
+        if inspect.isawaitable(said):
+            said = asyncio.run(_awaited(said))
+        said = said.tolist() if hasattr(said, "tolist") else said
+        if isinstance(said, Iterable) and not isinstance(said, Mapping | str):
+            said = list(said)
+        scores = [
+            score_of(one, finite=False) for one in (said if isinstance(said, list) else [said])
+        ]
+        problem = next((str(one) for one in scores if isinstance(one, Exception)), None)
+        if problem is None and len(scores) != n:
+            problem = f"it returned {len(scores)} numbers for {n}"
+    except (Exception, SystemExit) as error:
+        problem = f"it raised {type(error).__name__}: {error}"
+    if problem is not None:
+        raise ConfigError(f"{spec}: {problem}", f"--{stage}")
+    return np.array(scores, np.float64)
+
+
+async def _awaited(said: Any) -> Any:
+    return await said
+
+
 def _compared(
     stage: str, spec: str, old: np.ndarray, new: np.ndarray, names: list[str], scale: float = 0.0
 ) -> Recomputed:
@@ -103,29 +134,25 @@ def _compared(
 
 def _reward(bundle: Bundle, spec: str) -> Recomputed:
     judge = Judge(_function(spec, {}, REWARD), None, None)
-    new, old, names = [], [], []
+    new, old, names = list[float](), [], []
     sessions, earned = bundle.rollouts.sessions, _rewards(bundle)
-    cuts = [sessions] if judge.takes_many else [[one] for one in sessions]
-    for cut in cuts:
-        said = judge.function(**arguments(judge, cut, bundle.rollouts.decode))
-        for one, verdict in zip(cut, said if judge.takes_many else [said], strict=True):
-            score = score_of(verdict)
-            if isinstance(score, Exception):
-                raise score
-            new.append(score)
-            old.append(earned[one.group, one.number])
-            names.append(f"group {one.group}, session {one.number}")
+    for cut in [sessions] if judge.takes_many else [[one] for one in sessions]:
+        given = arguments(judge, cut, bundle.rollouts.decode)
+        new += _numbers_of(judge.function, spec, REWARD, len(cut), **given).tolist()
+        old += [earned[one.group, one.number] for one in cut]
+        names += [f"group {one.group}, session {one.number}" for one in cut]
     return _compared(REWARD, spec, np.array(old), np.array(new), names)
 
 
 def _advantages(bundle: Bundle, spec: str) -> Recomputed:
     sessions, values = bundle.rollouts.sessions, _values(bundle)
     rewards = torch.tensor(list(_rewards(bundle).values()), dtype=torch.float32)
-    new = _function(spec, ADVANTAGES, ADVANTAGE)(rewards, [s.group for s in sessions])
+    function, groups = _function(spec, ADVANTAGES, ADVANTAGE), [one.group for one in sessions]
+    new = _numbers_of(function, spec, ADVANTAGE, len(sessions), rewards, groups)
     if ADVANTAGE not in values.names:
         return Recomputed(ADVANTAGE, "not recorded", spec)
     old, computed, names = list[float](), [], []
-    for one, value in zip(sessions, np.asarray(new, np.float64), strict=True):
+    for one, value in zip(sessions, new, strict=True):
         for row in one.rows:
             if (recorded := values.single(ADVANTAGE, row)) is not None:
                 old.append(recorded)
@@ -171,9 +198,9 @@ def _loss(bundle: Bundle, spec: str) -> Recomputed:
     if not columns[0]:
         return Recomputed(LOSS, "not recorded", spec)
     made = [torch.tensor(np.concatenate(column), dtype=torch.float32) for column in columns]
-    computed = float(function(*made))
+    computed = _numbers_of(function, spec, LOSS, 1, *[one.clone() for one in made])
     scale = float((made[2].abs() * made[3]).mean()) * float(np.sqrt(len(made[0])))
-    return _compared(LOSS, spec, np.array(numbers), np.array([computed]), ["the step"], scale)
+    return _compared(LOSS, spec, np.array(numbers), computed, ["the step"], scale)
 
 
 def _numbers(records: StepRecords) -> list[float]:

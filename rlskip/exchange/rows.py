@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,9 +16,9 @@ from rlskip.batch.ragged import numbers
 from rlskip.batch.row_fields import CONVENTION, RowFields
 from rlskip.errors import RlskipError
 from rlskip.format.fingerprint import fingerprint
-from rlskip.format.prompt_digests import DIGITS
+from rlskip.format.prompt_digests import DIGITS, digests_of
 from rlskip.runs.columns import rollout_columns
-from rlskip.runs.rollouts import Rollouts
+from rlskip.runs.rollouts import ROW, Rollouts
 from rlskip.runs.tokens import Tokens
 
 Row = dict[str, Any]
@@ -26,7 +27,9 @@ Groups = dict[str, list[Row]]
 _IDS = ("prompt", "response", "whole")
 _OF_TOKENS = ("mask", "log_probs")
 _PROMPTS = ("prompt", "raw_prompt", *CONVENTION["prompt"])
-_NUMBERS = ("row", "group", "session", "turn")  # that reading a batch makes
+NAMES = {"prompt": "prompt_ids", "response": "completion_ids", "mask": "completion_mask",
+         "log_probs": "logprobs"}  # fmt: skip
+"""What ``rlskip.write`` calls the tokens of rows."""
 
 
 class BadRowError(RlskipError, ValueError):
@@ -57,6 +60,9 @@ def rows_of(given: Any) -> tuple[list[Row], RowFields]:
     for i, row in enumerate(copies):
         _make_plain(row, fields, f"row {i}")
     _check_lengths(copies, fields)
+    if any(later_turns(copies, fields)) and not (fields.session and fields.group in UIDS):
+        remedy = "give each row the uid of its prompt, and its session_id"
+        raise BadRowError(f"{fields.turn} numbers the turns of sessions", "row 0", remedy)
     if fields.group in UIDS:
         return copies, fields
     for row in copies:
@@ -72,17 +78,33 @@ def _mappings(given: Any) -> Iterable[Any]:
                             ("pyarrow", lambda table: table.to_pylist())):  # fmt: skip
         if type(given).__module__.partition(".")[0] == module:
             return to_rows(given)  # type: ignore[no-any-return]
-    return given  # type: ignore[no-any-return]
+    if not isinstance(given, Iterable):
+        what = f"it is a {type(given).__name__}, neither rows nor a batch"
+        raise BadRowError(what, "rlskip.write(rows=...)", "give a list of mappings")
+    return given
 
 
 def _of_batch(batch: Any) -> list[Row]:
-    """The rows of columns, without padding and with the names that ``rlskip.open`` gives them."""
+    """The rows of columns, without padding; tokens have the names of :data:`NAMES`."""
     rollouts = Rollouts(rollout_columns(batch))
-    own = columns_of(batch).keys()
-    dropped = {n for n in _NUMBERS if n not in own} | ({"uid"} if not {*UIDS} & own else set())
-    rows = [{k: v for k, v in row.items() if k not in dropped} for row in rollouts]
+    own = {str(name) for name in columns_of(batch)}
+    rows = [named_row(rollouts, i) for i in range(len(rollouts))]
+    for name in own & {*ROW}:  # those that a row of `rlskip.open` has by the same name
+        for i, row in enumerate(rows):
+            row.setdefault(name, rollouts.cell(name, i))
     empty = {name for name in (rows[0] if rows else ()) if all(row[name] is None for row in rows)}
     return [{k: v for k, v in row.items() if k not in empty or k in own} for row in rows]
+
+
+def named_row(rollouts: Rollouts, i: int) -> Row:
+    """A row with the names that ``rlskip.write`` takes: tokens, reward, and the columns' own."""
+    made = {name: rollouts.cell(what, i) for what, name in NAMES.items()}
+    made["reward"] = rollouts.cell("reward", i)
+    for name in rollouts.others:
+        column = name if name in rollouts.columns.columns else name.removeprefix("own_")
+        if column not in made or made[column] is None:
+            made[column] = rollouts.cell(name, i)
+    return made
 
 
 def _fields_of(rows: Sequence[Row]) -> RowFields:
@@ -109,6 +131,12 @@ def _make_plain(row: Row, fields: RowFields, where: str) -> None:
         if found is None and what in _OF_TOKENS:
             raise BadRowError(f"{name} is not a sequence of numbers", where)
         row[name] = plain(row[name] if found is None else found)
+        if found is None and not isinstance(row[name], int | float):  # a reward
+            remedy = "give a number, one for each token, or None"
+            raise BadRowError(f"{name} is {row[name]!r:.80}, not a number", where, remedy)
+    if fields.group in UIDS and ((uid := row[fields.group]) is None or uid != uid):
+        what = f"its {fields.group} is {uid}"
+        raise BadRowError(what, where, "name its prompt, or leave the field out of all rows")
 
 
 def _check_lengths(rows: Sequence[Row], fields: RowFields) -> None:
@@ -149,21 +177,33 @@ def known_prompt(row: Row) -> Any:
 
 
 def groups_of(rows: Sequence[Row], fields: RowFields, n: int | None) -> Groups:
-    """The rows of each prompt by its uid, in the order of their first ones, `n` of each."""
+    """The rows of each prompt by its uid, in the order of their first ones, `n` sessions of each.
+
+    Of a session of several turns the first one has the prompt.
+    """
     groups: Groups = {}
     prompts: dict[str, str] = {}
     uids = named(row[fields.group or ""] for row in rows)
+    are_later = later_turns(rows, fields)
     for i, (uid, row) in enumerate(zip(uids, rows, strict=True)):
         groups.setdefault(uid, []).append(row)
         prompt = fingerprint(_prompt_of(row))
-        if prompts.setdefault(uid, prompt) != prompt:
+        if not are_later[i] and prompts.setdefault(uid, prompt) != prompt:
             what = f"its {fields.group}, {uid!r:.80}, is that of rows with another prompt"
             raise BadRowError(what, f"row {i}", "give each prompt a uid of its own")
-    for uid, of_group in groups.items():
-        if n not in (None, len(of_group)):
-            what = f"it has {len(of_group)} sessions, and the directory's name says N{n}"
-            raise BadRowError(what, f"group {uid!r:.80}", f"write to N{len(of_group)} or Nany")
+    sessions = Counter(uid for uid, later in zip(uids, are_later, strict=True) if not later)
+    for uid in groups:
+        if n not in (None, sessions[uid]):
+            what = f"it has {sessions[uid]} sessions, and the directory's name says N{n}"
+            raise BadRowError(what, f"group {uid!r:.80}", f"write to N{sessions[uid]} or Nany")
     return groups
+
+
+def later_turns(rows: Sequence[Row], fields: RowFields) -> list[bool]:
+    """Which rows are not the first turns of their sessions."""
+    turns = [row[fields.turn] if fields.turn else 0 for row in rows]
+    least = min((turn for turn in turns if isinstance(turn, int)), default=0)
+    return [isinstance(turn, int) and turn > least for turn in turns]
 
 
 def in_order(groups: Groups, uids: Sequence[str]) -> Groups:
@@ -173,3 +213,13 @@ def in_order(groups: Groups, uids: Sequence[str]) -> Groups:
         remedy = "give each prompt the uid of its rows"
         raise BadRowError(what, "rlskip.write(prompts=...)", remedy)
     return {uid: groups[uid] for uid in uids}
+
+
+def refuse_other_order(rows: Sequence[Row], digests: Sequence[str]) -> None:
+    """Raise BadRowError if prompts with these digests are the rows' own in another order."""
+    own = digests_of([_prompt_of(row) for row in rows])
+    if own != [*digests] and Counter(own) == Counter(digests):
+        at = next(i for i, (a, b) in enumerate(zip(own, digests, strict=True)) if a != b)
+        what = f"prompt {at} is that of other rows"
+        remedy = "give the prompts in the order of the rows, or both a uid"
+        raise BadRowError(what, "rlskip.write(prompts=...)", remedy)

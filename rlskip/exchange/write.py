@@ -16,7 +16,15 @@ from rlskip.batch.row_fields import RowFields
 from rlskip.config.dump_dir import parse_dump_dir
 from rlskip.doctor.explain import directory_of
 from rlskip.errors import ConfigError, RlskipError
-from rlskip.exchange.rows import BadRowError, groups_of, in_order, known_prompt, rows_of
+from rlskip.exchange.rows import (
+    BadRowError,
+    groups_of,
+    in_order,
+    known_prompt,
+    later_turns,
+    refuse_other_order,
+    rows_of,
+)
 from rlskip.format.dump_errors import DumpError
 from rlskip.format.prompt_digests import digest_of_batch, digests_of
 from rlskip.runs.columns import rollout_columns
@@ -137,13 +145,19 @@ def write(
         raise _exists(run, step)
     given, fields = rows_of(rows)
     groups = groups_of(given, fields, shape["n"])
+    firsts = [
+        next(row for row, later in zip(rows, later_turns(rows, fields), strict=True) if not later)
+        for rows in groups.values()
+    ]
     if prompts is None:
-        prompts = [known_prompt(of_group[0]) for of_group in groups.values()]
+        prompts = [known_prompt(row) for row in firsts]
     elif (uids := prompt_groups(prompts, fields)) is not None:
         groups = in_order(groups, named(uids))
     identity, summary = _recorded(prompts, shape)
-    if len(summary.digests) == len(given) and prompt_groups(prompts, fields) is None:
-        groups = {str(i): [row] for i, row in enumerate(given)}  # as TRL gives its stage prompts
+    if (uids := prompt_groups(prompts, fields)) is None:
+        if len(summary.digests) == len(given):  # as TRL gives its stage prompts
+            groups, firsts = {str(i): [row] for i, row in enumerate(given)}, given
+        refuse_other_order(firsts, summary.digests)
     if len(summary.digests) != len(groups):
         what = f"the rows are {len(groups)} groups, and there are {len(summary.digests)} prompts"
         raise BadRowError(what, "rlskip.write(prompts=...)", "give one for each group")
@@ -152,7 +166,11 @@ def write(
     made: Any = {name: [row[name] for row in ordered] for name in ordered[0]}
     if returns is not None:
         made = returns(made)
-        fields = RowFields.of(rollout_columns(made).columns.keys())
+        columns = rollout_columns(made)
+        if columns.n != len(ordered):
+            what = f"it made {columns.n} rows of {len(ordered)}"
+            raise BadRowError(what, "rlskip.write(returns=...)", "keep the rows and their order")
+        fields = RowFields.of(columns.columns.keys())
     info = {
         "job": "rlskip.write",
         **fields.to_meta(),
@@ -196,6 +214,10 @@ def _directory(
     for_command: str | Sequence[str] | None,
 ) -> tuple[Path, Run | None]:
     """The run's directory, and the run that it is `like`."""
+    for size in sizes:
+        if size is not None and (type(size) is not int or size < 1):
+            what = f"a size is {size!r:.80}, not a whole number from 1 on"
+            raise ConfigError(what, "rlskip.write", "give gbs, n, prompt_len, response_len so")
     named_by = [any((*names, *sizes)), like is not None, for_command is not None]
     if sum(named_by) > 1:
         what = "names and sizes, like= and for_command= each name the run"

@@ -63,8 +63,8 @@ class TooLargeDumpError(DumpError):
         return cls(
             f"its values take more than {max_bytes} bytes of memory (max_bytes)",
             where,
-            "allow more, if the process has it: skip.max_bytes, or by hand "
-            "rlskip.store.StepStore(directory, max_bytes=...)",
+            "allow more, if the process has it: skip.max_bytes; RLSKIP_MAX_BYTES=BYTES before "
+            "rlskip.open or a command; or by hand StepStore(directory, max_bytes=...)",
         )
 
 

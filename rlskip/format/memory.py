@@ -7,12 +7,23 @@ import functools
 import os
 from pathlib import Path
 
+from rlskip.errors import ConfigError
+
 _UNLIMITED = 1 << 60
+_VARIABLE = "RLSKIP_MAX_BYTES"
+
+
+def half_of_memory() -> int:
+    """Half of the bytes that this process may use, unless RLSKIP_MAX_BYTES allows others."""
+    if not (given := os.environ.get(_VARIABLE)):
+        return _half()
+    if not given.isdecimal():
+        raise ConfigError(f"{given!r:.40} is not a number of bytes", _VARIABLE)
+    return int(given)
 
 
 @functools.cache
-def half_of_memory() -> int:
-    """Half of the bytes that this process may use."""
+def _half() -> int:
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(machine, _of_group(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))) // 2
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any
 
 import attrs
 import numpy as np
@@ -33,12 +33,6 @@ OVERLONG, BRANCH, STRIPPED, DRIFT = CAUSES = ("overlong", "branch", "stripped", 
 _RUN = 8
 # The number of tokens that a break shows of each side.
 _SHOWN = 8
-
-
-class Tokenizer(Protocol):
-    """Converts tokens to text, as a Hugging Face tokenizer does."""
-
-    def decode(self, token_ids: list[int], /) -> str: ...
 
 
 @attrs.frozen
@@ -65,72 +59,64 @@ class Break:
         )
 
 
-@attrs.frozen
-class MergeReport(Mapping[str, float]):
-    """A merge's metrics by name, ready to log, and its breaks. Empty when merging is off."""
+class MergeReport(dict[str, int]):
+    """A merge's metrics by name, ready to log, and its `breaks`. Empty when merging is off."""
 
-    metrics: Mapping[str, float] = attrs.field(factory=dict)
-    breaks: tuple[Break, ...] = ()
-
-    def __getitem__(self, name: str) -> float:
-        return self.metrics[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.metrics)
-
-    def __len__(self) -> int:
-        return len(self.metrics)
+    def __init__(self, metrics: Mapping[str, int] = {}, breaks: Sequence[Break] = ()) -> None:
+        super().__init__(metrics)
+        self.breaks = tuple(breaks)
 
 
 def report_on(
-    rows: Rows, linked: list[list[Chain]], strategy: str, tokenizer: Tokenizer | None = None
+    rows: Rows, linked: list[list[Chain]], strategy: str, tokenizer: Any = None
 ) -> MergeReport:
     """Count rows and tokens before and after, and find the cause of every break."""
-    chains = [chain for chains in linked for chain in chains]
-    breaks = tuple(_breaks(rows, linked, strategy, tokenizer))
+    breaks = list(_breaks(rows, linked, strategy, tokenizer))
     causes = Counter(b.cause for b in breaks)
     metrics = {
         "generate/num_seq_before_merge": len(rows.prompts),
-        "generate/num_seq_after_merge": len(chains),
+        "generate/num_seq_after_merge": sum(map(len, linked)),
         "generate/num_tokens_before_merge": sum(map(rows.length, range(len(rows.prompts)))),
-        "generate/num_tokens_after_merge": sum(rows.length(chain[-1]) for chain in chains),
+        "generate/num_tokens_after_merge": sum(rows.length(c[-1]) for one in linked for c in one),
         **{f"generate/num_merge_breaks_{cause}": causes[cause] for cause in CAUSES},
     }
     return MergeReport(metrics, breaks)
 
 
 def _breaks(
-    rows: Rows, linked: list[list[Chain]], strategy: str, tokenizer: Tokenizer | None
+    rows: Rows, linked: list[list[Chain]], strategy: str, tokenizer: Any
 ) -> Iterator[Break]:
     for trajectory, chains in zip(rows.trajectories, linked, strict=True):
-        for j in sorted(chain[0] for chain in chains):
-            if j != trajectory.start:
-                ends = [chain[bisect_left(chain, j) - 1] for chain in chains if chain[0] < j]
-                yield _explain(rows, j, ends, strategy, tokenizer)
+        if len(chains) == 1:
+            continue
+        both = {i: (rows.prompts[i], rows.responses[i]) for i in trajectory}
+        whole = {i: np.concatenate([np.asarray(p, np.int64) for p in both[i]]) for i in trajectory}
+        for j in sorted(chain[0] for chain in chains)[1:]:
+            ends = [chain[bisect_left(chain, j) - 1] for chain in chains if chain[0] < j]
+            now = whole[j][: len(rows.prompts[j])]
+            after, token = j - 1, _common(whole[j - 1], now)
+            for i in ends:
+                # Nearly always the next token shows that this chain has no more in common.
+                shown = token < min(len(whole[i]), len(now)) and whole[i][token] == now[token]
+                if shown and (common := _common(whole[i], now)) > token:
+                    after, token = i, common
+            was, now = whole[after][token:], now[token:]
+            if strategy == "adjacent" and after != j - 1:
+                cause = BRANCH
+            elif not was.size:
+                cause = OVERLONG
+            else:
+                cause = _cause(was, now, kept=token - len(rows.prompts[after]))
+            old, new = was[:_SHOWN].tolist(), now[:_SHOWN].tolist()
+            text = None if tokenizer is None else (tokenizer.decode(old), tokenizer.decode(new))
+            yield Break(j, after, cause, token, tuple(old), tuple(new), text)
 
 
-def _explain(
-    rows: Rows, j: int, ends: list[int], strategy: str, tokenizer: Tokenizer | None
-) -> Break:
-    """Why row j continues none of the chains, which so far end with rows `ends`."""
-    after, token = j - 1, rows.common(j, j - 1)
-    for i in ends:
-        # Nearly always the next token shows that this chain has no more in common.
-        if rows.agree_at(token, j, i) and (common := rows.common(j, i)) > token:
-            after, token = i, common
-    was = _tail(rows.prompts[after], rows.responses[after], token)
-    now = _tail(rows.prompts[j], [], token)
-
-    if strategy == "adjacent" and after != j - 1:
-        cause = BRANCH
-    elif was.size == 0:
-        cause = OVERLONG
-    else:
-        cause = _cause(was, now, kept=token - len(rows.prompts[after]))
-
-    old, new = was[:_SHOWN].tolist(), now[:_SHOWN].tolist()
-    text = None if tokenizer is None else (tokenizer.decode(old), tokenizer.decode(new))
-    return Break(j, after, cause, token, tuple(old), tuple(new), text)
+def _common(a: np.ndarray, b: np.ndarray) -> int:
+    """The length of the common prefix."""
+    length = min(len(a), len(b))
+    differ = a[:length] != b[:length]
+    return int(differ.argmax()) if differ.any() else length
 
 
 def _cause(was: np.ndarray, now: np.ndarray, kept: int) -> str:
@@ -158,9 +144,3 @@ def _inserted(was: np.ndarray, now: np.ndarray) -> int | None:
             if np.array_equal(was[removed : removed + run], rest[:run]) and rest.size >= run:
                 return inserted
     return None
-
-
-def _tail(prompt: Sequence[int], response: Sequence[int], start: int) -> np.ndarray:
-    """The tokens of a context from position `start` on."""
-    parts = prompt[start:], response[max(start - len(prompt), 0) :]
-    return np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])

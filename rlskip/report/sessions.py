@@ -157,7 +157,7 @@ def _causes(
 
     prompts = [np.array(turn.get("prompt") or [], np.int64) for turn in turns]
     responses = [np.array(turn["response"], np.int64) for turn in turns]
-    rows = chains.Rows(prompts, responses, [range(len(turns))], same=np.array_equal)
+    rows = chains.Rows(prompts, responses, [range(len(turns))])
     breaks = report_on(rows, chains.link(rows), "adjacent").breaks
     return {
         one.row: f"{one.cause}, it differs from turn {one.after + 1} at token {one.token}: "

@@ -82,6 +82,8 @@ def arguments(
             "extra_info": _Given.extra_info,
         }
         names = [name for name in makers if judge.takes is None or name + plural in judge.takes]
+        if "ground_truth" + plural not in judge.needs:  # it has a default, or takes any name
+            names = [n for n in names if n != "ground_truth" or all(map(_Given.has_truth, given))]
         asked = {name + plural: makers[name] for name in names}
         if takes_ids:
             asked["completion_ids"] = lambda one: one.last.get("response")
@@ -158,10 +160,14 @@ class _Given:
         model = self.last.get("reward_model")
         if isinstance(model, Mapping) and "ground_truth" in model:
             return model["ground_truth"]
-        name = next((name for name in _TRUTHS if name in self.last), None)
-        if name is None:
+        if not self.has_truth():
             raise _missing("ground_truth", self)
-        return self.last[name]
+        return next(self.last[name] for name in _TRUTHS if name in self.last)
+
+    def has_truth(self) -> bool:
+        model = self.last.get("reward_model")
+        is_in_model = isinstance(model, Mapping) and "ground_truth" in model
+        return is_in_model or any(name in self.last for name in _TRUTHS)
 
     def extra_info(self) -> dict[str, Any]:
         """As verl's reward manager completes it."""
@@ -204,12 +210,12 @@ def _missing(name: str, one: _Given) -> RewardError:
     return RewardError(what, one._where, remedy)
 
 
-def score_of(verdict: Any) -> float | Exception:
-    """The score in a verdict, a finite number or verl's mapping with one; else what is wrong."""
+def score_of(verdict: Any, *, finite: bool = True) -> float | Exception:
+    """The score in a verdict, a `finite` number or verl's mapping with one; else what is wrong."""
     try:
         score: Any = verdict.get("score") if isinstance(verdict, Mapping) else verdict
         found = float(score)
-        if math.isfinite(found):
+        if math.isfinite(found) or not finite:
             return found
     except Exception:  # a verdict may be anything
         pass

@@ -17,7 +17,6 @@ from rlskip.format.dump_errors import DumpError
 from rlskip.rescore.arguments import Data, arguments, score_of
 from rlskip.rescore.figures import Change, Changes
 from rlskip.rescore.judge import Judge, RewardError
-from rlskip.rescore.writing import RescoredRun
 from rlskip.runs.on_disk import Dump
 from rlskip.runs.rollouts import Decode, Rollouts, SessionRows
 from rlskip.runs.scope import Scope
@@ -47,8 +46,6 @@ class Rescored:
         How many were to be scored.
     failures, failed
         Of those without a new score how many, and the first of them.
-    written, left_out
-        The dumps that were written, and those with a failure.
     unreadable
         Why a dump cannot be read, by its name.
     """
@@ -57,8 +54,6 @@ class Rescored:
     sessions: int = 0
     failed: int = 0
     failures: list[Failure] = attrs.field(factory=list)
-    written: list[str] = attrs.field(factory=list)
-    left_out: list[str] = attrs.field(factory=list)
     unreadable: dict[str, str] = attrs.field(factory=dict)
 
 
@@ -76,8 +71,6 @@ class Rescoring:
         How many calls of the function are under way at a time.
     data
         More columns, by prompt (:func:`rlskip.rescore.arguments.read_data`).
-    out
-        Where to write a run with the new scores; None: nowhere.
     """
 
     judge: Judge
@@ -85,7 +78,6 @@ class Rescoring:
     repeat: int = 1
     workers: int = 8
     data: Data | None = None
-    out: RescoredRun | None = None
 
     def run(
         self,
@@ -147,11 +139,6 @@ class Rescoring:
             old = [one.reward for one in group.sessions]
             now = [new.get((one.group, one.number), one.reward) for one in group.sessions]
             rescored.changes.add_group(f"{dump.step}/{group.name}", old, now)
-        if self.out is not None and len(new) < len(sessions):
-            rescored.left_out.append(dump.name)
-        elif self.out is not None:
-            self.out.write(dump, rollouts, new)
-            rescored.written.append(dump.name)
 
     async def _verdicts(
         self, sessions: Sequence[SessionRows], decode: Decode | None

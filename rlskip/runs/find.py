@@ -71,6 +71,9 @@ def find_runs(where: Path, decode: Decode | None = None) -> list[Run]:
 
     A run is a directory with dumps. Names with numbers are in natural order.
     """
+    if where.exists() and not where.is_dir():
+        remedy = "give .jsonl or .parquet files of a known program, unpacked; or a directory"
+        raise NoSuchPlaceError("it is no file of rollouts", str(where), remedy)
     if not where.is_dir():
         remedy = "name the skip.dump_dir of the job, or a run in it"
         raise NoSuchPlaceError("no such directory", str(where), remedy)

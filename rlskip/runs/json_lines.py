@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,6 +21,8 @@ from rlskip.format.dump_errors import DAMAGE, DumpError
 from rlskip.runs.columns import Columns, rollout_columns
 from rlskip.runs.tables import extra
 from rlskip.store.layout import as_step
+
+log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 
@@ -92,13 +95,20 @@ def _steps_of(path: Path, first: Row, rows: Iterator[Row], budget: _Budget) -> d
         ({"prompt", "completion"}, _of_trl),
     ):
         if names <= first.keys():
-            return _by_step(path, made(rows))
+            return _by_step(path, made(_alike(rows, names)))
     there = ", ".join(map(str, first))
     raise DumpError(
         f"its fields are those of no known program: {there:.200}",
         remedy="known are input and output (verl), traces (verifiers, prime-rl), prompt and "
         "completion (TRL), messages; for others give its rows to rlskip.write",
     )
+
+
+def _alike(rows: Iterable[Row], names: set[str]) -> Iterator[Row]:
+    for number, row in enumerate(rows, 1):
+        if lacking := sorted(names - row.keys()):
+            raise DumpError(f"row {number} has no {', '.join(lacking)}, as the first one has")
+        yield row
 
 
 def _by_step(path: Path, rows: Iterable[Row]) -> dict[int, list[Row]]:
@@ -109,10 +119,9 @@ def _by_step(path: Path, rows: Iterable[Row]) -> dict[int, list[Row]]:
     steps: dict[int, list[Row]] = defaultdict(list)
     groups: dict[int, dict[str, str]] = {}
     of_file = as_step(path.stem)
-    for row in rows:
+    for number, row in enumerate(rows, 1):
         named = row.pop("step", None)
-        step = named if of_file is None else of_file
-        step = int(step) if isinstance(step, int | float) and step == step and step >= 0 else 0
+        step = _step_of(named, f"row {number}") if of_file is None else of_file
         asked = json.dumps(row.get("input", row.get("raw_prompt")), sort_keys=True, default=str)
         of_step = groups.setdefault(step, {})
         name = of_step.setdefault(asked, str(len(of_step)))
@@ -120,10 +129,20 @@ def _by_step(path: Path, rows: Iterable[Row]) -> dict[int, list[Row]]:
     return steps
 
 
+def _step_of(named: Any, whose: str) -> int:
+    """The step that a row or an episode names; 0 without one."""
+    is_whole = type(named) is int or (isinstance(named, float) and named.is_integer())
+    if named is None or (is_whole and 0 <= named < 1 << 63):
+        return int(named or 0)
+    raise DumpError(f"{whose} is of step {named!r:.80}, which is not a whole number from 0 on")
+
+
 def _of_messages(rows: Iterator[Row]) -> Iterator[Row]:
     """A conversation a line: what follows the first messages that are no assistant's is sampled."""
-    for row in rows:
-        messages = list(row.pop("messages") or ())
+    for number, row in enumerate(rows, 1):
+        messages = row.pop("messages") or []
+        if not (isinstance(messages, list) and all(isinstance(m, dict) for m in messages)):
+            raise DumpError(f"messages of row {number} are not a list of mappings")
         roles = [one.get("role") for one in messages]
         at = roles.index("assistant") if "assistant" in roles else len(messages)
         yield {"raw_prompt": messages[:at], "completions": messages[at:], **row}
@@ -131,13 +150,19 @@ def _of_messages(rows: Iterator[Row]) -> Iterator[Row]:
 
 def _of_trl(rows: Iterator[Row]) -> Iterator[Row]:
     """TRL's completions: a reward for each function, whose sum is the session's."""
+    told: set[str] = set()
     for row in rows:
         prompt, said = row.pop("prompt"), row.pop("completion")
         made = {"raw_prompt": prompt, "completions": said, **row}
         if not {"reward", "rewards", "score"} & row.keys():
-            earned = [v for k, v in row.items() if k not in ("step", "advantage") and _is_number(v)]
-            made["reward"] = sum(earned) if earned else None
+            earned = {
+                k: v for k, v in row.items() if k not in ("step", "advantage") and _is_number(v)
+            }
+            made["reward"] = sum(earned.values()) if earned else None
+            told |= {*earned}
         yield made
+    if len(told) > 1:
+        log.warning("rlskip: the reward of each row is the sum of %s", ", ".join(sorted(told)))
 
 
 def _is_number(value: Any) -> bool:
@@ -152,10 +177,8 @@ def _of_verifiers(rows: Iterator[Row], budget: _Budget) -> dict[int, list[Row]]:
     """Saved episodes by the step that they name; 0 without one."""
     steps: dict[int, list[Row]] = defaultdict(list)
     for number, line in enumerate(rows):
-        step = ((line.get("run") or {}).get("work") or {}).get("step", 0)
-        if type(step) is not int or step < 0:
-            raise DumpError(f"episode {number + 1} is of step {step!r:.80}, which is not a number")
-        steps[step] += _of_episode(line, number, budget)
+        named = ((line.get("run") or {}).get("work") or {}).get("step")
+        steps[_step_of(named, f"episode {number + 1}")] += _of_episode(line, number, budget)
     return steps
 
 
@@ -171,6 +194,8 @@ def _of_episode(episode: Row, number: int, budget: _Budget) -> Iterator[Row]:
         task = trace.get("task") or {}
         uid = group or task.get("hash") or (task.get("data") or {}).get("idx", number)
         rewards = [r for r in (trace.get("rewards") or {}).values() if r is not None]
+        if any(r["score"] is None for r in rewards):
+            raise DumpError(f"a reward of episode {number + 1} has no score")
         reward = sum(r["score"] * r.get("weight", 1.0) for r in rewards) if rewards else None
         rest = {name: value for name, value in trace.items() if name not in ("nodes", "calls")}
         for branch, nodes in enumerate(_branches(trace.get("nodes") or [], budget)):
@@ -225,7 +250,7 @@ def _of_nodes(nodes: Sequence[Row], budget: _Budget) -> Row:
         given = iter(known)
         tokens += own
         mask += flags
-        probs += [next(given) if flag else 0.0 for flag in flags]
+        probs += [_or_nan(next(given)) if flag else 0.0 for flag in flags]
     first = mask.index(1) if 1 in mask else len(tokens)
     is_known = any(flag and p == p for flag, p in zip(mask, probs, strict=True))
     turn = next((i for i, node in enumerate(nodes) if node.get("sampled")), len(nodes))
@@ -238,8 +263,12 @@ def _of_nodes(nodes: Sequence[Row], budget: _Budget) -> Row:
     return row
 
 
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
 def _lines(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue

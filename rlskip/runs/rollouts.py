@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
@@ -156,14 +157,11 @@ class Rollouts:
 
         None if it is missing or not finite, or if it is neither one number nor one a token.
         """
-        reward = self.columns.array("reward")
-        if reward is not None and len(self):
-            totals: Iterable[Any] = reward.astype(np.float64).reshape(len(self), -1).sum(1).tolist()
-        else:
-            totals = map(_total, self.columns.of("reward") or [None] * len(self))
         odd = {one.row for one in self.tokens.misfits if one.what == "reward"}
-        known = (None if i in odd else total for i, total in enumerate(totals))
-        return [None if total is None else if_finite(total) for total in known]
+        cells = self.columns.of("reward") or [None] * len(self)
+        spans = self.tokens.rewards or [None] * len(self)
+        pairs = enumerate(zip(cells, spans, strict=True))
+        return [None if i in odd else _total(cell, span) for i, (cell, span) in pairs]
 
     @property
     def sessions(self) -> list[SessionRows]:
@@ -402,11 +400,15 @@ def if_finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _total(value: Any) -> float | None:
-    if isinstance(value, int | float | np.integer | np.floating | np.bool_):
-        return float(value)
-    given = numbers(value)
-    return None if given is None else float(given.sum())
+def _total(value: Any, span: tuple[int, int] | None) -> float | None:
+    """A reward as one finite number: of one for each token the sum, without what padding has."""
+    if isinstance(value, int | float):
+        with contextlib.suppress(OverflowError):
+            return if_finite(float(value))
+        return None
+    if (given := numbers(value)) is None:
+        return None
+    return if_finite(float(given[slice(*span) if span else slice(None)].sum(dtype=np.float64)))
 
 
 def _single(value: Any) -> Any:

@@ -12,7 +12,8 @@ import xxhash
 from rlskip.batch.columns import is_tensor
 from rlskip.stages.parts import DIGEST, NUMBER, Entry
 
-#: ``mean``, ``rms`` and ``order`` are of the values that are no fills, which would hide these.
+#: ``mean``, ``rms`` and ``order`` are of finite values that are no fills, and outliers count with
+#: :func:`most`: either would hide the others.
 #: ``order`` is a mean, too, with a weight for each place, so that it tells values that moved.
 MOMENTS = ("count", "mean", "rms", "min", "max", "order")
 
@@ -76,11 +77,20 @@ def _moments(part: np.ndarray) -> tuple[float, ...]:
         return (0.0, *[math.nan] * (len(MOMENTS) - 1))
     wide = part.astype(np.float64).reshape(-1)
     weights = np.arange(wide.size) * _GOLDEN % 1.0 - 0.5
-    own = ~fills(wide)
-    with np.errstate(all="ignore"):
-        mean, rms = float(wide[own].mean()), float(np.sqrt(np.square(wide[own]).mean()))
-        order = float((wide * weights)[own].mean())
+    own = np.isfinite(wide) & ~fills(wide)
+    limit = most(np.abs(wide[own]))
+    known, weights = np.clip(wide[own], -limit, limit), weights[own]
+    mean = rms = order = math.nan
+    if known.size:
+        mean, order = float(known.mean()), float((known * weights).mean())
+        rms = float(np.sqrt(np.square(known).mean()))
     return float(wide.size), mean, rms, float(wide.min()), float(wide.max()), order
+
+
+def most(sizes: np.ndarray) -> float:
+    """10 times what nine tenths of the magnitudes that differ are below; 0 without any."""
+    found = np.unique(sizes[sizes > 0])
+    return 10 * float(found[int(0.9 * (len(found) - 1))]) if len(found) else 0.0
 
 
 def fills(values: np.ndarray) -> np.ndarray:

@@ -31,7 +31,7 @@ def _padded(cells: list[list[Any]], width: int, fill: Any, left: bool) -> np.nda
 
 
 def _columns(rows: list[Any], layout: str, more: tuple[int, int], pad: int, left: bool) -> Any:
-    """The columns of such rows; one of log-probs has -1 - token."""
+    """The columns of such rows; log-probs and rewards have -1 - token, or 0 and 7 for padding."""
     prompts = [prompt for prompt, _ in rows]
     responses = [[token for token, _ in said] for _, said in rows]
     masks = [[int(sampled) for _, sampled in said] for _, said in rows]
@@ -39,16 +39,18 @@ def _columns(rows: list[Any], layout: str, more: tuple[int, int], pad: int, left
     marks = [[0] * len(p) + m for p, m in zip(prompts, masks, strict=True)]
     if layout == "lists":
         return {"prompts": prompts, "responses": responses, "response_mask": masks,
-                "rollout_log_probs": [[-1.0 - t for t in r] for r in responses]}  # fmt: skip
+                "rollout_log_probs": [[-1.0 - t for t in r] for r in responses],
+                "rewards": [[-1.0 - t for t in r] for r in responses]}  # fmt: skip
     if layout == "lists of one column":
         return {"input_ids": whole, "loss_mask": marks,
-                "rollout_log_probs": [[-1.0 - t for t in row] for row in whole]}  # fmt: skip
+                "rollout_log_probs": [[-1.0 - t for t in row] for row in whole],
+                "rewards": [[-1.0 - t for t in row] for row in whole]}  # fmt: skip
     probs = [[-1.0 - t for t in row] for row in (whole if layout == "one column" else responses)]
     p, r = (max(map(len, cells)) + more[i] for i, cells in enumerate((prompts, responses)))
     if layout == "one column":
         columns = {"input_ids": (whole, pad), "loss_mask": (marks, 0),
                    "attention_mask": ([[1] * len(row) for row in whole], 0),
-                   "rollout_log_probs": (probs, 0.0)}  # fmt: skip
+                   "rollout_log_probs": (probs, 0.0), "rewards": (probs, 7.0)}  # fmt: skip
         return {name: _padded(cells, p + r, fill, left) for name, (cells, fill) in columns.items()}
     seen = [[[1] * len(cell) for cell in cells] for cells in (prompts, responses)]
     return {
@@ -57,6 +59,7 @@ def _columns(rows: list[Any], layout: str, more: tuple[int, int], pad: int, left
         "attention_mask": np.hstack([_padded(seen[0], p, 0, True), _padded(seen[1], r, 0, False)]),
         "response_mask": _padded(masks, r, 0, left=False),
         "rollout_log_probs": _padded(probs, r, 0.0, left=False),
+        "rewards": _padded(probs, r, 7.0, left=False),
     }
 
 
@@ -84,6 +87,8 @@ def test_rows_are_the_same_in_every_layout(
         row = opened.row(i)
         assert (row["prompt"], row["response"], row["mask"]) == (prompt, response, mask)
         assert row["log_probs"] == [-1.0 - token for token in response]
+        if len(columns["rewards"][i]) != 1:  # or it is that of the row
+            assert opened.rewards[i] == sum(-1.0 - token for token in response)
         assert named.tokens[i].tolist() == prompt + response
         assert named.sampled[i].astype(int).tolist() == [0] * len(prompt) + mask
     spans = named.prompt.lengths.tolist()

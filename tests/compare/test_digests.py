@@ -31,7 +31,7 @@ OFF = VECTOR + (torch.arange(200) == 199) * 1e-2
     [
         *(
             (filled(fill, at), filled(fill, at, OFF), {}, "differs")
-            for fill in (-1e4, -1e9, 1e9, LEAST)
+            for fill in (-1e4, -1e9, 1e9, LEAST, -math.inf, math.nan)
             for at in (slice(1), slice(5), slice(0, 198), slice(0, 198, 2))
         ),
         (filled(-1e9, slice(9)), filled(-2e9, slice(9)), {}, "differs"),
@@ -68,10 +68,11 @@ def test_digests_judge_as_whole_values_do(
     assert ("two dtypes" in found.note) is (state == "equal" and a.dtype != b.dtype)
 
 
-def test_one_large_value_hides_no_other(job: Callable[..., Side]) -> None:
-    off = VECTOR + (torch.arange(200) == 199) * 1e-5
+@pytest.mark.parametrize(("values", "by"), [("all", 1e-5), ("digest", 1e-3)])
+def test_one_large_value_hides_no_other(job: Callable[..., Side], values: str, by: float) -> None:
+    off = VECTOR + (torch.arange(200) == 199) * by
     sides = (
-        job(name, lambda step, x=x: package.record("of", x), steps=[1], values="all")
+        job(name, lambda step, x=x: package.record("of", x), steps=[1], values=values)
         for name, x in (("a", filled(900.0, slice(1))), ("b", filled(900.0, slice(1), off)))
     )
     (found,) = compared(*sides).stages

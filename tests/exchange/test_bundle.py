@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,20 @@ import rlskip as package
 from rlskip import stages
 from rlskip.config.record import read_record
 from rlskip.exchange import losses
+from rlskip.exchange.bundle import open_bundle
 from rlskip.jobs.records import JOB_VARIABLE, Recorder
+from rlskip.store import StepStore
 
 NAMES = {"experiment_name": "e", "project_name": "p"}
 GROUPS, N, TOKENS = 3, 4, 5
+OWN = """
+def none(*given): return None
+def ends(*given): raise SystemExit(0)
+def first(rewards, groups): return rewards[:1]
+def changes(rewards, groups): return rewards.zero_()
+def judge(completion_ids, **more): raise ValueError("at lunch")
+async def later(completion_ids, **more): return [1.0] * len(completion_ids)
+"""
 
 
 def rewards() -> torch.Tensor:
@@ -145,6 +156,38 @@ def test_a_bundle_has_no_path_no_pickle_and_if_wanted_no_text(
     assert found["equal"]
 
 
+TEXTS = {"prompt": "what is it? /home/me/x", "note": {"/home/me/key": ["file:///home/me/my dir/f"]}}
+
+
+@pytest.mark.parametrize("redact", [False, True])
+def test_neither_groups_nor_records_have_texts_or_paths(
+    rlskip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redact: bool
+) -> None:
+    """A group may be named by its prompt, as in TRL."""
+    columns = {"prompt": [TEXTS["prompt"], "what else? /home/me/x"], "completion_ids": [[1], [2]],
+               "note": [TEXTS["note"]] * 2}  # fmt: skip
+    run = tmp_path / "e_p" / "GBSany_Nany_inany_outany"
+    StepStore(run).save(1, columns)
+    monkeypatch.setenv(JOB_VARIABLE, "texts")
+    node = {"record": {"enable": True, "dump_dir": str(tmp_path)}}
+    stages.start(read_record(node), lambda: 1)
+    package.record("said", "what was asked: /home/me/x")
+    stages.stop()
+    options = ["--redact"] * redact
+    command = ("bundle", run, 1, "--records", "texts", "-d", tmp_path)
+    assert rlskip(*command, "-o", tmp_path / "all", *options).code == 0
+    group = next(package.open(run)[1].groups()).name
+    alone = rlskip(*command, "-o", tmp_path / "one", "--group", group, *options, "--json").json
+    assert alone["sessions"] == 1
+    for name in ("all", "one"):
+        with zipfile.ZipFile(tmp_path / name) as packed:
+            found = b"".join(packed.read(part) for part in packed.namelist())
+        assert (b"/home" in found, b"my dir" in found) == (False, False)
+        assert (b"what" in found) is not redact
+    with open_bundle(tmp_path / "all") as opened:
+        assert len(opened.rollouts.groups) == 2
+
+
 def test_a_group_is_taken_alone(rlskip: Any, run: Path, tmp_path: Path) -> None:
     group = next(package.open(run)[2].groups()).name
     out = tmp_path / "group"
@@ -188,14 +231,35 @@ def test_what_is_no_sound_bundle_is_refused(
         (["--replay", "B", "--loss", "dpo"], "rlskip has: grpo, rloo, ppo"),
         (["--replay", "B", "--loss", "ppo,clip=x"], "is not a number"),
         (["--replay", "B", "--loss", "nowhere:f"], "cannot be imported"),
+        (["--replay", "B", "--loss", "ppo,foo=1"], "--loss: ppo,foo=1: it raised TypeError"),
+        (["--replay", "B", "--loss", "own:none"], "--loss: own:none: it returned None"),
+        (["--replay", "B", "--advantages", "own:ends"], "own:ends: it raised SystemExit"),
+        (["--replay", "B", "--advantages", "own:first"], "it returned 1 numbers for 12"),
+        (["--replay", "B", "--reward", "own:judge"], "own:judge: it raised ValueError: at lunch"),
         ([], "rlskip bundle RUN STEP --out FILE"),
     ],
 )
-def test_what_is_missing_is_named(
-    rlskip: Any, bundled: Path, arguments: list[str], message: str
-) -> None:
+def test_what_is_missing_or_fails_is_named(
+    rlskip: Any, bundled: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    arguments: list[str], message: str,
+) -> None:  # fmt: skip
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     said = rlskip("bundle", *[str(bundled) if one == "B" else one for one in arguments])
     assert (said.code, message in said.err) == (2, True), said.err
+
+
+def test_a_function_may_be_async_and_change_what_it_is_given(
+    rlskip: Any, bundled: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    command = ("bundle", "--replay", bundled, "--reward", "own:later", "--loss", "grpo")
+    said = rlskip(*command, "--advantages", "own:changes", "--json").json["stages"]
+    assert [one["state"] for one in said[:2]] == ["differs"] * 2
+    assert said[2]["state"] in ("equal", "within rounding")
 
 
 def test_the_formulas() -> None:
@@ -205,3 +269,22 @@ def test_the_formulas() -> None:
     assert losses.grpo(earned, groups, scale=False)[:3].tolist() == pytest.approx(
         [2 / 3, -1 / 3, -1 / 3]
     )
+
+
+# As verl's compute_policy_loss: log-ratios within 20, padding of any value, a bound for losses.
+@pytest.mark.parametrize(
+    ("gap", "gain", "clip_c", "loss"),
+    [
+        (0.5, 1.0, None, -1.2),
+        (0.5, -1.0, None, math.exp(0.5)),
+        (2.0, -1.0, 3.0, 3.0),
+        (-2.0, -1.0, 3.0, 0.8),
+        (500.0, -1.0, None, math.exp(20.0)),
+    ],
+)
+def test_the_clipped_loss(gap: float, gain: float, clip_c: float | None, loss: float) -> None:
+    new, old = torch.tensor([gap, 1e6]), torch.tensor([0.0, 0.0])
+    mask = torch.tensor([1.0, 0.0])
+    found = losses.clipped(new, old, torch.tensor([gain, 5.0]), mask, clip_c=clip_c)
+    assert found.item() == pytest.approx(loss)
+    assert losses.clipped(new, old, new, 0 * mask).item() == 0.0

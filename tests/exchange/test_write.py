@@ -101,12 +101,14 @@ COLUMNS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["columns", "TensorDict", "frame", "table", "data set"])
+@pytest.mark.parametrize("kind", ["columns", "lists", "TensorDict", "frame", "table", "data set"])
 def test_batches_and_tables_are_rows_without_padding(run: Path, kind: str) -> None:
     lists = [{"prompt_ids": [5], "completion_ids": [1, 2], "reward": 1.0, "n": 1},
              {"prompt_ids": [6, 7], "completion_ids": [3], "reward": 0.5, "n": 2}]  # fmt: skip
     given: Any = TensorDict(COLUMNS, 2) if kind == "TensorDict" else COLUMNS
-    if kind == "frame":
+    if kind == "lists":
+        given = {name: [row[name] for row in lists] for name in lists[0]} | {"prompt": ["a", "b"]}
+    elif kind == "frame":
         given = pytest.importorskip("pandas").DataFrame(lists)
     elif kind == "table":
         given = pytest.importorskip("pyarrow").Table.from_pylist(lists)
@@ -140,6 +142,8 @@ def test_names_and_sizes_name_the_run(tmp_path: Path, replay: Any) -> None:
         ({"experiment_name": "a", "project_name": "b", "like": "x"}, "give one of them"),
         ({"like": "nowhere"}, "no such directory"),
         ({"for_command": "echo"}, "not a Hydra application"),
+        ({"for_command": ""}, "the command is empty"),
+        ({"experiment_name": "a", "project_name": "b", "n": 0}, "a size is 0"),
         ({}, "experiment_name= and project_name="),
     ],
 )
@@ -276,6 +280,24 @@ def test_a_stage_gets_the_type_that_it_returns(run: Path, replay: Any) -> None:
     assert replayed["completion_ids"].tolist() == [[97, 0], [97, 1], [98, 0], [98, 1]]
 
 
+def test_what_a_stage_gets_has_all_rows(run: Path) -> None:
+    for made in (None, {"completion_ids": [[1]]}):
+        with pytest.raises(BadRowError, match=r"it made \d rows of 4"):
+            rlskip.write(run, sessions("ab"), step=1, returns=lambda columns, made=made: made)
+
+
+def test_later_turns_have_prompts_of_their_own(tmp_path: Path) -> None:
+    run = run_directory(tmp_path, "mine", "math", 1, 2, "any", "any")
+    rows = [
+        {"uid": "u", "session_id": k, "turn": turn, "prompt_ids": [1] * (1 + turn),
+         "completion_ids": [k], "reward": float(turn)}
+        for turn in (1, 0) for k in range(2)
+    ]  # fmt: skip
+    written = rlskip.write(run, rows, step=1)
+    assert [(one.rows, one.reward) for one in written.sessions()] == [([2, 0], 1.0), ([3, 1], 1.0)]
+    assert rlskip.open(run)[1].dumps()[0].full_meta().info["rows_per_prompt"] == 4
+
+
 def test_the_sizes_of_the_directory_are_those_of_the_run(tmp_path: Path, replay: Any) -> None:
     run = run_directory(tmp_path / "dumps", "mine", "math", 2, 2, 6, 8)
     rlskip.write(run, sessions("ab"), step=1)
@@ -309,6 +331,11 @@ def test_the_sizes_of_the_directory_are_those_of_the_run(tmp_path: Path, replay:
         ([{"completion_ids": [1]}], "a row has no prompt, only completion_ids"),
         ([{"uid": "u", "completion_ids": [1]}], "a row has no prompt, only uid, completion_ids"),
         ([row("a", uid="u"), row("b", uid="u")], "row 1: its uid, 'u', is that of rows with anot"),
+        ([row(uid=None)], "row 0: its uid is None"),
+        ([row(), row(reward="1.0")], "row 1: reward is '1.0', not a number"),
+        ([row(reward={"score": 1.0})], "row 0: reward is {'score': 1.0}, not a number"),
+        ([row(turn=0), row(turn=1)], "turn numbers the turns of sessions"),
+        (None, "it is a NoneType, neither rows nor a batch"),
     ],
 )
 def test_rows_that_are_no_sessions_are_named(run: Path, rows: list[Any], message: str) -> None:
@@ -323,6 +350,7 @@ def test_rows_that_are_no_sessions_are_named(run: Path, rows: list[Any], message
     [
         (["a", "b", "c"], "the rows are 2 groups, and there are 3 prompts"),
         ({"uid": ["u", "v"], "text": ["a", "b"]}, "the rows and the prompts do not both have v, w"),
+        (["b", "a"], "prompt 0 is that of other rows"),
     ],
 )
 def test_prompts_of_other_rows_are_named(run: Path, prompts: Any, message: str) -> None:

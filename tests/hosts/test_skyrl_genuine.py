@@ -161,9 +161,20 @@ def on(name: str, engine: bool = True, **more: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def a(sky: Callable[..., Run]) -> Run:
     """Dumps, evaluates and leaves a checkpoint of each step."""
-    run = sky("a", on("a"), *EVALUATES, "trainer.ckpt_interval=1")
+    record = {"enable": True, "dump_dir": "dumps_a"}
+    run = sky("a", on("a", record=record), *EVALUATES, "trainer.ckpt_interval=1")
     assert run.returncode == 0, run.output[-4000:]
     return run
+
+
+def test_a_bundle_of_its_step_is_computed_again(a: Run, rlskip: Any) -> None:
+    (run,) = (a.folder / "dumps_a").glob("same_*/GBS*")
+    bundle = a.folder / "step.bundle"
+    assert rlskip("bundle", run, 2, "-o", bundle).code == 0
+    command = ("bundle", "--replay", bundle, "--advantages", "grpo", "--loss", "ppo", "--json")
+    advantages, loss = (one["state"] for one in rlskip(*command).json["stages"])
+    assert advantages == "equal", "to the bit"
+    assert loss in ("equal", "within rounding")
 
 
 def test_the_first_run_trains(a: Run) -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rlskip.merge import MergeError, merge
 from rlskip.merge.chains import link
-from rlskip.merge.lists import list_rows
+from rlskip.merge.layouts import list_rows
 from tests.merge.batches import batches, merge_config, turns
 
 

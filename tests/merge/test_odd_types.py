@@ -202,11 +202,8 @@ def test_packed_values_of_any_dtype_stay_with_their_tokens(value, place):
 
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.uint16])
-def test_packed_ids_that_would_overflow_are_refused(two_turns, dtype):
-    batch = pack(two_turns, response_ids=dtype)
-    merged = merge(batch, ON)[0]["response_ids"]
-    assert merged.dtype == dtype
+def test_packed_responses_take_the_wider_ids_of_prompts(two_turns, dtype):
     two_turns["prompt_token_ids"][1][2] = 70_000
-    with pytest.raises(MergeError) as error:
-        merge(pack(two_turns, response_ids=dtype), ON)
-    assert error.value.where == "prompt_token_ids"
+    merged = merge(pack(two_turns, response_ids=dtype), ON)[0]["response_ids"]
+    assert merged.dtype == torch.int32
+    assert merged.values().tolist() == [20, 70_000, 40, 41]

@@ -189,9 +189,6 @@ def test_a_failing_judge_costs_its_sessions_alone(judges: Path, rlskip: Any) -> 
     assert "at lunch" in failure["error"]
     assert "exit code 1" in ended["error"]
     assert (other["session"], "None, which is not a score" in other["error"]) == (3, True)
-    written = rlskip(*command, "--write", judges / "new")
-    assert "not written" in written.out
-    assert not (judges / "new").exists()
 
 
 def test_a_damaged_dump_is_listed_and_the_others_are_scored(judges: Path, rlskip: Any) -> None:
@@ -230,6 +227,19 @@ def test_a_function_that_does_not_fit_is_bad_input(
     found = rlskip("rescore", judges / "dumps" / RUN, "--reward", reward)
     assert found.code == 2
     assert word in found.err
+
+
+@pytest.mark.parametrize("takes", ["solution_str, **more", "solution_str, ground_truth=None"])
+def test_the_ground_truth_may_be_missing_where_it_is_not_needed(
+    judges: Path, rlskip: Any, takes: str
+) -> None:
+    run = judges / "dumps" / RUN
+    StepStore(run).save(1, {"output": ["a", "bc"], "score": [0.0, 0.0]})
+    (judges / "free.py").write_text(f"def judge({takes}):\n    return len(solution_str)\n")
+    found = rlskip("rescore", run, "--reward", "free:judge", "--json")
+    assert (found.code, found.json["new"]["mean"]) == (0, 1.5), found.err
+    none = rlskip("rescore", run, "--reward", "free:judge", "--steps", "2-9")
+    assert (none.code, "it has none of the steps 2-9" in none.err) == (2, True)
 
 
 def test_without_text_the_tokens_are_given(judges: Path, rlskip: Any, dumps: Path) -> None:

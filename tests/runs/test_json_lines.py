@@ -35,6 +35,17 @@ def test_text_of_verl(tmp_path: Path) -> None:
         ("0", 0, 1.0), ("1", 0, 0.0), ("0", 1, 0.5),
     ]  # fmt: skip
     assert {(row["step"], row["output"], row["acc"]) for row in rows} == {(7, "yes", 0.5)}
+    assert len(read(tmp_path / "7.jsonl", "\ufeff" + json.dumps(lines[0]))) == 1
+
+
+def test_the_reward_of_trl_names_what_it_is_the_sum_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = {"step": 1, "prompt": "a", "completion": "b", "right": 1.0, "advantage": 0.5}
+    assert [row["reward"] for row in read(tmp_path / "a.jsonl", line)] == [1.0]
+    assert not caplog.messages
+    assert [row["reward"] for row in read(tmp_path / "a.jsonl", {**line, "tokens": 9})] == [10.0]
+    assert "the reward of each row is the sum of right, tokens" in caplog.text
 
 
 def node(parent: int | None, ids: list[int], **more: Any) -> dict[str, Any]:
@@ -42,7 +53,7 @@ def node(parent: int | None, ids: list[int], **more: Any) -> dict[str, Any]:
     return {"parent": parent, "message": message, "token_ids": ids, **more}
 
 
-def said(*log_probs: float) -> dict[str, Any]:
+def said(*log_probs: float | None) -> dict[str, Any]:
     return {"sampled": True, "mask": [True] * 2, "logprobs": log_probs}
 
 
@@ -51,11 +62,13 @@ def test_log_probs_stay_with_the_tokens_of_their_message(tmp_path: Path) -> None
     every = [
         [asked, node(0, [2, 3], **said(0.0, 0.0))],
         [asked, node(0, [2, 3], **said())],
+        [asked, node(0, [2, 3], **said(None, -1.0))],
         [asked, node(0, [2, 3], **said()), node(1, [4]), node(2, [5, 6], **said(-3.0, -4.0))],
     ]
     lines = [{"traces": [{"nodes": nodes}]} for nodes in every]
-    zero, none, mixed = read(tmp_path / "traces.jsonl", *lines)
+    zero, none, some, mixed = read(tmp_path / "traces.jsonl", *lines)
     assert (zero["log_probs"], none["log_probs"]) == ([0.0, 0.0], None)
+    assert str(some["log_probs"]) == "[nan, -1.0]"
     assert mixed["mask"] == [1, 1, 0, 1, 1]
     assert str(mixed["log_probs"]) == "[nan, nan, 0.0, -3.0, -4.0]"
     assert (mixed["raw_prompt"], len(mixed["completions"])) == ([asked["message"]], 3)
@@ -91,7 +104,7 @@ def branches(n: int) -> dict[str, Any]:
         ("7.jsonl", ["[" * 100_000], "it cannot be read: RecursionError"),
         ("traces.jsonl", [{"traces": [{"nodes": [{}]}]}], "it cannot be read: KeyError"),
         ("traces.jsonl", [{"run": 1}], "it cannot be read: AttributeError"),
-        ("traces.jsonl", [{"run": {"work": {"step": "x"}}}], "of step 'x', which is not a number"),
+        ("traces.jsonl", [{"run": {"work": {"step": "x"}}}], "of step 'x', which is not a whole number"),
         ("traces.jsonl", [{"traces": [{"nodes": [node(1, []), node(1, []), node(0, [])]}]}],
          "its own parent"),
         ("traces.jsonl", [{"traces": [{"nodes": [node(None, [2], **said(-1.0, -2.0))]}]}],
@@ -99,8 +112,14 @@ def branches(n: int) -> dict[str, Any]:
         ("traces.jsonl", [{"traces": [{"nodes": [node(None, [2, 3], **said(-1.0))]}]}],
          "has 2 tokens, a mask of 2 with 2 sampled ones, and 1 log-probs"),
         ("traces.jsonl", [branches(3000)], "more than 128 values for each byte"),
-        ("7.jsonl", [{"input": "", "output": ""}, *({f"k{i}": 0} for i in range(20_000))],
+        ("7.jsonl", [{"input": "", "output": "", f"k{i}": 0} for i in range(20_000)],
          "more than 128 values for each byte"),
+        ("7.jsonl", [{"input": "", "output": ""}, {"output": ""}], "row 2 has no input, as the fi"),
+        ("a.jsonl", [{"messages": []}, {"input": ""}], "row 2 has no messages, as the first one"),
+        ("a.jsonl", [{"messages": ["hi"]}], "messages of row 1 are not a list of mappings"),
+        *(("a.jsonl", [{"input": "", "output": "", "step": step}], "which is not a whole number")
+          for step in (-1, "7", 7.5, 1e300, float("inf"), True)),
+        ("traces.jsonl", [{"traces": [{"rewards": {"a": {"score": None}}}]}], "has no score"),
     ],
 )  # fmt: skip
 def test_any_other_file_is_refused_by_name(
@@ -170,4 +189,7 @@ def test_a_file_of_no_known_program_is_named(rlskip: Any, tmp_path: Path) -> Non
     (tmp_path / "data.jsonl").write_text('{"question": "a", "answer": "b"}\n')
     said = rlskip("report", tmp_path, "--html", tmp_path / "page.html")
     assert (said.code, "no known program: question, answer" in said.err) == (2, True)
+    (tmp_path / "a.jsonl.gz").write_bytes(b"")
+    packed = rlskip("report", tmp_path / "a.jsonl.gz", "--html", tmp_path / "page.html")
+    assert (packed.code, "it is no file of rollouts" in packed.err) == (2, True)
     assert "rlskip.write" in said.err

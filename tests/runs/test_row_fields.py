@@ -164,3 +164,6 @@ def test_a_mask_of_another_length_is_never_taken_for_sampled_tokens(
     assert '"kind":"unknown"' in page.replace(" ", "") or "unknown" in page
     found = rlskip("compare", odd, whole, "--json").json
     assert found["first"]["stage"] == "mask", "not known is not sampled"
+    found = rlskip("compare", odd, dumps("none", [0, 0, 0]), "--json").json
+    assert found["first"]["stage"] == "mask", "nor is it known that nothing was sampled"
+    assert rlskip("compare", odd, odd).code == 0

@@ -6,12 +6,10 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pytest
 
-import rlskip as package
 from tests.verl.conftest import Verl
 
 pytestmark = pytest.mark.verl
@@ -64,18 +62,6 @@ def test_the_rewards_are_reproduced_to_the_bit_and_paid_for_once(
     assert (anew["changed"], anew["old"]) == (0, anew["new"])
     assert len(asked) <= anew["asked"] <= 16
     assert anew["old"]["count"] == 16
-
-    # A run with other scores trains without an engine.
-    (tmp_path / "other.py").write_text("def length(solution_str):\n    return len(solution_str)\n")
-    assert rescore("other:length", "--write", tmp_path / "new")["changed"] == 16
-    skip = ("+skip=rollout_tq_replay", f"skip.dump_dir={tmp_path / 'new'}")
-    replayed = verl091.train("replayed", "v1", *skip, reward, name, **told)
-    assert replayed.generated == 0
-    new = package.open(tmp_path / "new" / run.relative_to(tmp_path / "dumps"))
-    means = [fmean(one.reward or 0.0 for one in step.sessions(["reward"])) for step in new]
-    assert replayed.scores == pytest.approx(means)
-    in_all = len(asked) + anew["asked"]
-    assert (tmp_path / "asked").read_text().count("\n") == in_all, "they are replayed"
 
 
 @pytest.mark.long
