@@ -161,8 +161,7 @@ def _view(data: dict[str, Any], rescored: Rescored, write: Path | None) -> list[
     for name, problem in rescored.unreadable.items():
         view.append(text(f"step {name} cannot be read: {problem}", "red"))
     if write is not None:
-        dumps = "1 dump" if len(rescored.written) == 1 else f"{len(rescored.written)} dumps"
-        view += ["", f"{dumps} in {write}"]
+        view += ["", f"{len(rescored.written)} dumps in {write}"]
     if rescored.left_out:
         names = ", ".join(rescored.left_out)
         view.append(text(f"not written, because sessions have no new score: {names}", "red"))
