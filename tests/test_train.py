@@ -206,9 +206,12 @@ def test_the_policy_learns_and_a_replay_costs_nothing(train: Any, tmp_path: Path
     skip = ("+skip=rollout_cache", "skip.dump_dir=dumps")
     first = train(tmp_path, "first", *skip, tiny=False)
     second = train(tmp_path, "second", *skip, tiny=False)
-    assert first[0]["success"] < 0.2
+    page = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    wins = r"untrained policy wins ([\d.]+) of its games and the trained one ([\d.]+) after"
+    untrained, trained = map(float, re.search(wins, page).groups())  # type: ignore[union-attr]
+    assert abs(first[0]["success"] - untrained) < 0.05, "another processor rounds otherwise"
     last = [row["success"] for row in first[-10:]]
-    assert sum(last) / len(last) > 0.5
+    assert abs(sum(last) / len(last) - trained) < 0.1
     assert learned(first) == learned(second)
     spent = [sum(row["time/rollout_s"] for row in run) for run in (first, second)]
     assert spent[1] < 0.1 * spent[0], spent  # benchmarks.step_time measures it

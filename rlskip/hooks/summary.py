@@ -30,7 +30,7 @@ def log_roles(
     """Log one line per role, and the command that replays what is new."""
     for role, counts in tallies.items():
         local, typed = roles[role].local_config, f"skip.{role}.steps"
-        if counts.consulted and not (counts.hits or counts.misses):
+        if completed and counts.consulted and not (counts.hits or counts.misses):
             log.warning(
                 "rlskip: role %s: its function was called, but at no step that is listed: %s "
                 "lists %s",

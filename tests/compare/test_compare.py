@@ -306,6 +306,7 @@ def test_values_without_entries_are_recorded(job: Callable[..., Side], values: s
     assert {one.stage for one in compared(a, a).stages} > {"of rows", "of the step"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_fsync")
 def test_memory_does_not_grow_with_the_steps(job: Callable[..., Side]) -> None:
     """What a step needs is released without the garbage collector, which runs rarely."""

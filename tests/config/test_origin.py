@@ -79,10 +79,13 @@ def origin(folder: Path, arguments: list[str], **env: str) -> tuple[str, str, st
         ("proj/pkg", ["-c", SCRIPT], {}, ("pkg", "proj", "proj/pkg")),
         ("alone", ["-c", SCRIPT], {}, ("alone", "alone", "alone")),
         ("proj", ["lib/site-packages/ipykernel_launcher.py"], {}, ("proj", "proj", "proj")),
-        ("proj", PYTEST, {}, ("proj", "proj", "proj")),
+        pytest.param("proj", PYTEST, {}, ("proj", "proj", "proj"), marks=pytest.mark.slow),
         ("proj/pkg", ["../bin/installed"], {}, ("pkg", "proj", "proj/pkg")),
         ("proj", ["train.py"], TORCHRUN, ("train", "proj", "proj/train.py")),
-        ("proj", ["workers.py"], {}, ("workers", "proj", "proj/workers.py")),
+        pytest.param(
+            "proj", ["workers.py"], {}, ("workers", "proj", "proj/workers.py"),
+            marks=pytest.mark.slow,
+        ),
         ("proj", ["spawned.py"], {}, ("spawned", "proj", "proj/spawned.py")),
         ("proj", ["lib/site-packages/ray/default_worker.py"], {}, ("proj", "proj", "proj")),
         (

@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_golden_run_fails_by_stage(
     tmp_path: Path, python: Any, monkeypatch: pytest.MonkeyPatch

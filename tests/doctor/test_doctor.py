@@ -475,7 +475,7 @@ def test_a_command_that_hangs_is_ended_with_all_it_started(
         f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(child.pid))\n"
         "time.sleep(600)\n"
     )
-    monkeypatch.setattr(command_module, "TIMEOUT_S", 3.0)
+    monkeypatch.setattr(command_module, "TIMEOUT_S", 1.0)
     findings = explain_module.explain([sys.executable, str(app)])
     assert "did not print its config" in findings[-1].what
     stat = Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")

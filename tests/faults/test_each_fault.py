@@ -20,11 +20,16 @@ TRAINED = {("rollout cache", True), ("async_rollout repeat", False), ("rollout_t
 
 
 def _cases() -> Iterator[object]:
-    """By default one errno each, in turn."""
+    """By default one errno each, in turn; a fault lasts in every other one."""
     for number, (name, lasting) in enumerate(itertools.product(OPERATIONS, (False, True))):
         title = f"{name}, {'lasting' if lasting else 'once'}"
-        if not name.endswith(("cache", "repeat")) or (name, lasting) in TRAINED:
-            yield pytest.param(name, (FEW[number // 2 % 3],), lasting, id=title)
+        few = (FEW[number // 2 % 3],)
+        if name.endswith(("cache", "repeat")):
+            if (name, lasting) in TRAINED:
+                yield pytest.param(name, few, lasting, id=title)
+        else:
+            marks = [pytest.mark.slow] * (lasting != bool(number // 2 % 2))
+            yield pytest.param(name, few, lasting, id=title, marks=marks)
         long = pytest.mark.long
         yield pytest.param(name, ERRNOS, lasting, id=f"{title}, every errno", marks=long)
 

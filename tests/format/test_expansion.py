@@ -26,7 +26,7 @@ from rlskip.store import (
     UnsupportedTypeError,
 )
 
-_MAX_BYTES = 64 << 20
+_MAX_BYTES = 16 << 20
 
 
 def _file(index: dict[str, Any], arrays: list[np.ndarray]) -> bytes:
@@ -56,7 +56,7 @@ def _read(data: bytes, max_bytes: int = _MAX_BYTES) -> tuple[Any, float]:
             assert seconds < 20 + len(data) / 10_000, f"{seconds:.1f} s for {len(data)} bytes"
 
 
-_N = 4 << 20
+_N = 1 << 20
 _ZEROS = np.zeros(_N, np.int64)
 _TEXT = np.zeros(_N, np.uint8)
 
@@ -113,23 +113,23 @@ _FORGED: dict[str, Callable[[], tuple[Any, list[np.ndarray]]]] = {
     "text of no length, many times": lambda: (["ndarray", "<U0", [2**50], None], []),
     "bytes of no length, many times": lambda: (["ndarray", "|S0", [2**40, 2**20], None], []),
     "a set": lambda: (["set", "int", 0], [np.arange(_N // 8)]),
-    "empty lists": lambda: (["list", "any", [["list", "any", []]] * 20_000], []),
-    "empty sets": lambda: (["list", "any", [["set", "any", []]] * 20_000], []),
-    "empty mappings": lambda: (["list", "any", [["dict", []]] * 20_000], []),
-    "empty arrays": lambda: (["list", "any", [["ndarray", "|u1", [0], None]] * 100_000], []),
+    "empty lists": lambda: (["list", "any", [["list", "any", []]] * 5_000], []),
+    "empty sets": lambda: (["list", "any", [["set", "any", []]] * 5_000], []),
+    "empty mappings": lambda: (["list", "any", [["dict", []]] * 5_000], []),
+    "empty arrays": lambda: (["list", "any", [["ndarray", "|u1", [0], None]] * 25_000], []),
     "empty tensors": lambda: (
-        ["list", "any", [["tensor", "dense", "int8", [0], None, None]] * 20_000], [],
+        ["list", "any", [["tensor", "dense", "int8", [0], None, None]] * 5_000], [],
     ),
     "empty TensorDicts": lambda: (
-        ["list", "any", [["tensordict", [], None, None, []]] * 20_000], [],
+        ["list", "any", [["tensordict", [], None, None, []]] * 5_000], [],
     ),
-    "wrapped nothings": lambda: (["list", "any", [["nontensor", None, []]] * 20_000], []),
+    "wrapped nothings": lambda: (["list", "any", [["nontensor", None, []]] * 5_000], []),
     "one tensor in many TensorDicts": lambda: (
         ["list", "any",
-         [["tensordict", [], None, None, [["x", _dense(0, 8)]]]] * 20_000], [_ZEROS[:8]],
+         [["tensordict", [], None, None, [["x", _dense(0, 8)]]]] * 5_000], [_ZEROS[:8]],
     ),
     "jagged tensors over one": lambda: (
-        ["list", "any", [["tensor", "jagged", _dense(0, 8), _dense(1, 8), None, 1]] * 5_000],
+        ["list", "any", [["tensor", "jagged", _dense(0, 8), _dense(1, 8), None, 1]] * 1_250],
         [_ZEROS[:8], _ZEROS[:8]],
     ),
     "named tuples of many classes": lambda: (
@@ -140,12 +140,12 @@ _FORGED: dict[str, Callable[[], tuple[Any, list[np.ndarray]]]] = {
         ["namedtuple", "m", "C", [f"f{i}" for i in range(10_000)], [0] * 10_000], [],
     ),
     "images": lambda: (
-        ["list", "any", [["image", "L", [0, 0], 0, None, ["dict", []]]] * 20_000], [_TEXT[:0]],
+        ["list", "any", [["image", "L", [0, 0], 0, None, ["dict", []]]] * 5_000], [_TEXT[:0]],
     ),
-    "scalars": lambda: (["list", "any", [["scalar", "|u1", "00"]] * 20_000], []),
+    "scalars": lambda: (["list", "any", [["scalar", "|u1", "00"]] * 5_000], []),
     "stacks": lambda: (
         ["list", "any",
-         [["tensordictstack", "lazy", 0, [["tensordict", [], None, None, []]]]] * 20_000], [],
+         [["tensordictstack", "lazy", 0, [["tensordict", [], None, None, []]]]] * 5_000], [],
     ),
 }  # fmt: skip
 

@@ -107,6 +107,7 @@ def test_a_foreign_method_is_skipped_from_the_command_line(app: Any) -> None:
     assert "rlskip" not in run.said
 
 
+@pytest.mark.slow
 def test_without_a_step_the_error_names_the_key_to_type(app: Any) -> None:
     how = 'skip.attach.rollout="trainlib:Trainer.agenerate"'
     run = app.run(*ON, "fit=fit_async", how, fails=True)

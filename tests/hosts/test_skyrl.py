@@ -163,16 +163,6 @@ def test_routes_of_experts_are_needed_in_training(make: Any, batch: Any, tmp_pat
     assert needs.generator.calls == []
 
 
-def test_another_engine_of_skyrl_is_only_logged(
-    make: Any, batch: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    train(make(on(tmp_path)), batch, steps=(1,))
-    other = make(on(tmp_path), **{"generator.inference_engine.backend": "sglang"})
-    train(other, batch, steps=(1,))
-    assert other.generator.calls == []
-    assert "versions.engine: 'sglang' now, 'vllm' in the dump" in caplog.text
-
-
 def test_a_batch_without_its_step_is_refused(make: Any, batch: Any, tmp_path: Path) -> None:
     without, _ = batch(2)
     without["batch_metadata"] = None

@@ -57,6 +57,7 @@ def test_an_option_that_a_swept_experiment_chooses(make_app: Callable[..., Any])
     assert [row[2:] for row in table(run.out)] == [["0", "2"], ["2", "0"]]
 
 
+@pytest.mark.slow
 def test_the_advice_keeps_the_applications_own_callback(make_app: Callable[..., Any]) -> None:
     app = make_app(config="defaults: [_self_, {override hydra/callbacks: mine}]\na: 1\n")
     option = app.folder / "conf" / "hydra" / "callbacks" / "mine.yaml"

@@ -225,6 +225,14 @@ def test_steps_that_the_run_does_not_reach_are_a_warning(app: Any) -> None:
     assert "0 hits" not in run.out
 
 
+def test_a_refused_call_is_no_call_at_an_unlisted_step(make_app: Callable[..., Any]) -> None:
+    app = make_app(config="x: 1\n")
+    app.run(*ON)
+    run = app.run(*ON, "skip.identity=[x]", "x=2", fails=True)
+    assert "MismatchError" in run.err
+    assert "at no step that is listed" not in run.out
+
+
 def test_a_name_with_the_time_in_it_is_a_warning(make_app: Callable[..., Any]) -> None:
     app = make_app(config="stamp: ${now:%Y-%m-%d_%H-%M-%S}\nother: run_${stamp}\n")
     for key, value in (

@@ -62,6 +62,7 @@ def traced() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.usefixtures("no_fsync", "traced")
 def test_memory_does_not_grow_with_the_steps(run: Run, tmp_path: Path, name: str) -> None:

@@ -1,4 +1,4 @@
-"""A mismatch says how the prompts differ, and its advice names keys that this host has."""
+"""A mismatch says how prompts differ, a miss where the dump is, and both name this host's keys."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rlskip.batch.decoding import Decoder
 from rlskip.batch.tables import DataProtoParts
 from rlskip.errors import MismatchError, RlskipError
 from rlskip.skip import prompt_rows
+from tests.skip.trainers import visit
 
 
 @SkipManager.annotate(role="rollout")
@@ -169,3 +170,54 @@ def test_the_advice_works_as_it_is_typed(
     for override in advice.split():
         config.merge_with_dotlist([override])
     run(config, step, prompt)
+
+
+# -- dumps that another number in the directory's name hides -------------------------------
+
+
+def test_a_miss_names_the_dumps_of_another_batch_size(
+    init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    init(gbs=4, n=2)
+    for step in (1, 2):
+        SkipManager.set_step(step)
+        generate([step])
+    caplog.clear()
+    init(gbs=8, n=2)
+    for step in (1, 2, 1):
+        SkipManager.set_step(step)
+        generate([step])
+    (line,) = [record.message for record in caplog.records if "not found" in record.message]
+    assert "GBS4_N2_inany_outany has dumps of 2 steps, which are not found: gbs is 8 now" in line
+    assert "n is" not in line
+    caplog.clear()
+    init(gbs=8, n=2)
+    SkipManager.set_step(1)
+    generate([1])
+    assert "not found" not in caplog.text, "a hit"
+
+
+@pytest.mark.parametrize("name", ["experiment_name", "project_name"])
+@pytest.mark.parametrize("role", ["rollout", "critic"])
+def test_a_miss_names_the_dump_of_another_name(
+    init: Callable[..., Path], caplog: pytest.LogCaptureFixture, name: str, role: str
+) -> None:
+    stage = SkipManager.annotate(role=role)(lambda prompts: prompts)
+    for value in ("a", "b"):
+        init(role, **{name: value})
+        visit(1)
+        stage([1])
+    caplog.clear()
+    init(role, **{name: "c"})
+    for step in (2, 1):
+        visit(step)
+        stage([9])
+    assert "not found" not in caplog.text, "another experiment's dumps"
+    init(role, **{name: "d"})
+    for step in (1, 2):
+        visit(step)
+        stage([step])
+    (line,) = [record.message for record in caplog.records if "not found" in record.message]
+    now, then = ("d_", "b_") if name == "experiment_name" else ("_d", "_b")
+    assert line.startswith(f"rlskip: role {role}: ")
+    assert re.search(rf"the run is \S*{now}\S* now, \S*{then}\S* there", line)

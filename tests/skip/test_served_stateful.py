@@ -375,9 +375,11 @@ class Served(RuleBasedStateMachine):
 
 
 @pytest.mark.usefixtures("no_fsync", "job")
-def test_each_rollout_serves_once_and_none_is_lost() -> None:
+@pytest.mark.parametrize("examples", [25, pytest.param(300, marks=pytest.mark.slow)])
+def test_each_rollout_serves_once_and_none_is_lost(examples: int) -> None:
     logging.getLogger("rlskip").setLevel(logging.CRITICAL)  # each failed session says so
-    run_state_machine_as_test(Served, settings=settings(max_examples=80, stateful_step_count=20))
+    chosen = settings(max_examples=examples, stateful_step_count=20)
+    run_state_machine_as_test(Served, settings=chosen)
 
 
 KEYS = {"journal": False, "needs": False, "dispatchers": 1, "goes_on": False}

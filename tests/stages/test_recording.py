@@ -14,14 +14,10 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 import rlskip
 from rlskip import SkipManager, stages
-from rlskip._copies import fresh
-from rlskip.batch.row_parts import Layout
 from rlskip.batch.rows import Rows
 from rlskip.compare.records import StepRecords
 from rlskip.config.record import RecordConfig, read_record
@@ -146,32 +142,6 @@ def test_values_and_rows_may_change_after_they_were_recorded(
         assert row is not None
         assert row[0].tolist()[3:] == tokens[i, : i + 1].tolist()
         assert row[1].tolist() == [False] * 3 + [True] * (i + 1)
-
-
-_SHAPES = st.tuples(st.integers(0, 4), st.integers(1, 700), st.integers(0, 3))
-
-
-@given(st.data(), _SHAPES, st.sampled_from(["float32", "int8", "bfloat16", "complex64", "bool"]))
-def test_a_copy_has_every_row_and_little_of_the_padding(
-    data: st.DataObject, shape: tuple[int, int, int], dtype: str
-) -> None:
-    rows, width, more = shape
-    spans = np.array(
-        [sorted(data.draw(st.tuples(*[st.integers(0, width)] * 2))) for _ in range(rows)], np.int64
-    ).reshape(-1, 2)
-    wide = torch.randint(0, 100, (rows, width, *[2] * more)).to(getattr(torch, dtype))
-    for value in (wide, *([] if dtype == "bfloat16" else [wide.numpy()])):
-        entry = Entry("x", 0, 0, "rows", dtype, value, layout=Layout("whole", spans))
-        copy = entry.copied(fresh)
-        assert (type(copy.value), copy.value.dtype) == (type(value), value.dtype)
-        assert copy.layout is not None
-        again = copy.copied(fresh)
-        for one in (copy, again):
-            for i, (start, end) in enumerate(one.layout.spans.tolist() if one.layout.flat else ()):
-                assert (one.value[start:end] == value[i, slice(*spans[i])]).all()
-                assert end - start == spans[i, 1] - spans[i, 0]
-        real = (spans[:, 1] - spans[:, 0]).sum() * (value.nbytes // max(1, rows * width))
-        assert copy.value.nbytes <= real + 2 * 4096 * rows
 
 
 def test_several_threads_record(start: Callable[..., Path]) -> None:

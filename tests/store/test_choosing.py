@@ -57,20 +57,6 @@ def test_what_a_store_has_quarantined_is_not_listed_once_it_has_saved_another(
     assert (store.listed(), store.quarantined(1)) == ([2, 3], [""])
 
 
-def test_a_directory_that_has_not_changed_is_not_listed_again(
-    store: StepStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store.save(1, 1)
-    past = time.time() - 60
-    os.utime(store.directory, (past, past))
-    assert store.steps() == [1]
-    real, listed = os.listdir, list[Any]()
-    monkeypatch.setattr(os, "listdir", lambda where: listed.append(where) or real(where))
-    for _ in range(3):
-        assert store.nearest(7) == 1
-    assert store.directory not in listed
-
-
 def test_a_listing_that_failed_is_tried_again(
     store: StepStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
