@@ -70,6 +70,8 @@ class Call(Given):
     #: The visit of the step that it belongs to, and the dump that serves it; None: no dump does.
     visit: Any = attrs.field(init=False, default=None)
     found: Key | PromptGroups | None = attrs.field(init=False, default=None)
+    #: The meta by which that dump was judged.
+    meta: Any = attrs.field(init=False, default=None)
     #: What the ledger knows of that.
     parts: Sequence[Hashable] = attrs.field(init=False, default=())
     #: Its place among the calls of the visit, and its name among those of the step.

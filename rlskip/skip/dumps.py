@@ -270,11 +270,6 @@ class Dumps:
         return kept
 
 
-def replaced_meanwhile(path: Path) -> CorruptDumpError:
-    """The error for a dump that is not the one that was looked at."""
-    return CorruptDumpError("another job replaced it meanwhile", str(path))
-
-
 def seconds_saved(metas: Iterable[DumpMeta], loading: float) -> float:
     """What the stage took to make the dumps, less the time to load them; 0 where not known."""
     took = sum(meta.info.get("seconds", 0.0) for meta in metas)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Iterable
 from typing import Any
 
 from rlskip.config.skip import VALIDATION_ROLE, SkipAction
 from rlskip.jobs.served import Ledger
 from rlskip.skip.agreement import Mismatch
 from rlskip.skip.call import Call
-from rlskip.skip.dumps import Dumps, replaced_meanwhile, seconds_saved
+from rlskip.skip.dumps import Dumps, seconds_saved
 from rlskip.skip.prompt_rows import PromptRows
 from rlskip.skip.run_dumps import RunDumps
 from rlskip.skip.step_calls import Key
@@ -49,17 +50,18 @@ class CallMatching:
 
         One that records nothing of its call serves any, if none was made for it.
         """
-        unnamed: Key | None = None
+        unnamed: tuple[Key, DumpMeta] | None = None
         served: set[str] = set()
         for key in call.visit.candidates(call.name, call.place):
             if (meta := self._meta(key)) is None:
                 continue
             if meta.identity is None:
-                unnamed = unnamed or key
-            elif call.identity.fits(meta.identity):
-                if not self.has_served(key, call):
-                    return key  # type: ignore[no-any-return]
-                served.add(meta.checksum)
+                unnamed = unnamed or (key, meta)
+            elif self.has_served(key, call):
+                if call.identity.fits(meta.identity):
+                    served.add(meta.checksum)
+            elif self._fits(call, meta):
+                return key  # type: ignore[no-any-return]
         # Its own dump may have served another call of the visit, or a group of it.
         for own in (call.name, "") if call.name.endswith("-0") else (call.name,):
             key = Key(call.step, own)
@@ -70,33 +72,38 @@ class CallMatching:
         # if the step's journal is still there. What is generated instead leaves its own there, so
         # the call is named there by all that have served: by the next one there is one more.
         call.again = "".join(f"-{checksum}" for checksum in sorted(served))
-        return None if self._dumps.by_prompt else unnamed
+        if unnamed is None or self._dumps.by_prompt:
+            return None
+        self._fits(call, unnamed[1])
+        return unnamed[0]
+
+    def _fits(self, call: Call, meta: DumpMeta) -> bool:
+        """Whether a dump was made for such a call: then it is the one to load."""
+        call.meta = meta
+        return not self._dumps.identities.differences(call.identity, meta)
 
     def _elsewhere(self, call: Call) -> Key | None:
         """The dump of another step that was made for such a call; one with all fields, if any."""
-        fitting = self._fitting_elsewhere(call)
-        best = next(fitting, None)
-        for other in fitting:
-            if best is None or self._has(call, best):
-                break
-            if self._has(call, other):
-                best = other
-        return best
-
-    def _fitting_elsewhere(self, call: Call) -> Iterator[Key]:
+        first: tuple[Key, DumpMeta] | None = None
         for key in self._run.find(call.identity.prompts, call.step):
             if self.has_served(key, call) or call.visit.is_taken(key):
                 continue
             meta = self._meta(key)
-            if meta and meta.identity and call.identity.fits(meta.identity):
-                yield key
+            if meta and meta.identity and self._fits(call, meta):
+                if self._has_all(call, key, meta):
+                    return key
+                first = first or (key, meta)
+        if first is None:
+            return None
+        call.meta = first[1]
+        return first[0]
 
-    def _has(self, call: Call, key: Key) -> bool:
+    def _has_all(self, call: Call, key: Key, meta: DumpMeta) -> bool:
         """Whether a dump has every field that this run needs, as far as it can be read."""
         with contextlib.suppress(DumpError, OSError, MemoryError):
             if call.stage.lacks is None:
                 return True
-            rollouts, meta, _ = self._dumps.store.load_with_meta(key.step, call=key.call)
+            rollouts = self._dumps.store.load(key.step, call=key.call, meta=meta)
             return not self._dumps.lacking(call, rollouts, meta)
         return False
 
@@ -111,7 +118,11 @@ class CallMatching:
             if nearest is None or nearest == call.step:  # written in this visit
                 return None
             source, names = nearest, self._dumps.store.in_order(nearest)
-        return Key(source, names[min(call.place, len(names) - 1)]) if names else None
+        if not names:
+            return None
+        key = Key(source, names[min(call.place, len(names) - 1)])
+        call.meta = self._meta(key)
+        return None if call.meta is None else key
 
     def _meta(self, key: Key) -> DumpMeta | None:
         return self._dumps.store.read_meta(key.step, key.call)
@@ -141,20 +152,18 @@ class CallMatching:
         DumpError
             A dump is unusable.
         """
-        store, config = self._dumps.store, self._dumps.local_config
+        meta, states = call.meta, None
+        load = functools.partial(self._dumps.store.load, found.step, call=found.call, meta=meta)
         with call.timed():
-            rollouts, meta, states = store.load_with_meta(
-                found.step, call=found.call, sidecar=config.restore_rng
-            )
-            repeats = config.action == SkipAction.REPEAT
-            if not repeats and self._dumps.identities.differences(call.identity, meta):
-                raise replaced_meanwhile(store.directory / found.path)
+            rollouts = load()
+            if self._dumps.local_config.restore_rng:
+                states = load(part="aside")
             self._dumps.check_fields(rollouts, meta, call, found)
             rollouts = self._dumps.without_dropped(rollouts)
         call.facts.update(
-            source=meta.step,
+            source=found.step,
             call=found.call,
-            bytes=store.size_of(meta),
+            bytes=self._dumps.store.size_of(meta),
             seconds_saved=seconds_saved([meta], call.seconds),
         )
         return rollouts, meta, states

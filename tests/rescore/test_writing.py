@@ -113,7 +113,7 @@ def test_the_run_has_the_name_identity_and_other_columns_of_the_first(
     assert meta.identity == identity
     assert meta.info["rescored"]["reward"] == "judges.one"
     assert (meta.info["job"], meta.info["seconds"]) == ("j", 3.5)
-    assert new.load_sidecar(3) == {"rng": 7}
+    assert new.load(3, part="aside") == {"rng": 7}
     loaded = new.load(3)
     assert loaded["score"] == [len(answer(2, i)) / 8 + (i % 4 == 1) for i in range(16)]
     assert {**loaded, "score": 0} == {**columns, "score": 0}
