@@ -222,9 +222,11 @@ class Reader:
     def expand_all(self) -> None:
         """Verify and expand all arrays at once, so that :meth:`array` finds them ready.
 
-        This is faster than one by one, because the threads start and join only once.
+        For two threads this is faster than one by one. Small arrays are for one thread, and wait
+        until they are asked for.
         """
-        self._load(range(len(self._entries)))
+        if sum(entry.nbytes for entry in self._entries) >= 2 * CHUNK:
+            self._load(range(len(self._entries)))
 
     def verify(self) -> None:
         """Compare the arrays not yet read with their checksums, without decompressing them."""
@@ -261,8 +263,7 @@ class Reader:
             except RuntimeError as error:
                 raise self._unreadable(error) from error
 
-        # A second thread costs more interpreter time than it saves on a few small arrays.
-        share(restore, jobs, alone=sum(len(part) for _, _, part, _ in jobs) < 2 * CHUNK)
+        share(restore, jobs)
 
     def _chunk(self, chunk: _Chunk) -> bytes:
         packed = self._read(chunk.offset, chunk.size)

@@ -87,10 +87,6 @@ class Call(Given):
     #: By what journals tell it from equal calls that were generated before, and are again: it
     #: resumes none of their sessions.
     again: str = attrs.field(init=False, default="")
-    #: What it needs of each session that it resumes.
-    needs: Needs = attrs.field(
-        init=False, default=attrs.Factory(lambda s: Needs(s.stage.lacks), takes_self=True)
-    )
     #: Whether another job has dumped this very call meanwhile, and what it dumped stays.
     is_dropped: bool = attrs.field(init=False, default=False)
     #: Writes an event to the job's records: ``record("dumped", bytes=...)``.
@@ -107,6 +103,11 @@ class Call(Given):
     awaited: str = attrs.field(init=False, default="")
     #: How long the stage itself ran, or the dump took to load, in seconds.
     seconds: float = attrs.field(init=False, default=0.0)
+
+    @functools.cached_property
+    def needs(self) -> Needs:
+        """What it needs of each session that it resumes."""
+        return Needs(self.stage.lacks)
 
     @functools.cached_property
     def digests(self) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from rlskip.batch.columns import column_length, columns_of
-from rlskip.batch.fields import drop_fields, field_names, score_fields
+from rlskip.batch.fields import drop_fields, field_names
 from rlskip.batch.row_fields import RowFields, RowsError
 from rlskip.batch.rows import RecordError, RowColumns
 from rlskip.config.facts import HostFacts
@@ -156,10 +156,14 @@ class Dumps:
         if not call.is_observed:  # else its prompts are those of another call
             info |= self._of_prompts(call, result, fields)
         try:
-            info["config"] = keep_config(self.directory, self._config)
+            info["config"] = self._kept_config
         except OSError as error:
             self.notices.once("config", "the config cannot be kept with the dumps: %s", error)
         return info
+
+    @functools.cached_property
+    def _kept_config(self) -> str:
+        return keep_config(self.directory, self._config)
 
     def _of_prompts(self, call: Call, result: Any, fields: RowFields) -> dict[str, Any]:
         """The hashes of single prompts, and how many rows each has."""
@@ -242,8 +246,9 @@ class Dumps:
         self, rollouts: Any, meta: DumpMeta, call: Call, found: Key, *, replaces: bool = True
     ) -> None:
         """Apply ``on_mismatch`` to a dump, `found`, without fields that this run needs."""
-        lacking = self.lacking(call, rollouts, meta)
-        if lacking:
+        if call.stage.lacks is None:
+            return
+        if lacking := self.lacking(call, rollouts, meta):
             what = f"the dump of {found} lacks what this run needs: {', '.join(lacking)}"
             self.reject(what, found, replaces=replaces)
             if replaces and found.step == call.step:
@@ -265,8 +270,8 @@ class Dumps:
     def without_dropped(self, rollouts: Any) -> Any:
         """`rollouts` without the fields that ``drop_fields`` names."""
         unwanted = self.local_config.drop_fields or []
-        kept = drop_fields(rollouts, unwanted)
-        self.notices.dropped(unwanted, field_names(rollouts), score_fields(kept))
+        kept = drop_fields(rollouts, unwanted) if unwanted else rollouts
+        self.notices.dropped(unwanted, rollouts, kept)
         return kept
 
 

@@ -52,8 +52,9 @@ class CallMatching:
         """
         unnamed: tuple[Key, DumpMeta] | None = None
         served: set[str] = set()
+        store = self._dumps.store
         for key in call.visit.candidates(call.name, call.place):
-            if (meta := self._meta(key)) is None:
+            if (meta := store.read_meta(key.step, key.call)) is None:
                 continue
             if meta.identity is None:
                 unnamed = unnamed or (key, meta)
@@ -65,7 +66,7 @@ class CallMatching:
         # Its own dump may have served another call of the visit, or a group of it.
         for own in (call.name, "") if call.name.endswith("-0") else (call.name,):
             key = Key(call.step, own)
-            meta = self._meta(key) if call.visit.is_taken(key) else None
+            meta = store.read_meta(key.step, key.call) if call.visit.is_taken(key) else None
             if meta and meta.identity and call.identity.fits(meta.identity):
                 served.add(meta.checksum)
         # These draws were trained on already: nor are the sessions resumed that they were made of,
@@ -88,7 +89,7 @@ class CallMatching:
         for key in self._run.find(call.identity.prompts, call.step):
             if self.has_served(key, call) or call.visit.is_taken(key):
                 continue
-            meta = self._meta(key)
+            meta = self._dumps.store.read_meta(key.step, key.call)
             if meta and meta.identity and self._fits(call, meta):
                 if self._has_all(call, key, meta):
                     return key
@@ -121,11 +122,8 @@ class CallMatching:
         if not names:
             return None
         key = Key(source, names[min(call.place, len(names) - 1)])
-        call.meta = self._meta(key)
+        call.meta = self._dumps.store.read_meta(key.step, key.call)
         return None if call.meta is None else key
-
-    def _meta(self, key: Key) -> DumpMeta | None:
-        return self._dumps.store.read_meta(key.step, key.call)
 
     def has_served(self, key: Key, call: Call) -> bool:
         """Whether the run has trained on the draws of a dump, at whatever step, so that none does.
@@ -216,9 +214,9 @@ class CallMatching:
         One that does not differ at all another job has dumped meanwhile, or it has served another
         step: then no other dump is taken for this call's either.
         """
-        differing = []
+        differing, store = [], self._dumps.store
         for key in keys:
-            meta = None if call.visit.is_taken(key) else self._meta(key)
+            meta = None if call.visit.is_taken(key) else store.read_meta(key.step, key.call)
             if meta is not None and meta.identity is not None:
                 differs = call.identity.differences(meta.identity)[0]
                 if not differs and call.identity.prompts is not None:
@@ -229,7 +227,7 @@ class CallMatching:
 
     def _in_words(self, call: Call, found: Key, differs: list[str]) -> list[str]:
         """The lines of `differs`, with how the prompts differ, as far as the dump records them."""
-        meta = self._meta(found)
+        meta = self._dumps.store.read_meta(found.step, found.call)
         now = call.prompt_rows
         then = None if meta is None else PromptRows.recorded(meta.info.get(PROMPTS))
         how = now.difference(then, self._dumps.facts.tokenizer) if now and then else ""

@@ -199,7 +199,8 @@ def replay(role: Role, call: Call) -> Any:
             result = role.replay(call)
             role.has_replayed = True
             call.record("hit", step=call.step, **call.facts)
-            role.count(call, result, replayed=True)
+            if role.figures is not None:
+                role.count(call, result, replayed=True)
             change = call.stage.on_replay
             return result if change is None else change(result)
     except (RankTimeoutError, TooLargeDumpError):  # a sound dump: no miss in silence
@@ -235,7 +236,7 @@ def dump(role: Role, call: Call, result: Any) -> None:
     RowsError
         The stage's description does not fit its rows: no dump of this run could be read by it.
     """
-    if not role.observes(call.stage):
+    if role.figures is not None and not call.is_observed:
         role.count(call, result, replayed=False)
     try:
         role.keep(call, result)

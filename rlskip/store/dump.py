@@ -96,8 +96,7 @@ class OpenDump:
         place = self.place
         where = f"{place.directory}/{place.meta}"
         try:
-            with self.folder.open(place.meta, max_bytes=MAX_META) as file:
-                meta = DumpMeta.from_bytes(file.read(), where, identity)
+            meta = DumpMeta.from_bytes(self.folder.read(place.meta, MAX_META), where, identity)
             dump, found = f"{place.directory}/{place.dump}", self.folder.stat(place.dump)
         except FileNotFoundError:
             self._refuse_half()
@@ -121,7 +120,7 @@ class OpenDump:
         where = f"{self.place.directory}/{self.place.dump}"
         with contextlib.ExitStack() as stack:
             try:
-                file = stack.enter_context(self.folder.open(self.place.dump))
+                file = stack.enter_context(self.folder.open(self.place.dump, buffering=0))
                 reader = container.Reader(file, where, meta.checksum, max_bytes)
             except (FileNotFoundError, CorruptDumpError) as error:
                 # `meta` may be of an earlier look. In this directory, which nobody can replace

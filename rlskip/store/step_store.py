@@ -66,7 +66,7 @@ class StepStore:
         world_size: int = 1,
         keep_last: int | None = None,
         quarantines: bool = True,
-        complete: Callable[[DumpMeta], DumpMeta] = lambda meta: meta,
+        complete: Callable[[DumpMeta], DumpMeta] | None = None,
         max_bytes: int | None = None,
     ) -> None:
         self.directory = Path(directory)
@@ -163,7 +163,8 @@ class StepStore:
 
     def _meta(self, step: int, call: str) -> DumpMeta:
         with self._opened(step, call) as here:
-            return self._complete(here.read_meta())
+            meta = here.read_meta()
+        return meta if self._complete is None else self._complete(meta)
 
     # -- saving --------------------------------------------------------------------------
 
@@ -281,7 +282,10 @@ class StepStore:
         ):
             if part == "rollouts" and fields is None:
                 reader.expand_all()
-            return rebuild(reader, part, fields)
+            value = rebuild(reader, part, fields)
+            if fields is None:
+                reader.verify()
+            return value
 
     def size_of(self, meta: DumpMeta) -> int:
         """Bytes of both files of a dump, as ``rlskip ls`` counts them."""
