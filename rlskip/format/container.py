@@ -57,7 +57,7 @@ _HEAD = struct.Struct("<8sII")
 _TAIL = struct.Struct("<QQ16s8s")
 _MAGIC = b"rlskip\r\n"
 _END = b"\r\nend\r\n\x00"
-_BATCH = 6  # chunks packed before they are written
+_BATCH = 16  # chunks packed before they are written
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -89,23 +89,13 @@ def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array]) -> str
         (array.nbytes, array.spec, array.stored_as(found), [])
         for array, found in zip(arrays, specs, strict=True)
     ]
-    packed: list[bytes] = []
-
-    def do(job: tuple[int, np.ndarray] | None) -> bytes:
-        if job is None:
-            file.writelines(packed)
-            return b""
-        i, part = job
-        return chunks.pack(part, listing[i][2])
-
     for start in range(0, len(parts), _BATCH):
         batch = parts[start : start + _BATCH]
-        # The batch before is written while this one is packed.
-        _, *packed = share(do, [None, *batch], alone=small)
+        packed = share(lambda job: chunks.pack(job[1], listing[job[0]][2]), batch, alone=small)
         for (i, _), blob in zip(batch, packed, strict=True):
             listing[i][3].append((len(blob), xxhash.xxh3_128_hexdigest(blob)))
+            file.write(blob)
             size += len(blob)
-    do(None)
     plain = _encode({**index, "arrays": listing}).encode()
     stored = chunks.squeeze(np.frombuffer(plain, np.uint8), "x1")
     stored = stored.ljust(-(-len(plain) // INDEX_RATIO), b"\0")
