@@ -183,7 +183,8 @@ class Reader:
         self._verified: set[int] = set()
         self._ready: dict[int, np.ndarray] = {}
         self._entries = self._parse_entries(_HEAD.size, size - _TAIL.size - stored)
-        if sum(entry.nbytes for entry in self._entries) > max(FLOOR, MAX_RATIO * size):
+        self._nbytes = sum(entry.nbytes for entry in self._entries)
+        if self._nbytes > max(FLOOR, MAX_RATIO * size):
             raise self._corrupt("it expands to more than a file of its size may")
 
     def charge(self, nbytes: int) -> None:
@@ -215,7 +216,7 @@ class Reader:
         For two threads this is faster than one by one. Small arrays are for one thread, and wait
         until they are asked for.
         """
-        if sum(entry.nbytes for entry in self._entries) >= 2 * CHUNK:
+        if self._nbytes >= 2 * CHUNK:
             self._load(range(len(self._entries)))
 
     def verify(self) -> None:
@@ -281,6 +282,8 @@ class Reader:
             for nbytes, spec, stored_as, listed in self.index.pop("arrays"):
                 found = []
                 for size, checksum in listed:
+                    if type(size) is not int or size <= 0:
+                        raise ValueError(size)
                     found.append(_Chunk(offset, size, checksum))
                     offset += size
                 entries.append(_Entry(nbytes, spec, stored_as, found))
@@ -322,5 +325,4 @@ def _is_sound(entry: _Entry) -> bool:
         and entry.stored_as in STORED_AS[entry.spec]
         and entry.nbytes % int(entry.spec[1]) == 0
         and len(entry.chunks) == -(-entry.nbytes // CHUNK)
-        and all(type(chunk.size) is int and chunk.size > 0 for chunk in entry.chunks)
     )

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
@@ -121,10 +121,9 @@ class Call(Given):
         from rlskip.format.prompt_digests import digests_of  # needs torch
 
         digests = digests_of(self.prompts, self.stage.prompt_groups, NEUTRAL_META)
-        told = [digest for digest in digests if digest is not None]
-        if len(told) < len(digests) or (self.stage.has_only_ignored and is_single(self.prompts)):
+        if None in digests or (self.stage.has_only_ignored and is_single(self.prompts)):
             raise nothing_to_tell_by(self)
-        return told
+        return cast("list[str]", digests)
 
     @functools.cached_property
     def prompt_rows(self) -> PromptRows | None:

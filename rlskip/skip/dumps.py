@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -273,9 +273,3 @@ class Dumps:
         kept = drop_fields(rollouts, unwanted) if unwanted else rollouts
         self.notices.dropped(unwanted, rollouts, kept)
         return kept
-
-
-def seconds_saved(metas: Iterable[DumpMeta], loading: float) -> float:
-    """What the stage took to make the dumps, less the time to load them; 0 where not known."""
-    took = sum(meta.info.get("seconds", 0.0) for meta in metas)
-    return took - loading if took else 0.0

@@ -11,7 +11,7 @@ from rlskip.config.skip import VALIDATION_ROLE, SkipAction
 from rlskip.jobs.served import Ledger
 from rlskip.skip.agreement import Mismatch
 from rlskip.skip.call import Call
-from rlskip.skip.dumps import Dumps, seconds_saved
+from rlskip.skip.dumps import Dumps
 from rlskip.skip.prompt_rows import PromptRows
 from rlskip.skip.run_dumps import RunDumps
 from rlskip.skip.step_calls import Key
@@ -162,7 +162,7 @@ class CallMatching:
             source=found.step,
             call=found.call,
             bytes=self._dumps.store.size_of(meta),
-            seconds_saved=seconds_saved([meta], call.seconds),
+            seconds_saved=took - call.seconds if (took := meta.info.get("seconds")) else 0.0,
         )
         return rollouts, meta, states
 

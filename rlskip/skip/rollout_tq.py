@@ -27,7 +27,7 @@ from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.jobs.served import ledger_of
 from rlskip.keys import RUNNING, STATUS, dump_tag
 from rlskip.skip.call import Call
-from rlskip.skip.dumps import Dumps, seconds_saved
+from rlskip.skip.dumps import Dumps
 from rlskip.skip.groups import (
     DumpedGroup,
     GroupReplay,
@@ -140,11 +140,12 @@ class GroupRole(Role):
             replay.put(queue_of(call), partition_of(call))
         dumps = {group.key for group in plan.groups if group}
         used = [meta for key, meta in plan.metas.items() if key in dumps]
+        took = sum(meta.info.get("seconds", 0.0) for meta in used)
         self._count(plan, plan.groups)
         call.facts.update(
             source=used[0].step,
             bytes=sum(map(self.dumps.store.size_of, used)),
-            seconds_saved=seconds_saved(used, call.seconds),
+            seconds_saved=took - call.seconds if took else 0.0,
         )
         found = str(plan) if plan.by_prompt else Key(plan.source)
         self.dumps.notices.replayed(call.step, used[0], found)
