@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from rlskip.errors import MismatchError
 from rlskip.jobs.records import job_id
 from rlskip.skip.call import Call
 from rlskip.skip.identities import Identities
-from rlskip.skip.kept_config import flat_config, holds_time, keep_config, value_in
+from rlskip.skip.kept_config import FOLDER, flat_config, holds_time, keep_config, value_in
 from rlskip.skip.notices import Notices
 from rlskip.skip.prompt_rows import rows_per_prompt
 from rlskip.skip.stage import Stage
@@ -83,6 +84,7 @@ class Dumps:
         if role not in TRAINING_ROLES:
             self.directory = role_directory(self.directory, role)
         self._config = flat_config(facts.config)
+        self._kept: str | None = None  # the name under which the run's directory has it
         self.notices = Notices(role, c, facts, self.directory, self._config)
         self.is_named_by_time = holds_time(facts.config, self._config, experiment)
         if self.is_named_by_time:
@@ -156,14 +158,12 @@ class Dumps:
         if not call.is_observed:  # else its prompts are those of another call
             info |= self._of_prompts(call, result, fields)
         try:
-            info["config"] = self._kept_config
+            if self._kept is None or not os.path.isdir(self.directory / FOLDER):
+                self._kept = keep_config(self.directory, self._config)
+            info["config"] = self._kept
         except OSError as error:
             self.notices.once("config", "the config cannot be kept with the dumps: %s", error)
         return info
-
-    @functools.cached_property
-    def _kept_config(self) -> str:
-        return keep_config(self.directory, self._config)
 
     def _of_prompts(self, call: Call, result: Any, fields: RowFields) -> dict[str, Any]:
         """The hashes of single prompts, and how many rows each has."""
