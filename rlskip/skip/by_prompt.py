@@ -101,10 +101,16 @@ class PromptMatching(CallMatching):
     def take(self, call: Call, found: Any) -> None:
         call.parts = self._run.parts_of(found)
         self._ledger.serve(call.parts)
-        keys = [found] if isinstance(found, Key) else {group.key for group in found.groups}
-        for key in keys:
-            if not key.size and key.step == call.step:
-                call.visit.take(key)
+        for key in _of_step(call, found):
+            call.visit.take(key)
+
+    def give_back(self, call: Call, found: Any, *, is_lost: bool = False) -> None:
+        if isinstance(found, Key):
+            super().give_back(call, found, is_lost=is_lost)
+            return
+        self._ledger.give_back(call.parts)
+        for key in _of_step(call, found):
+            call.visit.give_back(key)
 
     def load(self, call: Call, found: Any) -> LoadedDump:
         """As `CallMatching.load`, or the groups as the stage would have returned them.
@@ -201,6 +207,12 @@ class PromptMatching(CallMatching):
         while len(self._cache) > 1 and sum(m.nbytes for _, m in self._cache.values()) > _CACHED:
             self._cache.popitem(last=False)
         return loaded
+
+
+def _of_step(call: Call, found: Key | PromptGroups) -> list[Key]:
+    """The dumps of the call's own step that serve it."""
+    keys = {found} if isinstance(found, Key) else {group.key for group in found.groups}
+    return [key for key in keys if not key.size and key.step == call.step]
 
 
 def _remembered(fits: Callable[[Identity], bool]) -> Callable[[Group], bool]:

@@ -142,6 +142,11 @@ class CallMatching:
             call.parts = [found]
             self._ledger.serve(call.parts)
 
+    def give_back(self, call: Call, found: Any, *, is_lost: bool = False) -> None:
+        """These did not serve the call after all: it failed, or they turned out to be unusable."""
+        self._ledger.give_back(call.parts)
+        (call.visit.lose if is_lost else call.visit.give_back)(found)
+
     def load(self, call: Call, found: Any) -> LoadedDump:
         """The rollouts that serve the call, verified, with one meta and the generators' states.
 
