@@ -37,9 +37,6 @@ from rlskip.store.comparable import ABSENT, canonical
 from rlskip.store.index import PROMPTS, ROWS_PER_PROMPT
 from rlskip.store.layout import role_directory
 
-#: In ``skip.identity``: the code of the stage.
-_CODE = "code"
-
 
 class Dumps:
     """What a role keeps: where, with what, and for which calls.

@@ -267,7 +267,11 @@ def not_dumped(role: Role, call: Call, error: BaseException) -> None:
 def running(role: Role, call: Call) -> Iterator[None]:
     """While the stage runs: its own calls of the role (of its base class, say) are part of it."""
     calls = enclosing.get({})
-    token = enclosing.set(calls if call.is_observed else {**calls, role.role: _journaled_as(call)})
+    if not call.is_observed:
+        # By what a journal knows it: a call with other arguments resumes none of its sessions.
+        digest = call.identity.compared_digest() if call.name else ""
+        calls = {**calls, role.role: f"{call.name}-{digest}{call.again}" if call.name else ""}
+    token = enclosing.set(calls)
     needed = needs.set(call.needs)
     try:
         with call.timed():
@@ -275,11 +279,6 @@ def running(role: Role, call: Call) -> Iterator[None]:
     finally:
         needs.reset(needed)
         enclosing.reset(token)
-
-
-def _journaled_as(call: Call) -> str:
-    """By what a journal knows the call: one with other arguments resumes none of its sessions."""
-    return f"{call.name}-{call.identity.compared_digest()}{call.again}" if call.name else ""
 
 
 @functools.cache
