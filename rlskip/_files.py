@@ -9,6 +9,7 @@ was given to :func:`guard`, a caller's directory may not: somebody else may repl
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import secrets
@@ -56,8 +57,13 @@ class Folder:
     Names are those of direct entries. Use :func:`open_folder` to get one.
     """
 
-    path: Path
+    _root: Path
+    _parts: tuple[str, ...]
     handle: int
+
+    @property
+    def path(self) -> Path:
+        return self._root.joinpath(*self._parts)
 
     def names(self) -> list[str]:
         return os.listdir(self.handle)
@@ -170,18 +176,17 @@ def open_folder(root: str | Path, *parts: str, create: bool = False) -> Iterator
     FileNotFoundError
         There is none.
     """
-    path, *above = _below_guard(Path(root))
+    path, *above = _below_guard(root)
     parts = (*above, *parts)
     if create and not os.path.isdir(path):
         os.makedirs(path, exist_ok=True)
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        for part in parts:
+        for i, part in enumerate(parts):
             outer = handle
-            handle = Folder(path, outer).enter(part, create=create)
+            handle = Folder(path, parts[:i], outer).enter(part, create=create)
             os.close(outer)
-            path /= part
-        yield Folder(path, handle)
+        yield Folder(path, parts, handle)
     finally:
         with contextlib.suppress(OSError):  # nothing was written through it
             os.close(handle)
@@ -190,6 +195,7 @@ def open_folder(root: str | Path, *parts: str, create: bool = False) -> Iterator
 def guard(directory: Path) -> None:
     """From now on, follow no link on the way from `directory` to a folder below it."""
     _guarded.add(directory)
+    _below_guard.cache_clear()
 
 
 def refuse_guarded_links(path: Path) -> None:
@@ -199,8 +205,10 @@ def refuse_guarded_links(path: Path) -> None:
             pass
 
 
-def _below_guard(path: Path) -> tuple[Any, ...]:
+@functools.lru_cache(maxsize=64)
+def _below_guard(path: str | Path) -> tuple[Any, ...]:
     """The guarded directory above `path` and the names below it; `path` alone if there is none."""
+    path = Path(path)
     for above in itertools.chain([path], path.parents) if _guarded else ():
         if above in _guarded:
             return above, *path.relative_to(above).parts

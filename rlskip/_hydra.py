@@ -8,15 +8,13 @@ import re
 import sys
 from collections.abc import Sequence
 
-from hydra._internal.core_plugins.importlib_resources_config_source import (
-    ImportlibResourcesConfigSource,
-)
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-from rlskip.config.register import NODES, options
+from rlskip.config.register import NODES, OPTIONS, options
 from rlskip.config.schema import store_schemas
 
 store_schemas()
@@ -28,10 +26,10 @@ class RlskipSearchPathPlugin(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         # Appended, so that an application's own conf/skip/rollout_cache.yaml wins.
         if not sets_own_key(sys.argv[1:]):
-            search_path.append("rlskip", f"{RlskipConfigSource.scheme()}://rlskip_conf")
+            search_path.append("rlskip", f"{RlskipConfigSource.scheme()}://{OPTIONS}")
 
 
-class RlskipConfigSource(ImportlibResourcesConfigSource):
+class RlskipConfigSource(FileConfigSource):
     """The option files, which the ``--help`` of an application that uses none does not list."""
 
     _used = False

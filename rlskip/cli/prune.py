@@ -32,7 +32,7 @@ def prune(
 ) -> int:
     """Remove old dumps; list them without --yes.
 
-    A dump that is being read is kept.
+    A step that a job generates is kept.
     """
     if keep_last is None and older_than is None and not quarantined:
         raise ConfigError(

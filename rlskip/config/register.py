@@ -6,8 +6,8 @@ else of rlskip.
 
 from __future__ import annotations
 
+import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import rlskip_conf
@@ -15,13 +15,16 @@ import rlskip_conf
 #: rlskip's keys at the top of a config, each a mapping, with a group of options that set it.
 NODES = ("skip", "dispatch", "replay", "merge", "record")
 
+#: The directory of the option files.
+OPTIONS = os.path.dirname(rlskip_conf.__file__)
+
 #: The group of the nodes' schemas, and of what the options start from.
 SCHEMAS = "rlskip_schema"
 
 
 def options(group: str) -> list[str]:
     """The names of rlskip's own options of a group."""
-    return [file.stem for file in Path(rlskip_conf.__file__).parent.glob(f"{group}/*.yaml")]
+    return [name.removesuffix(".yaml") for name in os.listdir(f"{OPTIONS}/{group}")]
 
 
 def hydra_config() -> Any:

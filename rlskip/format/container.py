@@ -57,7 +57,7 @@ _HEAD = struct.Struct("<8sII")
 _TAIL = struct.Struct("<QQ16s8s")
 _MAGIC = b"rlskip\r\n"
 _END = b"\r\nend\r\n\x00"
-_BATCH = 6  # chunks packed before they are written
+_BATCH = 16  # chunks packed before they are written
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -89,23 +89,13 @@ def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array]) -> str
         (array.nbytes, array.spec, array.stored_as(found), [])
         for array, found in zip(arrays, specs, strict=True)
     ]
-    packed: list[bytes] = []
-
-    def do(job: tuple[int, np.ndarray] | None) -> bytes:
-        if job is None:
-            file.writelines(packed)
-            return b""
-        i, part = job
-        return chunks.pack(part, listing[i][2])
-
     for start in range(0, len(parts), _BATCH):
         batch = parts[start : start + _BATCH]
-        # The batch before is written while this one is packed.
-        _, *packed = share(do, [None, *batch], alone=small)
+        packed = share(lambda job: chunks.pack(job[1], listing[job[0]][2]), batch, alone=small)
         for (i, _), blob in zip(batch, packed, strict=True):
             listing[i][3].append((len(blob), xxhash.xxh3_128_hexdigest(blob)))
+            file.write(blob)
             size += len(blob)
-    do(None)
     plain = _encode({**index, "arrays": listing}).encode()
     stored = chunks.squeeze(np.frombuffer(plain, np.uint8), "x1")
     stored = stored.ljust(-(-len(plain) // INDEX_RATIO), b"\0")
@@ -193,7 +183,8 @@ class Reader:
         self._verified: set[int] = set()
         self._ready: dict[int, np.ndarray] = {}
         self._entries = self._parse_entries(_HEAD.size, size - _TAIL.size - stored)
-        if sum(entry.nbytes for entry in self._entries) > max(FLOOR, MAX_RATIO * size):
+        self._nbytes = sum(entry.nbytes for entry in self._entries)
+        if self._nbytes > max(FLOOR, MAX_RATIO * size):
             raise self._corrupt("it expands to more than a file of its size may")
 
     def charge(self, nbytes: int) -> None:
@@ -222,9 +213,11 @@ class Reader:
     def expand_all(self) -> None:
         """Verify and expand all arrays at once, so that :meth:`array` finds them ready.
 
-        This is faster than one by one, because the threads start and join only once.
+        For two threads this is faster than one by one. Small arrays are for one thread, and wait
+        until they are asked for.
         """
-        self._load(range(len(self._entries)))
+        if self._nbytes >= 2 * CHUNK:
+            self._load(range(len(self._entries)))
 
     def verify(self) -> None:
         """Compare the arrays not yet read with their checksums, without decompressing them."""
@@ -261,8 +254,7 @@ class Reader:
             except RuntimeError as error:
                 raise self._unreadable(error) from error
 
-        # A second thread costs more interpreter time than it saves on a few small arrays.
-        share(restore, jobs, alone=sum(len(part) for _, _, part, _ in jobs) < 2 * CHUNK)
+        share(restore, jobs)
 
     def _chunk(self, chunk: _Chunk) -> bytes:
         packed = self._read(chunk.offset, chunk.size)
@@ -290,6 +282,8 @@ class Reader:
             for nbytes, spec, stored_as, listed in self.index.pop("arrays"):
                 found = []
                 for size, checksum in listed:
+                    if type(size) is not int or size <= 0:
+                        raise ValueError(size)
                     found.append(_Chunk(offset, size, checksum))
                     offset += size
                 entries.append(_Entry(nbytes, spec, stored_as, found))
@@ -331,5 +325,4 @@ def _is_sound(entry: _Entry) -> bool:
         and entry.stored_as in STORED_AS[entry.spec]
         and entry.nbytes % int(entry.spec[1]) == 0
         and len(entry.chunks) == -(-entry.nbytes // CHUNK)
-        and all(type(chunk.size) is int and chunk.size > 0 for chunk in entry.chunks)
     )

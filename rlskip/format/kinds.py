@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -117,6 +118,7 @@ def rebuild(
         raise UnreadableDumpError.by_process(error, where) from error
 
 
+@functools.cache
 def _maker(into: Into) -> Maker:
     if into == "numpy":
         from rlskip.format.numpy_maker import NumpyMaker

@@ -280,7 +280,7 @@ def _judged(work: Folder) -> Iterator[tuple[str, Sign, str | None]]:
             if not is_mine(name):
                 sign = Sign.of(work, name)
                 why = why_ended(sign.process)
-                if why is None:
+                if why is None and not is_mine(sign.owner):
                     now = work.now() if now is None else now
                     is_silent = now - sign.touched > DEAD_S * 1e9
                     why = "shows no sign of life" if is_silent else None

@@ -17,7 +17,6 @@ from rlskip._files import open_folder
 from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import DAMAGE, AbsentDumpError, DumpError
 from rlskip.jobs.alive import WORK
-from rlskip.store import commit
 from rlskip.store.dump import opened
 from rlskip.store.index import Index, stamp_of
 from rlskip.store.layout import (
@@ -171,12 +170,10 @@ class Dump:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[tuple[Reader, DumpMeta]]:
-        with (
-            commit.reading(self.place.root, self.step),
-            opened(self.place) as here,
-            here.reader() as found,
-        ):
-            yield found
+        with opened(self.place) as here:
+            meta = here.read_meta()
+            with here.reader(meta) as reader:
+                yield reader, meta
 
     def verify(self) -> str | None:
         """Compare every byte with its checksum; the reason why the dump is unusable, or None.
@@ -187,7 +184,7 @@ class Dump:
             It was removed since it was listed.
         """
         try:
-            with opened(self.place) as here, here.reader() as (reader, _):
+            with self._opened() as (reader, _):
                 reader.verify()
             if self.has_all_shards:
                 return None

@@ -15,12 +15,12 @@ from rlskip.jobs.served import Ledger
 from rlskip.skip.agreement import Mismatch
 from rlskip.skip.assembling import Assembly, Source
 from rlskip.skip.call import Call
-from rlskip.skip.dumps import Dumps, replaced_meanwhile
+from rlskip.skip.dumps import Dumps
 from rlskip.skip.matching import CallMatching, LoadedDump
 from rlskip.skip.prompt_rows import prompt_groups
 from rlskip.skip.run_dumps import Group, PromptGroups, RunDumps
 from rlskip.skip.step_calls import Key
-from rlskip.store import DumpMeta, Identity
+from rlskip.store import AbsentDumpError, DumpMeta, Identity
 
 _CACHED = 1 << 30
 """Bytes of dumps that are kept in memory, because the next batch needs other rows of them."""
@@ -101,10 +101,16 @@ class PromptMatching(CallMatching):
     def take(self, call: Call, found: Any) -> None:
         call.parts = self._run.parts_of(found)
         self._ledger.serve(call.parts)
-        keys = [found] if isinstance(found, Key) else {group.key for group in found.groups}
-        for key in keys:
-            if not key.size and key.step == call.step:
-                call.visit.take(key)
+        for key in _of_step(call, found):
+            call.visit.take(key)
+
+    def give_back(self, call: Call, found: Any, *, is_lost: bool = False) -> None:
+        if isinstance(found, Key):
+            super().give_back(call, found, is_lost=is_lost)
+            return
+        self._ledger.give_back(call.parts)
+        for key in _of_step(call, found):
+            call.visit.give_back(key)
 
     def load(self, call: Call, found: Any) -> LoadedDump:
         """As `CallMatching.load`, or the groups as the stage would have returned them.
@@ -191,15 +197,22 @@ class PromptMatching(CallMatching):
         """A dump, which the next batch may need, too."""
         if dump not in self._cache or self._cache[dump][1].checksum != checksum:
             store = self._dumps.stores[dump.size]
-            rollouts, meta, _ = store.load_with_meta(dump.step, call=dump.call)
-            if meta.checksum != checksum:
-                raise replaced_meanwhile(store.directory / dump.path)
-            self._cache[dump] = rollouts, meta
+            meta = store.read_meta(dump.step, dump.call)
+            if meta is None or meta.checksum != checksum:
+                what = "another job replaced it meanwhile, or removed it"
+                raise AbsentDumpError(what, str(store.directory / dump.path))
+            self._cache[dump] = store.load(dump.step, call=dump.call, meta=meta), meta
         self._cache.move_to_end(dump)
         loaded = self._cache[dump]
         while len(self._cache) > 1 and sum(m.nbytes for _, m in self._cache.values()) > _CACHED:
             self._cache.popitem(last=False)
         return loaded
+
+
+def _of_step(call: Call, found: Key | PromptGroups) -> list[Key]:
+    """The dumps of the call's own step that serve it."""
+    keys = {found} if isinstance(found, Key) else {group.key for group in found.groups}
+    return [key for key in keys if not key.size and key.step == call.step]
 
 
 def _remembered(fits: Callable[[Identity], bool]) -> Callable[[Group], bool]:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
@@ -70,6 +70,8 @@ class Call(Given):
     #: The visit of the step that it belongs to, and the dump that serves it; None: no dump does.
     visit: Any = attrs.field(init=False, default=None)
     found: Key | PromptGroups | None = attrs.field(init=False, default=None)
+    #: The meta by which that dump was judged.
+    meta: Any = attrs.field(init=False, default=None)
     #: What the ledger knows of that.
     parts: Sequence[Hashable] = attrs.field(init=False, default=())
     #: Its place among the calls of the visit, and its name among those of the step.
@@ -85,10 +87,6 @@ class Call(Given):
     #: By what journals tell it from equal calls that were generated before, and are again: it
     #: resumes none of their sessions.
     again: str = attrs.field(init=False, default="")
-    #: What it needs of each session that it resumes.
-    needs: Needs = attrs.field(
-        init=False, default=attrs.Factory(lambda s: Needs(s.stage.lacks), takes_self=True)
-    )
     #: Whether another job has dumped this very call meanwhile, and what it dumped stays.
     is_dropped: bool = attrs.field(init=False, default=False)
     #: Writes an event to the job's records: ``record("dumped", bytes=...)``.
@@ -107,6 +105,11 @@ class Call(Given):
     seconds: float = attrs.field(init=False, default=0.0)
 
     @functools.cached_property
+    def needs(self) -> Needs:
+        """What it needs of each session that it resumes."""
+        return Needs(self.stage.lacks)
+
+    @functools.cached_property
     def digests(self) -> list[str]:
         """The hash of each of its prompts, as they are before the stage, which may alter them.
 
@@ -118,10 +121,9 @@ class Call(Given):
         from rlskip.format.prompt_digests import digests_of  # needs torch
 
         digests = digests_of(self.prompts, self.stage.prompt_groups, NEUTRAL_META)
-        told = [digest for digest in digests if digest is not None]
-        if len(told) < len(digests) or (self.stage.has_only_ignored and is_single(self.prompts)):
+        if None in digests or (self.stage.has_only_ignored and is_single(self.prompts)):
             raise nothing_to_tell_by(self)
-        return told
+        return cast("list[str]", digests)
 
     @functools.cached_property
     def prompt_rows(self) -> PromptRows | None:

@@ -138,9 +138,7 @@ class CallRole(Role):
         except RankTimeoutError:
             raise
         except (DumpError, OSError, MemoryError):
-            self._ledger.give_back(call.parts)
-            if isinstance(found, Key):
-                call.visit.lose(found)
+            self._matching.give_back(call, found, is_lost=True)
             call.found = None
             _ = call.prompt_rows
             raise
@@ -245,11 +243,8 @@ class CallRole(Role):
 
     def _give_back(self, call: Call, found: Key | PromptGroups) -> None:
         """Let dumps serve another call, if this one was cancelled or its stage failed."""
-        if call.found is not found:
-            return
-        self._ledger.give_back(call.parts)
-        if isinstance(found, Key):
-            call.visit.give_back(found)
+        if call.found is found:
+            self._matching.give_back(call, found)
 
     def _may_generate(self, call: Call, flight: SingleFlight) -> bool:
         """Whether this job may generate the call; False once another job has dumped it.

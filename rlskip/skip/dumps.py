@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from rlskip.batch.columns import column_length, columns_of
-from rlskip.batch.fields import drop_fields, field_names, score_fields
+from rlskip.batch.fields import drop_fields, field_names
 from rlskip.batch.row_fields import RowFields, RowsError
 from rlskip.batch.rows import RecordError, RowColumns
 from rlskip.config.check import look_up
@@ -22,7 +23,7 @@ from rlskip.errors import MismatchError
 from rlskip.jobs.records import job_id
 from rlskip.skip.call import Call
 from rlskip.skip.identities import Identities
-from rlskip.skip.kept_config import flat_config, holds_time, keep_config, value_in
+from rlskip.skip.kept_config import FOLDER, flat_config, holds_time, keep_config, value_in
 from rlskip.skip.notices import Notices
 from rlskip.skip.prompt_rows import rows_per_prompt
 from rlskip.skip.stage import Stage
@@ -36,9 +37,6 @@ from rlskip.store import (
 from rlskip.store.comparable import ABSENT, canonical
 from rlskip.store.index import PROMPTS, ROWS_PER_PROMPT
 from rlskip.store.layout import role_directory
-
-#: In ``skip.identity``: the code of the stage.
-_CODE = "code"
 
 
 class Dumps:
@@ -84,6 +82,7 @@ class Dumps:
         if role not in TRAINING_ROLES:
             self.directory = role_directory(self.directory, role)
         self._config = flat_config(facts.config)
+        self._kept: str | None = None  # the name under which the run's directory has it
         self.notices = Notices(role, c, facts, self.directory, self._config)
         names = {"experiment_name": experiment, "project_name": project, "dump_dir": c.dump_dir}
         given = {as_given(f"skip.{key}", role, c): value for key, value in names.items()}
@@ -162,7 +161,9 @@ class Dumps:
         if not call.is_observed:  # else its prompts are those of another call
             info |= self._of_prompts(call, result, fields)
         try:
-            info["config"] = keep_config(self.directory, self._config)
+            if self._kept is None or not os.path.isdir(self.directory / FOLDER):
+                self._kept = keep_config(self.directory, self._config)
+            info["config"] = self._kept
         except OSError as error:
             self.notices.once("config", "the config cannot be kept with the dumps: %s", error)
         return info
@@ -248,8 +249,9 @@ class Dumps:
         self, rollouts: Any, meta: DumpMeta, call: Call, found: Key, *, replaces: bool = True
     ) -> None:
         """Apply ``on_mismatch`` to a dump, `found`, without fields that this run needs."""
-        lacking = self.lacking(call, rollouts, meta)
-        if lacking:
+        if call.stage.lacks is None:
+            return
+        if lacking := self.lacking(call, rollouts, meta):
             what = f"the dump of {found} lacks what this run needs: {', '.join(lacking)}"
             self.reject(what, found, replaces=replaces)
             if replaces and found.step == call.step:
@@ -271,17 +273,6 @@ class Dumps:
     def without_dropped(self, rollouts: Any) -> Any:
         """`rollouts` without the fields that ``drop_fields`` names."""
         unwanted = self.local_config.drop_fields or []
-        kept = drop_fields(rollouts, unwanted)
-        self.notices.dropped(unwanted, field_names(rollouts), score_fields(kept))
+        kept = drop_fields(rollouts, unwanted) if unwanted else rollouts
+        self.notices.dropped(unwanted, rollouts, kept)
         return kept
-
-
-def replaced_meanwhile(path: Path) -> CorruptDumpError:
-    """The error for a dump that is not the one that was looked at."""
-    return CorruptDumpError("another job replaced it meanwhile", str(path))
-
-
-def seconds_saved(metas: Iterable[DumpMeta], loading: float) -> float:
-    """What the stage took to make the dumps, less the time to load them; 0 where not known."""
-    took = sum(meta.info.get("seconds", 0.0) for meta in metas)
-    return took - loading if took else 0.0

@@ -94,14 +94,14 @@ class Identities:
         """The stage's other arguments that count; None where they are not known."""
         first = self._first.setdefault(call.stage.name, FirstValues())
         arguments = call.stage.arguments_of(call, self._local_config.ignore or (), first)
-        if arguments is not None and call.stage.identity is None:
+        if call.stage.identity is None and arguments and (arguments.left or arguments.changing):
             self._notices.leave(call.stage.name, arguments.left, arguments.changing)
         return arguments
 
     def learn(self, call: Call, meta: DumpMeta) -> None:
         """Learn of a dump that is replayed which attributes change while stages run."""
         now, then = call.identity, meta.identity
-        if isinstance(now, Identity) and then is not None:
+        if isinstance(now, Identity) and then is not None and then.changing:
             changing = {name for name in then.changing if f"arguments.{name}" in now.compared}
             if changing:
                 self._first[call.stage.name].changing |= changing
@@ -162,6 +162,8 @@ class Identities:
             what = "the dumps were made in %s, by the same function, and are replayed in %s"
             here = present.noted["place"]
             self._notices.once(f"place {place}", what, place, here, level=logging.INFO)
+        if not noteworthy:
+            return differs
         code = [line for line in noteworthy if line.startswith("code: ")]
         if others := [line for line in noteworthy if line not in code]:
             what = "; ".join(others)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Iterable
 from typing import Any
 
 from rlskip.config.skip import VALIDATION_ROLE, SkipAction
 from rlskip.jobs.served import Ledger
 from rlskip.skip.agreement import Mismatch
 from rlskip.skip.call import Call
-from rlskip.skip.dumps import Dumps, replaced_meanwhile, seconds_saved
+from rlskip.skip.dumps import Dumps
 from rlskip.skip.prompt_rows import PromptRows
 from rlskip.skip.run_dumps import RunDumps
 from rlskip.skip.step_calls import Key
@@ -49,54 +50,61 @@ class CallMatching:
 
         One that records nothing of its call serves any, if none was made for it.
         """
-        unnamed: Key | None = None
+        unnamed: tuple[Key, DumpMeta] | None = None
         served: set[str] = set()
+        store = self._dumps.store
         for key in call.visit.candidates(call.name, call.place):
-            if (meta := self._meta(key)) is None:
+            if (meta := store.read_meta(key.step, key.call)) is None:
                 continue
             if meta.identity is None:
-                unnamed = unnamed or key
-            elif call.identity.fits(meta.identity):
-                if not self.has_served(key, call):
-                    return key  # type: ignore[no-any-return]
-                served.add(meta.checksum)
+                unnamed = unnamed or (key, meta)
+            elif self.has_served(key, call):
+                if call.identity.fits(meta.identity):
+                    served.add(meta.checksum)
+            elif self._fits(call, meta):
+                return key  # type: ignore[no-any-return]
         # Its own dump may have served another call of the visit, or a group of it.
         for own in (call.name, "") if call.name.endswith("-0") else (call.name,):
             key = Key(call.step, own)
-            meta = self._meta(key) if call.visit.is_taken(key) else None
+            meta = store.read_meta(key.step, key.call) if call.visit.is_taken(key) else None
             if meta and meta.identity and call.identity.fits(meta.identity):
                 served.add(meta.checksum)
         # These draws were trained on already: nor are the sessions resumed that they were made of,
         # if the step's journal is still there. What is generated instead leaves its own there, so
         # the call is named there by all that have served: by the next one there is one more.
         call.again = "".join(f"-{checksum}" for checksum in sorted(served))
-        return None if self._dumps.by_prompt else unnamed
+        if unnamed is None or self._dumps.by_prompt:
+            return None
+        self._fits(call, unnamed[1])
+        return unnamed[0]
+
+    def _fits(self, call: Call, meta: DumpMeta) -> bool:
+        """Whether a dump was made for such a call: then it is the one to load."""
+        call.meta = meta
+        return not self._dumps.identities.differences(call.identity, meta)
 
     def _elsewhere(self, call: Call) -> Key | None:
         """The dump of another step that was made for such a call; one with all fields, if any."""
-        fitting = self._fitting_elsewhere(call)
-        best = next(fitting, None)
-        for other in fitting:
-            if best is None or self._has(call, best):
-                break
-            if self._has(call, other):
-                best = other
-        return best
-
-    def _fitting_elsewhere(self, call: Call) -> Iterator[Key]:
+        first: tuple[Key, DumpMeta] | None = None
         for key in self._run.find(call.identity.prompts, call.step):
             if self.has_served(key, call) or call.visit.is_taken(key):
                 continue
-            meta = self._meta(key)
-            if meta and meta.identity and call.identity.fits(meta.identity):
-                yield key
+            meta = self._dumps.store.read_meta(key.step, key.call)
+            if meta and meta.identity and self._fits(call, meta):
+                if self._has_all(call, key, meta):
+                    return key
+                first = first or (key, meta)
+        if first is None:
+            return None
+        call.meta = first[1]
+        return first[0]
 
-    def _has(self, call: Call, key: Key) -> bool:
+    def _has_all(self, call: Call, key: Key, meta: DumpMeta) -> bool:
         """Whether a dump has every field that this run needs, as far as it can be read."""
         with contextlib.suppress(DumpError, OSError, MemoryError):
             if call.stage.lacks is None:
                 return True
-            rollouts, meta, _ = self._dumps.store.load_with_meta(key.step, call=key.call)
+            rollouts = self._dumps.store.load(key.step, call=key.call, meta=meta)
             return not self._dumps.lacking(call, rollouts, meta)
         return False
 
@@ -111,10 +119,11 @@ class CallMatching:
             if nearest is None or nearest == call.step:  # written in this visit
                 return None
             source, names = nearest, self._dumps.store.in_order(nearest)
-        return Key(source, names[min(call.place, len(names) - 1)]) if names else None
-
-    def _meta(self, key: Key) -> DumpMeta | None:
-        return self._dumps.store.read_meta(key.step, key.call)
+        if not names:
+            return None
+        key = Key(source, names[min(call.place, len(names) - 1)])
+        call.meta = self._dumps.store.read_meta(key.step, key.call)
+        return None if call.meta is None else key
 
     def has_served(self, key: Key, call: Call) -> bool:
         """Whether the run has trained on the draws of a dump, at whatever step, so that none does.
@@ -133,6 +142,11 @@ class CallMatching:
             call.parts = [found]
             self._ledger.serve(call.parts)
 
+    def give_back(self, call: Call, found: Any, *, is_lost: bool = False) -> None:
+        """These did not serve the call after all: it failed, or they turned out to be unusable."""
+        self._ledger.give_back(call.parts)
+        (call.visit.lose if is_lost else call.visit.give_back)(found)
+
     def load(self, call: Call, found: Any) -> LoadedDump:
         """The rollouts that serve the call, verified, with one meta and the generators' states.
 
@@ -141,21 +155,19 @@ class CallMatching:
         DumpError
             A dump is unusable.
         """
-        store, config = self._dumps.store, self._dumps.local_config
+        meta, states = call.meta, None
+        load = functools.partial(self._dumps.store.load, found.step, call=found.call, meta=meta)
         with call.timed():
-            rollouts, meta, states = store.load_with_meta(
-                found.step, call=found.call, sidecar=config.restore_rng
-            )
-            repeats = config.action == SkipAction.REPEAT
-            if not repeats and self._dumps.identities.differences(call.identity, meta):
-                raise replaced_meanwhile(store.directory / found.path)
+            rollouts = load()
+            if self._dumps.local_config.restore_rng:
+                states = load(part="aside")
             self._dumps.check_fields(rollouts, meta, call, found)
             rollouts = self._dumps.without_dropped(rollouts)
         call.facts.update(
-            source=meta.step,
+            source=found.step,
             call=found.call,
-            bytes=store.size_of(meta),
-            seconds_saved=seconds_saved([meta], call.seconds),
+            bytes=self._dumps.store.size_of(meta),
+            seconds_saved=took - call.seconds if (took := meta.info.get("seconds")) else 0.0,
         )
         return rollouts, meta, states
 
@@ -207,9 +219,9 @@ class CallMatching:
         One that does not differ at all another job has dumped meanwhile, or it has served another
         step: then no other dump is taken for this call's either.
         """
-        differing = []
+        differing, store = [], self._dumps.store
         for key in keys:
-            meta = None if call.visit.is_taken(key) else self._meta(key)
+            meta = None if call.visit.is_taken(key) else store.read_meta(key.step, key.call)
             if meta is not None and meta.identity is not None:
                 differs = call.identity.differences(meta.identity)[0]
                 if not differs and call.identity.prompts is not None:
@@ -220,7 +232,7 @@ class CallMatching:
 
     def _in_words(self, call: Call, found: Key, differs: list[str]) -> list[str]:
         """The lines of `differs`, with how the prompts differ, as far as the dump records them."""
-        meta = self._meta(found)
+        meta = self._dumps.store.read_meta(found.step, found.call)
         now = call.prompt_rows
         then = None if meta is None else PromptRows.recorded(meta.info.get(PROMPTS))
         how = now.difference(then, self._dumps.facts.tokenizer) if now and then else ""

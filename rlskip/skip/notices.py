@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from rlskip._human import age, short
+from rlskip.batch.fields import field_names, score_fields
 from rlskip.config.facts import HostFacts
 from rlskip.config.register import NODES
 from rlskip.config.skip import BUILT_IN_ROLES, TRAINING_ROLES, VALIDATION_ROLE, SkipAction, as_given
@@ -79,7 +80,7 @@ class Notices:
             self.once("off-policy", what)
         elif self.role in TRAINING_ROLES:
             self.once("off-policy", "replayed rollouts are off-policy for the present weights")
-        if self._local_config.action != SkipAction.REPEAT:  # which compares no prompts either
+        if self._left and self._local_config.action != SkipAction.REPEAT:  # it compares nothing
             self._say_left()
         self.changed(meta, self.directory)
 
@@ -94,10 +95,10 @@ class Notices:
 
     def leave(self, stage: str, left: Mapping[str, str], changing: Iterable[str]) -> None:
         """Note what a call of a stage leaves uncompared, for when a dump is replayed."""
-        noted = self._left.setdefault(stage, {})
-        if f"left of {stage}" not in self._given:
-            noted.update(left)
+        noted = {} if f"left of {stage}" in self._given else dict(left)
         noted.update(dict.fromkeys(changing, "it changes while stages run"))
+        if noted:
+            self._left.setdefault(stage, {}).update(noted)
 
     def _say_left(self) -> None:
         """Warn once of what no replay of a stage compares; of what changes, when it first does."""
@@ -123,14 +124,20 @@ class Notices:
             "was made; %s=[code] compares it", function, self._typed("skip.identity"),
         )  # fmt: skip
 
-    def dropped(self, unwanted: Iterable[str], there: set[str], scores: Sequence[str]) -> None:
-        """Warn of names in ``drop_fields`` that no field has, and of scores that are replayed."""
+    def dropped(self, unwanted: Iterable[str], rollouts: Any, kept: Any) -> None:
+        """Of a job's first dump, warn of names in ``drop_fields`` that no field has, and of scores.
+
+        The stage's other dumps have the same fields.
+        """
+        if not self._is_new("fields"):
+            return
+        there = field_names(rollouts)
         if unknown := sorted({*unwanted} - there):
             self.once(
                 "unknown-fields", "drop_fields names %s, which the dump does not have; it has %s",
                 ", ".join(unknown), ", ".join(sorted(there)),
             )  # fmt: skip
-        if scores and self.role in BUILT_IN_ROLES:
+        if (scores := score_fields(kept)) and self.role in BUILT_IN_ROLES:
             self.once(
                 "scores", "scores are replayed with the rollouts (%s); to compute them again: "
                 "%s=[%s]", ", ".join(scores), self._typed("skip.drop_fields"), ",".join(scores),

@@ -126,9 +126,8 @@ class Role:
         return False
 
     def count(self, call: Call, result: Any, *, replayed: bool) -> None:
-        """Count the rollouts that `call` returned, where :attr:`figures` are asked for."""
-        if self.figures is None:
-            return
+        """Count the rollouts that `call` returned; asked where it has :attr:`figures`."""
+        assert self.figures is not None
         from rlskip.batch.columns import length_of  # a job that skips nothing needs no numpy
 
         rows = max(1, length_of(result))

@@ -27,7 +27,7 @@ from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.jobs.served import ledger_of
 from rlskip.keys import RUNNING, STATUS, dump_tag
 from rlskip.skip.call import Call
-from rlskip.skip.dumps import Dumps, replaced_meanwhile, seconds_saved
+from rlskip.skip.dumps import Dumps
 from rlskip.skip.groups import (
     DumpedGroup,
     GroupReplay,
@@ -133,19 +133,19 @@ class GroupRole(Role):
 
     def replay(self, call: Call) -> None:
         plan: Plan = call.identity
-        store = self.dumps.store
         with call.timed():
             replay = self._replay(plan, call)
             if self.local_config.restore_rng:
-                restore_rng(store.load_sidecar(plan.source))
+                restore_rng(self.dumps.store.load(plan.source, part="aside"))
             replay.put(queue_of(call), partition_of(call))
         dumps = {group.key for group in plan.groups if group}
         used = [meta for key, meta in plan.metas.items() if key in dumps]
+        took = sum(meta.info.get("seconds", 0.0) for meta in used)
         self._count(plan, plan.groups)
         call.facts.update(
             source=used[0].step,
-            bytes=sum(map(store.size_of, used)),
-            seconds_saved=seconds_saved(used, call.seconds),
+            bytes=sum(map(self.dumps.store.size_of, used)),
+            seconds_saved=took - call.seconds if took else 0.0,
         )
         found = str(plan) if plan.by_prompt else Key(plan.source)
         self.dumps.notices.replayed(call.step, used[0], found)
@@ -232,7 +232,10 @@ class GroupRole(Role):
         if known not in self._has_all:
             store, key = self.dumps.stores[group.key.size], group.key
             try:
-                loaded, meta, _ = store.load_with_meta(key.step, call=key.call)
+                meta = store.read_meta(key.step, key.call)
+                if meta is None:
+                    return False
+                loaded = store.load(key.step, call=key.call, meta=meta)
                 self._has_all[known] = not self.dumps.lacking(call, loaded["fields"], meta)
             except (DumpError, OSError, MemoryError, LookupError, TypeError):
                 return False  # that it cannot be used its replay says
@@ -319,9 +322,7 @@ class GroupRole(Role):
             if not chosen:
                 continue
             store = self.dumps.stores[dump.size]
-            loaded, now, _ = store.load_with_meta(dump.step, call=dump.call)
-            if now.checksum != meta.checksum:
-                raise replaced_meanwhile(store.directory / dump.path)
+            loaded = store.load(dump.step, call=dump.call, meta=meta)
             try:
                 from rlskip.queue import to_rows  # needs torch
 

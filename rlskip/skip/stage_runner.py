@@ -199,7 +199,8 @@ def replay(role: Role, call: Call) -> Any:
             result = role.replay(call)
             role.has_replayed = True
             call.record("hit", step=call.step, **call.facts)
-            role.count(call, result, replayed=True)
+            if role.figures is not None:
+                role.count(call, result, replayed=True)
             change = call.stage.on_replay
             return result if change is None else change(result)
     except (RankTimeoutError, TooLargeDumpError):  # a sound dump: no miss in silence
@@ -235,7 +236,7 @@ def dump(role: Role, call: Call, result: Any) -> None:
     RowsError
         The stage's description does not fit its rows: no dump of this run could be read by it.
     """
-    if not role.observes(call.stage):
+    if role.figures is not None and not call.is_observed:
         role.count(call, result, replayed=False)
     try:
         role.keep(call, result)
@@ -266,7 +267,11 @@ def not_dumped(role: Role, call: Call, error: BaseException) -> None:
 def running(role: Role, call: Call) -> Iterator[None]:
     """While the stage runs: its own calls of the role (of its base class, say) are part of it."""
     calls = enclosing.get({})
-    token = enclosing.set(calls if call.is_observed else {**calls, role.role: _journaled_as(call)})
+    if not call.is_observed:
+        # By what a journal knows it: a call with other arguments resumes none of its sessions.
+        digest = call.identity.compared_digest() if call.name else ""
+        calls = {**calls, role.role: f"{call.name}-{digest}{call.again}" if call.name else ""}
+    token = enclosing.set(calls)
     needed = needs.set(call.needs)
     try:
         with call.timed():
@@ -274,11 +279,6 @@ def running(role: Role, call: Call) -> Iterator[None]:
     finally:
         needs.reset(needed)
         enclosing.reset(token)
-
-
-def _journaled_as(call: Call) -> str:
-    """By what a journal knows the call: one with other arguments resumes none of its sessions."""
-    return f"{call.name}-{call.identity.compared_digest()}{call.again}" if call.name else ""
 
 
 @functools.cache

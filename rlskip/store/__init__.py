@@ -13,23 +13,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlskip._lazy import load_on_use
+from rlskip.format.dump_errors import (
+    AbsentDumpError,
+    CorruptDumpError,
+    DumpError,
+    OtherFormatError,
+    TooLargeDumpError,
+    UnknownTypeError,
+    UnsupportedTypeError,
+)
+from rlskip.jobs.ranks import RankTimeoutError
+from rlskip.store.layout import run_directory
+from rlskip.store.meta import DumpMeta
 
 if TYPE_CHECKING:
-    from rlskip.format.dump_errors import (
-        AbsentDumpError,
-        CorruptDumpError,
-        DumpError,
-        OtherFormatError,
-        TooLargeDumpError,
-        UnknownTypeError,
-        UnsupportedTypeError,
-    )
     from rlskip.format.fingerprint import fingerprint
     from rlskip.format.kinds import register_codec
-    from rlskip.jobs.ranks import RankTimeoutError
     from rlskip.store.identity import Identity
-    from rlskip.store.layout import run_directory
-    from rlskip.store.meta import DumpMeta
     from rlskip.store.step_store import StepStore
     from rlskip.store.writer import WriterTimeoutError
 
@@ -54,21 +54,9 @@ __all__ = [
 __getattr__ = load_on_use(
     __name__,
     {
-        "rlskip.format.dump_errors": [
-            "AbsentDumpError",
-            "CorruptDumpError",
-            "DumpError",
-            "OtherFormatError",
-            "TooLargeDumpError",
-            "UnknownTypeError",
-            "UnsupportedTypeError",
-        ],
         "rlskip.format.fingerprint": ["fingerprint"],
         "rlskip.format.kinds": ["register_codec"],
-        "rlskip.jobs.ranks": ["RankTimeoutError"],
         "rlskip.store.identity": ["Identity"],
-        "rlskip.store.layout": ["run_directory"],
-        "rlskip.store.meta": ["DumpMeta"],
         "rlskip.store.step_store": ["StepStore"],
         "rlskip.store.writer": ["WriterTimeoutError"],
     },

@@ -166,15 +166,9 @@ def _remove_tree(path: Path) -> None:
             return
 
 
-# -- marks of readers, so that nobody removes what is being read ------------------------------
+# -- what living jobs are at, so that nobody removes it -----------------------------------------
 
-_READING = "reading-"
 _APPENDING = "appending-"
-
-
-def reading(root: Path, step: int) -> AbstractContextManager[None]:
-    """Mark `step` as being read, for other processes, where a mark can be written."""
-    return alive.holding(root, f"{_READING}{step}")
 
 
 def appending(root: Path, step: int) -> AbstractContextManager[None]:
@@ -185,12 +179,8 @@ def appending(root: Path, step: int) -> AbstractContextManager[None]:
 
 
 def in_use(root: Path) -> dict[int, str]:
-    """The steps that living jobs read or generate; raises OSError where that cannot be seen."""
-    uses = {
-        alive.LEASE: "a job generates it",
-        _READING: "it is being read",
-        _APPENDING: "a process appends to it",
-    }
+    """The steps that living jobs generate; raises OSError where that cannot be seen."""
+    uses = {alive.LEASE: "a job generates it", _APPENDING: "a process appends to it"}
     found: dict[int, str] = {}
     for label, _ in alive.held(root):
         for prefix in filter(label.startswith, uses):

@@ -94,11 +94,10 @@ class OpenDump:
             It is damaged, or does not fit its place or its ``gen_batch.dp``.
         """
         place = self.place
-        where = str(place.directory / place.meta)
+        where = f"{place.directory}/{place.meta}"
         try:
-            with self.folder.open(place.meta, max_bytes=MAX_META) as file:
-                meta = DumpMeta.from_bytes(file.read(), where, identity)
-            dump, found = str(place.directory / place.dump), self.folder.stat(place.dump)
+            meta = DumpMeta.from_bytes(self.folder.read(place.meta, MAX_META), where, identity)
+            dump, found = f"{place.directory}/{place.dump}", self.folder.stat(place.dump)
         except FileNotFoundError:
             self._refuse_half()
             raise
@@ -110,18 +109,28 @@ class OpenDump:
         return meta
 
     @contextlib.contextmanager
-    def reader(self, max_bytes: int | None = None) -> Iterator[tuple[container.Reader, DumpMeta]]:
-        """Open this rank's ``gen_batch.dp`` to read its arrays; raises as :meth:`read_meta`."""
-        place = self.place
-        where = str(place.directory / place.dump)
-        meta = self.read_meta()
+    def reader(self, meta: DumpMeta, max_bytes: int | None = None) -> Iterator[container.Reader]:
+        """Open the ``gen_batch.dp`` that `meta` describes to read its arrays.
+
+        Raises as :meth:`read_meta`, and AbsentDumpError where another dump has its place by now.
+        """
         # Here, because whoever only looks at meta.json needs no numpy.
         from rlskip.format import container
 
-        with self.folder.open(place.dump) as file:
-            reader = container.Reader(file, where, meta.checksum, max_bytes)
+        where = f"{self.place.directory}/{self.place.dump}"
+        with contextlib.ExitStack() as stack:
+            try:
+                file = stack.enter_context(self.folder.open(self.place.dump, buffering=0))
+                reader = container.Reader(file, where, meta.checksum, max_bytes)
+            except (FileNotFoundError, CorruptDumpError) as error:
+                # `meta` may be of an earlier look. In this directory, which nobody can replace
+                # while it is open, both files are of one dump.
+                if self.read_meta().checksum != meta.checksum:
+                    what = "another job replaced it meanwhile"
+                    raise AbsentDumpError(what, str(self.place.directory)) from error
+                raise
             self._check_whose(reader.index, where)
-            yield reader, meta
+            yield reader
 
     def _refuse_half(self) -> None:
         """Raise CorruptDumpError where one of the two files is there: one rename published both."""
@@ -130,7 +139,7 @@ class OpenDump:
             raise CorruptDumpError(f"{missing.pop()} is missing", where=str(self.place.directory))
 
     def _check_whose(self, found: Mapping[str, Any], where: str) -> None:
-        if any(found.get(name) != value for name, value in whose(self.place).items()):
+        if not whose(self.place).items() <= found.items():
             raise CorruptDumpError(
                 f"it was written for step {found.get('step')}, call {found.get('call')!r}, "
                 f"rank {found.get('rank')} of {found.get('world_size')}",

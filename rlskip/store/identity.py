@@ -19,7 +19,7 @@ GIVEN = "given"
 
 
 def _names(instance: Identity, field: attrs.Attribute, value: Any) -> None:
-    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+    if not isinstance(value, dict) or not {*map(type, value)} <= {str}:
         raise TypeError(f"{field.name} is {value!r:.60}, not a mapping by name")
 
 
@@ -161,13 +161,13 @@ class Identity:
 
     def _passes(self, name: str, other: Identity) -> bool:
         """Whether a name is not compared with `other`."""
-        lacking = [one for one in (self, other) if name not in one.compared]
-        if name not in other.compared and other.noted.get(GIVEN) and name != "prompts":
+        is_here, is_there = name in self.compared, name in other.compared
+        if not is_there and other.noted.get(GIVEN) and name != "prompts":
             return True
         if name == _CODE:
-            return self in lacking
+            return not is_here
         if not name.startswith(_ARGUMENTS):
-            return bool(lacking) and name in ("role", "stage")
+            return not (is_here and is_there) and name in ("role", "stage")
         argument = name.removeprefix(_ARGUMENTS)
         above = argument
         while above not in self.ignored and above:
@@ -176,8 +176,8 @@ class Identity:
             return True
         if not (_DEFAULTS in self.noted and _DEFAULTS in other.noted):
             return True
-        having = other if self in lacking else self
-        return bool(lacking) and argument in having.noted[_DEFAULTS]
+        having = self if is_here else other
+        return not (is_here and is_there) and argument in having.noted[_DEFAULTS]
 
     def digest(self) -> str:
         """Where to look for its dumps: a hash of role, stage and prompts, 16 hex digits."""
@@ -203,8 +203,6 @@ class Identity:
         made = cls(data["compared"], data["noted"])
         prompts, names = made.prompts, [made.noted.get(key, []) for key in (_DEFAULTS, _CHANGING)]
         is_named = prompts is None or isinstance(prompts, str)
-        if not is_named or not all(
-            isinstance(some, list) and all(type(name) is str for name in some) for some in names
-        ):
+        if not is_named or any(type(s) is not list or {*map(type, s)} - {str} for s in names):
             raise ValueError("an identity with entries of other types")
         return made

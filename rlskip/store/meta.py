@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import re
@@ -91,7 +90,6 @@ class DumpMeta:
         return json.dumps(plain, indent=indent, allow_nan=True).encode() + b"\n"
 
     @classmethod
-    @functools.lru_cache(maxsize=4)  # a hit reads it twice: to look and to load
     def from_bytes(cls, data: bytes, where: str, identity: bool = True) -> DumpMeta:
         """Read it back; without its `identity` torch is not needed.
 

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 class Retention:
     """Removes old dumps as new ones are written.
 
-    The step just written and one that is being read are never removed.
+    The step just written and one that a living job generates are never removed.
 
     Parameters
     ----------
@@ -60,8 +60,8 @@ class Retention:
     ) -> list[int]:
         present = {step: self._known.get(step) or _written(of) for step, of in families.items()}
         self._known = {step: when for step, when in present.items() if when is not None}
-        # A reader marks its step and then opens the dump. Here the marks are read first: who marks
-        # after that and lost its dump finds none, which is a miss, and never a part of one.
+        # Who reads one meanwhile needs no mark: who has opened it reads it to the end, or is told
+        # that it is gone (NFS), and who comes later finds none. A miss, never a part of one.
         spared = {*commit.in_use(self._root), just_written}
         removed = []
         for step in sorted(self._known, key=self._known.__getitem__):

@@ -6,12 +6,11 @@ import contextlib
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlskip._files import RefusedFileError
-from rlskip.format import container
 from rlskip.format.dump_errors import (
     AbsentDumpError,
     CorruptDumpError,
@@ -49,7 +48,7 @@ class StepStore:
         together (:mod:`rlskip.skip.agreement`).
     keep_last
         After each save remove the steps that were written longest ago, down to this number; never
-        the step just saved or one that is being read. None: keep all.
+        the step just saved. None: keep all.
     quarantines
         Whether a corrupt dump is moved away. False for who only looks: it stays where it is.
     complete
@@ -67,7 +66,7 @@ class StepStore:
         world_size: int = 1,
         keep_last: int | None = None,
         quarantines: bool = True,
-        complete: Callable[[DumpMeta], DumpMeta] = lambda meta: meta,
+        complete: Callable[[DumpMeta], DumpMeta] | None = None,
         max_bytes: int | None = None,
     ) -> None:
         self.directory = Path(directory)
@@ -82,17 +81,16 @@ class StepStore:
 
     def steps(self) -> list[int]:
         """The steps whose first call has a sound dump, ascending; none that cannot be read."""
-        with _unread_dumps() as unread:
-            return [s for s in self.listed() if self._meta(s, "", unread) is not None]
+        return [meta.step for meta in self._sound((step, "") for step in self.listed())]
 
     def nearest(self, step: int) -> int | None:
         """The step that `repeat` takes for `step`; those that cannot be read are left out.
 
         `step` itself; else the largest below; else the smallest above; else None.
         """
-        with _unread_dumps() as unread:
-            nearest = sorted(self.listed(), key=lambda s: (s > step, abs(s - step)))
-            return next((s for s in nearest if self._meta(s, "", unread) is not None), None)
+        nearest = sorted(self.listed(), key=lambda s: (s > step, abs(s - step)))
+        found = next(self._sound((near, "") for near in nearest), None)
+        return None if found is None else found.step
 
     def listed(self) -> list[int]:
         """The steps whose first call has a directory, ascending, without a look into it."""
@@ -122,10 +120,8 @@ class StepStore:
 
         Jobs that shared a step may have given two calls one place: then the names decide.
         """
-        with _unread_dumps() as unread:
-            metas = {call: self._meta(step, call, unread) for call in self.calls(step)}
-        there = {call: meta for call, meta in metas.items() if meta is not None}
-        return sorted(there, key=lambda call: there[call].info.get("place", 0))
+        found = self._sound((step, call) for call in self.calls(step))
+        return [meta.call for meta in sorted(found, key=lambda meta: meta.info.get("place", 0))]
 
     def quarantined(self, step: int) -> list[str]:
         """The names of the calls of `step` of which something was moved away as bad."""
@@ -143,23 +139,32 @@ class StepStore:
         OtherFormatError
             Another version of rlskip wrote it.
         """
-        with _unread_dumps() as unread:
-            return self._meta(step, call, unread)
+        return next(self._sound([(step, call)]), None)
 
     def _is_mine(self, place: Place) -> bool:
         return (place.rank, place.world_size) == (self.rank, self.world_size)
 
-    def _meta(self, step: int, call: str, unread: list[DumpError]) -> DumpMeta | None:
-        with contextlib.suppress(AbsentDumpError, CorruptDumpError):
-            try:
-                return self._meta_there(step, call)
-            except UnreadableDumpError as error:
-                unread.append(error)
-        return None
+    def _sound(self, named: Iterable[tuple[int, str]]) -> Iterator[DumpMeta]:
+        """The metas of those of these dumps that can be read; one warning for all others."""
+        unread: list[DumpError] = []
+        try:
+            for step, call in named:
+                with contextlib.suppress(AbsentDumpError, CorruptDumpError):
+                    try:
+                        meta = self._meta(step, call)
+                    except UnreadableDumpError as error:
+                        unread.append(error)
+                    else:
+                        yield meta
+        finally:  # whoever has found one does not read on
+            if unread:
+                more = f" (and {len(unread) - 1} more)" if len(unread) > 1 else ""
+                logger.warning("%s%s; it counts as absent", unread[0], more)
 
-    def _meta_there(self, step: int, call: str) -> DumpMeta:
+    def _meta(self, step: int, call: str) -> DumpMeta:
         with self._opened(step, call) as here:
-            return self._complete(here.read_meta())
+            meta = here.read_meta()
+        return meta if self._complete is None else self._complete(meta)
 
     # -- saving --------------------------------------------------------------------------
 
@@ -224,7 +229,7 @@ class StepStore:
         # Before the dump is made: what a killed job left must not fill a disk that is nearly full.
         alive.sweep(self.directory)
         try:
-            place, meta = dump.publish(lambda place: self._meta_there(place.step, place.call))
+            place, meta = dump.publish(lambda place: self._meta(place.step, place.call))
         except OSError as error:
             if error.filename is None:  # of a full disk, for example
                 error.filename = str(dump.place.directory)
@@ -237,7 +242,15 @@ class StepStore:
 
     # -- loading -------------------------------------------------------------------------
 
-    def load(self, step: int, *, call: str = "", fields: Sequence[str] | None = None) -> Any:
+    def load(
+        self,
+        step: int,
+        *,
+        call: str = "",
+        meta: DumpMeta | None = None,
+        part: str = "rollouts",
+        fields: Sequence[str] | None = None,
+    ) -> Any:
         """The rollouts of `step`, verified, in newly allocated memory.
 
         Large arrays use the memory of earlier rollouts that nothing refers to any more, where some
@@ -245,6 +258,11 @@ class StepStore:
 
         Parameters
         ----------
+        meta
+            What :meth:`read_meta` returned of it: another dump that has its place by now is
+            refused.
+        part
+            ``rollouts``, or ``aside`` for the sidecar.
         fields
             Read and verify only these of the outermost mapping or batch; None for all.
 
@@ -253,36 +271,27 @@ class StepStore:
         CorruptDumpError
             It is not what was written; it is quarantined.
         AbsentDumpError
-            There is none, or it cannot be read at the moment.
+            There is none, or another one than `meta` says, or it cannot be read at the moment.
         DumpError
             It is in another format, holds a type unknown here, has no such field, or needs more
             memory than `max_bytes`.
         """
-        with self._reader(step, call) as (reader, _):
-            if fields is None:
+        with (
+            self._opened(step, call) as here,
+            here.reader(meta or here.read_meta(), self._max_bytes) as reader,
+        ):
+            if part == "rollouts" and fields is None:
                 reader.expand_all()
-            return rebuild(reader, "rollouts", fields)
-
-    def load_with_meta(
-        self, step: int, *, call: str = "", sidecar: bool = False
-    ) -> tuple[Any, DumpMeta, Any]:
-        """As :meth:`load`, with the meta of that very dump, and its sidecar or None."""
-        # By one open directory: of two looks each could find another dump, as after a quarantine.
-        with self._reader(step, call) as (reader, meta):
-            reader.expand_all()
-            aside = rebuild(reader, "aside") if sidecar else None
-            return rebuild(reader, "rollouts"), self._complete(meta), aside
-
-    def load_sidecar(self, step: int, *, call: str = "") -> Any:
-        """What :meth:`save` was given as `sidecar`; raises as :meth:`load` does."""
-        with self._reader(step, call) as (reader, _):
-            return rebuild(reader, "aside")
+            value = rebuild(reader, part, fields)
+            if fields is None:
+                reader.verify()
+            return value
 
     def size_of(self, meta: DumpMeta) -> int:
         """Bytes of both files of a dump, as ``rlskip ls`` counts them."""
-        directory = self._place(meta.step, meta.call).directory
         with contextlib.suppress(OSError):  # it may be gone by now
-            return meta.stored + os.lstat(directory / Place.meta).st_size
+            place = self._place(meta.step, meta.call)
+            return meta.stored + os.lstat(f"{place.directory}/{place.meta}").st_size
         return meta.stored
 
     def quarantine(
@@ -334,22 +343,3 @@ class StepStore:
             if here is None:  # what has the directory's name is not a directory
                 self.quarantine(step, error.what, call)
             raise
-
-    @contextlib.contextmanager
-    def _reader(self, step: int, call: str) -> Iterator[tuple[container.Reader, DumpMeta]]:
-        with (
-            commit.reading(self.directory, step),
-            self._opened(step, call) as here,
-            here.reader(self._max_bytes) as found,
-        ):
-            yield found
-
-
-@contextlib.contextmanager
-def _unread_dumps() -> Iterator[list[DumpError]]:
-    """Those that cannot be read at the moment: one warning for all."""
-    unread: list[DumpError] = []
-    yield unread
-    if unread:
-        more = f" (and {len(unread) - 1} more)" if len(unread) > 1 else ""
-        logger.warning("%s%s; it counts as absent", unread[0], more)

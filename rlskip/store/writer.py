@@ -132,6 +132,7 @@ class Writer:
         """Like :meth:`save` of what `rollouts` returns; it is called in the writer's thread.
 
         What it returns must not change any more, and holds `nbytes` of memory until it is written.
+        To put the records of a step's stages together takes as long as to copy them.
         """
         self._forget_parent()
         self._reserve(nbytes)

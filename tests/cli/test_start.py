@@ -45,15 +45,41 @@ READS = [
     "report RUN --html page.html",
     "export 1 -d RUN --to jsonl",
 ]
+# To compose a config Hydra is needed, and to make its roles, which run no stage, no torch.
+COMPOSES = ["--version", "doctor", "doctor python APP +skip=rollout_cache +record=stages skip.n=1"]
+APP = """
+import hydra
+from rlskip import SkipManager
+
+@SkipManager.annotate(role="rollout")
+def generate(prompts):
+    return prompts
+
+@hydra.main(version_base=None, config_path=None)
+def main(config):
+    pass
+
+if __name__ == "__main__":
+    main()
+"""
 
 
-@pytest.mark.parametrize(("commands", "may_load"), [(NOTHING, ""), (READS, "numpy blosc2")])
+@pytest.mark.parametrize(
+    ("commands", "may_load"),
+    [(NOTHING, ""), (READS, "numpy blosc2"), (COMPOSES, "hydra omegaconf wrapt numpy blosc2")],
+)
 def test_a_command_loads_what_it_needs(
-    dumps: Path, monkeypatch: pytest.MonkeyPatch, commands: list[str], may_load: str
+    dumps: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    commands: list[str],
+    may_load: str,
 ) -> None:
+    (app := tmp_path / "app.py").write_text(APP)
     monkeypatch.chdir(dumps)
     run = "from rlskip.cli.main import main; assert not main({})"
-    words = [command.replace("RUN", "grpo_tiny/GBS4_N2_in6_out8").split() for command in commands]
+    places = {"RUN": "grpo_tiny/GBS4_N2_in6_out8", "APP": str(app)}
+    words = [[places.get(word, word) for word in command.split()] for command in commands]
     for command, modules in zip(commands, loaded(*map(run.format, words)), strict=True):
         assert "rlskip.cli.main" in modules
         assert modules & HEAVY <= set(may_load.split()), command

@@ -65,7 +65,7 @@ READS: dict[str, tuple[Callable[[StepStore], Any], list[Any]]] = {
     "steps": (lambda s: s.steps(), [[3, 5], [3], [5], []]),
     "nearest": (lambda s: s.nearest(4), [3, 5, None]),
     "load": (lambda s: s.load(3), [ROLLOUTS, AbsentDumpError]),
-    "load_sidecar": (lambda s: s.load_sidecar(3), ["rng", AbsentDumpError]),
+    "load aside": (lambda s: s.load(3, part="aside"), ["rng", AbsentDumpError]),
     "load fields": (lambda s: s.load(3, fields=["a"]), [ROLLOUTS, AbsentDumpError]),
     "calls": (
         lambda s: (s.calls(3), sorted(s.listed_by_step())),
@@ -187,12 +187,12 @@ def quarantine(directory: Path) -> Operation:
 
 
 def retention(directory: Path) -> Operation:
-    """The new dump is there; a step that is read stays; of another the last calls go first."""
+    """The new dump is there; a step that is generated stays; of another the last calls go first."""
     while True:
         store = StepStore(emptied(directory), keep_last=1)
         for step, call in ((1, ""), (1, LATER), (2, ""), (2, LATER)):
             StepStore(directory).save(step, f"{step}{call}", call=call)
-        with commit.reading(directory, 1):
+        with commit.appending(directory, 1):
             got = yield lambda store=store: store.save(3, "new")
             after = StepStore(directory)
             assert (got.error is None) == (after.read_meta(3) is not None)

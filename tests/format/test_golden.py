@@ -53,7 +53,7 @@ def test_the_golden_dump_loads(tmp_path: Path, same: Callable[[Any, Any], bool])
     assert meta.info == {"seconds": 2.5}
     assert store.load(3, call=LATER) == {"call": 1}
     assert same(store.load(3), golden_rollouts())
-    assert same(store.load_sidecar(3), {"rng": torch.arange(16, dtype=torch.uint8)})
+    assert same(store.load(3, part="aside"), {"rng": torch.arange(16, dtype=torch.uint8)})
 
 
 def golden_rollouts() -> dict[str, Any]:

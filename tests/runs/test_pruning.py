@@ -1,4 +1,4 @@
-"""prune: what it chooses, that it only tells, and that it spares what is being read."""
+"""prune: what it chooses, that it only tells, and that it spares what is being generated."""
 
 from __future__ import annotations
 
@@ -106,16 +106,16 @@ from rlskip.jobs.lease import SingleFlight
 from rlskip.store import commit
 run, does = Path(sys.argv[1]), sys.argv[2]
 flight = SingleFlight(run)
-with commit.reading(run, 1) if does == "read" else flight.enter(1, lambda: False, "a-0"):
+with commit.appending(run, 1) if does == "append" else flight.enter(1, lambda: False, "a-0"):
     print("at work", flush=True)
     sys.stdin.readline()
 """
 
 
 @pytest.mark.parametrize(
-    ("does", "limit"), [("read", ("--keep-last", 0)), ("generate", ("--older-than", "1s"))]
+    ("does", "limit"), [("append", ("--keep-last", 0)), ("generate", ("--older-than", "1s"))]
 )
-def test_what_another_process_reads_or_generates_is_never_removed(
+def test_what_another_process_appends_to_or_generates_is_never_removed(
     does: str, limit: tuple[str, object], rlskip: Any, run_dir: Path
 ) -> None:
     pipe = subprocess.PIPE
@@ -127,7 +127,7 @@ def test_what_another_process_reads_or_generates_is_never_removed(
     try:
         assert job.stdout.readline() == "at work\n"
         said = rlskip("prune", run_dir, *limit, "--yes")
-        why = {"read": "it is being read", "generate": "a job generates it"}[does]
+        why = {"append": "a process appends", "generate": "a job generates it"}[does]
         assert f"kept: {why}" in said.out
         assert steps(run_dir) == [1]
         assert "1 job at work" in rlskip("ls", run_dir.parents[1]).out
@@ -143,7 +143,7 @@ def test_what_another_process_reads_or_generates_is_never_removed(
 
 def test_what_is_kept_is_not_in_the_total(rlskip: Any, run_dir: Path) -> None:
     nbytes = sum(f.stat().st_size for step in "23" for f in (run_dir / step).iterdir())
-    with commit.reading(run_dir, 1):
+    with commit.appending(run_dir, 1):
         said = rlskip("prune", run_dir, "--keep-last", 0)
     assert f"would remove 2 dumps, {size(nbytes)};" in said.out
 

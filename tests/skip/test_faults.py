@@ -62,7 +62,7 @@ def test_on_miss_error_names_the_step_instead(init: Callable[..., Path]) -> None
 
 
 @pytest.mark.parametrize("error", [OSError(5, "bad disk"), MemoryError(), MemoryError("big")])
-@pytest.mark.parametrize("where", ["read_meta", "load_with_meta"])
+@pytest.mark.parametrize("where", ["read_meta", "load"])
 def test_whatever_the_store_raises_while_reading_is_a_miss(
     init: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,

@@ -477,7 +477,7 @@ def test_saved_seconds_are_what_the_stage_took(
         return lambda *args, **kwargs: (clock.sleep(seconds), act(*args, **kwargs))[1]
 
     monkeypatch.setattr(StepStore, "read_meta", late(StepStore.read_meta, 5))
-    monkeypatch.setattr(StepStore, "load_with_meta", late(StepStore.load_with_meta, 1))
+    monkeypatch.setattr(StepStore, "load", late(StepStore.load, 1))
     dumps = init(wait_s=0)
     for _ in range(2):
         visit(1)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from rlskip import RoleConfig
-from rlskip.skip.kept_config import MASKED, flat_config, keep_config
+from rlskip import RoleConfig, SkipManager
+from rlskip.skip.kept_config import MASKED, flat_config, keep_config, read_config
 
 
 def test_secrets_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,3 +84,19 @@ def test_calls_side_by_side_keep_one_config(tmp_path: Path) -> None:
             (name,) = {*threads.map(keep, range(8))}
         assert json.loads((tmp_path / ".config" / f"{name}.json").read_text()) == {"key": k}
     assert len([*(tmp_path / ".config").iterdir()]) == 10
+
+
+def test_it_is_kept_again_where_the_run_was_deleted(init: Callable[..., Path]) -> None:
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts: list[int]) -> list[int]:
+        return prompts
+
+    init(background_write=False)
+    for step in (1, 2):
+        SkipManager.set_step(step)
+        generate([step])
+        store = SkipManager.store("rollout")
+        name = store.read_meta(step).info["config"]
+        assert read_config(store.directory, name)["skip.rollout.enable"] is True
+        shutil.rmtree(store.directory)
+        read_config.cache_clear()

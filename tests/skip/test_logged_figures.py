@@ -51,14 +51,17 @@ def test_rollouts_of_another_step_are_off_policy(init: Callable[..., Path]) -> N
     assert (found[REPLAYED], found[OFF_POLICY]) == (1.0, 1.0)
 
 
-def test_what_generating_took_is_saved(
-    init: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_generating_took_is_saved(init: Callable[..., Path], clock: MockClock) -> None:
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts: list[int]) -> list[int]:
+        clock.sleep(7)
+        return prompts
+
     for saved in (0.0, 7.0):
         init()
         SkipManager.count_rollouts()
-        monkeypatch.setattr("rlskip.skip.matching.seconds_saved", lambda *_: 7.0)
-        Stage().at(1)
+        SkipManager.set_step(1)
+        generate([1])
         assert SkipManager.logged()[SAVED] == saved
 
 

@@ -122,7 +122,7 @@ def _replacing(rank: int, folder: str) -> None:
 
     SkipManager.set_step(1)
     assert generate([1]) == "generated"
-    load, replacing = skip.store.load_with_meta, [True]
+    load, replacing = skip.store.load, [True]
 
     def replaced(step: int, **more: Any) -> Any:
         meta = skip.store.read_meta(step)
@@ -135,7 +135,7 @@ def _replacing(rank: int, folder: str) -> None:
             dist.barrier()
         return loaded or load(step, **more)
 
-    skip.store.load_with_meta = replaced
+    skip.store.load = replaced
     assert generate([1]) == "generated"  # on both: none trains on the other job's beside it
     assert generate([1]) == "generated"
 

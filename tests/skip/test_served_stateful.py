@@ -425,3 +425,14 @@ def test_a_group_that_lacks_a_field_gives_way_to_a_later_one(served: Served) -> 
     served.start({**KEYS, "match": "prompt", "needs": True})
     served.visit(1)
     served.call("ab", 0, 99)
+
+
+def test_groups_that_turn_out_unusable_leave_their_dump_to_its_own_call(served: Served) -> None:
+    journaled = {**KEYS, "journal": True, "match": "step"}
+    served.start({**journaled, "needs": True})
+    served.visit(3)
+    served.fail("ba", 0, 3, "run", journaled)
+    served.start({**journaled, "match": "prompt", "needs": True})
+    served.visit(3)
+    served.fail("a", 0, 1, "again", journaled)
+    served.fail("ba", 0, 2, "again", journaled)

@@ -75,7 +75,7 @@ def test_other_arguments_of_the_function_that_submits_count(
             submit("y", top_p=[print])
     # A part that was written by hand records no defaults.
     store = SkipManager.store("rollout_tq")
-    value, meta, _ = store.load_with_meta(1)
+    value, meta = store.load(1), store.read_meta(1)
     store.quarantine(1, "for a test")
     by_hand = attrs.evolve(meta.identity, noted={})
     store.save(1, value, identity=by_hand, info=meta.info)
@@ -147,7 +147,7 @@ def test_a_forged_part_never_enters_the_queue(
     loop.submit(prompts("x"))
     loop.sample()
     store = SkipManager.store("rollout_tq")
-    value, meta, _ = store.load_with_meta(1)
+    value, meta = store.load(1), store.read_meta(1)
     forge(value["groups"][0]["tags"])
     store.quarantine(1, "for a test")
     store.save(1, value, identity=meta.identity, info=meta.info)

@@ -77,7 +77,7 @@ def test_a_part_that_cannot_be_read_is_a_miss_and_stays(
         raise UnreadableDumpError("input/output error", str(dump))
 
     with monkeypatch.context() as patch:
-        patch.setattr(SkipManager.store("rollout_tq"), "load_with_meta", unreadable)
+        patch.setattr(SkipManager.store("rollout_tq"), "load", unreadable)
         trainer.step(3, prompts(*"ba"))
     assert trainer.submitted == ["b", "a"]
     assert "counts as a miss" in caplog.text

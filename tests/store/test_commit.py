@@ -34,7 +34,7 @@ _KILLS = """
 
     def content(step):
         fresh = StepStore(folder, **shard)
-        number = fresh.load_sidecar(step)
+        number = fresh.load(step, part="aside")
         for call in fresh.calls(step):
             assert fresh.load(step, call=call)["ids"].amax() == 6 * number, number
         return number

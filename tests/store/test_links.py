@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 
 from rlskip.errors import ConfigError
 from rlskip.store import AbsentDumpError, CorruptDumpError, StepStore, run_directory
-from tests.faulty_files import FaultyFiles
 
 
 @pytest.mark.parametrize("level", [1, 2])
@@ -76,23 +74,10 @@ def test_nothing_is_followed_or_waited_for_at_any_level(
         store = stores[0]
         assert store.read_meta(1, call) is None
         assert store.steps() == ([1] if call else [])
-        for read in (store.load, store.load_sidecar):
-            with pytest.raises((AbsentDumpError, CorruptDumpError)):
-                read(1, call=call)
+        with pytest.raises((AbsentDumpError, CorruptDumpError)):
+            store.load(1, call=call)
         store.quarantine(1, "for a test", call)
         for store in stores:
             store.save(1, "x", call=call)
         assert stores[0].load(1, call=call) == "x"
     assert {path: path.lstat().st_mtime_ns for path in (outside, *outside.rglob("*"))} == before
-
-
-@pytest.mark.parametrize("instead", ["a link to a directory", "a FIFO"])
-def test_a_reader_makes_no_mark_elsewhere(instead: str, tmp_path: Path) -> None:
-    store, outside = StepStore(tmp_path / "run"), tmp_path / "outside"
-    store.save(1, "x")
-    outside.mkdir()
-    shutil.rmtree(store.directory / ".work")
-    _INSTEAD[instead](store.directory / ".work", outside)
-    with FaultyFiles(outside) as seen:
-        assert store.load(1) == "x"
-    assert seen.operations == []

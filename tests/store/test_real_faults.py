@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 from pathlib import Path
@@ -74,7 +75,7 @@ def test_a_dump_dir_that_is_gone_ends_nothing(
         run.mkdir(0o000)
     assert (store.read_meta(1), store.steps(), store.nearest(1)) == (None, [], None)
     assert len(caplog.records) == 3
-    for look in (store.load, store.load_sidecar):
+    for look in (store.load, functools.partial(store.load, part="aside")):
         with pytest.raises(AbsentDumpError) as caught:
             look(1)
         assert isinstance(caught.value, UnreadableDumpError)

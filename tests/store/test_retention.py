@@ -42,10 +42,10 @@ def test_a_step_goes_with_all_its_calls_and_ranks_the_first_call_last(
     ]  # fmt: skip
 
 
-def test_a_step_being_read_stays(tmp_path: Path) -> None:
+def test_a_step_being_generated_stays(tmp_path: Path) -> None:
     store = StepStore(tmp_path, keep_last=1)
     store.save(1, "x")
-    with commit.reading(tmp_path, 1):  # by whatever process
+    with commit.appending(tmp_path, 1):  # by whatever process
         store.save(2, "y")
         store.save(3, "z")
         assert store.steps() == [1, 3]
@@ -53,14 +53,14 @@ def test_a_step_being_read_stays(tmp_path: Path) -> None:
     assert store.steps() == [4]
 
 
-@pytest.mark.parametrize("name", [f"reading-{step}~" for step in ("x", "", 1, "²", "01")])
+@pytest.mark.parametrize("name", [f"appending-{step}~" for step in ("x", "", 1, "²", "01")])
 def test_a_mark_that_is_none_ends_nothing(name: str, tmp_path: Path) -> None:
     store = StepStore(tmp_path, keep_last=1)
     store.save(1, "x")
     (tmp_path / WORK / name).touch()
     store.save(2, "y")
     store.save(3, "z")
-    assert store.steps() == ([1, 3] if name == "reading-1~" else [3])
+    assert store.steps() == ([1, 3] if name == "appending-1~" else [3])
 
 
 def test_a_link_is_neither_counted_nor_removed(tmp_path: Path) -> None:
@@ -85,22 +85,25 @@ def test_of_several_ranks_the_first_removes(tmp_path: Path) -> None:
     assert stores[0].steps() == stores[1].steps() == [2]
 
 
-def test_reading_is_marked_while_it_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_opened_a_step_reads_it_to_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from rlskip.format import container
 
-    store = StepStore(tmp_path)
+    store, other = StepStore(tmp_path), StepStore(tmp_path, keep_last=1)
     store.save(1, torch.arange(10))
-    seen = []
-    original = container.Reader.array
+    original = container.Reader.expand_all
 
-    def look(self: container.Reader, number: int) -> object:
-        seen.append({*commit.in_use(tmp_path)})
-        return original(self, number)
+    def removed_before(self: container.Reader) -> None:
+        other.save(2, "y")
+        assert other.steps() == [2]
+        original(self)
 
-    monkeypatch.setattr(container.Reader, "array", look)
-    store.load(1)
-    assert seen == [{1}]
-    assert commit.in_use(tmp_path) == {}
+    monkeypatch.setattr(container.Reader, "expand_all", removed_before)
+    assert torch.equal(store.load(1), torch.arange(10))
+    monkeypatch.undo()
+    assert store.read_meta(1) is None
+    assert not list(tmp_path.glob("*.bad-*"))
 
 
 @pytest.mark.parametrize("keep_last", [0, -1])
