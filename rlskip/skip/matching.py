@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -39,27 +40,37 @@ class CallMatching:
             return self._repeated(call)
         if call.identity.prompts is None:
             return None
-        found = self._in_step(call)
-        if found is None and self._dumps.local_config.match == "run":
-            found = self._elsewhere(call)
-        return found
+        elsewhere = self._elsewhere(call) if self._dumps.local_config.match == "run" else ()
+        return self._best_of(call, itertools.chain(self._in_step(call), elsewhere))
 
-    def _in_step(self, call: Call) -> Key | None:
-        """The dump of the step itself that was made for such a call.
+    def _best_of(self, call: Call, fitting: Iterator[Key]) -> Key | None:
+        """The first of them that has every field which this run needs, else the first."""
+        best = next(fitting, None)
+        if best is not None:
+            call.again = ""
+            other = None if call.stage.lacks is None else next(fitting, None)
+            if other is not None and not self._has(call, best):  # else it is loaded but once
+                others = itertools.chain([other], fitting)
+                best = next((key for key in others if self._has(call, key)), best)
+        return best
 
-        One that records nothing of its call serves any, if none was made for it.
+    def _in_step(self, call: Call) -> Iterator[Key]:
+        """The dumps of the step itself that were made for such a call.
+
+        One that records nothing of its call serves any, after those that were made for it.
         """
-        unnamed: Key | None = None
+        unnamed: list[Key] = []
         served: set[str] = set()
         for key in call.visit.candidates(call.name, call.place):
             if (meta := self._meta(key)) is None:
                 continue
             if meta.identity is None:
-                unnamed = unnamed or key
+                unnamed.append(key)
             elif call.identity.fits(meta.identity):
                 if not self.has_served(key, call):
-                    return key  # type: ignore[no-any-return]
-                served.add(meta.checksum)
+                    yield key
+                else:
+                    served.add(meta.checksum)
         # Its own dump may have served another call of the visit, or a group of it.
         for own in (call.name, "") if call.name.endswith("-0") else (call.name,):
             key = Key(call.step, own)
@@ -70,20 +81,10 @@ class CallMatching:
         # if the step's journal is still there. What is generated instead leaves its own there, so
         # the call is named there by all that have served: by the next one there is one more.
         call.again = "".join(f"-{checksum}" for checksum in sorted(served))
-        return None if self._dumps.by_prompt else unnamed
+        yield from unnamed[: not self._dumps.by_prompt]
 
-    def _elsewhere(self, call: Call) -> Key | None:
-        """The dump of another step that was made for such a call; one with all fields, if any."""
-        fitting = self._fitting_elsewhere(call)
-        best = next(fitting, None)
-        for other in fitting:
-            if best is None or self._has(call, best):
-                break
-            if self._has(call, other):
-                best = other
-        return best
-
-    def _fitting_elsewhere(self, call: Call) -> Iterator[Key]:
+    def _elsewhere(self, call: Call) -> Iterator[Key]:
+        """The dumps of other steps that were made for such a call."""
         for key in self._run.find(call.identity.prompts, call.step):
             if self.has_served(key, call) or call.visit.is_taken(key):
                 continue
@@ -94,8 +95,6 @@ class CallMatching:
     def _has(self, call: Call, key: Key) -> bool:
         """Whether a dump has every field that this run needs, as far as it can be read."""
         with contextlib.suppress(DumpError, OSError, MemoryError):
-            if call.stage.lacks is None:
-                return True
             rollouts, meta, _ = self._dumps.store.load_with_meta(key.step, call=key.call)
             return not self._dumps.lacking(call, rollouts, meta)
         return False
