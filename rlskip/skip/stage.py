@@ -71,6 +71,10 @@ class Stage:
         return digest_of(self.func)
 
     @functools.cached_property
+    def _inner(self) -> Any:
+        return innermost(self.func)
+
+    @functools.cached_property
     def signature(self) -> inspect.Signature:
         return signature_of(self.func)
 
@@ -147,7 +151,7 @@ class Stage:
                 roots["self"] = func
             if roots.get(holder) is call.prompts:
                 del roots[holder]
-            add_hidden(found, roots, func, call.prompts, first)
+            add_hidden(found, roots, func, self._inner, call.prompts, first)
         if self.prompts is None and found.large and holder != "prompts":
             self._refuse_as_prompts(call.prompts, holder, found.large[0])
         return found
@@ -185,8 +189,9 @@ class Stage:
         if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             return
         names = [*(self.ignore or ()), *([self.holder] if self.holder else [])]
-        cells = getattr(getattr(innermost(self.func), "__code__", None), "co_freevars", ())
-        known = (ALL, *SELF, *parameters, *cells)
+        code = getattr(self._inner, "__code__", None)
+        more = (*code.co_freevars, *code.co_names) if code else ()  # of its closure and its module
+        known = (ALL, *SELF, *parameters, *more)
         if unknown := [name for name in names if name.partition(".")[0] not in known]:
             raise ConfigError(
                 f"{self.name} has no argument {', '.join(unknown)}",
