@@ -22,6 +22,7 @@ from rlskip.skip.stored import (
     NAMESPACES,
     UNREAD,
     attributes_of,
+    base_of,
     classes_of,
     is_array_type,
     kind_name,
@@ -70,6 +71,7 @@ _VARIANTS = frozenset(
 #: Stands for data that is not compared: it equals other such data, and no value.
 NOT_COMPARED = "<not compared>"
 _TYPE = ".<type>"
+_DATA = "<data>"
 
 
 class _NotPlain(Exception):
@@ -103,9 +105,6 @@ class Arguments:
         What is neither compared nor known to be neutral: what each is, by name.
     changing
         The names of compared attributes that change while stages run, so that no value is right.
-    added
-        What shapes rollouts by its name besides the data of an object that is compared as a whole,
-        such as an attribute of a list: the place of each such object, itself, and that.
     """
 
     ignored: Collection[str] = ()
@@ -116,7 +115,6 @@ class Arguments:
     attributes: dict[str, Any] = attrs.field(factory=dict)
     left: dict[str, str] = attrs.field(factory=dict)
     changing: list[str] = attrs.field(factory=list)
-    added: list[tuple[str, Any, dict[str, Any]]] = attrs.field(factory=list)
 
     @property
     def at_default(self) -> Arguments:
@@ -235,7 +233,6 @@ def _add(found: Arguments, name: str, value: Any, default: Any) -> None:
         with contextlib.suppress(_NotPlain):
             is_default = canonical(usual.read(default)) == canonical(data)
     found.add(name, data, is_default)
-    found.added.extend((f"{name}{place}", *more) for place, *more in reading.added)
     if reading.types:
         same = is_default and reading.types == usual.types
         found.add(f"{name}{_TYPE}", comparable(sorted(reading.types), name), same)
@@ -293,13 +290,10 @@ class _Reading:
         How many it has so far.
     types
         The classes of objects with fields, each after its place: the plain data does not show them.
-    added
-        As :class:`Arguments` has it.
     """
 
     parts: int = 0
     types: list[str] = attrs.field(factory=list)
-    added: list[tuple[str, Any, dict[str, Any]]] = attrs.field(factory=list)
 
     def read(self, value: Any) -> Any:
         """`value` as plain JSON; raises _NotPlain."""
@@ -320,6 +314,8 @@ class _Reading:
         _NotPlain
             It is something else.
         """
+        from rlskip.store.comparable import comparable  # needs torch
+
         self.parts += 1
         if self.parts > _MAX_PARTS:
             raise _TooLarge("large data")
@@ -329,17 +325,18 @@ class _Reading:
         kind = kind_of(cls)
         if kind == LEAF:
             _refuse_large(value)
-        is_mine = cls not in (list, dict, tuple) and not is_array_type(cls)
-        parts: Any = parts_of(value, kind) if kind != LIST or is_mine else ()
-        has_data = is_mine and kind in (LEAF, LIST, DICT, FIELDS)
-        if has_data and (added := added_to(value, parts or ())):
-            self.added.append((place, value, added))
+        parts: Any = parts_of(value, kind) if kind != LIST else value
+        added = {}  # as an attribute of a text
+        if cls not in (list, dict, tuple) and kind in (LEAF, LIST, DICT, FIELDS):
+            known = parts if issubclass(type(parts), dict) else getattr(cls, "_fields", ())
+            added = {} if is_array_type(cls) else added_to(value, known)
         if kind == LEAF:
-            return value
+            return {_DATA: comparable(value, place), **added} if added else value
         is_named = kind == FIELDS or (kind == LIST and hasattr(cls, "_fields"))
         if is_named and not issubclass(cls, NAMESPACES):
             self.types.append(f"{place}: {kind_name(cls)}".removeprefix(": "))
-        parts = value if kind == LIST else parts
+        if added:
+            parts = {**(parts if kind != LIST else {_DATA: base_of(cls)(value)}), **added}
         if kind == CONFIG and not issubclass(cls, DictConfig):
             return [*parts.values()]
         if parts is None and issubclass(cls, Sequence | Set | Mapping):

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 _CODE = (types.FunctionType, types.MethodType, functools.partial, staticmethod, classmethod)
+_NAMING = ("LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD")
 _MOST = 50  # functions whose helpers count
 
 
@@ -61,7 +62,7 @@ def _with_helpers(func: types.FunctionType) -> list[types.FunctionType]:
     for one in found:
         there = one.__globals__
         owner = there.get(one.__qualname__.partition(".")[0])
-        named = _names_in(one.__code__)
+        named = names_in(one.__code__, *_NAMING)
         near: list[Any] = [*cells_of(one).values(), *map(there.get, named)]
         near += map(vars(owner).get, named) if isinstance(owner, type) else ()
         for value in near:
@@ -83,20 +84,14 @@ def cells_of(func: types.FunctionType) -> dict[str, Any]:
     return found
 
 
-def _names_in(code: types.CodeType) -> list[str]:
-    """The names of globals and attributes in a function, and in those within it."""
-    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    return [*code.co_names, *(name for one in inner for name in _names_in(one))]
-
-
 @functools.lru_cache(1 << 10)
-def names_read(code: types.CodeType) -> tuple[str, ...]:
-    """The globals that a function, and those within it, read."""
-    found = {of.argval for of in dis.get_instructions(code) if of.opname == "LOAD_GLOBAL"}
+def names_in(code: types.CodeType, *operations: str) -> tuple[str, ...]:
+    """The names that operations of a function, and of those within it, have."""
+    found = {of.argval: None for of in dis.get_instructions(code) if of.opname in operations}
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
-            found |= {*names_read(const)}
-    return tuple(sorted(found))
+            found |= dict.fromkeys(names_in(const, *operations))
+    return tuple(found)
 
 
 def _source(func: types.FunctionType) -> str:

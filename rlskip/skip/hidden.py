@@ -8,6 +8,7 @@ be neutral is only named: it may be a counter, which no replay may stumble over.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import types
@@ -28,7 +29,7 @@ from rlskip.skip.arguments import (
     read_name,
     shaping_in,
 )
-from rlskip.skip.code import cells_of, names_read
+from rlskip.skip.code import cells_of, names_in
 from rlskip.skip.stored import (
     CLASS,
     FIELDS,
@@ -124,18 +125,15 @@ def add_hidden(
         look.enter(name, value)
         is_whole = len(look.shaping) == before
         look.left = left | ({name: why} if is_whole and look.left else look.left)
-    for name, owner, added in found.added:
-        for part in added:
-            look.sort(name, part, added[part], owner, _DEPTH, quiet=True)
     for name, value in roots.items():
         look.enter(name, value, quiet=name not in SELF, is_root=True)
     if not isinstance(func, types.FunctionType) or func.__closure__ or func.__dict__:
         look.enter("", func)
     there = getattr(inner, "__globals__", {})
-    for name in names_read(inner.__code__) if there else ():
-        value = there.get(name)
-        if name not in found.ignored and kind_of(type_of(value)) not in (FUNCTION, CLASS):
-            look.sort("", name, value, func, _DEPTH, quiet=True)
+    for name in names_in(inner.__code__, "LOAD_GLOBAL") if there else ():
+        if kind_of(type_of(there.get(name))) not in (FUNCTION, CLASS):
+            with contextlib.suppress(Exception):  # as in `enter`
+                look.sort("", name, there.get(name), func, _DEPTH, quiet=True)
     owned: dict[int, tuple[Any, dict[str, Any]]] = {}
     for name, value, owner in look.shaping:
         plain, why = part_of(value)

@@ -112,10 +112,15 @@ def parts_of(value: Any, kind: str, most: int | None = None) -> dict[Any, Any] |
     if kind == DICT:
         return dict(itertools.islice(dict.items(value), most))
     if kind == LIST:
-        sort = next(sort for sort in _LISTS if issubclass(type(value), sort))
-        items, names = sort.__iter__(value), getattr(type(value), "_fields", itertools.count())
+        items = base_of(type(value)).__iter__(value)
+        names = getattr(type(value), "_fields", itertools.count())
         return dict(itertools.islice(zip(names, items, strict=False), most))
     return declared_fields(value) if kind == FIELDS else None
+
+
+def base_of(cls: type) -> Any:
+    """Which of Python's lists those of a class are."""
+    return next(base for base in _LISTS if issubclass(cls, base))
 
 
 def classes_of(kind: type) -> list[tuple[type, Mapping[str, Any]]]:
