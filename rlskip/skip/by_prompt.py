@@ -20,7 +20,7 @@ from rlskip.skip.matching import CallMatching, LoadedDump
 from rlskip.skip.prompt_rows import prompt_groups
 from rlskip.skip.run_dumps import Group, PromptGroups, RunDumps
 from rlskip.skip.step_calls import Key
-from rlskip.store import DumpMeta, Identity
+from rlskip.store import DumpMeta
 
 _CACHED = 1 << 30
 """Bytes of dumps that are kept in memory, because the next batch needs other rows of them."""
@@ -46,7 +46,7 @@ class PromptMatching(CallMatching):
         if own is not None and all(self._group_has(call, one) for one in self._run.groups_of(own)):
             return own
         identity = call.identity.for_prompts(None)
-        groups = self._gather(call, _remembered(identity.fits))
+        groups = self._gather(call, lambda group: identity.fits(group.made))
         if isinstance(groups, str):
             call.reason = groups
             return own
@@ -200,18 +200,6 @@ class PromptMatching(CallMatching):
         while len(self._cache) > 1 and sum(m.nbytes for _, m in self._cache.values()) > _CACHED:
             self._cache.popitem(last=False)
         return loaded
-
-
-def _remembered(fits: Callable[[Identity], bool]) -> Callable[[Group], bool]:
-    """`fits` of what groups were made for, which most have in common: asked once of each."""
-    known: dict[int, bool] = {}
-
-    def may(group: Group) -> bool:
-        if id(group.made) not in known:
-            known[id(group.made)] = fits(group.made)
-        return known[id(group.made)]
-
-    return may
 
 
 def _fields_of(rollouts: Any, meta: DumpMeta) -> RowFields:

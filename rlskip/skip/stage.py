@@ -56,8 +56,8 @@ class Stage:
     #: The step of a call with these arguments, None where it must not be skipped; else the step is
     #: what ``SkipManager.set_step`` set last.
     step_of: Callable[..., int | None] | None = None
-    #: Where and how to name the step of a call with these arguments, if none is known.
-    no_step: Callable[..., tuple[str, str]] | None = None
+    #: Where and how to name the step of a call, if none is known.
+    no_step: tuple[str, str] | None = None
     #: The argument in which `prompts`, a function, finds them, if that is known.
     holder: str | None = None
 
@@ -199,13 +199,13 @@ class Stage:
                 f"name some of {', '.join(parameters)}",
             )
 
-    def refuse_without_step(self, call: Given) -> NoReturn:
+    def refuse_without_step(self) -> NoReturn:
         where, remedy = (
             self.name,
             "call SkipManager.set_step(step) in the training loop, before the stage",
         )
         if self.no_step is not None:
-            where, remedy = self.no_step(*call.args, **call.kwargs)
+            where, remedy = self.no_step
         raise StepNotSetError(f"skip.{self.role} is enabled, but no step is set", where, remedy)
 
     def _refuse_as_prompts(self, prompts: Any, taken: str, other: str) -> None:
