@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
-import enum
 import functools
 import inspect
-import numbers
-import os
-import re
-import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import attrs
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig
 
+from rlskip.config.facts import NEUTRAL_WORDS, SHAPING_NAMES
 from rlskip.skip.stored import (
+    CONFIG,
+    DICT,
+    FIELDS,
+    LEAF,
+    LIST,
+    MEMBERS,
     NAMESPACES,
     UNREAD,
     attributes_of,
-    config_entries,
-    declared_fields,
+    base_of,
+    classes_of,
+    is_array_type,
     kind_name,
+    kind_of,
+    parts_of,
     type_of,
 )
 
@@ -33,6 +37,10 @@ IGNORED = (
     "iteration", "epoch", "batch_idx", "sample_id", "uid", "uids", "request_id", "request_ids",
     "seed", "validate", "timing", "timing_raw", "timeout", "timeout_s", "device", "devices", "rank",
     "local_rank", "world_size", "num_workers", "verbose", "debug", "disable_tqdm", "use_tqdm",
+    "pbar", "progress", "progress_bar", "show_progress", "callback", "callbacks", "logger",
+    "tracker", "writer", "run_name", "log_dir", "log_file", "log_path", "out_dir", "output_dir",
+    "output_file", "output_path", "results_dir", "save_dir", "save_path", "checkpoint_dir",
+    "dump_dir", "dump_path",
 )  # fmt: skip
 
 #: What a batch's `meta_info` holds that shapes no rollout. All else in it is compared.
@@ -50,19 +58,20 @@ _MAX_ARRAY = 1 << 16  # bytes
 _MAX_PARTS = 1_000_000
 _DRAW = "seed"
 _WHOLE_CONFIG = {"skip", "rlskip", "hydra"}
-_OF_ARRAYS = ("dtype", "nbytes", "tolist")
-_AS_TEXT = (
-    numbers.Number, range, slice, re.Pattern, uuid.UUID, datetime.date, datetime.time,
-    datetime.timedelta,
-)  # fmt: skip
 _KINDS = inspect.Parameter
-# Fields of these have no class of their own.
-_BARE = (*NAMESPACES, Mapping)
-SINGLE = (str, bytes, bytearray, enum.Enum, os.PathLike, *_AS_TEXT)
+_SCALARS = (str, int, float, bool, type(None))
+SHAPING = frozenset(SHAPING_NAMES)
+_VARIANTS = frozenset(
+    f"{a}{name}{b}"
+    for known in SHAPING_NAMES
+    for name in (known, known.upper())
+    for a, b in (("", ""), ("_", ""), ("", "_"))
+)
 
 #: Stands for data that is not compared: it equals other such data, and no value.
 NOT_COMPARED = "<not compared>"
 _TYPE = ".<type>"
+_DATA = "<data>"
 
 
 class _NotPlain(Exception):
@@ -158,19 +167,43 @@ def _each(
 
 def is_single(value: Any) -> bool:
     """Whether a value is a number, a text or the like, which holds no prompts beside others."""
-    if value is None or issubclass(type(value), SINGLE):
-        return True
-    return is_array(value) and not getattr(value, "shape", ())
+    cls = type_of(value)
+    return kind_of(cls) == LEAF and not (is_array_type(cls) and value.shape)
 
 
-def is_array(value: Any) -> bool:
-    """Whether a value is an array or a tensor, by its class: an object is not asked."""
-    return is_array_type(type_of(value))
+@functools.lru_cache(1 << 14)
+def read_name(name: str) -> tuple[str, bool, bool]:
+    """A name without underscores at its ends; whether it shapes rollouts, or is neutral."""
+    bare = name.rpartition("__")[2].strip("_") if name.startswith("_") else name.rstrip("_")
+    bare = bare.lower() if bare.isupper() else bare
+    shapes = bare in SHAPING
+    is_neutral = bare in IGNORED or not NEUTRAL_WORDS.isdisjoint(bare.split("_"))
+    return bare, shapes, is_neutral and not shapes
 
 
-@functools.lru_cache(1 << 12)
-def is_array_type(kind: type) -> bool:
-    return not issubclass(kind, Mapping) and all(hasattr(kind, name) for name in _OF_ARRAYS)
+def shaping_in(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: part for name, part in fields.items() if read_name(str(name))[1]}
+
+
+def of_class(kind: type, stored: Collection[str]) -> dict[str, Any]:
+    """What shapes rollouts among a class's attributes, or a module's; `UNREAD` what it computes."""
+    found: dict[str, Any] = {}
+    is_class = isinstance(kind, type)
+    for own in [own for _, own in classes_of(kind)] if is_class else [vars(kind)]:  # bases last
+        for name in _VARIANTS.intersection(own):
+            value, bare = own[name], read_name(name)[0]
+            if {bare, f"_{bare}"}.isdisjoint(stored) and type(value) not in MEMBERS:
+                is_computed = hasattr(type(value), "__get__")
+                if not callable(value):
+                    found.setdefault(name, UNREAD if is_computed else value)
+    return found
+
+
+def added_to(value: Any, parts: Collection[Any]) -> dict[str, Any]:
+    """What shapes rollouts among what an object, or its class, stores besides `parts`."""
+    stored = {**attributes_of(value), **dict.fromkeys(parts)}
+    found = {**stored, **of_class(type(value), stored)}
+    return {k: v for k, v in shaping_in(found).items() if k not in parts}
 
 
 def plain_entries(values: Mapping[str, Any], without: Collection[str]) -> dict[str, Any]:
@@ -226,16 +259,17 @@ def is_data(value: Any) -> bool:
     """Whether a value that is left out holds data, as an engine or a callable does not."""
     from rlskip.batch.tables import loaded
 
+    cls = type_of(value)
+    kind = kind_of(cls)
     with contextlib.suppress(Exception):  # an object of the user's raises anything
-        fields = _fields_of(value)
-        if issubclass(type(fields), Mapping):
-            return not is_whole_config(fields)
-        kind = type(value)
+        if issubclass(cls, Mapping | DictConfig) or kind == FIELDS:
+            return not is_whole_config(parts_of(value, kind))
+        if kind in (CONFIG, LIST) or (issubclass(cls, Sequence) and not issubclass(cls, str)):
+            return len(value) > 0
         return (
-            (issubclass(kind, Sequence | Set) and not issubclass(kind, str) and len(value) > 0)
-            or issubclass(kind, bytes | bytearray)
-            or issubclass(kind, loaded("PIL.Image", "Image"))
-            or is_array(value)
+            issubclass(cls, bytearray)
+            or issubclass(cls, loaded("PIL.Image", "Image"))
+            or is_array_type(cls)
             or _is_data_proto(value)
         )
     return False
@@ -273,65 +307,59 @@ class _Reading:
             raise _NotPlain(f"a {type(value).__qualname__} that cannot be compared") from error
 
     def _simpler(self, value: Any, place: str) -> Any:
-        """A part as a number, a text, a small array, or a list or a mapping of parts.
+        """A part as a single value, a small array, or a list or a mapping of parts.
 
         Raises
         ------
         _NotPlain
             It is something else.
         """
-        from rlskip.store.comparable import Marked
+        from rlskip.store.comparable import comparable  # needs torch
 
         self.parts += 1
         if self.parts > _MAX_PARTS:
             raise _TooLarge("large data")
-        kind = type(value)  # isinstance would ask the object for its class
-        if issubclass(kind, enum.Enum):
-            # A member's name outlives its value.
-            kept = value._value_ if isinstance(value._value_, bool | int | float | str) else ""
-            return Marked(f"<{kind.__qualname__}.{value._name_} {kept!r}>")
-        if value is None or issubclass(kind, bool | int | float | str):
+        cls = type_of(value)  # isinstance would ask the object for its class
+        if cls in _SCALARS:
             return value
-        if issubclass(kind, os.PathLike):
-            return os.fspath(value)
-        if is_array(value):
-            if getattr(getattr(value, "device", None), "type", "cpu") != "cpu":
-                raise _NotPlain(f"a tensor on {value.device.type}")  # no stage waits for a copy
-            if not getattr(value, "shape", ()):
-                return value.tolist()
-            if value.nbytes > _MAX_ARRAY:
-                raise _TooLarge(f"an array of {value.nbytes} bytes")
-            return value
-        if issubclass(kind, re.Pattern):  # its own repr shows 200 characters
-            return Marked(f"<pattern {value.pattern!r} {value.flags}>")
-        if issubclass(kind, _AS_TEXT) or kind.__name__.lower().endswith("dtype"):
-            return Marked(f"<{value!r}>")
-        if issubclass(kind, bytes | bytearray) and len(value) <= _MAX_ARRAY:
-            return value
-        fields = _fields_of(value)
-        named = issubclass(kind, tuple) and hasattr(kind, "_fields")
-        if named or (type(fields) is dict and not issubclass(kind, _BARE)):
-            self.types.append(f"{place}: {kind_name(kind)}".removeprefix(": "))
-        if issubclass(type(fields), Mapping):
-            if is_whole_config(fields):
+        kind = kind_of(cls)
+        if kind == LEAF:
+            _refuse_large(value)
+        parts: Any = parts_of(value, kind) if kind != LIST else value
+        added = {}  # as an attribute of a text
+        if cls not in (list, dict, tuple) and kind in (LEAF, LIST, DICT, FIELDS):
+            known = parts if issubclass(type(parts), dict) else getattr(cls, "_fields", ())
+            added = {} if is_array_type(cls) else added_to(value, known)
+        if kind == LEAF:
+            return {_DATA: comparable(value, place), **added} if added else value
+        is_named = kind == FIELDS or (kind == LIST and hasattr(cls, "_fields"))
+        if is_named and not issubclass(cls, NAMESPACES):
+            self.types.append(f"{place}: {kind_name(cls)}".removeprefix(": "))
+        if added:
+            parts = {**(parts if kind != LIST else {_DATA: base_of(cls)(value)}), **added}
+        if kind == CONFIG and not issubclass(cls, DictConfig):
+            return [*parts.values()]
+        if parts is None and issubclass(cls, Sequence | Set | Mapping):
+            parts = value  # one whose class says what it has
+        if issubclass(type(parts), Mapping):
+            if is_whole_config(parts):
                 raise _NotPlain("the application's config")
-            if any(part is UNREAD for part in fields.values()):
-                raise _NotPlain(f"a {kind.__qualname__} that computes a value")
+            if any(part is UNREAD for part in parts.values()):
+                raise _NotPlain(f"a {cls.__qualname__} that computes a value")
             # Which sample is drawn does not count.
-            return {key: part for key, part in fields.items() if key != _DRAW}
-        is_bytes = issubclass(kind, bytes | bytearray | memoryview)
-        if issubclass(type(fields), Sequence | Set) and not is_bytes:
-            return fields
-        raise _NotPlain(f"a {kind.__qualname__}")
+            return {key: part for key, part in parts.items() if key != _DRAW}
+        if parts is None or issubclass(cls, memoryview):
+            raise _NotPlain(f"a {cls.__qualname__}")
+        return parts
 
 
-def _fields_of(value: Any) -> Any:
-    """The fields of an object whose class says which it has, by name; else `value` itself."""
-    kind = type(value)
-    if issubclass(kind, DictConfig | ListConfig):
-        entries = config_entries(value)
-        return entries if issubclass(kind, DictConfig) else [*entries.values()]
-    if issubclass(kind, type | Mapping):
-        return value
-    fields = declared_fields(value)
-    return value if fields is None else fields
+def _refuse_large(value: Any) -> None:
+    """Raise _NotPlain for an array or bytes that no call waits for."""
+    cls: Any = type(value)
+    if is_array_type(cls):
+        if getattr(getattr(value, "device", None), "type", "cpu") != "cpu":
+            raise _NotPlain(f"a tensor on {value.device.type}")  # no stage waits for a copy
+        if value.shape and value.nbytes > _MAX_ARRAY:
+            raise _TooLarge(f"an array of {value.nbytes} bytes")
+    elif issubclass(cls, bytes | bytearray) and len(value) > _MAX_ARRAY:
+        raise _NotPlain(f"a {cls.__qualname__}")

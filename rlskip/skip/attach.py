@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
-import numbers
 import pkgutil
-import re
 import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -26,11 +23,6 @@ from rlskip.skip.stage import Stage, bind, named, signature_of
 log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-# Names under which trainers keep the step, and one that keeps counters of something else: what
-# accelerate has accumulated.
-_ACCELERATE = "accelerator"
-_STEP_NAME = re.compile(r"(?:global|cur|current|train|training)?_?steps?|iteration")
 
 # What is attached in the present job. Functions stay wrapped (other modules may hold the wrapper
 # under another name) and look up here whether they are a stage.
@@ -155,7 +147,7 @@ class _Attachment:
             ignore=config.ignore,
             holder=config.prompts and config.prompts.split(".")[0],
             step_of=functools.partial(self._step, func) if config.step else None,
-            no_step=functools.partial(self._advise, signature_of(func), func),
+            no_step=self._advice(),
         )
 
     def _step(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> int | None:
@@ -167,16 +159,14 @@ class _Attachment:
             raise AttachError(f"{step!r} is not a step", self._where("step"))
         return number
 
-    def _advise(
-        self, signature: inspect.Signature, func: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> tuple[str, str]:
+    def _advice(self) -> tuple[str, str]:
         """The key that names the source of the step, and what to set it to."""
-        paths = _paths_of_steps(bind(signature, func, args, kwargs).arguments)
-        choice = paths[0] if paths else "<path of the step, or package.module:function>"
-        also = f"; also there: {', '.join(paths[1:])}" if paths[1:] else ""
-        where = f"skip.attach.{self.role}"
-        named = f'\'{where}={{target:"{self.config.target}",step:"{choice}"}}\''
-        return f"{where}.step", f"name its source: {named}{also}"
+        where, source = (
+            f"skip.attach.{self.role}",
+            "PATH.IN.THE.ARGUMENTS or package.module:function",
+        )
+        named = f'\'{where}={{target:"{self.config.target}",step:"..."}}\''
+        return f"{where}.step", f"name its source: {named}, step is {source}"
 
     def _reader(self, func: Callable[..., Any], key: str, path: str) -> Callable[..., Any]:
         """A function of the call's arguments that returns the value at `path`."""
@@ -204,35 +194,6 @@ def _read_all(
     readers: Mapping[str, Callable[..., Any]], *args: Any, **kwargs: Any
 ) -> dict[str, Any]:
     return {path: read(*args, **kwargs) for path, read in readers.items()}
-
-
-def _paths_of_steps(arguments: Mapping[str, Any]) -> list[str]:
-    """Paths from a call's arguments to whole numbers that are called a step, the likeliest first.
-
-    A global step is likelier than others (a counter of accumulated batches, say), then the nearest.
-    """
-    found: list[str] = []
-    level: dict[str, Any] = dict(arguments)
-    for _ in range(3):
-        found += [
-            path
-            for path, value in level.items()
-            if _STEP_NAME.fullmatch(path.rpartition(".")[2])
-            and isinstance(value, numbers.Integral)
-            and not isinstance(value, bool)
-        ]
-        level = {
-            f"{path}.{name}": part
-            for path, value in level.items()
-            # What is stored, so that no property is evaluated.
-            for name, part in (value if isinstance(value, dict) else _attributes(value)).items()
-            if isinstance(name, str) and name.isidentifier() and name != _ACCELERATE
-        }
-    return sorted(found, key=lambda path: not path.rpartition(".")[2].startswith("global"))
-
-
-def _attributes(value: Any) -> dict[str, Any]:
-    return {} if isinstance(value, type | ModuleType) else getattr(value, "__dict__", {})
 
 
 def _part(value: Any, name: str) -> Any:

@@ -20,7 +20,7 @@ from rlskip.skip.matching import CallMatching, LoadedDump
 from rlskip.skip.prompt_rows import prompt_groups
 from rlskip.skip.run_dumps import Group, PromptGroups, RunDumps
 from rlskip.skip.step_calls import Key
-from rlskip.store import AbsentDumpError, DumpMeta, Identity
+from rlskip.store import AbsentDumpError, DumpMeta
 
 _CACHED = 1 << 30
 """Bytes of dumps that are kept in memory, because the next batch needs other rows of them."""
@@ -42,11 +42,11 @@ class PromptMatching(CallMatching):
         """
         if call.identity.prompts is None:
             return None
-        own = self._in_step(call)
+        own = self._best_of(call, self._in_step(call))
         if own is not None and all(self._group_has(call, one) for one in self._run.groups_of(own)):
             return own
         identity = call.identity.for_prompts(None)
-        groups = self._gather(call, _remembered(identity.fits))
+        groups = self._gather(call, lambda group: identity.fits(group.made))
         if isinstance(groups, str):
             call.reason = groups
             return own
@@ -213,18 +213,6 @@ def _of_step(call: Call, found: Key | PromptGroups) -> list[Key]:
     """The dumps of the call's own step that serve it."""
     keys = {found} if isinstance(found, Key) else {group.key for group in found.groups}
     return [key for key in keys if not key.size and key.step == call.step]
-
-
-def _remembered(fits: Callable[[Identity], bool]) -> Callable[[Group], bool]:
-    """`fits` of what groups were made for, which most have in common: asked once of each."""
-    known: dict[int, bool] = {}
-
-    def may(group: Group) -> bool:
-        if id(group.made) not in known:
-            known[id(group.made)] = fits(group.made)
-        return known[id(group.made)]
-
-    return may
 
 
 def _fields_of(rollouts: Any, meta: DumpMeta) -> RowFields:

@@ -162,7 +162,7 @@ class Identities:
             what = "the dumps were made in %s, by the same function, and are replayed in %s"
             here = present.noted["place"]
             self._notices.once(f"place {place}", what, place, here, level=logging.INFO)
-        if not noteworthy:
+        if differs or not noteworthy:
             return differs
         code = [line for line in noteworthy if line.startswith("code: ")]
         if others := [line for line in noteworthy if line not in code]:

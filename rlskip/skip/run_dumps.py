@@ -134,7 +134,6 @@ class RunDumps:
         self._stores, self._ledger = stores, ledger
         self._sizes: dict[str, _OneSize] = {}
         self._groups: dict[Key, tuple[Stamp | None, list[Group]]] = {}
-        self._conditions: list[Identity] = []
         #: The step of the loop's first call: where this process began.
         self.first: int | None = None
 
@@ -264,10 +263,6 @@ class RunDumps:
         if meta is None or meta.identity is None:
             return []
         made = meta.identity.for_prompts(None)
-        # Most dumps of a run have the same conditions: each is compared once a call.
-        same = next((known for known in self._conditions if known == made), None)
-        if same is None:
-            self._conditions.append(same := made)
         rows = rows_of_prompts(meta.info)
         if isinstance(queued := meta.info.get(QUEUED), list):
             rows = [
@@ -275,7 +270,7 @@ class RunDumps:
                 for i, one in enumerate(queued)
                 if isinstance(one, list) and len(one) == 3 and isinstance(one[0], str)
             ]
-        return [Group(key, at, n, meta.checksum, digest, same) for digest, at, n in rows]
+        return [Group(key, at, n, meta.checksum, digest, made) for digest, at, n in rows]
 
 
 def _why_not(prompts: int, unknown: int, again: int) -> str:

@@ -56,8 +56,8 @@ class Stage:
     #: The step of a call with these arguments, None where it must not be skipped; else the step is
     #: what ``SkipManager.set_step`` set last.
     step_of: Callable[..., int | None] | None = None
-    #: Where and how to name the step of a call with these arguments, if none is known.
-    no_step: Callable[..., tuple[str, str]] | None = None
+    #: Where and how to name the step of a call, if none is known.
+    no_step: tuple[str, str] | None = None
     #: The argument in which `prompts`, a function, finds them, if that is known.
     holder: str | None = None
 
@@ -69,6 +69,10 @@ class Stage:
     def code(self) -> str | None:
         """A digest of its code; None where that is not known."""
         return digest_of(self.func)
+
+    @functools.cached_property
+    def _inner(self) -> Any:
+        return innermost(self.func)
 
     @functools.cached_property
     def signature(self) -> inspect.Signature:
@@ -147,7 +151,7 @@ class Stage:
                 roots["self"] = func
             if roots.get(holder) is call.prompts:
                 del roots[holder]
-            add_hidden(found, roots, func, call.prompts, first)
+            add_hidden(found, roots, func, self._inner, call.prompts, first)
         if self.prompts is None and found.large and holder != "prompts":
             self._refuse_as_prompts(call.prompts, holder, found.large[0])
         return found
@@ -185,8 +189,9 @@ class Stage:
         if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             return
         names = [*(self.ignore or ()), *([self.holder] if self.holder else [])]
-        cells = getattr(getattr(innermost(self.func), "__code__", None), "co_freevars", ())
-        known = (ALL, *SELF, *parameters, *cells)
+        code = getattr(self._inner, "__code__", None)
+        more = (*code.co_freevars, *code.co_names) if code else ()  # of its closure and its module
+        known = (ALL, *SELF, *parameters, *more)
         if unknown := [name for name in names if name.partition(".")[0] not in known]:
             raise ConfigError(
                 f"{self.name} has no argument {', '.join(unknown)}",
@@ -194,13 +199,13 @@ class Stage:
                 f"name some of {', '.join(parameters)}",
             )
 
-    def refuse_without_step(self, call: Given) -> NoReturn:
+    def refuse_without_step(self) -> NoReturn:
         where, remedy = (
             self.name,
             "call SkipManager.set_step(step) in the training loop, before the stage",
         )
         if self.no_step is not None:
-            where, remedy = self.no_step(*call.args, **call.kwargs)
+            where, remedy = self.no_step
         raise StepNotSetError(f"skip.{self.role} is enabled, but no step is set", where, remedy)
 
     def _refuse_as_prompts(self, prompts: Any, taken: str, other: str) -> None:

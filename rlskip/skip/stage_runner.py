@@ -182,7 +182,7 @@ def _eligible_call(
     if skip.support_online_step:
         step = skip.extract_step(*args, **kwargs)
     if step is None:
-        stage.refuse_without_step(call)
+        stage.refuse_without_step()
     call.step = step
     return call if step in skip.local_config.steps else None
 

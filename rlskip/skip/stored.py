@@ -1,4 +1,4 @@
-"""What objects store, read without running any code of theirs.
+"""What kind of value something is, and what it stores, read without running any code of it.
 
 No property, ``__getattr__`` or method is called: what one of them would return is :data:`UNREAD`.
 Nor is a resolver of the user's (:func:`~rlskip.config.check.readable`).
@@ -7,11 +7,17 @@ Nor is a resolver of the user's (:func:`~rlskip.config.check.readable`).
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
+import enum
 import functools
+import itertools
+import os
 import re
 import types
+import weakref
 from argparse import Namespace
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,9 +34,93 @@ type_of: Callable[[Any], Any] = type
 NAMESPACES = (types.SimpleNamespace, Namespace)
 MEMBERS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
-_EXTRA = "__pydantic_extra__"
+LEAF, LIST, DICT, CONFIG, FIELDS = "leaf", "list", "dict", "config", "fields"
+OBJECT, HOLDER, FUNCTION, CLASS = "object", "holder", "function", "class"
+WEIGHTS, MEANINGLESS = "weights", "neutral"
+"""The kinds of values, by their class; one with `FIELDS` declares which it has.
+
+A holder gives another object on, with arguments maybe; the last three are neutral.
+"""
+_LISTS = (list, tuple, set, frozenset, deque)
+_SINGLE = (str, bytes, bytearray, enum.Enum, os.PathLike)
+_FRAMES = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+_KINDS: tuple[tuple[str, Any], ...] = (
+    (CLASS, (type, types.ModuleType)),
+    (MEANINGLESS, (types.BuiltinFunctionType, types.MethodWrapperType)),
+    (CONFIG, (DictConfig, ListConfig)), (DICT, dict), (LIST, _LISTS),
+    (HOLDER, (functools.partial, types.MethodType, weakref.ref, contextvars.ContextVar)),
+    (FUNCTION, (types.FunctionType, *_FRAMES)),
+)  # fmt: skip
+_OF_ARRAYS = ("dtype", "nbytes", "tolist")
+# Packages of engines, weights, tokenizers, data, clients, and of what logs, waits and computes.
+_PACKAGES = """
+accelerate aiohttp anthropic asyncio concurrent datasets deepspeed httpx hydra io jax litellm
+logging megatron mlflow multiprocessing numpy openai peft queue random ray requests rich rlskip
+sglang socket subprocess swanlab tempfile tensorboard tensorboardX threading tokenizers torch
+torchdata tqdm transformers trl verl vllm wandb _asyncio _io _queue _random _thread
+"""
+_NEUTRAL_PACKAGES = frozenset(_PACKAGES.split())
+_NEUTRAL_BASES = ("PreTrainedTokenizerBase", "ProcessorMixin")
+# How the names of the user's own classes end.
+_ENDINGS = (
+    "Callback", "Callbacks", "Dataset", "DataLoader", "Dataloader", "Logger", "Meter", "Optimizer",
+    "Profiler", "Progress", "ProgressBar", "Timer", "Tokenizer", "Tracker", "Writer",
+)  # fmt: skip
+
+_MORE = ("__pydantic_extra__", "__pydantic_private__")
 # What a subclass may have and be no other kind of object.
 _NEUTRAL_METHODS = re.compile(r"__(?!call__|post_init__|getattr|annotations__)\w+__|_abc_impl")
+
+
+@functools.lru_cache(1 << 12)
+def kind_of(cls: Any) -> str:
+    """The kind of a class's objects: what can be looked into, and how; or that they are neutral."""
+    from rlskip.store.comparable import is_text  # needs numpy
+
+    if issubclass(cls, (*_SINGLE, types.NoneType)) or is_text(cls) or is_array_type(cls):
+        return LEAF if not cls.__module__.startswith("torch.nn.parameter") else MEANINGLESS
+    for kind, classes in _KINDS:
+        if issubclass(cls, classes):
+            return kind
+    if declared_names(cls) is not None:
+        return FIELDS
+    for base, _ in classes_of(cls):
+        package, name = base.__module__.partition(".")[0], base.__name__
+        if name in _NEUTRAL_BASES or name.endswith(_ENDINGS):
+            return MEANINGLESS
+        if package in _NEUTRAL_PACKAGES:
+            is_weights = any(c.__module__ == "torch.nn.modules.module" for c in cls.__mro__)
+            # What a class of the user's own adds to a library's may be sampling.
+            return WEIGHTS if is_weights or base is not cls else MEANINGLESS
+    return OBJECT
+
+
+@functools.lru_cache(1 << 12)
+def is_array_type(kind: type) -> bool:
+    return not issubclass(kind, Mapping) and all(hasattr(kind, name) for name in _OF_ARRAYS)
+
+
+def parts_of(value: Any, kind: str, most: int | None = None) -> dict[Any, Any] | None:
+    """What a list, a mapping, or an object with declared fields has, by index, key or name.
+
+    Of a long list or mapping only so many. None for a value of another kind. What inherits from a
+    list of Python's is one; any other sequence or mapping is none: its items are what code of its
+    class returns.
+    """
+    if kind == CONFIG:
+        return config_entries(value)
+    if kind == DICT:
+        return dict(itertools.islice(dict.items(value), most))
+    if kind == LIST:
+        items = base_of(type(value)).__iter__(value)
+        names = getattr(type(value), "_fields", itertools.count())
+        return dict(itertools.islice(zip(names, items, strict=False), most))
+    return declared_fields(value) if kind == FIELDS else None
+
+
+def base_of(cls: type) -> Any:
+    """Which of Python's lists those of a class are."""
+    return next(base for base in _LISTS if issubclass(cls, base))
 
 
 def classes_of(kind: type) -> list[tuple[type, Mapping[str, Any]]]:
@@ -51,8 +141,9 @@ def attributes_of(value: Any) -> dict[str, Any]:
                         found.setdefault(name, member.__get__(value))
     if type(where) in MEMBERS:
         found |= where.__get__(value)  # type: ignore[union-attr]
-    extra = found.get(_EXTRA)
-    return {**found, **extra} if isinstance(extra, dict) else found
+    for more in [found[name] for name in _MORE if isinstance(found.get(name), dict)]:
+        found |= more
+    return found
 
 
 def declared_fields(value: Any) -> dict[str, Any] | None:

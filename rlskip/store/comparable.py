@@ -6,7 +6,8 @@ Two values are equal if and only if their plain JSON is, whatever their length:
   and a 0-d tensor equal Python's number;
 - a flag is not a number, a text is neither, and None equals None alone;
 - lists and tuples item by item; sets by their items; mappings by their keys and values, in any
-  order: the keys ``1`` and ``"1"`` are two;
+  order: the keys ``1`` and ``1.0`` are one, ``1`` and ``"1"`` are two;
+- a member of an enum by its name and its value, a path by its text;
 - arrays, tensors, bytes and what else JSON lacks by type, shape and content.
 
 The rule is symmetric. A long text, list or mapping is kept as a hash of that JSON, because each
@@ -15,8 +16,14 @@ dump records it.
 
 from __future__ import annotations
 
+import datetime
+import enum
 import json
 import math
+import numbers
+import os
+import re
+import uuid
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
@@ -32,6 +39,12 @@ from rlskip.format.scalars import scalar_of
 
 _LONG = 1 << 12  # characters
 _NAN = math.nan
+_OF_JSON = (str, int, float, bool, type(None), dict, list, tuple)
+_LARGEST = 1 << 1024  # what is larger is no float, and its digits are many
+_AS_TEXT = (
+    numbers.Number, range, slice, re.Pattern, uuid.UUID, datetime.date, datetime.time,
+    datetime.timedelta,
+)  # fmt: skip
 _REMEDY = (
     "give numbers, strings, arrays, or lists and mappings of these; or register a codec for its "
     "type: rlskip.store.register_codec(type, name, encode, decode)"
@@ -84,11 +97,13 @@ class _Conversion:
 
     def _convert(self, value: Any, where: str, place: str, levels: int) -> Any:
         value = scalar_of(value)
+        if type(value) not in _OF_JSON:  # few are
+            value = _simple(value)
         if isinstance(value, str):
             return _text(value)
         if value is None or isinstance(value, bool):
             return value
-        if isinstance(value, int) and -(2**63) <= value < 2**63:
+        if isinstance(value, int) and abs(value) < _LARGEST:
             return int(value)
         if isinstance(value, float):
             return _NAN if math.isnan(value) else float(value)
@@ -114,12 +129,35 @@ class _Conversion:
         """A mapping's key as a text; the keys 1 and "1" stay two."""
         if self._simplify is not None:
             key = self._simplify(key, ".keys()")
-        key = scalar_of(key)
+        key = _simple(scalar_of(key))
         if isinstance(key, str):
             return _text(key)
         if key is None or isinstance(key, bool | int | float):
-            return f"<{type(key).__name__} {key!r}>"
+            kind = "number" if isinstance(key, int | float) else "None"
+            return f"<{'bool' if isinstance(key, bool) else kind} {_canonical(key)!r}>"
         return f"<{type(key).__qualname__} {_hash(key, f'{where}.keys()')}>"
+
+
+def _simple(value: Any) -> Any:
+    """A value that has all that it is in a text as that text; any other as it is."""
+    kind = type(value)
+    if issubclass(kind, enum.Enum):
+        # A member's name outlives its value.
+        kept, parts = value._value_, (value._value_,)
+        parts = kept if isinstance(kept, tuple) else parts
+        kept = kept if all(isinstance(part, bool | int | float | str) for part in parts) else ""
+        return Marked(f"<{kind.__qualname__}.{value._name_} {kept!r}>")
+    if issubclass(kind, os.PathLike):
+        return os.fspath(value)
+    if issubclass(kind, re.Pattern):  # its own repr shows 200 characters
+        return Marked(f"<pattern {value.pattern!r} {value.flags}>")
+    is_number = issubclass(kind, np.generic | int | float)
+    return Marked(f"<{value!r}>") if is_text(kind) and not is_number else value
+
+
+def is_text(cls: type) -> bool:
+    """Whether an object of a class has all that it is in its ``repr``."""
+    return issubclass(cls, _AS_TEXT) or cls.__name__.lower().endswith("dtype")
 
 
 def _text(value: str) -> str:
@@ -134,7 +172,8 @@ def _text(value: str) -> str:
 def _sort(value: Any) -> str:
     """What a value is, for readers: its content is in the hash."""
     if isinstance(value, np.ndarray):
-        return f"{value.dtype.name} {list(value.shape)}"
+        name = "text" if value.dtype.kind in "SU" else value.dtype.name  # however wide
+        return f"{name} {list(value.shape)}"
     if is_tensor(value) and not value.is_nested:
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     return "bytes" if isinstance(value, bytearray) else type(value).__qualname__
@@ -175,8 +214,7 @@ def _canonical(value: Any) -> Any:
         return {key: _canonical(part) for key, part in value.items()}
     if isinstance(value, list):
         return [*map(_canonical, value)]
-    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**63
-    return int(value) if is_whole else value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 class _Absent:

@@ -11,8 +11,6 @@ line was written for, is read and indexed again. These may happen at any time:
 - Several jobs append at once. Each line is one write to a file opened with O_APPEND; where a
   network file system lets two of them overlap, both are damaged.
 - Dumps are deleted, quarantined or replaced. Their lines stay, and are passed over.
-- A job rewrites the file without those while another one appends to it. What that one appends to
-  the old file is lost, and its dump is one without a line.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ import xxhash
 from rlskip._files import open_folder
 from rlskip.format.dump_errors import DAMAGE
 from rlskip.format.version import VERSION
-from rlskip.store import commit
 from rlskip.store.layout import INDEX, Place
 from rlskip.store.meta import DumpMeta
 
@@ -49,8 +46,6 @@ QUEUED = "groups"
 
 _LARGEST = 1 << 30
 """Bytes of an index. A larger one is deleted, and made again."""
-_SPARED = 1000
-"""So many lines of dumps that are gone are not worth rewriting the file."""
 
 Stamp = tuple[int, int]
 """Which file a ``meta.json`` is: when it was written, in ns, and its size."""
@@ -170,7 +165,6 @@ class Index:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.dumps: dict[str, IndexedDump] = {}
-        self._lines = 0
         self._file: tuple[int, int] = (0, 0)  # its inode, and its size
         self._read_to = 0
 
@@ -183,7 +177,7 @@ class Index:
             if found.st_ino != self._file[0] or found.st_size < self._read_to:
                 # Another file, or an older state of it (NFS). What was read stays true as far as
                 # the dumps do not tell otherwise.
-                self._read_to = self._lines = 0
+                self._read_to = 0
             self._file = found.st_ino, found.st_size
             return self._read()
         return []
@@ -199,7 +193,6 @@ class Index:
                 if not line.endswith(b"\n"):  # torn, or still being written
                     break
                 self._read_to += len(line)
-                self._lines += line != b"\n"
                 if (dump := IndexedDump.parse(line)) is not None:
                     new[dump.name] = dump
         self.dumps |= new
@@ -212,31 +205,17 @@ class Index:
 
         `read` returns the meta of a dump; None: it cannot be used. Returns what is new.
         """
-        new, there = [], 0
+        new = []
         for place in places:
             known, stamp = self.dumps.get(place.name), stamp_at(place)
-            there += stamp is not None
             if stamp is None or (known is not None and known.stamp == stamp):
                 continue
             # The stamp is from before the look: what replaces the dump meanwhile has another one.
             if (meta := read(place)) is not None:
                 new.append(IndexedDump.of(place, meta, stamp))
         self.dumps |= {dump.name: dump for dump in new}
-        if self._lines + len(new) > 2 * there + _SPARED:
-            self._rewrite([place.name for place in places])
-        else:
-            append(self.directory, new)
+        append(self.directory, new)
         return new
-
-    def _rewrite(self, names: Iterable[str]) -> None:
-        """Write the lines of these dumps alone."""
-        try:
-            with commit.staging_directory(self.directory, INDEX) as staging:
-                with staging.open(INDEX, "x", buffering=1 << 20) as file:
-                    file.writelines(self.dumps[name].line for name in names if name in self.dumps)
-                os.rename(staging.path / INDEX, self.directory / INDEX)
-        except OSError as error:
-            logger.debug("the index of %s cannot be rewritten: %s", self.directory, error)
 
 
 def note(place: Place, meta: DumpMeta, stamp: Stamp) -> None:

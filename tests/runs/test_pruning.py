@@ -179,3 +179,27 @@ def test_a_journal_is_listed_and_goes_by_age(rlskip: Any, tmp_path: Path) -> Non
     journal.close()
     rlskip("prune", tmp_path, "--older-than", "1h", "--yes")
     assert not list(run.glob("*.journal"))
+
+
+def test_a_journal_that_prune_has_looked_at_is_begun_again(
+    rlskip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "killed_tiny" / "GBS4_N2_in6_out8"
+    path, identity = run / "3.journal", Identity.of({"n": 2})
+    old, journal = (SessionJournal(path, identity) for _ in range(2))
+    old.append({("prompt", 0, 0): [{"responses": [1]}]})
+    old.close()
+    os.utime(path, (0, 0))
+    look = commit.in_use
+
+    def looked(root: Path) -> dict[int, str]:
+        found = look(root)
+        journal.append({("prompt", 0, 1): [{"responses": [2]}]})
+        return found
+
+    monkeypatch.setattr(commit, "in_use", looked)
+    (said,) = rlskip("prune", tmp_path, "--older-than", "1h", "--yes", "--json").json
+    assert said["removed"] is True
+    journal.append({("prompt", 0, 2): [{"responses": [3]}]})
+    journal.close()
+    assert [*SessionJournal(path, identity).entries] == [("prompt", 0, 2)]

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import functools
 import logging
 import re
 import threading
-import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -22,145 +18,11 @@ from tqdm import tqdm
 
 from rlskip import SkipManager
 from rlskip.errors import MismatchError
+from tests.skip.hiding import HIDING, Added, Bare, Computed, Declared, Forwarding, Options, Plain
 from tests.skip.trainers import visit
 
-
-class Plain:
-    def __init__(self, temperature: float, **more: Any) -> None:
-        self.temperature = temperature
-        vars(self).update(more)
-
-
-class Bare(Plain):
-    pass
-
-
-class Slotted:
-    __slots__ = ("_temperature",)
-
-    def __init__(self, temperature: float) -> None:
-        self._temperature = temperature
-
-
-class Private:
-    def __init__(self, temperature: float) -> None:
-        self.__temperature = temperature
-
-
-class Forwarding:
-    """All that it is asked for is computed, and counted."""
-
-    asked = 0
-
-    def __init__(self, temperature: float) -> None:
-        self._inner = Plain(temperature)
-
-    def __getattr__(self, name: str) -> Any:
-        Forwarding.asked += 1
-        raise AttributeError(name)
-
-    def __getattribute__(self, name: str) -> Any:
-        Forwarding.asked += 1
-        return object.__getattribute__(self, name)
-
-
-class Computed:
-    asked = 0
-
-    def __init__(self, temperature: float) -> None:
-        self.t = temperature
-
-    @property
-    def temperature(self) -> float:
-        Computed.asked += 1
-        return self.t
-
-
-@dataclass
-class Declared:
-    temperature: float
-    hook: Any = print
-
-
-@dataclass
-class Added(Declared):
-    pass
-
-
-class Options(NamedTuple):
-    temperature: float
-    hook: Any
-
-
-class Policy(torch.nn.Module):
-    def __init__(self, temperature: float) -> None:
-        super().__init__()
-        self.generation_config = Plain(temperature)
-
-
-def classwide(value: float) -> Any:
-    return type("Classwide", (), {"temperature": value})()
-
-
-def inherited(value: float) -> Any:
-    return type("Inherited", (type("Base", (), {"temperature": 0.7}),), {"temperature": value})()
-
-
-def member(value: float) -> Any:
-    return enum.Enum("Sampling", {"USUAL": value}).USUAL  # type: ignore[attr-defined]
-
-
-def defaulting(value: float) -> Any:
-    def act(temperature: float = value) -> None: ...
-
-    return act
-
-
-def marked(value: float) -> Any:
-    def act() -> None: ...
-
-    act.top_p = value  # type: ignore[attr-defined]
-    return act
-
-
-def closing(temperature: float) -> Any:
-    return lambda: temperature
-
-
-def sampled(prompts: Any, temperature: float) -> None: ...
-
-
-def resolved(temperature: float) -> Any:
-    return OmegaConf.create({"s": {"temperature": "${t}"}, "t": temperature, "f": "${counted:}"})
-
-
-HIDING: dict[str, Callable[[float], Any]] = {
-    "object": Plain,
-    "slots": Slotted,
-    "private": Private,
-    "forwarding": Forwarding,
-    "property": Computed,
-    "class": classwide,
-    "inherited": inherited,
-    "class itself": lambda t: type(classwide(t)),
-    "sealed": lambda t: zlib.compressobj(int(t * 10)),
-    "member": member,
-    "default": defaulting,
-    "function's attribute": marked,
-    "module": Policy,
-    "declared": Declared,
-    "nested": lambda t: Plain(0, inner=Plain(0, inner=SimpleNamespace(top_p=t, f=print))),
-    "list": lambda t: [{"temperature": t}, print],
-    "tuple": lambda t: (print, t),
-    "mapping in a list": lambda t: [[{"x": Plain(t)}]],
-    "partial": lambda t: functools.partial(sampled, temperature=t),
-    "bound method": lambda t: Plain(t).__init__,  # type: ignore[misc]
-    "closure": closing,
-    "config": resolved,
-    "list of a config": lambda t: OmegaConf.create([{"temperature": t}, "${counted:}"]),
-    "meta tensor": lambda t: {"temperature": torch.ones(int(t * 10), device="meta")},
-}
-"""Makers of a value that hides a temperature."""
+TEMPERATURE = 0.5
+SETTINGS = Plain(0.5, style="a")
 
 
 def own_loop(value: Any, ran: list[int]) -> None:
@@ -381,6 +243,27 @@ def test_an_attribute_that_decays_is_named_and_not_compared(run: Any, where: str
     assert "temperature: 0.5 now, 1.0 in" in edited
 
 
+def test_what_the_stage_reads_of_its_module_is_compared(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @SkipManager.annotate("rollout", stage="generate", ignore=["ran"])
+    def generate(prompts: Any, ran: list[int]) -> None:
+        ran.append(1)
+        [TEMPERATURE for _ in range(SETTINGS is None)]
+
+    def loop(value: Any, ran: list[int]) -> None:
+        monkeypatch.setattr(f"{__name__}.TEMPERATURE", value)
+        monkeypatch.setattr(f"{__name__}.SETTINGS", Plain(value, style=value))
+        generate([1], ran)
+
+    assert run(loop, 0.5) == "generated"
+    assert run(loop, 0.5) == ""  # what else the module has is no part of the call
+    differs = run(loop, 0.6)
+    assert "arguments.TEMPERATURE: 0.6 now, 0.5 in" in differs
+    assert "arguments.SETTINGS.temperature: 0.6 now, 0.5 in" in differs
+    assert run(loop, 0.6, ignore=["TEMPERATURE", "SETTINGS"]) == ""
+
+
 def write(folder: Path, body: str) -> Any:
     file = folder / "stage_code.py"
     file.write_text(f"def generate(prompts, ran):\n    {body}\n")
@@ -407,6 +290,38 @@ def test_other_code_is_said_or_refused(run: Any, tmp_path: Path, has_source: boo
     assert "replayed although the code of generate has changed" in said
     assert "skip.identity=[code] compares it" in said
     assert "code: 'generate, " in run(loop, "ran.append(2)", identity=["code"])
+
+
+HELPED = """
+class Trainer:
+    def __init__(self, ran): self.ran = ran
+    def helped(self): return {method}
+    @property
+    def sort(self): return helper()
+    def generate(self, prompts):
+        self.ran.append(1)
+        return self.helped(), [self.sort for _ in prompts]
+def helper(): return {function}
+def other(): return {other}
+"""
+
+
+def test_the_code_of_helpers_counts(run: Any, tmp_path: Path) -> None:
+    import linecache
+
+    def loop(code: dict[str, int], ran: list[int]) -> None:
+        file = tmp_path / "helped.py"
+        file.write_text(HELPED.format_map({"method": 1, "function": 1, "other": 1, **code}))
+        linecache.checkcache()
+        namespace: dict[str, Any] = {"__name__": "helped"}
+        exec(compile(file.read_text(), str(file), "exec"), namespace)
+        trainer = namespace["Trainer"](ran)
+        SkipManager.annotate("rollout", stage="generate", ignore=["self"])(trainer.generate)([1])
+
+    assert run(loop, {}) == "generated"
+    assert run(loop, {"other": 2}) == ""
+    for changed in ("method", "function"):
+        assert "the code of Trainer.generate has changed" in run(loop, {changed: 2})
 
 
 def test_a_named_tuple_and_a_decaying_closure(run: Any) -> None:

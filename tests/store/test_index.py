@@ -105,13 +105,9 @@ def fifo(path: Path) -> None:
     os.mkfifo(path)
 
 
-def full_of_what_is_gone(path: Path) -> None:
-    path.write_bytes(path.read_bytes() * 1000)
-
-
 ACCIDENTS: list[Callable[[Path], Any]] = [
     Path.unlink, truncated, torn_then_appended, overwritten, of_another_run, copied_without_times,
-    folder, link, fifo, full_of_what_is_gone, lambda path: path.write_bytes(b"\n\xff{}\n" * 9),
+    folder, link, fifo, lambda path: path.write_bytes(b"\n\xff{}\n" * 9),
 ]  # fmt: skip
 
 
@@ -131,7 +127,6 @@ def test_an_index_that_is_wrong_or_gone_is_mended(
         again = Index(store.directory)
         again.refresh()
         assert {**there(again), "9": 0} == {**found, "9": 0}, "for the next reader, too"
-        assert (store.directory / INDEX).stat().st_size < 5000
 
 
 @pytest.mark.parametrize("how", ["deleted", "quarantined", "replaced", "replaced without a line"])
@@ -193,9 +188,6 @@ def test_a_directory_that_cannot_be_written_is_read(
         return real(path, flags, *more, **options)
 
     monkeypatch.setattr(os, "open", read_only)
-    monkeypatch.setattr("rlskip.store.index._SPARED", -10)
-    assert there(mended(StepStore(store.directory))) == expected(_1="ab", _2="cd")
-    monkeypatch.setattr("rlskip.store.index._SPARED", 1000)
     assert there(mended(StepStore(store.directory))) == expected(_1="ab", _2="cd")
     assert not (store.directory / INDEX).exists()
 

@@ -1,0 +1,230 @@
+"""Where sampling hides from who compares arguments."""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import enum
+import functools
+import threading
+import weakref
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import PosixPath
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from omegaconf import OmegaConf
+
+
+class Plain:
+    def __init__(self, temperature: float, **more: Any) -> None:
+        self.temperature = temperature
+        vars(self).update(more)
+
+
+class Bare(Plain):
+    pass
+
+
+class Slotted:
+    __slots__ = ("_temperature",)
+
+    def __init__(self, temperature: float) -> None:
+        self._temperature = temperature
+
+
+class Private:
+    def __init__(self, temperature: float) -> None:
+        self.__temperature = temperature
+
+
+class Forwarding:
+    """All that it is asked for is computed, and counted."""
+
+    asked = 0
+
+    def __init__(self, temperature: float) -> None:
+        self._inner = Plain(temperature)
+
+    def __getattr__(self, name: str) -> Any:
+        Forwarding.asked += 1
+        raise AttributeError(name)
+
+    def __getattribute__(self, name: str) -> Any:
+        Forwarding.asked += 1
+        return object.__getattribute__(self, name)
+
+
+class Computed:
+    asked = 0
+
+    def __init__(self, temperature: float) -> None:
+        self.t = temperature
+
+    @property
+    def temperature(self) -> float:
+        Computed.asked += 1
+        return self.t
+
+
+@dataclass
+class Declared:
+    temperature: float
+    hook: Any = print
+
+
+@dataclass
+class Added(Declared):
+    pass
+
+
+class Options(NamedTuple):
+    temperature: float
+    hook: Any
+
+
+class Policy(torch.nn.Module):
+    def __init__(self, temperature: float) -> None:
+        super().__init__()
+        self.generation_config = Plain(temperature)
+
+
+def added(base: type, *content: Any) -> Callable[[float], Any]:
+    """Makes plain data that has an attribute besides."""
+
+    def make(temperature: float) -> Any:
+        kept = type(base.__name__, (base,), {})(*content)
+        kept.top_p = temperature
+        return kept
+
+    return make
+
+
+def class_variable(value: float) -> Any:
+    @dataclass
+    class Declared:
+        a: int = 1
+        temperature: ClassVar[float] = value
+
+    return Declared()
+
+
+def several(value: float) -> Any:
+    return enum.Enum("Sampling", {"USUAL": (1, value)}).USUAL  # type: ignore[attr-defined]
+
+
+def generator(value: float) -> Iterator[float]:
+    def act(temperature: float) -> Iterator[float]:
+        yield temperature
+
+    return act(value)
+
+
+def module(value: float) -> Any:
+    made = ModuleType("settings")
+    made.temperature = value  # type: ignore[attr-defined]
+    return made
+
+
+def referred(value: float) -> Any:
+    plain = Plain(value)
+    KEPT.append(plain)
+    return weakref.ref(plain)
+
+
+def variable(value: float) -> Any:
+    made: Any = contextvars.ContextVar("sampling")
+    made.set({"temperature": value})
+    return made
+
+
+class Worker(threading.Thread):
+    def __init__(self, temperature: float) -> None:
+        super().__init__()
+        self.temperature = temperature
+
+
+KEPT: list[Any] = []
+
+
+def classwide(value: float) -> Any:
+    return type("Classwide", (), {"temperature": value})()
+
+
+def inherited(value: float) -> Any:
+    return type("Inherited", (type("Base", (), {"temperature": 0.7}),), {"temperature": value})()
+
+
+def member(value: float) -> Any:
+    return enum.Enum("Sampling", {"USUAL": value}).USUAL  # type: ignore[attr-defined]
+
+
+def defaulting(value: float) -> Any:
+    def act(temperature: float = value) -> None: ...
+
+    return act
+
+
+def marked(value: float) -> Any:
+    def act() -> None: ...
+
+    act.top_p = value  # type: ignore[attr-defined]
+    return act
+
+
+def closing(temperature: float) -> Any:
+    return lambda: temperature
+
+
+def sampled(prompts: Any, temperature: float) -> None: ...
+
+
+def resolved(temperature: float) -> Any:
+    return OmegaConf.create({"s": {"temperature": "${t}"}, "t": temperature, "f": "${counted:}"})
+
+
+HIDING: dict[str, Callable[[float], Any]] = {
+    "object": Plain,
+    "slots": Slotted,
+    "private": Private,
+    "forwarding": Forwarding,
+    "property": Computed,
+    "class": classwide,
+    "inherited": inherited,
+    "class itself": lambda t: type(classwide(t)),
+    "sealed": lambda t: zlib.compressobj(int(t * 10)),
+    "member": member,
+    "default": defaulting,
+    "function's attribute": marked,
+    "module": Policy,
+    "declared": Declared,
+    "nested": lambda t: Plain(0, inner=Plain(0, inner=SimpleNamespace(top_p=t, f=print))),
+    "list": lambda t: [{"temperature": t}, print],
+    "tuple": lambda t: (print, t),
+    "mapping in a list": lambda t: [[{"x": Plain(t)}]],
+    "partial": lambda t: functools.partial(sampled, temperature=t),
+    "bound method": lambda t: Plain(t).__init__,  # type: ignore[misc]
+    "closure": closing,
+    "config": resolved,
+    "list of a config": lambda t: OmegaConf.create([{"temperature": t}, "${counted:}"]),
+    "list's attribute": added(list, [1]),
+    "mapping's attribute": added(dict, {"a": 1}),
+    "text's attribute": added(str, "a"),
+    "path's attribute": added(PosixPath, "a"),
+    "undeclared": added(dataclass(type("Declared", (), {"__annotations__": {}}))),
+    "named tuple's attribute": added(Options, 0, 0),
+    "class variable": class_variable,
+    "member's tuple": several,
+    "generator": generator,
+    "module of settings": module,
+    "weak reference": referred,
+    "context variable": variable,
+    "thread": Worker,
+    "chain": lambda t: collections.ChainMap({"temperature": t}, {"f": print}),
+    "user's mapping": lambda t: collections.UserDict(temperature=t, f=print),
+    "meta tensor": lambda t: {"temperature": torch.ones(int(t * 10), device="meta")},
+}
+"""Makers of a value that hides a temperature."""
