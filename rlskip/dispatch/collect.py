@@ -163,18 +163,19 @@ def joined(groups: Sequence[Group], partition: str, fill_missing: bool) -> Tenso
     UnequalFieldsError
         A row lacks a field that another one has, and it may not be filled with None.
     """
-    places = [
-        (group.uid, session, index, row)
-        for group in groups
-        for session in sorted(group.rows)
-        for index, row in enumerate(group.rows[session])
-    ]
-    by_key: dict[str, Any] = {trajectory_key(u, s, i): row for u, s, i, row in places}
+    by_key: dict[str, Any] = {}
+    uids: list[NonTensorData] = []
+    sessions: list[int] = []
+    for group in groups:
+        uid = NonTensorData(group.uid)  # one a prompt: one a row takes longer than all else here
+        for session in sorted(group.rows):
+            rows = group.rows[session]
+            by_key.update((trajectory_key(group.uid, session, i), r) for i, r in enumerate(rows))
+            uids += [uid] * len(rows)
+            sessions += [session] * len(rows)
     batch = one_batch(by_key, partition, fill_missing, own=True)
     if "uid" not in batch:
-        # One object a prompt: to make one a row takes longer than all else here.
-        uids = {group.uid: NonTensorData(group.uid) for group in groups}
-        batch["uid"] = NonTensorStack(*(uids[uid] for uid, *_ in places))
+        batch["uid"] = NonTensorStack(*uids)
     if "session_id" not in batch:
-        batch["session_id"] = torch.tensor([session for _, session, *_ in places])
+        batch["session_id"] = torch.tensor(sessions)
     return batch

@@ -173,26 +173,6 @@ def test_a_bad_row_is_named_by_its_number(make_dispatcher, make_prompts):
     assert "row 1: the length of its response_mask cannot be read" in report.failed["u_0", 0]
 
 
-def test_a_pool_of_the_users_may_return_anything(make_prompts, queue):
-    class Odd(LocalPool):
-        def start(self, worker, job):
-            future = super().start(worker, job)
-            if job.session.session_id == 1:
-                future.cancel()
-                future = future.get_loop().create_future()
-                future.set_result("rows")
-            return None if job.session.session_id == 2 else future
-
-    async def worker(prompt, sampling, session):
-        return {"responses": torch.ones(3)}
-
-    config = {"dispatch": {"rollout_level": True, "n": 3}}
-    with Dispatcher(Odd(worker, 2), queue, config) as dispatcher:
-        report = dispatcher.submit(make_prompts(2), step=1).result(20)
-    assert {session for _, session in report.failed} == {1, 2}
-    assert len(queue.markers()) == 6
-
-
 def test_fields_that_only_share_the_name_count_no_tokens(make_dispatcher, make_prompts):
     async def worker(prompt, sampling, session):
         return {"response_mask": None, "responses": 7} if session.session_id else {"other": 1}
