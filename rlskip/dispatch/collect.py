@@ -49,10 +49,9 @@ class Taking(Call):
         own: Sequence[Prompt] | None,
         errors: Callable[[], object],
     ) -> None:
-        super().__init__(partition, step)
+        super().__init__(partition, step, size)
         self._held = held
         self._config = config
-        self._size = size
         self._own = own
         self._errors = errors
         self._spans: list[int] = []
@@ -62,7 +61,7 @@ class Taking(Call):
     def groups(self, started: float) -> list[Group]:
         """Wait for the groups and take them; the deadline counts from `started`."""
         ends, logged = started + self._config.timeout_s, started
-        with self._held.waiting_for(self._size) as changed:
+        with self._held.waiting_for(self.batch_size) as changed:
             while True:
                 self._errors()
                 if (found := self._choose()) is not None:
@@ -84,7 +83,7 @@ class Taking(Call):
     def _choose(self) -> list[Prompt] | None:
         """The prompts whose groups are returned, or None to go on waiting."""
         mine = self._mine()
-        if self._size is None:
+        if self.batch_size is None:
             if not mine or not all(prompt.batch.done() for prompt in mine):
                 return None
             if not (left := self._judged(mine)):
@@ -102,7 +101,7 @@ class Taking(Call):
             return None
         ended = self._judged(ended)
         # Nothing replaces a dropped prompt of a validation batch, so nothing is waited for.
-        size = self._size - (len(self._dropped) if self.name == VAL else 0)
+        size = self.batch_size - (len(self._dropped) if self.name == VAL else 0)
         if size <= 0:
             raise self.all_dropped(self._dropped)
         return ended[:size] if len(ended) >= size else None
@@ -136,7 +135,7 @@ class Taking(Call):
     def _mine(self) -> list[Prompt]:
         if self._own is not None:
             return list(self._own)
-        return self._held.of(self.name, self.step if self._size is None else None)
+        return self._held.of(self.name, self.step if self.batch_size is None else None)
 
     def _span(self, prompt: Prompt) -> int:
         return self.step - prompt.batch.step + 1
@@ -146,7 +145,7 @@ class Taking(Call):
 
     def _situation(self) -> str:
         all_, running = len(self._mine()), len(self._running())
-        wanted = all_ if self._size is None else self._size
+        wanted = all_ if self.batch_size is None else self.batch_size
         facts = f"{all_ - running} of {wanted} prompts have ended, {running} run"
         if self._dropped:
             facts += f"; {len(self._dropped)} were incomplete and dropped"

@@ -23,7 +23,7 @@ from rlskip.dispatch import (
     timeouts,
 )
 from rlskip.keys import split_session, split_trajectory
-from rlskip.queue import MemoryQueue, ReplayTimeoutError, transfer_queue
+from rlskip.queue import MemoryQueue, transfer_queue
 
 LIMIT = 100.0  # seconds of a test's own waits; the deadlines of the dispatcher add up to 5
 BLOCKS_S = 1000.0  # longer than a test may take
