@@ -187,8 +187,9 @@ class Scheduler:
             and isinstance(place.rank, (int, float))
             and place.rank == place.rank
         ):
+            what = place if isinstance(place, Placement) else f"a {type(place).__name__}"
             raise ConfigError(
-                f"the policy returned {place!r:.200}",
+                f"the policy returned {what!s:.200}",
                 "dispatch.policy",
                 "return a Placement with the number of a worker, or None, and a number as rank",
             )
