@@ -16,7 +16,7 @@ from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.scheduler import SessionGroup
 from rlskip.dispatch.sessions import BatchError, Sample
 from rlskip.jobs.served import Needs, needs
-from rlskip.keys import EXPECTED_ROLLOUTS, prompt_tag
+from rlskip.keys import EXPECTED_ROLLOUTS, prompt_tag, uid_of
 from rlskip.queue import PromptOutcome
 
 
@@ -238,6 +238,8 @@ class Held:
             An earlier prompt of a uid runs, or its group was not taken: two would share keys.
         """
         with self.changed:
+            if batch.sinks:
+                self._check_keys(batch)
             for prompt in batch.prompts:
                 if (batch.partition, prompt.uid) in self._prompts:
                     raise BatchError(
@@ -247,6 +249,19 @@ class Held:
                         "it up: cancel its batch",
                     )
             self._prompts.update({(batch.partition, p.uid): p for p in batch.prompts})
+
+    def _check_keys(self, batch: BatchHandle) -> None:
+        """Refuse a uid that is the key of a row or a marker of another prompt."""
+        ours = [(name, p.uid) for (name, _), p in self._prompts.items() if p.batch.sinks]
+        uids = {uid for name, uid in ours if name == batch.partition}
+        uids.update(prompt.uid for prompt in batch.prompts)
+        for uid in uids:
+            if (of := uid_of(uid)) in uids:
+                raise BatchError(
+                    f"the uid {uid!r} is a key of a session of the prompt {of!r}",
+                    "uid",
+                    "give it one that does not end in _sess0, or in _0_0, after another's uid",
+                )
 
     def group_ended(self, prompt: Prompt) -> None:
         """A group has all its sessions; one that is in a queue is not held."""

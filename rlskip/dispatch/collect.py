@@ -49,10 +49,9 @@ class Taking(Call):
         own: Sequence[Prompt] | None,
         errors: Callable[[], object],
     ) -> None:
-        super().__init__(partition, step)
+        super().__init__(partition, step, size)
         self._held = held
         self._config = config
-        self._size = size
         self._own = own
         self._errors = errors
         self._spans: list[int] = []
@@ -62,7 +61,7 @@ class Taking(Call):
     def groups(self, started: float) -> list[Group]:
         """Wait for the groups and take them; the deadline counts from `started`."""
         ends, logged = started + self._config.timeout_s, started
-        with self._held.waiting_for(self._size) as changed:
+        with self._held.waiting_for(self.batch_size) as changed:
             while True:
                 self._errors()
                 if (found := self._choose()) is not None:
@@ -84,7 +83,7 @@ class Taking(Call):
     def _choose(self) -> list[Prompt] | None:
         """The prompts whose groups are returned, or None to go on waiting."""
         mine = self._mine()
-        if self._size is None:
+        if self.batch_size is None:
             if not mine or not all(prompt.batch.done() for prompt in mine):
                 return None
             if not (left := self._judged(mine)):
@@ -102,7 +101,7 @@ class Taking(Call):
             return None
         ended = self._judged(ended)
         # Nothing replaces a dropped prompt of a validation batch, so nothing is waited for.
-        size = self._size - (len(self._dropped) if self.name == VAL else 0)
+        size = self.batch_size - (len(self._dropped) if self.name == VAL else 0)
         if size <= 0:
             raise self.all_dropped(self._dropped)
         return ended[:size] if len(ended) >= size else None
@@ -136,7 +135,7 @@ class Taking(Call):
     def _mine(self) -> list[Prompt]:
         if self._own is not None:
             return list(self._own)
-        return self._held.of(self.name, self.step if self._size is None else None)
+        return self._held.of(self.name, self.step if self.batch_size is None else None)
 
     def _span(self, prompt: Prompt) -> int:
         return self.step - prompt.batch.step + 1
@@ -146,7 +145,7 @@ class Taking(Call):
 
     def _situation(self) -> str:
         all_, running = len(self._mine()), len(self._running())
-        wanted = all_ if self._size is None else self._size
+        wanted = all_ if self.batch_size is None else self.batch_size
         facts = f"{all_ - running} of {wanted} prompts have ended, {running} run"
         if self._dropped:
             facts += f"; {len(self._dropped)} were incomplete and dropped"
@@ -163,18 +162,19 @@ def joined(groups: Sequence[Group], partition: str, fill_missing: bool) -> Tenso
     UnequalFieldsError
         A row lacks a field that another one has, and it may not be filled with None.
     """
-    places = [
-        (group.uid, session, index, row)
-        for group in groups
-        for session in sorted(group.rows)
-        for index, row in enumerate(group.rows[session])
-    ]
-    by_key: dict[str, Any] = {trajectory_key(u, s, i): row for u, s, i, row in places}
+    by_key: dict[str, Any] = {}
+    uids: list[NonTensorData] = []
+    sessions: list[int] = []
+    for group in groups:
+        uid = NonTensorData(group.uid)  # one a prompt: one a row takes longer than all else here
+        for session in sorted(group.rows):
+            rows = group.rows[session]
+            by_key.update((trajectory_key(group.uid, session, i), r) for i, r in enumerate(rows))
+            uids += [uid] * len(rows)
+            sessions += [session] * len(rows)
     batch = one_batch(by_key, partition, fill_missing, own=True)
     if "uid" not in batch:
-        # One object a prompt: to make one a row takes longer than all else here.
-        uids = {group.uid: NonTensorData(group.uid) for group in groups}
-        batch["uid"] = NonTensorStack(*(uids[uid] for uid, *_ in places))
+        batch["uid"] = NonTensorStack(*uids)
     if "session_id" not in batch:
-        batch["session_id"] = torch.tensor([session for _, session, *_ in places])
+        batch["session_id"] = torch.tensor(sessions)
     return batch

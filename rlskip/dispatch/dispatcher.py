@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import threading
 import time
 import weakref
@@ -27,6 +28,7 @@ from rlskip.dispatch.pools import THREADS, Pool, Worker
 from rlskip.dispatch.reading import read_batch, step_number
 from rlskip.dispatch.resume import Journals, journal_identity
 from rlskip.dispatch.scheduler import Scheduler
+from rlskip.dispatch.sessions import BatchError
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import TRAIN, VAL
 from rlskip.queue import TrajectoryQueue
@@ -36,6 +38,7 @@ Batch: TypeAlias = TensorDictBase | Sequence[Mapping[str, Any]]
 
 logger = logging.getLogger(__name__)
 
+_REMEMBERED = 100_000  # the most prompts that it wrote and may find in the queue again
 _BLIND = (chunk, round_robin, least_loaded)  # policies that use no lengths
 
 # The last dispatcher of each queue that is open, by the queue's id: a queue of the user's may have
@@ -111,6 +114,9 @@ class RolloutDispatcher:
         per_worker = min(filter(None, caps), default=None)
         self._closed = False
         self._closing = threading.Lock()
+        self._process = os.getpid()
+        # The prompts that it wrote last, by partition and uid: the queue may still hold them.
+        self._written: dict[tuple[str, str], None] = {}
         self._loop = timeouts.LoopThread("rlskip-dispatch")
         self._groups = Groups(
             self._loop.loop,
@@ -198,8 +204,6 @@ class RolloutDispatcher:
                 "use raise, drop or min_viable (dispatch.max_retries and max_data_retries try "
                 "sessions again); refill is for ReplayBuffer(queue, refill=...)",
             )
-        if batch_size is not None and batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         batch = None
         if prompts is not None:
             batch = self._read(prompts, step, validate, partition, sinks=False)
@@ -230,6 +234,8 @@ class RolloutDispatcher:
         """Raise what ended this batch, or one that any call may take, before its time."""
         if own is not None and own.done():
             own.result()
+        if self._closed:  # what is there is a part of what the call asked for
+            raise DispatcherClosedError("this dispatcher was closed while collect() waited")
         if own is None and self._held.errors:
             raise self._held.errors.pop(0)
 
@@ -296,6 +302,8 @@ class RolloutDispatcher:
         return batch
 
     def _begin(self, batch: BatchHandle) -> None:
+        if batch.sinks:
+            self._check_written(batch)
         self._held.add(batch)
         with self._closing:
             self._check_open()
@@ -306,6 +314,24 @@ class RolloutDispatcher:
                 3 * timeouts.write_seconds(self.config)
             )  # the journal, the queue twice
 
+    def _check_written(self, batch: BatchHandle) -> None:
+        """Refuse a prompt whose earlier group is in the queue: their sessions would be mixed."""
+        places = [(batch.partition, prompt.uid) for prompt in batch.prompts]
+        if again := [uid for place in places if place in self._written for uid in place[1:]]:
+            assert self.queue is not None
+            seconds = timeouts.write_seconds(self.config)
+            list_all = functools.partial(timeouts.in_thread, self.queue.list, name="rlskip-queue")
+            there = self._loop.within(seconds, list_all, batch.partition)
+            if held := [uid for uid in again if uid in there]:
+                raise BatchError(
+                    f"the queue still holds earlier prompts of the uids {', '.join(held[:10])}",
+                    "uid",
+                    "clear() what was sampled, or evict() them, or give each a uid of its own",
+                )
+        self._written.update(dict.fromkeys(places))
+        for place in list(self._written)[:-_REMEMBERED]:
+            del self._written[place]
+
     def broadcast(self, method: str, *args: Any) -> None:
         """Call a method of every worker and wait, e.g. to load a new policy's weights."""
         self._check_open()
@@ -314,6 +340,10 @@ class RolloutDispatcher:
     def _check_open(self) -> None:
         if self._closed:
             raise DispatcherClosedError("this dispatcher is closed", remedy="make a new one")
+        if os.getpid() != self._process:  # its threads are not in a child
+            raise DispatcherClosedError(
+                "this process was forked from that of the dispatcher", remedy="make one here"
+            )
 
     def close(self) -> None:
         """Cancel the batches that run, and release the workers, within a bounded time."""
@@ -321,12 +351,16 @@ class RolloutDispatcher:
             if self._closed:
                 return
             self._closed = True
+        if os.getpid() != self._process:
+            return
         if self.queue is not None and _last.get(id(self.queue)) is self:
             del _last[id(self.queue)]
         deadline = time.monotonic() + timeouts.CLOSE_S
         batches = list(self._groups.batches)
         for batch in batches:
             batch.cancel()
+        with self._held.changed:  # calls that wait for prompts which nobody has submitted
+            self._held.changed.notify_all()
         for batch in batches:
             with contextlib.suppress(Exception):  # its handle raises the error
                 batch.result(max(0.0, deadline - time.monotonic()))

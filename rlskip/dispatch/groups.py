@@ -40,6 +40,7 @@ from rlskip.keys import row_tag, session_key, session_tag, trajectory_key
 from rlskip.queue import TrajectoryQueue
 
 _GIVEN_UP = 100_000  # the most given-up sessions that are remembered
+_A_TURN = 512  # the most sessions that one turn of the event loop starts
 
 logger = logging.getLogger(__name__)
 
@@ -53,25 +54,6 @@ class _EndedSession:
     tokens: int = 0
     error: str | None = None
     tags: Sequence[Mapping[str, Any]] = ()
-
-
-@attrs.define(eq=False)
-class _Attempt:
-    """An attempt at a session that runs."""
-
-    worker: int
-    item: Item
-    started: float  # a time of its batch
-    due: float  # a time of the event loop
-    future: asyncio.Future[Any] = attrs.field(init=False)
-
-    @property
-    def prompt(self) -> Prompt:
-        return self.item.group  # type: ignore[return-value]
-
-    def __str__(self) -> str:
-        session, attempt = self.item.session, self.item.attempt
-        return f"session {session} of {self.prompt.uid} (attempt {attempt}, worker {self.worker})"
 
 
 class Groups:
@@ -108,7 +90,7 @@ class Groups:
         self.batches: set[BatchHandle] = set()
         self._loop = loop
         self._pool = pool
-        pool.changed = self._worker_changed
+        pool.changed, pool.done = self._worker_changed, self._returned
         self._config = config
         self._held = held
         self._scheduler = scheduler
@@ -117,6 +99,7 @@ class Groups:
         self._timeout_s = math.inf if (s := config.session_timeout_s) is None else s
         # When the next attempt is due; one alarm serves all, as nearly every one ends long before.
         self._alarm: asyncio.TimerHandle | None = None
+        self._pumps = False  # whether what can run is started in the next turn
         self._unjournaled = ""  # the cause that was warned of
         self._seconds = write_seconds(config)
         self._sink = Sink(queue, self._seconds, self._warn_of_journal)
@@ -183,10 +166,22 @@ class Groups:
     # -- a session runs on a worker ------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Start all sessions that can run."""
+        """Start all sessions that can run, once for all that happens in this turn."""
+        if not self._pumps:
+            self._pumps = True
+            self._loop.call_soon(self._start_all)
+
+    def _start_all(self) -> None:
+        self._pumps = False
         try:
-            while (found := self._scheduler.next()) is not None:
+            # A part of them: the workers run these while the next turn starts others. More at once
+            # are more objects at once, which Python's garbage collector looks through each time.
+            for _ in range(_A_TURN):
+                if (found := self._scheduler.next()) is None:
+                    break
                 self._start(*found)
+            else:
+                self._pump()
         except Exception as error:  # the policy is the user's
             for batch in list(self.batches):
                 self._abort(batch, error)
@@ -202,9 +197,7 @@ class Groups:
         prompt: Prompt = item.group  # type: ignore[assignment]
         batch = prompt.batch
         due = self._loop.time() + self._timeout_s
-        attempt = _Attempt(worker, item, batch.elapsed(), due)
         batch.attempts += 1
-        batch.running[attempt] = None
         session = Session(
             uid=prompt.uid,
             session_id=item.session,
@@ -215,41 +208,34 @@ class Groups:
             prompt_key=prompt.journal_key if batch.journal is not None else None,
             **prompt.info,
         )
-        try:
-            future = self._pool.start(worker, Job(session, prompt.sample, prompt.sampling))
-            if not asyncio.isfuture(future):
-                raise DataFailure(f"the pool started a {type(future).__name__}, not a future")
-        except BaseException as error:  # a pool may be the user's
-            future = self._loop.create_future()
-            future.set_exception(portable(error))
-        attempt.future = future
-        future.add_done_callback(functools.partial(self._returned, attempt))
+        job = Job(session, prompt.sample, prompt.sampling, item, worker, batch.elapsed(), due)
+        batch.running[job] = None
+        self._pool.start(job)
         if self._alarm is None and due < math.inf:
             self._alarm = self._loop.call_at(due, self._expire)
 
-    def _returned(self, attempt: _Attempt, future: asyncio.Future[Any]) -> None:
+    def _returned(self, job: Job, result: Any, error: BaseException | None) -> None:
         """The worker has returned or raised, perhaps after the attempt was given up."""
-        error = InfrastructureFailure("cancelled") if future.cancelled() else future.exception()
-        prompt, item = attempt.prompt, attempt.item
+        item = job.item
+        prompt: Prompt = item.group  # type: ignore[assignment]
         batch = prompt.batch
-        if attempt not in batch.running:
+        if job not in batch.running:
             return
-        del batch.running[attempt]
+        del batch.running[job]
         try:
             if error is not None:
                 raise error
-            result = future.result()
             if isinstance(result, Unjournaled):
                 self._warn_of_journal(f"step {batch.step}", result)
             rows, tokens = _rows_and_tokens(result, batch.sinks)
         except Exception as failed:
-            self._failed(attempt, failed)
+            self._failed(job, failed)
         else:
-            length = tokens or batch.elapsed() - attempt.started
+            length = tokens or batch.elapsed() - job.started
             if self._history is not None:
                 self._history.learn(prompt.known_as, length)
             try:
-                self._scheduler.done(attempt.worker, item, length)
+                self._scheduler.done(job.worker, item, length)
             except Exception as policys:
                 self._abort(batch, policys)
             self._end(prompt, item.session, _EndedSession(item.attempt, rows, tokens))
@@ -258,44 +244,39 @@ class Groups:
     def _expire(self) -> None:
         """Give up the attempts that are due."""
         now = self._loop.time()
-        running = [attempt for batch in self.batches for attempt in batch.running]
+        running = [(batch, job) for batch in self.batches for job in batch.running]
         cause = f"passed its deadline of {self._timeout_s:g} s (dispatch.session_timeout_s)"
-        then = min((attempt.due for attempt in running if attempt.due > now), default=None)
+        then = min((job.due for _, job in running if job.due > now), default=None)
         self._alarm = None if then is None else self._loop.call_at(then, self._expire)
-        for attempt in running:
-            if attempt.due <= now and attempt in attempt.prompt.batch.running:
-                self._give_up(attempt)
-                self._failed(attempt, InfrastructureFailure(cause))
+        for batch, job in running:
+            if job.due <= now and job in batch.running:
+                self._give_up(batch, job)
+                self._failed(job, InfrastructureFailure(cause))
         self._pump()
 
-    def _give_up(self, attempt: _Attempt) -> None:
-        """Stop what still runs; a pool that cannot stop it must not delay the others."""
-        del attempt.prompt.batch.running[attempt]
-        if attempt.future.done():
-            return
-        item = attempt.item
-        self._next_attempts[attempt.prompt.uid, item.session] = item.attempt + 1
+    def _give_up(self, batch: BatchHandle, job: Job) -> None:
+        """Stop an attempt that runs; it may write rows for a while."""
+        del batch.running[job]
+        session = job.session
+        self._next_attempts[session.uid, session.session_id] = session.attempt + 1
         if len(self._next_attempts) > _GIVEN_UP:
             del self._next_attempts[next(iter(self._next_attempts))]
-        try:
-            self._pool.stop(attempt.worker, attempt.future)
-        except BaseException:  # a pool may be the user's
-            logger.exception("%s could not be stopped", attempt)
+        self._pool.stop(job)
 
-    def _failed(self, attempt: _Attempt, error: Exception) -> None:
+    def _failed(self, job: Job, error: Exception) -> None:
         """Try again on another worker, or end the session with the cause."""
-        item, failure = attempt.item, as_failure(error)
+        item, failure = job.item, as_failure(error)
         machine = isinstance(failure, InfrastructureFailure)
         allowed = self._config.max_retries if machine else self._config.max_data_retries
         item.failures[machine] = count = item.failures.get(machine, 0) + 1
         if count <= allowed:
-            logger.warning("%s failed and is tried again: %s", attempt, text_of(failure))
-            self._scheduler.retry(attempt.worker, item)
+            logger.warning("%s failed and is tried again: %s", job, text_of(failure))
+            self._scheduler.retry(job.worker, item)
             return
-        logger.error("%s failed for good: %s", attempt, text_of(failure), exc_info=failure)
-        self._scheduler.done(attempt.worker, item)
+        logger.error("%s failed for good: %s", job, text_of(failure), exc_info=failure)
+        self._scheduler.done(job.worker, item)
         outcome = _EndedSession(item.attempt, error=cause_of(failure))
-        self._end(attempt.prompt, item.session, outcome)
+        self._end(item.group, item.session, outcome)  # type: ignore[arg-type]
 
     # -- what a session leaves -----------------------------------------------------------------
 
@@ -306,10 +287,7 @@ class Groups:
         prompt.open.remove(session)
         prompt.batch.tokens += outcome.tokens
         if not prompt.open:
-            try:
-                self._pool.forget(prompt.sample)
-            except BaseException:  # a pool may be the user's
-                logger.exception("the pool could not forget %s", prompt.uid)
+            self._pool.forget(prompt.sample)
         entries = to_journal(prompt, session, outcome.rows, outcome.tags)
         if prompt.batch.sinks or entries:
             self._write(prompt, session, outcome, entries)
@@ -387,9 +365,9 @@ class Groups:
     def _end_all(self, batch: BatchHandle) -> None:
         for prompt in batch.prompts:
             self._scheduler.cancel(prompt)
-        for attempt in list(batch.running):
-            self._give_up(attempt)
-            self._scheduler.done(attempt.worker, attempt.item)
+        for job in list(batch.running):
+            self._give_up(batch, job)
+            self._scheduler.done(job.worker, job.item)
         for prompt in batch.prompts:
             for session in sorted(prompt.open):
                 self._end(prompt, session, _EndedSession(0, error=batch.stopped))

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.failures import InfrastructureFailure
-from rlskip.dispatch.pools import THREADS, Pool, Rows, Runner, Worker, is_blocking
+from rlskip.dispatch.pools import THREADS, Pool, Runner, Worker, is_blocking
 from rlskip.dispatch.sessions import Job
 from rlskip.dispatch.timeouts import LoopThread, Mailbox, settle
 
@@ -39,24 +39,29 @@ class LocalPool(Pool):
         super().__init__(workers)
         self.slots = threads if is_blocking(worker) else None
         self._make = functools.partial(Runner, worker)
-        self._runners = [self._make() for _ in range(workers)]
-        self._homes: list[_Home] = []  # of the workers, from the first call on
+        self._runners = [self._make() for _ in range(self.workers)]
+        self._homes: list[_Home] = []  # of the workers
         self._calls: dict[str, tuple[Any, ...]] = {}  # the last broadcasts
 
-    def _home(self, worker: int) -> _Home:
-        if not self._homes:
-            results = Mailbox(asyncio.get_running_loop())
-            self._homes = [_Home(results) for _ in self._runners]
-        return self._homes[worker]
+    async def open(self) -> None:
+        results = Mailbox(asyncio.get_running_loop())
+        for _ in self._runners:  # one by one: what was made is closed if the next cannot be
+            self._homes.append(_Home(results, self._ended))
 
-    def start(self, worker: int, job: Job) -> asyncio.Future[Rows]:
-        run = self._runners[worker].run
-        return self._home(worker).run(run, job.sample.fields, job.sampling, job.session)
+    def start(self, job: Job) -> None:
+        run = self._runners[job.worker].run
+        self._homes[job.worker].run(job, run, job.sample.fields, job.sampling, job.session)
 
-    def stop(self, worker: int, future: asyncio.Future[Rows]) -> None:
+    def _ended(self, ended: Job | asyncio.Future[Any], result: Any, error: Any) -> None:
+        if isinstance(ended, Job):
+            self.done(ended, result, error)
+        else:
+            settle(ended, result, error)
+
+    def stop(self, job: Job) -> None:
         """Cancel a session, and replace its worker if that does not turn its event loop."""
-        home = self._home(worker)
-        home.cancel(future)
+        worker, home = job.worker, self._homes[job.worker]
+        home.cancel(job)
         if home.asked:
             return
         home.ask()
@@ -67,16 +72,16 @@ class LocalPool(Pool):
                 home.close()
                 self._runners[worker] = runner = self._make()
                 first = [functools.partial(runner.call, m, *a) for m, a in self._calls.items()]
-                self._homes[worker] = _Home(home.results, first)
+                self._homes[worker] = _Home(home.results, self._ended, first)
 
         asyncio.get_running_loop().call_later(timeouts.TURN_S, look)
 
     async def broadcast(self, method: str, *args: Any) -> None:
         self._calls[method] = args
-        calls = [
-            self._home(worker).run(runner.call, method, *args)
-            for worker, runner in enumerate(self._runners)
-        ]
+        loop = asyncio.get_running_loop()
+        calls = [loop.create_future() for _ in self._runners]
+        for home, runner, call in zip(self._homes, self._runners, calls, strict=True):
+            home.run(call, runner.call, method, *args)
         await asyncio.gather(*calls)
 
     async def close(self) -> None:
@@ -94,6 +99,8 @@ class _Home(LoopThread):
     ----------
     results
         Carries results to the dispatcher's event loop.
+    ended
+        Called there, with what :meth:`run` was told to await, its result, and its error.
     first
         What must have been called before its first session.
     """
@@ -101,32 +108,33 @@ class _Home(LoopThread):
     # Whatever code of the user's does here, it sees the tasks of this worker only, and ends no
     # thread but this one, which goes on.
 
-    def __init__(self, results: Mailbox, first: Sequence[Call] = ()) -> None:
+    def __init__(
+        self, results: Mailbox, ended: Callable[..., None], first: Sequence[Call] = ()
+    ) -> None:
         super().__init__("rlskip-worker")
         self.results = results
+        self._tell = ended
         self.asked = False  # whether its loop turns, and it has not answered
-        self._outbox: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
-        self._tasks: dict[asyncio.Future[Any], asyncio.Task[Any]] = {}
+        self._outbox: list[tuple[Any, Call | None, tuple[Any, ...]]] = []
+        self._tasks: dict[Any, asyncio.Task[Any]] = {}
         self._first: asyncio.Future[Any] | None = None
         if first:
             self.post(self._open, first)
 
-    def run(self, call: Call, *args: Any) -> asyncio.Future[Any]:
-        """Await ``call(*args)`` here; returns a future of the dispatcher's event loop."""
-        future = self.results.loop.create_future()
-        self._send(self._begin, future, call, *args)
-        return future
+    def run(self, what: Any, call: Call, *args: Any) -> None:
+        """Await ``call(*args)`` here, and tell that `what` has ended."""
+        self._send(what, call, args)
 
-    def cancel(self, future: asyncio.Future[Any]) -> None:
-        """Cancel what settles this future."""
-        self._send(self._cancel, future)
+    def cancel(self, what: Any) -> None:
+        """Cancel a call."""
+        self._send(what, None, ())
 
-    def _send(self, call: Callable[..., object], *args: Any) -> None:
+    def _send(self, what: Any, call: Call | None, args: tuple[Any, ...]) -> None:
         # What is sent in one turn of the dispatcher's loop goes together: the other thread runs
         # meanwhile, and would have to be woken for each.
         if not self._outbox:
             self.results.loop.call_soon(self._flush)
-        self._outbox.append((call, args))
+        self._outbox.append((what, call, args))
 
     def _flush(self) -> None:
         outbox, self._outbox = self._outbox, []
@@ -143,26 +151,23 @@ class _Home(LoopThread):
         calls = (self.loop.create_task(call()) for call in first)
         self._first = asyncio.gather(*calls, return_exceptions=True)
 
-    def _make_all(self, calls: Sequence[tuple[Callable[..., object], tuple[Any, ...]]]) -> None:
-        for call, args in calls:
-            call(*args)
-
-    def _begin(self, future: asyncio.Future[Any], call: Call, *args: Any) -> None:
-        coroutine = call(*args) if self._first is None else self._after_first(call, *args)
-        task = self._tasks[future] = self.loop.create_task(coroutine)
-        task.add_done_callback(functools.partial(self._ended, future))
+    def _make_all(self, calls: Sequence[tuple[Any, Call | None, tuple[Any, ...]]]) -> None:
+        for what, call, args in calls:
+            if call is None:
+                if what in self._tasks:
+                    self._tasks[what].cancel()
+                continue
+            coroutine = call(*args) if self._first is None else self._after_first(call, *args)
+            task = self._tasks[what] = self.loop.create_task(coroutine)
+            task.add_done_callback(functools.partial(self._ended, what))
 
     async def _after_first(self, call: Call, *args: Any) -> Any:
         assert self._first is not None
         await asyncio.wait([self._first])
         return await call(*args)
 
-    def _cancel(self, future: asyncio.Future[Any]) -> None:
-        if future in self._tasks:
-            self._tasks[future].cancel()
-
-    def _ended(self, future: asyncio.Future[Any], task: asyncio.Task[Any]) -> None:
-        del self._tasks[future]
+    def _ended(self, what: Any, task: asyncio.Task[Any]) -> None:
+        del self._tasks[what]
         cancelled = InfrastructureFailure("cancelled") if task.cancelled() else None
         error = cancelled or task.exception()
-        self.results.post(settle, future, None if error else task.result(), error)
+        self.results.post(self._tell, what, None if error else task.result(), error)

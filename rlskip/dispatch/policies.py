@@ -70,7 +70,7 @@ class Placement:
 
 Policy = Callable[[PendingSession], Placement]
 
-_ANYWHERE = Placement()
+ANYWHERE = Placement()
 
 
 def chunk(session: PendingSession) -> Placement:
@@ -85,7 +85,7 @@ def round_robin(session: PendingSession) -> Placement:
 
 def least_loaded(session: PendingSession) -> Placement:
     """The next free slot takes the next session."""
-    return _ANYWHERE
+    return ANYWHERE
 
 
 def longest_first(session: PendingSession) -> Placement:

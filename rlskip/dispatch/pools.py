@@ -12,16 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import functools
 import inspect
 import os
 from abc import ABC, abstractmethod
-from array import array
-from collections import OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import is_dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -58,6 +53,10 @@ class Pool(ABC):
     #: is being replaced), ``back`` or ``lost``.
     changed: Callable[[int, str], None] = staticmethod(lambda worker, state: None)
 
+    #: Set by who starts sessions here: called once for each, on their event loop, with what the
+    #: worker returned, or with its error.
+    done: Callable[[Job, Any, BaseException | None], None] = staticmethod(lambda *_: None)
+
     def __init__(self, workers: int) -> None:
         if (number := integer(workers)) is None or number < 1:
             raise ValueError(f"a pool needs at least one worker, got {workers!r:.80}")
@@ -67,12 +66,12 @@ class Pool(ABC):
         """Make the workers; called once, first."""
 
     @abstractmethod
-    def start(self, worker: int, job: Job) -> asyncio.Future[Rows]:
-        """Run a session; the future gets what the worker returned or raised, or WorkerLostError."""
+    def start(self, job: Job) -> None:
+        """Run a session, and tell `done`; of a worker that died, a WorkerLostError."""
 
     @abstractmethod
-    def stop(self, worker: int, future: asyncio.Future[Rows]) -> None:
-        """Stop a session, as far as it can be; nobody waits for its future any more."""
+    def stop(self, job: Job) -> None:
+        """Stop a session, as far as it can be; nobody waits for it any more."""
 
     def forget(self, sample: Sample) -> None:  # noqa: B027 - may do nothing
         """No more sessions of this prompt will run."""
@@ -141,54 +140,32 @@ def is_blocking(worker: Worker) -> bool:
 
 
 _PLAIN = (torch.Tensor, np.ndarray, str, int, float, bytes, type(None))
-_MAPPINGS = (dict, OrderedDict, defaultdict, UserDict)
 
 
 def kept(result: Any) -> Any:
-    """What a worker returned, its buffers copied: the next session may write into them."""
+    """What a worker returned, copied: the next session may write into its buffers."""
     if type(result) is not dict and is_tensor_collection(result):
         return own(result)
     if isinstance(result, Mapping):
         row = {name: _kept(item) for name, item in dict(result).items()}
-        return OwnRow(row) if all(isinstance(item, _PLAIN) for item in row.values()) else row
+        plain = all(type(n) is str and isinstance(item, _PLAIN) for n, item in row.items())
+        return OwnRow(row) if plain else row
     return [kept(row) for row in result] if isinstance(result, (list, tuple)) else result
 
 
 def _kept(value: Any) -> Any:
-    """A part of a row, copied.
-
-    Objects of a program's own types stay as they are, but for dataclasses and kinds of lists and
-    mappings that are copied as usual: code of theirs might block the event loop.
-    """
-    kind = type(value)
-    if kind is torch.Tensor:  # as nearly always
-        return value.detach().clone()
-    if kind in _MAPPINGS:
-        made = copy.copy(value)
-        made.update({name: _kept(item) for name, item in value.items()})
-        return made
-    if kind in (list, tuple):
-        return kind(_kept(item) for item in value)
-    if isinstance(value, tuple) and hasattr(kind, "_fields"):
-        return tuple.__new__(kind, map(_kept, value))
-    if kind is deque:
-        return deque(map(_kept, value), value.maxlen)
-    if kind in (set, array):
-        return copy.copy(value)
-    if kind is SimpleNamespace:
-        return SimpleNamespace(**_kept(vars(value)))
-    if isinstance(value, (torch.Tensor, np.ndarray, bytearray)) or is_tensor_collection(value):
+    """A field, copied, if it can be: a queue says what it does not take."""
+    if type(value) is torch.Tensor:  # as nearly always
+        return (value.detach() if value.requires_grad else value).clone()
+    with contextlib.suppress(Exception):
         return own(value)
-    if (isinstance(value, (list, dict)) or is_dataclass(kind)) and not hasattr(
-        kind, "__deepcopy__"
-    ):
-        with contextlib.suppress(Exception):  # the queue says what it does not take
-            return own(value)
     return value
 
 
 def as_rows(result: Any) -> Rows:
     """What a worker returned, as rows; raises DataFailure if it is not valid."""
+    if type(result) is OwnRow and result:  # as nearly always: names and values are plain
+        return [result]
     if result is None or isinstance(result, Unjournaled):
         return None
     rows = [result] if isinstance(result, Mapping) else result

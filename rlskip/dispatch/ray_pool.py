@@ -17,6 +17,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from rlskip.batch.columns import own
+from rlskip.dispatch import timeouts
 from rlskip.dispatch.crossing import pack, sendable, unpack
 from rlskip.dispatch.failures import (
     DataFailure,
@@ -28,7 +29,7 @@ from rlskip.dispatch.failures import (
     portable,
     text_of,
 )
-from rlskip.dispatch.pools import THREADS, Pool, Rows, Runner, Worker, is_blocking
+from rlskip.dispatch.pools import THREADS, Pool, Runner, Worker, is_blocking
 from rlskip.dispatch.sessions import Job, Sample, Session
 from rlskip.dispatch.timeouts import failure_of, in_thread, settle
 
@@ -41,8 +42,6 @@ FULL = 256
 
 START_S = 280.0
 """Seconds that Ray and the actors may take to start, placement groups included."""
-ASK_S = 5.0
-"""Seconds that Ray may take to say what it has, once it did not start them."""
 
 
 class RayPool(Pool):
@@ -120,17 +119,18 @@ class RayPool(Pool):
     async def resources(self) -> str:
         """What Ray has, and what of it is free."""
         asked = in_thread(lambda: (ray.cluster_resources(), ray.available_resources()))
-        if await failure_of(asked, ASK_S, "Ray") is not None:
+        if await failure_of(asked, timeouts.ASK_S, "Ray") is not None:
             return "unknown (Ray does not answer)"
         has, free = asked.result()
         named = {k: v for k, v in has.items() if not k.startswith(("node:", "object_store"))}
         return ", ".join(f"{k}={v:g} ({free.get(k, 0):g} free)" for k, v in sorted(named.items()))
 
-    def start(self, worker: int, job: Job) -> asyncio.Future[Rows]:
-        return self._drivers[worker].start(job)
+    def start(self, job: Job) -> None:
+        self._drivers[job.worker].start(job)
 
-    def stop(self, worker: int, future: asyncio.Future[Rows]) -> None:
-        self._drivers[worker].stop(future)
+    def stop(self, job: Job) -> None:
+        """Cancel a session, and replace its actor if that does not turn its event loop."""
+        self._drivers[job.worker].stop(job)
 
     def _pack_sample(self, sample: Sample) -> bytes:
         """A prompt as bytes, packed once for all actors."""
@@ -192,27 +192,46 @@ class _Driver:
         self._outbox: list[tuple[int, Job]] = []
         self._cancelled: list[int] = []
         self._timer: asyncio.Handle | None = None
-        self._running: dict[int, asyncio.Future[Rows]] = {}
+        self._running: dict[int, Job] = {}
+        self._asked = False  # whether its loop turns, and it has not answered
         self._listener = self._loop.create_task(self._listen())
         self.ready = self._loop.create_task(self._begin(self.actor))
 
-    def start(self, job: Job) -> asyncio.Future[Rows]:
-        future: asyncio.Future[Rows] = self._loop.create_future()
+    def start(self, job: Job) -> None:
         if self.actor is None:
-            future.set_exception(WorkerLostError(f"worker {self._number} is lost"))
-            return future
+            lost = WorkerLostError(f"worker {self._number} is lost")
+            self._loop.call_soon(self._pool.done, job, None, lost)
+            return
         number = next(self._ids)
-        self._running[number] = future
+        self._running[number] = job
         self._outbox.append((number, job))
         if len(self._outbox) >= FULL:
             self._flush()
         else:
             self._soon()
-        return future
 
-    def stop(self, future: asyncio.Future[Rows]) -> None:
-        self._cancelled += [number for number, f in self._running.items() if f is future]
+    def stop(self, job: Job) -> None:
+        if self.actor is None:
+            return
+        self._cancelled += [number for number, other in self._running.items() if other is job]
         self._soon()
+        if self.ready.done() and not self._asked:
+            self._asked = True
+            self._loop.create_task(self._ask(self.actor))
+
+    async def _ask(self, actor: Any) -> None:
+        """End an actor whose event loop does not answer: the listener has another one started."""
+        try:
+            await asyncio.wait_for(actor.hello.remote(), timeouts.ASK_S)
+        except asyncio.TimeoutError:
+            if self.actor is actor:
+                logger.warning("worker %d blocks its event loop, and is replaced", self._number)
+                ray.kill(actor)
+        except Exception:  # it has died: the listener notices it
+            pass
+        finally:
+            if self.actor is actor:
+                self._asked = False
 
     def forget(self, sample: Sample) -> None:
         if sample.id in self._known:
@@ -303,11 +322,8 @@ class _Driver:
             self._lost(f"its results cannot be read: {error}")
 
     def _settle(self, number: int, result: Any) -> None:
-        future = self._running.pop(number)
-        if isinstance(result, SessionFailure):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
+        failed = result if isinstance(result, SessionFailure) else None
+        self._pool.done(self._running.pop(number), None if failed else result, failed)
 
     def _lost(self, cause: str) -> None:
         running, gone = self._running, self._restarts == 0
@@ -322,8 +338,8 @@ class _Driver:
             self._restarts -= 1
             self._start_actor()
         self._pool.changed(self._number, "lost" if gone else "away")
-        for future in running.values():
-            future.set_exception(WorkerLostError(f"worker {self._number} died: {cause}"))
+        for job in running.values():
+            self._pool.done(job, None, WorkerLostError(f"worker {self._number} died: {cause}"))
 
 
 class _Actor:

@@ -16,8 +16,9 @@ from typing import Any
 import attrs
 
 from rlskip.dispatch.failures import portable
-from rlskip.dispatch.policies import PendingSession, Placement, Policy, least_loaded
+from rlskip.dispatch.policies import ANYWHERE, PendingSession, Placement, Policy, least_loaded
 from rlskip.errors import ConfigError
+from rlskip.keys import integer
 
 
 @attrs.define(eq=False)
@@ -89,7 +90,8 @@ class Scheduler:
         # Entries are (rank, number, ...): the number makes them unique and orders equal ranks.
         self._anywhere: list[tuple[float, int, int, SessionGroup]] = []
         self._room = 64
-        self._pinned: dict[int, list[tuple[float, int, Item]]] = {w: [] for w in range(workers)}
+        self._pinned: dict[int, list[tuple[float, int, Item]]] = {}  # of workers some wait for
+        self._present = list(range(workers))
 
     @property
     def alive(self) -> list[int]:
@@ -111,12 +113,13 @@ class Scheduler:
 
     def next(self) -> tuple[int, Item] | None:
         """The worker and session to start next; None without a pending session or a free slot."""
-        if not (self._again or self._anywhere or any(self._pinned.values())):
+        if not (self._again or self._anywhere or self._pinned):
             return None
-        free = [w for w in self._present if self._load[w] < self._per_worker]
+        load = self._load
+        free = [w for w in self._present if load[w] < self._per_worker]
         if not free:
             return None
-        free.sort(key=self._load.__getitem__)
+        free.sort(key=load.__getitem__)
         found = self._next_again(free) or self._next_pinned(free) or self._next_anywhere(free)
         if found is not None:
             worker, item = found
@@ -151,24 +154,18 @@ class Scheduler:
         or `retry`.
         """
         self._away.discard(worker)
-        if state == "back" or worker not in self._load:
-            return
-        waiting = self._pinned.pop(worker)
         if state == "lost":
-            del self._load[worker]
-        else:
+            self._load.pop(worker, None)
+        elif state == "away":
             self._away.add(worker)
-            self._pinned[worker] = []
-        for rank, _, item in sorted(waiting):
-            self._pin(worker, rank, item)
-
-    @property
-    def _present(self) -> list[int]:
-        return [worker for worker in self._load if worker not in self._away]
+        self._present = [w for w in self._load if w not in self._away]
+        if worker not in self._present:
+            for rank, _, item in sorted(self._pinned.pop(worker, ())):
+                self._pin(worker, rank, item)
 
     def _place(self, item: Item) -> Placement:
         if self._policy is least_loaded:  # which looks at nothing
-            return Placement()
+            return ANYWHERE
         group = item.group
         session = PendingSession(
             group.prompt,
@@ -184,19 +181,27 @@ class Scheduler:
             place = self._policy(session)
         except BaseException as error:  # it is the user's: nothing of it may end an event loop
             raise portable(error)  # noqa: B904 - has its cause
-        if not isinstance(place, Placement):
-            what = f"the policy returned a {type(place).__name__}"
-            raise ConfigError(what, "dispatch.policy", "return a Placement")
+        if not (
+            isinstance(place, Placement)
+            and (place.worker is None or integer(place.worker) is not None)
+            and isinstance(place.rank, (int, float))
+            and place.rank == place.rank
+        ):
+            what = place if isinstance(place, Placement) else f"a {type(place).__name__}"
+            raise ConfigError(
+                f"the policy returned {what!s:.200}",
+                "dispatch.policy",
+                "return a Placement with the number of a worker, or None, and a number as rank",
+            )
         return place
 
     def _pin(self, worker: int, rank: float, item: Item) -> None:
-        if worker not in self._pinned or worker in self._away:
-            others = self._present
-            if not others:
+        if worker not in self._present:
+            if not self._present:
                 self._again.append(item)
                 return
-            worker = others[worker % len(others)]
-        heapq.heappush(self._pinned[worker], (rank, item.number, item))
+            worker = self._present[worker % len(self._present)]
+        heapq.heappush(self._pinned.setdefault(worker, []), (rank, item.number, item))
 
     def _queue(self, group: SessionGroup) -> None:
         """Queue the next session of `group`, with its current rank; an older entry becomes void."""
@@ -222,10 +227,11 @@ class Scheduler:
         return None
 
     def _next_pinned(self, free: list[int]) -> tuple[int, Item] | None:
-        for worker in free:
-            heap = self._pinned[worker]
-            while heap:
+        for worker in free if self._pinned else ():
+            while heap := self._pinned.get(worker):
                 _, _, item = heapq.heappop(heap)
+                if not heap:
+                    del self._pinned[worker]
                 if not item.group.cancelled:
                     return worker, item
         return None

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import xxhash
 
+from rlskip.dispatch.scheduler import Item
 from rlskip.errors import RlskipError
 from rlskip.keys import TrajectoryKey, row_tag
 
@@ -73,11 +74,23 @@ class Sample:
 
 @attrs.define(eq=False)
 class Job:
-    """What a pool needs to run one session."""
+    """An attempt at a session, which a worker runs.
+
+    It was `started` at a time of its batch, and is `due` at one of the event loop.
+    """
 
     session: Session
     sample: Sample
     sampling: Mapping[str, Any]
+    item: Item
+    worker: int
+    started: float
+    due: float
+
+    def __str__(self) -> str:
+        session = self.session
+        where = f"(attempt {session.attempt}, worker {self.worker})"
+        return f"session {session.session_id} of {session.uid} {where}"
 
 
 def session_seed(seed: int, step: int, prompt: int, session: int) -> int:

@@ -7,7 +7,8 @@ an attempt at a session      ``dispatch.session_timeout_s``
 a write to the queue,        ``dispatch.session_timeout_s``, but at least `WRITE_S[0]`
 to the journal               and at most `WRITE_S[1]` seconds
 ``collect()``                ``replay.timeout_s``, with all that it waits for
-a worker's event loop        `TURN_S` seconds after a session's deadline; then it is replaced
+a worker's event loop        `TURN_S` seconds after a session's deadline, `ASK_S` under Ray; then
+                             it is replaced
 starting or calling workers  `OPEN_S` seconds
 ``close()``                  `CLOSE_S` seconds for markers, and as long for the workers
 the end of the process       `EXIT_S` seconds
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 WRITE_S = (5.0, 60.0)
 TURN_S = 1.0
+ASK_S = 5.0
 OPEN_S = 300.0
 CLOSE_S = 20.0
 EXIT_S = 2.0

@@ -102,6 +102,9 @@ class ReplayBuffer:
         self._clock = clock
         # Held while tags are read or groups change, and never while a call waits.
         self._lock = threading.RLock()
+        self._superseded = False
+        if (before := _last.get(id(queue))) is not None:
+            before._superseded = True  # for good: what this one samples, that one has not marked
         _last[id(queue)] = self
 
     def sample(
@@ -124,8 +127,9 @@ class ReplayBuffer:
             A number: that many prompts of any step, the oldest first; in ``val``, less those
             that were dropped.
         uids
-            Sample these prompts only; it adds the prompts that replace them. Without a batch size
-            it waits for all of them that it did not evict itself. None: all that there are.
+            A set: sample these prompts only. It stays the set to ask for: a prompt that the call
+            evicts leaves it, and one that replaces it is added. Without a batch size the call waits
+            for all of them. None: all that there are.
 
         Returns
         -------
@@ -144,17 +148,19 @@ class ReplayBuffer:
         RlskipError
             Another buffer was made for the queue.
         """
-        if _last.get(id(self._queue), self) is not self:
+        if self._superseded:
             raise RlskipError(
                 "another ReplayBuffer was made for this queue, and two would sample its groups "
                 "twice",
                 remedy="use that one, or a queue for each",
             )
-        if batch_size is not None and batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if (number := integer(step)) is None:  # no prompt would ever be of this step
             raise ValueError(f"step must be a whole number, got {step!r}")
         if uids is not None:
+            if not isinstance(uids, set) or not uids:
+                raise ValueError(
+                    f"uids must be a set of prompts, or None for all, got {uids!r:.80}"
+                )
             names = named(uids)
             uids.clear()  # the caller's set, to which replacements are added
             uids.update(names)
@@ -291,17 +297,23 @@ class ReplayBuffer:
         if not evicted:
             return []
         assert self._refill is not None
+        there = call.partition.uids()
         found = self._refill(call.name, evicted)
+        if found is None:
+            return [outcome.uid for outcome in evicted]
         if isinstance(found, str):
             found = [found]
-        uids = [outcome.uid for outcome in evicted]
-        if found is not None:
+        try:
             uids = named(uid for uid in found if uid is not None)
-        if len(uids) != len(evicted) or (found is not None and len({*uids}) < len(uids)):
+        except TypeError:  # it cannot be iterated over
+            uids = []
+        # A prompt that was there before replaces none: the step would be short of one.
+        new = {*uids} - there
+        if not len(uids) == len(new) == len(evicted):
             raise RlskipError(
-                f"the refill callback returned {len({*uids})} uids for {len(evicted)} prompts, "
-                "which stay in the queue",
-                remedy="return one uid per prompt, in order, or None",
+                f"the refill callback returned {len(new)} new uids for {len(evicted)} prompts, "
+                f"which stay in the queue: {found!r:.200}",
+                remedy="return one uid of a new prompt for each, in order, or None",
             )
         return uids
 

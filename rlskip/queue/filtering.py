@@ -31,7 +31,7 @@ class GroupFilter:
     """
 
     metric: Callable[[Sequence[str], str], Sequence[float]]
-    refills: int = 1
+    refills: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     discards_surplus: bool = False
     max_inflight: int | None = None
 
@@ -61,7 +61,7 @@ class GroupFilter:
         found = self.metric(keys, partition)
         try:
             values = [float(value) for value in found]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             values = []
         if len(values) != len(keys):
             raise RlskipError(

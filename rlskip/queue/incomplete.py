@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlskip.errors import RlskipError
-from rlskip.keys import TRAIN
+from rlskip.keys import TRAIN, integer
 from rlskip.queue.readiness import PromptOutcome
 
 # A message names at most this many prompts; the attribute `prompts` holds all of them.
@@ -56,9 +56,12 @@ def name_prompts(prompts: Sequence[PromptOutcome]) -> str:
 class Call:
     """A call that waits for groups of a step and a partition, and how it names itself."""
 
-    def __init__(self, partition: str, step: int) -> None:
+    def __init__(self, partition: str, step: int, batch_size: int | None) -> None:
+        if batch_size is not None and (integer(batch_size) or 0) < 1:
+            raise ValueError(f"batch_size must be at least 1, or None, got {batch_size!r:.80}")
         self.name = partition
         self.step = step
+        self.batch_size = batch_size
 
     def __str__(self) -> str:
         return f"partition {self.name!r}, step {self.step}"

@@ -82,6 +82,10 @@ class Partition:
             return sum(map(len, found))
         return sum(uid in uids for shelf in found for uid in shelf)
 
+    def uids(self) -> set[str]:
+        """The prompts of which there is any key, and those that a refill has announced."""
+        return {*self._groups}
+
     def steps(self, state: State) -> list[int | None]:
         """The steps of the groups in `state`."""
         return list(self._shelves[state])

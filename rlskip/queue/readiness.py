@@ -40,6 +40,8 @@ from rlskip.keys import (
 )
 from rlskip.queue.protocol import Tag
 
+_MOST_SESSIONS = 10**6  # of a prompt; more of them is no number of sessions
+
 
 class State(Enum):
     """The state of a group."""
@@ -161,13 +163,17 @@ class PromptGroup:
         succeeded, failed = self.tally()
         root = self.root or {}
         status = None if N in root else root.get(STATUS)
+        counts = [name for name in (EXPECTED_ROLLOUTS, N) if root.get(name) is not None]
+        expected = _positive(root[counts[0]]) if counts else self.expects.sessions
+        # A number that is none is no reason to expect any other: nothing is complete then.
+        odd = [f"{name}={root[name]!r:.40}" for name in counts if _positive(root[name]) is None]
+        if odd:
+            expected, status = 0, f"invalid: {', '.join(odd)}"
         return PromptOutcome(
             self.uid,
             self.step,
             None if status is None else str(status),
-            _positive(root.get(EXPECTED_ROLLOUTS))
-            or _positive(root.get(N))
-            or self.expects.sessions,
+            expected,
             tuple(succeeded),
             tuple(failed.items()),
         )
@@ -181,11 +187,12 @@ class PromptGroup:
         if not self.finished():
             return State.RUNNING
         outcome, viable = self.outcome(), self.expects.viable
+        expected, actual = outcome.expected, outcome.actual
+        # Sessions above the expected number are never trained on: its root was changed.
         enough = viable is not None and (
-            min(viable, outcome.expected or viable)
-            <= outcome.actual
-            # Sessions above the expected number are never trained on: its root was changed.
-            <= (outcome.expected or outcome.actual)
+            viable <= actual
+            if expected is None
+            else 0 < min(viable, expected) <= actual <= expected
         )
         return State.COMPLETE if enough or outcome.complete else State.INCOMPLETE
 
@@ -247,7 +254,8 @@ class PromptOutcome:
     status
         The status in its root tag; None with session counting.
     expected
-        The expected number of sessions; None if neither its tag nor the config has it.
+        The expected number of sessions; None if neither its tag nor the config has it, 0 if its
+        tag has none that is valid.
     succeeded
         Ids of the distinct sessions that succeeded.
     failed
@@ -286,7 +294,7 @@ class PromptOutcome:
         """No session failed, is missing or too many; without an expected number, one is enough."""
         if self.status == FAILURE or self.failed:
             return False
-        return self.actual >= 1 if self.expected is None else self.actual == self.expected
+        return self.actual >= 1 and self.expected in (None, self.actual)
 
     def __str__(self) -> str:
         expected = "some" if self.expected is None else self.expected
@@ -302,4 +310,4 @@ class PromptOutcome:
 
 def _positive(value: Any) -> int | None:
     number = integer(value)
-    return number if number is not None and number > 0 else None
+    return number if number is not None and 0 < number <= _MOST_SESSIONS else None

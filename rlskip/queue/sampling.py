@@ -63,7 +63,7 @@ class SampleCall(Call):
 
     # Every prompt that the call evicted was counted once: as stale, dropped, refilled, rejected or
     # surplus. `submitted` counts the prompts that replace rejected ones.
-    # `awaited` has those of `uids` that the call has not evicted.
+    # `awaited` has those of `uids`, and those that replace prompts which the call has evicted.
 
     def __init__(
         self,
@@ -75,11 +75,10 @@ class SampleCall(Call):
         group_filter: GroupFilter | None,
         started: float,
     ) -> None:
-        super().__init__(partition.name, step)
+        super().__init__(partition.name, step, batch_size)
         self.partition = partition
         self.replaces_stale = False
         self._config = config
-        self.batch_size = batch_size
         self.uids = uids  # the prompts to sample; None: all
         self.group_filter = group_filter
         self.started = self._logged = started
@@ -186,10 +185,11 @@ class SampleCall(Call):
         self.rejected.update(group.metric for group in found.rejected)
         self.submitted += len(uids)
         self.owed = found.owed
-        self.awaited.difference_update(group.uid for group in found.groups)
-        if self.uids is not None:
-            self.uids.update(uids)
-            self.awaited.update(uids)
+        gone = {group.uid for group in found.groups}
+        for waited in (self.awaited, self.uids):
+            if waited is not None:
+                waited -= gone
+                waited.update(uids)
 
     def announced(self) -> list[str]:
         """The uids of replacements that the queue does not hold yet."""

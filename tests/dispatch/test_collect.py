@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from rlskip.dispatch import BatchError, LocalPool, RolloutDispatcher
+from rlskip.dispatch import BatchError, DispatcherClosedError, LocalPool, RolloutDispatcher
 from rlskip.errors import ConfigError
 from rlskip.queue import (
     IncompleteRolloutError,
@@ -340,6 +340,24 @@ def test_an_interrupted_call_takes_nothing_from_the_next(make, monkeypatch):
     release.set()
     assert set(dispatcher.collect(step=1, batch_size=2)[0]["uid"]) == {"a", "b"}
     assert waited
+
+
+@pytest.mark.parametrize("size", [None, 1])
+def test_a_dispatcher_that_is_closed_returns_no_part_of_a_step(make, make_prompts, size):
+    begun = threading.Event()
+
+    async def worker(prompt, sampling, session):
+        begun.set()
+        await asyncio.sleep(0 if (size, session.uid) == (None, "u_0") else 60)
+        return await echo(prompt, sampling, session)
+
+    dispatcher = make(worker, replay={"on_incomplete": "drop"})
+    with ThreadPoolExecutor(1) as thread:
+        call = thread.submit(dispatcher.collect, make_prompts(2), step=1, batch_size=size)
+        assert begun.wait(20)
+        dispatcher.close()
+        with pytest.raises(DispatcherClosedError, match="closed while"):
+            call.result(20)
 
 
 def test_a_worker_that_writes_its_rows_itself_needs_a_queue(make, make_prompts):

@@ -11,11 +11,10 @@ import torch
 
 from rlskip.dispatch import (
     InfrastructureFailure,
-    LocalPool,
     WorkerLostError,
 )
-from rlskip.dispatch import RolloutDispatcher as Dispatcher
 from tests.clock import eventually
+from tests.dispatch.conftest import evict
 
 
 def test_a_deadline_ends_an_attempt_and_its_late_result_is_dropped(
@@ -134,9 +133,10 @@ def test_a_cancelled_batch_stops_its_sessions_and_starts_no_more(
     assert set(report.failed.values()) == {"cancelled"}
     assert eventually(lambda: cancelled["sessions"] == 3)  # each on its worker's thread
     assert (started, len(queue.markers())) == ([1] * 3, 8)
+    evict(queue, ["u_0", "u_1"])
     # The slots are free again.
     assert dispatcher.submit(make_prompts(2), step=2).result(10).succeeded == 8
-    batch = dispatcher.submit(make_prompts(1), step=1)
+    batch = dispatcher.submit(make_prompts(1, of="v"), step=1)
     batch.cancel()
     assert batch.result(10).sessions == 4
 
@@ -159,6 +159,7 @@ def test_the_sessions_given_up_last_are_remembered(
     batch.cancel()
     assert len(batch.result(30).failed) == 2
     hangs = False
+    evict(queue, ["u_0", "u_1"])
     assert dispatcher.submit(make_prompts(2), step=1).result().succeeded == 2
     assert sorted(started[:2]) == [("u_0", 0), ("u_1", 0)]
     attempts = sorted(attempt for _, attempt in started[2:])
@@ -171,26 +172,6 @@ def test_a_bad_row_is_named_by_its_number(make_dispatcher, make_prompts):
 
     report = make_dispatcher(worker, n=1).submit(make_prompts(1), step=1).result()
     assert "row 1: the length of its response_mask cannot be read" in report.failed["u_0", 0]
-
-
-def test_a_pool_of_the_users_may_return_anything(make_prompts, queue):
-    class Odd(LocalPool):
-        def start(self, worker, job):
-            future = super().start(worker, job)
-            if job.session.session_id == 1:
-                future.cancel()
-                future = future.get_loop().create_future()
-                future.set_result("rows")
-            return None if job.session.session_id == 2 else future
-
-    async def worker(prompt, sampling, session):
-        return {"responses": torch.ones(3)}
-
-    config = {"dispatch": {"rollout_level": True, "n": 3}}
-    with Dispatcher(Odd(worker, 2), queue, config) as dispatcher:
-        report = dispatcher.submit(make_prompts(2), step=1).result(20)
-    assert {session for _, session in report.failed} == {1, 2}
-    assert len(queue.markers()) == 6
 
 
 def test_fields_that_only_share_the_name_count_no_tokens(make_dispatcher, make_prompts):

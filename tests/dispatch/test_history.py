@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from tests.dispatch.conftest import evict
 
-def test_history_of_a_prompt_orders_the_next_batch(make_dispatcher, make_prompts):
+
+def test_history_of_a_prompt_orders_the_next_batch(make_dispatcher, make_prompts, queue):
     order = []
 
     async def worker(prompt, sampling, session):
@@ -18,5 +20,6 @@ def test_history_of_a_prompt_orders_the_next_batch(make_dispatcher, make_prompts
     dispatcher.submit(make_prompts(3), step=1).result()
     assert order[:3] == [0, 1, 2]  # one probe each
     order.clear()
+    evict(queue, ["u_0", "u_1", "u_2"])
     dispatcher.submit(make_prompts(3), step=2).result()
     assert order == [2, 2, 1, 1, 0, 0]

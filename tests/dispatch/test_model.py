@@ -211,10 +211,10 @@ class Pool(LocalPool):
         self.known: set[int] = set()
         self.forgotten: list[int] = []
 
-    def start(self, worker: int, job: Any) -> Any:
+    def start(self, job: Any) -> None:
         assert job.sample.id not in self.forgotten
         self.known.add(job.sample.id)
-        return super().start(worker, job)
+        super().start(job)
 
     def forget(self, sample: Any) -> None:
         self.forgotten.append(sample.id)

@@ -21,6 +21,7 @@ class Actor:
         self._made = make() if is_placed else None
         self._make, self._loop = make, asyncio.get_running_loop()
         self._placed, self._dead = asyncio.Event(), asyncio.Event()
+        self.blocks = False  # whether its event loop stands still
         if is_placed:
             self._placed.set()
 
@@ -33,6 +34,8 @@ class Actor:
 
     def __getattr__(self, name):
         async def run(*args):
+            if self.blocks:
+                await self._dead.wait()
             for act in (lambda: self._placed.wait(), lambda: getattr(self._made, name)(*args)):
                 done = asyncio.ensure_future(act())
                 dead = asyncio.ensure_future(self._dead.wait())
@@ -98,13 +101,13 @@ class Worker:
 def make(monkeypatch, queue):
     made = []
 
-    def make(room=2, start_s=100.0, workers=2, worker=Worker):
+    def make(room=2, start_s=100.0, workers=2, worker=Worker, session_timeout_s=100.0):
         ray = Ray(room)
         monkeypatch.setattr(ray_pool, "ray", ray)
         monkeypatch.setattr(ray_pool, "START_S", start_s)
         config = {
             "rollout_level": True, "n": 4, "max_concurrent_rollouts_per_worker": 2,
-            "session_timeout_s": 100,
+            "session_timeout_s": session_timeout_s,
         }  # fmt: skip
         pool = ray_pool.RayPool(worker, workers)
         made.append(RolloutDispatcher(pool, queue, {"dispatch": config}))
@@ -130,7 +133,23 @@ def test_nothing_waits_for_a_successor_that_ray_cannot_place(make, make_prompts)
     assert report.failed == {}
     assert report.attempts > report.sessions == 16
     assert len(ray.actors) == 3
-    assert dispatcher.submit(make_prompts(2), step=2).result().failed == {}
+    assert dispatcher.submit(make_prompts(2, of="v"), step=2).result().failed == {}
+
+
+def test_an_actor_that_blocks_its_event_loop_is_replaced(make, make_prompts, monkeypatch):
+    monkeypatch.setattr("rlskip.dispatch.timeouts.ASK_S", 0.1)
+
+    class Blocks:
+        async def __call__(self, prompt, sampling, session):
+            if not ray.actors[2:]:
+                ray.actors[0].blocks = ray.actors[1].blocks = True
+                await asyncio.sleep(60)
+            return {"responses": torch.ones(1)}
+
+    ray, dispatcher = make(9, worker=Blocks, session_timeout_s=0.3)
+    dispatcher.submit(make_prompts(1), step=1).result(60)
+    assert eventually(lambda: len(ray.actors) == 4)
+    assert dispatcher.submit(make_prompts(1, of="v"), step=2).result(60).succeeded == 4
 
 
 def test_a_successor_gets_the_broadcasts_that_it_missed(make, make_prompts, queue):

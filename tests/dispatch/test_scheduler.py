@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import heapq
+import math
 import weakref
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -214,6 +216,15 @@ def test_a_policy_is_a_function_of_ones_own():
 def test_a_policy_that_is_not_there_is_refused_by_key(name):
     with pytest.raises(ConfigError, match=r"dispatch\.policy"):
         find_policy(name)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [None, Placement("x"), Placement(1.5), Placement(rank="x"), Placement(rank=math.nan)],  # type: ignore[arg-type]
+)
+def test_what_a_policy_returns_is_checked(odd: Any) -> None:
+    with pytest.raises(ConfigError, match="the policy returned"):
+        Scheduler(2, lambda session: odd).add(SessionGroup(0, 1, 1))
 
 
 def test_sessions_of_equal_rank_start_in_order():

@@ -23,7 +23,7 @@ from rlskip.dispatch import (
     timeouts,
 )
 from rlskip.keys import split_session, split_trajectory
-from rlskip.queue import MemoryQueue, ReplayTimeoutError, transfer_queue
+from rlskip.queue import MemoryQueue, transfer_queue
 
 LIMIT = 100.0  # seconds of a test's own waits; the deadlines of the dispatcher add up to 5
 BLOCKS_S = 1000.0  # longer than a test may take
@@ -180,7 +180,7 @@ def test_a_queue_that_stalls_once_loses_nothing(make_prompts, monkeypatch):
     assert sum(bool(split_session(key)) for key in queue.list("train")) == 9
 
 
-# -- workers and pools -----------------------------------------------------------------------
+# -- workers -----------------------------------------------------------------------
 
 
 def test_without_a_deadline_close_ends_what_a_worker_holds(make_prompts, queue):
@@ -197,70 +197,6 @@ def test_without_a_deadline_close_ends_what_a_worker_holds(make_prompts, queue):
     assert set(batch.result(0).failed.values()) == {"cancelled"}
     assert len(queue.markers()) == 6
     released.set()
-
-
-class FaultyPool(LocalPool):
-    def __init__(self, fault, name, worker=answer):
-        super().__init__(worker, 2)
-        self.fault, self.name = fault, name
-
-    async def open(self):
-        if self.name == "open":
-            self.fault()
-
-    def start(self, worker, job):
-        if self.name == "start" and job.session.session_id == 1:
-            self.fault()
-        return super().start(worker, job)
-
-    def stop(self, worker, future):
-        if self.name == "stop":
-            self.fault()
-        return super().stop(worker, future)
-
-    def forget(self, sample):
-        if self.name == "forget":
-            self.fault()
-
-    async def broadcast(self, method, *args):
-        if self.name == "broadcast":
-            self.fault()
-
-    async def close(self):
-        if self.name == "close":
-            self.fault()
-
-
-@pytest.mark.usefixtures("awaited")
-@pytest.mark.parametrize("name", ["open", "start", "stop", "forget", "broadcast", "close"])
-def test_a_pool(fault, make_prompts, queue, name, monkeypatch):
-    if name == "close":  # its deadline is not that of the other calls of a pool
-        monkeypatch.setattr(timeouts, "OPEN_S", 2 * LIMIT)
-
-    async def hangs_once(prompt, sampling, session):
-        if name == "stop" and session.session_id == 0:
-            await asyncio.Event().wait()
-        return {"responses": torch.ones(3)}
-
-    pool = FaultyPool(fault, name, hangs_once)
-    if name == "open":
-        with pytest.raises(Exception, match=r"fault|took longer|cancelled|StopIteration"):
-            RolloutDispatcher(pool, queue, config())
-        return
-    with RolloutDispatcher(pool, queue, config()) as dispatcher:
-        if name == "broadcast":
-            with pytest.raises(Exception, match=r"fault|took longer|cancelled|StopIteration"):
-                dispatcher.broadcast("load")
-        if fault.error is None and name in ("start", "stop", "forget", "broadcast"):
-            # A pool of the user's must not block; what waits for it has its deadline all the same.
-            with pytest.raises(ReplayTimeoutError):
-                dispatcher.collect(make_prompts(2), step=1)
-        else:
-            report = dispatcher.submit(make_prompts(2), step=1).result(LIMIT)
-            failing = {"start": {1}, "stop": {0}}.get(name, set())
-            assert {session for _, session in report.failed} == failing
-            assert len(queue.markers()) == 6
-    assert fault.hits
 
 
 @pytest.mark.usefixtures("awaited")
@@ -331,7 +267,7 @@ def test_the_list_of_waits_is_that_of_the_code():
     ray_pool = Path(timeouts.__file__).with_name("ray_pool.py").read_text()
     start = float(re.search(r"^START_S = (.*)$", ray_pool, re.MULTILINE)[1])
     assert listed == [
-        values["TURN_S"], *write, values["OPEN_S"], start, transfer_queue.START_S,
+        values["TURN_S"], values["ASK_S"], *write, values["OPEN_S"], start, transfer_queue.START_S,
         transfer_queue.CALL_S, close, close, values["EXIT_S"],
     ]  # fmt: skip
     assert start < values["OPEN_S"], "the error that names what Ray has comes first"

@@ -169,7 +169,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
 
         The first two are None when the call must time out.
         """
-        dropped = set()
+        dropped, replaced = set(), set()
         while True:
             scope = self.prompts(step, size, uids)
             incomplete = {uid for uid in scope if self.finished(uid) and not self.enough(uid)}
@@ -184,6 +184,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
                 if self.policy == "refill":
                     self.tags[uid] = prompt_tag(1, 1)
                     self.refills[uid] = refills + 1
+                    replaced.add(uid)
                 else:
                     dropped.add(uid)
             if incomplete:
@@ -191,7 +192,8 @@ class BufferAgainstModel(RuleBasedStateMachine):
             complete = sorted((uid for uid in scope if self.finished(uid)), key=self.step)
             if size is not None:
                 return None, complete[:size] if len(complete) >= size else None, set()
-            absent = (uids or set()) - set(scope) - dropped
+            absent = (uids or set()) | replaced  # a refill is of step 1, whatever is sampled
+            absent -= set(scope) | dropped
             if len(complete) < len(scope) or absent:
                 return None, None, absent
             if not complete and dropped:

@@ -183,7 +183,9 @@ def test_a_metric_that_is_no_number_is_rejected_by_name(prompts, odd, scores, ca
     assert "not a number:\n  a: expected" in caplog.text
 
 
-@pytest.mark.parametrize("values", [[1.0], [1.0] * 3, None, [[1.0, 2.0]] * 2, torch.ones(2, 2)])
+@pytest.mark.parametrize(
+    "values", [[1.0], [1.0] * 3, None, [[1.0, 2.0]] * 2, torch.ones(2, 2), [10**400] * 2]
+)
 def test_a_metric_returns_one_number_a_row(prompts, values):
     prompts.finish("a", SAME)
     prompts.metric = lambda keys, partition: values
@@ -197,6 +199,11 @@ def test_a_metric_may_return_a_tensor(prompts):
     prompts.metric = lambda keys, partition: torch.ones(len(keys))
     with pytest.raises(IncompleteRolloutError, match="rejected 4 groups"):
         prompts.buffer().sample(1, "train", 1)
+
+
+def test_a_filter_replaces_what_it_rejects():
+    with pytest.raises(ValueError, match="refills"):
+        GroupFilter(len, refills=0)
 
 
 def test_a_filter_needs_a_refill(prompts):

@@ -72,10 +72,15 @@ def test_keys_without_information_neither_crash_nor_block(buffer, rollouts, key,
     assert buffer.sample(1, "train")[0].extra_info["rollout_root_keys"] == ["u"]
 
 
-def test_an_invalid_count_is_never_ready_and_named(buffer, rollouts):
-    rollouts.counted("u")
-    rollouts.tag("u", {"n": "two"})
-    assert missed(buffer, ReplayTimeoutError) == (None, 2, ())
+@pytest.mark.parametrize("policy", ["raise", "min_viable"])
+@pytest.mark.parametrize("name", ["n", "expected_rollouts"])
+@pytest.mark.parametrize("odd", ["two", 0, -1, 2.0, True, 10**30])
+def test_an_invalid_count_is_never_complete_and_named(make_buffer, rollouts, policy, name, odd):
+    buffer = make_buffer(on_incomplete=policy, min_viable=1)
+    rollouts.counted("u") if name == "n" else rollouts.finished("u")
+    rollouts.tag("u", {name: odd})
+    with pytest.raises(IncompleteRolloutError, match=rf"u: .* got 2 .*invalid: {name}={odd!r}"):
+        buffer.sample(1, "train")
 
 
 def test_numpy_integers_are_numbers(buffer, rollouts):

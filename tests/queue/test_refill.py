@@ -44,7 +44,7 @@ def test_uids_of_any_kind_are_those_of_the_queue(make_buffer, rollouts, queue, k
     rollouts.counted("9")
     uids = {kind(7)}
     assert buffer.sample(1, "train", uids=uids)[0].keys == ["8_0_0", "8_1_0"]
-    assert uids == {"7", "8"}
+    assert uids == {"8"}
     buffer.evict([kind(8), kind(9)], "train")
     assert queue.list("train") == {}
 
@@ -118,6 +118,23 @@ def test_a_step_waits_for_refills_that_have_not_arrived(make_buffer, make_rollou
     assert buffer.sample(1, "train")[0].extra_info["rollout_root_keys"] == ["complete", "later"]
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_a_refill_of_another_step_leaves_no_short_step(make_buffer, rollouts, named):
+    def refill(partition, prompts):
+        rollouts.counted("late", step=2)
+        return ["late"]
+
+    buffer = make_buffer(refill, on_incomplete="refill")
+    rollouts.counted("complete")
+    rollouts.counted("u", error="boom")
+    uids = {"complete", "u"} if named else None
+    with pytest.raises(ReplayTimeoutError, match="not submitted at this step, or deleted: late"):
+        buffer.sample(1, "train", uids=uids)
+    rollouts.tag("late", {"global_steps": 1})
+    batch, _ = buffer.sample(1, "train", uids=uids)
+    assert batch.extra_info["rollout_root_keys"] == ["complete", "late"]
+
+
 class Dataset:
     """Refills prompts from now on; the first call fails as it is told to."""
 
@@ -146,6 +163,8 @@ FAILS = {
     "returns one twice": lambda: ["one", "one"],
     "returns a string": lambda: "ab",
     "returns no uids": lambda: [None],
+    "returns a number": lambda: 2,
+    "returns a prompt that is there": lambda: ["fine", "one"],
 }
 EVICTED = {
     "incomplete": ({"on_incomplete": "refill"}, lambda r, u: r.counted(u, step=5, error="boom")),

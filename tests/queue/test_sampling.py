@@ -1,5 +1,7 @@
 """No row is sampled twice, none is lost, the oldest come first, stale ones not at all."""
 
+import gc
+
 import pytest
 import torch
 
@@ -29,9 +31,24 @@ def test_a_root_deleted_and_put_again_is_a_new_prompt(buffer, rollouts, queue, s
     assert buffer.sample(step, "train")[0].keys == ["u_0_0"]
 
 
-def test_batch_size_must_be_positive(buffer):
-    with pytest.raises(ValueError, match="at least 1"):
-        buffer.sample(1, "train", 0)
+@pytest.mark.parametrize("size", [0, 1.5, "1", True])
+def test_batch_size_must_be_positive(buffer, size):
+    with pytest.raises(ValueError, match=f"at least 1, or None, got {size!r}"):
+        buffer.sample(1, "train", size)
+
+
+@pytest.mark.parametrize("uids", [set(), ["u"], "u", frozenset({"u"})])
+def test_uids_are_a_set_that_names_prompts(buffer, uids):
+    with pytest.raises(ValueError, match="uids must be a set of prompts"):
+        buffer.sample(1, "train", uids=uids)
+
+
+def test_a_buffer_stays_superseded_once_the_later_one_is_gone(buffer, rollouts, queue):
+    rollouts.counted("u")
+    assert len(ReplayBuffer(queue).sample(1, "train")[0]) == 2
+    gc.collect()
+    with pytest.raises(RlskipError, match="another ReplayBuffer was made"):
+        buffer.sample(1, "train")
 
 
 def test_a_step_is_a_whole_number(buffer, rollouts):
@@ -131,7 +148,7 @@ def test_what_replaces_a_named_prompt_is_waited_for_by_that_call(make_buffer, ro
     rollouts.counted("b")
     uids = {"u"}
     assert buffer.sample(1, "train", uids=uids)[0].extra_info["rollout_root_keys"] == ["new"]
-    assert uids == {"u", "new"}
+    assert uids == {"new"}
     assert buffer.sample(1, "train")[0].extra_info["rollout_root_keys"] == ["b"]
 
 
