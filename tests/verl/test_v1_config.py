@@ -174,6 +174,10 @@ def test_verls_filter_is_ours(caplog: Any) -> None:
             [*JOURNAL, "trainer.v1.trainer_mode=separate_async"],
             "dispatch.journal: no journal was tested with separate_async",
         ),
+        (
+            ["replay.timeout_s=9", *FILTER, "algorithm.filter_groups.max_inflight_gen_batches=0"],
+            "max_inflight_gen_batches: 0 is not a number of batches",
+        ),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(more: list[str], message: str) -> None:

@@ -9,11 +9,10 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 
-from rlskip.config.check import Problem, raise_all, read
-from rlskip.config.replay import ReplayConfig, read_replay
+from rlskip.config.replay import ReplayConfig
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.hosts.verl.journals import tidy_journals
@@ -24,7 +23,6 @@ from rlskip.queue import GroupFilter, PromptOutcome, ReplayBuffer, to_rows
 from rlskip.skip import SkipManager
 
 _SYNC = "sync"
-_KWARGS = f"{SAMPLER_KEY}.sampler_kwargs"
 _REJECTED = "_dapo_filtered_reward_counts"
 _REWARD = "reward"  # verl's name for the sum of a row's scores
 
@@ -51,7 +49,7 @@ class FailClosedReplayBuffer:
     max_off_policy_threshold, max_off_policy_strategy
         Those of ``trainer.v1.sampler``. The same keys of `replay` take precedence.
     sampler_kwargs
-        The keys of `replay` (:class:`~rlskip.config.replay.ReplayConfig`), filled in by rlskip's
+        All keys of `replay` (:class:`~rlskip.config.replay.ReplayConfig`), filled in by rlskip's
         plug-in. `n` and `val_n` are required: verl's prompts do not carry the number of sessions
         to expect.
     refill_fn
@@ -60,7 +58,7 @@ class FailClosedReplayBuffer:
     Raises
     ------
     ConfigError
-        The settings cannot be honoured; every problem is named.
+        The plug-in has not filled in the settings.
     """
 
     def __init__(
@@ -165,19 +163,14 @@ def _filter(settings: Mapping[str, Any], trainer_mode: str) -> GroupFilter:
 def _settings(
     sampler_kwargs: Mapping[str, Any] | DictConfig | None,
 ) -> tuple[ReplayConfig, Mapping[str, Any] | None]:
-    if isinstance(sampler_kwargs, DictConfig):
-        sampler_kwargs = OmegaConf.to_container(sampler_kwargs, resolve=True)  # type: ignore
+    """The settings that rlskip's plug-in has checked and put there, and those of verl's filter."""
     given: dict[str, Any] = dict(sampler_kwargs or {})  # type: ignore[arg-type]
     filter_groups = given.pop("filter_groups", None)
-    problems: list[Problem] = []
-    settings = read(ReplayConfig, given, _KWARGS, problems)
-    raise_all(problems)
-    settings = read_replay(settings)
-    if settings.n is None or settings.val_n is None:
+    if given.get("n") is None or given.get("val_n") is None:
         raise ConfigError(
             "the number of sessions a prompt gets is not set, so no group is known to be complete",
-            _KWARGS,
-            "set n and val_n there; rlskip's plug-in for verl sets them (is "
+            f"{SAMPLER_KEY}.sampler_kwargs",
+            "set `replay` and let rlskip's plug-in for verl fill this in (is "
             "VERL_USE_EXTERNAL_PLUGINS set to none?)",
         )
-    return settings, filter_groups
+    return ReplayConfig(**given), filter_groups

@@ -169,7 +169,10 @@ def _group_filter(
     if look_up(config, f"{FILTER}.max_num_gen_batches"):  # verl says the same of its own V1 buffer
         text = "rlskip: %s.max_num_gen_batches is ignored: replay.max_refills=%d bounds refills"
         log.warning(text, FILTER, settings.max_refills)
-    batches = look_up(config, f"{FILTER}.max_inflight_gen_batches") or 1
+    where = f"{FILTER}.max_inflight_gen_batches"
+    batches = 1 if (given := look_up(config, where)) is None else given
+    if not isinstance(batches, int) or batches < 1:
+        problems.append(Problem(where, f"{batches!r} is not a number of batches", f"set {where}=1"))
     most = batches * (look_up(config, "data.train_batch_size") or 1)
     return {"filter_groups": {"metric": metric, "max_inflight": most}}
 
