@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
-from rich.table import Table
 
 from rlskip._human import number
 from rlskip.cli.options import Dir, Json, MaxMb, Success, Tokenizer, decoder, dump_dir
@@ -20,7 +18,7 @@ from rlskip.runs.find import find_runs, find_target
 from rlskip.runs.opened import NoSuchPlaceError
 
 if TYPE_CHECKING:
-    from rlskip.compare.mismatch import Gaps, StepMismatch
+    from rlskip.compare.mismatch import StepMismatch
     from rlskip.compare.rollouts import Dumps
     from rlskip.compare.sides import Side
     from rlskip.compare.verdict import Comparison
@@ -151,7 +149,7 @@ def _view(found: Comparison, limit: int, decode: Decode | None) -> list[Cell]:
 
 # -- one job: what the engine said against what the trainer computed -------------------------
 
-_FIGURES = (">tokens", ">mean", ">largest", ">k3 KL", ">beyond 1.0", "")
+_FIGURES = (">step", ">tokens", ">mean", ">largest", ">k3 KL", ">beyond 1.0", "")
 _WORST = 5
 
 
@@ -177,17 +175,12 @@ def _view_of_mismatch(name: str, found: list[StepMismatch], decode: Decode | Non
     from rlskip.compare.verdict import in_context
 
     lines: list[Cell] = [f"{name}: {found[0].stage} minus {ENGINE}, of sampled tokens", ""]
-    lines.append(_gaps_table(">step", [(one.step, one.all) for one in found]))
-    parts = [_all_gaps(one.by_position[i] for one in found) for i in range(4)]
-    names = ("first fourth", "second", "third", "last")
-    lines += ["", _gaps_table("of the response", list(zip(names, parts, strict=True)))]
-    turns = sorted({turn for one in found for turn in one.by_turn})
-    if len(turns) > 1:
-        of_turns = [
-            (turn, _all_gaps(one.by_turn[turn] for one in found if turn in one.by_turn))
-            for turn in turns
-        ]
-        lines += ["", _gaps_table(">turn", of_turns)]
+    figures = [
+        (one.step, one.all.tokens, *map(number, (one.all.mean, one.all.largest, one.all.kl)),
+         f"{100 * one.all.beyond:.2g} %", "")
+        for one in found
+    ]  # fmt: skip
+    lines.append(table(_FIGURES, figures))
     worst = sorted((token for one in found for token in one.worst), reverse=True)[:_WORST]
     rows = [
         (one.step, one.row, one.token, number(one.engine), number(one.trainer),
@@ -196,27 +189,3 @@ def _view_of_mismatch(name: str, found: list[StepMismatch], decode: Decode | Non
     ]  # fmt: skip
     shown = table((">step", "row", ">token", ">engine", ">trainer", "within"), rows)
     return [*lines, "", "the worst tokens", shown]
-
-
-def _gaps_table(first: str, rows: Sequence[tuple[Cell, Gaps]]) -> Table:
-    cells = [
-        (name, gaps.tokens, *map(number, (gaps.mean, gaps.largest, gaps.kl)),
-         f"{100 * gaps.beyond:.2g} %", "")
-        for name, gaps in rows
-    ]  # fmt: skip
-    return table((first, *_FIGURES), cells)
-
-
-def _all_gaps(some: Iterable[Gaps]) -> Gaps:
-    """The figures of several steps as one."""
-    from rlskip.compare.mismatch import Gaps
-
-    there = [gaps for gaps in some if gaps.tokens]
-    tokens = sum(gaps.tokens for gaps in there)
-    if not there:
-        return Gaps(0, *[float("nan")] * 4)
-    mean, kl, beyond = (
-        math.fsum(getattr(gaps, name) * gaps.tokens for gaps in there) / tokens
-        for name in ("mean", "kl", "beyond")
-    )
-    return Gaps(tokens, mean, max(gaps.largest for gaps in there), kl, beyond)

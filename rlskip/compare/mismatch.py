@@ -17,7 +17,6 @@ ENGINE = "engine_log_probs"
 #: What a trainer's log-probs before its first update are called, the likeliest first.
 TRAINER = ("old_log_probs", "log_probs")
 BEYOND = 1.0
-_PARTS = 4  # of a response, by position
 _WORST = 5
 
 
@@ -71,13 +70,11 @@ class WorstToken:
 
 @attrs.frozen
 class StepMismatch:
-    """A step's differences: of all tokens, by fourths of the responses, by turns, and the worst."""
+    """A step's differences: of all tokens, and the worst."""
 
     step: int
     stage: str
     all: Gaps
-    by_position: list[Gaps]
-    by_turn: dict[int, Gaps]
     worst: list[WorstToken]
 
 
@@ -95,15 +92,12 @@ def mismatch(step: int, records: StepRecords) -> StepMismatch | None:
     stage = next((name for name in TRAINER if name in known), None)
     if stage is None or ENGINE not in known or rows is None:
         return None
-    positions: list[list[np.ndarray]] = [[] for _ in range(_PARTS)]
-    turns: dict[int, list[np.ndarray]] = {}
+    every = [np.empty(0)]
     worst: list[WorstToken] = []
     both = known[ENGINE], known[stage]
     for at, tokens, engine, trainer, places in _sampled(records, rows, *both):
         gaps = trainer - engine
-        for part, cut in zip(positions, np.array_split(gaps, _PARTS), strict=True):
-            part.append(cut)
-        turns.setdefault(int(rows.turns[at]), []).append(gaps)
+        every.append(gaps)
         k = int(np.abs(gaps).argmax())
         size = float(abs(gaps[k]))
         if len(worst) < _WORST or size > worst[-1].gap:
@@ -112,15 +106,7 @@ def mismatch(step: int, records: StepRecords) -> StepMismatch | None:
             around = around_token(tokens, place)
             worst.append(WorstToken(size, step, name_of(rows, at), place, *values, around))
             worst = sorted(worst, reverse=True)[:_WORST]
-    every = np.concatenate([cut for part in positions for cut in part] or [np.empty(0)])
-    return StepMismatch(
-        step,
-        stage,
-        Gaps.of(every),
-        [Gaps.of(np.concatenate(part or [np.empty(0)])) for part in positions],
-        {turn: Gaps.of(np.concatenate(turns[turn])) for turn in sorted(turns) if turn >= 0},
-        worst,
-    )
+    return StepMismatch(step, stage, Gaps.of(np.concatenate(every)), worst)
 
 
 def _of_tokens(records: StepRecords, stage: str) -> list[Record]:
