@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from typing import Annotated, Any
 
 import typer
@@ -30,15 +29,11 @@ def ls(
     limit: Annotated[
         int | None, typer.Option(min=1, help="How many runs, or dumps of each run, to list.")
     ] = None,
-    only: Annotated[
-        str, typer.Option("--filter", help="Only runs with this in their names: lr2, lr*seed1.")
-    ] = "",
     as_json: Json = False,
 ) -> int:
     """List the runs, or the steps of a run."""
     place = dump_dir(where or directory)
-    found = find_runs(place)
-    runs = [run for run in found if fnmatchcase(run.name, f"*{only}*")]
+    runs = find_runs(place)
     # The records of each dump_dir are read once.
     recorded = {dump_dir: tally_steps(dump_dir) for dump_dir in {run.dump_dir for run in runs}}
     tallied = [(run, recorded[run.dump_dir].get(run.name, {})) for run in runs]
@@ -49,8 +44,7 @@ def ls(
     every = [_of_run(run, tallies) for run, tallies in tallied]
     lines = every[:limit]
     if not lines:
-        none = f"none of {len(found)} runs matches {only!r}" if found else f"no dumps in {place}"
-        return put(as_json, [], [none])
+        return put(as_json, [], [f"no dumps in {place}"])
     rows = [
         (
             line["run"],

@@ -24,34 +24,8 @@ def line(value: Any) -> str:
 
 
 def write_parquet(target: Scope, out: Path, by: By) -> int:
-    """Write a table, and return the number of its rows; a column that a dump lacks is null there.
-
-    Mappings that are all empty, which Parquet lacks, are null, too.
-
-    Raises
-    ------
-    RlskipError
-        A column has types that no one type holds.
-    """
-    pa, table = extra("pyarrow"), target.to_arrow(by=by)
-
-    def kept(dtype: Any) -> Any:
-        if pa.types.is_list(dtype):
-            return pa.list_(kept(dtype.value_type))
-        if not pa.types.is_struct(dtype):
-            return dtype
-        fields = [field.with_type(kept(field.type)) for field in dtype]
-        return pa.struct(fields) if fields else pa.null()
-
-    def filled(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: filled(item) for name, item in value.items()} or None
-        return [filled(item) for item in value] if isinstance(value, list) else value
-
-    for i, field in enumerate(table.schema):
-        if (dtype := kept(field.type)) != field.type:
-            cells = [filled(cell) for cell in table[i].to_pylist()]
-            table = table.set_column(i, field.name, pa.array(cells, dtype))
+    """Write the table of :meth:`Scope.to_arrow`, and return the number of its rows."""
+    table = target.to_arrow(by=by)
     extra("pyarrow.parquet").write_table(table, out)
     return int(table.num_rows)
 

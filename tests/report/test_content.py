@@ -35,10 +35,7 @@ def test_the_figures_are_those_of_show_and_of_open(
 ) -> None:
     out = tmp_path / "out" / "page.html"
     said = rlskip("report", run_dir, "--html", out, "--json").json
-    assert (said["steps"], said["sessions"], said["shown"], said["hits"], said["misses"]) == (
-        3, 24, 24, 3, 3,
-    )  # fmt: skip
-    assert said["seconds_saved"] == pytest.approx(42.75)
+    assert (said["steps"], said["sessions"], said["shown"]) == (3, 24, 24)
     (run,) = content(out).index["runs"]
     steps = run["steps"]
     assert steps["step"] == [1, 2, 3]
