@@ -1,17 +1,14 @@
-"""`rlskip compare`: where two trainings first differ, or the engine and the trainer of one."""
+"""`rlskip compare`: where two trainings first differ."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
-from rich.table import Table
 
-from rlskip._human import number
 from rlskip.cli.options import Dir, Json, MaxMb, Success, Tokenizer, decoder, dump_dir
 from rlskip.cli.report import shown, write
 from rlskip.cli.screen import Cell, progress, put, table, text
@@ -20,7 +17,6 @@ from rlskip.runs.find import find_runs, find_target
 from rlskip.runs.opened import NoSuchPlaceError
 
 if TYPE_CHECKING:
-    from rlskip.compare.mismatch import Gaps, StepMismatch
     from rlskip.compare.rollouts import Dumps
     from rlskip.compare.sides import Side
     from rlskip.compare.verdict import Comparison
@@ -32,17 +28,13 @@ RUN = "A job, Hydra's output directory, a run, a dump_dir; of dumps also a step 
 
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help=RUN)],
-    b: Annotated[
-        str | None,
-        typer.Argument(metavar="B", help="The other; without it, the engine and the trainer of A."),
-    ] = None,
+    b: Annotated[str, typer.Argument(metavar="B", help="The other.")],
     directory: Dir = None,
     steps: Annotated[str, typer.Option(help="Steps to compare: 3, 1-10, all.")] = "all",
     rtol: Annotated[
         float | None, typer.Option(min=0.0, help="Relative tolerance; default: by dtype.")
     ] = None,
     atol: Annotated[float | None, typer.Option(min=0.0, help="Absolute tolerance.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many lines to show.")] = 60,
     html: Annotated[
         Path | None, typer.Option(help="Also write a page about both, as report does.")
     ] = None,
@@ -54,32 +46,26 @@ def compare(
     """Find where two trainings first differ.
 
     Compares what +record=stages recorded; without that, the rollouts: two runs or two steps. Exit
-    code 1 if anything differs. With A alone: the engine's log-probs against the trainer's.
+    code 1 if anything differs.
     """
     from rlskip.compare.rollouts import side_decode
     from rlskip.compare.rounding import Rounding
-    from rlskip.compare.sides import compare_sides, find_side
+    from rlskip.compare.sides import compare_sides
     from rlskip.compare.verdict import COLUMNS, table_of
     from rlskip.report.page import Verdict, render
 
     within, decode = dump_dir(directory), decoder(tokenizer)
     wanted = Steps.parse(steps, "--steps")
-    if b is None:
-        side = find_side(a, within)
-        gaps = _mismatches(side, wanted)
-        data = {"run": side.name, "steps": [attrs.asdict(one) for one in gaps]}
-        return put(as_json, data, _view_of_mismatch(side.name, gaps, decode))
     sides = _sides(a, b, within, decode)
     one, other = sides
     found = compare_sides(one, other, Rounding(rtol, atol), wanted, _progress)
     words = side_decode(sides, decode)
     if html is not None:
-        lines = table_of(found)[:limit]
-        said = Verdict(found.verdict(words), found.is_equal, COLUMNS, lines)
+        said = Verdict(found.verdict(words), found.is_equal, COLUMNS, table_of(found))
         pair = [_shown(side, decode) for side in sides]
         page = render(pair, success=success, max_bytes=int(max_mb * 1e6), verdict=said)
         write(page, html)
-    return put(as_json, _data(found, words), _view(found, limit, words), failed=not found.is_equal)
+    return put(as_json, _data(found, words), _view(found, words), failed=not found.is_equal)
 
 
 def _progress(steps: Sequence[int]) -> Iterable[int]:
@@ -131,92 +117,16 @@ def _data(found: Comparison, decode: Decode | None) -> dict[str, Any]:
     }
 
 
-def _view(found: Comparison, limit: int, decode: Decode | None) -> list[Cell]:
+def _view(found: Comparison, decode: Decode | None) -> list[Cell]:
     from rlskip.compare.verdict import COLUMNS, only_one_has, table_of
 
-    lines = table_of(found)
     rows = [
         (*cells, text(result, "" if result.startswith(("equal", "within")) else "red"))
-        for *cells, result in lines[:limit]
+        for *cells, result in table_of(found)
     ]
     said = found.verdict(decode)
     view: list[Cell] = [said[0].upper() + said[1:], *only_one_has(found), ""]
     used = [i for i in range(len(COLUMNS)) if any(str(row[i]) for row in rows)]
     cells = [[row[i] for i in used] for row in rows]
     view += [f"A {found.a}", f"B {found.b}", "", table([COLUMNS[i] for i in used], cells)]
-    if len(lines) > limit:
-        view.append(f"{len(lines) - limit} more lines: --limit")
     return [*view, "", f"rounding: {found.rule}; --json has each stage"]
-
-
-# -- one job: what the engine said against what the trainer computed -------------------------
-
-_FIGURES = (">tokens", ">mean", ">largest", ">k3 KL", ">beyond 1.0", "")
-_WORST = 5
-
-
-def _mismatches(side: Side, wanted: Steps) -> list[StepMismatch]:
-    """The log-probs of the engine and of the trainer compared, at the steps that recorded both."""
-    from rlskip.compare.mismatch import ENGINE, TRAINER, mismatch
-
-    chosen = [step for step in side.steps() if step in wanted]
-    results = (mismatch(step, side.records(step)) for step in _progress(chosen))
-    found = [one for one in results if one is not None]
-    if not found:
-        raise NoSuchPlaceError(
-            f"no step recorded {ENGINE} and one of {', '.join(TRAINER)}, a value for each token",
-            side.name,
-            "let the engine return log-probs (verl: calculate_log_probs=true of the rollout; TRL: "
-            "vLLM), and record whole values again (record.values=all)",
-        )
-    return found
-
-
-def _view_of_mismatch(name: str, found: list[StepMismatch], decode: Decode | None) -> list[Cell]:
-    from rlskip.compare.mismatch import ENGINE
-    from rlskip.compare.verdict import in_context
-
-    lines: list[Cell] = [f"{name}: {found[0].stage} minus {ENGINE}, of sampled tokens", ""]
-    lines.append(_gaps_table(">step", [(one.step, one.all) for one in found]))
-    parts = [_all_gaps(one.by_position[i] for one in found) for i in range(4)]
-    names = ("first fourth", "second", "third", "last")
-    lines += ["", _gaps_table("of the response", list(zip(names, parts, strict=True)))]
-    turns = sorted({turn for one in found for turn in one.by_turn})
-    if len(turns) > 1:
-        of_turns = [
-            (turn, _all_gaps(one.by_turn[turn] for one in found if turn in one.by_turn))
-            for turn in turns
-        ]
-        lines += ["", _gaps_table(">turn", of_turns)]
-    worst = sorted((token for one in found for token in one.worst), reverse=True)[:_WORST]
-    rows = [
-        (one.step, one.row, one.token, number(one.engine), number(one.trainer),
-         in_context(*one.around, decode))
-        for one in worst
-    ]  # fmt: skip
-    shown = table((">step", "row", ">token", ">engine", ">trainer", "within"), rows)
-    return [*lines, "", "the worst tokens", shown]
-
-
-def _gaps_table(first: str, rows: Sequence[tuple[Cell, Gaps]]) -> Table:
-    cells = [
-        (name, gaps.tokens, *map(number, (gaps.mean, gaps.largest, gaps.kl)),
-         f"{100 * gaps.beyond:.2g} %", "")
-        for name, gaps in rows
-    ]  # fmt: skip
-    return table((first, *_FIGURES), cells)
-
-
-def _all_gaps(some: Iterable[Gaps]) -> Gaps:
-    """The figures of several steps as one."""
-    from rlskip.compare.mismatch import Gaps
-
-    there = [gaps for gaps in some if gaps.tokens]
-    tokens = sum(gaps.tokens for gaps in there)
-    if not there:
-        return Gaps(0, *[float("nan")] * 4)
-    mean, kl, beyond = (
-        math.fsum(getattr(gaps, name) * gaps.tokens for gaps in there) / tokens
-        for name in ("mean", "kl", "beyond")
-    )
-    return Gaps(tokens, mean, max(gaps.largest for gaps in there), kl, beyond)

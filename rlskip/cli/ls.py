@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from enum import Enum
-from fnmatch import fnmatchcase
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -18,7 +15,6 @@ from rlskip.jobs.records import StepTallies, Tally, tally_steps
 from rlskip.runs.find import find_runs
 from rlskip.runs.on_disk import Dump, dumps_at
 from rlskip.runs.opened import Run
-from rlskip.store.layout import Place
 
 _SAMPLED = 2000  # dumps of a run that are read to list it
 
@@ -26,46 +22,29 @@ Line = dict[str, Any]
 """A run or a dump: bytes, and seconds since the epoch."""
 
 
-class Order(str, Enum):
-    """Of what is listed."""
-
-    name = "name"
-    size = "size"
-    age = "age"
-    hits = "hits"
-
-
 def ls(
     where: Where = None,
     directory: Dir = None,
     steps: Annotated[bool, typer.Option("--steps", help="List the steps of every run.")] = False,
-    sort: Annotated[
-        Order, typer.Option(help="By name, or largest, newest or most hits first.")
-    ] = Order.name,
     limit: Annotated[
         int | None, typer.Option(min=1, help="How many runs, or dumps of each run, to list.")
     ] = None,
-    only: Annotated[
-        str, typer.Option("--filter", help="Only runs with this in their names: lr2, lr*seed1.")
-    ] = "",
     as_json: Json = False,
 ) -> int:
     """List the runs, or the steps of a run."""
     place = dump_dir(where or directory)
-    found = find_runs(place)
-    runs = [run for run in found if fnmatchcase(run.name, f"*{only}*")]
+    runs = find_runs(place)
     # The records of each dump_dir are read once.
     recorded = {dump_dir: tally_steps(dump_dir) for dump_dir in {run.dump_dir for run in runs}}
     tallied = [(run, recorded[run.dump_dir].get(run.name, {})) for run in runs]
     if steps or [run.directory for run in runs] == [place.resolve()]:
-        listed = [_steps(run, tallies, sort, limit) for run, tallies in tallied]
+        listed = [_steps(run, tallies, limit) for run, tallies in tallied]
         parts = [part for _, view in listed for part in view]
         return put(as_json, [data for data, _ in listed], parts)
     every = [_of_run(run, tallies) for run, tallies in tallied]
-    lines = _arranged(every, sort, limit)
+    lines = every[:limit]
     if not lines:
-        none = f"none of {len(found)} runs matches {only!r}" if found else f"no dumps in {place}"
-        return put(as_json, [], [none])
+        return put(as_json, [], [f"no dumps in {place}"])
     rows = [
         (
             line["run"],
@@ -120,30 +99,20 @@ def _note(line: Line) -> Cell:
     return text(", ".join([*some, *found, *bad]), "red" if bad else "")
 
 
-def _arranged(lines: list[Line], sort: Order, limit: int | None) -> list[Line]:
-    """At most `limit` of the lines: as they come (``name``), or the most of `sort` first."""
-    if sort != Order.name:
-        key = "written" if sort == Order.age else sort.value
-        lines = sorted(lines, key=lambda line: line[key] or 0, reverse=True)
-    return lines[:limit]
-
-
 def _more(every: int, lines: Sequence[Line]) -> list[Cell]:
     left = every - len(lines)
     return [f"{left} more: a larger --limit lists them"] if left else []
 
 
-def _steps(
-    run: Run, tallies: StepTallies, sort: Order, limit: int | None
-) -> tuple[Line, list[Cell]]:
+def _steps(run: Run, tallies: StepTallies, limit: int | None) -> tuple[Line, list[Cell]]:
     """The dumps of a run, and their table."""
     places = run.places()
     every: list[Line] = []
-    for step in _ordered(places, tallies, sort, limit):
+    for step in places:
         if limit is not None and len(every) >= limit:
             break  # what comes after them is not read
         every += [_of_dump(dump, tallies) for dump in dumps_at(places[step])]
-    lines = _arranged(every, sort, limit)
+    lines = every[:limit]
     total = len(every) if limit is None else max(len(every), sum(map(len, places.values())))
     rows = [
         (
@@ -176,30 +145,6 @@ def _steps(
         "jobs": jobs,
     }
     return data, view
-
-
-def _ordered(
-    places: Mapping[int, Sequence[Place]], tallies: StepTallies, sort: Order, limit: int | None
-) -> list[int]:
-    """The steps of a run, those first that are listed if only `limit` dumps are."""
-    if limit is None or sort == Order.name:
-        return list(places)
-
-    def weight(step: int) -> float:
-        if sort != Order.hits:
-            return max(_weight(place, sort) for place in places[step])
-        calls = {None, *(place.call for place in places[step])}
-        return sum(tallies.get((step, call), Tally()).hits for call in calls)
-
-    return sorted(places, key=weight, reverse=True)
-
-
-def _weight(place: Place, sort: Order) -> float:
-    try:
-        found = os.lstat(place.directory / place.dump)
-    except OSError:
-        return 0.0
-    return found.st_size if sort == Order.size else found.st_mtime
 
 
 def _of_dump(dump: Dump, tallies: StepTallies) -> Line:

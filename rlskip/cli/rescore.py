@@ -33,12 +33,6 @@ def rescore(
     reward: Annotated[str, typer.Option(help="The function: package.module:name.")],
     directory: Dir = None,
     steps: Annotated[str, typer.Option(help="Steps to score: 3, 1-10, all.")] = "all",
-    only_failed: Annotated[
-        bool, typer.Option("--only-failed", help="Only sessions with 0, or less than the best.")
-    ] = False,
-    repeat: Annotated[
-        int, typer.Option(min=1, help="Verdicts for each session; their mean counts.")
-    ] = 1,
     workers: Annotated[int, typer.Option(min=1, help="Calls that are under way at a time.")] = 8,
     tokenizer: Tokenizer = None,
     data: Annotated[
@@ -71,7 +65,7 @@ def rescore(
             raise NoSuchPlaceError(f"it has none of the steps {steps}", target.name, there)
     more = None if data is None else read_data(data)
     with _judge(reward, version, cache) as judge:
-        how = Rescoring(judge, only_failed, repeat, workers, more)
+        how = Rescoring(judge, workers, more)
         rescored = how.run(chosen, lambda some: progress(some, "scoring"))
     found = {
         "run": target.run.name,
@@ -111,8 +105,7 @@ def _judge(reward: str, version: str | None, cache: Path | None) -> Iterator[Jud
 
 
 def _view(data: dict[str, Any], rescored: Rescored) -> list[Cell]:
-    groups, pairs = data["groups"], data["pairs"]
-    kinds = (("old", data["old"]), ("new", data["new"]), ("deviation of repeats", data["spread"]))
+    groups, kinds = data["groups"], (("old", data["old"]), ("new", data["new"]))
     scores = [
         (name, *(number(found[column]) for column in _COLUMNS))
         for name, found in kinds
@@ -123,8 +116,7 @@ def _view(data: dict[str, Any], rescored: Rescored) -> list[Cell]:
         f"which was asked {data['asked']} times"
     )
     changed = (
-        f"{data['changed']} scores changed; of {groups['count']} groups {groups['reordered']} "
-        f"changed their order ({pairs['turned']} of {pairs['count']} pairs), "
+        f"{data['changed']} scores changed; of {groups['count']} groups "
         f"{groups['gained_signal']} gained a signal, {groups['lost_signal']} lost it"
     )
     heads = ("score", *(f">{name}" for name in _COLUMNS))

@@ -202,6 +202,21 @@ def _nbytes(value: Any) -> int:
     return int(getattr(value, "nbytes", 0))
 
 
+def is_single(record: Record, value: np.ndarray) -> bool:
+    """Whether a value has one number for each row."""
+    return record.layout.spans is None and value.size == len(value)
+
+
+def single_values(record: Record, value: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """One number for each of some rows: the row's own, what its tokens share, else their sum."""
+    if is_single(record, value):
+        return np.asarray(value.reshape(-1)[rows])
+    parts = (record.layout.part(value, row) for row in rows.tolist())
+    shared = [part.flat[0] if part.size and (part == part.flat[0]).all() else part.sum()
+              for part in parts]  # fmt: skip
+    return np.array(shared, value.dtype)
+
+
 # -- which rows of two stages belong together, wherever the batches put them --------------------
 
 

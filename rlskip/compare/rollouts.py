@@ -15,8 +15,7 @@ import numpy as np
 
 from rlskip.batch.row_parts import by_token
 from rlskip.batch.rows import Rows
-from rlskip.compare.records import Record, StepRecords, Values
-from rlskip.compare.steps import is_single, single_values
+from rlskip.compare.records import Record, StepRecords, Values, is_single, single_values
 from rlskip.runs.columns import plain, rollout_columns, values
 from rlskip.runs.conversation import recorded
 from rlskip.runs.find import Target

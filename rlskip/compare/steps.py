@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from rlskip.batch.row_parts import token_places
-from rlskip.compare.records import Record, RowTable, StepRecords, Values, copies, pair_rows
+from rlskip.compare.records import (
+    Record,
+    StepRecords,
+    Values,
+    copies,
+    is_single,
+    pair_rows,
+    single_values,
+)
 from rlskip.compare.rounding import Rounding, differences, other_zeros, scale
 from rlskip.compare.verdict import (
     DIFFERS,
@@ -19,14 +27,14 @@ from rlskip.compare.verdict import (
     ROUNDING,
     UNPAIRED,
     Place,
-    RowName,
     StageResult,
     StepResult,
+    around_token,
+    name_of,
 )
 from rlskip.stages.digest import MOMENTS
 from rlskip.stages.parts import DIGEST, NUMBER, ROWS
 
-_AROUND = 8  # tokens that are shown on each side of one
 _MEANS = np.array([name in ("mean", "order") for name in MOMENTS])
 
 
@@ -114,19 +122,6 @@ def _first_other_mask(a: StepRecords, b: StepRecords, i: np.ndarray, j: np.ndarr
     at = int(np.flatnonzero(ours[1] != others[1])[0])
     values = bool(ours[1][at]), bool(others[1][at])
     return Place(*values, row=name, token=at, around=around_token(ours[0], at))
-
-
-def name_of(rows: RowTable, at: int) -> RowName:
-    """The name of the row at an index of the table."""
-    session, turn = (int(n) if n >= 0 else None for n in (rows.sessions[at], rows.turns[at]))
-    prompt = f"{int(rows.prompts[at]):016x}"[:8]
-    return RowName(prompt, session, turn, int(rows.lengths[at]), str(rows.groups[at]))
-
-
-def around_token(tokens: np.ndarray, at: int) -> tuple[list[int], int]:
-    """The tokens around the one at `at`, and where that is among them."""
-    start = max(0, at - _AROUND)
-    return tokens[start : at + _AROUND + 1].tolist(), at - start
 
 
 # -- a stage -------------------------------------------------------------------------------------
@@ -333,21 +328,6 @@ class _Stage:
             if len(places) > (entry or 0):
                 token, around = int(places[-1]), around_token(found[0], int(places[-1]))
         return Place(a, b, what, name, entry, token, around)
-
-
-def is_single(record: Record, value: np.ndarray) -> bool:
-    """Whether a value has one number for each row."""
-    return record.layout.spans is None and value.size == len(value)
-
-
-def single_values(record: Record, value: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """One number for each of some rows: the row's own, what its tokens share, else their sum."""
-    if is_single(record, value):
-        return np.asarray(value.reshape(-1)[rows])
-    parts = (record.layout.part(value, row) for row in rows.tolist())
-    shared = [part.flat[0] if part.size and (part == part.flat[0]).all() else part.sum()
-              for part in parts]  # fmt: skip
-    return np.array(shared, value.dtype)
 
 
 def _gaps(a: np.ndarray, b: np.ndarray) -> np.ndarray:

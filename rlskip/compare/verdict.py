@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
+import numpy as np
 
 from rlskip._human import number
 from rlskip.config.steps import compact
 from rlskip.runs.rollouts import Decode
 
 EQUAL, ROUNDING, DIFFERS, UNPAIRED = "equal", "within rounding", "differs", "not comparable"
+
+if TYPE_CHECKING:
+    from rlskip.compare.records import RowTable
+
+_AROUND = 8  # tokens that are shown on each side of one
 
 #: The names of what is compared of the rows themselves.
 ROLLOUTS, MASK = "rollouts", "mask"
@@ -64,6 +70,19 @@ class Place:
     entry: int | None = None
     token: int | None = None
     around: tuple[list[int], int] | None = None
+
+
+def name_of(rows: RowTable, at: int) -> RowName:
+    """The name of the row at an index of the table."""
+    session, turn = (int(n) if n >= 0 else None for n in (rows.sessions[at], rows.turns[at]))
+    prompt = f"{int(rows.prompts[at]):016x}"[:8]
+    return RowName(prompt, session, turn, int(rows.lengths[at]), str(rows.groups[at]))
+
+
+def around_token(tokens: np.ndarray, at: int) -> tuple[list[int], int]:
+    """The tokens around the one at `at`, and where that is among them."""
+    start = max(0, at - _AROUND)
+    return tokens[start : at + _AROUND + 1].tolist(), at - start
 
 
 @attrs.frozen
@@ -189,26 +208,9 @@ class Comparison:
             said += f": in {first.off} of {first.compared} {first.unit}" if first.off else ""
             said += f" ({first.note})" if first.note else ""
         said += _words(first.at, decode) if first.at is not None else ""
-        before = self._before(first)
-        return f"{said}; {before}" if before else said
-
-    def _before(self, first: StageResult) -> str:
-        """What was recorded just before the first difference, which is equal."""
-        before = self.stages[: self.stages.index(first)]
-        equal = [stage for stage in before if stage.state in (EQUAL, ROUNDING)]
-        earlier = [stage for stage in equal if stage.stage not in (ROLLOUTS, MASK)]
-        if not earlier:
-            are_there = any((one.step, one.stage) == (first.step, ROLLOUTS) for one in equal)
-            return "the rollouts are equal" if are_there else ""
-        last = earlier[-1]
-        at = "" if last.step == first.step else f" of step {last.step}"
-        alone = any(step.only_a or step.only_b for step in self.steps if step.step <= first.step)
-        lacking = (*self.only_a, *self.only_b, *self.unreadable)
-        alone |= any(step < first.step for step in lacking)
-        what = "what could be compared" if alone or len(equal) < len(before) else "everything"
-        return f"{what} before it is equal, up to {last.stage}{at}" + (
-            "" if last.state == EQUAL else " (within rounding)"
-        )
+        rollouts = [one for one in self.stages if (one.step, one.stage) == (first.step, ROLLOUTS)]
+        are_equal = any(one.state == EQUAL for one in rollouts)
+        return f"{said}; the rollouts are equal" if are_equal else said
 
     def _verdict_of_equals(self) -> str:
         steps = compact([step.step for step in self.steps])

@@ -25,7 +25,6 @@ from rlskip.exchange.rows import (
     refuse_other_order,
     rows_of,
 )
-from rlskip.format.dump_errors import DumpError
 from rlskip.format.prompt_digests import digest_of_batch, digests_of
 from rlskip.runs.columns import rollout_columns
 from rlskip.runs.find import the_run
@@ -136,9 +135,7 @@ def write(
         what = f"{step!r:.80} is not a whole number from 1 on"
         raise ConfigError(what, "rlskip.write(step=...)", "number steps from 1, or give none")
     names = experiment_name, project_name
-    run, pattern = _directory(
-        dump_dir, names, (gbs, n, prompt_len, response_len), like, for_command
-    )
+    run = _directory(dump_dir, names, (gbs, n, prompt_len, response_len), like, for_command)
     refuse_links(run)
     shape = _shape_of(run)
     if step is not None and has_dump(run, step):
@@ -178,7 +175,7 @@ def write(
         ROWS_PER_PROMPT: counts[0] if len({*counts}) == 1 else counts,
     }
     written = _save(run, step, made, identity, info)
-    _tell_what_lacks(written, fields, pattern)
+    _tell_what_lacks(written, fields)
     return written
 
 
@@ -212,8 +209,8 @@ def _directory(
     sizes: tuple[int | None, ...],
     like: Run | _Path | None,
     for_command: str | Sequence[str] | None,
-) -> tuple[Path, Run | None]:
-    """The run's directory, and the run that it is `like`."""
+) -> Path:
+    """The run's directory."""
     for size in sizes:
         if size is not None and (type(size) is not int or size < 1):
             what = f"a size is {size!r:.80}, not a whole number from 1 on"
@@ -232,17 +229,16 @@ def _directory(
         elif any((*names, *sizes)):
             what = "experiment_name and project_name name a run only together"
             raise ConfigError(what, "rlskip.write", "give both")
-        return Path(os.path.abspath(outermost)), None
-    pattern = None
+        return Path(os.path.abspath(outermost))
     if like is not None:
-        pattern = like if isinstance(like, Run) else the_run(Path(like).expanduser())
-        directory = pattern.directory
+        run = like if isinstance(like, Run) else the_run(Path(like).expanduser())
+        directory = run.directory
     else:
         command = shlex.split(for_command) if isinstance(for_command, str) else for_command
         directory = directory_of(list(command or ()))
     if dump_dir is not None:
         directory = parse_dump_dir(os.fspath(dump_dir), "rlskip.write") / run_name(directory)
-    return Path(os.path.abspath(directory)), pattern
+    return Path(os.path.abspath(directory))
 
 
 def _shape_of(directory: Path) -> dict[str, int | None]:
@@ -270,7 +266,7 @@ def _recorded(prompts: Any, shape: Mapping[str, int | None]) -> tuple[Identity, 
     return identity, PromptRows.of(prompts, told)
 
 
-def _tell_what_lacks(written: Step, fields: RowFields, pattern: Run | None) -> None:
+def _tell_what_lacks(written: Step, fields: RowFields) -> None:
     """Name, before a run starts, what it may need and the rows do not have."""
     lacking = []
     if fields.response is None and fields.whole is None:
@@ -279,12 +275,6 @@ def _tell_what_lacks(written: Step, fields: RowFields, pattern: Run | None) -> N
         lacking.append("log-probs of the engine")
     if fields.reward is None:
         lacking.append("rewards")
-    if pattern is not None:
-        try:
-            theirs = next((dump.fields() for dump in pattern.iter_dumps()), [])
-        except DumpError:
-            theirs = []
-        lacking += sorted({*theirs} - {*written.fields()})
     if lacking:
         log.warning(
             "rlskip.write: %s has no %s; a trainer that needs them refuses the dump",

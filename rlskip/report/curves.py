@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from rlskip.compare.mismatch import mismatch
+from rlskip.compare.mismatch import mean_gap
 from rlskip.compare.records import Record, StepRecords
 from rlskip.compare.sides import Side
 from rlskip.format.dump_errors import DumpError
-from rlskip.runs.rollouts import if_finite
+from rlskip.runs.tokens import if_finite
 from rlskip.stages.digest import MOMENTS
 from rlskip.stages.parts import DIGEST, NUMBER
 
@@ -48,8 +48,8 @@ class Curves:
                 problem(f"records of step {step}", error.what)
 
     def _read(self, step: int, found: StepRecords, of_rows: bool) -> None:
-        gaps = mismatch(step, found) if of_rows else None
-        self.gaps[step] = None if gaps is None else if_finite(gaps.all.mean)
+        gap = mean_gap(found) if of_rows else None
+        self.gaps[step] = None if gap is None else if_finite(gap)
         for name, stage in found.stages.items():
             values = [_mean_of(one) for one in stage if of_rows or one.form == NUMBER]
             known = [value for value in values if value is not None and math.isfinite(value)]

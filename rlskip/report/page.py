@@ -56,9 +56,6 @@ class Page:
     groups: int
     shown: int
     steps: int
-    hits: int
-    misses: int
-    seconds_saved: float
 
 
 def render(
@@ -113,9 +110,6 @@ def render(
         groups=int(sum(side.total("groups") for side in sides)),
         shown=sum(len(side.shown) for side in sides),
         steps=sum(len(side.steps) for side in sides),
-        hits=int(sum(side.total("hits") for side in sides)),
-        misses=int(sum(side.total("misses") for side in sides)),
-        seconds_saved=float(sum(side.total("saved") for side in sides)),
     )
 
 

@@ -90,14 +90,11 @@ def session(one: SessionRows, vocabulary: Vocabulary, recorded: RowValues) -> di
     """A session for the page; raises DumpError where what was recorded cannot be read."""
     turns = one.turns
     pieces = one.pieces
-    causes = _causes(turns, pieces, vocabulary)
     parts: list[dict[str, Any]] = []
     for turn, (row, piece) in enumerate(zip(turns, pieces, strict=False)):
         if piece.added:
             kind = OBSERVED if turn and piece.continues else PROMPT
             parts.append(_part(kind, turn, piece.added, {}, vocabulary))
-        if turn in causes:
-            parts[-1]["break"] = causes[turn]
         values = _token_values(row, piece, recorded)
         end = 0
         kinds = [UNKNOWN] * len(piece.response)
@@ -143,27 +140,6 @@ def _part(
 def _short(values: np.ndarray) -> list[float | None]:
     """Numbers with four digits; None for what is not finite."""
     return [float(f"{v:.4g}") if np.isfinite(v) else None for v in values.tolist()]
-
-
-def _causes(
-    turns: Sequence[Mapping[str, Any]], pieces: Sequence[Piece], words: Vocabulary
-) -> dict[int, str]:
-    """Why a turn could not be merged with those before it, by turn."""
-    if all(piece.continues for piece in pieces):
-        return {}
-    # Merging loads torch, which no other command that reads dumps needs.
-    from rlskip.merge import chains
-    from rlskip.merge.merge_report import report_on
-
-    prompts = [np.array(turn.get("prompt") or [], np.int64) for turn in turns]
-    responses = [np.array(turn["response"], np.int64) for turn in turns]
-    rows = chains.Rows(prompts, responses, [range(len(turns))])
-    breaks = report_on(rows, chains.link(rows), "adjacent").breaks
-    return {
-        one.row: f"{one.cause}, it differs from turn {one.after + 1} at token {one.token}: "
-        f"{words.text(one.was)!r} became {words.text(one.now)!r}"
-        for one in breaks
-    }
 
 
 def _messages(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -50,26 +49,17 @@ class Changes:
         The scores of the sessions that were scored again.
     changed
         How many of them have another score.
-    spread
-        The deviation of each session's scores, where several were asked for.
-    pairs, turned
-        Pairs of sessions of one group whose old scores differ; those that the new ones order the
-        other way.
-    groups, reordered, gained, lost
-        Groups; those with such a pair; those whose scores differ now and were equal before, and the
-        other way round, the names of the first of them as ``step/group``.
+    groups, gained, lost
+        Groups; those whose scores differ now and were equal before, and the other way round, the
+        names of the first of them as ``step/group``.
     most
         The sessions that changed most.
     """
 
     old: array[float] = attrs.field(factory=_scores)
     new: array[float] = attrs.field(factory=_scores)
-    spread: array[float] = attrs.field(factory=_scores)
     changed: int = 0
     groups: int = 0
-    pairs: int = 0
-    turned: int = 0
-    reordered: int = 0
     gained: int = 0
     lost: int = 0
     gained_names: list[str] = attrs.field(factory=list)
@@ -99,29 +89,19 @@ class Changes:
                 names.append(name)
         self.gained += after and not before
         self.lost += before and not after
-        turned = 0
-        both = [(a, b) for a, b in zip(old, new, strict=True) if a is not None and b is not None]
-        for (a, b), (c, d) in itertools.combinations(both, 2):
-            self.pairs += a != c
-            turned += (a - c) * (b - d) < 0
-        self.turned += turned
-        self.reordered += turned > 0
 
     def result(self) -> dict[str, Any]:
         """All of it, as plain values."""
         return {
             "old": _described(self.old),
             "new": _described(self.new),
-            "spread": _described(self.spread),
             "changed": self.changed,
             "groups": {
                 "count": self.groups,
-                "reordered": self.reordered,
                 "gained_signal": self.gained,
                 "lost_signal": self.lost,
                 "gained": self.gained_names,
                 "lost": self.lost_names,
             },
-            "pairs": {"count": self.pairs, "turned": self.turned},
             "most_changed": [attrs.asdict(one) for one in self.most],
         }

@@ -110,14 +110,8 @@ class Judge:
                 by_name[name] = value
         return by_name
 
-    def ask(self, arguments: Mapping[str, Any], repeat: int = 0) -> list[Any]:
-        """The verdicts of a call, one for each session; of a function that is not async.
-
-        Parameters
-        ----------
-        repeat
-            Which of several independent verdicts on the same content.
-        """
+    def ask(self, arguments: Mapping[str, Any]) -> list[Any]:
+        """The verdicts of a call, one for each session; of a function that is not async."""
 
         async def call(**given: Any) -> Any:
             return self.function(**given)
@@ -126,25 +120,24 @@ class Judge:
             time.sleep(seconds)
 
         try:
-            self._verdicts(arguments, repeat, call, sleep).send(None)
+            self._verdicts(arguments, call, sleep).send(None)
         except StopIteration as done:
             found: list[Any] = done.value
             return found
         raise AssertionError("neither of both suspends")
 
-    async def ask_async(self, arguments: Mapping[str, Any], repeat: int = 0) -> list[Any]:
+    async def ask_async(self, arguments: Mapping[str, Any]) -> list[Any]:
         """As :meth:`ask`, of an async function."""
-        return await self._verdicts(arguments, repeat, self.function, asyncio.sleep)
+        return await self._verdicts(arguments, self.function, asyncio.sleep)
 
     async def _verdicts(
         self,
         arguments: Mapping[str, Any],
-        repeat: int,
         call: Callable[..., Awaitable[Any]],
         sleep: Callable[[float], Awaitable[None]],
     ) -> list[Any]:
         """What it holds is released while it sleeps, so that no two calls wait for each other."""
-        keys = [self._key(row, repeat) for row in self._rows(arguments)]
+        keys = [self._key(row) for row in self._rows(arguments)]
         rows = {keys[i]: i for i in reversed(range(len(keys)))}  # equal ones are asked for once
         found: dict[str, Any] = {}
         wait, longest = _WAIT_S
@@ -180,8 +173,8 @@ class Judge:
         columns = {name: list(counted[name]) for name in self._columns(counted, n)}
         return [{**counted, **{name: columns[name][i] for name in columns}} for i in range(n)]
 
-    def _key(self, row: Mapping[str, Any], repeat: int) -> str:
-        about = {"": [*self._who, repeat]}
+    def _key(self, row: Mapping[str, Any]) -> str:
+        about = {"": self._who}
         try:
             return fingerprint({**row, **about}, ())
         except UnsupportedTypeError as error:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
-import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,7 +20,6 @@ from rlskip.runs.rollouts import Decode, Rollouts, SessionRows
 from rlskip.runs.scope import Scope
 
 _KEPT_ERRORS = 20
-_REWARDS = ("group", "session", "turn", "reward")
 
 
 @attrs.frozen
@@ -63,10 +60,6 @@ class Rescoring:
 
     Parameters
     ----------
-    only_failed
-        Only sessions that have no reward, one of 0 or less, or less than the best of all.
-    repeat
-        How many independent verdicts to ask for; the new score is their mean.
     workers
         How many calls of the function are under way at a time.
     data
@@ -74,8 +67,6 @@ class Rescoring:
     """
 
     judge: Judge
-    only_failed: bool = False
-    repeat: int = 1
     workers: int = 8
     data: Data | None = None
 
@@ -99,24 +90,18 @@ class Rescoring:
         pool = ThreadPoolExecutor(self.workers, "rlskip-judge")
         asyncio.get_running_loop().set_default_executor(pool)
         rescored = Rescored()
-        best = None
-        if self.only_failed:
-            read = (part for step in steps for _, part in _readable(step, _REWARDS, rescored))
-            earned = (one.reward for part in read for one in part.sessions)
-            best = max((reward for reward in earned if reward is not None), default=0.0)
         for step in progress(steps):
-            for dump, rollouts in _readable(step, None, rescored):
-                await self._score(rollouts, dump, best, rescored)
+            for dump in step.iter_dumps():
+                try:
+                    rollouts = step.read(dump)
+                except DumpError as error:
+                    rescored.unreadable[dump.name] = str(error).partition("\n")[0]
+                else:
+                    await self._score(rollouts, dump, rescored)
         return rescored
 
-    async def _score(
-        self, rollouts: Rollouts, dump: Dump, best: float | None, rescored: Rescored
-    ) -> None:
-        sessions = [
-            one
-            for one in rollouts.sessions
-            if best is None or one.reward is None or one.reward <= 0 or one.reward < best
-        ]
+    async def _score(self, rollouts: Rollouts, dump: Dump, rescored: Rescored) -> None:
+        sessions = rollouts.sessions
         rollouts.decode = rollouts.decode or _recorded(dump)
         rescored.sessions += len(sessions)
         new: dict[tuple[str, int], float] = {}
@@ -130,9 +115,7 @@ class Rescoring:
                     text = f"{type(found).__name__}: {found}"
                     rescored.failures.append(Failure(*place, text))
             else:
-                new[one.group, one.number] = score = kept(statistics.mean(found))
-                if self.repeat > 1:
-                    rescored.changes.spread.append(statistics.pstdev(found))
+                new[one.group, one.number] = score = kept(found)
                 by = math.inf if one.reward is None else abs(score - one.reward)
                 rescored.changes.add_session(Change(by, *place, one.reward, score))
         for group in rollouts.groups:
@@ -142,48 +125,29 @@ class Rescoring:
 
     async def _verdicts(
         self, sessions: Sequence[SessionRows], decode: Decode | None
-    ) -> list[list[float] | Exception]:
-        """Of each session its scores, one a repetition, or why there are none."""
+    ) -> list[float | Exception]:
+        """Of each session its score, or why there is none."""
         size = math.ceil(len(sessions) / self.workers) if self.judge.takes_many else 1
         cuts = [sessions[i : i + size] for i in range(0, len(sessions), max(size, 1))]
         at_a_time = asyncio.Semaphore(self.workers)
 
-        async def ask(cut: Sequence[SessionRows], k: int) -> list[float | Exception]:
+        async def ask(cut: Sequence[SessionRows]) -> list[float | Exception]:
             async with at_a_time:
                 # What the run lacks concerns every session, so it is raised here.
                 given = arguments(self.judge, cut, decode, self.data)
                 try:
                     if self.judge.is_async:
-                        said = await self.judge.ask_async(given, k)
+                        said = await self.judge.ask_async(given)
                     else:
-                        said = await asyncio.to_thread(self.judge.ask, given, k)
+                        said = await asyncio.to_thread(self.judge.ask, given)
                 except Exception as error:
                     return [error] * len(cut)
                 except SystemExit as error:  # it must not end the command, as if all were well
                     return [RewardError(f"it ended with exit code {error.code}")] * len(cut)
             return [score_of(verdict) for verdict in said]
 
-        asks = [ask(cut, k) for cut in cuts for k in range(self.repeat)]
-        answers = iter(await asyncio.gather(*asks))
-        found: list[list[float] | Exception] = []
-        for _ in cuts:
-            for scores in zip(*itertools.islice(answers, self.repeat), strict=True):
-                errors = [score for score in scores if isinstance(score, Exception)]
-                found.append(errors[0] if errors else list(scores))
-        return found
-
-
-def _readable(
-    step: Scope, fields: Sequence[str] | None, rescored: Rescored
-) -> Iterator[tuple[Dump, Rollouts]]:
-    """The dumps of a step, read; of those that cannot be the reason is noted."""
-    for dump in step.iter_dumps():
-        try:
-            rollouts = step.read(dump, fields)
-        except DumpError as error:
-            rescored.unreadable[dump.name] = str(error).partition("\n")[0]
-        else:
-            yield dump, rollouts
+        answers = await asyncio.gather(*map(ask, cuts))
+        return [score for scores in answers for score in scores]
 
 
 def _dtype_of(rollouts: Rollouts) -> Callable[[float], float]:

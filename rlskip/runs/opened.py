@@ -207,13 +207,7 @@ class Runs(Scope, Sequence[Run]):
     directory: Path
     _runs: tuple[Run, ...]
 
-    @overload
-    def __getitem__(self, which: int | str) -> Run: ...
-    @overload
-    def __getitem__(self, which: slice) -> Runs: ...
-    def __getitem__(self, which: int | str | slice) -> Run | Runs:
-        if isinstance(which, slice):
-            return attrs.evolve(self, runs=self._runs[which])
+    def __getitem__(self, which: int | str) -> Run:  # type: ignore[override]
         if isinstance(which, int):
             return self._runs[which]
         found = [run for run in self._runs if run.name == which]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,30 +14,6 @@ from rlskip.runs.on_disk import families
 from rlskip.runs.opened import Run
 from rlskip.store import commit
 from rlskip.store.layout import as_step, journaled_step
-
-
-@attrs.frozen
-class _Written:
-    """When a step or a journal was written last, in ns since the epoch, and its size in bytes."""
-
-    when: int
-    size: int
-
-    @classmethod
-    def of(cls, path: Path) -> _Written | None:
-        """A file, or the files below a directory; None where there is nothing (any more)."""
-        files = [os.fspath(path)]
-        for above, _, names in os.walk(path, onerror=_raise_unless_gone):
-            files += [os.path.join(above, name) for name in names]
-        found = []
-        for file in files:
-            with contextlib.suppress(FileNotFoundError):
-                found.append(os.lstat(file))
-        if len(found) > 1 and stat.S_ISDIR(found[0].st_mode):
-            del found[0]  # what it holds counts, not the directory
-        if not found:
-            return None
-        return cls(max(f.st_mtime_ns for f in found), sum(f.st_size for f in found))
 
 
 @attrs.frozen
@@ -134,12 +109,13 @@ def _alone_in(runs: Sequence[Run], paths: Callable[[Run], list[Path]]) -> list[O
 
 def _measured(run: Run, name: str, paths: Sequence[Path]) -> Iterator[Old]:
     """What there is of these paths; nothing where all were removed meanwhile."""
-    found = [written for path in paths if (written := _Written.of(path)) is not None]
+    found = []
+    for path in paths:
+        for file in (path, *path.rglob("*")):
+            with contextlib.suppress(FileNotFoundError):
+                found.append(file.lstat())
+    # What a directory holds counts, not the directory.
+    files = [one for one in found if not stat.S_ISDIR(one.st_mode)]
     if found:
-        size, when = sum(one.size for one in found), max(one.when for one in found)
-        yield Old(run, name, tuple(paths), size, when / 1e9)
-
-
-def _raise_unless_gone(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError | NotADirectoryError):
-        raise error
+        when = max(one.st_mtime for one in files or found)
+        yield Old(run, name, tuple(paths), sum(one.st_size for one in files), when)

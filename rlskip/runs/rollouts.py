@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -15,12 +14,11 @@ import attrs
 import numpy as np
 
 from rlskip.batch.columns import column_length
-from rlskip.batch.ragged import numbers
 from rlskip.format.dump_errors import DumpError
-from rlskip.keys import split_trajectory
 from rlskip.runs.columns import Column, Columns, plain, values
 from rlskip.runs.conversation import Conversation, Piece, messages_of, pieces_of
-from rlskip.runs.tokens import Tokens
+from rlskip.runs.row_names import row_names, single
+from rlskip.runs.tokens import Tokens, if_finite, total_of
 
 log = logging.getLogger(__name__)
 
@@ -161,17 +159,11 @@ class Rollouts:
         cells = self.columns.of("reward") or [None] * len(self)
         spans = self.tokens.rewards or [None] * len(self)
         pairs = enumerate(zip(cells, spans, strict=True))
-        return [None if i in odd else _total(cell, span) for i, (cell, span) in pairs]
+        return [None if i in odd else total_of(cell, span) for i, (cell, span) in pairs]
 
     @property
     def sessions(self) -> list[SessionRows]:
-        """In the order of their first rows.
-
-        Rows belong to one session if their keys say so (a queue's), or their columns of group and
-        session, or their trajectory ids (SkyRL), or if no earlier row is a session's last step.
-        Else each row is a session. Groups are those of the key, of the column of groups, of as many
-        rows as each prompt has, or of equal prompts.
-        """
+        """In the order of their first rows; :mod:`rlskip.runs.row_names` has which rows are one."""
         return [SessionRows(*one, self) for one in self._sessions]
 
     @functools.cached_property
@@ -181,7 +173,7 @@ class Rollouts:
         Such a circle would keep a dump in memory until Python's garbage collector runs.
         """
         found: dict[tuple[str, Any], list[tuple[Any, int]]] = {}
-        for i, (group, session, turn) in enumerate(self._row_names()):
+        for i, (group, session, turn) in enumerate(row_names(self.columns, self.tokens)):
             found.setdefault((group, session), []).append((turn, i))
         lengths, rewards = self.tokens.lengths, self.rewards
         count: Counter[str] = Counter()
@@ -333,58 +325,8 @@ class Rollouts:
                 found["group"][i], found["session"][i] = group, number
                 found["turn"][i] = turn
         uids = self.columns.of("group")
-        found["uid"] = found["group"] if uids is None else [str(_single(uid)) for uid in uids]
+        found["uid"] = found["group"] if uids is None else [str(single(uid)) for uid in uids]
         return found
-
-    # -- sessions of rows --------------------------------------------------------------------
-
-    def _row_names(self) -> list[tuple[str, Any, Any]]:
-        """Group, session and turn of each row."""
-        columns, n = self.columns, len(self)
-        keys = [split_trajectory(str(key)) for key in values(columns.columns.get("key", ()))]
-        if len(keys) == n and all(keys):
-            return [key for key in keys if key is not None]
-        group, session, turn = (
-            self._groups(),
-            _scalars(columns, "session"),
-            _scalars(columns, "turn"),
-        )
-        turns = turn if turn and all(isinstance(t, int) for t in turn) else [0] * n
-        if group and session:
-            return list(zip(group, session, turns, strict=True))
-        if session and columns.name_of("session") == "trajectory_ids":  # SkyRL's, as text
-            ids = [str(one) for one in session]
-            heads = [one.rpartition("_")[0] or one for one in ids]
-            return list(zip(heads, ids, turns, strict=True))
-        each = columns.fields.n
-        groups = group or ([str(i // each) for i in range(n)] if each else self._prompts())
-        last = _scalars(columns, "last") or [True] * n
-        first, names = 0, []
-        for i in range(n):
-            names.append((groups[first], first, turns[i]))
-            first = i + 1 if last[i] else first
-        return names
-
-    def _groups(self) -> list[str] | None:
-        """The name of each row's group, by the column of groups: its text, or its number there."""
-        column, names = self.columns.of("group"), _scalars(self.columns, "group")
-        if column is None or names is not None:
-            return names and list(map(str, names))
-        return _numbered(repr(plain(value)) for value in column)
-
-    def _prompts(self) -> list[str]:
-        """For each row the number of its prompt among the prompts that differ."""
-        prompts = self.tokens.prompt
-        if prompts is None:
-            alike = self.has_tokens  # responses without prompts are those of one group
-            return [str(0 if alike else i) for i in range(len(self))]
-        return _numbered(b"" if p is None else p.astype(np.int64).tobytes() for p in prompts)
-
-
-def _numbered(values: Iterable[Hashable]) -> list[str]:
-    """The number of each value among those that differ, in the order of their first ones."""
-    found: dict[Hashable, int] = {}
-    return [str(found.setdefault(value, len(found))) for value in values]
 
 
 def column_of(field: str, names: Collection[str]) -> str:
@@ -393,34 +335,3 @@ def column_of(field: str, names: Collection[str]) -> str:
         return field
     own = field.removeprefix("own_")
     return own if own in (*ROW, *PLACE) else field.partition(".")[0]
-
-
-def if_finite(value: float) -> float | None:
-    """`value`; None for NaN and the infinities."""
-    return value if math.isfinite(value) else None
-
-
-def _total(value: Any, span: tuple[int, int] | None) -> float | None:
-    """A reward as one finite number: of one for each token the sum, without what padding has."""
-    if isinstance(value, int | float):
-        with contextlib.suppress(OverflowError):
-            return if_finite(float(value))
-        return None
-    if (given := numbers(value)) is None:
-        return None
-    return if_finite(float(given[slice(*span) if span else slice(None)].sum(dtype=np.float64)))
-
-
-def _single(value: Any) -> Any:
-    """A cell that holds one value as that value; any other as it is."""
-    is_single = isinstance(value, np.ndarray | np.generic) and value.size == 1
-    return value.item() if is_single else value
-
-
-def _scalars(columns: Columns, what: str) -> list[Any] | None:
-    """The column that holds `what`, if it has a text or a whole number for each row."""
-    column = columns.of(what)
-    if column is None:
-        return None
-    cells = [_single(v) for v in column]
-    return cells if all(isinstance(v, str | int) for v in cells) else None

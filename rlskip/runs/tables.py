@@ -194,9 +194,18 @@ def _own(pa: Any, column: Column) -> Any:
 
 def _cells(pa: Any, cells: list[Any]) -> Any:
     try:
-        return _array(pa, cells)
+        found = _array(pa, cells)
+        # Parquet has no type for mappings without entries.
+        return found if "struct<>" not in str(found.type) else _array(pa, list(map(_filled, cells)))
     except (pa.ArrowException, OverflowError):
         return pa.array([json.dumps(finite(cell)) for cell in cells], pa.string())
+
+
+def _filled(value: Any) -> Any:
+    """A value with None for each mapping without entries."""
+    if isinstance(value, dict):
+        return {name: _filled(item) for name, item in value.items()} or None
+    return [_filled(item) for item in value] if isinstance(value, list) else value
 
 
 def _dumped(dtype: np.dtype) -> np.dtype:

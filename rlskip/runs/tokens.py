@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import numpy as np
@@ -75,3 +78,19 @@ def _parts(
     pairs = zip(column, spans, strict=True)
     cells = [(None if span is None else numbers(cell), span) for cell, span in pairs]
     return [None if cell is None or span is None else cell[slice(*span)] for cell, span in cells]
+
+
+def if_finite(value: float) -> float | None:
+    """`value`; None for NaN and the infinities."""
+    return value if math.isfinite(value) else None
+
+
+def total_of(value: Any, span: tuple[int, int] | None) -> float | None:
+    """A reward as one finite number: of one for each token the sum, without what padding has."""
+    if isinstance(value, int | float):
+        with contextlib.suppress(OverflowError):
+            return if_finite(float(value))
+        return None
+    if (given := numbers(value)) is None:
+        return None
+    return if_finite(float(given[slice(*span) if span else slice(None)].sum(dtype=np.float64)))

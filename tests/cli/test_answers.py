@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -173,27 +172,14 @@ def test_a_table_without_room_leaves_out_empty_cells(
     assert lines.count([]) == 2, "one after each row"
 
 
-def test_ls_sorts_filters_and_limits_runs_and_dumps(rlskip: Any, dumps: Path) -> None:
+def test_ls_limits_runs_and_dumps(rlskip: Any, dumps: Path) -> None:
     def runs(*more: object) -> list[str]:
         return [one["run"].split("_")[0] for one in rlskip("ls", dumps, "--json", *more).json]
 
     shutil.rmtree(dumps / RUN / "2")
     assert runs() == ["grpo-lr2", "grpo"]
-    assert runs("--sort", "hits") == ["grpo", "grpo-lr2"]
-    assert runs("--sort", "size") == ["grpo-lr2", "grpo"]
-    os.utime(dumps / RUN / "1" / "gen_batch.dp")
-    assert runs("--sort", "age") == ["grpo", "grpo-lr2"]
-    assert runs("--filter", "lr2") == runs("--filter", "grpo-*_N2") == ["grpo-lr2"]
-    assert runs("--filter", "nothing") == []
-    assert "none of 2 runs matches 'nothing'" in rlskip("ls", dumps, "--filter", "nothing").out
     assert runs("--limit", 1) == ["grpo-lr2"]
     assert "1 more: a larger --limit lists them" in rlskip("ls", dumps, "--limit", 1).out
-    (run,) = rlskip("ls", dumps / RUN, "--sort", "age", "--json").json
-    assert [one["dump"] for one in run["dumps"]] == ["1", "3"]
-    (run,) = rlskip("ls", dumps / RUN, "--sort", "size", "--limit", 1, "--json").json
-    assert [one["size"] for one in run["dumps"]] == [
-        max(sum(f.stat().st_size for f in (dumps / RUN / step).iterdir()) for step in "13")
-    ]
     assert rlskip("ls", dumps, "-d", "/nowhere").code == 0
 
 
@@ -240,9 +226,6 @@ def test_ls_reads_what_it_lists_and_some_of_a_long_run(
     monkeypatch.setattr(OpenDump, "read_meta", read_meta)
     (run,) = rlskip("ls", tmp_path, "--steps", "--limit", 3, "--json").json
     assert [dump["step"] for dump in run["dumps"]] == read == [1, 2, 3]
-    read.clear()
-    (run,) = rlskip("ls", tmp_path, "--steps", "--sort", "size", "--limit", 1, "--json").json
-    assert [dump["step"] for dump in run["dumps"]] == read == [7]
     exact = rlskip("ls", tmp_path, "--json").json[0]
     monkeypatch.setattr(import_module("rlskip.cli.ls"), "_SAMPLED", 10)
     read.clear()

@@ -32,7 +32,6 @@ from rlskip.store import StepStore
         (["ls", "--no-such-option"], "No such option"),
         (["doctor", "--ray"], "No such option"),
         (["report", "--follow"], "No such option"),
-        (["ls", "--sort", "colour"], "'name', 'size', 'age', 'hits'"),
         (["verify", "-d", "{empty}"], "there are no dumps to verify"),
         (["report", "{run}", "--html", "{empty}/page", "--max-mb", "0.1"], "--max-mb"),
         (["report", "{run}", "--html", "{empty}"], "it is a directory"),

@@ -42,6 +42,7 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_the_recipes_make_what_they_say(names: dict[str, Any]) -> None:
     assert names["rollouts"]["completion_ids"] == [[10, 20], [11, 20]]
     assert names["useful"] == [(1, 2)]
+    assert [row["reward"] for row in names["rows"]] == [0.25] * 4
     first, second, *_ = map(json.loads, Path("text/7.jsonl").read_text().splitlines())
     assert first == {"input": "1 2", "output": "10 20", "gts": None, "score": 0.0, "step": 7}
     assert second["score"] == 1.0

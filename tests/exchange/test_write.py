@@ -180,8 +180,6 @@ def test_what_the_rows_lack_is_named(run: Path, caplog: pytest.LogCaptureFixture
     without = [{k: v for k, v in row().items() if k not in ("logprobs", "reward")}]
     rlskip.write(run, without, step=2)
     assert "has no log-probs of the engine, rewards" in caplog.text
-    rlskip.write(None, [{**without[0], "reward": 1.0}], step=3, like=run)
-    assert "log-probs of the engine, logprobs" in caplog.messages[-1]
 
 
 # -- what is replayed --------------------------------------------------------------------------

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+import rlskip
 from rlskip import SkipManager
+from rlskip.errors import ConfigError
 from rlskip.format import memory
 from rlskip.store import StepStore, TooLargeDumpError
 
@@ -37,6 +39,21 @@ def test_it_is_refused_by_name_and_stays(value: Callable[[], Any], tmp_path: Pat
     assert store.load(1, fields=["small"])["small"].tolist() == [0, 1, 2]
     assert store.steps() == [1]
     assert StepStore(tmp_path).load(1)["small"].tolist() == [0, 1, 2]
+
+
+def test_a_variable_allows_more_to_whatever_opens_dumps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "e_p" / "GBSany_Nany_inany_outany"
+    StepStore(run).save(1, {"completion_ids": [[1]] * 1000})
+    monkeypatch.setenv("RLSKIP_MAX_BYTES", "1000")
+    with pytest.raises(TooLargeDumpError, match=r"RLSKIP_MAX_BYTES=BYTES before rlskip\.open"):
+        next(rlskip.open(run)[1].iter_rows())
+    monkeypatch.setenv("RLSKIP_MAX_BYTES", "9e9")
+    with pytest.raises(ConfigError, match="'9e9' is not a number of bytes"):
+        next(rlskip.open(run)[1].iter_rows())
+    monkeypatch.setenv("RLSKIP_MAX_BYTES", str(1 << 32))
+    assert next(rlskip.open(run)[1].iter_rows())["response"] == [1]
 
 
 def test_a_replay_is_not_made_a_miss(

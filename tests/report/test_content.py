@@ -35,10 +35,7 @@ def test_the_figures_are_those_of_show_and_of_open(
 ) -> None:
     out = tmp_path / "out" / "page.html"
     said = rlskip("report", run_dir, "--html", out, "--json").json
-    assert (said["steps"], said["sessions"], said["shown"], said["hits"], said["misses"]) == (
-        3, 24, 24, 3, 3,
-    )  # fmt: skip
-    assert said["seconds_saved"] == pytest.approx(42.75)
+    assert (said["steps"], said["sessions"], said["shown"]) == (3, 24, 24)
     (run,) = content(out).index["runs"]
     steps = run["steps"]
     assert steps["step"] == [1, 2, 3]
@@ -108,9 +105,7 @@ def test_a_run_of_no_fixed_size_has_no_limit(rlskip: Any, tmp_path: Path, conten
     assert (run["steps"]["length"], run["steps"]["truncated"]) == ([1], [None])
 
 
-def test_turns_are_told_apart_and_breaks_have_their_reason(
-    rlskip: Any, tmp_path: Path, content: Any
-) -> None:
+def test_turns_are_told_apart(rlskip: Any, tmp_path: Path, content: Any) -> None:
     rows = [
         ([1, 2], [5, 6, 7, 8, 9], [1, 1, 0, 0, 1]),
         ([1, 2, 5, 6, 7, 8, 9, 30], [10], [1]),
@@ -128,9 +123,6 @@ def test_turns_are_told_apart_and_breaks_have_their_reason(
         ("prompt", 0, [1, 2]), ("sampled", 0, [5, 6]), ("observed", 0, [7, 8]), ("sampled", 0, [9]),
         ("observed", 1, [30]), ("sampled", 1, [10]),
         ("prompt", 2, [1, 2, 7, 8, 9, 30, 10, 31]), ("sampled", 2, [11]),
-    ]  # fmt: skip
-    assert [part.get("break", "")[:32] for part in one["parts"] if part["turn"] == 2] == [
-        "stripped, it differs from turn 2", "",
     ]  # fmt: skip
 
 

@@ -94,35 +94,13 @@ def test_what_changed() -> None:
                 changes.add_session(Change(abs(a - b), 1, None, name, i, a, b))
     found = changes.result()
     assert found["groups"] == {
-        "count": 4, "reordered": 1, "gained_signal": 1, "lost_signal": 1,
+        "count": 4, "gained_signal": 1, "lost_signal": 1,
         "gained": ["gains"], "lost": ["loses"],
     }  # fmt: skip
-    assert found["pairs"] == {"count": 3, "turned": 1}
     assert found["changed"] == 5
     assert [one["by"] for one in found["most_changed"]] == [1.0, 1.0, 1.0, 1.0, 0.5]
     assert found["old"]["p50"] == 1.0
     assert found["new"]["std"] == pytest.approx(statistics.pstdev([1, 0.5, 1, 2, 0, 0, 0, 2]))
-
-
-def test_repeats_measure_the_judge_and_only_failed_sessions_are_asked(
-    judges: Path, rlskip: Any
-) -> None:
-    (judges / "dice.py").write_text(
-        "import itertools\nrolls = itertools.count()\n"
-        "def judge(solution_str):\n    return float(next(rolls) % 2)\n"
-    )
-    save(judges / "dumps", steps=1)
-    options = ("--reward", "dice:judge", "--workers", "1", *KEPT)
-    command = ("rescore", "1", "-d", judges / "dumps", *options)
-    found = rlskip(*command, "--repeat", "4", "--only-failed", "--json").json
-    assert found["sessions"] == ROWS - GROUPS
-    assert found["asked"] == 4 * found["sessions"]
-    assert found["spread"]["mean"] == 0.5
-    assert found["new"]["mean"] == 0.5
-    assert rlskip(*command, "--repeat", "4", "--json").json["asked"] == 4 * GROUPS
-    save(judges / "zeros", steps=1, scores=[0.0] * ROWS)
-    command = ("rescore", "1", "-d", judges / "zeros", "--reward", "dice:judge", "--only-failed")
-    assert rlskip(*command, "--json").json["sessions"] == ROWS, "none of them is the best"
 
 
 def start(python: Any, folder: Path, name: str, *options: str) -> subprocess.Popen[str]:
@@ -133,22 +111,16 @@ def start(python: Any, folder: Path, name: str, *options: str) -> subprocess.Pop
     return started
 
 
-# In these each setting of each name meets each of the others.
-CHOSEN = [
-    ("one", "1", True, "4"), ("one_async", "2", False, "4"), ("many", "2", True, "1"),
-    ("trl", "1", False, "1"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "repeat", "only_failed", "workers"), CHOSEN)
+@pytest.mark.parametrize(
+    ("name", "workers"), [("one", "4"), ("one_async", "4"), ("many", "1"), ("trl", "1")]
+)
 def test_two_at_once_and_a_kill_ask_for_each_verdict_once(
     judges: Path, python: Any, rlskip: Any, monkeypatch: pytest.MonkeyPatch,
-    name: str, repeat: str, only_failed: bool, workers: str,
+    name: str, workers: str,
 ) -> None:  # fmt: skip
     save(judges / "dumps", steps=3)
     monkeypatch.setenv("PAUSE", "0.02")
-    options = [*KEPT, "--repeat", repeat, "--workers", workers]
-    options += ["--only-failed"] if only_failed else []
+    options = [*KEPT, "--workers", workers]
     both = [start(python, judges, name, *options) for _ in range(2)]
     wait_for(lambda: asked(judges).total() > ROWS, both)
     both[0].send_signal(signal.SIGKILL)
@@ -156,12 +128,11 @@ def test_two_at_once_and_a_kill_ask_for_each_verdict_once(
         one.communicate(timeout=60)
     assert both[1].returncode == 0
     times = Counter(asked(judges))
-    chosen = {answer(s, i) for s in (1, 2, 3) for i in range(ROWS)
-              if not (only_failed and i % SESSIONS == 1)}  # fmt: skip
+    chosen = {answer(s, i) for s in (1, 2, 3) for i in range(ROWS)}
     assert times.keys() == chosen
     # What the killed process was waiting for is asked again, and nothing else.
     under_way = int(workers) if name.startswith("one") else ROWS
-    paid_twice = times.total() - int(repeat) * len(chosen)
+    paid_twice = times.total() - len(chosen)
     assert 0 <= paid_twice <= under_way
     command = ("rescore", judges / "dumps" / RUN, "--reward", f"judges:{name}", *options)
     found = rlskip(*command, "--json").json
@@ -196,10 +167,9 @@ def test_a_damaged_dump_is_listed_and_the_others_are_scored(judges: Path, rlskip
     file = judges / "dumps" / RUN / "1" / "gen_batch.dp"
     file.write_bytes(file.read_bytes()[:-1])
     command = ("rescore", judges / "dumps" / RUN, "--reward", "judges:one")
-    for options, sessions in (((), ROWS), (("--only-failed",), ROWS - GROUPS)):
-        found = rlskip(*command, *options, "--json")
-        assert (found.code, found.json["sessions"], found.json["failed"]) == (1, sessions, 0)
-        assert [one["dump"] for one in found.json["unreadable"]] == ["1"]
+    found = rlskip(*command, "--json")
+    assert (found.code, found.json["sessions"], found.json["failed"]) == (1, ROWS, 0)
+    assert [one["dump"] for one in found.json["unreadable"]] == ["1"]
     assert "step 1 cannot be read" in rlskip(*command).out
 
 

@@ -104,7 +104,7 @@ def branches(n: int) -> dict[str, Any]:
         ("7.jsonl", ["[" * 100_000], "it cannot be read: RecursionError"),
         ("traces.jsonl", [{"traces": [{"nodes": [{}]}]}], "it cannot be read: KeyError"),
         ("traces.jsonl", [{"run": 1}], "it cannot be read: AttributeError"),
-        ("traces.jsonl", [{"run": {"work": {"step": "x"}}}], "of step 'x', which is not a whole number"),
+        ("traces.jsonl", [{"run": {"work": {"step": "x"}}}], "of step .x., which is not a whole"),
         ("traces.jsonl", [{"traces": [{"nodes": [node(1, []), node(1, []), node(0, [])]}]}],
          "its own parent"),
         ("traces.jsonl", [{"traces": [{"nodes": [node(None, [2], **said(-1.0, -2.0))]}]}],

@@ -263,7 +263,7 @@ def test_runs_and_steps_are_named_and_sliced(dumps: Path) -> None:
         48, 24, 16, 8,
     ]  # fmt: skip
     assert {row["run"] for row in runs.iter_rows(["reward"])} == {one.name for one in runs}
-    assert [one.name for one in runs[1:]] == [run.name]
+    assert [one.name for one in list(runs)[1:]] == [run.name]
     assert list(next(run.iter_rows(["run", "step", "reward"]))) == ["step", "call", "row", "reward"]
     assert [step.number for step in run[2:]] == run[1:9][2:].steps() == [2, 3]
     assert (run[::2].steps(), 2 in run, 9 in run) == ([2], True, False)

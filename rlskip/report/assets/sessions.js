@@ -246,7 +246,6 @@ function partView(part, isOneOfSeveral) {
   return h(
     "section.part." + part.kind,
     null,
-    part.break ? h("p.break", null, "Not merged with the turns before: ", text(part.break)) : null,
     rewritten ? h("details", null, h("summary", null, title), body(part)) : [title, body(part)],
   );
 }
