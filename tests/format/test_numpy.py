@@ -70,7 +70,7 @@ _IN_NUMPY = {
 } | {torch.uint16, torch.uint32, torch.uint64}
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(data=st.data())
 def test_every_value_comes_back_exactly_and_is_the_same_without_torch(
     data: st.DataObject, values: st.SearchStrategy, same: Callable[[Any, Any], bool]

@@ -155,6 +155,7 @@ def test_help_of_another_application_gains_one_group(make_app: Callable[..., Any
     assert "\nskip: async_rollout_cache, " in app.run("+skip=rollout_cache", "--help").out
 
 
+@pytest.mark.slow
 def test_completion(make_app: Callable[..., Any]) -> None:
     app = make_app(config="defaults: [rlskip_schema/skip, _self_]\n")
     shell = {"COMP_POINT": "99"}

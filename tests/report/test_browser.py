@@ -211,13 +211,6 @@ def test_two_runs_have_their_verdict_and_lead_to_each_other(
     window.wait("document.documentElement.dataset.view === '#0/2/3'")
 
 
-def test_equal_runs_are_said_to_be_equal(rlskip: Any, dumps: Path, look: Look) -> None:
-    out = dumps / "both.html"
-    step = dumps / "grpo_tiny" / "GBS4_N2_in6_out8" / "1"
-    assert rlskip("compare", step, step, "--html", out).code == 0
-    assert look(out).texts(".verdict strong") == ["Equal"]
-
-
 HOSTILE = {
     "html": "</script><img src=x onerror=alert(1)><script>document.title='owned'</script>",
     "right to left": "abc \u202e evil \u2066 \u05d0\u05d1\u05d2",
@@ -286,21 +279,6 @@ def test_it_fits_the_window(page: Path, look: Look, width: int, scheme: str) -> 
         assert window.overflow == 0, view
     dark = window.ask("getComputedStyle(document.documentElement).backgroundColor")
     assert (sum(map(int, dark[4:-1].split(", "))) < 200) is (scheme == "dark")
-
-
-def test_long_names_and_the_keys_fit_a_phone(rlskip: Any, tmp_path: Path, look: Look) -> None:
-    names = [f"{k}1234567-89ab-cdef-0123-456789abcdef" for k in range(2)]
-    rows = [{"uid": uid, "prompt": "word " * 40, "completions": "no reward"} for uid in names]
-    StepStore(tmp_path / "e_p" / "s").save(1, rows)
-    rlskip("report", tmp_path, "--html", tmp_path / "page.html")
-    window = look(tmp_path / "page.html", width=390)
-    beyond = "(e => e.scrollWidth - e.clientWidth)(document.querySelector('%s'))"
-    window.go("#0/1")
-    heads = window.texts("table[aria-label=groups] th")
-    assert heads == ["group", "prompt"], "no column without any value"
-    assert window.ask(beyond % "main .scroll") == 0
-    window.press("?")
-    assert window.ask(beyond % "dialog") == 0
 
 
 def test_it_says_what_was_left_out(rlskip: Any, tmp_path: Path, look: Look) -> None:

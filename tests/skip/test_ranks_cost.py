@@ -13,8 +13,7 @@ from rlskip.jobs.ranks import RankError
 from rlskip.skip.call import Call
 from rlskip.skip.call_role import CallRole
 from rlskip.skip.stage import Stage
-from rlskip.store import CorruptDumpError, StepStore, TooLargeDumpError
-from tests.faulty_files import FaultyFiles
+from rlskip.store import CorruptDumpError, TooLargeDumpError
 from tests.skip.trainers import Hub, on_ranks
 
 
@@ -95,16 +94,3 @@ def test_a_shard_that_one_rank_lacks_the_memory_for_is_not_replaced(tmp_path: Pa
         job.call(1)
     store._max_bytes = None
     assert job.call(1)[0] == [f"1 of rank {rank}" for rank in range(3)]
-
-
-def test_a_rank_reads_as_many_files_of_2_ranks_as_of_64(tmp_path: Path) -> None:
-    operations = []
-    for world in (2, 64):
-        folder = tmp_path / f"{world}"
-        stores = [StepStore(folder, rank=rank, world_size=world) for rank in range(world)]
-        for store in stores:
-            store.save(1, {"rank": store.rank}, info={"generation": "abc"})
-        with FaultyFiles(folder) as files:
-            assert stores[1].read_meta(1) is not None
-        operations.append(len(files.operations))
-    assert operations[0] == operations[1]

@@ -82,6 +82,7 @@ _KILLS = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["retain", "replace"])
 @pytest.mark.parametrize(
     "kills",
