@@ -36,7 +36,7 @@ from rlskip.dispatch.scheduler import Item, Scheduler
 from rlskip.dispatch.sessions import Job, Session, session_seed
 from rlskip.dispatch.sink import Leaving, Sink
 from rlskip.dispatch.timeouts import failure_of, in_thread, write_seconds
-from rlskip.keys import row_tag, session_key, session_tag, trajectory_key
+from rlskip.keys import ROWS_PER_ATTEMPT, row_tag, session_key, session_tag, trajectory_key
 from rlskip.queue import TrajectoryQueue
 
 _GIVEN_UP = 100_000  # the most given-up sessions that are remembered
@@ -298,7 +298,10 @@ class Groups:
         self, prompt: Prompt, session: int, outcome: _EndedSession, entries: Mapping[Any, Any]
     ) -> None:
         """Write a session: journal, then rows, then its one marker."""
-        batch, rows, attempt = prompt.batch, outcome.rows, outcome.attempt
+        batch, rows = prompt.batch, outcome.rows
+        # Rows that are returned are written once, here. A worker that writes its own (those it
+        # journaled have tags) may still write for an attempt that was given up.
+        attempt = outcome.attempt if rows is None or outcome.tags else 0
         written = functools.partial(self._written, prompt, session, outcome)
         leaving = Leaving(written, batch.partition, journal=batch.journal, entries={**entries})
         if batch.sinks:
@@ -306,7 +309,9 @@ class Groups:
             own_tags = outcome.tags or [{}] * len(rows or ())
             leaving.rows = {
                 trajectory_key(prompt.uid, session, index): (row, {**own, **tag})
-                for index, (row, own) in enumerate(zip(rows or (), own_tags, strict=True))
+                for index, (row, own) in enumerate(
+                    zip(rows or (), own_tags, strict=True), attempt * ROWS_PER_ATTEMPT
+                )
             }
             count = None if rows is None else len(rows)
             marker = session_tag(session, attempt, outcome.error, count)

@@ -12,7 +12,6 @@ from typing import Any
 
 from tensordict import NonTensorData, TensorDict
 
-from rlskip.keys import attempt_of, is_own_key
 from rlskip.queue.protocol import (
     Changes,
     KVBatchMeta,
@@ -77,8 +76,6 @@ class TransferQueueAdapter(TrajectoryQueue):
         tags: Sequence[Tag] | None = None,
     ) -> KVBatchMeta:
         check_put(keys, fields, tags)
-        if fields is not None and tags is not None:
-            self._delete_earlier_attempts(keys, partition, tags)
         meta = self._tq.kv_batch_put(
             keys=list(keys),
             partition_id=partition,
@@ -121,21 +118,6 @@ class TransferQueueAdapter(TrajectoryQueue):
 
     def watch(self) -> Watch:
         return PollingWatch(self._tq, *self._poll_s)
-
-    def _delete_earlier_attempts(
-        self, keys: Sequence[str], partition: str, tags: Sequence[Tag]
-    ) -> None:
-        """Delete these rows of earlier attempts, whose fields TransferQueue would merge in."""
-        # Most attempts have their own keys, which no other attempt uses.
-        shared = {
-            key: attempt
-            for key, tag in zip(keys, tags, strict=True)
-            if (attempt := attempt_of(tag)) and not is_own_key(key, attempt)
-        }
-        if shared:
-            there = self.list(partition)
-            earlier = [k for k, n in shared.items() if k in there and attempt_of(there[k]) != n]
-            self.delete(earlier, partition)
 
     def _unequal(self, keys: Sequence[str], partition: str) -> dict[str, Sequence[str]]:
         """The fields of each row by key; empty if all hold the same.
