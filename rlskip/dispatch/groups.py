@@ -22,7 +22,6 @@ import attrs
 from rlskip.config.dispatch import DispatchConfig
 from rlskip.dispatch.batch import BatchHandle, Held, Prompt
 from rlskip.dispatch.failures import (
-    DataFailure,
     InfrastructureFailure,
     as_failure,
     cause_of,
@@ -227,9 +226,10 @@ class Groups:
                 raise error
             if isinstance(result, Unjournaled):
                 self._warn_of_journal(f"step {batch.step}", result)
-            rows, tokens = _rows_and_tokens(result, batch.sinks)
-        except Exception as failed:
-            self._failed(job, failed)
+            rows = as_rows(result, written=batch.sinks)
+            tokens = tokens_of(rows or ())
+        except BaseException as failed:  # rows raise what they like, which ends no event loop
+            self._failed(job, portable(failed))
         else:
             length = tokens or batch.elapsed() - job.started
             if self._history is not None:
@@ -376,17 +376,3 @@ class Groups:
         for prompt in batch.prompts:
             for session in sorted(prompt.open):
                 self._end(prompt, session, _EndedSession(0, error=batch.stopped))
-
-
-def _rows_and_tokens(result: Any, sinks: bool) -> tuple[Rows, int]:
-    """What a worker returned; raises an Exception for whatever its rows raise."""
-    try:
-        rows = as_rows(result)
-        if rows is None and not sinks:
-            raise DataFailure(
-                "the worker returned no rows, as one that writes them to a queue itself",
-                remedy="return the rows; or submit() to a dispatcher that has the queue",
-            )
-        return rows, tokens_of(rows or ())
-    except BaseException as odd:
-        raise portable(odd)  # noqa: B904 - it is the error itself, or has it as its cause
