@@ -15,9 +15,8 @@ Writers take their tags from :func:`prompt_tag`, :func:`row_tag` and :func:`sess
 every tag is spelled in one place.
 
 A session that fails may be tried again. Each *attempt* has its own rows: their indices start at
-``attempt * 10**6``, so a late write of an attempt that was given up meets no row of another. Tags
-carry the attempt, too, for writers that choose their keys themselves; the marker names the
-attempt that counts and the number of its rows.
+``attempt * 10**6``, so a late write of an attempt that was given up meets no row of another. The
+marker names the attempt that counts and the number of its rows.
 """
 
 from __future__ import annotations
@@ -226,9 +225,9 @@ def attempt_of(tag: Mapping[str, Any]) -> int | None:
 
 
 def is_own_key(key: str, attempt: int) -> bool:
-    """Whether a row's key belongs to this attempt alone (:meth:`TrajectoryKey.of_attempt`)."""
+    """Whether a key is of no row, or of one of this attempt (:meth:`TrajectoryKey.of_attempt`)."""
     parts = split_trajectory(key)
-    return parts is not None and parts[2] // ROWS_PER_ATTEMPT == attempt
+    return parts is None or parts[2] // ROWS_PER_ATTEMPT == attempt
 
 
 def integer(value: Any) -> int | None:

@@ -22,7 +22,6 @@ import attrs
 from rlskip.config.dispatch import DispatchConfig
 from rlskip.dispatch.batch import BatchHandle, Held, Prompt
 from rlskip.dispatch.failures import (
-    DataFailure,
     InfrastructureFailure,
     as_failure,
     cause_of,
@@ -36,7 +35,7 @@ from rlskip.dispatch.scheduler import Item, Scheduler
 from rlskip.dispatch.sessions import Job, Session, session_seed
 from rlskip.dispatch.sink import Leaving, Sink
 from rlskip.dispatch.timeouts import failure_of, in_thread, write_seconds
-from rlskip.keys import row_tag, session_key, session_tag, trajectory_key
+from rlskip.keys import ROWS_PER_ATTEMPT, row_tag, session_key, session_tag, trajectory_key
 from rlskip.queue import TrajectoryQueue
 
 _GIVEN_UP = 100_000  # the most given-up sessions that are remembered
@@ -227,9 +226,10 @@ class Groups:
                 raise error
             if isinstance(result, Unjournaled):
                 self._warn_of_journal(f"step {batch.step}", result)
-            rows, tokens = _rows_and_tokens(result, batch.sinks)
-        except Exception as failed:
-            self._failed(job, failed)
+            rows = as_rows(result, written=batch.sinks)
+            tokens = tokens_of(rows or ())
+        except BaseException as failed:  # rows raise what they like, which ends no event loop
+            self._failed(job, portable(failed))
         else:
             length = tokens or batch.elapsed() - job.started
             if self._history is not None:
@@ -298,7 +298,10 @@ class Groups:
         self, prompt: Prompt, session: int, outcome: _EndedSession, entries: Mapping[Any, Any]
     ) -> None:
         """Write a session: journal, then rows, then its one marker."""
-        batch, rows, attempt = prompt.batch, outcome.rows, outcome.attempt
+        batch, rows = prompt.batch, outcome.rows
+        # Rows that are returned are written once, here. A worker that writes its own (those it
+        # journaled have tags) may still write for an attempt that was given up.
+        attempt = outcome.attempt if rows is None or outcome.tags else 0
         written = functools.partial(self._written, prompt, session, outcome)
         leaving = Leaving(written, batch.partition, journal=batch.journal, entries={**entries})
         if batch.sinks:
@@ -306,7 +309,9 @@ class Groups:
             own_tags = outcome.tags or [{}] * len(rows or ())
             leaving.rows = {
                 trajectory_key(prompt.uid, session, index): (row, {**own, **tag})
-                for index, (row, own) in enumerate(zip(rows or (), own_tags, strict=True))
+                for index, (row, own) in enumerate(
+                    zip(rows or (), own_tags, strict=True), attempt * ROWS_PER_ATTEMPT
+                )
             }
             count = None if rows is None else len(rows)
             marker = session_tag(session, attempt, outcome.error, count)
@@ -371,17 +376,3 @@ class Groups:
         for prompt in batch.prompts:
             for session in sorted(prompt.open):
                 self._end(prompt, session, _EndedSession(0, error=batch.stopped))
-
-
-def _rows_and_tokens(result: Any, sinks: bool) -> tuple[Rows, int]:
-    """What a worker returned; raises an Exception for whatever its rows raise."""
-    try:
-        rows = as_rows(result)
-        if rows is None and not sinks:
-            raise DataFailure(
-                "the worker returned no rows, as one that writes them to a queue itself",
-                remedy="return the rows; or submit() to a dispatcher that has the queue",
-            )
-        return rows, tokens_of(rows or ())
-    except BaseException as odd:
-        raise portable(odd)  # noqa: B904 - it is the error itself, or has it as its cause

@@ -162,12 +162,20 @@ def _kept(value: Any) -> Any:
     return value
 
 
-def as_rows(result: Any) -> Rows:
-    """What a worker returned, as rows; raises DataFailure if it is not valid."""
+def as_rows(result: Any, written: bool = True) -> Rows:
+    """What a worker returned, as rows; raises DataFailure if it is not valid.
+
+    `written`: whether it may have written them to a queue itself, and return None.
+    """
     if type(result) is OwnRow and result:  # as nearly always: names and values are plain
         return [result]
     if result is None or isinstance(result, Unjournaled):
-        return None
+        if written:
+            return None
+        raise DataFailure(
+            "the worker returned no rows, as one that writes them to a queue itself",
+            remedy="return the rows; or submit() to a dispatcher that has the queue",
+        )
     rows = [result] if isinstance(result, Mapping) else result
     if not isinstance(rows, (list, tuple)) or not all(isinstance(row, Mapping) for row in rows):
         raise DataFailure(

@@ -16,27 +16,23 @@ import attrs
 import ray
 from ray.exceptions import RayActorError
 
-from rlskip.batch.columns import own
 from rlskip.dispatch import timeouts
-from rlskip.dispatch.crossing import pack, sendable, unpack
+from rlskip.dispatch.actor import COALESCE_S, _Actor, pack, unpack
 from rlskip.dispatch.failures import (
     DataFailure,
     InfrastructureFailure,
     SessionFailure,
     WorkerLostError,
     as_failure,
-    bare,
     portable,
     text_of,
 )
-from rlskip.dispatch.pools import THREADS, Pool, Runner, Worker, is_blocking
+from rlskip.dispatch.pools import THREADS, Pool, Worker, is_blocking
 from rlskip.dispatch.sessions import Job, Sample, Session
 from rlskip.dispatch.timeouts import failure_of, in_thread, settle
 
 logger = logging.getLogger(__name__)
 
-COALESCE_S = 0.002
-"""Seconds that a session or a result waits for others to travel with it."""
 FULL = 256
 """This many sessions are sent at once, without waiting."""
 
@@ -340,58 +336,6 @@ class _Driver:
         self._pool.changed(self._number, "lost" if gone else "away")
         for job in running.values():
             self._pool.done(job, None, WorkerLostError(f"worker {self._number} died: {cause}"))
-
-
-class _Actor:
-    """The actor's side: runs sessions, and returns their results when asked."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._runner = Runner(worker)
-        self._prompts: dict[int, Any] = {}
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._results: list[tuple[int, bytes | None]] = []
-        self._some = asyncio.Event()
-
-    async def hello(self) -> None:
-        pass
-
-    async def take(self, packed: bytes) -> None:
-        sessions, prompts, cancelled, forgotten = pickle.loads(packed)
-        for key, fields in prompts.items():
-            self._prompts[key] = unpack(fields, "its prompt cannot be read in the actor")
-        for number, prompt, sampling, session in sessions:
-            run = self._run(number, self._prompts[prompt], sampling, Session(*session))
-            self._tasks[number] = asyncio.create_task(run)
-        for number in cancelled:
-            if number in self._tasks:
-                self._tasks[number].cancel()
-        for key in forgotten:
-            self._prompts.pop(key, None)
-
-    async def results(self) -> bytes:
-        """The results since the last call; waits until there is one."""
-        await self._some.wait()
-        await asyncio.sleep(COALESCE_S)
-        self._some.clear()
-        results, self._results = self._results, []
-        return pickle.dumps(results)
-
-    async def call(self, method: str, args: tuple[Any, ...]) -> None:
-        await self._runner.call(method, *own(args))
-
-    async def _run(self, number: int, prompt: Any, sampling: Any, session: Session) -> None:
-        result: Any
-        try:
-            if isinstance(prompt, SessionFailure):
-                raise prompt
-            result = await self._runner.run(prompt, sampling, session)
-        except asyncio.CancelledError:
-            result = InfrastructureFailure("cancelled")
-        except BaseException as error:  # a result in any case: the driver waits for it
-            result = bare(as_failure(error))
-        del self._tasks[number]
-        self._results.append((number, None if result is None else sendable(result)))
-        self._some.set()
 
 
 # As attrs.astuple, which takes several times as long.

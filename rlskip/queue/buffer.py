@@ -19,7 +19,7 @@ from rlskip.config.replay import ReplayConfig, read_replay
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import ROLLOUT_ROOT_KEYS, integer
 from rlskip.queue.filtering import GroupFilter
-from rlskip.queue.incomplete import IncompleteRolloutError, name_prompts
+from rlskip.queue.incomplete import name_prompts
 from rlskip.queue.partitions import Partitions
 from rlskip.queue.protocol import KVBatchMeta, TrajectoryQueue
 from rlskip.queue.readiness import PromptGroup, PromptOutcome, State
@@ -192,42 +192,10 @@ class ReplayBuffer:
 
         Raises
         ------
-        IncompleteRolloutError
-            Rows were replaced or deleted after they were sampled; see :meth:`check`.
         MissingKeysError
-            A row lacks one of `fields`.
+            A row is not there any more, or lacks one of `fields`.
         """
-        self.check(batch)
-        try:
-            return self._queue.get(batch.keys, str(batch.partition_id), fields, **self._filling)
-        finally:
-            self.check(batch)
-
-    def check(self, batch: KVBatchMeta) -> None:
-        """Check that the queue still holds the rows of a sampled batch, or of a part of one.
-
-        A worker that writes its rows itself may do so after its attempt was given up. A
-        MemoryQueue drops such a write; a shared queue cannot. A reader that does not use
-        :meth:`get` calls this before and after it reads.
-
-        Raises
-        ------
-        IncompleteRolloutError
-            Rows were replaced by another attempt, or deleted.
-        """
-        partition = str(batch.partition_id)
-        with self._lock:
-            self._partitions.sync()
-            changed = self._partitions[partition].changed(batch)
-        if changed:
-            raise IncompleteRolloutError(
-                f"rows changed after they were sampled:{name_prompts(changed)}",
-                f"partition {partition!r}",
-                "a worker wrote after its attempt was given up; write rows under session.key(i), "
-                "with session.tag(), so that attempts share no key",
-                partition=partition,
-                prompts=changed,
-            )
+        return self._queue.get(batch.keys, str(batch.partition_id), fields, **self._filling)
 
     def get_sampleable_count(self, step: int, partition: str) -> int:
         """The number of prompts of any step that `sample` could return now; nothing is evicted."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections.abc import Collection, Sequence
@@ -14,7 +13,6 @@ from tensordict import TensorDict
 
 from rlskip.batch.columns import own
 from rlskip.errors import RlskipError
-from rlskip.keys import attempt_of
 from rlskip.queue.protocol import (
     Changes,
     KVBatchMeta,
@@ -27,8 +25,6 @@ from rlskip.queue.protocol import (
 )
 from rlskip.queue.rows import OwnRow, check_fields, one_batch, to_rows
 
-log = logging.getLogger(__name__)
-
 
 @attrs.frozen
 class _Entry:
@@ -38,20 +34,12 @@ class _Entry:
     row: Row
 
 
-_EMPTY = _Entry({}, {})
-
-
 class MemoryQueue(TrajectoryQueue):
     """A trajectory queue inside this process.
 
     Values are copied on the way in and on the way out. A change wakes waiting readers, and the
     cost of a watch depends on what changed, not on what the queue holds.
-
-    If a put and its key name different attempts, the later one counts: a put of an earlier
-    attempt is dropped, one of a later attempt replaces the row's fields.
     """
-
-    drops_late_writes = True
 
     # `_changed` is held whenever the state below, or that of a watch, is read or written. No
     # partition is empty. Every watch notes a key before the key changes.
@@ -81,14 +69,11 @@ class MemoryQueue(TrajectoryQueue):
             watches = tuple(self._watches)
             for key, row, tag in zip(keys, rows, tags, strict=True):
                 old = held.get(key)
-                if old is not None and _is_late(old.tag, tag):
-                    log.info("partition %r: dropped a late write to %r", partition, key)
-                    continue
                 for watch in watches:
                     watch.note(partition, key, existed=old is not None)
-                # Nothing of an earlier attempt is kept.
-                kept = _EMPTY if old is None or _is_late(tag, old.tag) else old
-                held[key] = _Entry({**kept.tag, **tag}, {**kept.row, **row})
+                held[key] = _Entry(
+                    {**old.tag, **tag} if old else {**tag}, {**old.row, **row} if old else {**row}
+                )
             entries = [held[key] for key in keys]
             self._changed.notify_all()
         return KVBatchMeta(
@@ -193,12 +178,6 @@ class _MemoryWatch(Watch):
 
     def _any(self) -> bool:
         return any(self._changes.values())
-
-
-def _is_late(held: Tag, tag: Tag) -> bool:
-    """Whether `tag` names an earlier attempt than the one that wrote the key."""
-    before, now = attempt_of(held), attempt_of(tag)
-    return before is not None and now is not None and now < before
 
 
 def _common_fields(rows: Collection[Row]) -> dict[str, None]:

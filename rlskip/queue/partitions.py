@@ -23,12 +23,11 @@ from rlskip.keys import (
     STATUS,
     VAL,
     N,
-    attempt_of,
     split_session,
     split_trajectory,
 )
-from rlskip.queue.protocol import KVBatchMeta, MissingKeysError, Row, Tag, TrajectoryQueue
-from rlskip.queue.readiness import Expected, PromptGroup, PromptOutcome, State
+from rlskip.queue.protocol import MissingKeysError, Row, Tag, TrajectoryQueue
+from rlskip.queue.readiness import Expected, PromptGroup, State
 from rlskip.queue.rows import to_rows
 
 _PROMPT_STATUSES = (PENDING, RUNNING, FINISHED, FAILURE)
@@ -46,12 +45,12 @@ class Partition:
     # Each group is on one shelf, that of its state and step, and no shelf is empty; `_shelve`
     # restores this after a change.
 
-    def __init__(self, name: str, config: ReplayConfig, drops_late_writes: bool) -> None:
+    def __init__(self, name: str, config: ReplayConfig) -> None:
         self.name = name
         self.validates = name == VAL
         viable = config.min_viable if config.on_incomplete == "min_viable" else None
         sessions = config.val_n if self.validates else config.n
-        self._expects = Expected(sessions, viable, drops_late_writes)
+        self._expects = Expected(sessions, viable)
         self._strategy = "none" if self.validates else config.max_off_policy_strategy
         self._most_steps = config.max_off_policy_threshold
         self._groups: dict[str, PromptGroup] = {}
@@ -93,18 +92,6 @@ class Partition:
     def find(self, uid: str) -> PromptGroup:
         """The group of `uid`; an empty one if the partition has no keys of it."""
         return self._groups.get(uid) or PromptGroup(uid, 0, self._expects)
-
-    def changed(self, batch: KVBatchMeta) -> list[PromptOutcome]:
-        """The prompts of which rows of a sampled batch were replaced or deleted since."""
-        changed: dict[str, dict[int, str]] = defaultdict(dict)
-        for key, tag in zip(batch.keys, batch.tags, strict=True):
-            uid, session_id, number = split_trajectory(key) or (key, 0, 0)
-            now = self.find(uid).rows.get((session_id, number))
-            if now is None:
-                changed[uid][session_id] = f"row {key} was deleted"
-            elif (attempt_of(now), now.get(STATUS)) != (attempt_of(tag), tag.get(STATUS)):
-                changed[uid][session_id] = f"another attempt replaced row {key}"
-        return [self.find(uid).outcome().without(failed) for uid, failed in changed.items()]
 
     # -- age -----------------------------------------------------------------------------------
 
@@ -240,8 +227,7 @@ class Partitions:
 
     def __getitem__(self, name: str) -> Partition:
         if name not in self._partitions:
-            drops = self._queue.drops_late_writes
-            self._partitions[name] = Partition(name, self._config, drops)
+            self._partitions[name] = Partition(name, self._config)
         return self._partitions[name]
 
     def sync(self) -> None:

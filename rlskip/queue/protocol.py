@@ -11,11 +11,12 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from tensordict import TensorDict
 
 from rlskip.errors import RlskipError
+from rlskip.keys import attempt_of, is_own_key
 
 Tag = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -124,10 +125,6 @@ class TrajectoryQueue(ABC):
     A queue of your own implements the five abstract methods.
     """
 
-    #: Whether a put is dropped if its attempt is earlier than the one that wrote the key. If it
-    #: replaces the row instead, a session with such a row and no count of rows is incomplete.
-    drops_late_writes: ClassVar[bool] = False
-
     @abstractmethod
     def put(
         self,
@@ -160,7 +157,8 @@ class TrajectoryQueue(ABC):
         Raises
         ------
         PutError
-            There is nothing to put, a key is given twice, or lengths differ.
+            There is nothing to put, a key is given twice, lengths differ, or a row's tag names
+            another attempt than its key.
         """
 
     @abstractmethod
@@ -230,6 +228,14 @@ def check_put(
     for name, values in (("fields", fields), ("tags", tags)):
         if values is not None and len(values) != len(keys):
             raise PutError(f"{len(keys)} keys, but {len(values)} {name}")
+    for key, tag in zip(keys, tags or (), strict=False):
+        attempt = attempt_of(tag)
+        if attempt is not None and not is_own_key(key, attempt):
+            raise PutError(
+                f"{key!r} is no key of attempt {attempt}, which could replace another's row there",
+                remedy="write rows under session.key(i), with session.tag(); or under "
+                "TrajectoryKey.of_attempt(uid, session_id, index, attempt)",
+            )
 
 
 def _names(keys: Sequence[str]) -> str:

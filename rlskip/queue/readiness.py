@@ -15,14 +15,13 @@ Only rows of the attempt that counts count, and only those whose status is succe
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from enum import Enum
 from typing import Any
 
 import attrs
 
 from rlskip.keys import (
-    ATTEMPT,
     ERROR,
     EXPECTED_ROLLOUTS,
     FAILURE,
@@ -56,7 +55,7 @@ class State(Enum):
 
 @attrs.frozen
 class Expected:
-    """What the config and the queue say of all groups of a partition.
+    """What the config says of all groups of a partition.
 
     Attributes
     ----------
@@ -65,13 +64,10 @@ class Expected:
     viable
         This many successful sessions are enough, or all expected ones if those are fewer;
         None if every session must succeed.
-    drops_late_writes
-        As the queue's attribute of this name.
     """
 
     sessions: int | None
     viable: int | None
-    drops_late_writes: bool
 
 
 @attrs.define(eq=False)
@@ -137,8 +133,7 @@ class PromptGroup:
         failed: dict[int, str] = {}
         for session_id in sorted(sessions):
             marker = self.markers.get(session_id, {})
-            written = sessions[session_id]
-            rows = _of_last_attempt(written, marker)
+            rows = _of_last_attempt(sessions[session_id], marker)
             ended = marker.get(STATUS)
             statuses = [tag.get(STATUS) for tag in rows.values()]
             if ended == FAILURE:
@@ -146,10 +141,8 @@ class PromptGroup:
             elif FAILURE in statuses:
                 at_fault = [*rows.values()][statuses.index(FAILURE)]
                 failed[session_id] = str(at_fault.get(ERROR, ""))
-            elif (ROWS in marker or len(rows) < len(written)) and (
-                lost := _lost_rows(written, rows, marker, self.expects.drops_late_writes)
-            ):
-                failed[session_id] = lost
+            elif (number := integer(marker.get(ROWS))) not in (None, len(rows)):
+                failed[session_id] = f"found {len(rows)} of its {number} rows"
             elif (
                 rows
                 and statuses.count(SUCCESS) == len(statuses)
@@ -210,37 +203,10 @@ class PromptGroup:
 
 def _of_last_attempt(rows: dict[int, Tag], marker: Tag) -> dict[int, Tag]:
     """A session's rows that count: those of its marker's attempt, else of the latest attempt."""
-    attempts = [integer(tag.get(ATTEMPT)) or 0 for tag in rows.values()]
     last = attempt_of(marker)
     if last is None:
-        last = max(attempts, default=0)
-    if attempts.count(last) == len(attempts):
-        return rows
-    return {index: rows[index] for index, of in zip(rows, attempts, strict=True) if of == last}
-
-
-def _lost_rows(
-    written: dict[int, Tag], rows: dict[int, Tag], marker: Tag, drops_late_writes: bool
-) -> str:
-    """Why `rows`, of all that were `written`, are not all of their attempt's; empty if they are.
-
-    A late write of another attempt may have replaced some of them. In a queue that drops late
-    writes, another attempt's rows behind the last one are what an earlier attempt left.
-    """
-    expected = integer(marker.get(ROWS))
-    if expected is not None:
-        return "" if len(rows) == expected else f"found {len(rows)} of its {expected} rows"
-    if not rows:
-        return ""
-    last = max(rows)
-    first = last - last % ROWS_PER_ATTEMPT
-    end = last if drops_late_writes else first + ROWS_PER_ATTEMPT
-    others = sorted(i for i in written if first <= i < end and i not in rows)
-    if not others:
-        return ""
-    if others[0] > last:
-        return f"row {others[0]} is another attempt's, and no count says how many it wrote itself"
-    return f"row {others[0]} was replaced by another attempt"
+        last = max(rows, default=0) // ROWS_PER_ATTEMPT
+    return {index: tag for index, tag in rows.items() if index // ROWS_PER_ATTEMPT == last}
 
 
 @attrs.frozen
@@ -268,14 +234,6 @@ class PromptOutcome:
     expected: int | None
     succeeded: tuple[int, ...]
     failed: tuple[tuple[int, str], ...]
-
-    def without(self, failed: Mapping[int, str]) -> PromptOutcome:
-        """The same outcome, but these sessions failed, each for its reason."""
-        return attrs.evolve(
-            self,
-            succeeded=tuple(i for i in self.succeeded if i not in failed),
-            failed=tuple(sorted({**dict(self.failed), **failed}.items())),
-        )
 
     @property
     def actual(self) -> int:

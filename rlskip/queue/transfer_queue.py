@@ -12,7 +12,6 @@ from typing import Any
 
 from tensordict import NonTensorData, TensorDict
 
-from rlskip.keys import attempt_of, is_own_key
 from rlskip.queue.protocol import (
     Changes,
     KVBatchMeta,
@@ -30,6 +29,8 @@ Listing = Mapping[str, Mapping[str, Tag]]
 
 START_S = 120.0
 """Seconds that ``transfer_queue.init`` may take: its actors wait for CPUs without a deadline."""
+POLL_S = (0.005, 0.5)
+"""Seconds between two listings: right after a change, and after a long quiet time."""
 CALL_S = 300.0
 """Seconds that any other call of TransferQueue may take."""
 
@@ -47,8 +48,6 @@ class TransferQueueAdapter(TrajectoryQueue):
     ----------
     conf
         The argument of ``transfer_queue.init``, used only by the process that starts it.
-    min_poll_s, max_poll_s
-        Seconds between two listings: right after a change, and after a long quiet time.
 
     Raises
     ------
@@ -57,17 +56,13 @@ class TransferQueueAdapter(TrajectoryQueue):
         that TransferQueue does not answer within `CALL_S` seconds raises it, too.
     """
 
-    def __init__(
-        self, conf: Any = None, *, min_poll_s: float = 0.005, max_poll_s: float = 0.5
-    ) -> None:
-        self._poll_s = (min_poll_s, max_poll_s)
+    def __init__(self, conf: Any = None) -> None:
         transfer_queue = _transfer_queue()
         _within(START_S, "transfer_queue.init", lambda: _resources(conf), transfer_queue.init, conf)
         self._tq = _Bounded(transfer_queue)
 
     def __reduce__(self) -> Any:
-        low, high = self._poll_s
-        return functools.partial(TransferQueueAdapter, min_poll_s=low, max_poll_s=high), ()
+        return TransferQueueAdapter, ()
 
     def put(
         self,
@@ -77,8 +72,6 @@ class TransferQueueAdapter(TrajectoryQueue):
         tags: Sequence[Tag] | None = None,
     ) -> KVBatchMeta:
         check_put(keys, fields, tags)
-        if fields is not None and tags is not None:
-            self._delete_earlier_attempts(keys, partition, tags)
         meta = self._tq.kv_batch_put(
             keys=list(keys),
             partition_id=partition,
@@ -120,22 +113,7 @@ class TransferQueueAdapter(TrajectoryQueue):
             self._tq.kv_clear(list(keys), partition)
 
     def watch(self) -> Watch:
-        return PollingWatch(self._tq, *self._poll_s)
-
-    def _delete_earlier_attempts(
-        self, keys: Sequence[str], partition: str, tags: Sequence[Tag]
-    ) -> None:
-        """Delete these rows of earlier attempts, whose fields TransferQueue would merge in."""
-        # Most attempts have their own keys, which no other attempt uses.
-        shared = {
-            key: attempt
-            for key, tag in zip(keys, tags, strict=True)
-            if (attempt := attempt_of(tag)) and not is_own_key(key, attempt)
-        }
-        if shared:
-            there = self.list(partition)
-            earlier = [k for k, n in shared.items() if k in there and attempt_of(there[k]) != n]
-            self.delete(earlier, partition)
+        return PollingWatch(self._tq, *POLL_S)
 
     def _unequal(self, keys: Sequence[str], partition: str) -> dict[str, Sequence[str]]:
         """The fields of each row by key; empty if all hold the same.

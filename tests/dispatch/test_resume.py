@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import threading
@@ -221,29 +220,3 @@ def test_a_batch_cancelled_while_its_journal_opens_has_its_roots_first(
         assert set(batch.result(60).failed.values()) == {"cancelled"}
     assert [key for key, _ in queue.log][:2] == ["u_0", "u_1"]
     assert len(queue.markers()) == 4
-
-
-def test_a_resumed_session_is_numbered_after_the_attempts_given_up(tmp_path, make_prompts, queue):
-    resumed = []
-
-    async def slow_at_first(prompt, sampling, session):
-        if len(resumed) == 0:
-            raise ValueError("what fails is not journaled")
-        if len(resumed) == 2 and session.session_id == 1 and session.attempt == 0:
-            await asyncio.Event().wait()
-        return await worker(prompt, sampling, session)
-
-    dispatch = {"rollout_level": True, "n": 2, "journal": True, "session_timeout_s": 1}
-    config = {"dispatch": {**dispatch, "max_retries": 9, "max_data_retries": 0}}
-    store = StepStore(tmp_path)
-    for _ in range(2):
-        forget_served()  # in another process
-        pool = LocalPool(slow_at_first, 1)
-        with RolloutDispatcher(pool, queue, config, store=store) as dispatcher:
-            for _ in range(2):
-                queue.log.clear()
-                resumed.append(dispatcher.submit(make_prompts(1), step=1).result().resumed)
-                evict(queue, ["u_0"])
-    assert resumed == [0, 0, 0, 2]
-    assert dict(queue.log)["u_0_sess1"]["attempt"] > 0
-    assert dict(queue.log)["u_0_1_0"]["attempt"] > 0

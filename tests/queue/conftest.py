@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
+from rlskip.keys import TrajectoryKey, prompt_tag, row_tag, session_tag, status_tag
 from rlskip.queue import MemoryQueue, ReplayBuffer
 from tests.clock import MockClock
 
@@ -30,7 +30,7 @@ class Rollouts:
         self.queue.put([key], self.partition, None, [tag])
 
     def session(self, uid, session_id, rows=1, step=1, error=None, marker=True, attempt=0):
-        keys = [f"{uid}_{session_id}_{index}" for index in range(rows)]
+        keys = [str(TrajectoryKey.of_attempt(uid, session_id, i, attempt)) for i in range(rows)]
         if keys:
             fields = [{"x": index} for index in range(rows)]
             self.queue.put(keys, self.partition, fields, [row_tag(step, attempt)] * rows)

@@ -2,8 +2,6 @@
 
 import threading
 import uuid
-from contextlib import nullcontext, suppress
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,15 +9,7 @@ from hypothesis import strategies as st
 
 from rlskip.dispatch import LocalPool, RolloutDispatcher
 from rlskip.keys import TrajectoryKey, prompt_tag, row_tag, session_tag
-from rlskip.queue import (
-    IncompleteRolloutError,
-    MemoryQueue,
-    MissingKeysError,
-    ReplayBuffer,
-    to_rows,
-)
-
-RAW, OWN = "the same keys for every attempt", "a key of its own for every attempt"
+from rlskip.queue import IncompleteRolloutError, MemoryQueue, ReplayBuffer, to_rows
 
 
 @st.composite
@@ -47,16 +37,14 @@ def histories(draw):
 class OneSession:
     """One session of one prompt, on a queue, whose attempts write what `histories` says."""
 
-    def __init__(self, queue, keys, counted):
-        self.queue, self.keys, self.counted = queue, keys, counted
+    def __init__(self, queue, counted):
+        self.queue, self.counted = queue, counted
         self.partition = uuid.uuid4().hex
         self.buffer = ReplayBuffer(queue, {"replay": {"timeout_s": 5}})
         queue.put(["u"], self.partition, None, [prompt_tag(1, 1)])
 
     def write(self, attempt, row):
-        key = f"u_0_{row}"
-        if self.keys == OWN:
-            key = str(TrajectoryKey.of_attempt("u", 0, row, attempt))
+        key = str(TrajectoryKey.of_attempt("u", 0, row, attempt))
         # Every attempt has a field of its own beside the common one: nothing may mix.
         fields = {"x": [attempt, row], f"only{attempt}": row}
         self.queue.put([key], self.partition, [fields], [row_tag(1, attempt)])
@@ -84,53 +72,16 @@ def whole(last, rows):
     return [{"x": [last, row], f"only{last}": row} for row in range(rows)]
 
 
-class SharedQueue(MemoryQueue):
-    """Replaces by key, as a queue does that cannot compare attempts."""
-
-    drops_late_writes = False
-
-    def put(self, keys, partition, fields=None, tags=None):
-        for key, tag in zip(keys, tags, strict=True):
-            before = self.list(partition).get(key, {}).get("attempt", 0)
-            if before > tag.get("attempt", before):
-                self.delete([key], partition)
-        return super().put(keys, partition, fields, tags)
-
-
-@pytest.mark.parametrize(
-    ("row", "counted", "reason"),
-    [
-        (0, True, "found 1 of its 2 rows"),
-        (1, True, "found 1 of its 2 rows"),
-        (0, False, "row 0 was replaced by another attempt"),
-        (1, False, "row 1 is another attempt's, and no count says how many it wrote itself"),
-    ],
-)
-def test_a_row_that_was_replaced_before_the_sample_makes_its_group_incomplete(row, counted, reason):
-    session = OneSession(SharedQueue(), RAW, counted)
-    with pytest.raises(IncompleteRolloutError) as error:
-        session.play(1, 2, [(1, 0), (1, 1), "marker", (0, row), "sample"])
-    assert error.value.prompts[0].failed == ((0, reason),)
-
-
-@pytest.mark.parametrize("keys", [RAW, OWN])
 @pytest.mark.parametrize("counted", [True, False])
 @pytest.mark.parametrize(
-    "make_queue",
-    [MemoryQueue, SharedQueue, pytest.param(None, marks=pytest.mark.ray, id="TransferQueue")],
+    "make_queue", [MemoryQueue, pytest.param(None, marks=pytest.mark.ray, id="TransferQueue")]
 )
 @given(history=histories())
 @settings(max_examples=50)
-def test_the_last_attempt_is_returned_or_its_group_named(
-    request, make_queue, keys, counted, history
-):
+def test_the_last_attempt_is_returned(request, make_queue, counted, history):
     last, rows, steps = history
     queue = request.getfixturevalue("adapter") if make_queue is None else make_queue()
-    # Where the queue drops late writes, or attempts share no key, there is nothing to name.
-    may_raise = make_queue is not MemoryQueue and keys == RAW
-    with suppress(IncompleteRolloutError) if may_raise else nullcontext():
-        played = OneSession(queue, keys, counted).play(last, rows, steps)
-        assert played == whole(last, rows)
+    assert OneSession(queue, counted).play(last, rows, steps) == whole(last, rows)
 
 
 def test_a_marker_without_an_attempt_takes_the_rows_of_the_last_one(rollouts, buffer, queue):
@@ -139,7 +90,7 @@ def test_a_marker_without_an_attempt_takes_the_rows_of_the_last_one(rollouts, bu
     rollouts.session("u", 0, rows=2, marker=False, attempt=1)
     rollouts.tag("u_sess0", {"is_session": True, "session_id": 0, "status": "success"})
     batch, _ = buffer.sample(1, "train")
-    assert batch.keys == ["u_0_0", "u_0_1"]
+    assert batch.keys == ["u_0_1000000", "u_0_1000001"]
     assert [tag["attempt"] for tag in batch.tags] == [1, 1]
 
 
@@ -151,56 +102,6 @@ def test_another_number_of_rows_than_announced_is_incomplete(rollouts, buffer, r
     with pytest.raises(IncompleteRolloutError) as error:
         buffer.sample(1, "train")
     assert error.value.prompts[0].failed == ((0, f"found {rows} of its {announced} rows"),)
-
-
-@pytest.mark.parametrize("first", [0, 1], ids=["batch", "part of a batch"])
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda s: s.write(0, 1), "another attempt replaced row u_0_1"),
-        (lambda s: s.queue.delete(["u_0_1"], s.partition), "row u_0_1 was deleted"),
-        (
-            lambda s: s.queue.put(["u_0_1"], s.partition, None, [{"status": "failure"}]),
-            "another attempt replaced row u_0_1",
-        ),
-    ],
-)
-def test_a_change_after_the_sample_is_found(change, reason, first):
-    session = OneSession(SharedQueue(), RAW, counted=True)
-    for row in range(2):
-        session.write(1, row)
-    session.mark(1, 2)
-    batch, _ = session.buffer.sample(1, session.partition)
-    session.buffer.check(batch)
-    change(session)
-    part = replace(batch, keys=batch.keys[first:], tags=batch.tags[first:])
-    for read in (session.buffer.get, session.buffer.check):
-        with pytest.raises(IncompleteRolloutError) as error:
-            read(part)
-        (prompt,) = error.value.prompts
-        assert error.value.partition == session.partition
-        assert (prompt.succeeded, prompt.failed) == ((), ((0, reason),))
-
-
-def test_a_change_while_the_rows_are_read_is_found():
-    class Raced(SharedQueue):
-        def get(self, *args):
-            rows = super().get(*args)
-            session.write(0, 0)
-            return rows
-
-    session = OneSession(Raced(), RAW, counted=True)
-    with pytest.raises(IncompleteRolloutError, match="another attempt replaced row u_0_0"):
-        session.play(1, 1, [(1, 0), "marker", "sample", "get"])
-
-
-def test_other_tags_may_change_after_the_sample(rollouts, buffer):
-    rollouts.counted("u")
-    batch, _ = buffer.sample(1, "train")
-    rollouts.tag("u_0_0", {"score": 0.5})
-    assert len(buffer.get(batch, ["x"])) == 2
-    with pytest.raises(MissingKeysError, match="nope"):
-        buffer.get(batch, ["nope"])
 
 
 def test_a_late_row_of_an_earlier_submission_is_not_of_the_later(queue):

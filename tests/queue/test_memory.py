@@ -1,7 +1,6 @@
 """MemoryQueue: the conformance suite, a model, and what only the embedded queue promises."""
 
 import gc
-import logging
 import pickle
 import threading
 import time
@@ -87,31 +86,6 @@ def test_one_change_wakes_every_reader():
     for reader in readers:
         reader.join(10)
     assert not any(reader.is_alive() for reader in readers)
-
-
-@pytest.mark.parametrize("row", [{"x": 2}, None])
-def test_a_write_of_an_earlier_attempt_is_dropped(row, caplog):
-    queue = MemoryQueue()
-    queue.put(["a"], "train", [{"x": 1}], [{"attempt": 1, "status": "success"}])
-    watch = queue.watch()
-    watch.poll()
-    with caplog.at_level(logging.INFO, "rlskip"):
-        meta = queue.put(["a"], "train", row and [row], [{"attempt": 0, "status": "failure"}])
-    assert meta.tags == [{"attempt": 1, "status": "success"}]
-    assert queue.list("train") == {"a": {"attempt": 1, "status": "success"}}
-    assert to_rows(queue.get(["a"], "train")) == [{"x": 1}]
-    assert watch.poll() == {}
-    assert "dropped a late write to 'a'" in caplog.text
-
-
-def test_a_write_of_a_later_attempt_keeps_no_field_of_an_earlier_one():
-    queue = MemoryQueue()
-    queue.put(["a"], "train", [{"x": 1, "y": 1}], [{"attempt": 0}])
-    queue.put(["a"], "train", [{"x": 2}], [{"attempt": 1}])
-    queue.put(["a"], "train", [{"z": 3}], [{"score": 1}])
-    queue.put(["a"], "train", [{"v": 4}], [{"attempt": 1}])
-    assert to_rows(queue.get(["a"], "train")) == [{"x": 2, "z": 3, "v": 4}]
-    assert queue.list("train") == {"a": {"attempt": 1, "score": 1}}
 
 
 def test_an_idle_watch_does_not_grow():

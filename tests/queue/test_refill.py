@@ -22,7 +22,7 @@ def test_refill_runs_the_prompt_again_under_its_uid(make_buffer, rollouts, queue
     def refill(partition, prompts):
         evicted.append((partition, [prompt.uid for prompt in prompts], list(queue.list("train"))))
         for prompt in prompts:
-            rollouts.counted(prompt.uid, error="again" if len(evicted) < 2 else None, attempt=1)
+            rollouts.counted(prompt.uid, error="again" if len(evicted) < 2 else None)
 
     buffer = make_buffer(refill, on_incomplete="refill")
     rollouts.counted("u", error="boom")
