@@ -42,7 +42,7 @@ class PromptMatching(CallMatching):
         """
         if call.identity.prompts is None:
             return None
-        own = self._in_step(call)
+        own = self._best_of(call, self._in_step(call))
         if own is not None and all(self._group_has(call, one) for one in self._run.groups_of(own)):
             return own
         identity = call.identity.for_prompts(None)

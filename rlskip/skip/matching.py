@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rlskip.config.skip import VALIDATION_ROLE, SkipAction
@@ -40,29 +41,40 @@ class CallMatching:
             return self._repeated(call)
         if call.identity.prompts is None:
             return None
-        found = self._in_step(call)
-        if found is None and self._dumps.local_config.match == "run":
-            found = self._elsewhere(call)
-        return found
+        elsewhere = self._elsewhere(call) if self._dumps.local_config.match == "run" else ()
+        return self._best_of(call, itertools.chain(self._in_step(call), elsewhere))
 
-    def _in_step(self, call: Call) -> Key | None:
-        """The dump of the step itself that was made for such a call.
+    def _best_of(self, call: Call, fitting: Iterator[tuple[Key, DumpMeta]]) -> Key | None:
+        """The first of them that has every field which this run needs, else the first."""
+        best = next(fitting, None)
+        if best is None:
+            return None
+        call.again = ""
+        other = None if call.stage.lacks is None else next(fitting, None)
+        if other is not None and not self._has(call, *best):  # else it is loaded but once
+            others = itertools.chain([other], fitting)
+            best = next((one for one in others if self._has(call, *one)), best)
+        key, call.meta = best
+        return key
 
-        One that records nothing of its call serves any, if none was made for it.
+    def _in_step(self, call: Call) -> Iterator[tuple[Key, DumpMeta]]:
+        """The dumps of the step itself that were made for such a call.
+
+        One that records nothing of its call serves any, after those that were made for it.
         """
-        unnamed: tuple[Key, DumpMeta] | None = None
+        unnamed: list[tuple[Key, DumpMeta]] = []
         served: set[str] = set()
         store = self._dumps.store
         for key in call.visit.candidates(call.name, call.place):
             if (meta := store.read_meta(key.step, key.call)) is None:
                 continue
             if meta.identity is None:
-                unnamed = unnamed or (key, meta)
+                unnamed.append((key, meta))
             elif self.has_served(key, call):
                 if call.identity.fits(meta.identity):
                     served.add(meta.checksum)
-            elif self._fits(call, meta):
-                return key  # type: ignore[no-any-return]
+            elif not self._dumps.identities.differences(call.identity, meta):
+                yield key, meta
         # Its own dump may have served another call of the visit, or a group of it.
         for own in (call.name, "") if call.name.endswith("-0") else (call.name,):
             key = Key(call.step, own)
@@ -73,37 +85,24 @@ class CallMatching:
         # if the step's journal is still there. What is generated instead leaves its own there, so
         # the call is named there by all that have served: by the next one there is one more.
         call.again = "".join(f"-{checksum}" for checksum in sorted(served))
-        if unnamed is None or self._dumps.by_prompt:
-            return None
-        self._fits(call, unnamed[1])
-        return unnamed[0]
+        for key, meta in unnamed[: not self._dumps.by_prompt]:
+            self._dumps.identities.differences(call.identity, meta)  # says that it records none
+            yield key, meta
 
-    def _fits(self, call: Call, meta: DumpMeta) -> bool:
-        """Whether a dump was made for such a call: then it is the one to load."""
-        call.meta = meta
-        return not self._dumps.identities.differences(call.identity, meta)
-
-    def _elsewhere(self, call: Call) -> Key | None:
-        """The dump of another step that was made for such a call; one with all fields, if any."""
-        first: tuple[Key, DumpMeta] | None = None
+    def _elsewhere(self, call: Call) -> Iterator[tuple[Key, DumpMeta]]:
+        """The dumps of other steps that were made for such a call."""
         for key in self._run.find(call.identity.prompts, call.step):
             if self.has_served(key, call) or call.visit.is_taken(key):
                 continue
             meta = self._dumps.store.read_meta(key.step, key.call)
-            if meta and meta.identity and self._fits(call, meta):
-                if self._has_all(call, key, meta):
-                    return key
-                first = first or (key, meta)
-        if first is None:
-            return None
-        call.meta = first[1]
-        return first[0]
+            if meta is None or meta.identity is None:
+                continue
+            if not self._dumps.identities.differences(call.identity, meta):
+                yield key, meta
 
-    def _has_all(self, call: Call, key: Key, meta: DumpMeta) -> bool:
+    def _has(self, call: Call, key: Key, meta: DumpMeta) -> bool:
         """Whether a dump has every field that this run needs, as far as it can be read."""
         with contextlib.suppress(DumpError, OSError, MemoryError):
-            if call.stage.lacks is None:
-                return True
             rollouts = self._dumps.store.load(key.step, call=key.call, meta=meta)
             return not self._dumps.lacking(call, rollouts, meta)
         return False

@@ -115,6 +115,21 @@ def test_a_dump_without_it_gives_way_to_one_that_has_it(
     assert made == []
 
 
+def test_the_steps_own_dump_gives_way_to_an_equal_calls_that_has_it(
+    init: Callable[..., Path],
+) -> None:
+    init()
+    SkipManager.set_step(1)
+    for names in ("tokens", "tokens logprobs"):
+        generate([1], names)
+    needed.add("logprobs")
+    init(on_miss="error")
+    SkipManager.set_step(1)
+    assert field_names(generate([1], "never called")) == {"tokens", "logprobs"}
+    with pytest.raises(MismatchError, match="the dump of step 1 lacks"):
+        generate([1], "never called")
+
+
 # -- through a queue -------------------------------------------------------------------------
 
 

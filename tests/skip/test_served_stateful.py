@@ -301,13 +301,14 @@ class Served(RuleBasedStateMachine):
             self.rejects = not own and all(left) and not self.groups
             lacks = needs and not any(dump.has for dump in own)
             return self.groups if self.groups and lacks else own or self.groups
-        if own or self.skip["match"] == "step":
-            return own
-        return [
+        elsewhere = [
             dump for dump in others
             if dump.prompts == prompts and dump.step != self.step
             and not self.has_served(dump) and dump not in self.taken
-        ]  # fmt: skip
+        ] if self.skip["match"] == "run" else []  # fmt: skip
+        having = [dump for dump in (*own, *elsewhere) if dump.has]
+        # One that lacks what the run needs gives way; else those of the step come first.
+        return (having if self.skip["needs"] else []) or own or elsewhere
 
     def left_of(self, dumps: list[Dump], prompt: str) -> Iterator[tuple[Draw, ...]]:
         """The groups of a prompt that have not served this run."""
