@@ -230,7 +230,6 @@ def test_a_stack_that_is_exhausted_is_no_damage(
 
     here = len(inspect.stack())
     for depth in range(sys.getrecursionlimit() - here - 200, sys.getrecursionlimit() - here):
-        DumpMeta.from_bytes.cache_clear()
         try:
             load(depth)
         except (RecursionError, AbsentDumpError) as error:
