@@ -93,16 +93,12 @@ class Array:
         return 0 if self.owned else sum(aligned(part.nbytes) for part in self.parts)
 
     def copy(self, part: np.ndarray, arena: Memory) -> np.ndarray:
-        """A part, narrowed, in `arena`'s memory."""
-        narrowed = self.narrow(part, arena)
+        """A part in the narrowest integers that hold it, in `arena`'s memory."""
+        narrowed = _as(self.fitting(part), part, arena)
         if narrowed is part:
             narrowed = arena(part.nbytes).view(part.dtype)
             np.copyto(narrowed, part)
         return narrowed
-
-    def narrow(self, part: np.ndarray, arena: Memory) -> np.ndarray:
-        """A part in the narrowest integers that hold it, in `arena`; the part if it is narrow."""
-        return _as(self.fitting(part), part, arena)
 
     def fitting(self, part: np.ndarray) -> str:
         """The narrowest spec that holds a part."""

@@ -46,14 +46,14 @@ class CallMatching:
 
     def _best_of(self, call: Call, fitting: Iterator[tuple[Key, DumpMeta]]) -> Key | None:
         """The first of them that has every field which this run needs, else the first."""
-        first = next(fitting, None)
-        if first is None:
+        best = next(fitting, None)
+        if best is None:
             return None
-        best, others = first, fitting
-        if call.stage.lacks is not None and (second := next(fitting, None)) is not None:
-            others = itertools.chain([first, second], fitting)  # a single one is loaded but once
-            best = next((one for one in others if self._has_all(call, *one)), first)
         call.again = ""
+        other = None if call.stage.lacks is None else next(fitting, None)
+        if other is not None and not self._has(call, *best):  # else it is loaded but once
+            others = itertools.chain([other], fitting)
+            best = next((one for one in others if self._has(call, *one)), best)
         key, call.meta = best
         return key
 
@@ -73,7 +73,7 @@ class CallMatching:
             elif self.has_served(key, call):
                 if call.identity.fits(meta.identity):
                     served.add(meta.checksum)
-            elif self._fits(call, meta):
+            elif not self._dumps.identities.differences(call.identity, meta):
                 yield key, meta
         # Its own dump may have served another call of the visit, or a group of it.
         for own in (call.name, "") if call.name.endswith("-0") else (call.name,):
@@ -86,12 +86,8 @@ class CallMatching:
         # the call is named there by all that have served: by the next one there is one more.
         call.again = "".join(f"-{checksum}" for checksum in sorted(served))
         for key, meta in unnamed[: not self._dumps.by_prompt]:
-            self._fits(call, meta)
+            self._dumps.identities.differences(call.identity, meta)  # says that it records none
             yield key, meta
-
-    def _fits(self, call: Call, meta: DumpMeta) -> bool:
-        """Whether a dump was made for such a call; what is only noteworthy is logged."""
-        return not self._dumps.identities.differences(call.identity, meta)
 
     def _elsewhere(self, call: Call) -> Iterator[tuple[Key, DumpMeta]]:
         """The dumps of other steps that were made for such a call."""
@@ -99,10 +95,12 @@ class CallMatching:
             if self.has_served(key, call) or call.visit.is_taken(key):
                 continue
             meta = self._dumps.store.read_meta(key.step, key.call)
-            if meta and meta.identity and self._fits(call, meta):
+            if meta is None or meta.identity is None:
+                continue
+            if not self._dumps.identities.differences(call.identity, meta):
                 yield key, meta
 
-    def _has_all(self, call: Call, key: Key, meta: DumpMeta) -> bool:
+    def _has(self, call: Call, key: Key, meta: DumpMeta) -> bool:
         """Whether a dump has every field that this run needs, as far as it can be read."""
         with contextlib.suppress(DumpError, OSError, MemoryError):
             rollouts = self._dumps.store.load(key.step, call=key.call, meta=meta)

@@ -72,9 +72,6 @@ class OpenDump:
     place: Place
     folder: Folder
 
-    def names(self) -> frozenset[str]:
-        return frozenset(self.folder.names())
-
     def is_in_place(self) -> bool:
         """Whether the open directory still has this name, as far as can be seen."""
         try:
@@ -134,7 +131,7 @@ class OpenDump:
 
     def _refuse_half(self) -> None:
         """Raise CorruptDumpError where one of the two files is there: one rename published both."""
-        missing = {self.place.dump, self.place.meta} - self.names()
+        missing = {self.place.dump, self.place.meta} - {*self.folder.names()}
         if len(missing) == 1:
             raise CorruptDumpError(f"{missing.pop()} is missing", where=str(self.place.directory))
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import attrs
 
-from rlskip._copies import Memory
 from rlskip._files import Folder
 from rlskip.format import chunks, container
 from rlskip.format.dump_errors import (
@@ -39,8 +38,8 @@ _MAX_BOTH = MAX_META - (1 << 12)
 class NewDump:
     """A dump that can be written: a codec keeps everything in it.
 
-    Its arrays are views of the rollouts until :meth:`copied`. `on_conflict` is asked where another
-    process's dump has the place: for the call's name to write to instead, or None.
+    Its arrays are views of the rollouts. `on_conflict` is asked where another process's dump has
+    the place: for the call's name to write to instead, or None.
     """
 
     place: Place
@@ -49,15 +48,6 @@ class NewDump:
     identity: Identity | None
     info: dict[str, Any]
     on_conflict: Callable[[DumpMeta], str | None] | None = None
-
-    @property
-    def copy_nbytes(self) -> int:
-        """The most that :meth:`copied` takes of its arena."""
-        return sum(array.copy_nbytes for array in self.arrays)
-
-    def copied(self, arena: Memory) -> NewDump:
-        """The same dump with its arrays in `arena`'s memory, so that the rollouts may change."""
-        return attrs.evolve(self, arrays=chunks.copied(self.arrays, arena))
 
     def publish(self, read_meta: Callable[[Place], DumpMeta]) -> tuple[Place | None, DumpMeta]:
         """Write it, sync it, and rename it into place.

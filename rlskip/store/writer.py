@@ -15,6 +15,7 @@ import numpy as np
 
 from rlskip._copies import BufferPool, fresh
 from rlskip.errors import RlskipError
+from rlskip.format import chunks
 from rlskip.format.chunks import CHUNK, aligned
 from rlskip.store.meta import DumpMeta
 from rlskip.store.new_dump import NewDump
@@ -111,10 +112,11 @@ class Writer:
         """
         self._forget_parent()
         dump = self.store.prepare(step, rollouts, **about)
-        nbytes = dump.copy_nbytes
+        nbytes = sum(array.copy_nbytes for array in dump.arrays)
         self._reserve(nbytes)
         try:
-            copied = dump.copied(_Arena(self.memory(nbytes)))
+            arena = _Arena(self.memory(nbytes))
+            copied = attrs.evolve(dump, arrays=chunks.copied(dump.arrays, arena))
         except BaseException:
             self._release(nbytes)
             raise

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlskip._copies import BufferPool
 from rlskip.store import DumpMeta, StepStore, UnsupportedTypeError, WriterTimeoutError
 from rlskip.store.step_store import NewDump
 from rlskip.store.writer import Writer
@@ -162,15 +163,16 @@ def test_an_error_is_a_warning_and_the_next_dump_is_written(
 def test_a_copy_that_fails_gives_its_room_back(
     store: StepStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_memory(*_: object) -> NewDump:
+    def no_memory(*_: object) -> None:
         raise MemoryError
 
+    large = torch.rand(1 << 20)
     writer = Writer(store, max_bytes=1, timeout_s=5)
     with monkeypatch.context() as patched:
-        patched.setattr(NewDump, "copied", no_memory)
+        patched.setattr(BufferPool, "take", no_memory)
         with pytest.raises(MemoryError):
-            writer.save(1, torch.ones(1000))
-    writer.save(2, torch.ones(1000))
+            writer.save(1, large)
+    writer.save(2, large)
     writer.flush()
     assert store.steps() == [2]
 
