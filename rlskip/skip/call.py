@@ -117,9 +117,12 @@ class Call(Given):
         """
         from rlskip.format.prompt_digests import digests_of  # needs torch
 
-        digests = digests_of(self.prompts, self.stage.prompt_groups, NEUTRAL_META)
+        stage, given = self.stage, self.args or self.kwargs
+        digests = digests_of(self.prompts, stage.prompt_groups, NEUTRAL_META)
         told = [digest for digest in digests if digest is not None]
-        if len(told) < len(digests) or (self.stage.has_only_ignored and is_single(self.prompts)):
+        is_none = self.prompts is None and stage.prompts is not None and given
+        is_ignored = stage.has_only_ignored and is_single(self.prompts)
+        if len(told) < len(digests) or is_none or is_ignored:
             raise nothing_to_tell_by(self)
         return told
 
