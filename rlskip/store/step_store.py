@@ -15,7 +15,6 @@ from rlskip.format import container
 from rlskip.format.dump_errors import (
     AbsentDumpError,
     CorruptDumpError,
-    DumpError,
     UnreadableDumpError,
 )
 from rlskip.format.kinds import Packer, rebuild
@@ -76,23 +75,22 @@ class StepStore:
         self.rank = rank
         self.world_size = world_size
         self._listing = Listing(self.directory)
+        self._unread: set[str] = set()
         self._retention = Retention(self.directory, keep_last)
 
     # -- which dumps there are -----------------------------------------------------------
 
     def steps(self) -> list[int]:
         """The steps whose first call has a sound dump, ascending; none that cannot be read."""
-        with _unread_dumps() as unread:
-            return [s for s in self.listed() if self._meta(s, "", unread) is not None]
+        return [step for step in self.listed() if self.read_meta(step) is not None]
 
     def nearest(self, step: int) -> int | None:
         """The step that `repeat` takes for `step`; those that cannot be read are left out.
 
         `step` itself; else the largest below; else the smallest above; else None.
         """
-        with _unread_dumps() as unread:
-            nearest = sorted(self.listed(), key=lambda s: (s > step, abs(s - step)))
-            return next((s for s in nearest if self._meta(s, "", unread) is not None), None)
+        nearest = sorted(self.listed(), key=lambda s: (s > step, abs(s - step)))
+        return next((s for s in nearest if self.read_meta(s) is not None), None)
 
     def listed(self) -> list[int]:
         """The steps whose first call has a directory, ascending, without a look into it."""
@@ -122,8 +120,7 @@ class StepStore:
 
         Jobs that shared a step may have given two calls one place: then the names decide.
         """
-        with _unread_dumps() as unread:
-            metas = {call: self._meta(step, call, unread) for call in self.calls(step)}
+        metas = {call: self.read_meta(step, call) for call in self.calls(step)}
         there = {call: meta for call, meta in metas.items() if meta is not None}
         return sorted(there, key=lambda call: there[call].info.get("place", 0))
 
@@ -135,27 +132,25 @@ class StepStore:
     def read_meta(self, step: int, call: str = "") -> DumpMeta | None:
         """What ``meta.json`` of a dump holds; None where there is none.
 
-        Cheap: the rollouts are not read. A dump that is evidently corrupt is quarantined: None. One
-        that cannot be read at the moment is logged as a warning: None.
+        Cheap: the rollouts are not read. A dump that is evidently corrupt is quarantined: None. Why
+        one cannot be read at the moment is logged, once for each reason: None.
 
         Raises
         ------
         OtherFormatError
             Another version of rlskip wrote it.
         """
-        with _unread_dumps() as unread:
-            return self._meta(step, call, unread)
-
-    def _is_mine(self, place: Place) -> bool:
-        return (place.rank, place.world_size) == (self.rank, self.world_size)
-
-    def _meta(self, step: int, call: str, unread: list[DumpError]) -> DumpMeta | None:
         with contextlib.suppress(AbsentDumpError, CorruptDumpError):
             try:
                 return self._meta_there(step, call)
             except UnreadableDumpError as error:
-                unread.append(error)
+                level = logging.DEBUG if error.what in self._unread else logging.WARNING
+                self._unread.add(error.what)
+                logger.log(level, "%s; it counts as absent", error)
         return None
+
+    def _is_mine(self, place: Place) -> bool:
+        return (place.rank, place.world_size) == (self.rank, self.world_size)
 
     def _meta_there(self, step: int, call: str) -> DumpMeta:
         with self._opened(step, call) as here:
@@ -343,13 +338,3 @@ class StepStore:
             here.reader(self._max_bytes) as found,
         ):
             yield found
-
-
-@contextlib.contextmanager
-def _unread_dumps() -> Iterator[list[DumpError]]:
-    """Those that cannot be read at the moment: one warning for all."""
-    unread: list[DumpError] = []
-    yield unread
-    if unread:
-        more = f" (and {len(unread) - 1} more)" if len(unread) > 1 else ""
-        logger.warning("%s%s; it counts as absent", unread[0], more)
