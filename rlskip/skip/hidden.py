@@ -131,7 +131,7 @@ def add_hidden(
         look.enter("", func)
     there = getattr(inner, "__globals__", {})
     for name in names_in(inner.__code__, "LOAD_GLOBAL") if there else ():
-        if kind_of(type_of(there.get(name))) not in (FUNCTION, CLASS):
+        if kind_of(type_of(there.get(name))) != FUNCTION:
             with contextlib.suppress(Exception):  # as in `enter`
                 look.sort("", name, there.get(name), func, _DEPTH, quiet=True)
     owned: dict[int, tuple[Any, dict[str, Any]]] = {}
