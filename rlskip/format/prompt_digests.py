@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from rlskip.batch.columns import cells_of, column_length, columns_of, length_of, unwrapped
+from rlskip.batch.columns import (
+    cells_of,
+    column_length,
+    columns_of,
+    is_data_proto,
+    length_of,
+    unwrapped,
+)
 from rlskip.format.codec import Walk
 from rlskip.format.fingerprint import (
     VOLATILE,
@@ -60,6 +67,8 @@ def digests_of(
     columns = columns_of(prompts)
     if n := length_of(prompts) if columns else 0:
         return _of_columns(columns, n, left_out, neutral)
+    if prompts is None:  # of a stage that takes none
+        return [_cut(fingerprint(None))]
     rows = prompts if isinstance(prompts, list | tuple) else [prompts]
     return [None if _is_bare(row, left_out) else _cut(fingerprint(row, left_out)) for row in rows]
 
@@ -77,8 +86,10 @@ def _cut(digest: str) -> str:
 
 def _is_bare(row: Any, left_out: Collection[str]) -> bool:
     """Whether nothing of a row counts."""
-    return isinstance(row, Mapping) and all(
-        name in left_out or value is None for name, value in row.items()
+    fields = columns_of(row) if is_data_proto(row) else row
+    return fields is None or (
+        isinstance(fields, Mapping)
+        and all(name in left_out or value is None for name, value in fields.items())
     )
 
 

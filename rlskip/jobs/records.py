@@ -37,6 +37,7 @@ import attrs
 
 from rlskip._files import open_folder
 from rlskip._human import size
+from rlskip.jobs.ranks import shard, world_size
 
 JOB_VARIABLE = "RLSKIP_JOB"
 # No run's directory has this name: those contain an underscore.
@@ -115,9 +116,9 @@ def _ours() -> _Job | None:
 
 def _agreed(job: _Job) -> str:
     """What the first of the ranks that asks calls the job; no rank waits for another to ask."""
-    if (dist := _ranks()) is None:
+    if world_size() == 1:
         return job.id
-    key = f"rlskip/job/{job.number}"
+    key, dist = f"rlskip/job/{job.number}", sys.modules["torch.distributed"]
     try:
         store = dist.distributed_c10d._get_default_store()
         # Of all ranks exactly one gets a 1; `get` waits until that one has set its name.
@@ -131,17 +132,10 @@ def _agreed(job: _Job) -> str:
 
 def rank_of() -> tuple[int, int]:
     """This process's rank in its job, and how many ranks that has."""
-    if (dist := _ranks()) is not None:
-        return dist.get_rank(), dist.get_world_size()
+    if (joined := shard())[1] > 1:
+        return joined
     rank, world = (int(os.environ.get(name) or 0) for name in ("RANK", "WORLD_SIZE"))
     return rank, max(world, rank + 1)
-
-
-def _ranks() -> Any:
-    """torch.distributed, which is not imported for it; None unless it has joined several ranks."""
-    dist: Any = sys.modules.get("torch.distributed")
-    joined = dist is not None and dist.is_available() and dist.is_initialized()
-    return dist if joined and dist.get_world_size() > 1 else None
 
 
 @attrs.frozen

@@ -111,7 +111,8 @@ class Needs:
         names = dict.fromkeys(name for row in rows for name in row)
         try:
             # Of a field that some rows lack the batch would have none.
-            return list(self.lacks({n: [r[n] for r in rows] for n in names if _all_have(rows, n)}))
+            held = [name for name in names if all(name in row for row in rows)]
+            return list(self.lacks({name: [row[name] for row in rows] for name in held}))
         except Exception as error:  # it may expect what only the whole stage returns
             logger.debug("rlskip: it cannot be told what a session lacks: %s", error)
             return [_UNKNOWN]
@@ -125,10 +126,6 @@ class Needs:
         if lacking == [_UNKNOWN]:
             return "the function `lacks` of the stage cannot tell whether they lack a field"
         return f"they lack what this run needs: {', '.join(lacking)}" if lacking else None
-
-
-def _all_have(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
-    return all(name in row for row in rows)
 
 
 needs: ContextVar[Needs] = ContextVar("rlskip_needs")

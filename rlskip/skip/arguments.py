@@ -116,12 +116,6 @@ class Arguments:
     left: dict[str, str] = attrs.field(factory=dict)
     changing: list[str] = attrs.field(factory=list)
 
-    @property
-    def at_default(self) -> Arguments:
-        """Without the arguments that do not have their default."""
-        usual = {name: value for name, value in self.values.items() if name in self.usual}
-        return attrs.evolve(self, values=usual)
-
     def add(self, name: str, value: Any, is_usual: bool = False) -> None:
         self.values[name] = value
         if is_usual:
@@ -240,8 +234,6 @@ def _add(found: Arguments, name: str, value: Any, default: Any) -> None:
 
 def part_of(value: Any) -> tuple[Any, str]:
     """A part of an object as plain JSON; or what it is, where it is not plain."""
-    if type(value) in (bool, float) and value == value:  # the most, and the quickest
-        return value, ""
     try:
         return _Reading().read(value), ""
     except _NotPlain as error:

@@ -120,8 +120,11 @@ class Call(Given):
         """
         from rlskip.format.prompt_digests import digests_of  # needs torch
 
-        digests = digests_of(self.prompts, self.stage.prompt_groups, NEUTRAL_META)
-        if None in digests or (self.stage.has_only_ignored and is_single(self.prompts)):
+        stage, given = self.stage, self.args or self.kwargs
+        digests = digests_of(self.prompts, stage.prompt_groups, NEUTRAL_META)
+        is_none = self.prompts is None and stage.prompts is not None and given
+        is_ignored = stage.has_only_ignored and is_single(self.prompts)
+        if None in digests or is_none or is_ignored:
             raise nothing_to_tell_by(self)
         return cast("list[str]", digests)
 

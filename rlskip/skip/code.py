@@ -9,12 +9,11 @@ import functools
 import inspect
 import textwrap
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _CODE = (types.FunctionType, types.MethodType, functools.partial, staticmethod, classmethod)
-_NAMING = ("LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD")
-_MOST = 50  # functions whose helpers count
+_MOST = 20  # functions whose helpers count
 
 
 def innermost(func: Any) -> Any:
@@ -62,7 +61,7 @@ def _with_helpers(func: types.FunctionType) -> list[types.FunctionType]:
     for one in found:
         there = one.__globals__
         owner = there.get(one.__qualname__.partition(".")[0])
-        named = names_in(one.__code__, *_NAMING)
+        named = [name for code in _codes(one.__code__) for name in code.co_names]
         near: list[Any] = [*cells_of(one).values(), *map(there.get, named)]
         near += map(vars(owner).get, named) if isinstance(owner, type) else ()
         for value in near:
@@ -85,13 +84,18 @@ def cells_of(func: types.FunctionType) -> dict[str, Any]:
 
 
 @functools.lru_cache(1 << 10)
-def names_in(code: types.CodeType, *operations: str) -> tuple[str, ...]:
-    """The names that operations of a function, and of those within it, have."""
-    found = {of.argval: None for of in dis.get_instructions(code) if of.opname in operations}
+def globals_in(code: types.CodeType) -> tuple[str, ...]:
+    """The globals that a function, and those within it, read."""
+    parts = (part for one in _codes(code) for part in dis.get_instructions(one))
+    return tuple({part.argval: None for part in parts if part.opname == "LOAD_GLOBAL"})
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code of a function, and of those within it."""
+    yield code
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
-            found |= dict.fromkeys(names_in(const, *operations))
-    return tuple(found)
+            yield from _codes(const)
 
 
 def _source(func: types.FunctionType) -> str:

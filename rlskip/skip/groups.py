@@ -155,15 +155,6 @@ def by_content(
     ]
 
 
-def by_position(groups: Sequence[DumpedGroup], prompts: int) -> list[DumpedGroup | None]:
-    """For each prompt the group at its position; None beyond the last."""
-    return [groups[i] if i < len(groups) else None for i in range(prompts)]
-
-
-def complete_ones(match: Sequence[DumpedGroup | None]) -> list[DumpedGroup | None]:
-    return [group if group is not None and group.complete else None for group in match]
-
-
 def groups_of_parts(metas: Mapping[Key, DumpMeta]) -> list[DumpedGroup]:
     return [group for dump, meta in metas.items() for group in DumpedGroup.of_part(dump, meta)]
 
@@ -243,7 +234,8 @@ class GroupReplay:
                 tag = _shifted(tag, step - dumped.key.step)
                 row = fields.get(old.uid + suffix)
                 if not suffix:
-                    self.roots[key] = _replayed(tag, dumped.key.step)
+                    kept = {name: tag[name] for name in tag if name not in dump_tag(0, 0, None)}
+                    self.roots[key] = {**kept, REPLAYED: dumped.key.step}
                 elif row is None:
                     self.bare[key] = tag
                 else:
@@ -271,11 +263,6 @@ def _shifted(tag: Tag, steps: int) -> Tag:
         name: value + steps if name in STEP_TAGS and isinstance(value, int) else value
         for name, value in tag.items()
     }
-
-
-def _replayed(root: Tag, source: int) -> Tag:
-    to_dump: Mapping[str, Any] = dump_tag(0, 0, None)
-    return {**{name: root[name] for name in root if name not in to_dump}, REPLAYED: source}
 
 
 def _renamed(row: Row, old: str, new: str) -> Row:

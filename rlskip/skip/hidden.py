@@ -29,7 +29,7 @@ from rlskip.skip.arguments import (
     read_name,
     shaping_in,
 )
-from rlskip.skip.code import cells_of, names_in
+from rlskip.skip.code import cells_of, globals_in
 from rlskip.skip.stored import (
     CLASS,
     FIELDS,
@@ -130,8 +130,8 @@ def add_hidden(
     if not isinstance(func, types.FunctionType) or func.__closure__ or func.__dict__:
         look.enter("", func)
     there = getattr(inner, "__globals__", {})
-    for name in names_in(inner.__code__, "LOAD_GLOBAL") if there else ():
-        if kind_of(type_of(there.get(name))) not in (FUNCTION, CLASS):
+    for name in globals_in(inner.__code__) if there else ():
+        if kind_of(type_of(there.get(name))) != FUNCTION:
             with contextlib.suppress(Exception):  # as in `enter`
                 look.sort("", name, there.get(name), func, _DEPTH, quiet=True)
     owned: dict[int, tuple[Any, dict[str, Any]]] = {}

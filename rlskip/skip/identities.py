@@ -170,7 +170,10 @@ class Identities:
             self._notices.once(f"noteworthy {what}", "replayed although it differs: %s", what)
         if code:
             name = present.noted["code"].partition(",")[0]
-            self._notices.code_changed(name)
+            self._notices.once(
+                f"code of {name}", "replayed although the code of %s has changed since the dump "
+                "was made; %s=[code] compares it", name, self._notices.typed("skip.identity"),
+            )  # fmt: skip
         return differs
 
     def contents_of(self, call: Call) -> list[str | None]:

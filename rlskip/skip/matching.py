@@ -193,7 +193,9 @@ class CallMatching:
                 self._dumps.notices.generated(call, call.reason)
             return None
         key, differs = nearest
-        if config.on_mismatch == "error" and _follows_new_rollouts(call, differs):
+        # What an earlier stage returned is new where that had to run again.
+        follows = call.stage.derived and all(line.startswith("prompts: ") for line in differs)
+        if config.on_mismatch == "error" and follows:
             call.reason = "; ".join(differs)
             self._dumps.notices.generated(call, call.reason)
             return None
@@ -245,8 +247,3 @@ class CallMatching:
         if call.identity.prompts is None:
             return "its prompts cannot be compared"
         return "no dump of the step that is left was made for such a call"
-
-
-def _follows_new_rollouts(call: Call, differs: list[str]) -> bool:
-    """Whether nothing but the prompts differs, where these are what an earlier stage returned."""
-    return call.stage.derived and all(line.startswith("prompts: ") for line in differs)

@@ -113,16 +113,9 @@ class Notices:
                     "; annotate(identity=...) compares what shapes rollouts; "
                     "annotate(ignore=[...]) or '%s=[%s]' says what does not",
                     self.role, stage, ", ".join(f"{name} ({left[name]})" for name in names), more,
-                    self._typed("skip.ignore"), ",".join(names),
+                    self.typed("skip.ignore"), ",".join(names),
                 )  # fmt: skip
             self._given.add(f"left of {stage}")
-
-    def code_changed(self, function: str) -> None:
-        """Warn that a stage's code is not that by which a dump was made."""
-        self.once(
-            f"code of {function}", "replayed although the code of %s has changed since the dump "
-            "was made; %s=[code] compares it", function, self._typed("skip.identity"),
-        )  # fmt: skip
 
     def dropped(self, unwanted: Iterable[str], rollouts: Any, kept: Any) -> None:
         """Of a job's first dump, warn of names in ``drop_fields`` that no field has, and of scores.
@@ -140,7 +133,7 @@ class Notices:
         if (scores := score_fields(kept)) and self.role in BUILT_IN_ROLES:
             self.once(
                 "scores", "scores are replayed with the rollouts (%s); to compute them again: "
-                "%s=[%s]", ", ".join(scores), self._typed("skip.drop_fields"), ",".join(scores),
+                "%s=[%s]", ", ".join(scores), self.typed("skip.drop_fields"), ",".join(scores),
             )  # fmt: skip
 
     def log_hidden(self, call: Call) -> None:
@@ -226,7 +219,7 @@ class Notices:
         what = "changed since the dump was made, and not compared: "
         if shaping:
             named = ",".join(key for key in shaping if key in self._config)
-            advice = f"; {self._typed('skip.identity')}=[{named}] compares" if named else ""
+            advice = f"; {self.typed('skip.identity')}=[{named}] compares" if named else ""
             yield logging.WARNING, what + ", ".join(changed[key] for key in shaping) + advice
         if others:
             more = len(others) - _MAX_CHANGES
@@ -255,7 +248,7 @@ class Notices:
             self.once(f"unread {name}", what, error, level=logging.INFO)
             return {}
 
-    def _typed(self, key: str) -> str:
+    def typed(self, key: str) -> str:
         return as_given(key, self.role, self._local_config)
 
     def _is_new(self, topic: str) -> bool:

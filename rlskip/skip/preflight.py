@@ -22,7 +22,7 @@ from rlskip.skip.dumps import Dumps
 from rlskip.skip.role import Role
 from rlskip.skip.step_calls import Key
 from rlskip.store import DumpError, DumpMeta, Identity, StepStore
-from rlskip.store.layout import Place, journal_name
+from rlskip.store.layout import journal_name
 
 Roles = Mapping[str, Role]
 
@@ -110,8 +110,6 @@ def _why_not(
     except DumpError as error:
         return f"have another format ({error.what})"
     there = [meta for meta in metas.values() if meta is not None]
-    if len(there) < len(metas) and (reason := _unreadable(store, step)):
-        return f"cannot be read ({reason})"
     if not there:
         return ""
     places = {meta.info.get("place", 0) for meta in there}
@@ -184,20 +182,6 @@ def _made_for_others(
     return f"were made for other rollouts: {named}" if named else None
 
 
-def _unreadable(store: StepStore, step: int) -> str:
-    """Why a file of a step cannot be read, as another user's may be; empty: all can, or none is."""
-    for call in store.calls(step) or [""]:
-        directory = Place(store.directory, step, call, store.rank, store.world_size).directory
-        try:
-            for path in directory.iterdir():
-                path.open("rb").close()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            return error.strerror or str(error)
-    return ""
-
-
 def differences(
     dumps: Dumps, made: Identity, called_with: Mapping[str, Any] = MappingProxyType({})
 ) -> list[str]:
@@ -242,8 +226,6 @@ def _holes(roles: Roles, facts: HostFacts) -> list[Problem]:
         for reason in sorted({*missing.values()} - {""}):
             others = compact([step for step, why in missing.items() if why == reason])
             found.append(f"the dumps of steps {others} in {dumps.directory} {reason}")
-            if reason.startswith("cannot be read"):
-                remedy = f"ask their owner for permission: chmod -R a+rX {dumps.directory}"
             if reason.startswith("were made"):
                 remedy = "set back what differs, or name another skip.dump_dir and generate them "
                 remedy += f"there once with {generate}"

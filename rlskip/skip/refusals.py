@@ -43,12 +43,6 @@ def refuse_other_kinds(role: str, **options: Any) -> None:
 
 
 def refuse_other_objects(func: Any) -> None:
-    if isinstance(func, property):
-        raise ConfigError(
-            "a property takes no prompts",
-            "SkipManager.annotate",
-            "decorate the function that generates, and let the property call it",
-        )
     if isinstance(func, type) or not callable(func):
         raise ConfigError(
             f"{func!r:.80} is not a function",

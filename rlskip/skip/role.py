@@ -259,13 +259,6 @@ def register_skip(role: str, config: type[RoleConfig] | None = None) -> Callable
                 f"register_skip({role!r})",
                 "choose another name",
             )
-        taken = next((name for name, known in SKIP_REGISTRY.items() if known is cls), role)
-        if taken != role:
-            raise RoleError(
-                f"{cls.__qualname__} is already role {taken!r}, and a class has one role",
-                f"register_skip({role!r})",
-                f"register a subclass: `class Another({cls.__name__}): ...`",
-            )
         cls.role = role
         cls.config_class = config or RoleConfig
         SKIP_REGISTRY[role] = cls

@@ -85,7 +85,7 @@ class RoleByHand(CallRole):
 
     def prepare_data(self, step: int, result: Any, /, *args: Any, **kwargs: Any) -> None:
         """Keep `result`, which the stage returned for these arguments."""
-        with self._call(step, _no_function, args, kwargs) as call:
+        with self._call(step, lambda *_, **__: None, args, kwargs) as call:  # the stage is over
             CallRole.keep(self, call, result)
 
     @contextmanager
@@ -153,10 +153,6 @@ def _at_hand(call: Call) -> Iterator[None]:
         yield
     finally:
         _present.reset(token)
-
-
-def _no_function(*args: Any, **kwargs: Any) -> None:
-    """Replaces the stage where only its arguments are known."""
 
 
 def _likely_prompts(*args: Any, **kwargs: Any) -> Any:

@@ -33,8 +33,6 @@ from rlskip.skip.groups import (
     GroupReplay,
     Plan,
     by_content,
-    by_position,
-    complete_ones,
     groups_of_parts,
     without_superseded,
 )
@@ -195,7 +193,10 @@ class GroupRole(Role):
         if phase_of(call.stage) != REFILL:
             # The stage and arguments that differ from their defaults count for each prompt.
             arguments = self._identities.arguments_of(call)
-            made = self._identities.made_by(call, arguments and arguments.at_default, {})
+            if arguments is not None:
+                usual = {n: v for n, v in arguments.values.items() if n in arguments.usual}
+                arguments = attrs.evolve(arguments, values=usual)
+            made = self._identities.made_by(call, arguments, {})
             submitted.conditions = made.without("stage")
         if self.dumps.by_prompt:
             return self._plan_by_prompt(call)
@@ -257,11 +258,12 @@ class GroupRole(Role):
         left = submitted.left_of(dumped)
         if not repeats or len(left) >= len(uids):  # a repeat that used all starts over
             dumped = left
-        match = by_position(dumped, len(uids))
+        match = [*dumped[: len(uids)], *[None] * (len(uids) - len(dumped))]  # by their positions
         if known and not repeats:
             match = by_content(dumped, contents)
         lacking = None in match or (not known and not repeats and len(dumped) != len(uids))
-        plan = Plan(step, source, uids, contents, metas, complete_ones(match))
+        whole = [group if group and group.complete else None for group in match]
+        plan = Plan(step, source, uids, contents, metas, whole)
         if metas and lacking and not under_way and phase_of(call.stage) != REFILL:
             first = repeats or submitted.prompts == 0
             return self._judge(plan, dumped, known or repeats, first)

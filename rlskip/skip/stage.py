@@ -144,13 +144,12 @@ class Stage:
             bound = bind(self._whole_signature, func, args, kwargs)
         found = read_arguments(bound, ignored, call.prompts, holder)
         if ALL not in ignored:
-            roots = {n: v for n, v in by_name(bound).items() if n in (*SELF, holder)}
+            near = {n: v for n, v in by_name(bound).items() if n in (*SELF, holder)}
+            roots = {n: v for n, v in near.items() if n in SELF or v is not call.prompts}
             if (owner := getattr(func, "__self__", None)) is not None:
                 func, roots["self"] = getattr(func, "__func__", func), owner
             elif not isinstance(func, types.FunctionType):
                 roots["self"] = func
-            if roots.get(holder) is call.prompts:
-                del roots[holder]
             add_hidden(found, roots, func, self._inner, call.prompts, first)
         if self.prompts is None and found.large and holder != "prompts":
             self._refuse_as_prompts(call.prompts, holder, found.large[0])

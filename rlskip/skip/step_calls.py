@@ -49,21 +49,12 @@ class Key:
         return f"step {self.step}" + (f", call {self.call}" if self.call else "")
 
 
-@attrs.define(eq=False)
-class Numbers:
-    """The natural numbers: the lowest that is free is given out, and may be given back."""
-
-    _next: int = 0
-    _free: list[int] = attrs.field(factory=list)
-
-    def take(self) -> int:
-        if self._free:
-            return heapq.heappop(self._free)
-        self._next += 1
-        return self._next - 1
-
-    def give_back(self, number: int) -> None:
-        heapq.heappush(self._free, number)
+def _lowest(free: list[int]) -> int:
+    """Take the lowest of the numbers that are free: a heap of those given back, and the next."""
+    number = heapq.heappop(free)
+    if not free:
+        free.append(number + 1)
+    return number
 
 
 class StepCalls:
@@ -77,8 +68,8 @@ class StepCalls:
         self.lock = threading.RLock()
         self.step = step
         self._store = store
-        self._numbers: dict[str, Numbers] = {}
-        self._places = Numbers()
+        self._numbers: dict[str, list[int]] = {}
+        self._places = [0]
         self._taken: set[Key] = set()
         self._written: set[Key] = set()
         self._in_order: list[str] = []
@@ -116,15 +107,15 @@ class StepCalls:
         """The name of a new call, and its place among the calls of the visit."""
         with self.lock:
             digest = identity.digest()
-            number = self._numbers.setdefault(digest, Numbers()).take()
-            return f"{digest}-{number}", self._places.take()
+            number = _lowest(self._numbers.setdefault(digest, [0]))
+            return f"{digest}-{number}", _lowest(self._places)
 
     def end(self, name: str, place: int) -> None:
         """A call has failed: when it is made again, it is the same call."""
         with self.lock:
             digest, _, number = name.rpartition("-")
-            self._numbers[digest].give_back(int(number))
-            self._places.give_back(place)
+            heapq.heappush(self._numbers[digest], int(number))
+            heapq.heappush(self._places, place)
 
     def candidates(self, name: str, place: int) -> Iterator[Key]:
         """Where a dump of such a call may be: its own place, the head, others of its digest.

@@ -25,6 +25,11 @@ TEMPERATURE = 0.5
 SETTINGS = Plain(0.5, style="a")
 
 
+class Config:
+    top_p = 0.5
+    style = "a"
+
+
 def own_loop(value: Any, ran: list[int]) -> None:
     @SkipManager.annotate("rollout", stage="generate", ignore=["ran"])
     def generate(prompts: Any, sampler: Any, ran: list[int]) -> None:
@@ -249,11 +254,12 @@ def test_what_the_stage_reads_of_its_module_is_compared(
     @SkipManager.annotate("rollout", stage="generate", ignore=["ran"])
     def generate(prompts: Any, ran: list[int]) -> None:
         ran.append(1)
-        [TEMPERATURE for _ in range(SETTINGS is None)]
+        [(TEMPERATURE, Config.top_p) for _ in range(SETTINGS is None)]
 
     def loop(value: Any, ran: list[int]) -> None:
         monkeypatch.setattr(f"{__name__}.TEMPERATURE", value)
         monkeypatch.setattr(f"{__name__}.SETTINGS", Plain(value, style=value))
+        monkeypatch.setattr(Config, "top_p", value)
         generate([1], ran)
 
     assert run(loop, 0.5) == "generated"
@@ -261,7 +267,8 @@ def test_what_the_stage_reads_of_its_module_is_compared(
     differs = run(loop, 0.6)
     assert "arguments.TEMPERATURE: 0.6 now, 0.5 in" in differs
     assert "arguments.SETTINGS.temperature: 0.6 now, 0.5 in" in differs
-    assert run(loop, 0.6, ignore=["TEMPERATURE", "SETTINGS"]) == ""
+    assert "arguments.Config.top_p: 0.6 now, 0.5 in" in differs
+    assert run(loop, 0.6, ignore=["TEMPERATURE", "SETTINGS", "Config"]) == ""
 
 
 def write(folder: Path, body: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import shutil
 from collections.abc import Callable
@@ -192,39 +191,6 @@ def test_a_step_that_was_deleted_and_made_again_has_its_new_calls(
         assert SkipManager.will_replay("rollout", [1])
         for dump in dumps.glob("*/*/1*"):
             shutil.rmtree(dump)
-
-
-def _as_another_user(dumps: Path, said: Any) -> None:
-    os.setgid(65534)
-    os.setuid(65534)
-    try:
-        start(dumps, 1, on_miss="error")
-    except ConfigError as error:
-        said.put((error.what, error.remedy))
-    else:
-        said.put(None)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="acts as two users")
-@pytest.mark.parametrize("mode", ["directory", "file"])
-def test_dumps_that_another_user_may_not_read_are_named_so(tmp_path: Path, mode: str) -> None:
-    dumps = tmp_path / "dumps"
-    start(dumps)
-    Stage().at(1)
-    with pytest.raises(ConfigError):
-        start(dumps, 2, on_miss="error")  # everything that the child needs is imported
-    (file,) = dumps.glob("*/*/1/meta.json")
-    (file if mode == "file" else file.parent).chmod(0o600)
-    for path in (*tmp_path.parents, tmp_path):
-        path.chmod(path.stat().st_mode | 0o055)
-    context = multiprocessing.get_context("fork")
-    said = context.Queue()
-    child = context.Process(target=_as_another_user, args=(dumps, said))
-    child.start()
-    what, remedy = said.get(timeout=60)
-    child.join(60)
-    assert "cannot be read (Permission denied)" in what
-    assert "chmod" in what + remedy
 
 
 def test_what_differs_is_named_by_old_and_new_value(tmp_path: Path) -> None:

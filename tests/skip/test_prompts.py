@@ -14,6 +14,7 @@ from tensordict import NonTensorData, TensorDict
 
 from rlskip import SkipManager
 from rlskip.batch.meta import is_validation
+from rlskip.batch.tables import DataProtoParts
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.skip.arguments import NEUTRAL_META
 from rlskip.store import UnsupportedTypeError
@@ -114,6 +115,8 @@ def test_whatever_the_prompts_meta_holds_counts(
         ({"uid": ["a"], "extra_info": [{"uid": "a"}]}, "uid, extra_info"),
         (TensorDict({"uid": torch.arange(2)}, [2]), "uid"),
         ({}, None),
+        ([None, {"uid": "a"}], None),
+        (DataProtoParts(None, {}, {"global_steps": 1}), None),
     ],
     ids=str,
 )
@@ -138,9 +141,15 @@ def test_a_stage_with_none_but_ignored_arguments_is_refused(init: Callable[..., 
     def named(sample_id: str) -> str:
         return sample_id
 
+    @SkipManager.annotate(role="rollout", prompts=lambda text: None)
+    def computed(text: str) -> str:
+        return text
+
     SkipManager.set_step(1)
     with pytest.raises(UnsupportedTypeError, match=r"annotate\(prompts='sample_id'\)"):
         generate("math-1")
+    with pytest.raises(UnsupportedTypeError, match="they have no fields"):
+        computed("math-1")
     assert named("math-1") == "math-1"
     visit(1)
     with pytest.raises(MismatchError):
