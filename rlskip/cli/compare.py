@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,7 +58,9 @@ def compare(
     wanted = Steps.parse(steps, "--steps")
     sides = _sides(a, b, within, decode)
     one, other = sides
-    found = compare_sides(one, other, Rounding(rtol, atol), wanted, _progress)
+    found = compare_sides(
+        one, other, Rounding(rtol, atol), wanted, partial(progress, doing="comparing")
+    )
     words = side_decode(sides, decode)
     if html is not None:
         said = Verdict(found.verdict(words), found.is_equal, COLUMNS, table_of(found))
@@ -66,10 +68,6 @@ def compare(
         page = render(pair, success=success, max_bytes=int(max_mb * 1e6), verdict=said)
         write(page, html)
     return put(as_json, _data(found, words), _view(found, words), failed=not found.is_equal)
-
-
-def _progress(steps: Sequence[int]) -> Iterable[int]:
-    return progress(steps, "comparing")
 
 
 def _shown(side: Side | Dumps, decode: Decode | None) -> Shown:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -16,19 +15,11 @@ from rlskip.runs.find import find_target
 from rlskip.runs.scope import Scope
 
 
-class RowOf(str, Enum):
-    """Of a table."""
-
-    turn = "turn"
-    session = "session"
-
-
 def export(
     what: Target,
     to: Annotated[str, typer.Option(help="jsonl, messages (lines) or parquet (a table).")],
     directory: Dir = None,
     out: Annotated[Path | None, typer.Option(help="A file; for lines by default stdout.")] = None,
-    by: Annotated[RowOf, typer.Option(help="What a row of a table is.")] = RowOf.turn,
     tokenizer: Tokenizer = None,
     as_json: Json = False,
 ) -> int:
@@ -60,7 +51,7 @@ def export(
         raise RlskipError("the file exists already", str(out), "choose another, or remove it")
     with writing(out) as temporary:
         if to == "parquet":
-            count = exports.write_parquet(target, temporary, by.value)
+            count = exports.write_parquet(target, temporary)
         else:
             count = _write_lines(of_lines[to](target), temporary)
     return put(as_json, {"file": str(out), "rows": count}, [f"{count} rows in {out}"])

@@ -22,8 +22,6 @@ from rlskip.runs.find import find_runs
 CALLBACK = "rlskip.hooks.SkipCallback"
 _PLUGIN = "RlskipSearchPathPlugin"
 _GROUPS = ("skip", "dispatch", "replay", "merge", "hydra/callbacks")
-# As /proc/mounts calls them.
-_NETWORK = {"nfs", "nfs4", "lustre", "cifs", "smb3", "ceph", "gpfs", "beegfs", "9p", "fuse.sshfs"}
 
 
 # -- this environment ------------------------------------------------------------------
@@ -176,8 +174,6 @@ def dump_dir_findings(dump_dir: Path) -> Iterator[Finding]:
     if kind in ("tmpfs", "ramfs"):
         what = f"{kind} is memory: dumps take from it, and are gone after a restart"
         yield Finding("dump dir", WARNING, what)
-    if kind in _NETWORK:
-        yield Finding("dump dir", NOTE, f"{kind} is a network file system: that is fine")
     for run in find_runs(dump_dir) if dump_dir.is_dir() else ():
         for who, does in run.jobs().items():
             what = f"{run.name}: {who} is at work: {', '.join(sorted(does))}"

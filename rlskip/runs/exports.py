@@ -11,7 +11,7 @@ from typing import Any
 from rlskip._human import finite
 from rlskip.errors import RlskipError
 from rlskip.runs.scope import Scope
-from rlskip.runs.tables import By, extra
+from rlskip.runs.tables import extra
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -23,9 +23,9 @@ def line(value: Any) -> str:
     return _SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", encoded)
 
 
-def write_parquet(target: Scope, out: Path, by: By) -> int:
+def write_parquet(target: Scope, out: Path) -> int:
     """Write the table of :meth:`Scope.to_arrow`, and return the number of its rows."""
-    table = target.to_arrow(by=by)
+    table = target.to_arrow()
     extra("pyarrow.parquet").write_table(table, out)
     return int(table.num_rows)
 

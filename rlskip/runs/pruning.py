@@ -111,9 +111,9 @@ def _measured(run: Run, name: str, paths: Sequence[Path]) -> Iterator[Old]:
     """What there is of these paths; nothing where all were removed meanwhile."""
     found = []
     for path in paths:
-        for file in (path, *path.rglob("*")):
-            with contextlib.suppress(FileNotFoundError):
-                found.append(file.lstat())
+        # A live run may be removing it, or a file in it.
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            found += [file.lstat() for file in (path, *path.rglob("*"))]
     # What a directory holds counts, not the directory.
     files = [one for one in found if not stat.S_ISDIR(one.st_mode)]
     if found:

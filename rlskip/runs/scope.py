@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     import rlskip.runs.rollouts
     from rlskip.runs.rollouts import Rollouts, SessionRows
-    from rlskip.runs.tables import By
 
 
 class Scope:
@@ -75,17 +74,8 @@ class Scope:
 
     # -- as tables (the extra `data`) --------------------------------------------------------
 
-    def to_arrow(self, fields: Sequence[str] | None = None, *, by: By = "turn") -> pa.Table:
-        """All rows as a table of pyarrow.
-
-        Parameters
-        ----------
-        fields
-            As in `rollouts`.
-        by
-            ``turn``: a row for each row of the rollouts. ``session``: a row for each session, with
-            its ``prompt``, its ``completion`` over all turns, and chat ``messages`` where the run
-            recorded some or a tokenizer is given.
+    def to_arrow(self, fields: Sequence[str] | None = None) -> pa.Table:
+        """All rows as a table of pyarrow; `fields` as in `rollouts`.
 
         Raises
         ------
@@ -96,25 +86,23 @@ class Scope:
         """
         from rlskip.runs.tables import joined
 
-        return joined(list(self.iter_tables(fields, by=by)))
+        return joined(list(self.iter_tables(fields)))
 
-    def iter_tables(
-        self, fields: Sequence[str] | None = None, *, by: By = "turn"
-    ) -> Iterator[pa.Table]:
+    def iter_tables(self, fields: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """As :meth:`to_arrow`, a table for each dump, one after the other."""
-        from rlskip.runs.tables import tables
+        from rlskip.runs.tables import table_of
 
-        return tables(self.rollouts, fields, by)
+        return map(table_of, self.rollouts(fields))
 
-    def to_pandas(self, fields: Sequence[str] | None = None, *, by: By = "turn") -> pd.DataFrame:
+    def to_pandas(self, fields: Sequence[str] | None = None) -> pd.DataFrame:
         """As :meth:`to_arrow`, as a DataFrame of pandas."""
-        return self.to_arrow(fields, by=by).to_pandas()
+        return self.to_arrow(fields).to_pandas()
 
-    def to_datasets(self, fields: Sequence[str] | None = None, *, by: By = "turn") -> Dataset:
+    def to_datasets(self, fields: Sequence[str] | None = None) -> Dataset:
         """As :meth:`to_arrow`, as a Dataset of Hugging Face."""
         from rlskip.runs.tables import extra
 
-        return extra("datasets").Dataset(self.to_arrow(fields, by=by))
+        return extra("datasets").Dataset(self.to_arrow(fields))
 
     def _named(self, fields: Sequence[str] | None) -> Iterator[Rollouts]:
         """With what tells which session a row belongs to, its reward and its length."""

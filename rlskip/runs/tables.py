@@ -1,10 +1,11 @@
-"""Rollouts as tables of pyarrow: a row for each turn, or for each session."""
+"""Rollouts as tables of pyarrow."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,16 +14,10 @@ from rlskip.batch.tables import Ragged
 from rlskip.errors import RlskipError
 from rlskip.format.scalars import is_number
 from rlskip.runs.columns import Column, plain, values
-from rlskip.runs.rollouts import PLACE, ROW, TEXTS, TOKENS, Rollouts
+from rlskip.runs.rollouts import ROW, TEXTS, TOKENS, Rollouts
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-By = Literal["turn", "session"]
-"""What a row of a table is."""
-
-_CONVERSATION = ("prompt", "response", "mask", "log_probs")
-_OF_A_SESSION = (*PLACE, "group", "session", "turns")
 
 
 def extra(module: str) -> Any:
@@ -36,96 +31,47 @@ def extra(module: str) -> Any:
         raise RlskipError(what, remedy="pip install 'rlskip[data]'") from error
 
 
-def tables(
-    read: Callable[[Sequence[str] | None], Iterator[Rollouts]],
-    fields: Sequence[str] | None,
-    by: By,
-) -> Iterator[pa.Table]:
-    """A table for each dump, so that no more than one is in memory; `read` takes fields of rows."""
-    if by == "turn":
-        return map(_turns, read(fields))
-    if by != "session":
-        raise ValueError(f"by={by!r} is neither 'turn' nor 'session'")
-    if fields is None:
-        return map(_sessions, read(None))
-    # What a session's columns are made of is read, and only those that are asked for are kept.
-    made: dict[str, tuple[str, ...]] = dict.fromkeys(
-        ("prompt", "completion", "mask", "log_probs"), _CONVERSATION
-    )
-    made["prompt_text"] = *_CONVERSATION, "prompt_text"
-    made["completion_text"] = *_CONVERSATION, "response_text"
-    others = [field for field in fields if field not in _OF_A_SESSION]
-    needed = [name for field in others for name in made.get(field, [field])]
-    kept = {*_OF_A_SESSION, *map(_name, fields)}
-
-    def chosen(rollouts: Rollouts) -> pa.Table:
-        table = _sessions(rollouts)
-        return table.select([name for name in table.column_names if name in kept])
-
-    needed = ["group", "session", "turn", "reward", *needed]
-    return map(chosen, read(None if "messages" in fields else needed))
-
-
 def joined(found: Sequence[pa.Table]) -> pa.Table:
     """One table; a column that some of them lack is null there.
 
     Raises RlskipError where no type holds all values of a column.
     """
     pa = extra("pyarrow")
-    try:
-        return pa.concat_tables(found, promote_options="permissive") if found else pa.table({})
-    except pa.ArrowException as error:
-        what = f"a column has values of several kinds in several dumps: {error}"
-        raise RlskipError(what, remedy="choose fields, or read the steps one by one") from error
+
+    def together(n: int) -> Any:
+        """The first of them, or what is wrong with these."""
+        try:
+            return pa.concat_tables(found[:n], promote_options="permissive")
+        except pa.ArrowException as error:
+            return error
+
+    made = together(len(found)) if found else pa.table({})
+    if not isinstance(made, pa.ArrowException):
+        return made
+    first = bisect_left(
+        range(1, len(found)), True, key=lambda n: isinstance(together(n), pa.ArrowException)
+    )
+    what = f"a column has values of other kinds than in dumps before: {made}"
+    step = next(iter(found[first]["step"].to_pylist()), "?")
+    raise RlskipError(what, f"step {step}", "choose fields, or read the steps one by one") from made
 
 
-def _turns(rollouts: Rollouts) -> pa.Table:
+def table_of(rollouts: Rollouts) -> pa.Table:
+    """A table of a dump, a row for each row of its rollouts."""
     pa = extra("pyarrow")
-    columns = _place(pa, rollouts, len(rollouts))
+    types, n = _types(pa), len(rollouts)
+    columns = {name: pa.array([v] * n, types[name]) for name, v in rollouts.place.items()}
     for name in rollouts.names:
         if name in columns:
             continue
         if name in TOKENS:
             dtype = bool if name == "mask" else None
-            columns[name] = _lists(pa, getattr(rollouts.tokens, name), len(rollouts), dtype)
+            columns[name] = _lists(pa, getattr(rollouts.tokens, name), n, dtype)
         elif name in ROW or name in TEXTS:
-            cells = [rollouts.cell(name, i) for i in range(len(rollouts))]
-            columns[name] = _array(pa, cells, _types(pa)[name])
+            cells = [rollouts.cell(name, i) for i in range(n)]
+            columns[name] = _array(pa, cells, types[name])
         else:
             columns[name] = _own(pa, rollouts.column(name))
-    return _table(pa, columns)
-
-
-def _sessions(rollouts: Rollouts) -> pa.Table:
-    """Of each session the conversation in one piece, and its first turn's own fields."""
-    pa = extra("pyarrow")
-    types, sessions = _types(pa), rollouts.sessions
-    columns = _place(pa, rollouts, len(sessions))
-    columns["group"] = _array(pa, [one.group for one in sessions], pa.string())
-    columns["session"] = pa.array([one.number for one in sessions], pa.int64())
-    columns["turns"] = pa.array([len(one.rows) for one in sessions], pa.int64())
-    columns["reward"] = pa.array([one.reward for one in sessions], pa.float64())
-    if rollouts.has_tokens and "response" in rollouts.names:
-        whole = [found for one in sessions if (found := one.conversation) is not None]
-        kinds = {"prompt": pa.int64(), "completion": pa.int64(), "mask": pa.bool_(),
-                 "log_probs": pa.float64()}  # fmt: skip
-        for name, kind in kinds.items():
-            columns[name] = pa.array([getattr(one, name) for one in whole], pa.list_(kind))
-        if (decode := rollouts.decode) is not None:
-            for name in ("prompt", "completion"):
-                texts = [decode(getattr(one, name)) for one in whole]
-                columns[f"{name}_text"] = _array(pa, texts, pa.string())
-    messages = [one.messages for one in sessions]
-    if any(messages):
-        columns["messages"] = _cells(pa, messages)
-    for name in rollouts.names:
-        if name not in columns and name not in types and name not in TOKENS:
-            first = [rollouts.cell(name, one.rows[0]) for one in sessions]
-            columns[name] = _cells(pa, first)
-    return _table(pa, columns)
-
-
-def _table(pa: Any, columns: dict[str, Any]) -> pa.Table:
     return pa.table(list(columns.values()), list(map(_name, columns)))
 
 
@@ -139,11 +85,6 @@ def _types(pa: Any) -> dict[str, Any]:
     numbers = dict.fromkeys(("step", "call", "rank", "row", "session", "turn"), pa.int64())
     texts = dict.fromkeys(("run", "group", "uid", *TEXTS), pa.string())
     return {**numbers, **texts, "reward": pa.float64()}
-
-
-def _place(pa: Any, rollouts: Rollouts, n: int) -> dict[str, Any]:
-    types = _types(pa)
-    return {name: pa.array([value] * n, types[name]) for name, value in rollouts.place.items()}
 
 
 def _array(pa: Any, cells: list[Any], dtype: Any = None) -> Any:

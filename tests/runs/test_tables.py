@@ -15,7 +15,7 @@ import rlskip
 from rlskip.errors import RlskipError
 from rlskip.runs.columns import rollout_columns
 from rlskip.runs.rollouts import Rollouts
-from rlskip.runs.tables import tables
+from rlskip.runs.tables import table_of
 from rlskip.store import StepStore
 
 DIRECTORY = "e_p/GBS2_N2_in2_out3"
@@ -94,7 +94,7 @@ def test_padding_is_gone_wherever_it_is(flags: list[tuple[int, ...]], layout: st
     rollouts = Rollouts(rollout_columns(columns), {}, NAMES)
     rows = [{name: row[name] for name in NAMES} for row in rollouts]
     assert rows == expected
-    (table,) = tables(lambda fields: iter([rollouts]), NAMES, "turn")
+    table = table_of(rollouts)
     assert table.select(NAMES).to_pylist() == rows
 
 
@@ -165,9 +165,8 @@ def test_dtypes_are_kept_and_what_arrow_lacks_is_text(tmp_path: Path) -> None:
     assert run[1].to_arrow(["within", "empty"]).to_pylist()[0]["within"] == {"x": 1.0}
     assert run[2].to_arrow(["mixed"])["mixed"].to_pylist() == ["1", '{"a": [1]}']
     assert run[3].to_arrow()["swapped"].to_pylist() == [1.5, 2.5]
-    for by in ("turn", "session"):
-        column = run[3].to_arrow(["long\ud800"], by=by)["long\\ud800"]
-        assert column.to_pylist() == [1.5, 2.5]
+    column = run[3].to_arrow(["long\ud800"])["long\\ud800"]
+    assert column.to_pylist() == [1.5, 2.5]
     with pytest.raises(RlskipError, match="text"):
         run.to_arrow()
     together = run[1:3].to_arrow()
@@ -184,32 +183,28 @@ class Letters:
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("by", ["turn", "session"])
-def test_a_column_alone_is_what_it_is_among_all(tmp_path: Path, by: Any) -> None:
+def test_a_column_alone_is_what_it_is_among_all(tmp_path: Path) -> None:
     StepStore(tmp_path / DIRECTORY).save(
         1, {"input_ids": [[1, 2], [3]], "loss_mask": [[0, 1], [1]]}
     )
     run = rlskip.open(tmp_path / DIRECTORY, tokenizer=Letters()).run
-    whole = run.to_arrow(by=by)
+    whole = run.to_arrow()
     for name in whole.column_names:
-        assert run.to_arrow([name], by=by)[name].to_pylist() == whole[name].to_pylist()
+        assert run.to_arrow([name])[name].to_pylist() == whole[name].to_pylist()
 
 
-@pytest.mark.data
-def test_a_row_a_session_has_its_conversation_in_one_piece(tmp_path: Path) -> None:
+def test_a_session_has_its_conversation_in_one_piece(tmp_path: Path) -> None:
     StepStore(tmp_path / DIRECTORY).save(1, TURNS)
-    run = rlskip.open(tmp_path / DIRECTORY)
-    first, second = run.to_arrow(by="session").to_pylist()
-    assert (first["group"], first["session"], first["turns"], first["reward"]) == ("p", 0, 2, 1.0)
-    assert (first["prompt"], first["completion"]) == ([1], [2, 3, 9, 4])
-    assert first["mask"] == [True, True, False, True]
-    assert first["log_probs"] == [-1.0, -2.0, None, -3.0]
-    assert [one["role"] for one in first["messages"]] == ["user", "assistant", "assistant"]
-    assert second["messages"][1] == {"role": "assistant", "content": "no"}
-    assert (second["reward"], second["log_probs"]) == (None, None)
-    some = run.to_arrow(["completion"], by="session")
-    assert some.column_names == ["step", "call", "group", "session", "turns", "completion"]
-    assert some["completion"].to_pylist() == [[2, 3, 9, 4], [5]]
+    first, second = rlskip.open(tmp_path / DIRECTORY).sessions()
+    whole = first.conversation
+    assert whole is not None
+    assert (first.group, first.number, len(first.rows), first.reward) == ("p", 0, 2, 1.0)
+    assert (whole.prompt, whole.completion) == ([1], [2, 3, 9, 4])
+    assert whole.mask == [True, True, False, True]
+    assert whole.log_probs == [-1.0, -2.0, None, -3.0]
+    assert [one["role"] for one in first.messages or ()] == ["user", "assistant", "assistant"]
+    assert (second.messages or ())[1] == {"role": "assistant", "content": "no"}
+    assert second.reward is None
 
 
 def test_a_conversation_leaves_out_what_a_rewritten_context_dropped(tmp_path: Path) -> None:
