@@ -25,6 +25,7 @@ from rlskip.skip.stored import (
     base_of,
     classes_of,
     is_array_type,
+    is_whole_config,
     kind_name,
     kind_of,
     parts_of,
@@ -57,7 +58,6 @@ ALL = "*"
 _MAX_ARRAY = 1 << 16  # bytes
 _MAX_PARTS = 1_000_000
 _DRAW = "seed"
-_WHOLE_CONFIG = {"skip", "rlskip", "hydra"}
 _KINDS = inspect.Parameter
 _SCALARS = (str, int, float, bool, type(None))
 SHAPING = frozenset(SHAPING_NAMES)
@@ -238,13 +238,6 @@ def part_of(value: Any) -> tuple[Any, str]:
         return _Reading().read(value), ""
     except _NotPlain as error:
         return None, str(error)
-
-
-def is_whole_config(fields: Any) -> bool:
-    """Whether a value is the application's config: it has a node of rlskip's or Hydra's."""
-    if not issubclass(type(fields), dict):
-        return False
-    return any(issubclass(type(fields.get(key)), Mapping) for key in _WHOLE_CONFIG)
 
 
 def is_data(value: Any) -> bool:

@@ -67,6 +67,7 @@ _ENDINGS = (
     "Profiler", "Progress", "ProgressBar", "Timer", "Tokenizer", "Tracker", "Writer",
 )  # fmt: skip
 
+_WHOLE_CONFIG = {"skip", "rlskip", "hydra"}
 _MORE = ("__pydantic_extra__", "__pydantic_private__")
 # What a subclass may have and be no other kind of object.
 _NEUTRAL_METHODS = re.compile(r"__(?!call__|post_init__|getattr|annotations__)\w+__|_abc_impl")
@@ -193,6 +194,13 @@ def kind_name(kind: type) -> str:
 def in_words(value: Any) -> str:
     """What a message calls a value that is not compared."""
     return f"a {type(value).__qualname__}"
+
+
+def is_whole_config(fields: Any) -> bool:
+    """Whether a value is the application's config: it has a node of rlskip's or Hydra's."""
+    if not issubclass(type(fields), dict):
+        return False
+    return any(issubclass(type(fields.get(key)), Mapping) for key in _WHOLE_CONFIG)
 
 
 def config_entries(node: DictConfig | ListConfig) -> dict[Any, Any]:

@@ -141,6 +141,10 @@ def test_other_arguments_are_a_mismatch_that_names_them(calls: Any) -> None:
         ({"x": [1, {"a": None}]}, {"x": (1, {"a": None})}),
         ({"x": np.arange(3)}, {"x": np.arange(3)}),
         ({"step": 1, "seed": 1}, {"global_step": 2, "seed": 2, "device": "cuda"}),
+        (
+            {"output_dir": "a", "pbar": None, "callbacks": [], "logger": None, "progress": True},
+            {"output_dir": "b", "pbar": 1, "callbacks": [print], "logger": print},
+        ),
         ({"x": torch.nn.Linear(1, 1)}, {"x": torch.nn.Linear(1, 1)}),
         ({"x": print}, {"x": len}),
         ({"cfg": {"skip": {"steps": 1}}}, {"cfg": {"skip": {"steps": 2}}}),
