@@ -72,11 +72,3 @@ def test_every_problem_is_named_at_once():
 def test_a_string_means_that_the_plug_in_is_missing():
     with pytest.raises(NotInstalledError, match="plain string"):
         read_dispatch({"dispatch": "rollout_level"})
-
-
-@pytest.mark.parametrize(
-    "key", ["timeline_dir", "progress", "history_fields", "max_concurrent_rollouts"]
-)
-def test_a_key_that_is_gone_is_refused(key):
-    with pytest.raises(ConfigError, match=rf"dispatch\.{key}"):
-        read_dispatch({"dispatch": {key: None}})

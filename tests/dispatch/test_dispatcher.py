@@ -16,29 +16,8 @@ from rlskip.batch.prompts import uids_of
 from rlskip.dispatch import BatchError, DispatcherClosedError, LocalPool, Placement
 from rlskip.dispatch import RolloutDispatcher as Dispatcher
 from rlskip.errors import RlskipError
-from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import ReplayBuffer
 from tests.clock import eventually
-
-
-def test_root_then_rows_then_exactly_one_marker(make_dispatcher, make_prompts, queue, echo):
-    dispatcher = make_dispatcher(echo, max_concurrent_rollouts_per_worker=2)
-    report = dispatcher.submit(make_prompts(6), step=3).result()
-    assert (report.prompts, report.sessions, report.succeeded) == (6, 24, 24)
-    assert report.failed == {}
-    assert report.tokens == 24 * (2 + 10)
-
-    keys = [key for key, _ in queue.log]
-    assert len(keys) == len(set(keys)) == 6 + 24 * 2 + 24
-    place = {key: i for i, key in enumerate(keys)}
-    for uid in (f"u_{i}" for i in range(6)):
-        for session in range(4):
-            rows = [place[f"{uid}_{session}_{index}"] for index in (0, 1)]
-            assert place[uid] < min(rows)
-            assert max(rows) < place[f"{uid}_sess{session}"]
-    roots = [tag for key, tag in queue.log if not split_session(key) and not split_trajectory(key)]
-    root = {"is_prompt": True, "global_steps": 3, "n": 4, "expected_rollouts": 4}
-    assert roots == [root] * 6
 
 
 def test_a_buffer_knows_of_every_prompt_once_it_is_submitted(make_dispatcher, queue):
@@ -92,7 +71,8 @@ def test_each_prompt_has_its_own_n_and_sampling(make_dispatcher, make_prompts, q
     dispatcher = make_dispatcher(worker, sampling=usual, val_sampling=val, val_n=2)
     report = dispatcher.submit(prompts, step=1).result()
     assert report.sessions == 6
-    assert queue.list("train")["u_2"]["n"] == 3
+    root = {"is_prompt": True, "global_steps": 1, "n": 3, "expected_rollouts": 3}
+    assert queue.list("train")["u_2"] == root
     assert seen["u_0", 0] == usual
     assert seen["u_1", 1] == {"temperature": 0, "top_p": 1.0, "top_k": -1}
 

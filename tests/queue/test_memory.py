@@ -105,14 +105,6 @@ def test_the_queue_keeps_no_unused_watch():
     assert watch() is None
 
 
-def test_a_row_does_not_keep_its_batch_alive():
-    queue = MemoryQueue()
-    batch = torch.zeros(1000, 8)
-    queue.put(["a"], "train", [{"x": batch[0]}])
-    (row,) = to_rows(queue.get(["a"], "train"))
-    assert row["x"].untyped_storage().nbytes() < batch.untyped_storage().nbytes()
-
-
 def test_a_row_that_was_given_away_is_not_copied_again():
     queue, ids = MemoryQueue(), torch.zeros(3)
     queue.put(["a", "b"], "train", [OwnRow(x=ids), OwnRow(x=torch.ones(1))])
