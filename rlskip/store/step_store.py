@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +74,13 @@ class StepStore:
         self.rank = rank
         self.world_size = world_size
         self._listing = Listing(self.directory)
-        self._unread: set[str] = set()
         self._retention = Retention(self.directory, keep_last)
 
     # -- which dumps there are -----------------------------------------------------------
 
     def steps(self) -> list[int]:
         """The steps whose first call has a sound dump, ascending; none that cannot be read."""
-        return [step for step in self.listed() if self.read_meta(step) is not None]
+        return [meta.step for meta in self._sound((step, "") for step in self.listed())]
 
     def nearest(self, step: int) -> int | None:
         """The step that `repeat` takes for `step`; those that cannot be read are left out.
@@ -89,7 +88,8 @@ class StepStore:
         `step` itself; else the largest below; else the smallest above; else None.
         """
         nearest = sorted(self.listed(), key=lambda s: (s > step, abs(s - step)))
-        return next((s for s in nearest if self.read_meta(s) is not None), None)
+        found = next(self._sound((near, "") for near in nearest), None)
+        return None if found is None else found.step
 
     def listed(self) -> list[int]:
         """The steps whose first call has a directory, ascending, without a look into it."""
@@ -119,9 +119,8 @@ class StepStore:
 
         Jobs that shared a step may have given two calls one place: then the names decide.
         """
-        metas = {call: self.read_meta(step, call) for call in self.calls(step)}
-        there = {call: meta for call, meta in metas.items() if meta is not None}
-        return sorted(there, key=lambda call: there[call].info.get("place", 0))
+        found = self._sound((step, call) for call in self.calls(step))
+        return [meta.call for meta in sorted(found, key=lambda meta: meta.info.get("place", 0))]
 
     def quarantined(self, step: int) -> list[str]:
         """The names of the calls of `step` of which something was moved away as bad."""
@@ -131,25 +130,35 @@ class StepStore:
     def read_meta(self, step: int, call: str = "") -> DumpMeta | None:
         """What ``meta.json`` of a dump holds; None where there is none.
 
-        Cheap: the rollouts are not read. A dump that is evidently corrupt is quarantined: None. Why
-        one cannot be read at the moment is logged, once for each reason: None.
+        Cheap: the rollouts are not read. A dump that is evidently corrupt is quarantined: None. One
+        that cannot be read at the moment is logged as a warning: None.
 
         Raises
         ------
         OtherFormatError
             Another version of rlskip wrote it.
         """
-        with contextlib.suppress(AbsentDumpError, CorruptDumpError):
-            try:
-                return self._meta(step, call)
-            except UnreadableDumpError as error:
-                level = logging.DEBUG if error.what in self._unread else logging.WARNING
-                self._unread.add(error.what)
-                logger.log(level, "%s; it counts as absent", error)
-        return None
+        return next(self._sound([(step, call)]), None)
 
     def _is_mine(self, place: Place) -> bool:
         return (place.rank, place.world_size) == (self.rank, self.world_size)
+
+    def _sound(self, named: Iterable[tuple[int, str]]) -> Iterator[DumpMeta]:
+        """The metas of those of these dumps that can be read; one warning for all others."""
+        unread: list[UnreadableDumpError] = []
+        try:
+            for step, call in named:
+                with contextlib.suppress(AbsentDumpError, CorruptDumpError):
+                    try:
+                        meta = self._meta(step, call)
+                    except UnreadableDumpError as error:
+                        unread.append(error)
+                    else:
+                        yield meta
+        finally:  # whoever has found one does not read on
+            if unread:
+                more = f" (and {len(unread) - 1} more)" if len(unread) > 1 else ""
+                logger.warning("%s%s; it counts as absent", unread[0], more)
 
     def _meta(self, step: int, call: str) -> DumpMeta:
         with self._opened(step, call) as here:
