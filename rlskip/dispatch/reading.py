@@ -49,9 +49,8 @@ def read_batch(
     if not samples:
         remedy = "pass a TensorDict of batch size (prompts,), or a list of one mapping per prompt"
         raise BatchError("the batch has no prompts", remedy=remedy)
-    first = samples[0]
-    step = step_number(first.get("global_steps") if step is None else step)
-    validate = bool(first.get("validate", False)) if validate is None else validate
+    step = step_number(_common("global_steps", samples) if step is None else step)
+    validate = bool(_common("validate", samples, False)) if validate is None else validate
     index = [sample.get("index", i) for i, sample in enumerate(samples)]
     infos = build_trajectory_info(step, index, validate)
     partition = partition or (VAL if validate else TRAIN)
@@ -127,6 +126,15 @@ def extract_sample(batch: Any, i: int) -> dict[str, Any]:
     """
     (row,) = rows_of(select(batch, [i]))
     return {str(key): own(value) for key, value in row.items()}
+
+
+def _common(name: str, samples: Sequence[Mapping[str, Any]], usual: Any = None) -> Any:
+    """What all prompts of a batch have in a field: `usual` where they have none."""
+    values = [plain(sample.get(name, usual)) for sample in samples]
+    if odd := [i for i, value in enumerate(values) if value != values[0]]:
+        what = f"prompt {odd[0]} has {values[odd[0]]!r}, and prompt 0 has {values[0]!r}"
+        raise BatchError(what, name, "submit the prompts of each in a batch of their own")
+    return values[0]
 
 
 def build_trajectory_info(step: Any, index: Any, validate: Any) -> list[dict[str, Any]]:

@@ -63,6 +63,15 @@ CASES = [
     ("a refill for collect", collect_refilled),
     ("rows of unequal fields", collect_unequal),
     ("a batch without uids", lambda _: submit([{"x": "a"}], step=1)),
+    *(
+        (
+            f"prompts of one batch that differ in {name}",
+            lambda _, name=name, step=step: submit(
+                [{"uid": "a"}, {"uid": "b", name: 3}], step=step
+            ),
+        )
+        for name, step in (("global_steps", None), ("validate", 1))
+    ),
     ("two prompts of one uid", lambda _: submit([{"uid": "a"}, {"uid": "a"}], step=1)),
     *(
         (f"a batch without prompts: {prompts}", lambda _, prompts=prompts: submit(prompts, step=1))
