@@ -81,9 +81,6 @@ def test_v0_records_each_stage_and_its_repetition_is_equal(
     assert {*ALL, "metrics.actor/grad_norm", "metrics.actor/pg_loss",
             "metrics.actor/reward_kl_penalty", "metrics.critic/vf_loss"} <= set(names)  # fmt: skip
     assert not [name for name in names if "timing" in name or "perf/" in name]
-    engine = rlskip("compare", golden, "--json").json["steps"]
-    assert [step["step"] for step in engine] == [1, 2]
-    assert all(step["all"]["largest"] < 1e-3 for step in engine), "one model, one precision"
 
 
 @attrs.frozen
