@@ -190,10 +190,10 @@ del os.environ["VERL_USE_EXTERNAL_PLUGINS"]
 seen = {}
 
 @ray.remote
-def look():
+def look(dump_dir):
     handshake.find_job()
     names = ("RLSKIP_JOB", "RLSKIP_DIRECTORY", "VERL_USE_EXTERNAL_MODULES", "MINE", "THEIRS")
-    handshake.acknowledge("rollout", sys.argv[1])
+    handshake.acknowledge("rollout", dump_dir)
     return {name: os.environ.get(name) for name in names}
 
 def job(name):
@@ -211,12 +211,12 @@ os.environ["RAY_RUNTIME_ENV_HOOK"] = "theirs.hook"
 os.environ["RLSKIP_JOB"] = "one"
 job("one")
 ray.init(address=cluster.address, runtime_env={"env_vars": {"MINE": "1"}})
-seen["one"] = ray.get(look.remote())
+seen["one"] = ray.get(look.remote(sys.argv[1]))
 launcher.after_job(Return, consulted=False, one_of_many=False)
 seen["one failed"] = Return.status.name == "FAILED"
 
 job("two")
-seen["two"] = ray.get(look.remote())
+seen["two"] = ray.get(look.remote(sys.argv[1]))
 launcher.after_job(Return, consulted=False, one_of_many=False)
 
 job("three")
