@@ -4,7 +4,7 @@ With `--only`, the other benchmarks keep the figures that were measured last (re
 Results are written after each benchmark, so a failure does not lose the earlier ones.
 
 Each benchmark runs in its own process, together with the genuine peer. The environment needs
-rlskip with its extras `ray`, `benchmarks` and `data`, and verl 0.9.1; `.ci/env benchmarks` makes it.
+rlskip with its extras `ray`, `benchmarks` and `data`, and verl 0.9.1: `.ci/env benchmarks`.
 SkyRL 0.3.0 is read from its wheel (`--wheel`), because its package needs Python 3.12. The
 benchmarks `engine` and `verl_steps` need vLLM in another environment, so they are run where
 $RLSKIP_VLLM and $RLSKIP_VLLM_HARNESS are set; `gpu` needs one, and TRL in place of verl.
