@@ -60,7 +60,7 @@ def sendable(result: Any) -> bytes:
         return pack(DataFailure(f"its result cannot be sent: {text_of(error)}"))
 
 
-class _Actor:
+class Actor:
     """The actor's side: runs sessions, and returns their results when asked."""
 
     def __init__(self, worker: Worker) -> None:

@@ -17,7 +17,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from rlskip.dispatch import timeouts
-from rlskip.dispatch.actor import COALESCE_S, _Actor, pack, unpack
+from rlskip.dispatch.actor import COALESCE_S, Actor, pack, unpack
 from rlskip.dispatch.failures import (
     DataFailure,
     InfrastructureFailure,
@@ -181,7 +181,7 @@ class _Driver:
 
     def _start_actor(self) -> None:
         pool = self._pool
-        actor = ray.remote(_Actor).options(**pool._options)
+        actor = ray.remote(Actor).options(**pool._options)
         self.actor: Any = actor.remote(pool._worker)
         self._known: set[int] = set()
         self._forgotten: list[int] = []

@@ -118,7 +118,7 @@ def fold(name: str, value: Any, rows: Rows, chains: list[Chain]) -> Any:
 
     Of a field whose entries are as long as their responses, these have one value per token: the
     last turn's alone would not fit the merged response. Observations get 0. Raises MergeError where
-    such values are no lists of numbers.
+    such values are not lists of numbers.
     """
     if isinstance(value, Mapping):
         return {key: fold(f"{name}.{key}", v, rows, chains) for key, v in value.items()}
@@ -135,7 +135,7 @@ def fold(name: str, value: Any, rows: Rows, chains: list[Chain]) -> Any:
         expect(
             # Entries of one length may have it by chance.
             len({*lengths}) == 1 or all(len(chain) == 1 for chain in chains),
-            "it has values per token that are no lists of numbers",
+            "it has values per token that are not lists of numbers",
             name,
             "give lists, drop it, or train these rows unmerged (merge.stepwise_output=false)",
         )
@@ -210,7 +210,7 @@ def _check_jagged(field: Any, name: str) -> None:
 def fold_packed(batch: TensorDictBase, rows: Rows, chains: list[Chain]) -> TensorDictBase:
     """One row for each chain of a packed batch, in memory linear in the result.
 
-    Values per row are the last turn's; values per token are 0 for observations. Fields that are no
+    Values per row are the last turn's; values per token are 0 for observations. Fields that are not
     tensors are folded as those of lists. Response ids have the wider dtype of both.
     """
     fields = _per_token(batch, _lengths(batch[RESPONSES]))

@@ -92,7 +92,7 @@ def is_mapping(value: Any) -> bool:
 
 
 def expect_a(kind: type, value: Any, where: str = "") -> None:
-    """Refuse a value that is no dict, or no list."""
+    """Refuse a value that is not a dict, or not a list."""
     is_one = is_mapping(value) if kind is dict else isinstance(value, kind)
     expect(is_one, f"expected a {kind.__name__}, got {type(value).__name__}", where)
 

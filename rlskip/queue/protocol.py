@@ -232,7 +232,7 @@ def check_put(
         attempt = attempt_of(tag)
         if attempt is not None and not is_own_key(key, attempt):
             raise PutError(
-                f"{key!r} is no key of attempt {attempt}, which could replace another's row there",
+                f"{key!r} is not a key of attempt {attempt}, and may be that of another one's row",
                 remedy="write rows under session.key(i), with session.tag(); or under "
                 "TrajectoryKey.of_attempt(uid, session_id, index, attempt)",
             )

@@ -39,7 +39,7 @@ from rlskip.keys import (
 )
 from rlskip.queue.protocol import Tag
 
-_MOST_SESSIONS = 10**6  # of a prompt; more of them is no number of sessions
+_MOST_SESSIONS = 10**6  # of a prompt; a root tag that says more is invalid
 
 
 class State(Enum):
@@ -158,7 +158,7 @@ class PromptGroup:
         status = None if N in root else root.get(STATUS)
         counts = [name for name in (EXPECTED_ROLLOUTS, N) if root.get(name) is not None]
         expected = _positive(root[counts[0]]) if counts else self.expects.sessions
-        # A number that is none is no reason to expect any other: nothing is complete then.
+        # An invalid number does not say how many to expect: nothing is complete then.
         odd = [f"{name}={root[name]!r:.40}" for name in counts if _positive(root[name]) is None]
         if odd:
             expected, status = 0, f"invalid: {', '.join(odd)}"

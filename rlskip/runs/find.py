@@ -73,7 +73,7 @@ def find_runs(where: Path, decode: Decode | None = None) -> list[Run]:
     """
     if where.exists() and not where.is_dir():
         remedy = "give .jsonl or .parquet files of a known program, unpacked; or a directory"
-        raise NoSuchPlaceError("it is no file of rollouts", str(where), remedy)
+        raise NoSuchPlaceError("it is not a file of rollouts", str(where), remedy)
     if not where.is_dir():
         remedy = "name the skip.dump_dir of the job, or a run in it"
         raise NoSuchPlaceError("no such directory", str(where), remedy)

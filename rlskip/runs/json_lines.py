@@ -138,7 +138,7 @@ def _step_of(named: Any, whose: str) -> int:
 
 
 def _of_messages(rows: Iterator[Row]) -> Iterator[Row]:
-    """A conversation a line: what follows the first messages that are no assistant's is sampled."""
+    """A conversation a line: what follows the messages before the assistant's first is sampled."""
     for number, row in enumerate(rows, 1):
         messages = row.pop("messages") or []
         if not (isinstance(messages, list) and all(isinstance(m, dict) for m in messages)):

@@ -105,7 +105,7 @@ def parts_of(value: Any, kind: str, most: int | None = None) -> dict[Any, Any] |
     """What a list, a mapping, or an object with declared fields has, by index, key or name.
 
     Of a long list or mapping only so many. None for a value of another kind. What inherits from a
-    list of Python's is one; any other sequence or mapping is none: its items are what code of its
+    list of Python's is one; any other sequence or mapping is not: its items are what code of its
     class returns.
     """
     if kind == CONFIG:

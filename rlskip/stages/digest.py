@@ -12,7 +12,7 @@ import xxhash
 from rlskip.batch.columns import is_tensor
 from rlskip.stages.parts import DIGEST, NUMBER, Entry
 
-#: ``mean``, ``rms`` and ``order`` are of finite values that are no fills, and outliers count with
+#: ``mean``, ``rms`` and ``order`` are of finite values that are not fills, and outliers count with
 #: :func:`most`: either would hide the others.
 #: ``order`` is a mean, too, with a weight for each place, so that it tells values that moved.
 MOMENTS = ("count", "mean", "rms", "min", "max", "order")

@@ -40,7 +40,7 @@ from rlskip.format.scalars import scalar_of
 _LONG = 1 << 12  # characters
 _NAN = math.nan
 _OF_JSON = (str, int, float, bool, type(None), dict, list, tuple)
-_LARGEST = 1 << 1024  # what is larger is no float, and its digits are many
+_LARGEST = 1 << 1024  # a larger one is not a float, and has many digits
 _AS_TEXT = (
     numbers.Number, range, slice, re.Pattern, uuid.UUID, datetime.date, datetime.time,
     datetime.timedelta,

@@ -191,5 +191,5 @@ def test_a_file_of_no_known_program_is_named(rlskip: Any, tmp_path: Path) -> Non
     assert (said.code, "no known program: question, answer" in said.err) == (2, True)
     (tmp_path / "a.jsonl.gz").write_bytes(b"")
     packed = rlskip("report", tmp_path / "a.jsonl.gz", "--html", tmp_path / "page.html")
-    assert (packed.code, "it is no file of rollouts" in packed.err) == (2, True)
+    assert (packed.code, "it is not a file of rollouts" in packed.err) == (2, True)
     assert "rlskip.write" in said.err

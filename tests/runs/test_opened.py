@@ -238,7 +238,7 @@ def test_ten_thousand_steps_open_without_being_looked_at(directory: Path) -> Non
 
 def test_reading_writes_nothing_and_loads_no_torch(directory: Path) -> None:
     StepStore(directory).save(1, KINDS["DataProto"])
-    # This process's sign of life, which it touches meanwhile, is no file of the run's.
+    # This process's sign of life, which it touches meanwhile, is not a file of the run's.
     files = [path for path in directory.rglob("*") if path.is_file() and ".work" not in path.parts]
     before = {path: path.stat().st_mtime_ns for path in files}
     code = f"""

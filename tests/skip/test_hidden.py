@@ -263,7 +263,7 @@ def test_what_the_stage_reads_of_its_module_is_compared(
         generate([1], ran)
 
     assert run(loop, 0.5) == "generated"
-    assert run(loop, 0.5) == ""  # what else the module has is no part of the call
+    assert run(loop, 0.5) == ""  # what else the module has is not part of the call
     differs = run(loop, 0.6)
     assert "arguments.TEMPERATURE: 0.6 now, 0.5 in" in differs
     assert "arguments.SETTINGS.temperature: 0.6 now, 0.5 in" in differs

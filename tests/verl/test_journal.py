@@ -101,7 +101,7 @@ def test_a_killed_worker_costs_the_sessions_in_flight(verl091: Any, whole: Any) 
     notes = Path(f"{verl091.folder / 'worker'}-notes-{A_STEP + 3}")
 
     def kill(processes: Any) -> None:
-        [worker] = processes.find(b"ray::_Actor")
+        [worker] = processes.find(b"ray::Actor")
         os.kill(worker, signal.SIGKILL)
         notes.with_name(f"{notes.name}.go").touch()
 
