@@ -281,6 +281,7 @@ def _judged(work: Folder) -> Iterator[tuple[str, Sign, str | None]]:
                 sign = Sign.of(work, name)
                 why = why_ended(sign.process)
                 if why is None and not is_mine(sign.owner):
+                    # What this process holds is alive, and needs no look at the clock.
                     now = work.now() if now is None else now
                     is_silent = now - sign.touched > DEAD_S * 1e9
                     why = "shows no sign of life" if is_silent else None

@@ -7,6 +7,7 @@ import functools
 import logging
 import re
 import threading
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tests.skip.trainers import visit
 
 TEMPERATURE = 0.5
 SETTINGS = Plain(0.5, style="a")
+MODULE = types.ModuleType("settings")
 
 
 class Config:
@@ -254,12 +256,17 @@ def test_what_the_stage_reads_of_its_module_is_compared(
     @SkipManager.annotate("rollout", stage="generate", ignore=["ran"])
     def generate(prompts: Any, ran: list[int]) -> None:
         ran.append(1)
-        [(TEMPERATURE, Config.top_p) for _ in range(SETTINGS is None)]
+        [(TEMPERATURE, Config.top_p, MODULE) for _ in range(SETTINGS is None)]
+
+    looks: list[int] = []
 
     def loop(value: Any, ran: list[int]) -> None:
         monkeypatch.setattr(f"{__name__}.TEMPERATURE", value)
         monkeypatch.setattr(f"{__name__}.SETTINGS", Plain(value, style=value))
         monkeypatch.setattr(Config, "top_p", value)
+        # Of a module the settings count, and no object that it has besides.
+        MODULE.__dict__.update(top_k=value, client=Plain(len(looks), style=looks))
+        looks.append(1)
         generate([1], ran)
 
     assert run(loop, 0.5) == "generated"
@@ -268,7 +275,8 @@ def test_what_the_stage_reads_of_its_module_is_compared(
     assert "arguments.TEMPERATURE: 0.6 now, 0.5 in" in differs
     assert "arguments.SETTINGS.temperature: 0.6 now, 0.5 in" in differs
     assert "arguments.Config.top_p: 0.6 now, 0.5 in" in differs
-    assert run(loop, 0.6, ignore=["TEMPERATURE", "SETTINGS", "Config"]) == ""
+    assert "arguments.MODULE.top_k: 0.6 now, 0.5 in" in differs
+    assert run(loop, 0.6, ignore=["TEMPERATURE", "SETTINGS", "Config", "MODULE"]) == ""
 
 
 def write(folder: Path, body: str) -> Any:

@@ -51,6 +51,15 @@ def test_what_is_absent(store: StepStore) -> None:
     assert not store.directory.exists(), "looking creates nothing"
 
 
+def test_a_dump_that_took_the_place_of_the_one_looked_at_is_not_loaded(store: StepStore) -> None:
+    looked_at = store.save(1, {"a": [1]})
+    store.quarantine(1, "for a test")
+    now = store.save(1, {"a": [2]})
+    with pytest.raises(AbsentDumpError, match="another job replaced it meanwhile"):
+        store.load(1, meta=looked_at)
+    assert store.load(1, meta=now) == {"a": [2]}
+
+
 def test_calls_of_a_step(store: StepStore) -> None:
     calls = [f"{digit * 16}-{k}" for digit, k in (("b", 1), ("a", 10), ("a", 9))]
     for place, call in enumerate(calls, 1):
