@@ -183,7 +183,8 @@ def of_class(kind: type, stored: Collection[str]) -> dict[str, Any]:
     """What shapes rollouts among a class's attributes, or a module's; `UNREAD` what it computes."""
     found: dict[str, Any] = {}
     is_class = isinstance(kind, type)
-    for own in [own for _, own in classes_of(kind)] if is_class else [vars(kind)]:  # bases last
+    classes = [*classes_of(kind), *classes_of(type(kind))] if is_class else [(kind, vars(kind))]
+    for _, own in classes:  # bases and the metaclass last
         for name in _VARIANTS.intersection(own):
             value, bare = own[name], read_name(name)[0]
             if {bare, f"_{bare}"}.isdisjoint(stored) and type(value) not in MEMBERS:

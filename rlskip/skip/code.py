@@ -9,17 +9,24 @@ import functools
 import inspect
 import textwrap
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-_CODE = (types.FunctionType, types.MethodType, functools.partial, staticmethod, classmethod)
+import attrs
+
+from rlskip.skip.stored import classes_of, is_neutral
+
+_CODE = (
+    types.FunctionType, types.MethodType, functools.partial, functools.partialmethod, staticmethod,
+    classmethod,
+)  # fmt: skip
 _MOST = 20  # functions whose helpers count
 
 
 def innermost(func: Any) -> Any:
     """The function that a callable runs in the end, without what decorates or binds it."""
     while True:
-        if isinstance(func, functools.partial):
+        if isinstance(func, functools.partial | functools.partialmethod):
             func = func.func
         elif isinstance(func, types.MethodType):
             func = func.__func__
@@ -35,43 +42,60 @@ def innermost(func: Any) -> Any:
             func = called
 
 
-def digest_of(func: Callable[..., Any]) -> str | None:
-    """``NAME, source HEX`` of a stage's function; None for one of rlskip's own, or without code.
+@attrs.frozen(slots=False, eq=False)  # without slots, for the cached property
+class Code:
+    """The functions that a stage runs: its own, and helpers that it, or one of them, names."""
 
-    Functions of the same module that it names count, too, and methods of its class. Decorators,
-    comments and layout do not. ``bytecode`` stands for ``source`` where there is none, as in
-    ``python -c``.
-    """
-    import xxhash  # a job that skips nothing needs none
+    functions: Sequence[types.FunctionType]
 
-    func = innermost(func)
-    if not isinstance(func, types.FunctionType) or f"{func.__module__}.".startswith("rlskip."):
-        return None
-    functions = _with_helpers(func)
-    try:
-        kind, text = "source", "\n".join(map(_source, functions))
-    except (OSError, TypeError):
-        kind, text = "bytecode", "\n".join(_bytecode(one.__code__) for one in functions)
-    return f"{func.__qualname__}, {kind} {xxhash.xxh3_64_hexdigest(text.encode())}"
+    @classmethod
+    def of(cls, func: Callable[..., Any], owner: type | None) -> Code:
+        """That of `func`, for an object of the class `owner`; without functions if it is C's.
+
+        A helper is a function of its module, or a method that a class of the user's has, `owner` or
+        a base: a subclass may override what the stage calls.
+        """
+        func = innermost(func)
+        found = [func] if isinstance(func, types.FunctionType) else []
+        for one in found:  # which grows meanwhile
+            there = one.__globals__
+            named = [name for code in _codes(one.__code__) for name in code.co_names]
+            near = [(value, False) for value in (*cells_of(one).values(), *map(there.get, named))]
+            for kind in (owner, there.get(one.__qualname__.partition(".")[0])):
+                near += [_method(kind, name) for name in named] if isinstance(kind, type) else ()
+            for value, is_users in near:
+                value = value.fget if type(value) is property else value
+                helper = innermost(value) if issubclass(type(value), _CODE) else None
+                if not isinstance(helper, types.FunctionType) or len(found) > _MOST:
+                    continue
+                if helper not in found and (is_users or helper.__module__ == func.__module__):
+                    found.append(helper)
+        return cls(found)
+
+    @functools.cached_property
+    def digest(self) -> str | None:
+        """``NAME, source HEX``; None for a function of rlskip's own, or without functions.
+
+        Decorators, comments and layout do not count. ``bytecode`` stands for ``source`` where there
+        is none, as in ``python -c``.
+        """
+        import xxhash  # a job that skips nothing needs none
+
+        if not self.functions or f"{self.functions[0].__module__}.".startswith("rlskip."):
+            return None
+        try:
+            kind, text = "source", "\n".join(map(_source, self.functions))
+        except (OSError, TypeError):
+            kind, text = "bytecode", "\n".join(_bytecode(f.__code__) for f in self.functions)
+        return f"{self.functions[0].__qualname__}, {kind} {xxhash.xxh3_64_hexdigest(text.encode())}"
 
 
-def _with_helpers(func: types.FunctionType) -> list[types.FunctionType]:
-    """A function, and those of its module and class that it, or one of them, names."""
-    found = [func]
-    for one in found:
-        there = one.__globals__
-        owner = there.get(one.__qualname__.partition(".")[0])
-        named = [name for code in _codes(one.__code__) for name in code.co_names]
-        near: list[Any] = [*cells_of(one).values(), *map(there.get, named)]
-        near += map(vars(owner).get, named) if isinstance(owner, type) else ()
-        for value in near:
-            value = value.fget if type(value) is property else value
-            helper = innermost(value) if issubclass(type(value), _CODE) else None
-            if isinstance(helper, types.FunctionType) and helper not in found[:_MOST]:
-                found += [helper] if helper.__module__ == func.__module__ else []
-        if len(found) > _MOST:
-            break
-    return found
+def _method(kind: type, name: str) -> tuple[Any, bool]:
+    """What a class has by a name, without calling it; and whether a class of the user's says so."""
+    for base, own in classes_of(kind):
+        if name in own:
+            return own[name], not is_neutral(base)
+    return None, False
 
 
 def cells_of(func: types.FunctionType) -> dict[str, Any]:
@@ -84,10 +108,12 @@ def cells_of(func: types.FunctionType) -> dict[str, Any]:
 
 
 @functools.lru_cache(1 << 10)
-def globals_in(code: types.CodeType) -> tuple[str, ...]:
-    """The globals that a function, and those within it, read."""
-    parts = (part for one in _codes(code) for part in dis.get_instructions(one))
-    return tuple({part.argval: None for part in parts if part.opname == "LOAD_GLOBAL"})
+def names_in(code: types.CodeType) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The globals that a function, and those within it, read; and all names that they have."""
+    codes = [*_codes(code)]
+    parts = (part for one in codes for part in dis.get_instructions(one))
+    read = {part.argval: None for part in parts if part.opname == "LOAD_GLOBAL"}
+    return tuple(read), frozenset(name for one in codes for name in one.co_names)
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

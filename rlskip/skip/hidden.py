@@ -13,7 +13,7 @@ import contextvars
 import functools
 import types
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -28,7 +28,7 @@ from rlskip.skip.arguments import (
     read_name,
     shaping_in,
 )
-from rlskip.skip.code import cells_of, globals_in
+from rlskip.skip.code import cells_of, names_in
 from rlskip.skip.stored import (
     CLASS,
     FIELDS,
@@ -43,7 +43,9 @@ from rlskip.skip.stored import (
     attributes_of,
     classes_of,
     in_words,
+    is_neutral,
     is_whole_config,
+    kept_by_class,
     kind_of,
     parts_of,
     type_of,
@@ -60,7 +62,7 @@ _LAST = {name.rpartition(".")[2] for name in SHAPING_NAMES if "." in name}
 _GONE = "<gone>"
 
 # How deep to look into what is neutral, where sampling may be nevertheless.
-_NEUTRAL = {WEIGHTS: 1, CLASS: 0, MEANINGLESS: -1}
+_NEUTRAL = {WEIGHTS: 1, CLASS: 1, MEANINGLESS: -1}
 _CALLED = (HOLDER, FUNCTION, CLASS, MEANINGLESS)
 # What a library's object, a progress bar, say, counts, or a method of it.
 _COUNTS = ("n", "stop")
@@ -87,11 +89,12 @@ class FirstValues:
         from rlskip.store.comparable import canonical  # needs numpy
 
         known, key = self._known, id(owner)
-        try:
-            reference = weakref.ref(owner, lambda _: known.pop(key, None))
-        except TypeError:  # it cannot be told from the next object at its address
-            return now
-        first = known.setdefault(key, (reference, now))[1]
+        if key not in known:
+            try:
+                known[key] = weakref.ref(owner, lambda _: known.pop(key, None)), now
+            except TypeError:  # it cannot be told from the next object at its address
+                return now
+        first = known[key][1]
         for name in first:
             before, after = first[name], now.get(name, _GONE)
             if before is not after and canonical(before) != canonical(after):
@@ -103,7 +106,7 @@ def add_hidden(
     found: Arguments,
     roots: Mapping[str, Any],
     func: Callable[..., Any],
-    inner: Any,
+    functions: Sequence[types.FunctionType],
     prompts: Any,
     first: FirstValues,
 ) -> None:
@@ -114,9 +117,8 @@ def add_hidden(
     roots
         By name what is no argument that counts: ``self``, and what holds the prompts, of which
         nothing else is left.
-    func, inner
-        The stage's function, for its closure; and what it runs in the end, for what that reads of
-        its module.
+    func, functions
+        The stage's function, for its closure; and what it runs, for what that reads of its module.
     """
     look = _Look(found.ignored, {id(prompts): prompts})
     for name, (value, why) in found.opaque.items():
@@ -129,11 +131,10 @@ def add_hidden(
         look.enter(name, value, quiet=name not in SELF, is_root=True)
     if not isinstance(func, types.FunctionType) or func.__closure__ or func.__dict__:
         look.enter("", func)
-    there = getattr(inner, "__globals__", {})
-    for name in globals_in(inner.__code__) if there else ():
-        if kind_of(type_of(there.get(name))) != FUNCTION:
-            with contextlib.suppress(Exception):  # as in `enter`
-                look.sort("", name, there.get(name), func, _DEPTH, quiet=True)
+    for number, one in enumerate(functions):
+        if number:
+            look.enter(one.__name__, one)
+        look.read_module(one, "" if one.__module__ == functions[0].__module__ else one.__module__)
     owned: dict[int, tuple[Any, dict[str, Any]]] = {}
     for name, value, owner in look.shaping:
         plain, why = part_of(value)
@@ -211,6 +212,24 @@ class _Look:
                 self._enter(f"{place}.{name}", part, owner, levels - 1, quiet)
             elif not quiet:
                 self.left[place] = in_words(value)
+        if kind in (CLASS, OBJECT, FIELDS, WEIGHTS):
+            cls = value if issubclass(type_of(value), type) else type_of(value)
+            for name, part in kept_by_class(cls).items():
+                if name not in fields:
+                    self.sort(place, name, part, owner, levels, quiet=True)
+
+    def read_module(self, func: types.FunctionType, above: str) -> None:
+        """Look into the globals that a function reads, and what it names of modules among them."""
+        there = func.__globals__
+        read, named = names_in(func.__code__)
+        parts = [(above, name, there.get(name)) for name in read]
+        for _, module, part in [*parts]:
+            if isinstance(part, types.ModuleType) and not is_neutral(part):
+                parts += [(module, name, vars(part)[name]) for name in named & vars(part).keys()]
+        for place, name, part in parts:
+            if kind_of(type_of(part)) != FUNCTION:
+                with contextlib.suppress(Exception):  # as in `enter`
+                    self.sort(place, name, part, func, _DEPTH, quiet=True)
 
     def sort(self, above: str, name: str, part: Any, owner: Any, levels: int, quiet: bool) -> None:
         """Compare a field, look into it, or leave it."""
@@ -252,8 +271,10 @@ def _inside(value: Any, kind: str, *, is_stage: bool) -> dict[Any, Any] | None:
 
 def _held_by(value: Any) -> dict[Any, Any]:
     """What is given on by a partial, a bound method, a reference or a variable of a context."""
-    if isinstance(value, functools.partial):
+    if isinstance(value, functools.partial | functools.partialmethod):
         return {**dict(enumerate(value.args)), **value.keywords, "": value.func}
+    if isinstance(value, staticmethod | classmethod):
+        return {"": value.__func__}
     if isinstance(value, types.MethodType):
         return {"": value.__self__, "_": value.__func__}
     if isinstance(value, contextvars.ContextVar):

@@ -84,7 +84,7 @@ class Identities:
         noted = {**self.conditions.noted, "defaults": sorted(arguments.usual)}
         if arguments.changing:
             noted["changing"] = arguments.changing
-        if (code := call.stage.code) is not None:
+        if (code := call.stage.code_of(call).digest) is not None:
             noted["code"] = code
             if _CODE in (self._local_config.identity or ()):
                 compared["code"] = code

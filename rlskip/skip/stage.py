@@ -13,7 +13,7 @@ import attrs
 
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.skip.arguments import ALL, IGNORED, Arguments, is_data, is_single, read_arguments
-from rlskip.skip.code import digest_of, innermost
+from rlskip.skip.code import Code, innermost
 from rlskip.skip.hidden import SELF, FirstValues, add_hidden
 
 PromptsSpec = str | Callable[..., Any] | None
@@ -66,13 +66,18 @@ class Stage:
         return f"{named(self.func).__module__}.{named(self.func).__qualname__}"
 
     @functools.cached_property
-    def code(self) -> str | None:
-        """A digest of its code; None where that is not known."""
-        return digest_of(self.func)
+    def _code(self) -> Callable[[type | None], Code]:
+        return functools.cache(functools.partial(Code.of, self.func))
 
-    @functools.cached_property
-    def _inner(self) -> Any:
-        return innermost(self.func)
+    def code_of(self, call: Given) -> Code:
+        """What a call runs: of a method, that of the class of its object, which may override it."""
+        func = self.func.func if isinstance(self.func, functools.partial) else self.func
+        owner = getattr(func, "__self__", None)
+        if owner is None and isinstance(func, types.FunctionType):
+            owner = next((call.bound.arguments[n] for n in SELF if n in call.bound.arguments), None)
+        elif owner is None:
+            owner = func
+        return self._code(owner if isinstance(owner, type) else type(owner))
 
     @functools.cached_property
     def signature(self) -> inspect.Signature:
@@ -150,7 +155,7 @@ class Stage:
                 func, roots["self"] = getattr(func, "__func__", func), owner
             elif not isinstance(func, types.FunctionType):
                 roots["self"] = func
-            add_hidden(found, roots, func, self._inner, call.prompts, first)
+            add_hidden(found, roots, func, self.code_of(call).functions, call.prompts, first)
         if self.prompts is None and found.large and holder != "prompts":
             self._refuse_as_prompts(call.prompts, holder, found.large[0])
         return found
@@ -188,7 +193,7 @@ class Stage:
         if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             return
         names = [*(self.ignore or ()), *([self.holder] if self.holder else [])]
-        code = getattr(self._inner, "__code__", None)
+        code = getattr(innermost(self.func), "__code__", None)
         more = (*code.co_freevars, *code.co_names) if code else ()  # of its closure and its module
         known = (ALL, *SELF, *parameters, *more)
         if unknown := [name for name in names if name.partition(".")[0] not in known]:

@@ -14,6 +14,7 @@ import functools
 import itertools
 import os
 import re
+import sys
 import types
 import weakref
 from argparse import Namespace
@@ -48,7 +49,8 @@ _KINDS: tuple[tuple[str, Any], ...] = (
     (CLASS, (type, types.ModuleType)),
     (MEANINGLESS, (types.BuiltinFunctionType, types.MethodWrapperType)),
     (CONFIG, (DictConfig, ListConfig)), (DICT, dict), (LIST, _LISTS),
-    (HOLDER, (functools.partial, types.MethodType, weakref.ref, contextvars.ContextVar)),
+    (HOLDER, (functools.partial, functools.partialmethod, staticmethod, classmethod)),
+    (HOLDER, (types.MethodType, weakref.ref, contextvars.ContextVar)),
     (FUNCTION, (types.FunctionType, *_FRAMES)),
 )  # fmt: skip
 _OF_ARRAYS = ("dtype", "nbytes", "tolist")
@@ -67,6 +69,10 @@ _ENDINGS = (
     "Profiler", "Progress", "ProgressBar", "Timer", "Tokenizer", "Tracker", "Writer",
 )  # fmt: skip
 
+# Of most attributes of a class.
+_USUAL = {
+    types.FunctionType, property, str, int, float, bool, types.NoneType, *MEMBERS,
+}  # fmt: skip
 _WHOLE_CONFIG = {"skip", "rlskip", "hydra"}
 _MORE = ("__pydantic_extra__", "__pydantic_private__")
 # What a subclass may have and be no other kind of object.
@@ -144,6 +150,23 @@ def attributes_of(value: Any) -> dict[str, Any]:
         found |= where.__get__(value)  # type: ignore[union-attr]
     for more in [found[name] for name in _MORE if isinstance(found.get(name), dict)]:
         found |= more
+    return found
+
+
+def is_neutral(owner: Any) -> bool:
+    """Whether a class or a module is of Python, or of a package with no sampling of its own."""
+    name = owner.__name__ if isinstance(owner, types.ModuleType) else owner.__module__
+    package = name.partition(".")[0]
+    return package in _NEUTRAL_PACKAGES or package in sys.stdlib_module_names
+
+
+def kept_by_class(kind: type) -> dict[str, Any]:
+    """What the user's classes keep for all objects, besides single values and what is called."""
+    found: dict[str, Any] = {}
+    for base, own in classes_of(kind):
+        for name, part in own.items():
+            if type(part) not in _USUAL and name[:2] != "__" and not is_neutral(base):
+                found.setdefault(name, part)
     return found
 
 

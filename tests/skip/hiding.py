@@ -158,6 +158,14 @@ def inherited(value: float) -> Any:
     return type("Inherited", (type("Base", (), {"temperature": 0.7}),), {"temperature": value})()
 
 
+def kept_by_class(value: Any) -> Any:
+    return type("Classwide", (type("Base", (), {"kept": value}),), {})()
+
+
+def of_metaclass(value: float) -> Any:
+    return type("Meta", (type,), {"temperature": value})("Made", (), {})()
+
+
 def member(value: float) -> Any:
     return enum.Enum("Sampling", {"USUAL": value}).USUAL  # type: ignore[attr-defined]
 
@@ -195,6 +203,12 @@ HIDING: dict[str, Callable[[float], Any]] = {
     "class": classwide,
     "inherited": inherited,
     "class itself": lambda t: type(classwide(t)),
+    "class's mapping": lambda t: kept_by_class({"temperature": t}),
+    "class's object": lambda t: kept_by_class(Plain(t)),
+    "class's partial": lambda t: kept_by_class(staticmethod(functools.partial(sampled, top_p=t))),
+    "partial method": lambda t: kept_by_class(functools.partialmethod(sampled, temperature=t)),
+    "class of a class": lambda t: kept_by_class(classwide(t).__class__),
+    "metaclass": of_metaclass,
     "sealed": lambda t: zlib.compressobj(int(t * 10)),
     "member": member,
     "default": defaulting,

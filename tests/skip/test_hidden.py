@@ -308,35 +308,48 @@ def test_other_code_is_said_or_refused(run: Any, tmp_path: Path, has_source: boo
 
 
 HELPED = """
+SETTINGS = {{"temperature": {setting}, "style": 1}}
 class Trainer:
     def __init__(self, ran): self.ran = ran
     def helped(self): return {method}
+    def hooked(self): return 1
     @property
     def sort(self): return helper()
     def generate(self, prompts):
         self.ran.append(1)
-        return self.helped(), [self.sort for _ in prompts]
-def helper(): return {function}
+        return self.helped(), self.hooked(), [self.sort for _ in prompts]
+class Hooked(Trainer):
+    def hooked(self): return {override}
+    def unnamed(self): return {other}
+def helper(): return {function}, drawn(), made(), SETTINGS
 def other(): return {other}
+def drawn(top_p=float({default})): return top_p
+def make(top_k): return lambda: top_k
+made = make({closure})
 """
 
 
-def test_the_code_of_helpers_counts(run: Any, tmp_path: Path) -> None:
+def test_helpers_count_their_code_and_what_they_read(run: Any, tmp_path: Path) -> None:
     import linecache
 
-    def loop(code: dict[str, int], ran: list[int]) -> None:
+    def loop(changed: str, ran: list[int]) -> None:
+        values = dict.fromkeys(("setting", "method", "override", "function", "other"), 1)
+        values |= {"default": 1, "closure": 1} | ({changed: 2} if changed else {})
         file = tmp_path / "helped.py"
-        file.write_text(HELPED.format_map({"method": 1, "function": 1, "other": 1, **code}))
+        file.write_text(HELPED.format_map(values))
         linecache.checkcache()
         namespace: dict[str, Any] = {"__name__": "helped"}
         exec(compile(file.read_text(), str(file), "exec"), namespace)
-        trainer = namespace["Trainer"](ran)
+        trainer = namespace["Hooked"](ran)
         SkipManager.annotate("rollout", stage="generate", ignore=["self"])(trainer.generate)([1])
 
-    assert run(loop, {}) == "generated"
-    assert run(loop, {"other": 2}) == ""
-    for changed in ("method", "function"):
-        assert "the code of Trainer.generate has changed" in run(loop, {changed: 2})
+    assert run(loop, "") == "generated"
+    assert run(loop, "other") == ""
+    for changed in ("method", "override", "function"):
+        assert "the code of Trainer.generate has changed" in run(loop, changed)
+    assert "arguments.SETTINGS.temperature: 2 now, 1 in the dump" in run(loop, "setting")
+    assert "drawn.top_p: 2.0 now, 1.0 in the dump" in run(loop, "default")
+    assert "top_k: 2 now, 1 in the dump" in run(loop, "closure")
 
 
 def test_a_named_tuple_and_a_decaying_closure(run: Any) -> None:
