@@ -52,23 +52,25 @@ class Code:
     def of(cls, func: Callable[..., Any], owner: type | None) -> Code:
         """That of `func`, for an object of the class `owner`; without functions if it is C's.
 
-        A helper is a function of its module, or a method that a class of the user's has, `owner` or
-        a base: a subclass may override what the stage calls.
+        A helper is a function of its module or of another one of the user's, or a method there: of
+        a class that is named, or of `owner`, which may override what the stage calls.
         """
         func = innermost(func)
         found = [func] if isinstance(func, types.FunctionType) else []
         for one in found:  # which grows meanwhile
             there = one.__globals__
             named = [name for code in _codes(one.__code__) for name in code.co_names]
-            near = [(value, False) for value in (*cells_of(one).values(), *map(there.get, named))]
-            for kind in (owner, there.get(one.__qualname__.partition(".")[0])):
-                near += [_method(kind, name) for name in named] if isinstance(kind, type) else ()
-            for value, is_users in near:
+            near: list[Any] = [*cells_of(one).values(), *map(there.get, named)]
+            for kind in (owner, there.get(one.__qualname__.partition(".")[0]), *near):
+                near += [_part(kind, name) for name in ("__init__", *named)] if _has(kind) else ()
+            for value in near:
                 value = value.fget if type(value) is property else value
                 helper = innermost(value) if issubclass(type(value), _CODE) else None
                 if not isinstance(helper, types.FunctionType) or len(found) > _MOST:
                     continue
-                if helper not in found and (is_users or helper.__module__ == func.__module__):
+                if helper not in found and (
+                    helper.__module__ == func.__module__ or _is_users(helper)
+                ):
                     found.append(helper)
         return cls(found)
 
@@ -90,12 +92,20 @@ class Code:
         return f"{self.functions[0].__qualname__}, {kind} {xxhash.xxh3_64_hexdigest(text.encode())}"
 
 
-def _method(kind: type, name: str) -> tuple[Any, bool]:
-    """What a class has by a name, without calling it; and whether a class of the user's says so."""
-    for base, own in classes_of(kind):
-        if name in own:
-            return own[name], not is_neutral(base)
-    return None, False
+def _has(value: Any) -> bool:
+    """Whether functions may be called by their names in it: a class, or a module."""
+    return issubclass(type(value), type | types.ModuleType) and not is_neutral(value)
+
+
+def _part(kind: Any, name: str) -> Any:
+    """What a class or a module has by a name, read without calling it."""
+    if isinstance(kind, types.ModuleType):
+        return vars(kind).get(name)
+    return next((own[name] for _, own in classes_of(kind) if name in own), None)
+
+
+def _is_users(func: types.FunctionType) -> bool:
+    return "-packages" not in func.__code__.co_filename and not is_neutral(func)
 
 
 def cells_of(func: types.FunctionType) -> dict[str, Any]:

@@ -156,7 +156,7 @@ def attributes_of(value: Any) -> dict[str, Any]:
 def is_neutral(owner: Any) -> bool:
     """Whether a class or a module is of Python, or of a package with no sampling of its own."""
     name = owner.__name__ if isinstance(owner, types.ModuleType) else owner.__module__
-    package = name.partition(".")[0]
+    package = (name or "").partition(".")[0]
     return package in _NEUTRAL_PACKAGES or package in sys.stdlib_module_names
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import functools
 import logging
 import re
@@ -321,11 +322,19 @@ class Trainer:
 class Hooked(Trainer):
     def hooked(self): return {override}
     def unnamed(self): return {other}
-def helper(): return {function}, drawn(), made(), SETTINGS
+def helper(): return {function}, drawn(), made(), SETTINGS, draw(), drawing.look(), Kept().act()
 def other(): return {other}
 def drawn(top_p=float({default})): return top_p
 def make(top_k): return lambda: top_k
 made = make({closure})
+class Kept:
+    def __init__(self): self.kept = {init}
+    def act(self): return 1
+"""
+DRAWING = """
+MOST = TOP_P = {imported}
+def draw(): return {far}
+def look(): return {farther}, TOP_P
 """
 
 
@@ -333,21 +342,24 @@ def test_helpers_count_their_code_and_what_they_read(run: Any, tmp_path: Path) -
     import linecache
 
     def loop(changed: str, ran: list[int]) -> None:
-        values = dict.fromkeys(("setting", "method", "override", "function", "other"), 1)
-        values |= {"default": 1, "closure": 1} | ({changed: 2} if changed else {})
-        file = tmp_path / "helped.py"
-        file.write_text(HELPED.format_map(values))
-        linecache.checkcache()
-        namespace: dict[str, Any] = {"__name__": "helped"}
-        exec(compile(file.read_text(), str(file), "exec"), namespace)
-        trainer = namespace["Hooked"](ran)
+        values = collections.defaultdict(lambda: 1, {changed: 2})
+        drawing, helped = types.ModuleType("drawing"), types.ModuleType("helped")
+        vars(helped)["drawing"] = drawing
+        for module, code in ((drawing, DRAWING), (helped, HELPED)):
+            file = tmp_path / f"{module.__name__}.py"
+            file.write_text(code.format_map(values))
+            linecache.checkcache()
+            exec(compile(file.read_text(), str(file), "exec"), vars(module))
+            vars(helped)["draw"] = drawing.draw
+        trainer = helped.Hooked(ran)
         SkipManager.annotate("rollout", stage="generate", ignore=["self"])(trainer.generate)([1])
 
     assert run(loop, "") == "generated"
     assert run(loop, "other") == ""
-    for changed in ("method", "override", "function"):
+    for changed in ("method", "override", "function", "init", "far", "farther"):
         assert "the code of Trainer.generate has changed" in run(loop, changed)
     assert "arguments.SETTINGS.temperature: 2 now, 1 in the dump" in run(loop, "setting")
+    assert "arguments.drawing.TOP_P: 2 now, 1 in the dump" in run(loop, "imported")
     assert "drawn.top_p: 2.0 now, 1.0 in the dump" in run(loop, "default")
     assert "top_k: 2 now, 1 in the dump" in run(loop, "closure")
 
