@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+import itertools
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
 
 import attrs
@@ -22,7 +23,6 @@ from rlskip.skip.stored import (
     NAMESPACES,
     UNREAD,
     attributes_of,
-    base_of,
     classes_of,
     is_array_type,
     is_whole_config,
@@ -70,8 +70,6 @@ _VARIANTS = frozenset(
 
 #: Stands for data that is not compared: it equals other such data, and no value.
 NOT_COMPARED = "<not compared>"
-_TYPE = ".<type>"
-_DATA = "<data>"
 
 
 class _NotPlain(Exception):
@@ -116,11 +114,6 @@ class Arguments:
     left: dict[str, str] = attrs.field(factory=dict)
     changing: list[str] = attrs.field(factory=list)
 
-    def add(self, name: str, value: Any, is_usual: bool = False) -> None:
-        self.values[name] = value
-        if is_usual:
-            self.usual.add(name)
-
 
 def read_arguments(
     bound: inspect.BoundArguments, ignored: Collection[str], prompts: Any, holder: str
@@ -135,28 +128,19 @@ def read_arguments(
         The argument that holds the prompts.
     """
     found = Arguments(ignored)
-    if ALL in ignored:
-        return found
-    for name, value, default in _each(bound, ignored):
-        if name in ignored or name in ("self", "cls", holder):
+    for name, parameter in bound.signature.parameters.items() if ALL not in ignored else ():
+        if name in ignored:
             continue
-        if value is not prompts or is_single(value):
-            _add(found, name, value, default)
+        value, default = bound.arguments[name], parameter.default
+        given = value if parameter.kind is _KINDS.VAR_KEYWORD else {name: value}
+        if parameter.kind is _KINDS.VAR_POSITIONAL:
+            default = ()
+        for each, one in given.items():
+            if each in ignored or each in ("self", "cls", holder):
+                continue
+            if one is not prompts or is_single(one):
+                _add(found, each, one, default)
     return found
-
-
-def _each(
-    bound: inspect.BoundArguments, ignored: Collection[str]
-) -> Iterator[tuple[str, Any, Any]]:
-    """Name, value and default of each argument, those in ``**kwargs`` one by one."""
-    for name, parameter in bound.signature.parameters.items():
-        if parameter.kind is _KINDS.VAR_KEYWORD:
-            if name not in ignored:
-                more = bound.arguments.get(name, {})
-                yield from ((key, value, _KINDS.empty) for key, value in more.items())
-            continue
-        default = () if parameter.kind is _KINDS.VAR_POSITIONAL else parameter.default
-        yield name, bound.arguments.get(name, default), default
 
 
 def is_single(value: Any) -> bool:
@@ -201,42 +185,31 @@ def added_to(value: Any, parts: Collection[Any]) -> dict[str, Any]:
     return {k: v for k, v in shaping_in(found).items() if k not in parts}
 
 
-def plain_entries(values: Mapping[str, Any], without: Collection[str]) -> dict[str, Any]:
-    """The entries that are plain data, but those of the names in `without`."""
-    found = Arguments()
-    for name, value in values.items():
-        if name not in without:
-            _add(found, str(name), value, _KINDS.empty)
-    return {name: found.values[name] for name in found.values.keys() - found.opaque.keys()}
-
-
 def _add(found: Arguments, name: str, value: Any, default: Any) -> None:
-    from rlskip.store.comparable import canonical, comparable  # needs torch
+    from rlskip.store.comparable import canonical  # needs torch
 
-    reading, usual = _Reading(), _Reading()
+    is_usual = value is default
     try:
-        data = reading.read(value)
+        data = found.values[name] = _plain(value)
     except _NotPlain as error:
         found.opaque[name] = value, str(error)
-        if is_data(value):
-            if isinstance(error, _TooLarge) or _is_data_proto(value):
-                found.large.append(name)
-            found.add(name, NOT_COMPARED, is_usual=value is default)
-        return
-    is_default = False
-    if default is not _KINDS.empty:
-        with contextlib.suppress(_NotPlain):
-            is_default = canonical(usual.read(default)) == canonical(data)
-    found.add(name, data, is_default)
-    if reading.types:
-        same = is_default and reading.types == usual.types
-        found.add(f"{name}{_TYPE}", comparable(sorted(reading.types), name), same)
+        if not is_data(value):
+            return
+        if isinstance(error, _TooLarge) or _is_data_proto(value):
+            found.large.append(name)
+        found.values[name] = NOT_COMPARED
+    else:
+        if not is_usual and default is not _KINDS.empty:
+            with contextlib.suppress(_NotPlain):
+                is_usual = canonical(_plain(default)) == canonical(data)
+    if is_usual:
+        found.usual.add(name)
 
 
 def part_of(value: Any) -> tuple[Any, str]:
     """A part of an object as plain JSON; or what it is, where it is not plain."""
     try:
-        return _Reading().read(value), ""
+        return _plain(value), ""
     except _NotPlain as error:
         return None, str(error)
 
@@ -266,77 +239,64 @@ def _is_data_proto(value: Any) -> bool:
     return {"batch", "non_tensor_batch"} <= attributes_of(value).keys()
 
 
-@attrs.define
-class _Reading:
-    """A value on its way to plain data.
+def _plain(value: Any) -> Any:
+    """`value` as plain JSON; raises _NotPlain."""
+    from rlskip.store.comparable import comparable  # needs torch
 
-    Parameters
-    ----------
-    parts
-        How many it has so far.
-    types
-        The classes of objects with fields, each after its place: the plain data does not show them.
-    """
+    parts = itertools.count(1)
 
-    parts: int = 0
-    types: list[str] = attrs.field(factory=list)
-
-    def read(self, value: Any) -> Any:
-        """`value` as plain JSON; raises _NotPlain."""
-        from rlskip.store.comparable import comparable  # needs torch
-
-        try:
-            return comparable(value, "", self._simpler)
-        except _NotPlain:
-            raise
-        except Exception as error:  # nested too deep, or an object of the user's raises anything
-            raise _NotPlain(f"a {type(value).__qualname__} that cannot be compared") from error
-
-    def _simpler(self, value: Any, place: str) -> Any:
-        """A part as a single value, a small array, or a list or a mapping of parts.
-
-        Raises
-        ------
-        _NotPlain
-            It is something else.
-        """
-        from rlskip.store.comparable import comparable  # needs torch
-
-        self.parts += 1
-        if self.parts > _MAX_PARTS:
+    def simpler(part: Any) -> Any:
+        if next(parts) > _MAX_PARTS:
             raise _TooLarge("large data")
-        cls = type_of(value)  # isinstance would ask the object for its class
-        if cls in _SCALARS:
-            return value
-        kind = kind_of(cls)
-        if kind == LEAF:
-            _refuse_large(value)
-        parts: Any = parts_of(value, kind) if kind != LIST else value
-        added = {}  # as an attribute of a text
-        if cls not in (list, dict, tuple) and kind in (LEAF, LIST, DICT, FIELDS):
-            known = parts if issubclass(type(parts), dict) else getattr(cls, "_fields", ())
-            added = {} if is_array_type(cls) else added_to(value, known)
-        if kind == LEAF:
-            return {_DATA: comparable(value, place), **added} if added else value
-        is_named = kind == FIELDS or (kind == LIST and hasattr(cls, "_fields"))
-        if is_named and not issubclass(cls, NAMESPACES):
-            self.types.append(f"{place}: {kind_name(cls)}".removeprefix(": "))
-        if added:
-            parts = {**(parts if kind != LIST else {_DATA: base_of(cls)(value)}), **added}
-        if kind == CONFIG and not issubclass(cls, DictConfig):
-            return [*parts.values()]
-        if parts is None and issubclass(cls, Sequence | Set | Mapping):
-            parts = value  # one whose class says what it has
-        if issubclass(type(parts), Mapping):
-            if is_whole_config(parts):
-                raise _NotPlain("the application's config")
-            if any(part is UNREAD for part in parts.values()):
-                raise _NotPlain(f"a {cls.__qualname__} that computes a value")
-            # Which sample is drawn does not count.
-            return {key: part for key, part in parts.items() if key != _DRAW}
-        if parts is None or issubclass(cls, memoryview):
-            raise _NotPlain(f"a {cls.__qualname__}")
+        return part if type_of(part) in _SCALARS else _simpler(part)
+
+    try:
+        return comparable(value, "", simpler)
+    except _NotPlain:
+        raise
+    except Exception as error:  # nested too deep, or an object of the user's raises anything
+        raise _NotPlain(f"a {type(value).__qualname__} that cannot be compared") from error
+
+
+def _simpler(value: Any) -> Any:
+    """A part as a single value, a small array, or a list or a mapping of parts.
+
+    Raises
+    ------
+    _NotPlain
+        It is something else.
+    """
+    from rlskip.store.comparable import Marked  # needs torch
+
+    cls = type_of(value)  # isinstance would ask the object for its class
+    kind = kind_of(cls)
+    if kind == LEAF:
+        _refuse_large(value)
+    is_plain = kind == LEAF or (kind == LIST and not hasattr(cls, "_fields"))
+    parts = None if is_plain else parts_of(value, kind)
+    if cls not in (list, dict, tuple) and kind in (LEAF, LIST, DICT, FIELDS):
+        added = {} if is_array_type(cls) else added_to(value, parts or ())
+        if added and kind != FIELDS:  # as an attribute of a text
+            raise _NotPlain(f"a {cls.__qualname__} with {', '.join(added)}")
+        parts = None if parts is None else {**parts, **added}
+    if is_plain:
+        return value
+    if kind == CONFIG and not issubclass(cls, DictConfig):
+        return [*(parts or {}).values()]
+    if parts is None and issubclass(cls, Sequence | Set | Mapping):
+        parts = value  # one whose class says what it has
+    if parts is None or issubclass(cls, memoryview):
+        raise _NotPlain(f"a {cls.__qualname__}")
+    if not issubclass(type(parts), Mapping):
         return parts
+    if is_whole_config(parts):
+        raise _NotPlain("the application's config")
+    if any(part is UNREAD for part in parts.values()):
+        raise _NotPlain(f"a {cls.__qualname__} that computes a value")
+    # Which sample is drawn does not count; which class it is does, where it declares its fields.
+    parts = {key: part for key, part in parts.items() if key != _DRAW}
+    is_named = kind in (FIELDS, LIST) and not issubclass(cls, NAMESPACES)
+    return {Marked("<type>"): kind_name(cls), **parts} if is_named else parts
 
 
 def _refuse_large(value: Any) -> None:

@@ -174,7 +174,6 @@ class _Attachment:
 
         def read(*args: Any, **kwargs: Any) -> Any:
             bound = bind(signature, func, args, kwargs)
-            bound.apply_defaults()
             value: Any = {**bound.kwargs, **bound.arguments}
             for i, name in enumerate(names := path.split(".")):
                 try:

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import ExitStack, contextmanager
+import types
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
+from rlskip.errors import ConfigError
 from rlskip.format.dump_errors import UnsupportedTypeError
 from rlskip.jobs.served import Needs
-from rlskip.skip.arguments import NEUTRAL_META, is_single
-from rlskip.skip.refusals import nothing_to_tell_by
-from rlskip.skip.stage import Given
+from rlskip.skip.arguments import IGNORED, NEUTRAL_META, is_data, is_single
+from rlskip.skip.hidden import SELF
+from rlskip.skip.stage import Stage, bind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rlskip.skip.code import Code
     from rlskip.skip.prompt_rows import PromptRows
     from rlskip.skip.run_dumps import PromptGroups
     from rlskip.skip.step_calls import Key
 
 
-class Cleanup(ExitStack):
+_MAX_ENTRIES = 256
+
+
+class Cleanup(contextlib.ExitStack):
     """Callbacks to run when a call ends, however it ends.
 
     One that is added later runs at once: a thread continues when its task is cancelled. `failed`
@@ -54,14 +61,17 @@ class Cleanup(ExitStack):
         return super().__exit__(*error)
 
 
-@attrs.define(eq=False, slots=False)  # without slots, for the cached property
-class Call(Given):
+@attrs.define(eq=False, slots=False)  # without slots, for the cached properties
+class Call:
     """One call of a stage: what it was given, and what becomes of it.
 
     The manager makes one for each call and hands it to the methods of the role. Calls run side by
     side, so a role keeps nothing of a single call anywhere else.
     """
 
+    stage: Stage
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     step: int = -1
     #: Whether the stage always runs, and its result is only read.
     is_observed: bool = attrs.field(init=False, default=False)
@@ -99,10 +109,86 @@ class Call(Given):
     generation: str = attrs.field(init=False, default="")
     #: What a rank loaded, or why it could not, before the ranks agreed.
     loaded: Any = attrs.field(init=False, default=None)
-    #: What the stage, a plain function, returned: ``coroutine``, ``task``; empty: its result.
-    awaited: str = attrs.field(init=False, default="")
     #: How long the stage itself ran, or the dump took to load, in seconds.
     seconds: float = attrs.field(init=False, default=0.0)
+
+    @functools.cached_property
+    def bound(self) -> inspect.BoundArguments:
+        return bind(self.stage.signature, self.stage.func, self.args, self.kwargs)
+
+    @functools.cached_property
+    def arguments(self) -> dict[str, Any]:
+        """Its arguments by name, with defaults, and those in ``**kwargs`` last."""
+        found: dict[str, Any] = self.bound.arguments
+        for name, parameter in self.bound.signature.parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                return {**found, **found[name], **found}
+        return found
+
+    @functools.cached_property
+    def code(self) -> Code:
+        """What it runs: of a method, that of the class of its object, which may override it."""
+        func = self.stage.func
+        func = func.func if isinstance(func, functools.partial) else func
+        owner = getattr(func, "__self__", None)
+        if owner is None and isinstance(func, types.FunctionType):
+            owner = next((self.arguments[name] for name in SELF if name in self.arguments), None)
+        elif owner is None:
+            owner = func
+        kind: Any = owner if issubclass(type(owner), type) else type(owner)
+        return self.stage.code_for(kind)
+
+    @functools.cached_property
+    def prompts(self) -> Any:
+        """The prompts argument: named, computed, or found (:func:`_likely_prompts`).
+
+        None when the function takes no argument at all.
+        """
+        named = self.stage.prompts
+        if callable(named):
+            return named(*self.args, **self.kwargs)
+        if named is not None and named not in self.arguments:
+            raise ConfigError(
+                f"{self.stage.name} has no argument {named!r}",
+                f"SkipManager.annotate(role={self.stage.role!r}, prompts={named!r})",
+                f"name one of {', '.join(self.arguments)}",
+            )
+        return self.arguments.get(self.holder)
+
+    @functools.cached_property
+    def holder(self) -> str:
+        """The argument that holds its prompts; empty: none does."""
+        stage = self.stage
+        if stage.holder or isinstance(stage.prompts, str):
+            return str(stage.holder or stage.prompts)
+        likely = _likely_prompts(self)
+        if stage.prompts is None:
+            return likely
+        holding = [name for name, value in self.arguments.items() if _holds(value, self.prompts)]
+        # Prompts that are computed may be made of anything but a number or a text.
+        computed = "" if is_single(self.arguments.get(likely)) else likely
+        return min(holding or [computed], key=lambda name: name in SELF)
+
+    @property
+    def asked(self) -> Mapping[str, Any]:
+        """What else must be equal, by ``annotate(identity=...)``."""
+        found = self.stage.identity or {}
+        found = found(*self.args, **self.kwargs) if callable(found) else found
+        if not isinstance(found, Mapping):
+            raise ConfigError(
+                f"the function returns {found!r:.80}, and not a mapping",
+                f"SkipManager.annotate(role={self.stage.role!r}, identity=...)",
+                "return what must be equal by name, such as {'temperature': 1.0}",
+            )
+        return found
+
+    def replace_prompts(self, prompts: Any) -> bool:
+        """Call the stage with `prompts` instead; False if no argument is the prompts."""
+        if not any(arg is self.prompts for arg in (*self.args, *self.kwargs.values())):
+            return False
+        self.args = tuple(prompts if arg is self.prompts else arg for arg in self.args)
+        self.kwargs = {k: prompts if v is self.prompts else v for k, v in self.kwargs.items()}
+        return True
 
     @functools.cached_property
     def needs(self) -> Needs:
@@ -125,8 +211,46 @@ class Call(Given):
         is_none = self.prompts is None and stage.prompts is not None and given
         is_ignored = stage.has_only_ignored and is_single(self.prompts)
         if None in digests or is_none or is_ignored:
-            raise nothing_to_tell_by(self)
+            raise self._nothing_to_tell_by()
         return cast("list[str]", digests)
+
+    def _nothing_to_tell_by(self) -> UnsupportedTypeError:
+        """The error for prompts all of whose names are such as are never compared."""
+        from rlskip.batch.columns import columns_of  # needs numpy
+
+        names, by = [str(name) for name in columns_of(self.prompts)], "lambda ...: ..."
+        if self.stage.has_only_ignored and is_single(self.prompts):
+            names, by = self.stage.names, repr(self.stage.names[-1])
+        has = f"only {', '.join(names)}, which no replay compares" if names else "no fields"
+        return UnsupportedTypeError(
+            f"nothing tells the prompts of {self.stage.name} apart: they have {has}",
+            "prompts",
+            f"give them a field with their content, or name what does: annotate(prompts={by})",
+        )
+
+    def explained(self, error: UnsupportedTypeError) -> UnsupportedTypeError:
+        """`error`; where it is about an argument that was not named as the prompts, it says so."""
+        names, taken = self.stage.names, self.holder
+        others = [name for name in names if name != taken]
+        is_named = self.stage.prompts is not None or taken == "prompts"
+        if is_named or not others or not error.where.startswith("prompts"):
+            return error
+        first = ", the first argument," if taken == names[0] else ""
+        return type(error)(
+            f"{error.what}; {taken!r}{first} was taken for the prompts",
+            error.where,
+            f"name the argument that holds them: annotate(prompts={others[0]!r})",
+        )
+
+    def refuse_as_prompts(self, other: str) -> None:
+        """Raise ConfigError if a single value was taken for the prompts, and `other` is a batch."""
+        if is_single(self.prompts) or (isinstance(self.prompts, tuple) and not self.prompts):
+            raise ConfigError(
+                f"{self.holder!r}, which is not a batch, was taken for the prompts, and "
+                f"{other!r} is too large to be compared",
+                f"SkipManager.annotate of {self.stage.name}",
+                f"name the argument that holds them: annotate(prompts={other!r})",
+            )
 
     @functools.cached_property
     def prompt_rows(self) -> PromptRows | None:
@@ -138,7 +262,7 @@ class Call(Given):
         except UnsupportedTypeError:
             return None
 
-    @contextmanager
+    @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
         """Measure how long the block runs."""
         began = time.perf_counter()
@@ -146,3 +270,35 @@ class Call(Given):
             yield
         finally:
             self.seconds = time.perf_counter() - began
+
+
+def _likely_prompts(call: Call) -> str:
+    """The argument that holds the prompts, where nothing names it; empty: none does.
+
+    It is the one called `prompts`, else the first: if that is a number such as a step, the first
+    that holds data.
+    """
+    parameters, arguments = call.bound.signature.parameters, call.arguments
+    names = [name for name in parameters if name not in SELF]
+    # Where there is nothing but ``**kwargs``, all of it is.
+    if not names or parameters[names[0]].kind is inspect.Parameter.VAR_KEYWORD:
+        return names[0] if names else ""
+    if "prompts" in arguments:
+        return "prompts"
+    if names[0] in IGNORED and is_single(arguments[names[0]]):
+        kinds = inspect.Parameter.VAR_KEYWORD
+        named = [name for name in names if parameters[name].kind is not kinds]
+        return next((name for name in named if is_data(arguments[name])), names[0])
+    return names[0]
+
+
+def _holds(value: Any, prompts: Any) -> bool:
+    """Whether `value` is the prompts, or has them as an entry or an attribute."""
+    if is_single(prompts):
+        return False
+    level = [value, type(value)]
+    with contextlib.suppress(Exception):  # an object of the user's raises anything
+        for _ in range(2):
+            parts = [o if isinstance(o, dict) else getattr(o, "__dict__", {}) for o in level]
+            level += [one for some in parts if len(some) <= _MAX_ENTRIES for one in some.values()]
+    return any(one is prompts for one in level)

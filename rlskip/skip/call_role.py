@@ -142,7 +142,6 @@ class CallRole(Role):
             call.found = None
             _ = call.prompt_rows
             raise
-        call.awaited = str(meta.info.get("awaited", ""))
         self.dumps.identities.learn(call, meta)
         shown = found if isinstance(found, Key) else str(found)
         self.dumps.notices.replayed(call.step, meta, shown)

@@ -154,10 +154,9 @@ class Dumps:
         info |= fields.to_meta()
         if self.facts.tokenizer is not None:
             info["tokenizer"] = str(self.facts.tokenizer)
-        if call.awaited:
-            info["awaited"] = call.awaited
-        if (lacking := call.stage.lacking(result)) and call.needs.is_told:
-            info["lacks"] = lacking
+        lacking = call.stage.lacks(result) if call.stage.lacks else ()
+        if lacking and call.needs.is_told:
+            info["lacks"] = list(lacking)
         if not call.is_observed:  # else its prompts are those of another call
             info |= self._of_prompts(call, result, fields)
         try:
@@ -268,7 +267,7 @@ class Dumps:
         """
         never = meta.info.get("lacks")
         never = never if isinstance(never, list) else []
-        return [name for name in call.stage.lacking(rollouts) if name not in never]
+        return [name for name in call.stage.lacks(rollouts) if name not in never]
 
     def without_dropped(self, rollouts: Any) -> Any:
         """`rollouts` without the fields that ``drop_fields`` names."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import logging
+import types
 from typing import Any
 
 import attrs
@@ -15,11 +16,17 @@ from rlskip.batch.meta import meta_of
 from rlskip.batch.prompts import uids_of
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import VALIDATION_ROLE
-from rlskip.skip.arguments import NEUTRAL_META, Arguments, plain_entries
+from rlskip.skip.arguments import (
+    ALL,
+    IGNORED,
+    NEUTRAL_META,
+    Arguments,
+    part_of,
+    read_arguments,
+)
 from rlskip.skip.call import Call
-from rlskip.skip.hidden import FirstValues
+from rlskip.skip.hidden import SELF, FirstValues, add_hidden
 from rlskip.skip.notices import Notices
-from rlskip.skip.refusals import explained
 from rlskip.store import DumpMeta, Identity, UnsupportedTypeError
 from rlskip.store.comparable import canonical, comparable, differences
 
@@ -69,7 +76,7 @@ class Identities:
             arguments, asked = self.arguments_of(call), self.asked_of(call)
             asked["prompts"] = digest_of_batch(call.prompts, call.digests)
         except UnsupportedTypeError as error:
-            self.refuse_uncomparable(explained(call, error))
+            self.refuse_uncomparable(call.explained(error))
             return self.made_by(call, None, {})
         return self.made_by(call, arguments, asked)
 
@@ -84,19 +91,46 @@ class Identities:
         noted = {**self.conditions.noted, "defaults": sorted(arguments.usual)}
         if arguments.changing:
             noted["changing"] = arguments.changing
-        if (code := call.stage.code_of(call).digest) is not None:
+        if (code := call.code.digest) is not None:
             noted["code"] = code
             if _CODE in (self._local_config.identity or ()):
                 compared["code"] = code
         return Identity(compared, noted, arguments.ignored)
 
     def arguments_of(self, call: Call) -> Arguments | None:
-        """The stage's other arguments that count; None where they are not known."""
-        first = self._first.setdefault(call.stage.name, FirstValues())
-        arguments = call.stage.arguments_of(call, self._local_config.ignore or (), first)
-        if call.stage.identity is None and arguments and (arguments.left or arguments.changing):
-            self._notices.leave(call.stage.name, arguments.left, arguments.changing)
-        return arguments
+        """What counts of a call besides its prompts: arguments, and attributes that shape rollouts.
+
+        None where they are not known.
+        """
+        stage, given, prompts = call.stage, call, call.prompts
+        if stage.ignore is None:
+            return None
+        func = stage.whole.func
+        if isinstance(stage.func, functools.partial):
+            args, kwargs = (*stage.func.args, *call.args), {**stage.func.keywords, **call.kwargs}
+            given = Call(stage.whole, args, kwargs)
+        holder = call.holder
+        # What prompts are computed of counts as far as it is something else.
+        whole = () if callable(stage.prompts) else (holder,)
+        ignored = {*IGNORED, *stage.ignore, *(self._local_config.ignore or ()), *whole}
+        found = read_arguments(given.bound, ignored, prompts, holder)
+        if ALL not in ignored:
+            roots = {
+                name: value
+                for name, value in given.arguments.items()
+                if name in SELF or (name == holder and value is not prompts)
+            }
+            if (owner := getattr(func, "__self__", None)) is not None:
+                func, roots["self"] = getattr(func, "__func__", func), owner
+            elif not isinstance(func, types.FunctionType):
+                roots["self"] = func
+            first = self._first.setdefault(stage.name, FirstValues())
+            add_hidden(found, roots, func, call.code.functions, prompts, first)
+        if stage.prompts is None and found.large and holder != "prompts":
+            call.refuse_as_prompts(found.large[0])
+        if stage.identity is None and (found.left or found.changing):
+            self._notices.leave(stage.name, found.left, found.changing)
+        return found
 
     def learn(self, call: Call, meta: DumpMeta) -> None:
         """Learn of a dump that is replayed which attributes change while stages run."""
@@ -114,11 +148,12 @@ class Identities:
         A host may ask for other sampling there, for a greedy baseline, say.
         """
         asked, known = {}, self.conditions.compared
-        for name, value in plain_entries(meta_of(call.prompts), NEUTRAL_META).items():
+        for name, value in meta_of(call.prompts).items():
+            plain = None if name in NEUTRAL_META else part_of(value)[0]
             usual = known.get(name if name == "n" else f"sampling.{name}")
-            if value is not None and differences(name, value, usual):
-                asked[f"meta_info.{name}"] = value
-        for name, value in call.stage.identity_of(call).items():
+            if plain is not None and differences(name, plain, usual):
+                asked[f"meta_info.{name}"] = plain
+        for name, value in call.asked.items():
             asked[f"identity.{name}"] = comparable(value, f"identity.{name}")
         return asked
 

@@ -1,4 +1,4 @@
-"""What ``SkipManager`` refuses, and what is said of prompts that cannot be compared."""
+"""What ``SkipManager`` refuses."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from typing import Any
 
 from rlskip.config.skip import BUILT_IN_ROLES, SHARED_KEYS, SKIP_REGISTRY
 from rlskip.errors import ConfigError
-from rlskip.format.dump_errors import UnsupportedTypeError
-from rlskip.skip.arguments import is_single
-from rlskip.skip.stage import Given
 
 _KINDS: dict[str, tuple[Any, str]] = {
     "prompts": (str, "the name of an argument, or a function"),
@@ -66,35 +63,3 @@ def refuse_misspelt(role: str) -> None:
             if near
             else f"known: {', '.join(sorted(known))}",
         )
-
-
-# -- prompts ---------------------------------------------------------------------------------
-
-
-def explained(call: Given, error: UnsupportedTypeError) -> UnsupportedTypeError:
-    """`error`; where it is about an argument that was not named as the prompts, it says so."""
-    taken, of_prompts = call.holder, error.where.startswith("prompts")
-    others = [name for name in call.stage.names if name != taken]
-    if call.stage.prompts is not None or taken == "prompts" or not others or not of_prompts:
-        return error
-    first = ", the first argument," if taken == call.stage.names[0] else ""
-    return type(error)(
-        f"{error.what}; {taken!r}{first} was taken for the prompts",
-        error.where,
-        f"name the argument that holds them: annotate(prompts={others[0]!r})",
-    )
-
-
-def nothing_to_tell_by(call: Given) -> UnsupportedTypeError:
-    """The error for prompts all of whose names are such as are never compared."""
-    from rlskip.batch.columns import columns_of  # needs numpy
-
-    names, by = [str(name) for name in columns_of(call.prompts)], "lambda ...: ..."
-    if call.stage.has_only_ignored and is_single(call.prompts):
-        names, by = call.stage.names, repr(call.stage.names[-1])
-    has = f"only {', '.join(names)}, which no replay compares" if names else "no fields"
-    return UnsupportedTypeError(
-        f"nothing tells the prompts of {call.stage.name} apart: they have {has}",
-        "prompts",
-        f"give them a field with their content, or name what does: annotate(prompts={by})",
-    )

@@ -9,18 +9,17 @@ import inspect
 import logging
 import os
 import threading
-import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import copy_context
-from typing import Any
+from typing import Any, NoReturn
 
 from rlskip._compat import WithoutSelf, gets_self
 from rlskip.batch.meta import is_validation
 from rlskip.batch.row_fields import RowsError
 from rlskip.config.skip import to_generate
-from rlskip.errors import MissError, RlskipError
+from rlskip.errors import ConfigError, MissError, RlskipError
 from rlskip.jobs.enclosing import enclosing
 from rlskip.jobs.records import Recorder
 from rlskip.jobs.served import needs
@@ -83,36 +82,25 @@ def _wrap_sync(manager: Any, stage: Stage) -> Callable[..., Any]:
         with call.cleanup:
             replayed = replay(skip, call)
             if replayed is not Miss:
-                return _as_returned(call, _returned(replayed)) if call.awaited else replayed
+                return replayed
             with running(skip, call):
                 result = func(*call.args, **call.kwargs)
             if inspect.iscoroutine(result) or asyncio.isfuture(result):
-                call.cleanup = call.cleanup.pop_all()
-                call.awaited = "task" if asyncio.isfuture(result) else "coroutine"
-                awaited = _awaited(skip, call, result)
-                weakref.finalize(awaited, call.cleanup.close)  # where nobody starts it
-                return _as_returned(call, awaited)
+                _refuse_to_await(stage, result)
             dump(skip, call, result)
             return result
 
     return wrapper
 
 
-def _as_returned(call: Call, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """A coroutine as what the plain function returns: itself, or a task where a loop is running."""
-    if call.awaited == "task":
-        with suppress(RuntimeError):
-            return asyncio.get_running_loop().create_task(coroutine)
-    return coroutine
-
-
-async def _awaited(skip: Role, call: Call, awaitable: Awaitable[Any]) -> Any:
-    """Await what the stage returned, and dump its result in a thread."""
-    with call.cleanup:
-        with running(skip, call):
-            result = await awaitable
-        await _ended(in_thread(None, dump, skip, call, result))
-        return result
+def _refuse_to_await(stage: Stage, result: Any) -> NoReturn:
+    """Raise ConfigError for a plain function whose result is there only once it was awaited."""
+    if inspect.iscoroutine(result):
+        result.close()
+    else:
+        result.cancel()
+    what = f"it is a plain function, and returns a {type(result).__name__}"
+    raise ConfigError(what, stage.name, "decorate the function that is `async def`")
 
 
 async def _ended(work: Coroutine[Any, Any, Any]) -> None:
@@ -124,10 +112,6 @@ async def _ended(work: Coroutine[Any, Any, Any]) -> None:
     except asyncio.CancelledError:
         await asyncio.wait([task], timeout=_MOST_ENDING_S)
         raise
-
-
-async def _returned(result: Any) -> Any:
-    return result
 
 
 def _wrap_async(manager: Any, stage: Stage) -> Callable[..., Any]:
@@ -148,7 +132,10 @@ def _wrap_async(manager: Any, stage: Stage) -> Callable[..., Any]:
             replayed = await in_thread(_lookers(os.getpid()), replay, skip, call)
             if replayed is not Miss:
                 return replayed
-            return await _awaited(skip, call, func(*call.args, **call.kwargs))
+            with running(skip, call):
+                result = await func(*call.args, **call.kwargs)
+            await _ended(in_thread(None, dump, skip, call, result))
+            return result
 
     return wrapper
 
@@ -184,7 +171,10 @@ def _eligible_call(
     if step is None:
         stage.refuse_without_step()
     call.step = step
-    return call if step in skip.local_config.steps else None
+    # Of the loop's step `set_step` has looked it up.
+    if skip.support_online_step and step not in skip.local_config.steps:
+        return None
+    return call
 
 
 def replay(role: Role, call: Call) -> Any:
@@ -300,18 +290,11 @@ async def in_thread(
     context = copy_context()
 
     def run() -> None:
-        if not begun.acquire(blocking=False):
-            return
-        # A thread that nobody awaits any more still does its work.
-        awaited = result_of.set_running_or_notify_cancel()
-        try:
-            result = context.run(function, *args)
-        except BaseException as error:
-            if awaited:
+        if begun.acquire(blocking=False) and result_of.set_running_or_notify_cancel():
+            try:
+                result_of.set_result(context.run(function, *args))
+            except BaseException as error:
                 result_of.set_exception(error)
-        else:
-            if awaited:
-                result_of.set_result(result)
 
     try:
         asyncio.get_running_loop().run_in_executor(executor, run)

@@ -58,7 +58,7 @@ class Marked(str):
     """
 
 
-def comparable(value: Any, where: str, simplify: Callable[[Any, str], Any] | None = None) -> Any:
+def comparable(value: Any, where: str, simplify: Callable[[Any], Any] | None = None) -> Any:
     """`value` as plain JSON that differs for any two values that are not equal.
 
     Parameters
@@ -66,8 +66,8 @@ def comparable(value: Any, where: str, simplify: Callable[[Any, str], Any] | Non
     where
         The name of the value, for errors.
     simplify
-        Called with each part and its place in `value` before it is converted; it returns a simpler
-        value, or raises. What it raises ends the conversion.
+        Called with each part before it is converted; it returns a simpler value, or raises. What
+        it raises ends the conversion.
 
     Raises
     ------
@@ -79,12 +79,12 @@ def comparable(value: Any, where: str, simplify: Callable[[Any, str], Any] | Non
 
 @attrs.frozen(eq=False)
 class _Conversion:
-    _simplify: Callable[[Any, str], Any] | None
+    _simplify: Callable[[Any], Any] | None
     _walk: Walk = attrs.field(factory=Walk)
 
     def convert(self, value: Any, where: str, place: str, levels: int) -> Any:
         if self._simplify is not None:
-            value = self._simplify(value, place)
+            value = self._simplify(value)
         try:
             return self._convert(value, where, place, levels)
         except (UnsupportedTypeError, MemoryError):
@@ -128,7 +128,7 @@ class _Conversion:
     def _key(self, key: Any, where: str) -> str:
         """A mapping's key as a text; the keys 1 and "1" stay two."""
         if self._simplify is not None:
-            key = self._simplify(key, ".keys()")
+            key = self._simplify(key)
         key = _simple(scalar_of(key))
         if isinstance(key, str):
             return _text(key)

@@ -143,8 +143,7 @@ class Callable_:
     ("kind", "is_async"),
     [
         ("partial", False), ("partial of a coroutine function", True), ("object", False),
-        ("plain function that returns a coroutine", False), ("static method", False),
-        ("plain function that returns a task", False),
+        ("static method", False),
     ],
 )  # fmt: skip
 def test_whatever_can_be_called_is_a_stage(
@@ -164,10 +163,6 @@ def test_whatever_can_be_called_is_a_stage(
         "partial": functools.partial(plain, ran.append),
         "partial of a coroutine function": functools.partial(coroutine, ran.append),
         "object": Callable_(ran),
-        "plain function that returns a coroutine": lambda prompts: coroutine(ran.append, prompts),
-        "plain function that returns a task": lambda prompts: asyncio.ensure_future(
-            coroutine(ran.append, prompts)
-        ),
         "static method": staticmethod(functools.partial(plain, ran.append)),
     }
     stage = SkipManager.annotate(role="rollout", prompts="prompts")(stages[kind])
@@ -177,7 +172,6 @@ def test_whatever_can_be_called_is_a_stage(
 
     async def called(prompts: list[int]) -> list[int]:
         result = call(prompts)
-        assert asyncio.isfuture(result) is (kind == "plain function that returns a task")
         return await result if inspect.isawaitable(result) else result  # type: ignore[no-any-return]
 
     for prompts in ([1], [1], [1]):
@@ -274,8 +268,9 @@ def test_a_cancelled_call_ends_quietly_while_its_thread_works_on(
     assert "never retrieved" not in caplog.text
 
 
-def test_a_task_that_is_cancelled_before_it_begins_leaves_no_lease(
-    init: Callable[..., Path],
+@pytest.mark.parametrize("made", [lambda coroutine: coroutine, asyncio.ensure_future])
+def test_a_plain_function_that_returns_what_is_awaited_is_refused(
+    init: Callable[..., Path], made: Callable[..., Any]
 ) -> None:
     dumps = init()
     SkipManager.set_step(1)
@@ -284,35 +279,11 @@ def test_a_task_that_is_cancelled_before_it_begins_leaves_no_lease(
         return prompts
 
     async def main() -> None:
-        stage = SkipManager.annotate(role="rollout")(
-            lambda prompts: asyncio.ensure_future(generate(prompts))
-        )
-        task = stage([1])
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        with pytest.raises(ConfigError, match="async def"):
+            SkipManager.annotate(role="rollout")(lambda prompts: made(generate(prompts)))([1])
 
     asyncio.run(main())
-    gc.collect()
-    assert not [*dumps.rglob(".work/lease-*")]
-
-
-def test_a_task_of_a_loop_that_is_not_running_yet_is_dumped_and_replayed(
-    init: Callable[..., Path],
-) -> None:
-    loop = asyncio.new_event_loop()
-    ran = []
-
-    async def generate(prompts: list[int]) -> list[int]:
-        ran.append(prompts)
-        return prompts
-
-    stage = SkipManager.annotate(role="rollout")(lambda p: loop.create_task(generate(p)))
-    for _ in range(2):
-        init()
-        SkipManager.set_step(1)
-        assert loop.run_until_complete(stage([1])) == [1]
-    loop.close()
-    assert ran == [[1]]
+    assert not leases(dumps)
 
 
 @pytest.mark.parametrize(
