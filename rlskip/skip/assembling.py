@@ -193,28 +193,23 @@ class Assembly:
         kind = columns[0]
         if name and name == self._fields.group:
             cells = self._groups(cells)
-        if isinstance(kind, torch.Tensor):
-            if any(column.is_nested for column in columns):
-                layout = torch.jagged if cells[0].ndim else torch.strided
-                return torch.nested.as_nested_tensor(cells, layout=layout)
-            padded = self._padded(name, columns, cells)
-            return torch.stack(padded).to(kind.dtype)
-        if isinstance(kind, np.ndarray):
-            if kind.dtype == object:
-                return objects_of([own(cell) for cell in cells])
-            if kind.ndim == 1:
-                return np.array(cells, kind.dtype if kind.dtype.kind not in "SU" else None)
-            tensors = [torch.from_numpy(np.ascontiguousarray(column)) for column in columns]
-            padded = self._padded(name, tensors, cells)
-            return torch.stack(padded).numpy()
+        if isinstance(kind, torch.Tensor) and any(column.is_nested for column in columns):
+            layout = torch.jagged if cells[0].ndim else torch.strided
+            return torch.nested.as_nested_tensor(cells, layout=layout)
+        if isinstance(kind, np.ndarray) and kind.dtype == object:
+            return objects_of([own(cell) for cell in cells])
+        if isinstance(kind, np.ndarray) and kind.ndim == 1:
+            return np.array(cells, kind.dtype if kind.dtype.kind not in "SU" else None)
+        if isinstance(kind, torch.Tensor | np.ndarray):
+            padded = self._widths.padded(
+                name, columns, [*map(torch.as_tensor, cells)], [source for source, _ in self._picks]
+            )
+            made = torch.stack(padded)
+            return made.to(kind.dtype) if isinstance(kind, torch.Tensor) else made.numpy()
         cells = [own(cell) for cell in cells]
         if isinstance(kind, NonTensorStack):
             return NonTensorStack(*cells)
         return lazy_stack(cells) if is_tensordict(kind) else type(kind)(cells)
-
-    def _padded(self, name: str, columns: Sequence[Any], cells: Sequence[Any]) -> list[Any]:
-        tensors = [torch.as_tensor(cell) for cell in cells]
-        return self._widths.padded(name, columns, tensors, [source for source, _ in self._picks])
 
     def _groups(self, cells: list[Any]) -> list[Any]:
         """What the rows have as their group: as the prompts name it now.

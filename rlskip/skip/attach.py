@@ -111,18 +111,17 @@ class _Attachment:
 
     def load_step(self) -> None:
         """Import the function that returns the step, so that a wrong name ends the job now."""
-        step = self.config.step
+        step, where = self.config.step, self._where("step")
         if step is None or ":" not in step:
             return
         try:
             self._step_function = pkgutil.resolve_name(step)
         except (ImportError, AttributeError) as error:
-            raise ConfigError(str(error), self._where("step")) from error
+            raise ConfigError(str(error), where) from error
         if step in _attached:
-            what = "that function is attached itself, so it cannot tell the step"
-            raise ConfigError(what, self._where("step"))
+            raise ConfigError("that function is attached itself, so it cannot tell the step", where)
         if not callable(self._step_function):
-            raise ConfigError(f"{self._step_function!r} is not a function", self._where("step"))
+            raise ConfigError(f"{self._step_function!r} is not a function", where)
 
     def stage(self, func: Callable[..., Any]) -> Callable[..., Any]:
         """`func` as a stage of the role."""
@@ -135,19 +134,27 @@ class _Attachment:
         return self._stages[func]
 
     def _describe(self, func: Callable[..., Any]) -> Stage:
-        config = self.config
-        identity = {path: self._reader(func, "identity", path) for path in config.identity}
+        config, where = self.config, f"skip.attach.{self.role}"
+        entry = f'\'{where}={{target:"{config.target}",step:"..."}}\''
+        remedy = (
+            f"name its source: {entry}, step is PATH.IN.THE.ARGUMENTS or package.module:function"
+        )
+        readers = {path: self._reader(func, "identity", path) for path in config.identity}
+
+        def identity(*args: Any, **kwargs: Any) -> dict[str, Any]:
+            return {path: read(*args, **kwargs) for path, read in readers.items()}
+
         return Stage(
             func,
             self.role,
             config.prompts and self._reader(func, "prompts", config.prompts),
-            functools.partial(_read_all, identity) if identity else None,
+            identity if readers else None,
             named(func).__qualname__,
             rows=config.rows,
             ignore=config.ignore,
             holder=config.prompts and config.prompts.split(".")[0],
             step_of=functools.partial(self._step, func) if config.step else None,
-            no_step=self._advice(),
+            no_step=(f"{where}.step", remedy),
         )
 
     def _step(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> int | None:
@@ -158,15 +165,6 @@ class _Attachment:
         if (number := integer(step)) is None or number < 0:
             raise AttachError(f"{step!r} is not a step", self._where("step"))
         return number
-
-    def _advice(self) -> tuple[str, str]:
-        """The key that names the source of the step, and what to set it to."""
-        where, source = (
-            f"skip.attach.{self.role}",
-            "PATH.IN.THE.ARGUMENTS or package.module:function",
-        )
-        named = f'\'{where}={{target:"{self.config.target}",step:"..."}}\''
-        return f"{where}.step", f"name its source: {named}, step is {source}"
 
     def _reader(self, func: Callable[..., Any], key: str, path: str) -> Callable[..., Any]:
         """A function of the call's arguments that returns the value at `path`."""
@@ -187,12 +185,6 @@ class _Attachment:
 
     def _where(self, key: str) -> str:
         return f"skip.attach.{self.role}.{key}={getattr(self.config, key)}"
-
-
-def _read_all(
-    readers: Mapping[str, Callable[..., Any]], *args: Any, **kwargs: Any
-) -> dict[str, Any]:
-    return {path: read(*args, **kwargs) for path, read in readers.items()}
 
 
 def _part(value: Any, name: str) -> Any:

@@ -10,8 +10,6 @@ import attrs
 
 from rlskip.batch.meta import plain
 from rlskip.keys import (
-    DUMP_CONTENT,
-    DUMP_POSITION,
     DUMP_STEP,
     EXPECTED_ROLLOUTS,
     REPLAYED,
@@ -23,7 +21,7 @@ from rlskip.keys import (
 )
 from rlskip.skip.run_dumps import Group
 from rlskip.skip.step_calls import Key
-from rlskip.store import CorruptDumpError, DumpMeta, Identity
+from rlskip.store import DumpMeta
 from rlskip.store.layout import call_number
 
 if TYPE_CHECKING:
@@ -72,104 +70,43 @@ def groups_in(listing: Mapping[str, Tag], uids: Iterable[str]) -> list[QueuedGro
     return list(groups.values())
 
 
-@attrs.frozen
-class DumpedGroup:
-    """Where a dump has a group, and what it was generated for."""
-
-    key: Key
-    index: int
-    content: str | None
-    position: int
-    complete: bool
-    checksum: str = ""  # of the dump: what replaces it has other groups
-
-    @property
-    def place(self) -> tuple[int, int, int]:
-        """By what groups of one step are in order."""
-        return self.position, call_number(self.key.call), self.index
-
-    @property
-    def part(self) -> Group:
-        """As the ledger knows it."""
-        return Group(self.key, self.index, 1, self.checksum, self.content or "", Identity())
-
-    @classmethod
-    def of(cls, part: Group) -> DumpedGroup:
-        """A complete one that was found by its prompt."""
-        return cls(part.key, part.start, part.digest, 0, True, part.checksum)
-
-    @classmethod
-    def of_part(cls, key: Key, meta: DumpMeta) -> list[DumpedGroup]:
-        """The groups that the :func:`summary` of a part names.
-
-        Raises
-        ------
-        CorruptDumpError
-            It is not such a summary.
-        """
-        try:
-            groups = [
-                cls(key, index, content, position, complete, meta.checksum)
-                for index, (content, position, complete) in enumerate(meta.info["groups"])
-            ]
-            if any(type(group.position) is not int for group in groups):
-                raise TypeError("a position")
-            hash(tuple(group.content for group in groups))
-            return groups
-        except (KeyError, TypeError, ValueError) as error:
-            raise CorruptDumpError(
-                "its meta.json does not describe groups",
-                str(key),
-            ) from error
-
-
-def summary(group: QueuedGroup, complete: bool) -> list[Any]:
-    """What a part's ``meta.json`` has of a group: content, position, whether it is complete."""
-    return [group.root[DUMP_CONTENT], group.root[DUMP_POSITION], complete]
-
-
-def without_superseded(groups: Sequence[DumpedGroup]) -> list[DumpedGroup]:
+def without_superseded(groups: Sequence[Group]) -> list[Group]:
     """By position in the batch, without incomplete groups that have a complete twin."""
-    complete = {(group.content, group.position) for group in groups if group.complete}
+    complete = {(group.digest, group.position) for group in groups if group.count}
     kept = {
-        (group.content, group.position, group.place if group.complete else None): group
+        (group.digest, group.position, (group.key, group.start) if group.count else None): group
         for group in groups
-        if group.complete or (group.content, group.position) not in complete
+        if group.count or (group.digest, group.position) not in complete
     }
-    return sorted(kept.values(), key=lambda group: group.place)
+    return sorted(kept.values(), key=lambda g: (g.position, call_number(g.key.call), g.start))
 
 
-def by_content(
-    groups: Sequence[DumpedGroup], contents: Sequence[str | None]
-) -> list[DumpedGroup | None]:
+def by_content(groups: Sequence[Group], contents: Sequence[str | None]) -> list[Group | None]:
     """For each prompt a group of the same content, each group once; None where there is none.
 
     Complete groups come first.
     """
-    left: dict[str | None, deque[DumpedGroup]] = defaultdict(deque)
-    for group in sorted(groups, key=lambda group: not group.complete):
-        left[group.content].append(group)
-    return [
-        left[content].popleft() if content is not None and left[content] else None
-        for content in contents
-    ]
-
-
-def groups_of_parts(metas: Mapping[Key, DumpMeta]) -> list[DumpedGroup]:
-    return [group for dump, meta in metas.items() for group in DumpedGroup.of_part(dump, meta)]
+    left: dict[str | None, deque[Group]] = defaultdict(deque)
+    for group in sorted(groups, key=lambda group: not group.count):
+        left[group.digest].append(group)
+    return [left[content].popleft() if left.get(content) else None for content in contents]
 
 
 @attrs.frozen
 class Plan:
-    """What becomes of a submitted batch: which prompts are replayed, and from where."""
+    """What becomes of a submitted batch: which prompts are replayed, and from where.
+
+    ``groups`` has for each prompt the complete group that replaces it, and `metas` the metas of
+    their dumps. By prompt they are of any step, else of step `source`.
+    """
 
     step: int
     source: int
     uids: list[str]
     contents: list[str | None]
     metas: Mapping[Key, DumpMeta]
-    groups: list[DumpedGroup | None]  # for each prompt the complete group that replaces it
-    by_prompt: bool = False
+    groups: list[Group | None]
+    by_prompt: bool
 
     @property
     def rest(self) -> list[int]:
@@ -208,7 +145,7 @@ class GroupReplay:
 
     def add(
         self,
-        chosen: Iterable[tuple[str, DumpedGroup]],
+        chosen: Iterable[tuple[str, Group]],
         loaded: Mapping[str, Any],
         columns: Iterable[Row],
         step: int,
@@ -226,7 +163,7 @@ class GroupReplay:
         rows: dict[str, tuple[Row, Tag]] = {}
         new_keys: dict[str, str] = {}
         for uid, dumped in chosen:
-            old = QueuedGroup(**loaded["groups"][dumped.index])
+            old = QueuedGroup(**loaded["groups"][dumped.start])
             for suffix, tag in {"": old.root, **old.tags}.items():
                 key = uid + suffix
                 if suffix and uid_of(key) != uid:

@@ -16,7 +16,7 @@ from rlskip.config.check import raise_all
 from rlskip.config.legacy import retire_legacy_flags
 from rlskip.config.record import read_record_of
 from rlskip.config.settings import SkipSettings, read_skip
-from rlskip.config.skip import BUILT_IN_ROLES, TRAINING_ROLES
+from rlskip.config.skip import TRAINING_ROLES
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.jobs.served import forget_served
 from rlskip.keys import integer
@@ -25,7 +25,7 @@ from rlskip.skip.attach import attach, detach
 from rlskip.skip.figures import Figures
 from rlskip.skip.not_installed import Guard, before_init, refusing
 from rlskip.skip.role import Role
-from rlskip.skip.said import say_what_is_kept, uncalled, warn_of_idle_keys, why_uncalled
+from rlskip.skip.said import say_what_is_kept, warn_of_idle_keys, warn_of_uncalled
 from rlskip.skip.stage import IdentitySpec, LacksSpec, PromptsSpec, RowsSpec, Stage, named
 from rlskip.skip.stage_runner import decorated
 
@@ -55,10 +55,8 @@ class SkipManager:
     # Called by a decorated function whose role is off; None where no role is on.
     _guard: ClassVar[Guard | None] = staticmethod(before_init())
 
-    # The bypassed roles of the last warning about a role that is not called, and whether the
-    # present step is the first one.
-    _warned: ClassVar[set[str] | None] = None
-    _at_first_step: ClassVar[bool] = True
+    # Whether it was said that a role is not called.
+    _warned: ClassVar[bool] = False
 
     #: Roles of decorated functions that were called since `init` although their role is off.
     bypassed: ClassVar[set[str]] = set()
@@ -152,11 +150,9 @@ class SkipManager:
             raise
         for role, instance in enabled.items():
             local = instance.local_config
-            unknown = role not in {*BUILT_IN_ROLES, *cls._decorated, *settings.attach}
             log.info(
-                "rlskip: role %s is on: %s at steps %s, dumps in %s%s",
+                "rlskip: role %s is on: %s at steps %s, dumps in %s",
                 role, local.action, local.steps, local.dump_dir,
-                "; no function is decorated with it so far" if unknown else "",
             )  # fmt: skip
 
     @classmethod
@@ -176,9 +172,10 @@ class SkipManager:
             )
         before, cls.step = cls.step, number
         if cls.step != before:
-            if before is not None:
-                cls._warn_of_uncalled(before)
-                cls._at_first_step = False
+            if before is not None and not cls._warned:
+                cls._warned = warn_of_uncalled(
+                    cls.skip_instances, cls.bypassed, cls._decorated, before
+                )
             for skip in cls.skip_instances.values():
                 skip.begin_visit()
         cls._unlisted = frozenset(
@@ -186,21 +183,6 @@ class SkipManager:
             for role, skip in cls.skip_instances.items()
             if not skip.support_online_step and cls.step not in skip.local_config.steps
         )
-
-    @classmethod
-    def _warn_of_uncalled(cls, step: int) -> None:
-        """Warn once that a role was not called up to `step`, and of each other that was."""
-        if cls.bypassed == cls._warned:
-            return
-        unused = uncalled(
-            cls.skip_instances, cls.bypassed, cls._decorated, step, cls._at_first_step
-        )
-        if unused:
-            cls._warned = set(cls.bypassed)
-            log.warning(
-                "rlskip: role %s is enabled and was NEVER CONSULTED up to step %d: %s",
-                ", ".join(unused), step, why_uncalled(cls.bypassed),
-            )  # fmt: skip
 
     @classmethod
     def was_called(cls, role: str) -> bool:
@@ -267,7 +249,7 @@ class SkipManager:
             role.begin_visit()  # ends what calls by hand hold
         cls.step = None
         cls._unlisted = frozenset()
-        cls.bypassed, cls._warned, cls._at_first_step = set(), None, True
+        cls.bypassed, cls._warned = set(), False
         cls.settings, cls.skip_instances = None, {}
         cls.start_engine = True
         cls._guard = staticmethod(guard)
@@ -298,33 +280,27 @@ class SkipManager:
             that returns them. Default: the argument called `prompts`, else the first after self,
             or after a step or another number of :data:`rlskip.skip.arguments.IGNORED`.
         identity
-            What else must be equal for a dump to replace the call: a mapping, or a function of
-            the call's arguments that returns one. Its values are numbers, strings, arrays, or lists
-            and mappings of these.
+            What else must be equal for a dump to replace the call: a mapping of plain data, or a
+            function of the call's arguments that returns one.
         stage
-            The name of the function in the identity of its dumps: no other function's dump
-            replaces its calls. Default: its ``__qualname__``.
+            The name of the function in the identity of its dumps; by default ``__qualname__``.
         lacks
             A function of a result that returns the names of the fields which this run needs and
             the result does not have. Any such name of a dump is a mismatch, unless the stage did
             not return that field when it made the dump either.
         ignore
-            Names of arguments that are not compared. All others that are plain data must be equal
-            for a dump to replace the call, except self, the prompts, and those whose names say
-            that they shape no rollout (:data:`rlskip.skip.arguments.IGNORED`). ``["*"]``: compare
-            none.
+            Names of arguments that are not compared, besides self, the prompts, what is not plain
+            data, and :data:`rlskip.skip.arguments.IGNORED`. ``["*"]``: compare none.
         rows
             What the fields of the stage's rows hold, where their names are not those of
             :data:`rlskip.batch.row_fields.CONVENTION`: a mapping with entries of
             :class:`~rlskip.batch.row_fields.RowFields`, or a function of a result that returns
-            one. It is recorded with each dump, for its readers. At the first dump RowsError names
-            a field that the result does not have.
+            one. RowsError names a field that the result does not have.
         totals
             For ``skip.match=prompt``: what the result holds for a whole batch (metrics, say), by
             name as a function of the rows that were put together of several dumps.
         on_replay
-            A function of a replayed result that returns what the call returns: the result without
-            the times that it took, say. Default: the result itself.
+            A function of a replayed result that returns what the call returns.
         derived
             Whether the prompts are what an earlier stage returned, such as sampled tokens: if that
             stage had to run again, a call may have other prompts than the dumps.

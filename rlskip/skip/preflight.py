@@ -69,30 +69,27 @@ def unusable(
     step's dumps lack or how they differ; it is empty where there is none. `called_with` is what a
     call will add to the identity, as far as the host knows it.
     """
-    dumps = skip.dumps
+    dumps, steps, local = skip.dumps, [*steps], skip.local_config
+    why: dict[int, str | None] = dict.fromkeys(steps, "")
+    listed = [step for step in steps if step in local.steps]
     if dumps is None:
         return dict.fromkeys(steps, "")
     # The role's own store makes the ranks agree; not all of them need ask here.
     rank, ranks = shard()
     store = dumps.store_at(dumps.directory, rank=rank, world_size=ranks, quarantines=False)
-    listed = skip.local_config.steps
-    if skip.local_config.action == SkipAction.REPEAT or skip.local_config.match != "step":
+    if local.action == SkipAction.REPEAT or local.match != "step":
         stores = [store, *(dumps.other_sizes().values() if dumps.by_prompt else ())]
         if skip.serves_validation and dumps.by_prompt:  # another step's shows another model
             there = {step for one in stores for step in one.steps()}
-            return {step: "" for step in steps if step not in there or step not in listed}
-        none = _why_none(dumps, stores, called_with)
-        return {
-            step: none or "" if step in listed else ""
-            for step in steps
-            if none is not None or step not in listed
-        }
-    why = {
-        step: _why_not(dumps, store, step, called_with) if step in listed else "" for step in steps
-    }
-    if ranks > 1:
-        apart = _apart(store, [step for step, reason in why.items() if reason is None])
-        why |= dict.fromkeys(apart, "lack the shard of another rank, or have one of another call")
+            why |= {step: None for step in listed if step in there}
+        else:
+            why |= dict.fromkeys(listed, _why_none(dumps, stores, called_with))
+    else:
+        why |= {step: _why_not(dumps, store, step, called_with) for step in listed}
+        if ranks > 1:
+            apart = _apart(store, [step for step, reason in why.items() if reason is None])
+            what = "lack the shard of another rank, or have one of another call"
+            why |= dict.fromkeys(apart, what)
     return {step: reason for step, reason in why.items() if reason is not None}
 
 
@@ -126,30 +123,23 @@ def _apart(store: StepStore, steps: Sequence[int]) -> list[int]:
 
     All ranks see which names are there, and each compares its shards with the next rank's.
     """
-
-    def shards(step: int) -> Counter[int]:
-        """How many calls of a step each rank has."""
-        places = store.listed_by_step().get(step, ())
-        return Counter(one.rank for one in places if one.world_size == store.world_size)
-
+    ranks = store.world_size
     following = StepStore(
-        store.directory,
-        rank=(store.rank + 1) % store.world_size,
-        world_size=store.world_size,
-        quarantines=False,
+        store.directory, rank=(store.rank + 1) % ranks, world_size=ranks, quarantines=False
     )
 
     def generations(of: StepStore, step: int) -> set[Any]:
         metas = (of.read_meta(step, call) for call in of.calls(step))
         return {meta and meta.info.get("generation") for meta in metas}
 
-    return [
-        step
-        for step in steps
-        if len(shards(step)) < store.world_size
-        or len({*shards(step).values()}) > 1
-        or generations(store, step) != generations(following, step)
-    ]
+    apart = []
+    for step in steps:
+        places = store.listed_by_step().get(step, ())
+        shards = Counter(place.rank for place in places if place.world_size == ranks)
+        is_whole = len(shards) == ranks and len({*shards.values()}) == 1
+        if not is_whole or generations(store, step) != generations(following, step):
+            apart.append(step)
+    return apart
 
 
 def _why_none(
@@ -172,23 +162,14 @@ def _made_for_others(
     """What dumps were made for instead, if that is a mismatch."""
     if dumps.local_config.action == SkipAction.REPEAT:
         return None
-    differing = [
-        line
-        for meta in metas
-        if meta.identity
-        for line in differences(dumps, meta.identity, called_with)
-    ]
+    made = [meta.identity for meta in metas if meta.identity]
+    differing = [line for one in made for line in _differences(dumps, one, called_with)]
     named = "; ".join(dict.fromkeys(differing))
     return f"were made for other rollouts: {named}" if named else None
 
 
-def differences(
-    dumps: Dumps, made: Identity, called_with: Mapping[str, Any] = MappingProxyType({})
-) -> list[str]:
-    """How the config differs from the one that a dump was made with; prompts are not compared.
-
-    `called_with` is that of :func:`unusable`.
-    """
+def _differences(dumps: Dumps, made: Identity, called_with: Mapping[str, Any]) -> list[str]:
+    """How the config differs from the one that a dump was made with; prompts are not compared."""
     # The config decides a part of what is compared; the call adds the others, its function's source
     # among them.
     known = {f"identity.{name}": value for name, value in called_with.items()}
@@ -265,8 +246,6 @@ def _unlisted(roles: Roles, facts: HostFacts) -> list[Problem]:
             remedy = f"set skip.{role}.steps=all"
         else:
             remedy = f"set 'skip.steps=\"{compact(due)}\"'"
-            if unlisted[0] > due[0] and "steps" in facts.keys:
-                remedy += f", or train fewer steps: {facts.keys['steps']}={unlisted[0] - 1}"
         what += "skip.start_engine=false"
         remedy = as_given(remedy, role, skip.local_config)
         found.append(Problem(f"skip.{role}.steps", what, remedy))

@@ -7,23 +7,30 @@ carry the step, position and content of their prompt in the root tag.
 from __future__ import annotations
 
 import logging
-import secrets
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from rlskip.errors import ConfigError
 from rlskip.jobs.served import Ledger
-from rlskip.keys import DUMP_STEP, ROLLOUT_ROOT_KEYS, TRAIN, split_trajectory
+from rlskip.keys import (
+    DUMP_CONTENT,
+    DUMP_POSITION,
+    DUMP_STEP,
+    ROLLOUT_ROOT_KEYS,
+    TRAIN,
+    split_trajectory,
+)
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps
-from rlskip.skip.groups import DumpedGroup, QueuedGroup, groups_in, summary
+from rlskip.skip.groups import QueuedGroup, groups_in
 from rlskip.skip.rng import capture_rng
+from rlskip.skip.run_dumps import Group
 from rlskip.skip.stage import Stage
 from rlskip.skip.step_calls import Key
 from rlskip.store import DumpError, DumpMeta, Identity
-from rlskip.store.layout import part_name
+from rlskip.store.index import QUEUED
+from rlskip.store.layout import call_number, part_name
 
 if TYPE_CHECKING:
     from rlskip.queue import TrajectoryQueue
@@ -78,27 +85,27 @@ def partition_of(call: Call) -> str:
 
 @attrs.define
 class Submitted:
-    """What was submitted at a step so far: batches and their refills.
-
-    What the present visit of the step was served with, or has generated (by content and position),
-    serves none of its later batches.
-    """
+    """What was submitted at a step so far: batches and their refills."""
 
     prompts: int = 0
-    served: set[DumpedGroup] = attrs.field(factory=set)
-    generated: set[tuple[str | None, int]] = attrs.field(factory=set)
+    #: The groups that the present visit of the step found at its first batch, and the step whose
+    #: dump has them: what the visit generates serves none of its later batches. None before that.
+    found: list[Group] | None = None
+    source: int = -1
+    #: Those that have served the visit.
+    served: set[Group] = attrs.field(factory=set)
     #: What generating took until the first dump; None if nothing was generated.
     seconds: float | None = None
     #: What it was submitted under besides what is hashed with each prompt; None: not known here.
     conditions: Identity | None = None
 
     def begin_visit(self) -> None:
-        self.prompts, self.served, self.generated = 0, set(), set()
+        self.prompts, self.found, self.served = 0, None, set()
 
-    def left_of(self, dumped: Iterable[DumpedGroup]) -> list[DumpedGroup]:
-        """Those of these groups that may serve another batch."""
-        own = self.generated
-        return [g for g in dumped if g not in self.served and (g.content, g.position) not in own]
+    @property
+    def left(self) -> list[Group]:
+        """The groups that may serve another batch."""
+        return [group for group in self.found or () if group not in self.served]
 
 
 @attrs.frozen
@@ -139,15 +146,13 @@ class GroupDumps:
         while self._evicted:  # one that cannot be dumped keeps none of the others back
             self._dump(self._evicted.pop(0), call, 0.0)
 
-    def parts(self, step: int, size: str = "") -> dict[Key, DumpMeta]:
+    def parts(self, step: int) -> dict[Key, DumpMeta]:
         """The metas of a step's parts, up to the first missing number."""
         parts: dict[Key, DumpMeta] = {}
-        store = self.dumps.stores[size]
+        store = self.dumps.store
         try:
             while (meta := store.read_meta(step, part_name(len(parts)))) is not None:
-                key = Key(step, part_name(len(parts)), size)
-                DumpedGroup.of_part(key, meta)
-                parts[key] = meta
+                parts[Key(step, part_name(len(parts)))] = meta
         except (DumpError, OSError) as error:
             log.warning(
                 "rlskip: step %d of role %s is not replayed: %s", step, self.dumps.role, error
@@ -183,33 +188,44 @@ class GroupDumps:
         seconds += submitted.seconds or 0.0
         if submitted.seconds is not None:
             submitted.seconds = 0.0
-        mine = secrets.token_hex(8)
-        content = {
-            "groups": [attrs.asdict(group) for group in part.groups],
-            "keys": part.keys,
-            "fields": part.fields,
-        }
-        store, n = self.dumps.store, self.dumps.identities.conditions.compared["n"]
-        info = {
-            **self.dumps.info(call, part.fields),
-            "part": mine,
-            "groups": [summary(group, group.is_complete(part.keys, n)) for group in part.groups],
-            "seconds": seconds,
-        }
+        n = self.dumps.identities.conditions.compared["n"]
         number = len(self.parts(part.step))
-        while True:
-            is_new = self._ledger.write(key := Key(part.step, part_name(number)))
-            meta = store.save(
-                part.step,
-                content,
-                identity=submitted.conditions or self.dumps.identities.conditions,
-                info={**info, "place": number},
-                sidecar=capture_rng(),
-                call=key.call,
-            )
-            if meta.info.get("part") == mine:
-                break
+        key = Key(part.step, part_name(number))
+        is_new = self._ledger.write(key)
+
+        def on_conflict(_: DumpMeta) -> str:
+            """The next number: another job took this one meanwhile."""
+            nonlocal key, is_new
             if is_new:
                 self._ledger.write_not(key)
-            number += 1  # another took this number meanwhile
+            key = Key(part.step, part_name(call_number(key.call) + 1))
+            is_new = self._ledger.write(key)
+            return key.call
+
+        store = self.dumps.store
+        meta = store.save(
+            part.step,
+            {
+                "groups": [attrs.asdict(group) for group in part.groups],
+                "keys": part.keys,
+                "fields": part.fields,
+            },
+            call=key.call,
+            identity=submitted.conditions or self.dumps.identities.conditions,
+            info={
+                **self.dumps.info(call, part.fields),
+                QUEUED: [
+                    [
+                        group.root[DUMP_CONTENT],
+                        group.root[DUMP_POSITION],
+                        group.is_complete(part.keys, n),
+                    ]
+                    for group in part.groups
+                ],
+                "seconds": seconds,
+                "place": number,
+            },
+            sidecar=capture_rng(),
+            on_conflict=on_conflict,
+        )
         call.record("dumped", step=part.step, call=meta.call, bytes=store.size_of(meta))

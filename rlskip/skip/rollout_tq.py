@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -28,14 +28,7 @@ from rlskip.jobs.served import ledger_of
 from rlskip.keys import RUNNING, STATUS, dump_tag
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps
-from rlskip.skip.groups import (
-    DumpedGroup,
-    GroupReplay,
-    Plan,
-    by_content,
-    groups_of_parts,
-    without_superseded,
-)
+from rlskip.skip.groups import GroupReplay, Plan, by_content, without_superseded
 from rlskip.skip.queue_dumping import (
     EVICT,
     REFILL,
@@ -48,7 +41,7 @@ from rlskip.skip.queue_dumping import (
 )
 from rlskip.skip.rng import restore_rng
 from rlskip.skip.role import Role
-from rlskip.skip.run_dumps import Group, RunDumps
+from rlskip.skip.run_dumps import Group, RunDumps, queued_groups
 from rlskip.skip.stage import Stage
 from rlskip.skip.step_calls import Key
 from rlskip.store import (
@@ -85,7 +78,7 @@ class GroupRole(Role):
         self._ledger = ledger_of(self.dumps.directory)
         self._groups = GroupDumps(self.dumps, self._ledger)
         self._run = RunDumps(lambda: self.dumps.stores, self._ledger)
-        self._has_all: dict[tuple[str, Key, str], bool] = {}
+        self._repeats = local_config.action == SkipAction.REPEAT
 
     def observes(self, stage: Stage) -> bool:
         return phase_of(stage) in (SAMPLE, EVICT)
@@ -109,10 +102,8 @@ class GroupRole(Role):
         """
         if step not in self.local_config.steps or self.dumps.by_prompt:
             return 0
-        metas = self._groups.parts(self._source(step))
-        if not self._fits(metas, self._identities.conditions):
-            return 0
-        return max((group.position + 1 for group in groups_of_parts(metas)), default=0)
+        groups = self._dumped(self._source(step), self._identities.conditions)
+        return groups[-1].position + 1 if groups else 0
 
     # -- submit ------------------------------------------------------------------------------
 
@@ -136,25 +127,23 @@ class GroupRole(Role):
             if self.local_config.restore_rng:
                 restore_rng(self.dumps.store.load(plan.source, part="aside"))
             replay.put(queue_of(call), partition_of(call))
-        dumps = {group.key for group in plan.groups if group}
-        used = [meta for key, meta in plan.metas.items() if key in dumps]
-        took = sum(meta.info.get("seconds", 0.0) for meta in used)
         self._count(plan, plan.groups)
+        metas = [*plan.metas.values()]
+        took = sum(meta.info.get("seconds", 0.0) for meta in metas)
         call.facts.update(
-            source=used[0].step,
-            bytes=sum(map(self.dumps.store.size_of, used)),
+            source=metas[0].step,
+            bytes=sum(map(self.dumps.store.size_of, metas)),
             seconds_saved=took - call.seconds if took else 0.0,
         )
         found = str(plan) if plan.by_prompt else Key(plan.source)
-        self.dumps.notices.replayed(call.step, used[0], found)
+        self.dumps.notices.replayed(call.step, metas[0], found)
 
     def before_stage(self, call: Call) -> None:
         plan: Plan = call.identity
         queue, partition_id = queue_of(call), partition_of(call)
         replay = self._replay_some(plan, call)
-        rest: Sequence[int] = range(len(plan.uids))
+        rest = [*range(len(plan.uids))] if replay is None else plan.rest
         if replay is not None:
-            rest = plan.rest
             # Running until the others are submitted, so that no sampler considers the step finished
             # before.
             underway = [
@@ -166,20 +155,19 @@ class GroupRole(Role):
         first = self._count(plan, plan.groups if replay is not None else [])
         submitted = self._groups.submitted[call.step]
         submitted.seconds = submitted.seconds or 0.0
-        submitted.generated |= {(plan.contents[i], first + i) for i in rest}
         queue.put(
             [plan.uids[i] for i in rest],
             partition_id,
             tags=[dump_tag(call.step, first + i, plan.contents[i]) for i in rest],
         )
 
-    def _count(self, plan: Plan, replayed: Iterable[DumpedGroup | None]) -> int:
+    def _count(self, plan: Plan, replayed: Iterable[Group | None]) -> int:
         """Count a submitted batch; returns how many prompts its step had before."""
         submitted = self._groups.submitted[plan.step]
         taken = {group for group in replayed if group}
         submitted.served |= taken
         if self.dumps.by_prompt:
-            self._ledger.serve(group.part for group in taken)
+            self._ledger.serve(taken)
         submitted.prompts += len(plan.uids)
         if self.figures is not None:
             elsewhere = sum(group.key.step != plan.step for group in taken)
@@ -198,119 +186,116 @@ class GroupRole(Role):
                 arguments = attrs.evolve(arguments, values=usual)
             made = self._identities.made_by(call, arguments, {})
             submitted.conditions = made.without("stage")
+        present = submitted.conditions or self._identities.conditions
+        contents = self._identities.contents_of(call)
         if self.dumps.by_prompt:
-            return self._plan_by_prompt(call)
-        return self._plan_by_step(call, submitted)
-
-    def _plan_by_prompt(self, call: Call) -> Plan:
-        """For each prompt the first complete group of the run that was generated for it."""
-        uids, contents = uids_of(call.prompts), self._identities.contents_of(call)
-        present = self._groups.submitted[call.step].conditions or self._identities.conditions
-        self._run.first = call.step if self._run.first is None else self._run.first
-        choose = functools.partial(
-            self._run.choose, contents, call.step, alone=self.serves_validation
-        )
-        has = functools.partial(self._has, call)
-        found = choose(lambda group: present.fits(group.made), has)
-        if None in found and None not in (others := choose(lambda group: True)):
-            odd = next(one for one in others if one and not present.fits(one.made))
-            differs = "; ".join(present.differences(odd.made)[0])
-            self._reject(odd.key.step, differs, odd.key.size, replaces=False)
+            match = self._by_prompt(call, contents, present)
+        else:
+            if submitted.found is None:
+                submitted.source = self._source(call.step)
+                submitted.found = self._dumped(submitted.source, present)
+            if self._repeats and len(submitted.left) < len(contents):
+                submitted.served.clear()  # one that used all starts over
+            match = self._by_step(contents, submitted.left)
+        groups = [group if group and group.count else None for group in match]
         metas: dict[Key, DumpMeta] = {}
-        for key in dict.fromkeys(one.key for one in found if one):
+        for key in dict.fromkeys(group.key for group in groups if group):
             meta = self.dumps.stores[key.size].read_meta(key.step, key.call)
             if meta is not None:
                 self._identities.differences(present, meta)  # logs what is noteworthy
                 metas[key] = meta
-        groups = [DumpedGroup.of(one) if one and one.key in metas else None for one in found]
-        return Plan(call.step, call.step, uids, contents, metas, groups, True)
-
-    def _has(self, call: Call, group: Group) -> bool:
-        """Whether the dump of a group has every field that this run needs."""
-        if call.stage.lacks is None:
-            return True
-        known = call.stage.name, group.key, group.checksum
-        if known not in self._has_all:
-            store, key = self.dumps.stores[group.key.size], group.key
-            try:
-                meta = store.read_meta(key.step, key.call)
-                if meta is None:
-                    return False
-                loaded = store.load(key.step, call=key.call, meta=meta)
-                self._has_all[known] = not self.dumps.lacking(call, loaded["fields"], meta)
-            except (DumpError, OSError, MemoryError, LookupError, TypeError):
-                return False  # that it cannot be used its replay says
-        return self._has_all[known]
-
-    def _plan_by_step(self, call: Call, submitted: Submitted) -> Plan:
-        """For each prompt a group of the step's own dump, or of the step that a repeat takes."""
-        step, source = call.step, self._source(call.step)
-        metas = self._groups.parts(source)
-        uids, contents = uids_of(call.prompts), self._identities.contents_of(call)
-        repeats = self.local_config.action == SkipAction.REPEAT
-        if not self._fits(metas, submitted.conditions or self._identities.conditions):
-            metas = {}
-        known = any(content is not None for content in contents)
-        under_way = self._groups.submitted.get(source, submitted).seconds is not None
-        if under_way and source == step and (repeats or not known):
-            metas = {}  # these groups may belong to another batch
-        dumped = without_superseded(groups_of_parts(metas))
-        left = submitted.left_of(dumped)
-        if not repeats or len(left) >= len(uids):  # a repeat that used all starts over
-            dumped = left
-        match = [*dumped[: len(uids)], *[None] * (len(uids) - len(dumped))]  # by their positions
-        if known and not repeats:
-            match = by_content(dumped, contents)
-        lacking = None in match or (not known and not repeats and len(dumped) != len(uids))
-        whole = [group if group and group.complete else None for group in match]
-        plan = Plan(step, source, uids, contents, metas, whole)
-        if metas and lacking and not under_way and phase_of(call.stage) != REFILL:
-            first = repeats or submitted.prompts == 0
-            return self._judge(plan, dumped, known or repeats, first)
+        groups = [group if group and group.key in metas else None for group in groups]
+        uids, by_prompt = uids_of(call.prompts), self.dumps.by_prompt
+        plan = Plan(call.step, submitted.source, uids, contents, metas, groups, by_prompt)
+        if None in match and submitted.found and phase_of(call.stage) != REFILL:
+            self._judge(plan, submitted)
         return plan
 
-    def _fits(self, metas: Mapping[Key, DumpMeta], present: Identity) -> bool:
-        """Whether parts were made under the `present` conditions; if not, they may be refused."""
-        for meta in metas.values() if self.local_config.action != SkipAction.REPEAT else ():
-            if differs := "; ".join(self._identities.differences(present, meta)):
-                self._reject(meta.step, differs)
-                return False
-        return True
-
-    def _reject(self, step: int, differs: str, size: str = "", *, replaces: bool = True) -> None:
-        what = f"the dump of step {step} was made for another call: {differs}"
-        self.dumps.reject(what, Key(step, size=size), replaces=replaces)
-
-    def _judge(self, plan: Plan, dumped: list[DumpedGroup], told_apart: bool, first: bool) -> Plan:
-        """What to do with a batch for which the dump lacks prompts.
-
-        What one that is not the `first` of the visit lacks is generated: the run that made the dump
-        may have ended before.
-        """
-        what = str(plan)
-        if not told_apart:
-            what = (
-                f"the dump of step {plan.source} holds {len(dumped)} groups for the batch's "
-                f"{len(plan.uids)} prompts, and only uids tell which group is for which prompt"
-            )
-        if not first:
-            log.info("rlskip: step %d: %s; what a later batch lacks is generated", plan.step, what)
-        if self.local_config.on_mismatch == "regenerate" or not first:
-            if told_apart:
-                return plan
-            if first:
-                self.dumps.store.quarantine(plan.source, what)
-            return attrs.evolve(plan, metas={}, groups=[None] * len(plan.uids))
-        raise MismatchError(
-            what,
-            str(self.dumps.directory / str(plan.source)),
-            self.dumps.ways_out("generates what the dump lacks and adds it"),
+    def _by_prompt(
+        self, call: Call, contents: Sequence[str | None], present: Identity
+    ) -> list[Group | None]:
+        """For each prompt the first complete group of the run that was generated for it."""
+        self._run.first = call.step if self._run.first is None else self._run.first
+        has = functools.cache(functools.partial(self._has, call))
+        choose = functools.partial(
+            self._run.choose, contents, call.step, alone=self.serves_validation
         )
+        found = choose(lambda group: present.fits(group.made), lambda group: has(group.key))
+        if None in found and None not in (others := choose(lambda group: True)):
+            odd = next(one for one in others if one and not present.fits(one.made))
+            self._reject(odd, present, replaces=False)
+        return found
+
+    def _has(self, call: Call, key: Key) -> bool:
+        """Whether a dump has every field that this run needs."""
+        if call.stage.lacks is None:
+            return True
+        store = self.dumps.stores[key.size]
+        try:
+            meta = store.read_meta(key.step, key.call)
+            loaded = store.load(key.step, call=key.call, meta=meta)
+            return meta is not None and not self.dumps.lacking(call, loaded["fields"], meta)
+        except (DumpError, OSError, MemoryError, LookupError, TypeError):
+            return False  # that it cannot be used its replay says
+
+    def _by_step(
+        self, contents: Sequence[str | None], left: Sequence[Group]
+    ) -> Sequence[Group | None]:
+        """For each prompt a group that the visit found at its step, and has not used."""
+        prompts = len(contents)
+        if self._repeats:
+            return [*left[:prompts], *[None] * (prompts - len(left))]
+        if _are_told_apart(contents):
+            return by_content(left, contents)
+        return left if len(left) == prompts else [None] * prompts
+
+    def _dumped(self, step: int, present: Identity) -> list[Group]:
+        """The groups of a step's dump, if they were made under the `present` conditions."""
+        metas = self._groups.parts(step)
+        groups = [group for key, meta in metas.items() for group in queued_groups(key, meta)]
+        if not self._repeats:
+            odd = next((group for group in groups if not present.fits(group.made)), None)
+            if odd is not None:
+                self._reject(odd, present)
+                return []
+        return without_superseded(groups)
+
+    def _reject(self, odd: Group, present: Identity, *, replaces: bool = True) -> None:
+        differs = "; ".join(present.differences(odd.made)[0])
+        what = f"the dump of step {odd.key.step} was made for another call: {differs}"
+        self.dumps.reject(what, Key(odd.key.step, size=odd.key.size), replaces=replaces)
+
+    def _judge(self, plan: Plan, submitted: Submitted) -> None:
+        """Refuse a batch for which the dump lacks prompts, unless they are to be generated.
+
+        What one that is not the first of the visit lacks is generated: the run that made the dump
+        may have ended before.
+
+        Raises
+        ------
+        MismatchError
+            ``on_mismatch`` is ``error``.
+        """
+        if self._groups.submitted.get(plan.source, submitted).seconds is not None:
+            return  # the job itself may not have dumped yet what it generates for that step
+        what, told_apart = str(plan), self._repeats or _are_told_apart(plan.contents)
+        if not told_apart:
+            groups = len(submitted.found or ())
+            what += f": only uids tell them apart, and it holds {groups} groups"
+        if submitted.prompts and not self._repeats:
+            log.info("rlskip: step %d: %s; what a later batch lacks is generated", plan.step, what)
+        elif self.local_config.on_mismatch == "error":
+            raise MismatchError(
+                what,
+                str(self.dumps.directory / str(plan.source)),
+                self.dumps.ways_out("generates what the dump lacks and adds it"),
+            )
+        elif not told_apart:
+            self.dumps.store.quarantine(plan.source, what)
 
     def _source(self, step: int) -> int:
         """The step whose dump is replayed at `step`: itself unless a repeat finds another."""
-        repeats = self.local_config.action == SkipAction.REPEAT
-        nearest = self.dumps.store.nearest(step) if repeats else None
+        nearest = self.dumps.store.nearest(step) if self._repeats else None
         return step if nearest is None else nearest
 
     # -- from the dump into the queue --------------------------------------------------------
@@ -357,3 +342,8 @@ class GroupRole(Role):
             "computed", "%s; all prompts are submitted: no argument holds them", plan
         )
         return None
+
+
+def _are_told_apart(contents: Sequence[str | None]) -> bool:
+    """Whether the prompts of a batch have more than uids."""
+    return any(content is not None for content in contents)

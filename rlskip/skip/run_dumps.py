@@ -13,7 +13,7 @@ import attrs
 
 from rlskip.jobs.served import Ledger
 from rlskip.skip.step_calls import Key
-from rlskip.store import Identity, StepStore
+from rlskip.store import DumpMeta, Identity, StepStore
 from rlskip.store.index import QUEUED, Index, IndexedDump, Stamp, rows_of_prompts, stamp_at
 from rlskip.store.layout import Place
 
@@ -22,8 +22,9 @@ from rlskip.store.layout import Place
 class Group:
     """The rows of a dump that were generated for one prompt: `count` of them from `start` on.
 
-    Of a queue's dump ``start`` is the number of the group, whose ``count`` is 1 if it is complete.
-    ``checksum`` is the dump's, and ``made`` what it was made for besides the prompts.
+    Of a queue's dump ``start`` is the number of the group, whose ``count`` is 1 if it is complete,
+    and ``position`` that of its prompt among those of its step. ``checksum`` is the dump's, and
+    ``made`` what it was made for besides the prompts.
     """
 
     key: Key
@@ -32,6 +33,7 @@ class Group:
     checksum: str
     digest: str
     made: Identity = attrs.field(eq=False)
+    position: int = attrs.field(eq=False, default=0)
 
 
 @attrs.frozen
@@ -262,15 +264,27 @@ class RunDumps:
         meta = self._sizes[key.size].store.read_meta(key.step, key.call)
         if meta is None or meta.identity is None:
             return []
-        made = meta.identity.for_prompts(None)
-        rows = rows_of_prompts(meta.info)
-        if isinstance(queued := meta.info.get(QUEUED), list):
-            rows = [
-                (one[0], i, int(one[2] is True))
-                for i, one in enumerate(queued)
-                if isinstance(one, list) and len(one) == 3 and isinstance(one[0], str)
-            ]
+        if QUEUED in meta.info:
+            return [group for group in queued_groups(key, meta) if group.digest]
+        made, rows = meta.identity.for_prompts(None), rows_of_prompts(meta.info)
         return [Group(key, at, n, meta.checksum, digest, made) for digest, at, n in rows]
+
+
+def queued_groups(key: Key, meta: DumpMeta) -> list[Group]:
+    """The groups of a queue that a dump records; none where its ``meta.json`` describes none.
+
+    Their digest is empty where only uids told their prompts apart.
+    """
+    made = (meta.identity or Identity()).for_prompts(None)
+    try:
+        groups = [
+            Group(key, i, int(is_complete is True), meta.checksum, content or "", made, position)
+            for i, (content, position, is_complete) in enumerate(meta.info[QUEUED])
+        ]
+    except (KeyError, TypeError, ValueError):
+        return []
+    is_sound = all((type(g.digest), type(g.position)) == (str, int) for g in groups)
+    return groups if is_sound else []
 
 
 def _why_not(prompts: int, unknown: int, again: int) -> str:

@@ -13,17 +13,13 @@ from rlskip.skip.role import Role
 log = logging.getLogger(__name__)
 
 
-def uncalled(
-    roles: Mapping[str, Role],
-    bypassed: Collection[str],
-    decorated: Collection[str],
-    step: int,
-    is_first: bool,
-) -> list[str]:
-    """The roles that should have been called up to `step`, and were not.
+def warn_of_uncalled(
+    roles: Mapping[str, Role], bypassed: Collection[str], decorated: Collection[str], step: int
+) -> bool:
+    """Warn of roles that should have been called up to `step`; returns whether there are any.
 
-    Functions of a role with its own steps may be called in another process, validation may
-    come later, or before the first step of training: at step 0, or at that of a checkpoint.
+    Functions of a role with its own steps may be called in another process. Validation may come
+    later, or alone before the first step of training.
 
     Parameters
     ----------
@@ -31,20 +27,24 @@ def uncalled(
         The roles of functions that were called although their role is off.
     decorated
         The roles of all decorated functions.
-    is_first
-        Whether `step` is the first one.
     """
     validated = any(skip.was_called and skip.serves_validation for skip in roles.values())
-    if not bypassed and (step == 0 or (is_first and validated)):
-        return []
+    if not bypassed and (step == 0 or validated):
+        return False
     # A call that was replayed may enclose those of a stage of another role.
     enclosed = decorated if any(skip.has_replayed for skip in roles.values()) else ()
-    return [
+    unused = [
         role
         for role, skip in roles.items()
         if not (skip.was_called or skip.serves_validation or role in enclosed)
         if bypassed or not skip.support_online_step
     ]
+    if unused:
+        log.warning(
+            "rlskip: role %s is enabled and was NEVER CONSULTED up to step %d: %s",
+            ", ".join(unused), step, why_uncalled(bypassed),
+        )  # fmt: skip
+    return bool(unused)
 
 
 def why_uncalled(bypassed: Collection[str]) -> str:

@@ -1,11 +1,9 @@
-"""Rows of several dumps, and how their columns are padded to one width.
-
-A field is padded on the side where the dumps have padding, by the tokens that it belongs to.
-"""
+"""Rows of several dumps, and how their columns are padded to one width."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,16 +54,14 @@ class Source:
         return cls(some, fields, len(rows))
 
 
-@attrs.define(eq=False)
 class Widths:
     """The widths of what several sources hold of prompts, responses and whole rows."""
 
-    _sources: Sequence[Source]
-    _extents: list[Mapping[str, Any]] | None = attrs.field(init=False, default=None)
-
-    @property
-    def _fields(self) -> RowFields:
-        return self._sources[0].fields
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources, self._fields = sources, sources[0].fields
+        self._prompts, self._responses, self._rows = (
+            [_width(source, what) for source in sources] for what in _MARKS
+        )
 
     def padded(
         self, name: str, columns: Sequence[torch.Tensor], cells: list[torch.Tensor],
@@ -78,92 +74,71 @@ class Widths:
         AssemblyError
             Nothing tells how the field is padded.
         """
-        shapes = {tuple(column.shape[1:]) for column in columns}
-        if len({len(shape) for shape in shapes}) > 1:
-            raise AssemblyError(f"{name} has {len(shapes)} ranks in the dumps")
-        sizes = [[*shape] for shape in zip(*(column.shape[1:] for column in columns), strict=True)]
+        shapes = [tuple(column.shape[1:]) for column in columns]
+        ranks = {*map(len, shapes)}
+        sizes = [[*size] for size in zip(*shapes, strict=True)] if len(ranks) == 1 else []
         differ = [dim for dim, size in enumerate(sizes) if len({*size}) > 1]
-        if not differ and sizes and self._is_both(name, sizes[0]):
-            # Equally wide in all, and yet the parts may have other widths.
-            differ = [0] if len({*self._widths("prompt")}) > 1 else []
-        if not differ:
-            return cells
-        before, after = self._sides(name, sizes[differ[0]]) if len(differ) == 1 else (None, None)
-        if before is None or after is None:
+        if len({*shapes}) == 1:
+            # Equally wide in all, and yet its prompts and responses may have other widths.
+            if not sizes or not self._is_both(name, sizes[0]) or len({*self._prompts}) == 1:
+                return cells
+            differ = [0]
+        added = self._added(name, sizes[differ[0]]) if len(differ) == 1 else None
+        if added is None:
             raise AssemblyError(
-                f"{name} has the shapes {', '.join(map(str, sorted(shapes)))} in the dumps, and "
+                f"{name} has the shapes {', '.join(map(str, sorted({*shapes})))} in the dumps, and "
                 "nothing tells how it is padded",
                 "skip.match=prompt",
                 f"name what it holds: annotate(rows=...); or skip.drop_fields=[{name}]",
             )
+        before, after = added
         value = self._padding(name)
         behind = [0, 0] * (len(sizes) - 1 - differ[0])
         return [
-            torch.nn.functional.pad(
-                cell, (*behind, before[source], after[source]), value=value
-            )
+            torch.nn.functional.pad(cell, (*behind, before[source], after[source]), value=value)
             for cell, source in zip(cells, sources, strict=True)
-        ]  # fmt: skip
+        ]
 
-    def _sides(
-        self, name: str, widths: Sequence[int]
-    ) -> tuple[Sequence[int], Sequence[int]] | tuple[None, None]:
-        """By source how much is added before and after; None where that is not known."""
-        prompt, response, whole = map(self._widths, ("prompt", "response", "whole"))
-        nothing, fields = [0] * len(widths), self._fields
+    def _added(self, name: str, widths: list[int]) -> tuple[list[int], list[int]] | None:
+        """By source how much is added before and after; None where that is not known.
+
+        Responses and rows of one column are padded on the right.
+        """
+        fields, nothing = self._fields, [0] * len(widths)
         if self._is_both(name, widths):
             # Only padding at the two ends keeps prompts and responses together.
-            if self._is_left("prompt") and not self._is_left("response"):
-                return _missing(prompt), _missing(response)
-            return None, None
-        of_prompt = name in (fields.prompt, fields.prompt_mask)
+            ends = _missing(self._prompts), _missing(self._responses)
+            return ends if self._prompts_are_padded_left else None
+        differ = self._prompts != self._responses
+        added = _missing(widths)
+        if widths == self._prompts and (differ or name in (fields.prompt, fields.prompt_mask)):
+            return (added, nothing) if self._prompts_are_padded_left else (nothing, added)
         of_response = name in (fields.response, fields.mask, fields.log_probs, fields.reward)
-        differ = prompt != response
-        likely = [
-            ("prompt", prompt, of_prompt or differ),
-            ("response", response, of_response or differ),
-            ("response", whole, True),
-        ]
-        for what, tokens, is_sure in likely:
-            if is_sure and [*widths] == tokens:
-                added = _missing(widths)
-                return (added, nothing) if self._is_left(what) else (nothing, added)
-        return None, None
+        if (widths == self._responses and (differ or of_response)) or widths == self._rows:
+            return nothing, added
+        return None
 
-    def _is_both(self, name: str, widths: Sequence[int]) -> bool:
+    def _is_both(self, name: str, widths: list[int]) -> bool:
         """Whether a field of these widths holds prompts followed by responses."""
-        pairs = zip(self._widths("prompt"), self._widths("response"), strict=True)
+        pairs = zip(self._prompts, self._responses, strict=True)
         both = [None if None in pair else sum(pair) for pair in pairs]
-        return [*widths] == both and name not in (
-            self._fields.prompt,
-            self._fields.response,
-        )
+        return widths == both and name not in (self._fields.prompt, self._fields.response)
 
-    def _widths(self, what: str) -> list[Any]:
-        return [self._width(source, what) for source in self._sources]
-
-    def _width(self, source: Source, what: str) -> int | None:
-        column = columns_of(source.rollouts).get(getattr(source.fields, what))
-        if not isinstance(column, torch.Tensor | np.ndarray) or column.ndim < 2:
-            return None
-        return int(column.shape[1])
-
-    def _is_left(self, what: str) -> bool:
-        """Whether prompts, or whole rows, are padded on the left; usually only prompts are."""
-        for source, known in zip(self._sources, self._known_extents(), strict=True):
-            if what in known:
-                starts, ends = known[what]
-                if ((starts > 0) & (starts < ends)).any():
-                    return True
-                if (ends < (self._width(source, what) or 0)).any():
-                    return False
-        return what == "prompt"
-
-    def _known_extents(self) -> list[Mapping[str, Any]]:
+    @functools.cached_property
+    def _extents(self) -> list[Mapping[str, Any]]:
         """By source where its rows are no padding (:mod:`rlskip.batch.padding`)."""
-        if self._extents is None:
-            self._extents = [*map(_extents_of, self._sources)]
-        return self._extents
+        return [*map(_extents_of, self._sources)]
+
+    @functools.cached_property
+    def _prompts_are_padded_left(self) -> bool:
+        """Usually they are."""
+        for known, width in zip(self._extents, self._prompts, strict=True):
+            starts, ends = known.get("prompt", (np.zeros(0), np.zeros(0)))
+            if ((starts > 0) & (starts < ends)).any():
+                return True
+            if (ends < (width or 0)).any():
+                return False
+        return True
 
     def _padding(self, name: str) -> int:
         """The value that pads a field.
@@ -176,13 +151,13 @@ class Widths:
         fields = self._fields
         if name == fields.labels:
             return _NO_LABEL
-        what = next((w for w in ("prompt", "response", "whole") if name == getattr(fields, w)), "")
+        what = next((what for what in _MARKS if name == getattr(fields, what)), "")
         if not what:
             return 0
         if fields.pad is not None:
             return fields.pad
         is_marked = True
-        for source, known in zip(self._sources, self._known_extents(), strict=True):
+        for source, known in zip(self._sources, self._extents, strict=True):
             columns = columns_of(source.rollouts)
             marks = [getattr(source.fields, mark) for mark in _MARKS[what]]
             is_marked = is_marked and not columns.keys().isdisjoint(filter(None, marks))
@@ -199,6 +174,12 @@ class Widths:
             "skip.match=prompt",
             "name it: annotate(rows={'pad': TOKEN})",
         )
+
+
+def _width(source: Source, what: str) -> int | None:
+    column = columns_of(source.rollouts).get(getattr(source.fields, what))
+    is_table = isinstance(column, torch.Tensor | np.ndarray) and column.ndim > 1
+    return int(column.shape[1]) if is_table else None
 
 
 def _some(columns: Mapping[Any, Any], rows: Sequence[int], n: int) -> dict[Any, Any]:
@@ -219,5 +200,6 @@ def _extents_of(source: Source) -> Mapping[str, Any]:
     return {}
 
 
-def _missing(widths: Sequence[int]) -> list[int]:
-    return [max(widths) - width for width in widths]
+def _missing(widths: Sequence[int | None]) -> list[int]:
+    known = [width or 0 for width in widths]
+    return [max(known) - width for width in known]
