@@ -11,7 +11,7 @@ from rlskip import SkipManager
 from rlskip.config.settings import read_skip
 from rlskip.hosts import trl
 from rlskip.hosts.trl.environments import hide
-from rlskip.hosts.verl.supported_versions import refuse_old_release
+from rlskip.hosts.verl.facts import refuse_old_release
 from rlskip.hosts.verl.trainer_config import judge
 
 ON = {"rollout": {"enable": True}}
