@@ -107,8 +107,8 @@ def _hosts() -> Iterator[Finding]:
 
 
 def _verl(version: str) -> Finding:
+    from rlskip.hosts.verl.facts import refuse_old_release
     from rlskip.hosts.verl.handshake import attached_by
-    from rlskip.hosts.verl.supported_versions import refuse_old_release
 
     try:
         refuse_old_release()
@@ -124,8 +124,8 @@ def _verl(version: str) -> Finding:
 
 def _seams() -> Iterator[Finding]:
     """The table of what rlskip depends on in verl, by what is off without it."""
+    from rlskip.hosts.verl.facts import is_old_release
     from rlskip.hosts.verl.seams import TABLE, lacking
-    from rlskip.hosts.verl.supported_versions import is_old_release
 
     spec = importlib.util.find_spec("verl")
     if spec is None or not spec.submodule_search_locations or is_old_release():

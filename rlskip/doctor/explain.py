@@ -31,8 +31,8 @@ from rlskip.doctor.environment import CALLBACK, dump_dir_findings
 from rlskip.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
 from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import DumpError
+from rlskip.hosts.verl.facts import is_verls
 from rlskip.hosts.verl.preflight import problems
-from rlskip.hosts.verl.supported_versions import is_verls
 from rlskip.hosts.verl.trainer_config import judge
 from rlskip.runs.opened import Run
 from rlskip.skip.preflight import preflight, unusable

@@ -45,8 +45,12 @@ def test_a_file_that_is_no_config_is_refused_by_name(
         read_config(None)
 
 
+class GRPOTrainer(SimpleNamespace):
+    """As much of TRL's as is looked at."""
+
+
 def trainer(**more: Any) -> Any:
-    return SimpleNamespace(args=ARGS, model=None, state=None, **more)
+    return GRPOTrainer(args=ARGS, model=None, state=None, **more)
 
 
 @pytest.mark.parametrize("node", [{}, {"enable": False, "rollout": {"enable": True}}])

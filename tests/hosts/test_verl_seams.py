@@ -18,8 +18,17 @@ from rlskip._wrap import AttachError, Seam
 from rlskip.doctor.environment import environment
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.hosts.verl import later_stages, no_engine, stages, trainer, v0, v1  # noqa: F401
-from rlskip.hosts.verl.names import SKIP_MANAGER, V0_TRAINER, V1_TRAINER
-from rlskip.hosts.verl.seams import JOURNALS, LATER_STAGES, NO_ENGINE, TABLE, lacking, seams
+from rlskip.hosts.verl.seams import (
+    JOURNALS,
+    LATER_STAGES,
+    MANAGER,
+    NO_ENGINE,
+    TABLE,
+    V0_TRAINER,
+    V1_TRAINER,
+    lacking,
+    seams,
+)
 from tests.hosts import verl_stub
 
 BY_TARGET = {seam.target: seam for seam in TABLE}
@@ -116,7 +125,7 @@ def test_one_that_is_never_called_is_named_at_the_first_step(
 ) -> None:
     """The manager generates, and the trainer makes its workers in a way of its own."""
     found = verl_stub.import_all()
-    manager = found[SKIP_MANAGER].SkipManager
+    manager = found[MANAGER.partition(":")[0]].SkipManager
     manager.init(config(tmp_path, rollout={"enable": True}))
     generate = SkipManager.annotate("rollout")(lambda prompts: prompts)
     for step in (1, 2, 3):
@@ -127,7 +136,7 @@ def test_one_that_is_never_called_is_named_at_the_first_step(
 
 
 def test_a_role_whose_stage_is_never_called_ends_the_run(site: Path, tmp_path: Path) -> None:
-    manager = verl_stub.import_all()[SKIP_MANAGER].SkipManager
+    manager = verl_stub.import_all()[MANAGER.partition(":")[0]].SkipManager
     manager.init(config(tmp_path, rollout_tq={"enable": True}))
     manager.set_step(1)
     with pytest.raises(NotInstalledError, match="no stage called it in step 1") as error:
@@ -138,7 +147,7 @@ def test_a_role_whose_stage_is_never_called_ends_the_run(site: Path, tmp_path: P
 @pytest.mark.parametrize("node", ["merge.stepwise_output", "dispatch.rollout_level"])
 def test_a_node_that_the_fully_async_application_ignores_is_refused(site: Path, node: str) -> None:
     """Without an option of `skip` the launcher process looks at nothing."""
-    manager = verl_stub.import_all()[SKIP_MANAGER].SkipManager
+    manager = verl_stub.import_all()[MANAGER.partition(":")[0]].SkipManager
     ignored = OmegaConf.from_dotlist([f"{node}=true", "async_training.staleness_threshold=1"])
     with pytest.raises(ConfigError, match=node.partition(".")[0]):
         manager.init(ignored)

@@ -1,8 +1,8 @@
 """Trains with a genuine trainer of TRL, each as its name says; no rlskip but `attached`.
 
 Run by the interpreter that $RLSKIP_TRL names: ``python trl_trainers_app.py JOBS RESULTS``. Both are
-JSON files. A job is ``{"trainer": "GKDTrainer", "skip": {...} or null, "args": {}}``; its
-result is ``{"log": [...], "generated": 3, "error": null}``.
+JSON files. A job is ``{"trainer": "RLOOTrainer", "skip": {...} or null}``; its
+result is ``{"log": [...], "generated": 2, "error": null}``.
 """
 
 from __future__ import annotations
@@ -45,18 +45,14 @@ def reward(completions: Any = None, **_: Any) -> list[float]:
     return [float(len(set(text.split()))) + 0.1 * len(text) for text in texts]
 
 
-def make(name: str, args: dict[str, Any]) -> Any:
+def make(name: str) -> Any:
     module = importlib.import_module(WHERE[name])
     config = getattr(module, name.replace("Trainer", "Config"))
-    given: dict[str, Any] = {**ARGS, "max_steps": 2, "output_dir": "out", **args}
+    given: dict[str, Any] = {**ARGS, "max_steps": 2, "output_dir": "out"}
     if name in NO_N:
         del given["num_generations"]
-    if name in ("OnlineDPOTrainer", "GKDTrainer"):
-        given["max_new_tokens"] = given.pop("max_completion_length")
-    if name == "SFTTrainer":
+    if name in ("OnlineDPOTrainer", "GKDTrainer", "SFTTrainer"):
         del given["max_completion_length"]
-    if name == "GKDTrainer":
-        given = {"lmbda": 0.5, "max_length": 64, **given}
     if name == "SDFTTrainer":
         given["distillation_topk"] = 5
     model: Any = tiny_model()
@@ -76,8 +72,6 @@ def make(name: str, args: dict[str, Any]) -> Any:
         if name in ("SDFTTrainer", "SDPOTrainer")
         else PROMPTS
     )
-    if given.get("eval_strategy"):
-        more["eval_dataset"] = Dataset.from_list(rows[:4])
     words = tokenizer()
     words.chat_template = CHAT
     return getattr(module, name)(
@@ -102,7 +96,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     trainer, error = None, None
     try:
         with within:
-            trainer = make(job["trainer"], job.get("args", {}))
+            trainer = make(job["trainer"])
         trainer.train()
     except Exception as raised:
         error = f"{type(raised).__name__}: {raised}"

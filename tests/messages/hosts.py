@@ -10,7 +10,8 @@ from omegaconf import OmegaConf
 from rlskip import SkipManager
 from rlskip.config.settings import read_skip
 from rlskip.hosts import trl
-from rlskip.hosts.verl.supported_versions import refuse_old_release
+from rlskip.hosts.trl.environments import hide
+from rlskip.hosts.verl.facts import refuse_old_release
 from rlskip.hosts.verl.trainer_config import judge
 
 ON = {"rollout": {"enable": True}}
@@ -25,19 +26,10 @@ def attach(name, **skip):
     return lambda folder: trl.attach(trainer(name), {"skip": {"dump_dir": str(folder), **skip}})
 
 
-def takes_environments(environments, **given):
-    raise NotImplementedError
-
-
-def attach_environments(folder):
-    made = trainer("GRPOTrainer")
-    vars(made).update(
-        state=None, model=SimpleNamespace(), _generate=print, _metrics={},
-        environment_factories={None: object}, _environment_pool={None: [object()]},
-        reward_funcs=[takes_environments], reward_func_names=["solved"],
-    )  # fmt: skip
-    made.args.train_batch_size = 4
-    trl.attach(made, {"skip": {"dump_dir": str(folder), **ON}})
+def reads_environments(folder):
+    made = SimpleNamespace(environments=[object()])
+    hide(made)
+    list(made.environments)
 
 
 def v1_of_verl(folder):
@@ -61,8 +53,7 @@ def changed_keys(folder):
 
 CASES = [
     ("a trainer whose generation cannot be replaced", attach("GOLDTrainer", **ON)),
-    ("a trainer that does not generate", attach("SFTTrainer", **ON)),
-    ("a reward that reads an environment's state", attach_environments),
+    ("a reward that reads an environment's state", reads_environments),
     ("a role that TRL never calls", attach("GRPOTrainer", async_rollout={"enable": True})),
     ("a role that verl's V1 trainer never calls", v1_of_verl),
     ("a verl that loads no plug-ins", old_verl),

@@ -12,7 +12,7 @@ from verl import DataProto
 from verl.checkpoint_engine import CheckpointEngineManager
 from verl.experimental.agent_loop import AgentLoopManager
 from verl.workers.rollout.base import get_rollout_class
-from verl.workers.rollout.llm_server import LLMServerClient, LLMServerManager
+from verl.workers.rollout.llm_server import LLMServerManager
 from verl.workers.rollout.replica import get_rollout_replica_class
 
 from rlskip.hosts.verl import no_engine
@@ -52,9 +52,6 @@ print(
             "synced": checkpoints.update_weights(3),
             "workers": manager.agent_loop_workers,
             "balancer": servers.global_load_balancer,
-            "client": error(
-                LLMServerClient(CONFIG, None).generate, "r", prompt_ids=[1], sampling_params={}
-            ),
             "manager": error(
                 manager.generate_sequences,
                 DataProto(meta_info={"global_steps": 7, "validate": True}),

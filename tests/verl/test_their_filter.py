@@ -56,6 +56,9 @@ def ours(
     settings = ReplayConfig(
         n=n, val_n=n, timeout_s=20.0, on_incomplete="refill" if refills else "raise"
     )
+    if trainer_mode != "sync":
+        settings.max_off_policy_threshold = max_off_policy_threshold
+        settings.max_off_policy_strategy = max_off_policy_strategy
     kwargs = dataclasses.asdict(settings)
     if filter_groups_metric is not None:
         most = (train_batch_size or 0) * max_inflight_gen_batches

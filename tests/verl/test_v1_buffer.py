@@ -16,7 +16,7 @@ import torch
 from rlskip.config.replay import ReplayConfig
 from rlskip.errors import ConfigError
 from rlskip.keys import row_tag, session_tag, status_tag
-from rlskip.queue import IncompleteRolloutError, ReplayTimeoutError
+from rlskip.queue import IncompleteRolloutError
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
@@ -163,8 +163,8 @@ def test_a_prompt_that_carries_its_number_of_sessions_must_get_that_number(
     from tensordict import NonTensorStack, TensorDict
 
     from rlskip.hosts.verl import v1  # noqa: F401 - it declares what runs in the seam's place
-    from rlskip.hosts.verl.names import OUR_SAMPLER, V1
-    from rlskip.hosts.verl.seams import seams
+    from rlskip.hosts.verl.names import OUR_SAMPLER
+    from rlskip.hosts.verl.seams import V1, seams
 
     uids = submit(train, 2)
     config = OmegaConf.create({"trainer": {"v1": {"sampler": {"custom_sampler": OUR_SAMPLER}}}})
@@ -185,15 +185,6 @@ def test_a_prompt_that_carries_its_number_of_sessions_must_get_that_number(
     with pytest.raises(IncompleteRolloutError, match=f"{uids[1]}: expected 3, got 2") as error:
         buffer().sample(1, "train", 2)
     assert [outcome.uid for outcome in error.value.prompts] == [uids[1]]
-
-
-def test_verls_staleness_counts_in_async_modes_only(train: Any) -> None:
-    finish(train, submit(train, 1, step=1))
-    assert buffer("sync").get_sampleable_count(5, "train") == 1
-    assert buffer("colocate_async").get_sampleable_count(5, "train") == 0
-    assert buffer("colocate_async").get_sampleable_count(2, "train") == 1
-    with pytest.raises(ReplayTimeoutError):
-        buffer("colocate_async").sample(5, "train", 1)
 
 
 def test_without_the_number_of_sessions_it_is_not_made(queue: Any) -> None:

@@ -101,21 +101,30 @@ def test_a_replay_node_plugs_in_the_buffer_alone() -> None:
     assert sampler(config).sampler_kwargs.min_viable == 3
 
 
-def test_verls_refill_of_failed_groups_becomes_ours() -> None:
-    config = verl("replay.timeout_s=9", "trainer.v1.sampler.sync_refill_failed_groups=true")
+@pytest.mark.parametrize(
+    ("mode", "more", "span"),
+    [
+        ("sync", (), ("none", 3)),
+        ("colocate_async", (), ("drop", 8)),
+        ("colocate_async", ("replay.max_off_policy_strategy=wait",), ("wait", 3)),
+        ("colocate_async", ("trainer.v1.sampler.max_off_policy_threshold=null",), ("none", 3)),
+    ],
+)
+def test_verls_staleness_counts_in_async_modes_only(
+    mode: str, more: tuple[str, ...], span: tuple[str, int]
+) -> None:
+    config = verl(f"trainer.v1.trainer_mode={mode}", "replay.max_off_policy_threshold=3", *more)
     prepare(config)
-    prepare(config)
-    assert sampler(config).sampler_kwargs.on_incomplete == "refill"
-    assert config.data.gen_batch_size == 1
+    settings = sampler(config).sampler_kwargs
+    assert (settings.max_off_policy_strategy, settings.max_off_policy_threshold) == span
 
 
-def test_verls_filter_is_ours(caplog: Any) -> None:
-    config = verl("replay.timeout_s=9", *FILTER, "algorithm.filter_groups.max_num_gen_batches=3")
+def test_verls_filter_is_ours() -> None:
+    config = verl("replay.timeout_s=9", *FILTER)
     prepare(config)
     prepare(config)
     filtered = {"metric": "acc", "max_inflight": 4}
     assert sampler(config).sampler_kwargs.filter_groups == filtered
-    assert "max_num_gen_batches is ignored: replay.max_refills=3 bounds refills" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -134,10 +143,6 @@ def test_verls_filter_is_ours(caplog: Any) -> None:
             "agent_loop_manager_class: it is 'my.Manager', and rlskip needs its own",
         ),
         (
-            [f"actor_rollout_ref.rollout.agent.agent_loop_manager_class={OUR_MANAGER}"],
-            "set trainer.v1.rollout_level_dispatch=true",
-        ),
-        (
             ["replay.on_incomplete=raise", "trainer.v1.sampler.custom_sampler.name=Mine"],
             "trainer.v1.sampler.custom_sampler.name: it is 'Mine', and rlskip needs its own",
         ),
@@ -146,12 +151,8 @@ def test_verls_filter_is_ours(caplog: Any) -> None:
             "trainer.v1.sampler.sampler_kwargs: rlskip's buffer takes its settings from `replay`",
         ),
         (
-            [
-                "replay.on_incomplete=min_viable",
-                "replay.min_viable=1",
-                "trainer.v1.sampler.sync_refill_failed_groups=true",
-            ],
-            "sync_refill_failed_groups: it means replay.on_incomplete=refill",
+            ["replay.timeout_s=9", "trainer.v1.sampler.sync_refill_failed_groups=true"],
+            "sync_refill_failed_groups=false, and replay.on_incomplete=refill",
         ),
         (
             ["replay.on_incomplete=raise", "algorithm.filter_groups.enable=true"],
@@ -173,10 +174,6 @@ def test_verls_filter_is_ours(caplog: Any) -> None:
         (
             [*JOURNAL, "trainer.v1.trainer_mode=separate_async"],
             "dispatch.journal: no journal was tested with separate_async",
-        ),
-        (
-            ["replay.timeout_s=9", *FILTER, "algorithm.filter_groups.max_inflight_gen_batches=0"],
-            "max_inflight_gen_batches: 0 is not a number of batches",
         ),
     ],
 )

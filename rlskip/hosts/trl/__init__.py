@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,7 +22,7 @@ from rlskip.config.settings import read_skip
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError
 from rlskip.hosts.standalone_config import ROLE, is_on, read_config
-from rlskip.hosts.trl.environments import hide_state, refuse_rewards
+from rlskip.hosts.trl.environments import hide
 from rlskip.hosts.trl.facts import evaluated, facts_of, sampling, uses_vllm
 from rlskip.hosts.trl.seams import NoGeneration, Seam, constructing, seam_of, stage_name
 from rlskip.hosts.trl.stages import record_stages
@@ -38,13 +37,13 @@ ROLES = (ROLE, VALIDATION_ROLE)
 def attach(trainer: Any, config: Any = None) -> None:
     """Skip the generation of a trainer of TRL; call this before ``train()``.
 
-    GRPO, RLOO, GMPO, SDPO, SDFT, OnlineDPO, GKD, Distillation and what derives from them.
+    GRPO, RLOO, GMPO, SDPO, SDFT, Distillation and what derives from them.
 
     Steps are numbered from 1, as the trainer logs them. With ``steps_per_generation`` below
-    ``gradient_accumulation_steps`` a step has several calls, and in OnlineDPO and GKD it has one
-    for each batch that is accumulated. Evaluation is replayed under ``skip.validation: replay``
-    only, as role ``rollout_val`` of the step that was trained last. ``skip.restore_rng`` defaults
-    to true here, because the trainer shuffles generated batches with the global random generators.
+    ``gradient_accumulation_steps`` a step has several calls. Evaluation is replayed under
+    ``skip.validation: replay`` only, as role ``rollout_val`` of the step that was trained last.
+    ``skip.restore_rng`` defaults to true here, because the trainer shuffles generated batches with
+    the global random generators.
 
     Parameters
     ----------
@@ -58,11 +57,10 @@ def attach(trainer: Any, config: Any = None) -> None:
     Raises
     ------
     ConfigError
-        Names every problem of the `skip` node, including a role that the trainer never calls; or a
-        reward that takes the trainer's environments, whose state a replay does not restore.
+        Names every problem of the `skip` node, including a role that the trainer never calls.
     AttachError
-        The trainer has no method that a replay can take the place of: another kind of trainer,
-        another version, or one of those that generate within a method that does more.
+        The trainer has no method that a replay can take the place of: another kind of trainer, or
+        another version.
     """
     config = read_config(config)
     if config is not None:
@@ -76,18 +74,12 @@ def attach(trainer: Any, config: Any = None) -> None:
     if not is_on(config is not None, "TRL's trainer"):
         return
     seam = seam_of(trainer)
-    refuse_rewards(trainer)
     if not SkipManager.start_engine:
         _check_without_engine(trainer)
     _restore_rng_by_default()
     SkipManager.count_rollouts()
-    first = False
-    for name in seam.methods:
-        generate = getattr(trainer, name, None)
-        if generate is not None and not isinstance(generate, _Generation):
-            setattr(trainer, name, _Generation(trainer, generate, seam))
-            first = True
-    if first:
+    if not isinstance(trainer._generate, _Generation):
+        trainer._generate = _Generation(trainer, seam)
         trainer.log = _logging(trainer.log, trainer)
 
 
@@ -136,18 +128,17 @@ def _logging(log: Callable[..., Any], trainer: Any) -> Callable[..., Any]:
 
 
 class _Generation:
-    """Replaces a method of the trainer that generates."""
+    """Replaces the method by which a trainer generates."""
 
-    def __init__(self, trainer: Any, generate: Callable[..., Any], seam: Seam) -> None:
+    def __init__(self, trainer: Any, seam: Seam) -> None:
         self.trainer = trainer
-        self.generate = generate
+        self.generate = trainer._generate
         self._seam = seam
-        self._arguments = inspect.signature(generate)
         self._checked = False
 
-        @functools.wraps(generate)  # its code, and not this, is the stage's
-        def generate_and_record(*args: Any, **kwargs: Any) -> dict[str, Any]:
-            return self._generate_and_record(*args, **kwargs)
+        @functools.wraps(self.generate)  # its code, and not this, is the stage's
+        def generate_and_record(prompts: Any) -> dict[str, Any]:
+            return self._generate_and_record(prompts)
 
         pad = getattr(getattr(trainer, "processing_class", None), "pad_token_id", None)
         self._stages = {
@@ -155,28 +146,28 @@ class _Generation:
                 role=role,
                 stage=stage_name(trainer),
                 prompts=self._prompts,
-                identity=functools.partial(self._identity, role),
+                identity=lambda *_, role=role: sampling(trainer, role),
                 lacks=self._lacks,
-                rows={**seam.rows, **({"pad": pad} if isinstance(pad, int) else {})},
+                rows={"pad": pad} if isinstance(pad, int) else {},
                 totals={"metrics": lambda rows: {}, "num_tokens": _num_tokens},
                 ignore=[ALL],
             )(generate_and_record)
             for role in ROLES
         }
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        training = self.trainer.model.training or not self._seam.evaluates
+    def __call__(self, prompts: Any) -> Any:
+        training = self.trainer.model.training
         role = ROLE if training else VALIDATION_ROLE
         if role not in SkipManager.skip_instances:
-            return self.generate(*args, **kwargs)
+            return self.generate(prompts)
         step = self.trainer.state.global_step + training
         if training and not self._checked:
             self._preflight(step)
         SkipManager.set_step(step)
-        done = self._stages[role](*args, **kwargs)
-        hide_state(self.trainer)
+        done = self._stages[role](prompts)
+        hide(self.trainer)
         # Generated or replayed, it is logged the same way.
-        state, metrics = self.trainer.state, self._metrics.get(self._mode, {})
+        state, metrics = self.trainer.state, self.trainer._metrics[self._mode]
         if done["num_tokens"] is not None:
             state.num_input_tokens_seen += done["num_tokens"]
             metrics["num_tokens"] = [state.num_input_tokens_seen]
@@ -185,23 +176,17 @@ class _Generation:
         return self._seam.output(done)
 
     @property
-    def _metrics(self) -> dict[str, Any]:
-        """What the trainer will log, by mode; some trainers keep it elsewhere."""
-        found: dict[str, Any] = getattr(self.trainer, "_metrics", {})
-        return found
-
-    @property
     def _mode(self) -> str:
         return "train" if self.trainer.model.training else "eval"
 
-    def _generate_and_record(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def _generate_and_record(self, prompts: Any) -> dict[str, Any]:
         """What the trainer's own method returns, and what it would have changed in the trainer."""
-        state, metrics, mode = self.trainer.state, self._metrics, self._mode
-        logged, seen = metrics.get(mode, {}), state.num_input_tokens_seen
+        state, metrics, mode = self.trainer.state, self.trainer._metrics, self._mode
+        logged, seen = metrics[mode], state.num_input_tokens_seen
         own: dict[str, list[float]] = defaultdict(list)
         metrics[mode] = own
         try:
-            output = self.generate(*args, **kwargs)
+            output = self.generate(prompts)
             num_tokens = state.num_input_tokens_seen - seen
         finally:
             metrics[mode], state.num_input_tokens_seen = logged, seen
@@ -222,7 +207,6 @@ class _Generation:
         served = getattr(args, "steps_per_generation", a_step)
         served *= getattr(self.trainer, "num_iterations", 1)
         every, irregular = divmod(max(served, a_step), a_step)
-        irregular |= getattr(args, "lmbda", 1) < 1  # GKD leaves it to chance which steps generate
         alone = getattr(args, "world_size", 1) == 1  # else each rank has a shard of each step
         if alone and not irregular:
             steps = range(first, last + 1, every)
@@ -235,40 +219,21 @@ class _Generation:
             engine = SkipManager.start_engine or not uses_vllm(self.trainer)
             raise_all(preflight(SkipManager.skip_instances, facts, engine=engine))
 
-    def _prompts(self, *args: Any, **kwargs: Any) -> Any:
+    def _prompts(self, prompts: Any) -> Any:
         """What the trainer asks completions for: text or tokens, and images."""
-        given = self._arguments.bind(*args, **kwargs).arguments
-        if "inputs" in given:  # of GKD
-            return {name: given["inputs"][name] for name in ("prompts", "prompt_attention_mask")}
-        asked = {name: given[name] for name in given if name != "model" and given[name] is not None}
         # With several environments the data set names one for each prompt.
-        if any(named := getattr(self.trainer, "_batch_environments", None) or ()):
-            asked["environments"] = named
-        return next(iter(asked.values())) if len(asked) == 1 else asked
-
-    def _identity(self, role: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """What else must be equal for a dump to replace the call."""
-        trainer = self.trainer
-        model = self._arguments.bind(*args, **kwargs).arguments.get("model")
-        teacher = getattr(trainer, "teacher_model", None)
-        teaches = None not in (model, teacher)
-        if teaches and model is trainer.accelerator.unwrap_model(teacher):
-            return {**sampling(trainer, role), "teacher": True}
-        return sampling(self.trainer, role)
+        named = getattr(self.trainer, "_batch_environments", None) or ()
+        return {"prompts": prompts, "environments": named} if any(named) else prompts
 
     def _lacks(self, done: dict[str, Any]) -> list[str]:
         """The log-probs of the sampled tokens, if the trainer needs them and `done` has none."""
         keys = ("use_vllm", "vllm_importance_sampling_correction")
-        needed = all(getattr(self.trainer, key, False) for key in keys)
-        has = any(map(_is_logprobs, done.values()))
-        return [f"logprobs ({' and '.join(keys)} are on)"] if needed and not has else []
-
-
-def _is_logprobs(part: Any) -> bool:
-    """Whether a part of what `_generate` returns is a list of floats per completion."""
-    rows = part if isinstance(part, list) else []
-    values = (value for row in rows if isinstance(row, list) for value in row if value is not None)
-    return isinstance(next(values, None), float)
+        if "logprobs" not in self._seam.parts or not all(
+            getattr(self.trainer, key, False) for key in keys
+        ):
+            return []
+        known = any(row for row in done.get("logprobs") or ())
+        return [] if known else [f"logprobs ({' and '.join(keys)} are on)"]
 
 
 def _num_tokens(done: dict[str, Any]) -> int:

@@ -10,14 +10,11 @@ from rlskip.config.facts import HostFacts
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.format.fingerprint import fingerprint
 from rlskip.hosts.standalone_config import ROLE
-from rlskip.hosts.trl.environments import environments_of
-from rlskip.hosts.trl.seams import seam_of
 
 # The trainer's arguments that shape completions. The seed is not one of them: another draw from
 # the same distribution is an equally good sample.
 _SAMPLING = (
     "max_completion_length",
-    "max_new_tokens",
     "temperature",
     "top_p",
     "top_k",
@@ -40,19 +37,18 @@ def facts_of(trainer: Any) -> HostFacts:
         ("eval_on_start", getattr(args, "eval_on_start", False), "False"),
     )
     n = getattr(args, "num_generations", None)
-    # OnlineDPO, GKD and Distillation generate for each batch.
+    # Distillation generates for each batch.
     rows = getattr(args, "generation_batch_size", None) or args.train_batch_size
-    length = getattr(args, "max_completion_length", None) or getattr(args, "max_new_tokens", None)
     return HostFacts(
         experiment=getattr(args, "run_name", None) or Path(args.output_dir).name,
         project="trl",
         prompts=rows // (n or 1),
         n=n,
-        response_len=length,
+        response_len=getattr(args, "max_completion_length", None),
         model=model or None,
         tokenizer=getattr(getattr(trainer, "processing_class", None), "name_or_path", None) or None,
         engine="vllm" if uses_vllm(trainer) else "transformers",
-        validates={k: off for k, does, off in evaluates if does and seam_of(trainer).evaluates},
+        validates={key: off for key, does, off in evaluates if does},
     )
 
 
@@ -73,7 +69,7 @@ def sampling(trainer: Any, role: str) -> dict[str, Any]:
     more = {
         "rollout_func": _name_of(getattr(trainer, "rollout_func", None)),
         "tools": [_name_of(tool) for tool in getattr(trainer, "tools", None) or ()],
-        "environments": environments_of(trainer),
+        "environments": _environments_of(trainer),
         "chat_template": template and fingerprint(template),
     }
     return {
@@ -87,7 +83,7 @@ def sampling(trainer: Any, role: str) -> dict[str, Any]:
 def evaluated(trainer: Any, first: int, last: int) -> list[int]:
     """The steps that are known to end in an evaluation that generates: transformers says it."""
     args = trainer.args
-    if not seam_of(trainer).evaluates or eval_strategy(args) == "no":
+    if eval_strategy(args) == "no":
         return []
     from transformers import DefaultFlowCallback, TrainerControl
 
@@ -97,6 +93,12 @@ def evaluated(trainer: Any, first: int, last: int) -> list[int]:
         if flow.on_step_end(args, state, TrainerControl()).should_evaluate:
             found.append(step)
     return found
+
+
+def _environments_of(trainer: Any) -> dict[str, str]:
+    """The factories of a trainer's environments by name; empty without any."""
+    factories = getattr(trainer, "environment_factories", None) or {}
+    return {str(name or ""): str(_name_of(factory)) for name, factory in factories.items()}
 
 
 def _name_of(function: Any) -> str | None:

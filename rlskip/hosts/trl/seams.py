@@ -17,35 +17,25 @@ from rlskip.errors import NoEngineError
 
 @attrs.frozen
 class Seam:
-    """How a trainer generates.
+    """What a trainer's method ``_generate`` returns.
 
     Parameters
     ----------
     module
-        Where its class is; empty for a class that is not TRL's.
+        Where its class is.
+    parts
+        The names of what the method returns: lists of tokens, and more. Any further part is
+        ``part_8``, say.
     has_engine
         Whether the module has the name of the engine, which is made in ``__init__``.
-    methods
-        The methods that return completions; a trainer calls one of them. Without any it generates
-        within methods that do more, so that no replay can replace them.
-    evaluates
-        Whether evaluation calls them, too.
-    parts
-        The names of what they return: lists of tokens, or tensors [rows, tokens]. Any further part
-        is ``part_8``, say.
-    rows
-        What the dump's readers cannot tell from these names.
     """
 
-    module: str = ""
+    module: str
+    parts: tuple[str, ...]
     has_engine: bool = False
-    methods: tuple[str, ...] = ("_generate",)
-    evaluates: bool = True
-    parts: tuple[str, ...] = ()
-    rows: Mapping[str, str] = attrs.field(factory=dict)
 
     def named(self, output: Sequence[Any]) -> dict[str, Any]:
-        """What a method returned, by name."""
+        """What the method returned, by name."""
         return {self._name(i): part for i, part in enumerate(output)}
 
     def output(self, named: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -67,42 +57,33 @@ _IDS = ("prompt_ids", "completion_ids")
 SEAMS = {
     "GRPOTrainer": Seam(  # and GMPOTrainer
         "trl.trainer.grpo_trainer",
+        (*_IDS, "tool_mask", "completions", "logprobs", "extra_fields", "images", "tool_images"),
         has_engine=True,
-        parts=(
-            *_IDS, "tool_mask", "completions", "logprobs", "extra_fields", "images", "tool_images",
-        ),
     ),
-    "RLOOTrainer": Seam(
-        "trl.trainer.rloo_trainer", has_engine=True, parts=(*_IDS, "completions")
-    ),
+    "RLOOTrainer": Seam("trl.trainer.rloo_trainer", (*_IDS, "completions"), has_engine=True),
     "DistillationTrainer": Seam(  # and ServerDistillationTrainer
         "trl.trainer.distillation_trainer",
+        (*_IDS, "tool_mask", "images", "tool_images"),
         has_engine=True,
-        parts=(*_IDS, "tool_mask", "images", "tool_images"),
     ),
-    "SDPOTrainer": Seam(_experimental("sdpo"), parts=_IDS),
-    "SDFTTrainer": Seam(_experimental("sdft"), parts=_IDS),
-    "OnlineDPOTrainer": Seam(
-        _experimental("online_dpo"),
-        methods=("_generate", "_generate_vllm"),
-        evaluates=False,
-        parts=("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "vision_inputs"),
-    ),
-    "GKDTrainer": Seam(
-        _experimental("gkd"),
-        methods=("generate_on_policy_outputs",),
-        evaluates=False,
-        parts=("input_ids", "attention_mask", "labels"),
-        rows={"labels": "labels"},
-    ),
-    "A2POTrainer": Seam(_experimental("a2po"), methods=()),
-    "AsyncDistillationTrainer": Seam(_experimental("async_distillation"), methods=()),
-    "AsyncGRPOTrainer": Seam(_experimental("async_grpo"), methods=()),
-    "GOLDTrainer": Seam(_experimental("gold"), methods=()),
-    "IWOPDTrainer": Seam(_experimental("iw_opd"), methods=()),
-}  # fmt: skip
+    "SDPOTrainer": Seam(_experimental("sdpo"), _IDS),
+    "SDFTTrainer": Seam(_experimental("sdft"), _IDS),
+}
+#: Modules of the trainers that generate in another way, by the names of their classes.
+REFUSED = {
+    "A2POTrainer": _experimental("a2po"),
+    "AsyncDistillationTrainer": _experimental("async_distillation"),
+    "AsyncGRPOTrainer": _experimental("async_grpo"),
+    "GKDTrainer": _experimental("gkd"),
+    "GOLDTrainer": _experimental("gold"),
+    "IWOPDTrainer": _experimental("iw_opd"),
+    "OnlineDPOTrainer": _experimental("online_dpo"),
+}
 #: The names by their modules.
-TRAINERS = {seam.module: name for name, seam in SEAMS.items()}
+TRAINERS = {
+    **{seam.module: name for name, seam in SEAMS.items()},
+    **{module: name for name, module in REFUSED.items()},
+}
 _ENGINE = "VLLMGeneration"
 _IMPORTS_VLLM = ("trl.generation", "trl.generation.vllm_generation")
 # What is imported before a trainer is made without an engine.
@@ -116,31 +97,17 @@ def seam_of(trainer: Any) -> Seam:
     Raises
     ------
     AttachError
-        It is none of those that are known, or has no method that a replay could take the place of.
+        It is not a trainer of TRL's that generates by ``_generate``.
     """
     names = [made.__name__ for made in type(trainer).__mro__]
-    known = next((name for name in names if name in SEAMS), None)
-    seam = Seam() if known is None else SEAMS[known]
-    if not seam.methods:
-        raise AttachError(
-            f"{known} generates within methods that do more, so no replay can replace them",
-            "rlskip.hosts.trl.attach",
-            "train it without skip",
-        )
-    wanted = ["state", "args", "model", seam.methods[0]]
-    # A class that is not known is one of GRPO's kind, or of none.
-    wanted += [] if known else ["_metrics"]
-    missing = [name for name in wanted if not hasattr(trainer, name)]
-    if known is None and not missing and not hasattr(trainer.args, "steps_per_generation"):
-        missing = ["args.steps_per_generation"]
-    if missing:
-        raise AttachError(
-            f"{type(trainer).__name__} has no {', '.join(missing)}",
-            "rlskip.hosts.trl.attach",
-            "pass a trainer of TRL 1.x that generates: "
-            + ", ".join(name for name, seam in SEAMS.items() if seam.methods),
-        )
-    return seam
+    known = next((name for name in names if name in {*SEAMS, *REFUSED}), None)
+    if known in SEAMS and hasattr(trainer, "_generate"):
+        return SEAMS[known]
+    raise AttachError(
+        f"rlskip knows no method by which {names[0]} generates, and which a replay could replace",
+        "rlskip.hosts.trl.attach",
+        f"train it without skip, or pass a trainer of TRL 1.x among {', '.join(SEAMS)}",
+    )
 
 
 def stage_name(trainer: Any) -> str:

@@ -5,7 +5,6 @@ verl loads this module as ``pkg://rlskip.hosts.verl.buffer``.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -42,12 +41,11 @@ class FailClosedReplayBuffer:
     Parameters
     ----------
     trainer_mode
-        ``sync``, ``colocate_async`` or ``separate_async``. A sync trainer is on-policy, so it
-        ignores verl's two off-policy settings, as it does with verl's own buffer.
+        ``sync``, ``colocate_async`` or ``separate_async``.
     trainer_config
         ``trainer.v1.<trainer_mode>``; unused.
     max_off_policy_threshold, max_off_policy_strategy
-        Those of ``trainer.v1.sampler``. The same keys of `replay` take precedence.
+        Those of ``trainer.v1.sampler``, unused: `sampler_kwargs` has them.
     sampler_kwargs
         All keys of `replay` (:class:`~rlskip.config.replay.ReplayConfig`), filled in by rlskip's
         plug-in. `n` and `val_n` are required: verl's prompts do not carry the number of sessions
@@ -71,16 +69,6 @@ class FailClosedReplayBuffer:
         refill_fn: Callable[[int], Any] | None = None,
     ) -> None:
         settings, filter_groups = _settings(sampler_kwargs)
-        if (
-            trainer_mode != _SYNC
-            and max_off_policy_threshold is not None
-            and settings.max_off_policy_strategy == "none"
-        ):
-            settings = dataclasses.replace(
-                settings,
-                max_off_policy_threshold=max_off_policy_threshold,
-                max_off_policy_strategy=max_off_policy_strategy,
-            )
         self._queue = run_queue()
         self._refill_fn = refill_fn
         group_filter = None if filter_groups is None else _filter(filter_groups, trainer_mode)

@@ -1,4 +1,4 @@
-"""What verl says of a run: its steps, what its rollouts need, which times are not its own.
+"""What verl says of itself and of a run: releases, steps, what rollouts need, whose times they are.
 
 What its config shares with any Hydra application's is in :mod:`rlskip.config.application`.
 """
@@ -12,10 +12,15 @@ from typing import Any
 
 import attrs
 
+from rlskip._compat import version_of
 from rlskip.batch.fields import field_names
 from rlskip.config.application import TOTAL_STEPS
 from rlskip.config.check import look_up
 from rlskip.config.facts import HostFacts
+from rlskip.errors import ConfigError
+
+#: The oldest release that loads plug-ins, and the newest that is tested.
+SUPPORTED = (0, 9)
 
 # A key that makes verl validate, whether a value of it does so, and the value that does not.
 _VALIDATES = (
@@ -31,6 +36,33 @@ NEEDED = {
 }
 # Seconds in the metrics of a session.
 _TIMES = ("generate_sequences", "tool_calls", "compute_score")
+
+
+def is_verls(config: Any) -> bool:
+    """Whether `config` looks like the config of one of verl's applications."""
+    parts = ("actor_rollout_ref", "ray_kwargs", "trainer")
+    return all(look_up(config, part) is not None for part in parts)
+
+
+def verl_release() -> str:
+    """The installed release, for example 0.9.1; 0 if it is unknown."""
+    return ".".join(map(str, version_of("verl") or (0,)))
+
+
+def is_old_release() -> bool:
+    """Whether the installed verl is older than the supported release."""
+    return (version_of("verl") or (0,)) < SUPPORTED
+
+
+def refuse_old_release() -> None:
+    """Raise :class:`ConfigError` if the installed verl is older than the supported release."""
+    if is_old_release():
+        raise ConfigError(
+            f"verl {verl_release()} loads no plug-ins and would train without skipping",
+            "skip",
+            "pip install 'verl>=0.9'; or, if a program of your own generates in "
+            "its own process, name each function: skip.attach.ROLE=package.module:function",
+        )
 
 
 def lacking(config: Any, rollouts: Any) -> list[str]:

@@ -30,15 +30,7 @@ from typing import Any
 from rlskip.config.dump_dir import DIRECTORY_VARIABLE
 from rlskip.config.origin import ORIGIN_VARIABLE
 from rlskip.errors import ConfigError
-from rlskip.hosts.verl.names import (
-    MODULES_VARIABLE,
-    NEXT_HOOK_VARIABLE,
-    PLUGIN,
-    PLUGIN_GROUP,
-    PLUGINS_VARIABLE,
-    RAY_HOOK_VARIABLE,
-    TOKEN_VARIABLE,
-)
+from rlskip.hosts.verl import names
 from rlskip.jobs import records
 
 log = logging.getLogger(__name__)
@@ -56,12 +48,14 @@ def attached_by() -> str | None:
     ``VERL_USE_EXTERNAL_PLUGINS`` leaves out the entry point. Looks at installed metadata and
     environment variables only.
     """
-    allowed = os.environ.get(PLUGINS_VARIABLE, "auto").strip().lower()
-    names = {name.strip() for name in allowed.split(",")}
-    ours = [e for e in importlib.metadata.entry_points(group=PLUGIN_GROUP) if e.value == PLUGIN]
-    if any(allowed == "auto" or e.name in names for e in ours):
-        return PLUGIN_GROUP
-    return MODULES_VARIABLE if PLUGIN in os.environ.get(MODULES_VARIABLE, "").split(",") else None
+    allowed = os.environ.get(names.PLUGINS_VARIABLE, "auto").strip().lower()
+    chosen = {name.strip() for name in allowed.split(",")}
+    found = importlib.metadata.entry_points(group=names.PLUGIN_GROUP)
+    ours = {entry.name for entry in found if entry.value == names.PLUGIN}
+    if ours and (allowed == "auto" or ours & chosen):
+        return names.PLUGIN_GROUP
+    modules = os.environ.get(names.MODULES_VARIABLE, "").split(",")
+    return names.MODULES_VARIABLE if names.PLUGIN in modules else None
 
 
 # -- from the launcher process to the process that trains ----------------------------------------
@@ -69,12 +63,12 @@ def attached_by() -> str | None:
 
 def reach_next_ray() -> None:
     """Have the workers of the Ray that this job will start load the plug-in and know the job."""
-    os.environ[MODULES_VARIABLE] = _with_plugin(os.environ.get(MODULES_VARIABLE, ""))
+    os.environ[names.MODULES_VARIABLE] = _with_plugin(os.environ.get(names.MODULES_VARIABLE, ""))
     hook = f"{__name__}.{runtime_env.__name__}"
-    before = os.environ.get(RAY_HOOK_VARIABLE)
+    before = os.environ.get(names.RAY_HOOK_VARIABLE)
     if before not in (None, hook):
-        os.environ[NEXT_HOOK_VARIABLE] = before
-    os.environ[RAY_HOOK_VARIABLE] = hook
+        os.environ[names.NEXT_HOOK_VARIABLE] = before
+    os.environ[names.RAY_HOOK_VARIABLE] = hook
 
 
 def runtime_env(given: dict[str, Any] | None) -> dict[str, Any]:
@@ -82,13 +76,13 @@ def runtime_env(given: dict[str, Any] | None) -> dict[str, Any]:
 
     Calls the hook that was set before first.
     """
-    if (before := os.environ.get(NEXT_HOOK_VARIABLE)) is not None:
+    if (before := os.environ.get(names.NEXT_HOOK_VARIABLE)) is not None:
         module, _, name = before.rpartition(".")
         given = getattr(importlib.import_module(module), name)(given)
     env = dict(given or {})
-    variables = dict(env.get("env_vars") or {})
-    modules = variables.get(MODULES_VARIABLE, os.environ.get(MODULES_VARIABLE, ""))
-    env["env_vars"] = {**variables, **_job_variables(), MODULES_VARIABLE: _with_plugin(modules)}
+    variables = {**(env.get("env_vars") or {}), **_job_variables()}
+    modules = variables.get(names.MODULES_VARIABLE, os.environ.get(names.MODULES_VARIABLE, ""))
+    env["env_vars"] = {**variables, names.MODULES_VARIABLE: _with_plugin(modules)}
     return env
 
 
@@ -157,7 +151,7 @@ def acknowledge(role: str, dump_dir: str) -> None:
         it would not know.
     """
     key = f"skip.{role}.dump_dir"
-    if host := os.environ.get(TOKEN_VARIABLE):
+    if host := os.environ.get(names.TOKEN_VARIABLE):
         refuse_unshared(key, dump_dir, records.job_id(), host)
     try:
         records.acknowledge(dump_dir, role, by=attached_by())
@@ -176,13 +170,13 @@ def acknowledge(role: str, dump_dir: str) -> None:
 
 
 def _job_variables() -> dict[str, str]:
-    names = (records.JOB_VARIABLE, DIRECTORY_VARIABLE, ORIGIN_VARIABLE, TOKEN_VARIABLE)
-    return {name: os.environ[name] for name in names if name in os.environ}
+    ours = (records.JOB_VARIABLE, DIRECTORY_VARIABLE, ORIGIN_VARIABLE, names.TOKEN_VARIABLE)
+    return {name: os.environ[name] for name in ours if name in os.environ}
 
 
 def _with_plugin(modules: str) -> str:
-    names = [name for name in modules.split(",") if name]
-    return ",".join(names if PLUGIN in names else [*names, PLUGIN])
+    given = [name for name in modules.split(",") if name]
+    return ",".join(given if names.PLUGIN in given else [*given, names.PLUGIN])
 
 
 def _job_key(ray: Any) -> bytes:

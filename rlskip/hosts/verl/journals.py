@@ -25,13 +25,11 @@ from omegaconf import DictConfig
 from rlskip.config.application import application_facts
 from rlskip.config.check import look_up
 from rlskip.config.dispatch import DispatchConfig
-from rlskip.config.replay import read_replay
 from rlskip.config.settings import read_skip
 from rlskip.dispatch.resume import Journals, journal_identity
-from rlskip.hosts.verl.facts import NEEDED
+from rlskip.hosts.verl.facts import NEEDED, verl_release
 from rlskip.hosts.verl.handshake import leave_token, refuse_unshared
 from rlskip.hosts.verl.names import MODE_KEY, SAMPLER_KEY
-from rlskip.hosts.verl.supported_versions import verl_release
 from rlskip.jobs.records import job_id
 from rlskip.queue import TrajectoryQueue
 from rlskip.skip import SkipManager
@@ -55,9 +53,7 @@ def start_journals(
         role = _role_of(config)
         leave_token(str(role.local_config.dump_dir), _JOURNAL)
         identity = journal_identity(journaled_as(role, config), dispatch)
-        sync = look_up(config, MODE_KEY) == "sync"
-        span = 1 if sync else _max_span(config)
-        _journals = Journals(role.dumps.store, identity, queue, max_span=span)
+        _journals = Journals(role.dumps.store, identity, queue, max_span=_max_span(config))
     return _journals
 
 
@@ -95,11 +91,9 @@ def sharing(config: DictConfig) -> Callable[[], None]:
 
 
 def _max_span(config: Any) -> int | None:
-    """How many steps a group may span, as rlskip's buffer has it from `replay` or the sampler."""
-    replay = read_replay(config)
-    if replay.max_off_policy_strategy != "none":
-        return replay.max_off_policy_threshold
-    if look_up(config, f"{SAMPLER_KEY}.max_off_policy_strategy") in (None, "none"):
-        return None
-    span: int | None = look_up(config, f"{SAMPLER_KEY}.max_off_policy_threshold")
-    return span
+    """How many steps a group may span, by the settings that rlskip's buffer got."""
+    if look_up(config, MODE_KEY) == "sync":
+        return 1
+    kwargs = look_up(config, f"{SAMPLER_KEY}.sampler_kwargs")
+    span: int | None = kwargs.max_off_policy_threshold
+    return None if kwargs.max_off_policy_strategy == "none" else span

@@ -16,8 +16,8 @@ from rlskip.config.check import Problem, leaves, look_up
 from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import SKIP_REGISTRY, VALIDATION_ROLE
 from rlskip.errors import ConfigError
-from rlskip.hosts.verl.names import REWARD_LOOP, SCORES, V0_TRAINER, V1_TRAINER
-from rlskip.hosts.verl.seams import LATER_STAGES, seams
+from rlskip.hosts.verl.names import SCORES
+from rlskip.hosts.verl.seams import LATER_STAGES, REWARD_LOOP, V0_TRAINER, V1_TRAINER, seams
 from rlskip.skip import SkipManager
 from rlskip.skip.arguments import ALL
 

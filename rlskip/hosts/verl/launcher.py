@@ -15,6 +15,14 @@ from hydra.core.utils import JobStatus
 from rlskip._compat import version_of
 from rlskip.config.settings import SkipSettings
 from rlskip.errors import NotInstalledError
+from rlskip.hosts.verl import names
+from rlskip.hosts.verl.facts import (
+    SUPPORTED,
+    is_old_release,
+    is_verls,
+    refuse_old_release,
+    verl_release,
+)
 from rlskip.hosts.verl.handshake import (
     attached_by,
     leave_token,
@@ -22,27 +30,17 @@ from rlskip.hosts.verl.handshake import (
     reach_running_ray,
     running_ray,
 )
-from rlskip.hosts.verl.names import (
-    MODULES_VARIABLE,
-    NEXT_HOOK_VARIABLE,
-    PLUGIN,
-    PLUGINS_VARIABLE,
-    RAY_HOOK_VARIABLE,
-    TOKEN_VARIABLE,
-)
-from rlskip.hosts.verl.supported_versions import (
-    SUPPORTED,
-    is_old_release,
-    is_verls,
-    refuse_old_release,
-    verl_release,
-)
 from rlskip.hosts.verl.trainer_config import judge
 from rlskip.jobs.records import FOLDER, JOB_VARIABLE, acknowledged
 
 log = logging.getLogger(__name__)
 
-_CHANGED = (MODULES_VARIABLE, RAY_HOOK_VARIABLE, NEXT_HOOK_VARIABLE, TOKEN_VARIABLE)
+_CHANGED = (
+    names.MODULES_VARIABLE,
+    names.RAY_HOOK_VARIABLE,
+    names.NEXT_HOOK_VARIABLE,
+    names.TOKEN_VARIABLE,
+)
 
 
 class _Job:
@@ -55,7 +53,7 @@ class _Job:
         self._environ = {name: os.environ.get(name) for name in _CHANGED}
         self._shares = all(map(leave_token, set(dump_dirs.values())))
         if self._shares:  # else neither process must look for what the other cannot write
-            os.environ[TOKEN_VARIABLE] = socket.gethostname()
+            os.environ[names.TOKEN_VARIABLE] = socket.gethostname()
 
     def failure(self, error: BaseException | None) -> NotInstalledError | None:
         """What the job failed of that it does not say itself; None where that is nothing.
@@ -79,7 +77,7 @@ class _Job:
                 "manager does not know 'provider'",
                 "skip.provider",
                 "install rlskip on every node; where Ray was started before this job, start it "
-                f"with {MODULES_VARIABLE}={PLUGIN} in its environment",
+                f"with {names.MODULES_VARIABLE}={names.PLUGIN} in its environment",
             )
         return None
 
@@ -172,15 +170,15 @@ def _check_plugin() -> None:
     if attached_by() is None:
         raise NotInstalledError(
             "verl does not load rlskip's plug-in (entry point verl.plugins)",
-            f"{PLUGINS_VARIABLE}={os.environ.get(PLUGINS_VARIABLE, 'auto')}",
-            f"allow it: unset {PLUGINS_VARIABLE} or add rlskip to it; if it is not set, "
+            f"{names.PLUGINS_VARIABLE}={os.environ.get(names.PLUGINS_VARIABLE, 'auto')}",
+            f"allow it: unset {names.PLUGINS_VARIABLE} or add rlskip to it; if it is not set, "
             "reinstall rlskip, whose entry point is missing",
         )
-    if PLUGIN not in sys.modules:
+    if names.PLUGIN not in sys.modules:
         raise NotInstalledError(
-            f"{PLUGIN} could not be loaded by verl",
+            f"{names.PLUGIN} could not be loaded by verl",
             "skip",
-            f'see the reason with: python -c "import verl, {PLUGIN}"',
+            f'see the reason with: python -c "import verl, {names.PLUGIN}"',
         )
 
 

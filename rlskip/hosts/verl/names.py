@@ -17,28 +17,14 @@ TOKEN_VARIABLE = "RLSKIP_TOKEN_FROM"
 RAY_HOOK_VARIABLE = "RAY_RUNTIME_ENV_HOOK"
 NEXT_HOOK_VARIABLE = "RLSKIP_NEXT_RUNTIME_ENV_HOOK"
 
-#: Modules of verl that hold the seams.
-AGENT_LOOP = "verl.experimental.agent_loop.agent_loop"
-RAY_TRAINER = "verl.trainer.ppo.ray_trainer"
-FULLY_ASYNC = "verl.experimental.fully_async_policy.fully_async_rollouter"
-SERVERS = "verl.workers.rollout.llm_server"
-SKIP_MANAGER = "verl.utils.skip.skip_manager"
-V1 = "verl.trainer.ppo.v1"
-V1_BUFFER = f"{V1}.replay_buffer:ReplayBuffer"
-V1_MANAGER = f"{V1}.agent_loop_tq:AgentLoopManagerTQ"
-REWARD_LOOP = "verl.experimental.reward_loop.reward_loop:RewardLoopManager"
+#: Applications of verl that do not train by ``trainer.use_v1``.
 ONE_STEP_OFF = "verl.experimental.one_step_off_policy.main_ppo"
 FULLY_ASYNC_MAIN = "verl.experimental.fully_async_policy.fully_async_main"
-
-#: The trainers that those of verl's applications derive from.
-V0_TRAINER = f"{RAY_TRAINER}:RayPPOTrainer"
-V1_TRAINER = f"{V1}.trainer_base:PPOTrainer"
-# One-step-off's, and the fully async application's, make their workers themselves.
-SEPARATE_TRAINER = "verl.experimental.separation.ray_trainer:SeparateRayPPOTrainer"
 
 #: Keys of verl's config that the V1 trainer reads its manager and its replay buffer from.
 MANAGER_KEY = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
 SAMPLER_KEY = "trainer.v1.sampler"
+SAMPLER_CLASS_KEY = f"{SAMPLER_KEY}.custom_sampler"
 MODE_KEY = "trainer.v1.trainer_mode"
 FILTER = "algorithm.filter_groups"
 FILTER_KEY = f"{FILTER}.enable"

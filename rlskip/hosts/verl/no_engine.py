@@ -17,9 +17,8 @@ from rlskip._wrap import around
 from rlskip.batch.meta import is_validation, meta_of
 from rlskip.config.check import look_up
 from rlskip.errors import NoEngineError
-from rlskip.hosts.verl.names import AGENT_LOOP, SERVERS
+from rlskip.hosts.verl.seams import AGENT_LOOP, SERVERS, seams
 from rlskip.hosts.verl.seams import NO_ENGINE as FEATURE
-from rlskip.hosts.verl.seams import seams
 
 NO_ENGINE = "rlskip_no_engine"
 
@@ -111,13 +110,6 @@ def _syncing(update: Callable[..., Any]) -> Callable[..., Any]:
         return await update(self, *args, **kwargs)
 
     return auto_await(syncing(inspect.unwrap(update)))  # type: ignore[no-any-return]
-
-
-@seams.around(f"{SERVERS}:LLMServerClient._acquire_server")
-async def _acquiring(acquire: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    if is_chosen(self.config):
-        raise NoEngineError.of("a request is sent to it")
-    return await acquire(self, *args, **kwargs)
 
 
 def refuse_to_generate(config: Any, prompts: Any) -> None:

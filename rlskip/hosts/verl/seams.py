@@ -9,19 +9,22 @@ import ast
 from pathlib import Path
 
 from rlskip._wrap import Seam, Seams
-from rlskip.hosts.verl.names import (
-    AGENT_LOOP,
-    FULLY_ASYNC,
-    RAY_TRAINER,
-    REWARD_LOOP,
-    SEPARATE_TRAINER,
-    SERVERS,
-    SKIP_MANAGER,
-    V0_TRAINER,
-    V1_BUFFER,
-    V1_MANAGER,
-    V1_TRAINER,
-)
+
+#: Modules and classes of verl that hold the seams.
+AGENT_LOOP = "verl.experimental.agent_loop.agent_loop"
+RAY_TRAINER = "verl.trainer.ppo.ray_trainer"
+FULLY_ASYNC = "verl.experimental.fully_async_policy.fully_async_rollouter"
+SERVERS = "verl.workers.rollout.llm_server"
+MANAGER = "verl.utils.skip.skip_manager:SkipManager"
+V1 = "verl.trainer.ppo.v1"
+V1_BUFFER = f"{V1}.replay_buffer:ReplayBuffer"
+V1_MANAGER = f"{V1}.agent_loop_tq:AgentLoopManagerTQ"
+REWARD_LOOP = "verl.experimental.reward_loop.reward_loop:RewardLoopManager"
+# The trainers that those of verl's applications derive from.
+V0_TRAINER = f"{RAY_TRAINER}:RayPPOTrainer"
+V1_TRAINER = f"{V1}.trainer_base:PPOTrainer"
+# One-step-off's, and the fully async application's, make their workers themselves.
+SEPARATE_TRAINER = "verl.experimental.separation.ray_trainer:SeparateRayPPOTrainer"
 
 #: What is off where an optional seam is gone.
 VALIDATION = "skip.validation=replay under V1"
@@ -38,10 +41,10 @@ _PREFLIGHT = "refuses steps without a dump and leaves the engine out"
 
 TABLE = (
     # -- the manager: verl's own decorators become rlskip's
-    Seam(f"{SKIP_MANAGER}:SkipManager.init", "reads the config"),
-    Seam(f"{SKIP_MANAGER}:SkipManager.set_step", "learns the step"),
-    Seam(f"{SKIP_MANAGER}:SkipManager.annotate", "decorates verl's stages and yours"),
-    Seam(f"{SKIP_MANAGER}:SkipManager.annotate_tq", "decorates what samples V1's batches"),
+    Seam(f"{MANAGER}.init", "reads the config"),
+    Seam(f"{MANAGER}.set_step", "learns the step"),
+    Seam(f"{MANAGER}.annotate", "decorates verl's stages and yours"),
+    Seam(f"{MANAGER}.annotate_tq", "decorates what samples V1's batches"),
     Seam(
         f"{AGENT_LOOP}:AgentLoopManager.generate_sequences",
         f"{_GENERATES} rollout",
@@ -91,7 +94,6 @@ TABLE = (
         NO_ENGINE,
     ),
     Seam("verl.utils.ray_utils:auto_await", "decorates what replaces the last", NO_ENGINE),
-    Seam(f"{SERVERS}:LLMServerClient._acquire_server", "refuses to generate", NO_ENGINE),
     # -- later stages
     Seam(f"{V0_TRAINER}._validate", "scores validation", LATER_STAGES),
     Seam(f"{V0_TRAINER}._compute_ref_log_prob", f"{_GENERATES} ref", LATER_STAGES),

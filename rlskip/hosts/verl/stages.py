@@ -10,8 +10,7 @@ from typing import Any
 
 from rlskip import stages
 from rlskip.config.record import RecordConfig, read_record_of
-from rlskip.hosts.verl.names import RAY_TRAINER, V0_TRAINER, V1_TRAINER
-from rlskip.hosts.verl.seams import seams
+from rlskip.hosts.verl.seams import RAY_TRAINER, V0_TRAINER, V1_TRAINER, seams
 from rlskip.skip import SkipManager
 
 #: verl's fields in the order in which a step computes them, by the names that all hosts share.

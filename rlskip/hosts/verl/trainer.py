@@ -18,20 +18,16 @@ from rlskip.config.facts import HostFacts
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import NotInstalledError
-from rlskip.hosts.verl.facts import lacking
+from rlskip.hosts.verl.facts import lacking, refuse_old_release
 from rlskip.hosts.verl.handshake import acknowledge, find_job
 from rlskip.hosts.verl.later_stages import adapt
-from rlskip.hosts.verl.names import SKIP_MANAGER
 from rlskip.hosts.verl.run_queue import run_queue
-from rlskip.hosts.verl.seams import VALIDATION, seams
-from rlskip.hosts.verl.supported_versions import refuse_old_release
+from rlskip.hosts.verl.seams import MANAGER, VALIDATION, seams
 from rlskip.hosts.verl.trainer_config import idle_nodes
 from rlskip.jobs.records import job_id
 from rlskip.skip import SkipManager
 
 log = logging.getLogger(__name__)
-
-_MANAGER = f"{SKIP_MANAGER}:SkipManager"
 
 # The config that is installed in this process.
 _installed: Any = None
@@ -133,7 +129,7 @@ def next_step(step: int) -> None:
 STAGES: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {}
 
 
-@seams.around(f"{_MANAGER}.init")
+@seams.around(f"{MANAGER}.init")
 def _initializing(_: Callable[..., None], theirs: Any, config: Any) -> None:
     # No other seam of the fully async application sees the config of its rollouter.
     if look_up(config, "async_training") is not None:
@@ -142,13 +138,13 @@ def _initializing(_: Callable[..., None], theirs: Any, config: Any) -> None:
     theirs.skip_instances = {}
 
 
-@seams.around(f"{_MANAGER}.set_step")
+@seams.around(f"{MANAGER}.set_step")
 def _setting_step(set_step: Callable[..., None], theirs: Any, step: int) -> None:
     next_step(step)
     set_step(theirs, step)
 
 
-@seams.around(f"{_MANAGER}.annotate")
+@seams.around(f"{MANAGER}.annotate")
 def _annotating(_: Any, __: Any, role: str, **___: Any) -> Callable[[Any], Any]:
     """verl's decorator; verl ignores further options.
 
@@ -167,7 +163,7 @@ def _annotating(_: Any, __: Any, role: str, **___: Any) -> Callable[[Any], Any]:
     return decorate
 
 
-@seams.around(f"{_MANAGER}.annotate_tq")
+@seams.around(f"{MANAGER}.annotate_tq")
 def _annotating_tq(_: Any, __: Any, role: str, phase: str) -> Callable[[Any], Any]:
     """verl's decorator of V1's two halves.
 

@@ -7,7 +7,6 @@ process that trains on the config itself.
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Collection
 from typing import Any
 
@@ -20,22 +19,13 @@ from rlskip.config.nodes import find_node
 from rlskip.config.replay import ReplayConfig, read_replay
 from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import VALIDATION_ROLE
+from rlskip.hosts.verl import names
 from rlskip.hosts.verl.later_stages import refused, scores_while_generating
-from rlskip.hosts.verl.names import (
-    FILTER,
-    FILTER_KEY,
-    FULLY_ASYNC_MAIN,
-    MANAGER_KEY,
-    MODE_KEY,
-    ONE_STEP_OFF,
-    OUR_MANAGER,
-    OUR_SAMPLER,
-    SAMPLER_KEY,
-)
-
-log = logging.getLogger(__name__)
 
 Roles = Collection[str]
+
+# verl's settings of staleness, which the same keys of `replay` replace.
+_OFF_POLICY = ("max_off_policy_threshold", "max_off_policy_strategy")
 
 # Which of verl's trainers calls which role.
 _TRAINERS = {
@@ -48,10 +38,6 @@ _OTHER_TRAINER = {
     ("rollout", "rollout_tq"): ", or trainer.use_v1=False",
     ("rollout_tq", "rollout"): ", or trainer.use_v1=True",
 }
-
-# The modes in which sessions are journaled.
-_JOURNALED = ("sync", "colocate_async")
-_BUFFER = {f"{SAMPLER_KEY}.custom_sampler.{key}": value for key, value in OUR_SAMPLER.items()}
 
 
 def judge(config: DictConfig, skip: SkipSettings, main: str | None = None) -> None:
@@ -68,7 +54,7 @@ def judge(config: DictConfig, skip: SkipSettings, main: str | None = None) -> No
     """
     roles, is_recipe = skip.roles, main is not None and not main.startswith("verl.")
     problems = refused(config, skip)
-    if main == FULLY_ASYNC_MAIN or look_up(config, "async_training") is not None:
+    if main == names.FULLY_ASYNC_MAIN or look_up(config, "async_training") is not None:
         # The fully async application ignores its own use_v1 and has no V1 trainer.
         problems += _roles_not_called(roles, "async_rollout") + idle_nodes(config)
         if VALIDATION_ROLE in roles:
@@ -76,7 +62,7 @@ def judge(config: DictConfig, skip: SkipSettings, main: str | None = None) -> No
             problems.append(Problem("skip.validation", what, "set skip.validation=generate"))
         raise_all(problems)
         return
-    is_v1 = main != ONE_STEP_OFF and look_up(config, "trainer.use_v1")
+    is_v1 = main != names.ONE_STEP_OFF and look_up(config, "trainer.use_v1")
     if is_v1 and not (is_recipe and "rollout" in roles):
         plug_in(config, roles, problems)
     else:
@@ -98,54 +84,52 @@ def plug_in(config: DictConfig, roles: Roles, found: Collection[Problem] = ()) -
     dispatch = read_dispatch(config)
     _plug_in_manager(config, dispatch, problems)
     # verl's own buffer does not know the markers of finished sessions.
-    needs_ours = dispatch.rollout_level or find_node(config, "replay") is not None
-    if needs_ours or samples_with_ours(config):
+    if dispatch.rollout_level or find_node(config, "replay") is not None:
         _plug_in_buffer(config, read_replay(config), problems)
     raise_all(problems)
 
 
-def samples_with_ours(config: DictConfig) -> bool:
+def samples_with_ours(config: Any) -> bool:
     """Whether rlskip's replay buffer is plugged in."""
-    return all(look_up(config, key) == value for key, value in _BUFFER.items())
+    return bool(look_up(config, names.SAMPLER_CLASS_KEY) == names.OUR_SAMPLER)
 
 
 def _plug_in_manager(config: DictConfig, dispatch: DispatchConfig, problems: list[Problem]) -> None:
     if dispatch.rollout_level:
-        _choose(config, MANAGER_KEY, OUR_MANAGER, problems)
-        mode = look_up(config, MODE_KEY)
-        if dispatch.journal and mode not in _JOURNALED:
+        _choose(config, names.MANAGER_KEY, names.OUR_MANAGER, problems)
+        mode = look_up(config, names.MODE_KEY)
+        if dispatch.journal and mode not in ("sync", "colocate_async"):
             what = f"no journal was tested with {mode}"
-            remedy = f"set {MODE_KEY}=colocate_async or sync, or dispatch.journal=false"
+            remedy = f"set {names.MODE_KEY}=colocate_async or sync, or dispatch.journal=false"
             problems.append(Problem("dispatch.journal", what, remedy))
-        return
-    if dispatch.journal:
+    elif dispatch.journal:
         what = "verl's own workers run a prompt's sessions together and take none from a journal"
         remedy = "add +dispatch=rollout_level, or set dispatch.journal=false"
         problems.append(Problem("dispatch.journal", what, remedy))
-    if look_up(config, MANAGER_KEY) == OUR_MANAGER:
-        what = f"{OUR_MANAGER} dispatches single sessions, and that is not switched on"
-        problems.append(Problem(MANAGER_KEY, what, "set trainer.v1.rollout_level_dispatch=true"))
 
 
 def _plug_in_buffer(config: DictConfig, settings: ReplayConfig, problems: list[Problem]) -> None:
-    where = f"{SAMPLER_KEY}.sync_refill_failed_groups"
-    if look_up(config, where):
-        if settings.on_incomplete not in ("raise", "refill"):
-            what = f"it means replay.on_incomplete=refill, and that is {settings.on_incomplete}"
-            problems.append(Problem(where, what, f"set {where}=false"))
-        settings = dataclasses.replace(settings, on_incomplete="refill")
-        _set(config, "data.gen_batch_size", 1)  # as verl does for this option
-    kwargs = {**dataclasses.asdict(settings), **_group_filter(config, settings, problems)}
-    where = f"{SAMPLER_KEY}.sampler_kwargs"
-    if look_up(config, where) not in (None, {}, kwargs):
-        problems.append(Problem(where, "rlskip's buffer takes its settings from `replay`"))
+    """Plug in rlskip's buffer, with the settings of `replay` and those of verl that it honours."""
+    refills = settings.on_incomplete == "refill"
+    if look_up(config, key := f"{names.SAMPLER_KEY}.sync_refill_failed_groups"):
+        what = "rlskip's buffer refills by replay.on_incomplete"
+        problems.append(Problem(key, what, f"set {key}=false, and replay.on_incomplete=refill"))
     # With filter_groups verl fetches single prompts itself.
-    fetches_one = look_up(config, FILTER_KEY) or look_up(config, "data.gen_batch_size") == 1
-    if settings.on_incomplete == "refill" and not fetches_one:
+    fetches_one = look_up(config, names.FILTER_KEY) or look_up(config, "data.gen_batch_size") == 1
+    if refills and not fetches_one:
         what = "replay.on_incomplete=refill fetches single prompts"
         problems.append(Problem("data.gen_batch_size", what, "set data.gen_batch_size=1"))
-    for key, value in _BUFFER.items():
-        _choose(config, key, value, problems)
+    kwargs = dataclasses.asdict(settings)
+    is_sync = look_up(config, names.MODE_KEY) == "sync"  # and on-policy
+    if not is_sync and settings.max_off_policy_strategy == "none":
+        theirs = {name: look_up(config, f"{names.SAMPLER_KEY}.{name}") for name in _OFF_POLICY}
+        kwargs |= theirs if None not in theirs.values() else {}
+    kwargs |= _group_filter(config, settings, problems)
+    where = f"{names.SAMPLER_KEY}.sampler_kwargs"
+    if look_up(config, where) not in (None, {}, kwargs):
+        problems.append(Problem(where, "rlskip's buffer takes its settings from `replay`"))
+    for part, value in names.OUR_SAMPLER.items():
+        _choose(config, f"{names.SAMPLER_CLASS_KEY}.{part}", value, problems)
     _set(config, where, kwargs)
 
 
@@ -153,26 +137,20 @@ def _group_filter(
     config: DictConfig, settings: ReplayConfig, problems: list[Problem]
 ) -> dict[str, Any]:
     """What rlskip's buffer needs to filter groups as verl's does; empty if that is off."""
-    if not look_up(config, FILTER_KEY):
+    if not look_up(config, names.FILTER_KEY):
         return {}
-    metric = look_up(config, f"{FILTER}.metric")
+    metric = look_up(config, f"{names.FILTER}.metric")
     if not metric:
-        remedy = f"set {FILTER}.metric=reward"
-        problems.append(Problem(f"{FILTER}.metric", "no metric is set", remedy))
+        remedy = f"set {names.FILTER}.metric=reward"
+        problems.append(Problem(f"{names.FILTER}.metric", "no metric is set", remedy))
     if not scores_while_generating(config):
         what = "the reward model on the rollouts' GPUs scores groups after they are sampled"
         remedy = "set reward.reward_model.enable_resource_pool=True"
-        problems.append(Problem(FILTER_KEY, what, remedy))
+        problems.append(Problem(names.FILTER_KEY, what, remedy))
     if settings.on_incomplete == "drop":
         what = "nothing replaces dropped groups, so a filtered batch would stay short"
         problems.append(Problem("replay.on_incomplete", what, "set replay.on_incomplete=refill"))
-    if look_up(config, f"{FILTER}.max_num_gen_batches"):  # verl says the same of its own V1 buffer
-        text = "rlskip: %s.max_num_gen_batches is ignored: replay.max_refills=%d bounds refills"
-        log.warning(text, FILTER, settings.max_refills)
-    where = f"{FILTER}.max_inflight_gen_batches"
-    batches = 1 if (given := look_up(config, where)) is None else given
-    if not isinstance(batches, int) or batches < 1:
-        problems.append(Problem(where, f"{batches!r} is not a number of batches", f"set {where}=1"))
+    batches = look_up(config, f"{names.FILTER}.max_inflight_gen_batches") or 1
     most = batches * (look_up(config, "data.train_batch_size") or 1)
     return {"filter_groups": {"metric": metric, "max_inflight": most}}
 

@@ -19,10 +19,10 @@ from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.format.fingerprint import VOLATILE
 from rlskip.hosts.verl.facts import without_times
 from rlskip.hosts.verl.later_stages import REWARD, without_reference
-from rlskip.hosts.verl.names import SCORES, SEPARATE_TRAINER, V0_TRAINER
+from rlskip.hosts.verl.names import SCORES
 from rlskip.hosts.verl.no_engine import refuse_to_generate
 from rlskip.hosts.verl.preflight import before_workers
-from rlskip.hosts.verl.seams import seams
+from rlskip.hosts.verl.seams import SEPARATE_TRAINER, V0_TRAINER, seams
 from rlskip.hosts.verl.trainer import STAGES, begin, lacking_now, stated_step
 from rlskip.hosts.verl.trainer_config import idle_nodes
 from rlskip.skip import SkipManager

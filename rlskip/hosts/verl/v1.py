@@ -16,17 +16,11 @@ from rlskip.config.check import look_up
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.hosts.verl.facts import last_checkpoint
 from rlskip.hosts.verl.journals import tidy_journals
-from rlskip.hosts.verl.names import (
-    FILTER_KEY,
-    SCORES,
-    V1_BUFFER,
-    V1_MANAGER,
-    V1_TRAINER,
-)
+from rlskip.hosts.verl.names import FILTER_KEY, SCORES
 from rlskip.hosts.verl.no_engine import refuse_to_generate
 from rlskip.hosts.verl.preflight import before_workers
 from rlskip.hosts.verl.run_queue import run_queue, status_queue
-from rlskip.hosts.verl.seams import seams
+from rlskip.hosts.verl.seams import V1_BUFFER, V1_MANAGER, V1_TRAINER, seams
 from rlskip.hosts.verl.trainer import STAGES, begin, lacking_now
 from rlskip.hosts.verl.trainer_config import plug_in, samples_with_ours
 from rlskip.keys import (
