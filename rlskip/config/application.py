@@ -81,13 +81,11 @@ _KEYS = {
     "steps": TOTAL_STEPS,
     "n": f"{ROLLOUT}.n",
     "val_n": f"{ROLLOUT}.val_kwargs.n",
-}
-_TOKENIZER = tuple(f"actor_rollout_ref.model.{name}" for name in ("tokenizer_path", "path"))
-_SAMPLING = ("temperature", "top_p", "top_k")
-_ALIASES = {
     "rollout_level": "trainer.v1.rollout_level_dispatch",
     "max_concurrent_rollouts_per_worker": "trainer.v1.max_concurrent_rollouts_per_worker",
 }
+_TOKENIZER = tuple(f"actor_rollout_ref.model.{name}" for name in ("tokenizer_path", "path"))
+_SAMPLING = ("temperature", "top_p", "top_k")
 
 
 def application_facts(config: Any) -> HostFacts:
@@ -110,7 +108,6 @@ def application_facts(config: Any) -> HostFacts:
     # The keys of val_kwargs replace those of the same name, and add `n`.
     of_validation = leaves(look_up(config, f"{ROLLOUT}.val_kwargs"))
     own = {name: value for name, value in of_validation if name and name != "_target_"}
-    aliases = {key: (name, look_up(config, name)) for key, name in _ALIASES.items()}
     return HostFacts(
         given,
         experiment=look_up(config, _KEYS["experiment"]),
@@ -138,8 +135,10 @@ def application_facts(config: Any) -> HostFacts:
         sampling=_sampling(config, ROLLOUT),
         val_sampling=_sampling(config, f"{ROLLOUT}.val_kwargs"),
         seed=look_up_first(config, ("data.seed", "seed")),
-        # False is the application's default, not a user's choice.
-        aliases={key: alias for key, alias in aliases.items() if alias[1] is not False},
+        rollout_level=look_up(config, _KEYS["rollout_level"]),
+        max_concurrent_rollouts_per_worker=look_up(
+            config, _KEYS["max_concurrent_rollouts_per_worker"]
+        ),
         # Of nodes that the application does not have, messages name rlskip's own keys.
         keys={k: key for k, key in _KEYS.items() if look_up(config, key.split(".")[0]) is not None},
     )

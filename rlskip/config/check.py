@@ -1,10 +1,8 @@
 """From a mapping to a dataclass, with *every* problem found and named at once.
 
-Struct mode cannot do this: a `+key=...` passes it even on a typed node, OmegaConf accepts
-nested lists where integers are declared, and it stops at the first error.
-
-pydantic and cattrs would need the choices and ranges a second time, because OmegaConf reads neither
-`Literal` nor `Annotated` in a dataclass, and hooks for paths, near names and strictness.
+Types are left to OmegaConf, key by key: as a whole it stops at the first error, and a `+key=...`
+passes even a typed node. Choices and ranges are in the metadata of the fields, because OmegaConf
+reads neither `Literal` nor `Annotated`.
 """
 
 from __future__ import annotations
@@ -14,8 +12,6 @@ import difflib
 import inspect
 import math
 import re
-import types
-import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -152,37 +148,27 @@ def read(
     problems: list[Problem],
     *,
     of_host: OfHost = NOTHING,
-    aliases: OfHost = NOTHING,
     otherwise: str = "",
 ) -> T:
     """Build `schema` from `node`, the mapping at key `at`; append what is wrong to `problems`.
 
-    A key that is wrong or missing keeps the schema's default, so that reading continues. The
-    metadata of a field may have ``choices``, numbers under ``min`` and ``max``, and ``parse``: a
-    function of a value (not None) and its full key that returns what the field holds, or raises
-    ConfigError.
+    OmegaConf checks and converts each value by the type of its field. A key that is wrong or
+    missing keeps the schema's default, so that reading continues. The metadata of a field may have
+    ``choices``, numbers under ``min`` and ``max``, and ``parse``: a function of a value (not None)
+    and its full key that returns what the field holds, or raises ConfigError.
 
     Parameters
     ----------
     of_host
         For keys that are null in `node`: the host's key and the value there. A problem of such a
         value is one of the host's key.
-    aliases
-        As `of_host`, for host's keys that mean the same: where both are set they must agree.
     otherwise
         That of :func:`did_you_mean`.
     """
-    hints = typing.get_type_hints(schema)
     fields = {f.name: f for f in dataclasses.fields(schema)}  # type: ignore[arg-type]
     given = {str(name): (f"{at}.{name}", value) for name, value in node.items()}
-    for name, (key, value) in {**of_host, **aliases}.items():
-        if value is None:
-            continue
-        if node.get(name) is None:
-            given[name] = key, value
-        elif name in aliases and node[name] != value:
-            clash = f"{node[name]!r}, but {key} is {value!r} and means the same"
-            problems.append(Problem(f"{at}.{name}", clash, "set one of them"))
+    given |= {name: of_host[name] for name in of_host if node.get(name) is None}
+    typed = OmegaConf.structured(schema)
     values: dict[str, Any] = {}
     for name, (key, value) in given.items():
         if (field := fields.get(name)) is None:
@@ -190,17 +176,14 @@ def read(
             problems.append(Problem(key, "unknown key", remedy))
         elif value == "???":  # OmegaConf's mark of a value that is still missing
             problems.append(Problem(key, "no value was given (???)", f"add {key}=<value>"))
-        elif dataclasses.is_dataclass(hint := hints[name]) and isinstance(value, Mapping):
-            values[name] = read(typing.cast("type[Any]", hint), value, key, problems)
-        elif value is None and hint is Any and field.default is not None:
-            default = f"leave it out for the default, {field.default}"
-            problems.append(Problem(key, "no value was given (null)", default))
-        elif what := _wrong(value, hint, field.metadata):
-            said = "" if "choices" in field.metadata else comments(schema).get(name, "")
-            first = re.split(r"[.] ", said, maxsplit=1)[0].rstrip(".")
-            problems.append(Problem(key, what, first[:1].lower() + first[1:]))
         else:
-            values[name] = list(value) if isinstance(value, tuple) else value
+            try:
+                values[name] = _checked(typed, field, value)
+            except ValueError as error:
+                what = str(error).splitlines()[0]
+                said = "" if "choices" in field.metadata else comments(schema).get(name, "")
+                first = re.split(r"[.] ", said, maxsplit=1)[0].rstrip(".")
+                problems.append(Problem(key, what, first[:1].lower() + first[1:]))
     made = schema(**values)
     for name, field in fields.items():
         value, parse = getattr(made, name), field.metadata.get("parse")
@@ -208,6 +191,31 @@ def read(
             key, _ = given.get(name, (f"{at}.{name}", None))
             setattr(made, name, parsed(parse, value, key, problems))
     return made
+
+
+def _checked(typed: DictConfig, field: dataclasses.Field[Any], value: Any) -> Any:
+    """`value` as the `typed` node holds it; raises ValueError, as OmegaConf does."""
+    typed[field.name] = value
+    value = typed[field.name]
+    if OmegaConf.is_config(value):
+        value = OmegaConf.to_container(value)
+    if value is None:
+        if field.default is None:
+            return None
+        raise ValueError(f"no value was given (null); the default is {field.default}")
+    choices = field.metadata.get("choices")
+    if choices is not None and value not in choices:
+        near = difflib.get_close_matches(str(value), map(str, choices), n=1)
+        hint = f", did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{value!r} is not one of {', '.join(map(str, choices))}{hint}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"must be a finite number, got {value!r}")
+    least, most = field.metadata.get("min"), field.metadata.get("max")
+    if least is not None and value < least:
+        raise ValueError(f"must be at least {least}, got {value!r}")
+    if most is not None and value > most:
+        raise ValueError(f"must be at most {most}, got {value!r}")
+    return value
 
 
 def comments(schema: type) -> dict[str, str]:
@@ -247,51 +255,3 @@ def if_own(name: str) -> str:
     """The end of a remedy where a node `name` may be the application's own key; else empty."""
     own = f"; if `{name}` is the application's own key, rename it: rlskip's node has that name"
     return own if name in NODES else ""
-
-
-def _wrong(value: Any, hint: Any, metadata: Mapping[str, Any]) -> str | None:
-    """What is wrong with `value` for a field of type `hint`; None when it fits."""
-    if not _fits(value, hint):
-        return f"expected {_name(hint)}, got {value!r} ({type(value).__name__})"
-    choices = metadata.get("choices")
-    if choices is not None and value is not None and value not in choices:
-        near = difflib.get_close_matches(str(value), map(str, choices), n=1)
-        hint_text = f", did you mean {near[0]!r}?" if near else ""
-        return f"{value!r} is not one of {', '.join(map(str, choices))}{hint_text}"
-    if isinstance(value, float) and not math.isfinite(value):
-        return f"must be a finite number, got {value!r}"
-    least = metadata.get("min")
-    if least is not None and value is not None and value < least:
-        return f"must be at least {least}, got {value!r}"
-    most = metadata.get("max")
-    if most is not None and value is not None and value > most:
-        return f"must be at most {most}, got {value!r}"
-    return None
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    if hint is Any:
-        return True
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, arg) for arg in args)
-    if origin in (list, tuple):
-        return isinstance(value, (list, tuple)) and all(_fits(item, args[0]) for item in value)
-    if origin is dict:
-        return isinstance(value, Mapping) and all(_fits(v, args[1]) for v in value.values())
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    return isinstance(value, hint)
-
-
-def _name(hint: Any) -> str:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join("null" if arg is type(None) else _name(arg) for arg in args)
-    if origin in (list, tuple):
-        return f"a list of {_name(args[0])}"
-    if origin is dict or dataclasses.is_dataclass(hint):
-        return "a mapping"
-    return getattr(hint, "__name__", str(hint))

@@ -19,11 +19,11 @@ class DispatchConfig:
     """How a batch of prompts becomes sessions on workers."""
 
     # true: sessions are dispatched one by one, as dispatch.policy says. false: the sessions of a
-    # prompt stay on one worker. verl has the same key. null: its value, else false.
+    # prompt stay on one worker. null: the host's value, else false.
     rollout_level: bool | None = None
 
-    # Sessions that run at once on one worker; null: any number, on a blocking worker 16. verl has
-    # the same key.
+    # Sessions that run at once on one worker; null: the host's number, else any, on a
+    # blocking worker 16.
     max_concurrent_rollouts_per_worker: int | None = field(default=None, metadata=_positive)
 
     # Which session goes to which worker, and when: chunk, round_robin, least_loaded,
@@ -74,7 +74,8 @@ class DispatchConfig:
 
 
 # For keys that are null, and so is the fact of the host of the same name.
-_DEFAULTS = {"workers": 4, "n": 1, "val_n": 1, "seed": 0}
+_DEFAULTS = {"rollout_level": False, "workers": 4, "n": 1, "val_n": 1, "seed": 0}
+_OF_HOST = (*_DEFAULTS, "max_concurrent_rollouts_per_worker", "sampling", "val_sampling")
 
 
 def read_dispatch(config: Any) -> DispatchConfig:
@@ -82,11 +83,9 @@ def read_dispatch(config: Any) -> DispatchConfig:
 
     It is complete: null keys get the host's values.
     """
-    facts = application_facts(config)
-    of_host = facts.under("dispatch", (*_DEFAULTS, "sampling", "val_sampling"))
-    dispatch = read_node(DispatchConfig, "dispatch", config, of_host=of_host, aliases=facts.aliases)
+    of_host = application_facts(config).under("dispatch", _OF_HOST)
+    dispatch = read_node(DispatchConfig, "dispatch", config, of_host=of_host)
     for key, default in _DEFAULTS.items():
         if getattr(dispatch, key) is None:
             setattr(dispatch, key, default)
-    dispatch.rollout_level = bool(dispatch.rollout_level)
     return dispatch

@@ -104,8 +104,8 @@ class HostFacts:
         Sampling parameters of a session, in training and in validation.
     seed
         The seed of sampling.
-    aliases
-        Keys of `dispatch` that the host has under another name: that name, and the value there.
+    rollout_level, max_concurrent_rollouts_per_worker
+        The host's keys that mean the same as those of `dispatch`.
     keys
         The host's keys by the names of these facts, for messages.
     """
@@ -136,7 +136,8 @@ class HostFacts:
     sampling: Mapping[str, Any] = attrs.field(factory=dict)
     val_sampling: Mapping[str, Any] = attrs.field(factory=dict)
     seed: int | None = None
-    aliases: Mapping[str, tuple[str, Any]] = attrs.field(factory=dict)
+    rollout_level: bool | None = None
+    max_concurrent_rollouts_per_worker: int | None = None
     keys: Mapping[str, str] = attrs.field(factory=dict)
 
     @property

@@ -16,9 +16,9 @@ HOST_FLAG = "generator.merge_stepwise_output"
 class MergeConfig:
     """How the turns of a trajectory become rows to train on; see :mod:`rlskip.merge`."""
 
-    # Fold the turns of a trajectory into as few rows as their tokens allow. false: no change. Also
-    # SkyRL's ``generator.merge_stepwise_output``.
-    stepwise_output: bool = False
+    # Fold the turns of a trajectory into as few rows as their tokens allow. false: no change.
+    # null: SkyRL's ``generator.merge_stepwise_output``, else false.
+    stepwise_output: bool | None = None
 
     # adjacent: a turn may continue the turn before it. chain: it may continue any earlier turn of
     # the trajectory, so that interleaved sub-agents and branches become few rows as well.
@@ -34,9 +34,9 @@ class MergeConfig:
 def read_merge(config: Any) -> MergeConfig:
     """The `merge` node of a config, as :func:`~rlskip.config.nodes.read_node` reads it.
 
-    SkyRL's ``generator.merge_stepwise_output: true`` has the same effect as
-    ``merge.stepwise_output: true``. Its false is SkyRL's default, not a user's choice.
+    ``stepwise_output`` is complete.
     """
-    flag = look_up(config, HOST_FLAG)
-    aliases = {} if flag is False else {"stepwise_output": (HOST_FLAG, flag)}
-    return read_node(MergeConfig, "merge", config, aliases=aliases)
+    of_host = {"stepwise_output": (HOST_FLAG, look_up(config, HOST_FLAG))}
+    merging = read_node(MergeConfig, "merge", config, of_host=of_host)
+    merging.stepwise_output = bool(merging.stepwise_output)
+    return merging

@@ -82,7 +82,6 @@ def read_node(
     contradictions: Callable[[T], Iterable[Problem]] = lambda _: (),
     *,
     of_host: OfHost = NOTHING,
-    aliases: OfHost = NOTHING,
 ) -> T:
     """The node `name` of a config as its dataclass; the defaults when the config has none.
 
@@ -92,7 +91,7 @@ def read_node(
         As for :func:`find_node`. What this function returned reads as itself.
     contradictions
         A function of what was read that returns what is wrong with it as a whole.
-    of_host, aliases
+    of_host
         As for :func:`read`.
 
     Raises
@@ -102,7 +101,7 @@ def read_node(
     """
     problems: list[Problem] = []
     node = find_node(config, name, schema) or {}
-    settings = read(schema, node, name, problems, of_host=of_host, aliases=aliases)
+    settings = read(schema, node, name, problems, of_host=of_host)
     raise_all([*problems, *contradictions(settings)])
     return settings
 

@@ -12,21 +12,13 @@ from rlskip.errors import ConfigError
 
 
 @dataclass
-class Inner:
-    deep: int = 1
-
-
-@dataclass
 class Schema:
     flag: bool = False
     count: int = field(default=1, metadata={"min": 1})
     rate: float = 0.5
-    name: str | None = None
     mode: str = field(default="a", metadata={"choices": ("abacus", "banana")})
     names: list[str] = field(default_factory=list)
-    anything: Any = None
     table: dict[str, int] = field(default_factory=dict)
-    inner: Inner = field(default_factory=Inner)
 
 
 def problems_of(node: dict[str, Any]) -> list[str]:
@@ -38,20 +30,15 @@ def problems_of(node: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize(
     ("node", "message"),
     [
-        ({"flag": "yes"}, "root.flag: expected bool, got 'yes' (str)"),
-        ({"flag": 1}, "root.flag: expected bool, got 1 (int)"),
-        ({"count": True}, "root.count: expected int, got True (bool)"),
-        ({"count": 1.0}, "root.count: expected int, got 1.0 (float)"),
+        ({"flag": "ja"}, "root.flag: Value 'ja' is not a valid bool"),
+        ({"count": 1.5}, "root.count: Value '1.5' of type 'float' could not be converted"),
         ({"count": 0}, "root.count: must be at least 1, got 0"),
-        ({"rate": "x"}, "root.rate: expected float, got 'x' (str)"),
-        ({"name": 3}, "root.name: expected str or null, got 3 (int)"),
+        ({"count": None}, "root.count: field 'count' is not Optional"),
+        ({"rate": float("nan")}, "root.rate: must be a finite number, got nan"),
         ({"mode": "bananna"}, "did you mean 'banana'?"),
-        ({"names": ["a", 1]}, "root.names: expected a list of str, got ['a', 1] (list)"),
-        ({"names": "a"}, "root.names: expected a list of str, got 'a' (str)"),
-        ({"table": {"k": "v"}}, "root.table: expected a mapping"),
-        ({"inner": 3}, "root.inner: expected a mapping, got 3 (int)"),
-        ({"inner": {"deep": "x"}}, "root.inner.deep: expected int"),
-        ({"inner": {"depp": 1}}, "root.inner.depp: unknown key; did you mean root.inner.deep?"),
+        ({"names": "a"}, "root.names: Invalid value assigned: str is not a ListConfig"),
+        ({"names": [["a"]]}, "root.names: Cannot convert 'list' to string"),
+        ({"table": {"k": "v"}}, "root.table: Value 'v' of type 'str' could not be converted"),
         ({"zzz": 1}, "root.zzz: unknown key; known: flag, count"),
     ],
 )

@@ -183,7 +183,7 @@ def test_a_role_needs_no_class() -> None:
         ({"dump_dir": "s3://bucket/x"}, "'s3://bucket/x' is a URL"),
         ({"dump_dir": ""}, "skip.dump_dir: it is empty\n  -> name a directory"),
         ({"dump_dir": "???"}, "skip.dump_dir: no value was given (???)"),
-        ({"steps": None}, "skip.steps: no value was given (null)\n  -> leave it out for"),
+        ({"steps": None}, "skip.steps: no value was given (null); the default is all"),
         ({1: {"enable": True}}, "skip.1: unknown key"),
         ({"rollout": OmegaConf.create({"steps": "${nowhere}"})}, "skip.rollout: Interpolation"),
         (OmegaConf.create({"dump_dir": "${nowhere}"}), "Interpolation key 'nowhere' not found"),

@@ -41,14 +41,12 @@ def test_the_host_s_keys_mean_the_same():
     assert read_dispatch({"dispatch": config}) == config
 
 
-def test_ours_and_the_host_s_key_may_not_disagree():
-    host = {"trainer": {"v1": {"rollout_level_dispatch": True}}}
-    assert read_dispatch({**host, "dispatch": {"rollout_level": True}}).rollout_level
-    with pytest.raises(ConfigError, match=r"trainer\.v1\.rollout_level_dispatch"):
-        read_dispatch({**host, "dispatch": {"rollout_level": False}})
-    host["trainer"]["v1"]["rollout_level_dispatch"] = False  # a host's default, which says nothing
-    assert read_dispatch({**host, "dispatch": {"rollout_level": True}}).rollout_level
-    assert not read_dispatch(host).rollout_level
+@pytest.mark.parametrize("host", [True, False])
+@pytest.mark.parametrize("ours", [True, False])
+def test_our_key_wins_over_the_host_s(host, ours):
+    config = {"trainer": {"v1": {"rollout_level_dispatch": host}}}
+    assert read_dispatch(config).rollout_level is host
+    assert read_dispatch({**config, "dispatch": {"rollout_level": ours}}).rollout_level is ours
 
 
 def test_every_problem_is_named_at_once():
