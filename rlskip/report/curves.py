@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from rlskip.compare.mismatch import mean_gap
-from rlskip.compare.records import Record, StepRecords
+from rlskip.batch.row_parts import by_token
+from rlskip.compare.records import Record, StepRecords, pair_rows
 from rlskip.compare.sides import Side
 from rlskip.format.dump_errors import DumpError
 from rlskip.runs.tokens import if_finite
 from rlskip.stages.digest import MOMENTS
-from rlskip.stages.parts import DIGEST, NUMBER
+from rlskip.stages.parts import DIGEST, NUMBER, ROWS
 
 _STEPS, _OF_ROWS = 400, 64  # steps that are read; and those of which values of rows are read
 _FIRST = ("loss", "grad_norm", "entropy", "kl", "log_prob")
 _MOST = 24
+
+ENGINE = "engine_log_probs"
+#: What a trainer's log-probs before its first update are called, the likeliest first.
+TRAINER = ("old_log_probs", "log_probs")
 
 
 class Curves:
@@ -89,3 +94,34 @@ def _mean_of(record: Record) -> float | None:
         parts = [record.layout.part(value, row).reshape(-1) for row in range(len(record.keys))]
         value = np.concatenate(parts) if parts else np.empty(0)
     return float(np.asarray(value, np.float64).mean()) if value.size else None
+
+
+def mean_gap(records: StepRecords) -> float | None:
+    """The mean absolute difference of a step's log-probs, trainer minus engine, by sampled token.
+
+    None where either has no value for each token. Raises DumpError where one cannot be read.
+    """
+    stages = {
+        name: [one for one in stage if one.form == ROWS and one.layout.align is not None]
+        for name, stage in records.stages.items()
+    }
+    engine = stages.get(ENGINE)
+    trainer = next((stages[name] for name in TRAINER if stages.get(name)), None)
+    if not engine or trainer is None or records.rows is None:
+        return None
+    value_of, gaps = functools.cache(Record.load), [np.empty(0)]
+    for i, row, j, other in pair_rows(engine, trainer).rows.tolist():
+        keys = engine[i].keys
+        assert keys is not None
+        at = int(records.rows.find(keys[row]))
+        if (tokens := records.tokens_of(at)) is None:
+            continue
+        prompt, sampled = int(records.rows.prompt_lengths[at]), tokens[1]
+        a, b = (
+            by_token(one.layout.part(value_of(one), n), one.layout.align, prompt, sampled)
+            for one, n in ((engine[i], row), (trainer[j], other))
+        )
+        both = np.abs(b - a)[sampled]
+        gaps.append(both[~np.isnan(both)])
+    every = np.concatenate(gaps)
+    return float(every.mean()) if every.size else None

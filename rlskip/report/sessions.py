@@ -18,8 +18,8 @@ import numpy as np
 import xxhash
 
 from rlskip._human import finite, short
-from rlskip.compare.mismatch import ENGINE, TRAINER
 from rlskip.compare.rollouts import RowValues
+from rlskip.report.curves import ENGINE, TRAINER
 from rlskip.runs.conversation import Piece, messages_of
 from rlskip.runs.rollouts import PLACE, ROW, Decode, SessionRows
 
