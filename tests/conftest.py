@@ -464,11 +464,7 @@ class Content:
         for i, group in enumerate(of["group"]):
             key = groups["step"][group], groups["name"][group], of["number"][i]
             chunk = of["chunk"][i]
-            one = None if chunk < 0 else self.chunks[chunk]["sessions"][of["place"][i]]
-            found[key] = one
-            for part in [] if one is None else one["parts"]:
-                if isinstance(part["ids"], int):
-                    part["ids"] = self.chunks[chunk]["shared"][part["ids"]]
+            found[key] = None if chunk < 0 else self.chunks[chunk]["sessions"][of["place"][i]]
         return found
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import attrs
 import typer
 
 from rlskip._human import number, short
@@ -22,9 +21,9 @@ from rlskip.runs.opened import NoSuchPlaceError, Run
 
 if TYPE_CHECKING:
     from rlskip.rescore.judge import Judge
-    from rlskip.rescore.scoring import Rescored
     from rlskip.runs.scope import Scope
 
+_NAMED = 10  # groups of a line
 _COLUMNS = ("count", "mean", "std", "min", "p10", "p50", "p90", "max")
 
 
@@ -51,8 +50,8 @@ def rescore(
     With a version each verdict is asked for once, by all jobs; without one every session is scored
     again. Exit code 1 if a session has no new score, or a dump cannot be read.
     """
+    from rlskip.rescore import scoring
     from rlskip.rescore.arguments import read_data
-    from rlskip.rescore.scoring import Rescoring
 
     target = find_target(what, dump_dir(directory), decoder(tokenizer, skip_special=True))
     wanted = Steps.parse(steps, "--steps")
@@ -65,21 +64,19 @@ def rescore(
             raise NoSuchPlaceError(f"it has none of the steps {steps}", target.name, there)
     more = None if data is None else read_data(data)
     with _judge(reward, version, cache) as judge:
-        how = Rescoring(judge, workers, more)
-        rescored = how.run(chosen, lambda some: progress(some, "scoring"))
+        rescored = scoring.rescore(
+            judge, chosen, workers=workers, data=more,
+            progress=lambda some: progress(some, "scoring"),
+        )  # fmt: skip
     found = {
         "run": target.run.name,
         "reward": judge.name,
         "version": judge.version,
-        "sessions": rescored.sessions,
         "asked": judge.asked,
-        "failed": rescored.failed,
-        "failures": [attrs.asdict(one) for one in rescored.failures],
-        **rescored.changes.result(),
-        "unreadable": [{"dump": k, "problem": v} for k, v in rescored.unreadable.items()],
+        **rescored.as_json(),
     }
-    failed = rescored.failed or rescored.unreadable
-    return put(as_json, found, _view(found, rescored), failed=failed)
+    failed = bool(found["failed"] or found["unreadable"])
+    return put(as_json, found, _view(found), failed=failed)
 
 
 @contextlib.contextmanager
@@ -104,7 +101,7 @@ def _judge(reward: str, version: str | None, cache: Path | None) -> Iterator[Jud
             yield Judge(found, unkept, None)
 
 
-def _view(data: dict[str, Any], rescored: Rescored) -> list[Cell]:
+def _view(data: dict[str, Any]) -> list[Cell]:
     groups, kinds = data["groups"], (("old", data["old"]), ("new", data["new"]))
     scores = [
         (name, *(number(found[column]) for column in _COLUMNS))
@@ -123,8 +120,8 @@ def _view(data: dict[str, Any], rescored: Rescored) -> list[Cell]:
     kept = [] if data["version"] else ["its verdicts are not kept; --version NAME keeps them"]
     view: list[Cell] = [asked, *kept, "", table(heads, scores), "", changed]
     for word in ("gained", "lost"):
-        if named := [short(one, 24) for one in groups[word]]:
-            more = groups[f"{word}_signal"] - len(named)
+        if named := [short(one, 24) for one in groups[word][:_NAMED]]:
+            more = len(groups[word]) - len(named)
             named += [f"and {more} more"] if more else []
             view.append(f"{word} a signal: {', '.join(named)}")
     if data["most_changed"]:
@@ -139,13 +136,13 @@ def _view(data: dict[str, Any], rescored: Rescored) -> list[Cell]:
             for one in data["most_changed"]
         ]
         view += ["", table((">step", "group", ">session", ">old", ">new"), most)]
-    if rescored.failed:
-        view.append(text(f"{rescored.failed} sessions have no new score:", "red"))
+    if data["failed"]:
+        view.append(text(f"{data['failed']} sessions have no new score:", "red"))
         view += [
-            f"step {one.step}, group {short(one.group, 24)}, session {one.session}: "
-            f"{short(one.error, 200)}"
-            for one in rescored.failures
+            f"step {one['step']}, group {short(one['group'], 24)}, session {one['session']}: "
+            f"{short(one['error'], 200)}"
+            for one in data["failures"]
         ]
-    for name, problem in rescored.unreadable.items():
-        view.append(text(f"step {name} cannot be read: {problem}", "red"))
+    for one in data["unreadable"]:
+        view.append(text(f"step {one['dump']} cannot be read: {one['problem']}", "red"))
     return view

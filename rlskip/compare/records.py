@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -11,8 +11,6 @@ import numpy as np
 
 from rlskip.batch.row_parts import Layout
 from rlskip.stages.parts import NUMBER
-
-_CACHED = 256 << 20  # bytes of values that are kept for the next records
 
 
 class Part(Protocol):
@@ -133,23 +131,6 @@ class StepRecords:
         return self._tokens[1]
 
 
-class Values:
-    """Loads the values of records; those that were loaded last stay in memory, up to a size."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[int, tuple[Record, Any]] = OrderedDict()
-
-    def of(self, record: Record) -> Any:
-        """The record's value; raises DumpError."""
-        if id(record) in self._kept:
-            self._kept.move_to_end(id(record))
-        else:
-            self._kept[id(record)] = record, record.load()
-            while len(self._kept) > 1 and sum(_nbytes(v) for _, v in self._kept.values()) > _CACHED:
-                self._kept.popitem(last=False)
-        return self._kept[id(record)][1]
-
-
 _OF_ROWS = ("keys", "sessions", "spans")
 _ROW_COLUMNS = ("keys", "prompts", "masks", "prompt_lengths", "lengths", "sessions", "turns")
 
@@ -194,12 +175,6 @@ def _rows_in(parts: Sequence[Mapping[str, Any]]) -> RowTable | None:
     joined = {name: np.concatenate(some) for name, some in columns.items()}
     _, first = np.unique(joined["keys"], return_index=True)
     return RowTable(**{name: column[first] for name, column in joined.items()})
-
-
-def _nbytes(value: Any) -> int:
-    if isinstance(value, Mapping):
-        return sum(_nbytes(item) for item in value.values())
-    return int(getattr(value, "nbytes", 0))
 
 
 def is_single(record: Record, value: np.ndarray) -> bool:
@@ -290,24 +265,22 @@ def _instances(rows: np.ndarray, names: Sequence[str]) -> np.ndarray:
 def copies(a: StepRecords, b: StepRecords) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The keys of a step's rows, and how many rows of each there are in A, and in B.
 
-    Both sides have rows. A stage may leave some out, or have all of them once an epoch: of the
-    stages that both recorded, one with the most keys counts in which both sides are least apart.
+    Both sides have rows. A stage may have all of them once an epoch: of the stages of rows that
+    both recorded, the one with the fewest tells; and each row that is described is there once.
     """
     assert a.rows is not None
     assert b.rows is not None
     keys = np.union1d(a.rows.keys, b.rows.keys)
-    once = [np.isin(keys, rows.keys).astype(np.int64) for rows in (a.rows, b.rows)]
-    found = [((0, 0, 0), once)]
-    for name in a.stages.keys() & b.stages.keys():
-        counts = [_counts(keys, side.stages[name]) for side in (a, b)]
-        known = np.count_nonzero(counts[0] + counts[1])
-        counts = [np.maximum(*both) for both in zip(counts, once, strict=True)]
-        if np.array_equal(*(some // max(np.gcd.reduce(some), 1) for some in counts)):
-            counts = [np.minimum(*counts)] * 2  # all of them, but more often
-        apart = int(np.abs(counts[0] - counts[1]).sum())
-        found.append(((-known, apart, int(counts[0].sum())), counts))
-    mine, theirs = min(found, key=lambda one: one[0])[1]
-    return keys, mine, theirs
+    every = [
+        [_counts(keys, side.stages[name]) for side in (a, b)]
+        for name in a.stages.keys() & b.stages.keys()
+    ]
+    of_rows = [both for both in every if all(counts.any() for counts in both)]
+    found = []
+    for k, rows in enumerate((a.rows, b.rows)):
+        fewest = np.min([both[k] for both in of_rows], axis=0) if of_rows else 0
+        found.append(np.maximum(np.isin(keys, rows.keys), fewest))
+    return keys, found[0], found[1]
 
 
 def _counts(keys: np.ndarray, records: Sequence[Record]) -> np.ndarray:

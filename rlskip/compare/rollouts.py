@@ -6,6 +6,7 @@ character by character, as if each were a token.
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 
 from rlskip.batch.row_parts import by_token
 from rlskip.batch.rows import Rows
-from rlskip.compare.records import Record, StepRecords, Values, is_single, single_values
+from rlskip.compare.records import Record, StepRecords, is_single, single_values
 from rlskip.runs.columns import plain, rollout_columns, values
 from rlskip.runs.conversation import recorded
 from rlskip.runs.find import Target
@@ -172,7 +173,7 @@ class RowValues:
     """
 
     def __init__(self, records: StepRecords | None, rollouts: Rollouts) -> None:
-        self._values = Values()
+        self._value_of = functools.cache(Record.load)
         self._places: dict[str, list[tuple[Record, int] | None]] = {}
         # The rows' hashes are not needed where nothing was recorded.
         self._rows = rollouts.tokens.rows if records is not None else None
@@ -202,7 +203,7 @@ class RowValues:
         record, row = place
         given = self.by_token(name, i) if record.layout.align is not None else None
         if given is None or self._rows is None:
-            return float(single_values(record, self._values.of(record), np.array([row]))[0])
+            return float(single_values(record, self._value_of(record), np.array([row]))[0])
         # A value of the whole row has 0 for the prompt, and what a tool said.
         sampled = given[self._rows.sampled[i][int(self._rows.prompt.lengths[i]) :]]
         shared = sampled.size and (sampled == sampled[0]).all()
@@ -219,7 +220,7 @@ class RowValues:
         if rows is None or i in rows.unknown or (place := self._place(name, i)) is None:
             return None
         record, row = place
-        value, start = self._values.of(record), int(rows.prompt.lengths[i])
+        value, start = self._value_of(record), int(rows.prompt.lengths[i])
         if record.layout.align is None and is_single(record, value):
             return np.where(rows.sampled[i][start:], float(value.reshape(-1)[row]), np.nan)
         part = record.layout.part(value, row)

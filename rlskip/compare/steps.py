@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,6 @@ from rlskip.batch.row_parts import token_places
 from rlskip.compare.records import (
     Record,
     StepRecords,
-    Values,
     copies,
     is_single,
     pair_rows,
@@ -90,34 +90,30 @@ def _first_other_token(
     mine, theirs = a.rows.find(mine), b.rows.find(theirs)
     for i in mine.tolist():
         alike = theirs[b.rows.prompts[theirs] == a.rows.prompts[i]]
-        same = alike[
-            (b.rows.sessions[alike] == a.rows.sessions[i])
-            & (b.rows.turns[alike] == a.rows.turns[i])
-        ]
         if not len(alike):
             continue
-        j = int(same[0] if len(same) else alike[0])
-        ours, others = a.tokens_of(i), b.tokens_of(j)
+        is_same = (b.rows.sessions[alike] == a.rows.sessions[i]) & (
+            b.rows.turns[alike] == a.rows.turns[i]
+        )
+        ours, others = a.tokens_of(i), b.tokens_of(int(alike[is_same.argmax()]))
         if ours is None or others is None:
-            return Place(None, None, row=name_of(a.rows, i))
+            break
         x, y = ours[0], others[0]
         upto = min(len(x), len(y))
-        other = np.flatnonzero(x[:upto] != y[:upto])
-        at = int(other[0]) if len(other) else upto
+        at = next(iter(np.flatnonzero(x[:upto] != y[:upto]).tolist()), upto)
         one, two = (int(row[at]) if at < len(row) else None for row in (x, y))
         return Place(one, two, row=name_of(a.rows, i), token=at, around=around_token(x, at))
-    return Place(None, None, row=name_of(a.rows, int(mine[0]))) if len(mine) else None
+    else:
+        i = next(iter(mine.tolist()), None)
+    return None if i is None else Place(None, None, row=name_of(a.rows, i))
 
 
 def _first_other_mask(a: StepRecords, b: StepRecords, i: np.ndarray, j: np.ndarray) -> Place | None:
     assert a.rows is not None
     name = name_of(a.rows, int(i[0]))
     ours, others = a.tokens_of(int(i[0])), b.tokens_of(int(j[0]))
-    if ours is None or others is None:
-        return Place(None, None, row=name)
-    if not (
-        ours[1] != others[1]
-    ).any():  # one does not fit its tokens, the other has no sampled one
+    # A mask that does not fit its tokens is not that of which nothing was sampled.
+    if ours is None or others is None or np.array_equal(ours[1], others[1]):
         return Place(None, None, row=name)
     at = int(np.flatnonzero(ours[1] != others[1])[0])
     values = bool(ours[1][at]), bool(others[1][at])
@@ -150,37 +146,43 @@ class _Stage:
         if len(mine) != len(theirs):
             note = f"{len(mine)} records in A, {len(theirs)} in B"
             return self._result(mine, UNPAIRED, unit="records", note=note)
-        values = Values(), Values()
         for one, other in zip(mine, theirs, strict=True):
-            if one.form == NUMBER:
-                self._compare_numbers(one, other)
+            self._dtypes = one.dtype, other.dtype
+            if isinstance(one.number, str) or isinstance(other.number, str):
+                self._compared += 1
+                if one.number != other.number:
+                    self._note(one, -1, None, np.inf, one.number, other.number)
+            elif one.form == NUMBER:
+                a, b = np.array([one.number]), np.array([other.number])
+                self._judge(one, -1, a, b, self._a.tokens)
+            elif one.form == DIGEST:
+                self._judge_digest(one, -1, _digest_at(one.load(), 0), _digest_at(other.load(), 0))
             else:
-                a, b = values[0].of(one), values[1].of(other)
-                if one.form == DIGEST:
-                    self._compare_digests(one, a, b, np.zeros(1, int), np.zeros(1, int))
-                elif a.shape != b.shape:
-                    note = f"shapes {list(a.shape)} and {list(b.shape)}"
-                    return self._result(mine, DIFFERS, unit="values", note=note)
-                else:
-                    self._add(one, -1, a.reshape(-1), b.reshape(-1), self._a.tokens)
+                self._judge(one, -1, one.load(), other.load(), self._a.tokens)
         return self._result(mine, unit="values")
 
     def _compare_rows(self, mine: Sequence[Record], theirs: Sequence[Record]) -> StageResult:
         pairs = pair_rows(mine, theirs)
-        values = Values(), Values()
+        value_of = functools.cache(Record.load)  # rows of one record may be in several
         for (i, j), rows in itertools.groupby(pairs.rows.tolist(), lambda row: (row[0], row[2])):
             one, other = mine[i], theirs[j]
-            a, b = values[0].of(one), values[1].of(other)
+            a, b = value_of(one), value_of(other)
             _, ra, _, rb = np.array(list(rows)).T
-            if one.form == DIGEST:
-                self._compare_digests(one, a, b, ra, rb)
-            elif one.form == ROWS and (is_single(one, a) or is_single(other, b)):
-                if not (is_single(one, a) and is_single(other, b)):
+            are_single = one.form == ROWS and (is_single(one, a), is_single(other, b))
+            if are_single and any(are_single):
+                if not all(are_single):
                     self._remark = "one value a row on one side, one a token on the other"
-                x, y = single_values(one, a, ra), single_values(other, b, rb)
-                self._compare_singles(one, x, y, ra)
-            else:
-                self._compare_parts(one, other, a, b, ra, rb)
+                a, b = single_values(one, a, ra), single_values(other, b, rb)
+            around = scale(_wide(a)) if are_single and any(are_single) else None
+            for k, (x, y) in enumerate(zip(ra.tolist(), rb.tolist(), strict=True)):
+                if one.form == DIGEST:
+                    self._judge_digest(one, x, _digest_at(a, x), _digest_at(b, y))
+                elif around is not None:
+                    n = self._length(one, x)
+                    self._judge(one, x, a[k : k + 1], b[k : k + 1], n, around)
+                else:
+                    parts = one.layout.part(a, x), other.layout.part(b, y)
+                    self._judge(one, x, *parts, self._length(one, x))
         unpaired = pairs.only_a, pairs.only_b
         if not any(unpaired):
             return self._result(mine)
@@ -189,93 +191,61 @@ class _Stage:
         self._compared += max(unpaired)
         return self._result(mine, state, note=note)
 
-    def _compare_numbers(self, one: Record, other: Record) -> None:
-        if isinstance(one.number, str) or isinstance(other.number, str):
-            self._compared += 1
-            if one.number != other.number:
-                self._note(one, -1, None, np.inf, one.number, other.number)
-                self._off += 1
-            return
-        a, b = (np.array([record.number]) for record in (one, other))
-        self._dtypes = one.dtype, other.dtype
-        self._add(one, -1, a, b, self._a.tokens)
+    def _judge(
+        self, one: Record, row: int, a: np.ndarray, b: np.ndarray, n: int,
+        around: float | None = None,
+    ) -> None:  # fmt: skip
+        """A row's part or its only value, or a value of the whole step.
 
-    def _compare_parts(
-        self, one: Record, other: Record, a: np.ndarray, b: np.ndarray, ra: Any, rb: Any
-    ) -> None:
-        lengths = self._lengths(one, ra)
-        for i, j, n in zip(ra.tolist(), rb.tolist(), lengths, strict=True):
-            mine, theirs = one.layout.part(a, i), other.layout.part(b, j)
-            if mine.shape == theirs.shape:
-                self._add(one, i, mine, theirs, n)
-            else:
-                self._compared += 1
-                self._off += 1
-                self._note(one, i, None, np.inf, list(mine.shape), list(theirs.shape), "shape")
-
-    def _compare_singles(self, one: Record, a: np.ndarray, b: np.ndarray, rows: np.ndarray) -> None:
-        """One value for each of the record's `rows`, all at once."""
-        x, y = _wide(a), _wide(b)
-        gaps = _gaps(a, b)
-        lengths = np.array(self._lengths(one, rows), np.float64)
-        allowed = self._rounding.allowed(x, y, self._dtypes, 1, scale(x))
-        if not self._rounding.is_given:
-            allowed = allowed * np.sqrt(lengths)
-        self._compared += len(x)
-        beyond = gaps > allowed
-        self._off += int(beyond.sum())
-        self._rounded += int((((gaps > 0) | other_zeros(x, y)) & ~beyond).sum())
-        if len(gaps) and gaps.max() > 0:
-            k = int(gaps.argmax())
-            self._note(one, int(rows[k]), None, float(gaps[k]), a[k], b[k], off=bool(beyond.any()))
-
-    def _compare_digests(self, one: Record, a: Any, b: Any, ra: Any, rb: Any) -> None:
-        other = np.flatnonzero(is_other := a["checksums"][ra] != b["checksums"][rb])
-        self._compared += len(ra)
-        if self._dtypes[0] == self._dtypes[1]:  # those of whole numbers are not those of floats
-            self._rounded += int(((a["bits"][ra] != b["bits"][rb]) & ~is_other).sum())
-        lengths = self._lengths(one, ra)
-        for k in other.tolist():
-            mine, theirs = a["moments"][ra[k]], b["moments"][rb[k]]
-            gaps = differences(mine, theirs)
-            if not gaps.any() and self._dtypes[0] != self._dtypes[1]:
-                continue  # whole numbers and floats
-            # What a mean may be off by is a share of its terms, which may cancel.
-            x, y = (
-                np.where(_MEANS, np.fmax(np.abs(some), some[2]), some) for some in (mine, theirs)
-            )
-            around = float(np.nan_to_num(mine[2]))
-            allowed = self._rounding.allowed(x, y, self._dtypes, int(lengths[k]), around)
-            beyond = bool((gaps > allowed).any() or gaps[0] or not gaps.any())
-            self._off += beyond
-            self._rounded += not beyond
-            m = 0 if gaps[0] else int(np.argmax(gaps))
-            values = float(mine[m]), float(theirs[m])
-            self._note(one, int(ra[k]), None, float(gaps[m]), *values, MOMENTS[m], off=beyond)
-
-    def _add(self, one: Record, row: int, a: np.ndarray, b: np.ndarray, n: int) -> None:
-        """A part of a row, or a value of the whole step."""
+        `around` is the scale of the values around it, by default its own.
+        """
         self._compared += 1
+        if a.shape != b.shape:
+            self._note(one, row, None, np.inf, list(a.shape), list(b.shape), "shape")
+            return
         if a.dtype == b.dtype and a.tobytes() == b.tobytes():
             return
         x, y = _wide(a), _wide(b)
-        gaps = _gaps(a, b)
+        gaps = differences(x, y)
+        if a.dtype.kind in "iu" and b.dtype.kind in "iu":  # they may be one number in float64
+            gaps = np.maximum(gaps, a != b)
         if not gaps.any():
             self._rounded += bool(other_zeros(x, y).any())
             return
-        allowed = self._rounding.allowed(x, y, self._dtypes, n, scale(x))
-        beyond = bool((gaps > allowed).any())
-        self._off += beyond
-        self._rounded += not beyond
+        around = scale(x) if around is None else around
+        allowed = self._rounding.allowed(x, y, self._dtypes, n, around)
         at = np.unravel_index(int(gaps.argmax()), gaps.shape)
         entry = int(at[0]) if gaps.size > 1 else None
-        self._note(one, row, entry, float(gaps[at]), a[at], b[at], off=beyond)
+        off = bool((gaps > allowed).any())
+        self._note(one, row, entry, float(gaps[at]), a[at], b[at], off=off)
+
+    def _judge_digest(self, one: Record, row: int, a: _Digest, b: _Digest) -> None:
+        self._compared += 1
+        (checksum, bits, mine), (other_checksum, other_bits, theirs) = a, b
+        # Whole numbers and floats have other checksums and bits.
+        is_one_dtype = self._dtypes[0] == self._dtypes[1]
+        if checksum == other_checksum:
+            self._rounded += is_one_dtype and bits != other_bits
+            return
+        gaps = differences(mine, theirs)
+        if not gaps.any() and not is_one_dtype:
+            return
+        # What a mean may be off by is a share of its terms, which may cancel.
+        x, y = (np.where(_MEANS, np.fmax(np.abs(some), some[2]), some) for some in (mine, theirs))
+        around, n = float(np.nan_to_num(mine[2])), self._length(one, row)
+        allowed = self._rounding.allowed(x, y, self._dtypes, n, around)
+        off = bool((gaps > allowed).any() or gaps[0] or not gaps.any())
+        m = 0 if gaps[0] else int(np.argmax(gaps))
+        values = float(mine[m]), float(theirs[m])
+        self._note(one, row, None, float(gaps[m]), *values, MOMENTS[m], off=off)
 
     def _note(
         self, one: Record, row: int, entry: int | None, gap: float, a: Any, b: Any,
         what: str | None = None, *, off: bool = True,
     ) -> None:  # fmt: skip
-        """Keep the largest difference of the first record that differs beyond rounding."""
+        """Count a difference; keep the largest of the first record that has one beyond rounding."""
+        self._off += off
+        self._rounded += not off
         self._largest = max(self._largest, gap)
         if off and self._first is None:
             self._first, self._worst = one.order, None
@@ -283,12 +253,11 @@ class _Stage:
         if is_of_first and (self._worst is None or gap > self._worst[0]):
             self._worst = gap, one, row, entry, _plain(a), _plain(b), what
 
-    def _lengths(self, one: Record, rows: np.ndarray) -> list[int]:
-        """Tokens of each row."""
+    def _length(self, one: Record, row: int) -> int:
+        """Tokens of a row."""
         if one.keys is None or self._a.rows is None:
-            return [1] * len(rows)
-        found = self._a.rows.lengths[self._a.rows.find(one.keys[rows])]
-        return found.tolist()  # type: ignore[no-any-return]
+            return 1
+        return int(self._a.rows.lengths[self._a.rows.find(one.keys[row])])
 
     def _result(
         self, mine: Sequence[Record], state: str = "", unit: str = "rows", note: str = ""
@@ -298,20 +267,11 @@ class _Stage:
         note = note or self._remark
         if state == EQUAL and self._dtypes[0] != self._dtypes[1] and not note:
             note = "equal numbers in two dtypes"
+        order = mine[0].order if self._first is None else self._first
         return StageResult(
-            self._step,
-            self._name,
-            state,
-            mine[0].order if self._first is None else self._first,
-            len(mine),
-            unit,
-            self._compared,
-            self._off,
-            self._largest,
-            self._dtypes,
-            note,
-            self._place(),
-        )
+            self._step, self._name, state, order, len(mine), unit, self._compared, self._off,
+            self._largest, self._dtypes, note, self._place(),
+        )  # fmt: skip
 
     def _place(self) -> Place | None:
         if self._worst is None:
@@ -330,11 +290,12 @@ class _Stage:
         return Place(a, b, what, name, entry, token, around)
 
 
-def _gaps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """How far values are apart; at least 1 for whole numbers that are one in float64."""
-    found = differences(_wide(a), _wide(b))
-    are_whole = a.dtype.kind in "iu" and b.dtype.kind in "iu"
-    return np.maximum(found, a != b) if are_whole else found
+_Digest = tuple[Any, Any, np.ndarray]
+"""Of one row the checksum, the bits and the moments."""
+
+
+def _digest_at(value: Any, row: int) -> _Digest:
+    return value["checksums"][row], value["bits"][row], value["moments"][row]
 
 
 def _wide(values: np.ndarray) -> np.ndarray:

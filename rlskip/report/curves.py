@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from rlskip.compare.mismatch import mean_gap
-from rlskip.compare.records import Record, StepRecords
+from rlskip.batch.row_parts import by_token
+from rlskip.compare.records import Record, StepRecords, pair_rows
 from rlskip.compare.sides import Side
 from rlskip.format.dump_errors import DumpError
-from rlskip.runs.tokens import if_finite
 from rlskip.stages.digest import MOMENTS
-from rlskip.stages.parts import DIGEST, NUMBER
+from rlskip.stages.parts import DIGEST, NUMBER, ROWS
 
 _STEPS, _OF_ROWS = 400, 64  # steps that are read; and those of which values of rows are read
 _FIRST = ("loss", "grad_norm", "entropy", "kl", "log_prob")
 _MOST = 24
 
+ENGINE = "engine_log_probs"
+#: What a trainer's log-probs before its first update are called, the likeliest first.
+TRAINER = ("old_log_probs", "log_probs")
 
-class Curves:
+
+def curves(
+    records: Side, wanted: Sequence[int] | None, problem: Callable[[str, str], None]
+) -> tuple[dict[str, list[Any]], dict[int, float | None]]:
     """The numbers that a job recorded, a value a step: of rows and of several records the mean.
 
     Parameters
@@ -30,41 +36,34 @@ class Curves:
         The steps of the rollouts, so that both have the same; None: the job's own.
     problem
         Is told of each step that cannot be read.
+
+    Returns
+    -------
+    columns
+        ``step``, and a column for each stage that is not zero everywhere, losses first.
+    gaps
+        By step, how far the trainer's log-probs are from the engine's.
     """
-
-    def __init__(
-        self, records: Side, wanted: Sequence[int] | None, problem: Callable[[str, str], None]
-    ) -> None:
-        recorded = records.steps()
-        there = recorded if wanted is None else sorted({*recorded} & {*wanted})
-        self.steps = spread(there, _STEPS)
-        heavy = {*spread(self.steps, _OF_ROWS)}
-        self.gaps: dict[int, float | None] = {}
-        self._values: dict[str, dict[int, float]] = {}
-        for step in self.steps:
-            try:
-                self._read(step, records.records(step), step in heavy)
-            except DumpError as error:
-                problem(f"records of step {step}", error.what)
-
-    def _read(self, step: int, found: StepRecords, of_rows: bool) -> None:
-        gap = mean_gap(found) if of_rows else None
-        self.gaps[step] = None if gap is None else if_finite(gap)
-        for name, stage in found.stages.items():
-            values = [_mean_of(one) for one in stage if of_rows or one.form == NUMBER]
-            known = [value for value in values if value is not None and math.isfinite(value)]
-            if known:
-                self._values.setdefault(name, {})[step] = float(np.mean(known))
-
-    def columns(self) -> dict[str, list[Any]]:
-        """``step``, and a column for each stage that is not zero everywhere, losses first."""
-        names = [name for name, values in self._values.items() if any(values.values())]
-        names.sort(key=lambda name: next((i for i, w in enumerate(_FIRST) if w in name), 9))
-        found: dict[str, list[Any]] = {"step": list(self.steps)}
-        for name in names[:_MOST]:
-            cells = [self._values[name].get(step) for step in self.steps]
-            found[name] = [None if v is None else float(f"{v:.6g}") for v in cells]
-        return found if len(found) > 1 else {}
+    recorded = records.steps()
+    steps = spread(recorded if wanted is None else sorted({*recorded} & {*wanted}), _STEPS)
+    heavy = {*spread(steps, _OF_ROWS)}
+    gaps: dict[int, float | None] = {}
+    values: dict[str, dict[int, float]] = {}
+    for step in steps:
+        try:
+            found = records.records(step)
+            gaps[step] = mean_gap(found) if step in heavy else None
+            for name, stage in found.stages.items():
+                means = [_mean_of(one) for one in stage if step in heavy or one.form == NUMBER]
+                known = [mean for mean in means if mean is not None and math.isfinite(mean)]
+                if known:
+                    values.setdefault(name, {})[step] = float(np.mean(known))
+        except DumpError as error:
+            problem(f"records of step {step}", error.what)
+    names = [name for name in values if any(values[name].values())]
+    names.sort(key=lambda name: next((i for i, w in enumerate(_FIRST) if w in name), 9))
+    columns = {name: [values[name].get(step) for step in steps] for name in names[:_MOST]}
+    return {"step": steps, **columns} if columns else {}, gaps
 
 
 def spread(steps: Sequence[int], most: int) -> list[int]:
@@ -89,3 +88,34 @@ def _mean_of(record: Record) -> float | None:
         parts = [record.layout.part(value, row).reshape(-1) for row in range(len(record.keys))]
         value = np.concatenate(parts) if parts else np.empty(0)
     return float(np.asarray(value, np.float64).mean()) if value.size else None
+
+
+def mean_gap(records: StepRecords) -> float | None:
+    """The mean absolute difference of a step's log-probs, trainer minus engine, by sampled token.
+
+    None where either has no value for each token. Raises DumpError where one cannot be read.
+    """
+    stages = {
+        name: [one for one in stage if one.form == ROWS and one.layout.align is not None]
+        for name, stage in records.stages.items()
+    }
+    engine = stages.get(ENGINE)
+    trainer = next((stages[name] for name in TRAINER if stages.get(name)), None)
+    if not engine or trainer is None or records.rows is None:
+        return None
+    value_of, gaps = functools.cache(Record.load), [np.empty(0)]
+    for i, row, j, other in pair_rows(engine, trainer).rows.tolist():
+        keys = engine[i].keys
+        assert keys is not None
+        at = int(records.rows.find(keys[row]))
+        if (tokens := records.tokens_of(at)) is None:
+            continue
+        prompt, sampled = int(records.rows.prompt_lengths[at]), tokens[1]
+        a, b = (
+            by_token(one.layout.part(value_of(one), n), one.layout.align, prompt, sampled)
+            for one, n in ((engine[i], row), (trainer[j], other))
+        )
+        both = np.abs(b - a)[sampled]
+        gaps.append(both[~np.isnan(both)])
+    every = np.concatenate(gaps)
+    return float(every.mean()) if every.size else None

@@ -20,7 +20,7 @@ from rlskip.config.steps import compact
 from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import DumpError
 from rlskip.jobs.records import Tally
-from rlskip.report.curves import Curves, spread
+from rlskip.report.curves import curves, spread
 from rlskip.report.sessions import Vocabulary, prompt_of, session
 from rlskip.runs.figures import (
     Sessions,
@@ -74,13 +74,13 @@ class OneRun:
         self.problems = [(f"dump {one.dump.name}", one.problem) for one in counted if one.problem]
         found = list(by_step(counted))
         wanted = None if run is None else [step for step, _ in found]
-        self.curves: Curves | None = None
+        self._curves: dict[str, list[Any]] = {}
+        gaps: dict[int, float | None] = {}
         if shown.records is not None:
             self._recorded_steps = {*shown.records.steps()}
-            self.curves = Curves(
+            self._curves, gaps = curves(
                 shown.records, wanted, lambda *problem: self.problems.append(problem)
             )
-        gaps = {} if self.curves is None else self.curves.gaps
         self.steps = [
             (step, step_figures(dumps, success) | {"gap": gaps.get(step)}) for step, dumps in found
         ]
@@ -104,7 +104,7 @@ class OneRun:
         self.shown: list[int] = []
         self._read: dict[int, dict[str, Any]] = {}
         self._words: dict[int, Vocabulary] = {}
-        self._prompts: dict[int, tuple[str, str]] = {}
+        self._prompts: dict[int, str] = {}  # by group
 
     # -- sessions ----------------------------------------------------------------------------
 
@@ -135,8 +135,9 @@ class OneRun:
             for i in chosen:
                 one = sessions[self._place[i]]
                 self._read[i] = session(one, words, recorded)
-                if self._every.group[i] not in self._prompts:
-                    self._prompts[int(self._every.group[i])] = prompt_of(one, words)
+                group = int(self._every.group[i])
+                if group not in self._prompts:
+                    self._prompts[group] = prompt_of(one, words)
         except (DumpError, IndexError) as error:  # IndexError: it was replaced meanwhile
             problem = error.what if isinstance(error, DumpError) else "it has changed"
             self.problems.append((f"dump {dump.name}", problem))
@@ -149,31 +150,16 @@ class OneRun:
 
     def chunks(self) -> list[str]:
         """For each dump of which sessions are shown, these in base64."""
-        found = []
-        for d, shown in self._shown_by_dump():
-            shared: list[list[int]] = []
-            numbers: dict[tuple[int, ...], int] = {}
-            sessions, tokens = [], set()
-            for i in shown.tolist():
-                parts = []
-                for part in self._read[i]["parts"]:
-                    tokens |= set(part["ids"])
-                    if part["kind"] == "prompt":  # the sessions of a group have the same
-                        key = tuple(part["ids"])
-                        number = numbers.setdefault(key, len(shared))
-                        if number == len(shared):
-                            shared.append(part["ids"])
-                        part = {**part, "ids": number}
-                    parts.append(part)
-                sessions.append({**self._read[i], "parts": parts})
-            texts = {k: v for k, v in self._words[d].texts.items() if k in tokens}
-            found.append(packed({"texts": texts, "shared": shared, "sessions": sessions}))
-        return found
+        return [
+            packed({"texts": self._words[d].texts, "sessions": [self._read[i] for i in of_dump]})
+            for d, of_dump in self._shown_by_dump()
+        ]
 
-    def _shown_by_dump(self) -> list[tuple[int, np.ndarray]]:
+    def _shown_by_dump(self) -> list[tuple[int, list[int]]]:
         shown = np.sort(np.array(self.shown, np.int64))
         dumps, first = np.unique(self._dump[shown], return_index=True)
-        return list(zip(dumps.tolist(), np.split(shown, first[1:]), strict=False))
+        parts = (part.tolist() for part in np.split(shown, first[1:]))
+        return list(zip(dumps.tolist(), parts, strict=False))
 
     # -- the index ---------------------------------------------------------------------------
 
@@ -192,21 +178,19 @@ class OneRun:
         for number, (_, of_dump) in enumerate(self._shown_by_dump(), first_chunk):
             chunk[of_dump], place[of_dump] = number, np.arange(len(of_dump))
         groups, group = np.unique(self._every.group[listed], return_inverse=True)
-        has_prompt = {*self._every.group[self.shown].tolist()} & self._prompts.keys()
-        prompts = dict.fromkeys(self._prompts[g] for g in groups.tolist() if g in has_prompt)
-        numbered = {prompt: i for i, prompt in enumerate(prompts)}
-        shown = [self._groups[g] for g in groups.tolist()]
-        of_group = [
-            numbered[self._prompts[g]] if g in has_prompt else None for g in groups.tolist()
-        ]
+        with_prompt = {*self._every.group[self.shown].tolist()}
         return {
             "name": self.name,
             "facts": self._facts(),
             "problems": self.problems,
             "steps": _columns([{"step": step, **figures} for step, figures in self.steps]),
-            "curves": {} if self.curves is None else self.curves.columns(),
-            "prompts": list(prompts),
-            "groups": _columns(shown) | {"prompt": of_group},
+            "curves": self._curves,
+            "groups": {
+                **_columns([self._groups[g] for g in groups.tolist()]),
+                "prompt": [
+                    self._prompts.get(g) if g in with_prompt else None for g in groups.tolist()
+                ],
+            },
             "sessions": {
                 "group": group.tolist(),
                 "number": self._every.number[listed].tolist(),
@@ -251,16 +235,12 @@ def _recorded_decoder(dump: Dump) -> Decode | None:
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    return {name: [_exact(row[name]) for row in rows] for name in (rows[0] if rows else ())}
+    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
 
 
-def _exact(value: Any) -> Any:
-    """A float that is a whole number as an int, which is shorter in JSON."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _floats(values: np.ndarray) -> list[float | None]:
-    return [None if v != v else _exact(float(f"{v:.6g}")) for v in values.tolist()]
+def _floats(values: np.ndarray) -> list[float]:
+    """Six digits, which are shorter in JSON."""
+    return [float(f"{v:.6g}") for v in values.tolist()]
 
 
 def packed(data: Any) -> str:

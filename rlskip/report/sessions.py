@@ -15,11 +15,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from rlskip._human import finite, short
-from rlskip.compare.mismatch import ENGINE, TRAINER
 from rlskip.compare.rollouts import RowValues
+from rlskip.report.curves import ENGINE, TRAINER
 from rlskip.runs.conversation import Piece, messages_of
 from rlskip.runs.rollouts import PLACE, ROW, Decode, SessionRows
 
@@ -113,16 +112,15 @@ def session(one: SessionRows, vocabulary: Vocabulary, recorded: RowValues) -> di
     return found
 
 
-def prompt_of(one: SessionRows, vocabulary: Vocabulary) -> tuple[str, str]:
-    """A hash of a session's first prompt, and the end of its text."""
+def prompt_of(one: SessionRows, vocabulary: Vocabulary) -> str:
+    """The end of the text of a session's first prompt."""
     tokens = one.turns[0].get("prompt")
     said = next((m["text"] for m in _messages(one.turns) if m["role"] == "user"), None)
     if tokens is None:
         said = one.group if said is None else said
-        return xxhash.xxh3_64_hexdigest(said.encode("utf-8", "replace")), said[-_TAIL:]
-    if said is None or vocabulary.decodes:
+    elif said is None or vocabulary.decodes:
         said = vocabulary.text(tokens[-_TAIL:])
-    return xxhash.xxh3_64_hexdigest(np.array(tokens, np.int64).data), said[-_TAIL:]
+    return said[-_TAIL:]
 
 
 def _part(

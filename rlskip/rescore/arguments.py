@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import attrs
 
 from rlskip.errors import RlskipError
 from rlskip.rescore.judge import ONE, VERL_MANY, Judge, RewardError
+from rlskip.rescore.kept import ABSENT
 from rlskip.runs.conversation import recorded
 from rlskip.runs.rollouts import PLACE, ROW, TEXTS, Decode, SessionRows
 from rlskip.runs.tables import extra
@@ -72,27 +73,37 @@ def arguments(
     given = [_Given(one, one.turns, decode, data or {}) for one in sessions]
     for one in given if data else ():
         one.refuse_without_row()
-    if judge.judged in (*ONE, *VERL_MANY):
-        plural = "s" if judge.takes_many else ""
-        takes_ids = "completion_ids" in {*(judge.takes or ()), *judge.needs}
-        makers: dict[str, Callable[[_Given], Any]] = {
-            "solution_str": lambda one: one.solution(takes_ids),
-            "data_source": lambda one: one.last.get("data_source"),
-            "ground_truth": _Given.truth,
-            "extra_info": _Given.extra_info,
-        }
-        names = [name for name in makers if judge.takes is None or name + plural in judge.takes]
-        if "ground_truth" + plural not in judge.needs:  # it has a default, or takes any name
-            names = [n for n in names if n != "ground_truth" or all(map(_Given.has_truth, given))]
-        asked = {name + plural: makers[name] for name in names}
-        if takes_ids:
-            asked["completion_ids"] = lambda one: one.last.get("response")
-        for name in judge.needs - asked.keys():
-            raise _missing(name, given[0])
-        if not judge.takes_many:
-            return {name: make(given[0]) for name, make in asked.items()}
-        return {name: [make(one) for one in given] for name, make in asked.items()}
-    found: dict[str, Any] = {
+    of_verl = judge.judged in (*ONE, *VERL_MANY)
+    columns = _verl_columns(judge, given) if of_verl else _trl_columns(judge, given)
+    found = {n: v for n, v in columns.items() if judge.takes is None or n in judge.takes}
+    for name in judge.needs - found.keys():
+        is_truth = name.startswith("ground_truth")
+        lacking = (one for one in given if not is_truth or one.truth is ABSENT)
+        raise _missing(name, next(lacking, given[0]))
+    return found if judge.takes_many else {name: cells[0] for name, cells in found.items()}
+
+
+def _verl_columns(judge: Judge, given: Sequence[_Given]) -> dict[str, list[Any]]:
+    takes_ids = "completion_ids" in {*(judge.takes or ()), *judge.needs}
+    columns = {
+        "solution_str": [one.solution(takes_ids) for one in given],
+        "data_source": [one.last.get("data_source") for one in given],
+        "ground_truth": [one.truth for one in given],
+        "extra_info": [one.extra_info() for one in given],
+    }
+    plural = "s" if judge.takes_many else ""
+    found = {name + plural: cells for name, cells in columns.items() if not _lacks(cells)}
+    if takes_ids:
+        found["completion_ids"] = [one.last.get("response") for one in given]
+    return found
+
+
+def _lacks(cells: Sequence[Any]) -> bool:
+    return any(cell is ABSENT for cell in cells)  # "in" would compare arrays
+
+
+def _trl_columns(judge: Judge, given: Sequence[_Given]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {
         "prompts": [one.prompt() for one in given],
         "completions": [one.completion() for one in given],
         "completion_ids": [one.tokens for one in given],
@@ -100,12 +111,7 @@ def arguments(
     # Columns that differ from dump to dump would else be missing for some.
     wanted = (judge.takes or frozenset()) - found.keys()
     columns = {n: None for one in given for n in one.last if n not in _NOT_COLUMNS or n in wanted}
-    found |= {name: [one.last.get(name) for one in given] for name in columns}
-    for name in judge.needs - found.keys():
-        raise _missing(name, given[0])
-    if judge.takes is None:
-        return found
-    return {name: value for name, value in found.items() if name in judge.takes}
+    return found | {name: [one.last.get(name) for one in given] for name in columns}
 
 
 _NOT_COLUMNS = {*ROW, *PLACE, *TEXTS}
@@ -156,18 +162,13 @@ class _Given:
             raise RlskipError(what, self._where, "name one: --tokenizer DIRECTORY")
         return self.decode(tokens)
 
+    @property
     def truth(self) -> Any:
+        """What verl and TRL call the right answer; ABSENT where the run records none."""
         model = self.last.get("reward_model")
-        if isinstance(model, Mapping) and "ground_truth" in model:
-            return model["ground_truth"]
-        if not self.has_truth():
-            raise _missing("ground_truth", self)
-        return next(self.last[name] for name in _TRUTHS if name in self.last)
-
-    def has_truth(self) -> bool:
-        model = self.last.get("reward_model")
-        is_in_model = isinstance(model, Mapping) and "ground_truth" in model
-        return is_in_model or any(name in self.last for name in _TRUTHS)
+        in_model = model if isinstance(model, Mapping) else {}
+        known = {**self.last, **{k: in_model[k] for k in _TRUTHS[:1] if k in in_model}}
+        return next((known[name] for name in _TRUTHS if name in known), ABSENT)
 
     def extra_info(self) -> dict[str, Any]:
         """As verl's reward manager completes it."""

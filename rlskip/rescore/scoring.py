@@ -1,62 +1,132 @@
-"""A reward function run over the sessions of cached rollouts."""
+"""A reward function run over the sessions of cached rollouts, and what it changed."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import attrs
+import numpy as np
 
 from rlskip.batch.decoding import decoder_at
 from rlskip.format.dump_errors import DumpError
 from rlskip.rescore.arguments import Data, arguments, score_of
-from rlskip.rescore.figures import Change, Changes
 from rlskip.rescore.judge import Judge, RewardError
 from rlskip.runs.on_disk import Dump
 from rlskip.runs.rollouts import Decode, Rollouts, SessionRows
 from rlskip.runs.scope import Scope
 
+SHOWN = 10  # sessions that changed most
 _KEPT_ERRORS = 20
-
-
-@attrs.frozen
-class Failure:
-    """A session that has no new score, and why."""
-
-    step: int
-    call: int | None
-    group: str
-    session: int
-    error: str
+_QUANTILES = {"min": 0.0, "p10": 0.1, "p50": 0.5, "p90": 0.9, "max": 1.0}
+_scores = partial(array, "d")
 
 
 @attrs.define
 class Rescored:
-    """What scoring again found.
+    """What scoring again found. Of a session that has a new score only its scores are kept.
 
     Parameters
     ----------
     sessions
         How many were to be scored.
-    failures, failed
-        Of those without a new score how many, and the first of them.
+    old, new
+        The scores of those that were.
+    changed, most
+        How many of them have another score, and those that changed most.
+    groups, gained, lost
+        How many groups there are; those whose scores differ now and were equal before, and the
+        other way round, as ``step/group``.
+    failures
+        The first of the sessions without a new score.
     unreadable
         Why a dump cannot be read, by its name.
     """
 
-    changes: Changes = attrs.field(factory=Changes)
     sessions: int = 0
-    failed: int = 0
-    failures: list[Failure] = attrs.field(factory=list)
+    old: array[float] = attrs.field(factory=_scores)
+    new: array[float] = attrs.field(factory=_scores)
+    changed: int = 0
+    most: list[dict[str, Any]] = attrs.field(factory=list)
+    groups: int = 0
+    gained: list[str] = attrs.field(factory=list)
+    lost: list[str] = attrs.field(factory=list)
+    failures: list[dict[str, Any]] = attrs.field(factory=list)
     unreadable: dict[str, str] = attrs.field(factory=dict)
 
+    @property
+    def failed(self) -> int:
+        """Sessions without a new score."""
+        return self.sessions - len(self.new)
 
-@attrs.frozen
-class Rescoring:
-    """How to score again.
+    def add_session(self, place: dict[str, Any], old: float | None, new: float | Exception) -> None:
+        self.sessions += 1
+        if isinstance(new, Exception):
+            if len(self.failures) < _KEPT_ERRORS:
+                self.failures.append({**place, "error": f"{type(new).__name__}: {new}"})
+            return
+        self.new.append(new)
+        if old is not None:
+            self.old.append(old)
+        if old != new:
+            self.changed += 1
+            by = math.inf if old is None else abs(new - old)
+            every = [*self.most, {"by": by, **place, "old": old, "new": new}]
+            self.most = sorted(every, key=lambda one: -one["by"])[:SHOWN]
+
+    def add_group(
+        self, name: str, old: Sequence[float | None], new: Sequence[float | None]
+    ) -> None:
+        """All sessions of a group, those included that were not scored again."""
+        self.groups += 1
+        before, after = len({*old} - {None}) > 1, len({*new} - {None}) > 1
+        if before != after:
+            (self.gained if after else self.lost).append(name)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "sessions": self.sessions,
+            "failed": self.failed,
+            "failures": self.failures,
+            "old": _described(self.old),
+            "new": _described(self.new),
+            "changed": self.changed,
+            "groups": {
+                "count": self.groups,
+                "gained_signal": len(self.gained),
+                "lost_signal": len(self.lost),
+                "gained": self.gained,
+                "lost": self.lost,
+            },
+            "most_changed": self.most,
+            "unreadable": [{"dump": k, "problem": v} for k, v in self.unreadable.items()],
+        }
+
+
+def _described(scores: array[float]) -> dict[str, Any] | None:
+    """``count``, ``mean``, ``std``, ``min``, ``p10``, ``p50``, ``p90``, ``max``."""
+    if not scores:
+        return None
+    found = {"count": len(scores), "mean": float(np.mean(scores)), "std": float(np.std(scores))}
+    quantiles = np.quantile(scores, list(_QUANTILES.values()), method="lower").tolist()
+    return found | dict(zip(_QUANTILES, quantiles, strict=True))
+
+
+def rescore(
+    judge: Judge,
+    steps: Sequence[Scope],
+    *,
+    workers: int = 8,
+    data: Data | None = None,
+    progress: Callable[[Sequence[Scope]], Iterable[Scope]] = iter,
+) -> Rescored:
+    """Score the sessions of some steps or calls again; one dump is in memory at a time.
 
     Parameters
     ----------
@@ -64,30 +134,15 @@ class Rescoring:
         How many calls of the function are under way at a time.
     data
         More columns, by prompt (:func:`rlskip.rescore.arguments.read_data`).
+
+    Raises
+    ------
+    RlskipError
+        A dump does not record what the function takes.
     """
 
-    judge: Judge
-    workers: int = 8
-    data: Data | None = None
-
-    def run(
-        self,
-        steps: Sequence[Scope],
-        progress: Callable[[Sequence[Scope]], Iterable[Scope]] = iter,
-    ) -> Rescored:
-        """Score the sessions of some steps or calls; one dump is in memory at a time.
-
-        Raises
-        ------
-        RlskipError
-            A dump does not record what the function takes.
-        """
-        return asyncio.run(self._run(steps, progress))  # an async function has one loop for all
-
-    async def _run(
-        self, steps: Sequence[Scope], progress: Callable[[Sequence[Scope]], Iterable[Scope]]
-    ) -> Rescored:
-        pool = ThreadPoolExecutor(self.workers, "rlskip-judge")
+    async def run() -> Rescored:  # an async function has one loop for all
+        pool = ThreadPoolExecutor(workers, "rlskip-judge")
         asyncio.get_running_loop().set_default_executor(pool)
         rescored = Rescored()
         for step in progress(steps):
@@ -96,58 +151,62 @@ class Rescoring:
                     rollouts = step.read(dump)
                 except DumpError as error:
                     rescored.unreadable[dump.name] = str(error).partition("\n")[0]
-                else:
-                    await self._score(rollouts, dump, rescored)
+                    continue
+                rollouts.decode = rollouts.decode or _recorded(dump)
+                verdicts = await _verdicts(judge, rollouts, workers, data)
+                _add(rescored, dump.step, rollouts, verdicts)
         return rescored
 
-    async def _score(self, rollouts: Rollouts, dump: Dump, rescored: Rescored) -> None:
-        sessions = rollouts.sessions
-        rollouts.decode = rollouts.decode or _recorded(dump)
-        rescored.sessions += len(sessions)
-        new: dict[tuple[str, int], float] = {}
-        kept = _dtype_of(rollouts)
-        verdicts = await self._verdicts(sessions, rollouts.decode)
-        for one, found in zip(sessions, verdicts, strict=True):
-            place = dump.step, one.place["call"], one.group, one.number
-            if isinstance(found, Exception):
-                rescored.failed += 1
-                if len(rescored.failures) < _KEPT_ERRORS:
-                    text = f"{type(found).__name__}: {found}"
-                    rescored.failures.append(Failure(*place, text))
-            else:
-                new[one.group, one.number] = score = kept(found)
-                by = math.inf if one.reward is None else abs(score - one.reward)
-                rescored.changes.add_session(Change(by, *place, one.reward, score))
-        for group in rollouts.groups:
-            old = [one.reward for one in group.sessions]
-            now = [new.get((one.group, one.number), one.reward) for one in group.sessions]
-            rescored.changes.add_group(f"{dump.step}/{group.name}", old, now)
+    return asyncio.run(run())
 
-    async def _verdicts(
-        self, sessions: Sequence[SessionRows], decode: Decode | None
-    ) -> list[float | Exception]:
-        """Of each session its score, or why there is none."""
-        size = math.ceil(len(sessions) / self.workers) if self.judge.takes_many else 1
-        cuts = [sessions[i : i + size] for i in range(0, len(sessions), max(size, 1))]
-        at_a_time = asyncio.Semaphore(self.workers)
 
-        async def ask(cut: Sequence[SessionRows]) -> list[float | Exception]:
-            async with at_a_time:
-                # What the run lacks concerns every session, so it is raised here.
-                given = arguments(self.judge, cut, decode, self.data)
-                try:
-                    if self.judge.is_async:
-                        said = await self.judge.ask_async(given)
-                    else:
-                        said = await asyncio.to_thread(self.judge.ask, given)
-                except Exception as error:
-                    return [error] * len(cut)
-                except SystemExit as error:  # it must not end the command, as if all were well
-                    return [RewardError(f"it ended with exit code {error.code}")] * len(cut)
-            return [score_of(verdict) for verdict in said]
+def _add(
+    rescored: Rescored, step: int, rollouts: Rollouts, verdicts: Sequence[float | Exception]
+) -> None:
+    new: dict[tuple[str, int], float] = {}
+    rounded = _dtype_of(rollouts)
+    for one, found in zip(rollouts.sessions, verdicts, strict=True):
+        place = {
+            "step": step,
+            "call": one.place["call"],
+            "group": one.group,
+            "session": one.number,
+        }
+        if not isinstance(found, Exception):
+            new[one.group, one.number] = found = rounded(found)
+        rescored.add_session(place, one.reward, found)
+    for group in rollouts.groups:
+        old = [one.reward for one in group.sessions]
+        now = [new.get((one.group, one.number), one.reward) for one in group.sessions]
+        rescored.add_group(f"{step}/{group.name}", old, now)
 
-        answers = await asyncio.gather(*map(ask, cuts))
-        return [score for scores in answers for score in scores]
+
+async def _verdicts(
+    judge: Judge, rollouts: Rollouts, workers: int, data: Data | None
+) -> list[float | Exception]:
+    """Of each session its score, or why there is none."""
+    sessions = rollouts.sessions
+    size = math.ceil(len(sessions) / workers) if judge.takes_many else 1
+    cuts = [sessions[i : i + size] for i in range(0, len(sessions), max(size, 1))]
+    at_a_time = asyncio.Semaphore(workers)
+
+    async def ask(cut: Sequence[SessionRows]) -> list[float | Exception]:
+        async with at_a_time:
+            # What the run lacks concerns every session, so it is raised here.
+            given = arguments(judge, cut, rollouts.decode, data)
+            try:
+                if judge.is_async:
+                    said = await judge.ask_async(given)
+                else:
+                    said = await asyncio.to_thread(judge.ask, given)
+            except Exception as error:
+                return [error] * len(cut)
+            except SystemExit as error:  # it must not end the command, as if all were well
+                return [RewardError(f"it ended with exit code {error.code}")] * len(cut)
+        return [score_of(verdict) for verdict in said]
+
+    answers = await asyncio.gather(*map(ask, cuts))
+    return [score for scores in answers for score in scores]
 
 
 def _dtype_of(rollouts: Rollouts) -> Callable[[float], float]:

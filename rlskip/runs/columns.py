@@ -118,25 +118,13 @@ def values(column: Column) -> Sequence[Any]:
 
 def plain(value: Any) -> Any:
     """A cell as plain values of Python: numbers, text, lists and dicts."""
-    if isinstance(value, np.floating):  # a long double's own tolist() is a long double
-        return float(value)
-    if isinstance(value, np.complexfloating):
-        return str(complex(value))
     if isinstance(value, np.ndarray | np.generic):
-        return plain(value.tolist())
+        value = value.tolist()
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    if isinstance(value, loaded("PIL.Image", "Image")):
-        return _named(value)
+    if isinstance(value, loaded("PIL.Image", "Image")):  # its own text has an address in memory
+        size = "x".join(map(str, value.size))
+        return f"<image {value.mode} {size} {xxhash.xxh3_64_hexdigest(value.tobytes())}>"
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
-
-
-def _named(image: Any) -> str:
-    """An image as a text that equal images share: its own has an address in memory."""
-    drawn = xxhash.xxh3_64(image.tobytes())
-    if image.mode in ("P", "PA"):
-        drawn.update(bytes(image.getpalette("RGBA")))
-    width, height = image.size
-    return f"<image {image.mode} {width}x{height} {drawn.hexdigest()}>"

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
-
 from rlskip.batch.row_fields import RowFields
 from rlskip.format.dump_errors import DAMAGE, DumpError
 from rlskip.runs.columns import Columns, rollout_columns
@@ -25,8 +23,6 @@ from rlskip.store.layout import as_step
 log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
-
-_MESSAGE = 32  # about as many values as whoever reads a row copies of a message
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, Columns]]:
@@ -39,56 +35,35 @@ def read_rows(path: Path) -> Iterator[tuple[int, Columns]]:
     Raises
     ------
     DumpError
-        It has other fields, or cannot be read, or its rows would take much more memory than it has
-        bytes.
+        It has other fields, or cannot be read.
     """
-    budget = _Budget(path)
     try:
-        rows = _of_parquet(path) if path.suffix == ".parquet" else _lines(path)
+        rows = _lines(path)
+        if path.suffix == ".parquet":
+            rows = iter(extra("pyarrow.parquet").read_table(path).to_pylist())
         first = next(rows, None)
         if first is None:
             return
-        steps = _steps_of(path, first, itertools.chain([first], rows), budget)
+        steps = _steps_of(path, first, itertools.chain([first], rows))
         for number, of_step in sorted(steps.items()):
-            yield number, _columns(of_step, budget)
+            yield number, _columns(of_step)
     except DumpError as error:
         raise DumpError(error.what, str(path), error.remedy) from error
     except (*DAMAGE, RecursionError) as error:
         raise DumpError(f"it cannot be read: {type(error).__name__}: {error}", str(path)) from error
 
 
-def _columns(rows: list[Row], budget: _Budget) -> Columns:
+def _columns(rows: list[Row]) -> Columns:
     names = dict.fromkeys(name for row in rows for name in row)
-    budget.spend(len(names) * len(rows))
     columns = {name: [row.get(name) for row in rows] for name in names}
     known = {"group": "uid", "session": "session" if "session" in names else None}
     return rollout_columns(columns, RowFields.of(names, known), len(rows))
 
 
-@attrs.define
-class _Budget:
-    """What a file may become: 128 values for each of its bytes, and 8 million.
-
-    A line may name many columns, of which every row gets a cell, and many branches, of which every
-    one gets a copy of the tokens that they share.
-    """
-
-    path: Path
-    left: int = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.left = 128 * self.path.stat().st_size + (8 << 20)
-
-    def spend(self, values: int) -> None:
-        self.left -= values
-        if self.left < 0:
-            raise DumpError("its rows would have more than 128 values for each byte of the file")
-
-
-def _steps_of(path: Path, first: Row, rows: Iterator[Row], budget: _Budget) -> dict[int, list[Row]]:
+def _steps_of(path: Path, first: Row, rows: Iterator[Row]) -> dict[int, list[Row]]:
     """The rows by step; the names of the first one's fields tell the program."""
     if path.name == "traces.jsonl" or "traces" in first:
-        return _of_verifiers(rows, budget)
+        return _of_verifiers(rows)
     for names, made in (
         ({"input", "output"}, iter),
         ({"messages"}, _of_messages),
@@ -169,20 +144,16 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _of_parquet(path: Path) -> Iterator[Row]:
-    yield from extra("pyarrow.parquet").read_table(path).to_pylist()
-
-
-def _of_verifiers(rows: Iterator[Row], budget: _Budget) -> dict[int, list[Row]]:
+def _of_verifiers(rows: Iterator[Row]) -> dict[int, list[Row]]:
     """Saved episodes by the step that they name; 0 without one."""
     steps: dict[int, list[Row]] = defaultdict(list)
     for number, line in enumerate(rows):
         named = ((line.get("run") or {}).get("work") or {}).get("step")
-        steps[_step_of(named, f"episode {number + 1}")] += _of_episode(line, number, budget)
+        steps[_step_of(named, f"episode {number + 1}")] += _of_episode(line, number)
     return steps
 
 
-def _of_episode(episode: Row, number: int, budget: _Budget) -> Iterator[Row]:
+def _of_episode(episode: Row, number: int) -> Iterator[Row]:
     """A row for each branch of each trace: a path through its messages.
 
     The group is the episode's, else the task's hash or index; the reward is the weighted sum. All
@@ -198,18 +169,18 @@ def _of_episode(episode: Row, number: int, budget: _Budget) -> Iterator[Row]:
             raise DumpError(f"a reward of episode {number + 1} has no score")
         reward = sum(r["score"] * r.get("weight", 1.0) for r in rewards) if rewards else None
         rest = {name: value for name, value in trace.items() if name not in ("nodes", "calls")}
-        for branch, nodes in enumerate(_branches(trace.get("nodes") or [], budget)):
+        for branch, nodes in enumerate(_branches(trace.get("nodes") or [])):
             yield {
                 "uid": str(uid),
                 "session": f"{number}.{k}.{branch}",
-                **_of_nodes(nodes, budget),
+                **_of_nodes(nodes),
                 "reward": reward,
                 "trace": rest,
                 "episode": about,
             }
 
 
-def _branches(nodes: Sequence[Row], budget: _Budget) -> Iterator[list[Row]]:
+def _branches(nodes: Sequence[Row]) -> Iterator[list[Row]]:
     parents = {node.get("parent") for node in nodes}
     for leaf in range(len(nodes)):
         if leaf not in parents:
@@ -220,11 +191,10 @@ def _branches(nodes: Sequence[Row], budget: _Budget) -> Iterator[list[Row]]:
                     raise DumpError("a message of a trace is its own parent")
                 path.append(nodes[at])
                 at = nodes[at].get("parent")
-            budget.spend(_MESSAGE * len(path))
             yield path[::-1]
 
 
-def _of_nodes(nodes: Sequence[Row], budget: _Budget) -> Row:
+def _of_nodes(nodes: Sequence[Row]) -> Row:
     """A path of messages: up to the first sampled token it is the prompt.
 
     Log-probs are 0 at tokens that were not sampled, and NaN where they are not known.
@@ -239,7 +209,6 @@ def _of_nodes(nodes: Sequence[Row], budget: _Budget) -> Row:
     probs: list[float] = []
     for node in nodes:
         own = node.get("token_ids") or []
-        budget.spend(3 * len(own))
         flags = list(map(int, node.get("mask") or [0] * len(own)))
         known = node.get("logprobs") or [math.nan] * sum(flags)  # of sampled tokens
         if len(flags) != len(own) or len(known) != sum(flags):
@@ -250,7 +219,8 @@ def _of_nodes(nodes: Sequence[Row], budget: _Budget) -> Row:
         given = iter(known)
         tokens += own
         mask += flags
-        probs += [_or_nan(next(given)) if flag else 0.0 for flag in flags]
+        said = (next(given) if flag else 0.0 for flag in flags)
+        probs += [math.nan if value is None else value for value in said]
     first = mask.index(1) if 1 in mask else len(tokens)
     is_known = any(flag and p == p for flag, p in zip(mask, probs, strict=True))
     turn = next((i for i, node in enumerate(nodes) if node.get("sampled")), len(nodes))
@@ -261,10 +231,6 @@ def _of_nodes(nodes: Sequence[Row], budget: _Budget) -> Row:
         row["completion_mask"] = mask[first:]
         row["logprobs"] = probs[first:] if is_known else None
     return row
-
-
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
 
 
 def _lines(path: Path) -> Iterator[Row]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,23 +36,16 @@ def joined(found: Sequence[pa.Table]) -> pa.Table:
     Raises RlskipError where no type holds all values of a column.
     """
     pa = extra("pyarrow")
-
-    def together(n: int) -> Any:
-        """The first of them, or what is wrong with these."""
-        try:
-            return pa.concat_tables(found[:n], promote_options="permissive")
-        except pa.ArrowException as error:
-            return error
-
-    made = together(len(found)) if found else pa.table({})
-    if not isinstance(made, pa.ArrowException):
-        return made
-    first = bisect_left(
-        range(1, len(found)), True, key=lambda n: isinstance(together(n), pa.ArrowException)
-    )
-    what = f"a column has values of other kinds than in dumps before: {made}"
-    step = next(iter(found[first]["step"].to_pylist()), "?")
-    raise RlskipError(what, f"step {step}", "choose fields, or read the steps one by one") from made
+    schema, where = pa.schema([]), ""
+    try:
+        for table in found:
+            where = f"step {next(iter(table['step'].to_pylist()), '?')}"
+            schema = pa.unify_schemas([schema, table.schema], promote_options="permissive")
+        where = ""
+        return pa.concat_tables(found, promote_options="permissive") if found else pa.table({})
+    except pa.ArrowException as error:
+        what = f"a column has values of other kinds than in dumps before: {error}"
+        raise RlskipError(what, where, "choose fields, or read the steps one by one") from error
 
 
 def table_of(rollouts: Rollouts) -> pa.Table:
@@ -72,12 +64,7 @@ def table_of(rollouts: Rollouts) -> pa.Table:
             columns[name] = _array(pa, cells, types[name])
         else:
             columns[name] = _own(pa, rollouts.column(name))
-    return pa.table(list(columns.values()), list(map(_name, columns)))
-
-
-def _name(column: str) -> str:
-    """A column's name in a table: what has no UTF-8 form is escaped, so that names stay apart."""
-    return column.encode("utf-8", "backslashreplace").decode()
+    return pa.table(columns)
 
 
 def _types(pa: Any) -> dict[str, Any]:

@@ -258,7 +258,7 @@ def test_what_only_one_side_has_is_listed(job: Callable[..., Side]) -> None:
     [
         ([1.0] * 2, [1.0] * 4, "not comparable", "2 records in A, 4 in B"),
         ([1.0], [np.ones(2)], "not comparable", "recorded in two forms: number and whole"),
-        ([np.ones(2)], [np.ones(3)], "differs", "shapes [2] and [3]"),
+        ([np.ones(2)], [np.ones(3)], "differs", ""),
         (["x"], ["y"], "differs", ""),
         ([2**60], [2**60 + 1], "differs", ""),  # one number in float64
         ([np.array([2**60])], [np.array([2**60 + 1])], "differs", ""),

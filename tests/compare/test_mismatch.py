@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import rlskip as package
-from rlskip.compare.mismatch import mean_gap
 from rlskip.compare.sides import Side
+from rlskip.report.curves import mean_gap
 from tests.compare.test_compare import RESPONSE, N, log_probs, rows
 
 

@@ -205,10 +205,6 @@ def test_two_runs_have_their_verdict_and_lead_to_each_other(
     assert window.texts("main p a") == ["The same step of B"]
     window.click("main p a")
     window.wait("document.documentElement.dataset.view === '#1/2'")
-    window.go("#1/2/3")
-    assert window.texts("p.same a") == ["A, step 2"]
-    window.click("p.same a")
-    window.wait("document.documentElement.dataset.view === '#0/2/3'")
 
 
 HOSTILE = {

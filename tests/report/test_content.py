@@ -293,5 +293,5 @@ def test_text_of_a_tokenizer_is_in_the_page(run_dir: Path, tmp_path: Path, conte
     (tmp_path / "page.html").write_bytes(page.html)
     found = content(tmp_path / "page.html")
     prompt = next(iter(Run(run_dir).iter_rows(["prompt"])))["prompt"]
-    assert found.index["runs"][0]["prompts"][0][1] == bytes(prompt).decode()
+    assert found.index["runs"][0]["groups"]["prompt"][0] == bytes(prompt).decode()
     assert found.chunks[0]["texts"][str(prompt[0])] == chr(prompt[0])

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import rlskip as package
-from rlskip.rescore.figures import Change, Changes
+from rlskip.rescore.scoring import Rescored
 from rlskip.store import StepStore
 from tests.rescore.judged import GROUPS, RUN, SESSIONS, answer, save
 
@@ -80,7 +80,7 @@ def test_a_cached_function_has_its_own_version_and_directory(judges: Path, rlski
 
 
 def test_what_changed() -> None:
-    changes = Changes()
+    rescored = Rescored()
     groups: dict[str, tuple[list[float | None], list[float | None]]] = {
         "flips": ([0.0, 1.0, None], [1.0, 0.5, None]),
         "gains": ([1.0, 1.0], [1.0, 2.0]),
@@ -88,11 +88,11 @@ def test_what_changed() -> None:
         "stays": ([0.0, 1.0], [0.0, 2.0]),
     }
     for name, (old, new) in groups.items():
-        changes.add_group(name, old, new)
-        for i, (a, b) in enumerate(zip(old, new, strict=True)):
-            if a is not None and b is not None:
-                changes.add_session(Change(abs(a - b), 1, None, name, i, a, b))
-    found = changes.result()
+        rescored.add_group(name, old, new)
+        for a, b in zip(old, new, strict=True):
+            rescored.add_session({"group": name}, a, ValueError() if b is None else b)
+    found = rescored.as_json()
+    assert (found["sessions"], found["failed"]) == (9, 1)
     assert found["groups"] == {
         "count": 4, "gained_signal": 1, "lost_signal": 1,
         "gained": ["gains"], "lost": ["loses"],

@@ -47,9 +47,8 @@ def test_rows_are_json_that_anybody_reads(rlskip: Any, tmp_path: Path) -> None:
     numbers = [float("nan"), float("inf"), -float("inf"), 1.5]
     texts = ["half a \ud83d", "né \u2603", "\udc00\\", "\U0001f600"]
     rows = {"responses": torch.arange(4).reshape(4, 1), "rewards": torch.tensor(numbers)}
-    long = {"long": np.array([1.5] * 4, np.longdouble), "two": np.ones(4, np.clongdouble)}
     more = {"more": [[x, {"x": x}] for x in numbers]}
-    StepStore(run).save(1, {**rows, "text": texts, **more, **long})
+    StepStore(run).save(1, {**rows, "text": texts, **more})
     out = tmp_path / "rows.jsonl"
     assert rlskip("export", run / "1", "--to", "jsonl", "--out", out).code == 0
     printed = rlskip("export", run / "1", "--to", "jsonl").out
@@ -63,7 +62,6 @@ def test_rows_are_json_that_anybody_reads(rlskip: Any, tmp_path: Path) -> None:
     assert [row["reward"] for row in read] == [None, None, None, 1.5]
     assert [row["more"][1]["x"] for row in read] == [None, None, None, 1.5]
     assert [row["text"] for row in read] == texts
-    assert (read[0]["long"], read[0]["two"]) == (1.5, "(1+0j)")
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
@@ -168,7 +166,7 @@ def test_parquet_has_what_later_dumps_hold_or_refuses_it(
     out = tmp_path / "rows.parquet"
     said = rlskip("export", tmp_path / RUN, "--to", "parquet", "--out", out)
     if kept is None:
-        assert (said.code, "step 2" in said.err, out.exists()) == (2, True, False)
+        assert (said.code, "of other kinds" in said.err, out.exists()) == (2, True, False)
     else:
         assert pyarrow.parquet.read_table(out)["own"].to_pylist() == kept
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +88,6 @@ def test_a_trace_of_several_branches_is_several_rows(tmp_path: Path) -> None:
     assert (rows[0]["trace"]["metrics"], rows[0]["episode"]["ok"]) == ({"m": 1}, True)
 
 
-def branches(n: int) -> dict[str, Any]:
-    """A trace of `n` messages, one after the other, and `n` that follow the last of them."""
-    parents = [None, *range(n - 1), *[n - 1] * n]
-    return {"traces": [{"nodes": [node(at, []) for at in parents]}]}
-
-
 @pytest.mark.parametrize(
     ("name", "lines", "why"),
     [
@@ -111,9 +104,6 @@ def branches(n: int) -> dict[str, Any]:
          "has 1 tokens, a mask of 2 with 2 sampled ones, and 2 log-probs"),
         ("traces.jsonl", [{"traces": [{"nodes": [node(None, [2, 3], **said(-1.0))]}]}],
          "has 2 tokens, a mask of 2 with 2 sampled ones, and 1 log-probs"),
-        ("traces.jsonl", [branches(3000)], "more than 128 values for each byte"),
-        ("7.jsonl", [{"input": "", "output": "", f"k{i}": 0} for i in range(20_000)],
-         "more than 128 values for each byte"),
         ("7.jsonl", [{"input": "", "output": ""}, {"output": ""}], "row 2 has no input, as the fi"),
         ("a.jsonl", [{"messages": []}, {"input": ""}], "row 2 has no messages, as the first one"),
         ("a.jsonl", [{"messages": ["hi"]}], "messages of row 1 are not a list of mappings"),
@@ -125,11 +115,9 @@ def branches(n: int) -> dict[str, Any]:
 def test_any_other_file_is_refused_by_name(
     tmp_path: Path, name: str, lines: list[Any], why: str
 ) -> None:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(DumpError, match=why) as caught:
         read(tmp_path / name, *lines)
     assert caught.value.where == str(tmp_path / name)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000, "kB"
 
 
 PROGRAMS: dict[str, tuple[str, list[Any]]] = {

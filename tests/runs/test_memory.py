@@ -12,7 +12,7 @@ import pytest
 
 import rlskip
 from rlskip.rescore.judge import Judge
-from rlskip.rescore.scoring import Rescoring
+from rlskip.rescore.scoring import rescore as score_again
 from rlskip.runs.opened import Run
 from rlskip.store import StepStore
 
@@ -40,7 +40,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def rescore(run: Run, folder: Path) -> None:
     asked = Judge(judge, folder, version="1")
-    outcome = Rescoring(asked, workers=1).run(list(run))
+    outcome = score_again(asked, list(run), workers=1)
     assert outcome.sessions == len(run) * ROWS
 
 

@@ -108,9 +108,9 @@ PreTrainedTokenizerFast(tokenizer_object=made).save_pretrained(tokenizer)
 main(["show", run + "/2", "--tokenizer", tokenizer, "--sessions", "1"])
 main(["report", run, "--html", page, "--tokenizer", tokenizer, "--json"])
 index = open(page).read().split('id="index">')[1].split("<")[0]
-prompts = json.loads(gzip.decompress(base64.b64decode(index)))["runs"][0]["prompts"]
+prompts = json.loads(gzip.decompress(base64.b64decode(index)))["runs"][0]["groups"]["prompt"]
 assert main(["show", run + "/2", "--tokenizer", run]) == 2
-print([text for _, text in prompts if "w88 w11" in text][0])
+print([text for text in prompts if "w88 w11" in text][0])
 """
     names = (run_dir, tmp_path / "tokenizer", tmp_path / "page.html")
     done = subprocess.run(

@@ -44,7 +44,6 @@ async function sessionOf(run, i) {
   const all = await unpack("chunk-" + chunk);
   const found = all.sessions[run.sessions.place[i]];
   for (const part of found.parts) {
-    if (typeof part.ids === "number") part.ids = all.shared[part.ids];
     part.isText ??= Boolean(part.texts) || Object.keys(all.texts).length > 0;
     part.texts ??= part.ids.map((id) => (part.isText ? (all.texts[id] ?? "") : id + " "));
   }

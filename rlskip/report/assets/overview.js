@@ -78,7 +78,7 @@ async function sample() {
     setColours(loaded);
     view.colours = [];
     const step = run.groups.step[group];
-    const prompt = promptOf(run, group);
+    const prompt = run.groups.prompt[group];
     return h(
       "section.sample",
       { "aria-label": "sample" },
@@ -88,7 +88,7 @@ async function sample() {
         signal ? "Best beside worst: " : "A session: ",
         h("a", { href: address(run, step, group) }, nameOf(run, step) + ", group ", text(run.groups.name[group])),
       ),
-      prompt && h("p.asked", { dir: "auto" }, visible(gist(prompt[1]))),
+      prompt && h("p.asked", { dir: "auto" }, visible(gist(prompt))),
       h("div.panes", null, chosen.map((k, n) => pane(run, k, loaded[n], address(run, step, group, s.number[k])))),
     );
   }

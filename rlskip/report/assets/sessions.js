@@ -15,12 +15,11 @@ async function groupView({ run, step, group, session, index }) {
   const chosen = single ? [index] : members;
   const loaded = await Promise.all(chosen.map((k) => sessionOf(run, k)));
   setColours(loaded);
-  const prompt = promptOf(run, group);
+  const prompt = run.groups.prompt[group];
   const panes = chosen.map((k, n) =>
     pane(run, k, loaded[n], !single && address(run, step, group, s.number[k])),
   );
   const first = loaded.find(Boolean);
-  const same = samePrompt(run, group);
   return [
     h("h1", null, single ? "Session " + session : ["Group ", text(run.groups.name[group])]),
     facts(
@@ -45,47 +44,11 @@ async function groupView({ run, step, group, session, index }) {
             "details.lead",
             { open: true },
             h("summary", null, "Prompt"),
-            h("div.body", { dir: "auto" }, prompt[1]),
+            h("div.body", { dir: "auto" }, prompt),
           )
         : null,
-    same.length
-      ? h(
-          "p.same",
-          null,
-          "The same prompt in ",
-          same
-            .slice(0, 20)
-            .map(([one, g], n) => [
-              n ? ", " : "",
-              h(
-                "a",
-                { href: address(one, one.groups.step[g], g) },
-                nameOf(one, one.groups.step[g]),
-              ),
-            ]),
-          same.length > 20 ? " and " + (same.length - 20) + " more" : "",
-        )
-      : null,
     h(single ? "div.session" : "div.panes", null, panes),
   ];
-}
-
-/** The groups of other steps and runs that have the prompt of this one: the first of each step. */
-function samePrompt(run, group) {
-  const key = promptOf(run, group)?.[0];
-  if (!key) return [];
-  return runs.flatMap((one) => {
-    one.byPrompt ??= one.groups.prompt.reduce((found, p, g) => {
-      if (p === null) return found;
-      const name = one.prompts[p][0];
-      if (!found.has(name)) found.set(name, []);
-      found.get(name).push(g);
-      return found;
-    }, new Map());
-    const steps = new Set(one === run ? [run.groups.step[group]] : []);
-    const isNew = (step) => !steps.has(step) && steps.add(step);
-    return (one.byPrompt.get(key) || []).filter((g) => isNew(one.groups.step[g])).map((g) => [one, g]);
-  });
 }
 
 /** Note what tokens can be coloured by, and the value that has the strongest colour. */

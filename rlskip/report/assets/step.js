@@ -26,7 +26,7 @@ function stepView({ run, step }) {
   const dumps = new Set(groups.map((group) => g.dump[group])).size > 1;
   const passes = (group) =>
     (!filter.words ||
-      (g.name[group] + " " + (promptOf(run, group)?.[1] ?? "")).toLowerCase().includes(filter.words)) &&
+      (g.name[group] + " " + (g.prompt[group] ?? "")).toLowerCase().includes(filter.words)) &&
     (filter.from === null || g.high[group] >= filter.from) &&
     (filter.to === null || (g.low[group] !== null && g.low[group] <= filter.to)) &&
     (filter.shortest === null || g.length[group] >= filter.shortest) &&
@@ -40,9 +40,9 @@ function stepView({ run, step }) {
         : []),
       {
         name: "prompt",
-        value: (k) => promptOf(run, k)?.[1] ?? "",
+        value: (k) => g.prompt[k] ?? "",
         wide: true,
-        shown: (k) => h("bdi.clip", { dir: "auto" }, gist(promptOf(run, k)?.[1] ?? "")),
+        shown: (k) => h("bdi.clip", { dir: "auto" }, gist(g.prompt[k] ?? "")),
       },
       column("sessions", (k) => g.sessions[k], { minor: true }),
       column("reward", (k) => g.reward[k], { title: "mean" }),

@@ -38,7 +38,6 @@ function gist(prompt) {
     .filter((one) => one && !/^(assistant|user|system)$/.test(one));
   return stretches.length ? stretches[stretches.length - 1].replace(/^(user|system|human)\n/, "") : prompt;
 }
-const promptOf = (run, g) => (run.groups.prompt[g] === null ? null : run.prompts[run.groups.prompt[g]]);
 
 let view = {};
 const settings = { colour: "", messages: null };
