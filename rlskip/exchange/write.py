@@ -22,6 +22,7 @@ from rlskip.exchange.rows import (
     in_order,
     known_prompt,
     later_turns,
+    refuse_longer,
     refuse_other_order,
     rows_of,
 )
@@ -117,8 +118,8 @@ def write(
     ------
     BadRowError
         There is no row; a row has other fields than the first one, a mask or log-probs of another
-        length than its tokens, or no prompt; or the groups are not those of the prompts, or not
-        of as many sessions as the directory's name says.
+        length than its tokens, or no prompt; or the groups are not those of the prompts; or
+        sessions or tokens are more than the directory's name says.
     StepExistsError
         The step has a dump, which stays.
     ConfigError
@@ -141,6 +142,7 @@ def write(
     if step is not None and has_dump(run, step):
         raise _exists(run, step)
     given, fields = rows_of(rows)
+    refuse_longer(given, fields, shape["prompt_len"], shape["response_len"])
     groups = groups_of(given, fields, shape["n"])
     firsts = [
         next(row for row, later in zip(rows, later_turns(rows, fields), strict=True) if not later)
