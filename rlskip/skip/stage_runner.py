@@ -290,11 +290,18 @@ async def in_thread(
     context = copy_context()
 
     def run() -> None:
-        if begun.acquire(blocking=False) and result_of.set_running_or_notify_cancel():
-            try:
-                result_of.set_result(context.run(function, *args))
-            except BaseException as error:
+        if not begun.acquire(blocking=False):
+            return
+        # A thread that nobody awaits any more still does its work: a dump is not lost.
+        awaited = result_of.set_running_or_notify_cancel()
+        try:
+            result = context.run(function, *args)
+        except BaseException as error:
+            if awaited:
                 result_of.set_exception(error)
+        else:
+            if awaited:
+                result_of.set_result(result)
 
     try:
         asyncio.get_running_loop().run_in_executor(executor, run)
