@@ -26,7 +26,6 @@ from rlskip.skip.stored import (
     classes_of,
     is_array_type,
     is_whole_config,
-    kind_name,
     kind_of,
     parts_of,
     type_of,
@@ -319,7 +318,7 @@ class _Reading:
             return {_DATA: comparable(value, place), **added} if added else value
         is_named = kind == FIELDS or (kind == LIST and hasattr(cls, "_fields"))
         if is_named and not issubclass(cls, NAMESPACES):
-            self.types.append(f"{place}: {kind_name(cls)}".removeprefix(": "))
+            self.types.append(f"{place}: {cls.__qualname__}".removeprefix(": "))
         if added:
             parts = {**(parts if kind != LIST else {_DATA: base_of(cls)(value)}), **added}
         if kind == CONFIG and not issubclass(cls, DictConfig):

@@ -9,7 +9,6 @@ be neutral is only named: it may be a counter, which no replay may stumble over.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import types
 import weakref
@@ -26,7 +25,6 @@ from rlskip.skip.arguments import (
     of_class,
     part_of,
     read_name,
-    shaping_in,
 )
 from rlskip.skip.code import cells_of, globals_in
 from rlskip.skip.stored import (
@@ -127,7 +125,7 @@ def add_hidden(
         look.left = left | ({name: why} if is_whole and look.left else look.left)
     for name, value in roots.items():
         look.enter(name, value, quiet=name not in SELF, is_root=True)
-    if not isinstance(func, types.FunctionType) or func.__closure__ or func.__dict__:
+    if not isinstance(func, types.FunctionType) or func.__closure__:
         look.enter("", func)
     there = getattr(inner, "__globals__", {})
     for name in globals_in(inner.__code__) if there else ():
@@ -187,7 +185,7 @@ class _Look:
             quiet = True
             if not is_root:
                 levels = min(levels, _NEUTRAL[kind])
-        fields = {} if levels < 0 and quiet else _inside(value, kind, is_stage=not place)
+        fields = {} if levels < 0 and quiet else _inside(value, kind)
         if kind in _NEUTRAL and not is_root:
             fields = {name: part for name, part in (fields or {}).items() if name not in _COUNTS}
         if is_whole_config(fields):
@@ -234,14 +232,14 @@ class _Look:
             self.left[place] = in_words(part)
 
 
-def _inside(value: Any, kind: str, *, is_stage: bool) -> dict[Any, Any] | None:
+def _inside(value: Any, kind: str) -> dict[Any, Any] | None:
     """What is inside a value by name, index or key; None: it has no inside."""
     if kind == LEAF:
         return None
     if kind == HOLDER:
         return _held_by(value)
     if kind == FUNCTION:
-        return _of_function(value, is_stage=is_stage)
+        return cells_of(value) if value.__closure__ else {}
     if kind == CLASS:
         return of_class(value, ())
     if (parts := parts_of(value, kind, _MAX_FIELDS + 1)) is not None:
@@ -251,40 +249,14 @@ def _inside(value: Any, kind: str, *, is_stage: bool) -> dict[Any, Any] | None:
 
 
 def _held_by(value: Any) -> dict[Any, Any]:
-    """What is given on by a partial, a bound method, a reference or a variable of a context."""
+    """What a partial or a bound method gives on."""
     if isinstance(value, functools.partial):
         return {**dict(enumerate(value.args)), **value.keywords, "": value.func}
-    if isinstance(value, types.MethodType):
-        return {"": value.__self__, "_": value.__func__}
-    if isinstance(value, contextvars.ContextVar):
-        return {"": value.get(None)}
-    return {"": weakref.ref.__call__(value)}
-
-
-def _of_function(value: Any, *, is_stage: bool) -> dict[str, Any]:
-    """What a function's closure holds, and what shapes rollouts among its defaults and attributes.
-
-    The defaults of a stage are arguments of its calls. Of a generator it is what it has now.
-    """
-    if not isinstance(value, types.FunctionType):
-        frames = (getattr(value, f"{kind}_frame", None) for kind in ("gi", "cr", "ag"))
-        frame = next(filter(None, frames), None)
-        return {} if frame is None else shaping_in(dict(frame.f_locals))
-    code, own = value.__code__, value.__dict__
-    if not is_stage:
-        defaults = value.__defaults__ or ()
-        names = code.co_varnames[: code.co_argcount]
-        own = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
-        own |= {**(value.__kwdefaults__ or {}), **value.__dict__}
-    found = shaping_in(own) if own else {}
-    if is_stage:
-        found = {name: found[name] for name in found.keys() - code.co_varnames}
-    return {**cells_of(value), **found} if value.__closure__ else found
+    return {"": value.__self__, "_": value.__func__}
 
 
 @functools.lru_cache(1 << 12)
 def _is_sealed(kind: type) -> bool:
     """Whether a class keeps what its objects are where Python cannot read it, as C does."""
     names = {name for _, own in classes_of(kind) for name in own}
-    readable = ("__dict__", "__slots__", "__next__", "__call__")
-    return kind is not object and names.isdisjoint(readable)
+    return kind is not object and names.isdisjoint(("__dict__", "__slots__"))

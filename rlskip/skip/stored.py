@@ -7,15 +7,12 @@ Nor is a resolver of the user's (:func:`~rlskip.config.check.readable`).
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import enum
 import functools
 import itertools
 import os
-import re
 import types
-import weakref
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -43,13 +40,11 @@ A holder gives another object on, with arguments maybe; the last three are neutr
 """
 _LISTS = (list, tuple, set, frozenset, deque)
 _SINGLE = (str, bytes, bytearray, enum.Enum, os.PathLike)
-_FRAMES = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 _KINDS: tuple[tuple[str, Any], ...] = (
     (CLASS, (type, types.ModuleType)),
     (MEANINGLESS, (types.BuiltinFunctionType, types.MethodWrapperType)),
     (CONFIG, (DictConfig, ListConfig)), (DICT, dict), (LIST, _LISTS),
-    (HOLDER, (functools.partial, types.MethodType, weakref.ref, contextvars.ContextVar)),
-    (FUNCTION, (types.FunctionType, *_FRAMES)),
+    (HOLDER, (functools.partial, types.MethodType)), (FUNCTION, types.FunctionType),
 )  # fmt: skip
 _OF_ARRAYS = ("dtype", "nbytes", "tolist")
 # Packages of engines, weights, tokenizers, data, clients, and of what logs, waits and computes.
@@ -69,8 +64,6 @@ _ENDINGS = (
 
 _WHOLE_CONFIG = {"skip", "rlskip", "hydra"}
 _MORE = ("__pydantic_extra__", "__pydantic_private__")
-# What a subclass may have and be no other kind of object.
-_NEUTRAL_METHODS = re.compile(r"__(?!call__|post_init__|getattr|annotations__)\w+__|_abc_impl")
 
 
 @functools.lru_cache(1 << 12)
@@ -180,15 +173,6 @@ def declared_names(kind: type) -> list[str] | None:
     theirs = {"BaseModel": "pydantic", "GenerationConfig": ""}
     named = [c for c in kind.__mro__ if c.__name__ in theirs]
     return [] if any(c.__module__.startswith(theirs[c.__name__]) for c in named) else None
-
-
-def kind_name(kind: type) -> str:
-    """The name of a class; for a subclass that adds nothing that of its base."""
-    for cls, own in classes_of(kind):
-        ours = {name for name in own if not _NEUTRAL_METHODS.fullmatch(name)}
-        if cls.__base__ is object or ours - {"__annotations__"} or own.get("__annotations__"):
-            return cls.__qualname__
-    return kind.__qualname__
 
 
 def in_words(value: Any) -> str:

@@ -76,11 +76,6 @@ class Declared:
     hook: Any = print
 
 
-@dataclass
-class Added(Declared):
-    pass
-
-
 class Options(NamedTuple):
     temperature: float
     hook: Any
@@ -162,19 +157,6 @@ def member(value: float) -> Any:
     return enum.Enum("Sampling", {"USUAL": value}).USUAL  # type: ignore[attr-defined]
 
 
-def defaulting(value: float) -> Any:
-    def act(temperature: float = value) -> None: ...
-
-    return act
-
-
-def marked(value: float) -> Any:
-    def act() -> None: ...
-
-    act.top_p = value  # type: ignore[attr-defined]
-    return act
-
-
 def closing(temperature: float) -> Any:
     return lambda: temperature
 
@@ -197,8 +179,6 @@ HIDING: dict[str, Callable[[float], Any]] = {
     "class itself": lambda t: type(classwide(t)),
     "sealed": lambda t: zlib.compressobj(int(t * 10)),
     "member": member,
-    "default": defaulting,
-    "function's attribute": marked,
     "module": Policy,
     "declared": Declared,
     "nested": lambda t: Plain(0, inner=Plain(0, inner=SimpleNamespace(top_p=t, f=print))),

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from rlskip import SkipManager
 from rlskip.errors import MismatchError
-from tests.skip.hiding import HIDING, Added, Bare, Computed, Declared, Forwarding, Options, Plain
+from tests.skip.hiding import HIDING, Bare, Computed, Forwarding, Options, Plain
 from tests.skip.trainers import visit
 
 TEMPERATURE = 0.5
@@ -159,7 +159,6 @@ def test_what_hides_is_a_mismatch_or_named(run: Any, loop: Any, place: str) -> N
         (torch.optim.SGD([torch.ones(1)], lr=1), torch.optim.SGD([torch.ones(1)], lr=2)),
         (Plain(1.0), Bare(1.0)),
         (Plain(1.0, n=1, top_p=2), Plain(1.0, top_p=2, n=1)),
-        (Declared(1.0), Added(1.0)),
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
         (Plain(1.0, save_dir="a", logger=1), Plain(1.0, save_dir="b", logger=2)),
         (Plain(1.0, step=1, epoch=2), Plain(1.0, step=2, epoch=3)),
