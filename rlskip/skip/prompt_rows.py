@@ -23,6 +23,8 @@ from rlskip.batch.columns import (
     columns_of,
     is_tensor,
     length_of,
+    rows_of,
+    select,
     values_at,
 )
 from rlskip.batch.decoding import decoder_at
@@ -62,13 +64,14 @@ class PromptRows:
     def of(cls, prompts: Any, digests: Sequence[str]) -> PromptRows:
         """Summarize prompts whose hashes are `digests`."""
         try:
-            columns = columns_of(prompts)
-            if not columns or not length_of(prompts):
-                rows = prompts if isinstance(prompts, list | tuple) else [prompts]
-                texts = [_text_of(row) for row in rows[:_MAX_TEXTS]]
-            else:
-                shown = {k: v for k, v in columns.items() if k not in VOLATILE}
-                texts = [_text_of(cell) for cell in _shown(shown, len(digests))]
+            n, rows = len(digests), prompts if isinstance(prompts, list | tuple) else [prompts]
+            columns = {k: v for k, v in columns_of(prompts).items() if k not in VOLATILE}
+            of_rows = {
+                name: column for name, column in columns.items() if column_length(column) == n
+            }
+            if of_rows and n:
+                rows = rows_of(select(of_rows, range(min(n, _MAX_TEXTS))))
+            texts = [_text_of(row) for row in rows[:_MAX_TEXTS]]
         except Exception:  # they only serve a message
             texts = []
         return cls(len(digests), list(digests), texts, _dtypes(prompts))
@@ -120,28 +123,12 @@ def _dtypes(prompts: Any) -> dict[str, str]:
     }
 
 
-def _shown(columns: Mapping[Any, Any], n: int) -> Sequence[Any]:
-    """The first cells of the column that shows best what a row is: a text, if there is one."""
-    of_rows = {name: column for name, column in columns.items() if column_length(column) == n}
-    named = [name for name in _TEXT_NAMES if name in of_rows]
-    texts = [name for name, column in of_rows.items() if isinstance(_first(column), str)]
-    best = next(iter([*named, *texts, *of_rows]), None)
-    if best is None:
-        return []
-    column = of_rows[best]
-    if is_tensor(column) and not column.is_nested:
-        return column[:_MAX_TEXTS].unbind()
-    return (cells_of(column, n) or [])[:_MAX_TEXTS]
-
-
-def _first(column: Any) -> Any:
-    return column[0] if isinstance(column, list | tuple | np.ndarray) else None
-
-
 def _text_of(value: Any) -> str:
-    """How a prompt begins."""
+    """How a prompt begins: the entry of a mapping that shows it best, a text if there is one."""
     if isinstance(value, Mapping):
-        value = next((value[name] for name in _TEXT_NAMES if name in value), dict(value))
+        texts = [name for name, cell in value.items() if isinstance(cell, str)]
+        likely = [*_TEXT_NAMES, *texts, *value]
+        value = next((value[name] for name in likely if name in value), "")
     if (is_tensor(value) or isinstance(value, np.ndarray)) and value.ndim:
         value = _without_padding(value)[:_MAX_TOKENS]
     value = plain(value)
