@@ -23,8 +23,6 @@ from rlskip.batch.columns import (
     columns_of,
     is_tensor,
     length_of,
-    rows_of,
-    select,
     values_at,
 )
 from rlskip.batch.decoding import decoder_at
@@ -64,14 +62,7 @@ class PromptRows:
     def of(cls, prompts: Any, digests: Sequence[str]) -> PromptRows:
         """Summarize prompts whose hashes are `digests`."""
         try:
-            n, rows = len(digests), prompts if isinstance(prompts, list | tuple) else [prompts]
-            columns = {k: v for k, v in columns_of(prompts).items() if k not in VOLATILE}
-            of_rows = {
-                name: column for name, column in columns.items() if column_length(column) == n
-            }
-            if of_rows and n:
-                rows = rows_of(select(of_rows, range(min(n, _MAX_TEXTS))))
-            texts = [_text_of(row) for row in rows[:_MAX_TEXTS]]
+            texts = [_text_of(row) for row in _shown(prompts, len(digests))[:_MAX_TEXTS]]
         except Exception:  # they only serve a message
             texts = []
         return cls(len(digests), list(digests), texts, _dtypes(prompts))
@@ -123,12 +114,22 @@ def _dtypes(prompts: Any) -> dict[str, str]:
     }
 
 
+def _shown(prompts: Any, n: int) -> Sequence[Any]:
+    """What shows best what each of the first of `n` prompts is: a text, if there is one."""
+    columns = {k: v for k, v in columns_of(prompts).items() if k not in VOLATILE}
+    of_rows = [name for name, column in columns.items() if column_length(column) == n]
+    best = next((name for name in (*_TEXT_NAMES, *of_rows) if name in of_rows), None)
+    if best is None:
+        return prompts if isinstance(prompts, list | tuple) else [prompts]
+    column = columns[best]
+    is_table = is_tensor(column) and not column.is_nested
+    return column[:_MAX_TEXTS].unbind() if is_table else cells_of(column, n) or ()
+
+
 def _text_of(value: Any) -> str:
-    """How a prompt begins: the entry of a mapping that shows it best, a text if there is one."""
+    """How a prompt begins."""
     if isinstance(value, Mapping):
-        texts = [name for name, cell in value.items() if isinstance(cell, str)]
-        likely = [*_TEXT_NAMES, *texts, *value]
-        value = next((value[name] for name in likely if name in value), "")
+        value = next((value[name] for name in _TEXT_NAMES if name in value), dict(value))
     if (is_tensor(value) or isinstance(value, np.ndarray)) and value.ndim:
         value = _without_padding(value)[:_MAX_TOKENS]
     value = plain(value)

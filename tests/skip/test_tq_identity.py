@@ -11,7 +11,6 @@ import pytest
 
 from rlskip import SkipManager
 from rlskip.errors import MismatchError
-from rlskip.jobs.records import tally
 from rlskip.keys import STATUS
 from rlskip.store import UnsupportedTypeError
 from tests.clock import MockClock
@@ -109,25 +108,6 @@ def test_saved_seconds_are_what_submitting_and_sampling_took(
     store = SkipManager.store("rollout_tq")
     metas = [store.read_meta(step) for step in steps]
     assert sum(meta.info["seconds"] for meta in metas) == 2 * len(steps) + 2
-
-
-def test_parts_that_serve_no_prompt_count_for_nothing(
-    start: Callable[..., Any], tmp_path: Path
-) -> None:
-    for text in "xy":
-        loop = start(on_mismatch="regenerate")
-        loop.submit(prompts(text, run=f"r{text}"))
-        loop.sample()
-    store = SkipManager.store("rollout_tq")
-    first, second = (store.read_meta(1, part) for part in ("", "part-1"))
-    assert first
-    assert second
-    again = start()
-    again.submit(prompts("y", run="t"))
-    assert again.submitted == []
-    counts = tally({"rollout_tq": str(tmp_path / "dumps")}, "job")["rollout_tq"]
-    assert counts.bytes_read == store.size_of(second)
-    assert counts.bytes_written == store.size_of(first) + store.size_of(second)
 
 
 @pytest.mark.parametrize(
