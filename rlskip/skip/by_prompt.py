@@ -7,8 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from rlskip.batch.columns import cells_of, columns_of
-from rlskip.batch.meta import plain
+from rlskip.batch.columns import columns_of
 from rlskip.batch.row_fields import RowFields
 from rlskip.config.skip import VALIDATION_ROLE, SkipAction
 from rlskip.jobs.served import Ledger
@@ -17,7 +16,6 @@ from rlskip.skip.assembling import Assembly, Source
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps
 from rlskip.skip.matching import CallMatching, LoadedDump
-from rlskip.skip.prompt_rows import prompt_groups
 from rlskip.skip.run_dumps import Group, PromptGroups, RunDumps
 from rlskip.skip.step_calls import Key
 from rlskip.store import AbsentDumpError, DumpMeta
@@ -125,12 +123,7 @@ class PromptMatching(CallMatching):
         with call.timed(), self._ledger.lock:  # calls may be side by side
             metas: dict[Key, DumpMeta] = {}
             first = found.groups[0].key
-            whole, metas[first] = self._loaded(first, found.groups[0].checksum)
-            if found.is_whole and not self._is_renamed(call, whole, metas[first]):
-                self._cache.pop(first)  # what the trainer gets it may change
-                rollouts = self._dumps.without_dropped(whole)
-            else:
-                rollouts = self._assemble(call, found, metas)
+            rollouts = self._assemble(call, found, metas)
             self._dumps.check_fields(rollouts, metas[first], call, first, replaces=False)
         for dump, meta in metas.items():
             self._dumps.notices.changed(meta, self._dumps.stores[dump.size].directory)
@@ -162,17 +155,6 @@ class PromptMatching(CallMatching):
             again=self._dumps.local_config.action == SkipAction.REPEAT,
         )
 
-    @staticmethod
-    def _is_renamed(call: Call, whole: Any, meta: DumpMeta) -> bool:
-        """Whether the prompts name the groups of a whole dump otherwise now."""
-        fields = _fields_of(whole, meta)
-        then = cells_of(columns_of(whole).get(fields.group))
-        now = prompt_groups(call.prompts, fields)
-        if then is None or now is None:
-            return False
-        first, second = ([*dict.fromkeys(repr(plain(name)) for name in of)] for of in (then, now))
-        return first != second
-
     def _assemble(self, call: Call, found: PromptGroups, metas: dict[Key, DumpMeta]) -> Any:
         """The groups as one batch; `metas` gets the meta of each group's dump."""
         checksums = {group.key: group.checksum for group in found.groups}
@@ -189,6 +171,9 @@ class PromptMatching(CallMatching):
             rollouts, metas[dump] = self._loaded(dump, checksum)
             rollouts = self._dumps.without_dropped(rollouts)
             sources.append(Source.of(rollouts, _fields_of(rollouts, metas[dump]), rows[dump]))
+        if len(found.groups) == len(sources) == 1 and not sources[0].n:  # of a single prompt
+            self._cache.pop(found.groups[0].key)  # what the trainer gets it may change
+            return sources[0].rollouts
         digests = call.prompt_rows.digests if call.prompt_rows else []
         owners = [i for i, group in enumerate(found.groups) for _ in range(group.count)]
         return Assembly(sources, picks, call.prompts, digests, owners, call.stage.totals).batch()

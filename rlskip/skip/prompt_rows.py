@@ -62,13 +62,7 @@ class PromptRows:
     def of(cls, prompts: Any, digests: Sequence[str]) -> PromptRows:
         """Summarize prompts whose hashes are `digests`."""
         try:
-            columns = columns_of(prompts)
-            if not columns or not length_of(prompts):
-                rows = prompts if isinstance(prompts, list | tuple) else [prompts]
-                texts = [_text_of(row) for row in rows[:_MAX_TEXTS]]
-            else:
-                shown = {k: v for k, v in columns.items() if k not in VOLATILE}
-                texts = [_text_of(cell) for cell in _shown(shown, len(digests))]
+            texts = [_text_of(row) for row in _shown(prompts, len(digests))[:_MAX_TEXTS]]
         except Exception:  # they only serve a message
             texts = []
         return cls(len(digests), list(digests), texts, _dtypes(prompts))
@@ -120,22 +114,16 @@ def _dtypes(prompts: Any) -> dict[str, str]:
     }
 
 
-def _shown(columns: Mapping[Any, Any], n: int) -> Sequence[Any]:
-    """The first cells of the column that shows best what a row is: a text, if there is one."""
-    of_rows = {name: column for name, column in columns.items() if column_length(column) == n}
-    named = [name for name in _TEXT_NAMES if name in of_rows]
-    texts = [name for name, column in of_rows.items() if isinstance(_first(column), str)]
-    best = next(iter([*named, *texts, *of_rows]), None)
+def _shown(prompts: Any, n: int) -> Sequence[Any]:
+    """What shows best what each of the first of `n` prompts is: a text, if there is one."""
+    columns = {k: v for k, v in columns_of(prompts).items() if k not in VOLATILE}
+    of_rows = [name for name, column in columns.items() if column_length(column) == n]
+    best = next((name for name in (*_TEXT_NAMES, *of_rows) if name in of_rows), None)
     if best is None:
-        return []
-    column = of_rows[best]
-    if is_tensor(column) and not column.is_nested:
-        return column[:_MAX_TEXTS].unbind()
-    return (cells_of(column, n) or [])[:_MAX_TEXTS]
-
-
-def _first(column: Any) -> Any:
-    return column[0] if isinstance(column, list | tuple | np.ndarray) else None
+        return prompts if isinstance(prompts, list | tuple) else [prompts]
+    column = columns[best]
+    is_table = is_tensor(column) and not column.is_nested
+    return column[:_MAX_TEXTS].unbind() if is_table else cells_of(column, n) or ()
 
 
 def _text_of(value: Any) -> str:

@@ -94,8 +94,8 @@ class Submitted:
     source: int = -1
     #: Those that have served the visit.
     served: set[Group] = attrs.field(factory=set)
-    #: What generating took until the first dump; None if nothing was generated.
-    seconds: float | None = None
+    #: Whether this job generates some of it, which its dump may not have yet.
+    generates: bool = False
     #: What it was submitted under besides what is hashed with each prompt; None: not known here.
     conditions: Identity | None = None
 
@@ -128,13 +128,10 @@ class GroupDumps:
         self._evicted: list[_Part] = []
 
     def keep(self, call: Call, result: Any) -> None:
-        """Note what a call submitted, or dump the groups that left the queue with `result`."""
+        """Dump the groups that left the queue with `result`."""
         phase = phase_of(call.stage)
         if phase in (SUBMIT, REFILL):
-            # The prompts are submitted; their rollouts are generated later.
-            submitted = self.submitted[call.step]
-            submitted.seconds = (submitted.seconds or 0.0) + call.seconds
-            return
+            return  # the prompts are submitted; their rollouts are generated later
         parts = self._parts_of(result[0] if isinstance(result, tuple) else result, call)
         if phase == EVICT:
             # With the next sampled batch: a dump without one would serve too few prompts.
@@ -178,16 +175,8 @@ class GroupDumps:
         return parts
 
     def _dump(self, part: _Part, call: Call, seconds: float) -> None:
-        """Write `part` as the next one of its step.
-
-        `seconds` is its share of what the sampling took.
-        """
-        # The time in the stage, without what the trainer did between submitting and sampling. The
-        # first part of the step counts the submitting, too.
-        submitted = self.submitted.get(part.step, Submitted())
-        seconds += submitted.seconds or 0.0
-        if submitted.seconds is not None:
-            submitted.seconds = 0.0
+        """Write `part` as the next one of its step; `seconds` is its share of the sampling."""
+        conditions = self.submitted.get(part.step, Submitted()).conditions
         n = self.dumps.identities.conditions.compared["n"]
         number = len(self.parts(part.step))
         key = Key(part.step, part_name(number))
@@ -211,7 +200,7 @@ class GroupDumps:
                 "fields": part.fields,
             },
             call=key.call,
-            identity=submitted.conditions or self.dumps.identities.conditions,
+            identity=conditions or self.dumps.identities.conditions,
             info={
                 **self.dumps.info(call, part.fields),
                 QUEUED: [

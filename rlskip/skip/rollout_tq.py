@@ -153,8 +153,7 @@ class GroupRole(Role):
             call.cleanup.add(functools.partial(replay.put, queue, partition_id))
             log.info("rlskip: step %d: %s; the others are submitted", call.step, plan)
         first = self._count(plan, plan.groups if replay is not None else [])
-        submitted = self._groups.submitted[call.step]
-        submitted.seconds = submitted.seconds or 0.0
+        self._groups.submitted[call.step].generates = True
         queue.put(
             [plan.uids[i] for i in rest],
             partition_id,
@@ -276,8 +275,8 @@ class GroupRole(Role):
         MismatchError
             ``on_mismatch`` is ``error``.
         """
-        if self._groups.submitted.get(plan.source, submitted).seconds is not None:
-            return  # the job itself may not have dumped yet what it generates for that step
+        if self._groups.submitted.get(plan.source, submitted).generates:
+            return
         what, told_apart = str(plan), self._repeats or _are_told_apart(plan.contents)
         if not told_apart:
             groups = len(submitted.found or ())
@@ -306,8 +305,6 @@ class GroupRole(Role):
         for dump, meta in plan.metas.items():
             groups = zip(plan.uids, plan.groups, strict=True)
             chosen = [(uid, group) for uid, group in groups if group and group.key == dump]
-            if not chosen:
-                continue
             store = self.dumps.stores[dump.size]
             loaded = store.load(dump.step, call=dump.call, meta=meta)
             try:

@@ -38,13 +38,9 @@ class Group:
 
 @attrs.frozen
 class PromptGroups:
-    """A group for each prompt of a call, which together serve it.
-
-    ``is_whole`` tells whether they are all groups of one dump, in order.
-    """
+    """A group for each prompt of a call, which together serve it."""
 
     groups: tuple[Group, ...]
-    is_whole: bool = False
 
     def __str__(self) -> str:
         steps = Counter(group.key.step for group in self.groups)
@@ -163,7 +159,7 @@ class RunDumps:
         chosen = self.choose(digests, step, fits, has, **which)
         found = [group for group in chosen if group is not None]
         if len(found) == len(digests):
-            return PromptGroups(tuple(found), self.groups_of(found[0].key) == found)
+            return PromptGroups(tuple(found))
         alone = step if which.get("alone") else None
         lacking = [digest for digest, one in zip(digests, chosen, strict=True) if one is None]
         unknown = sum(not any(map(fits, self._groups_for(one, alone))) for one in lacking)

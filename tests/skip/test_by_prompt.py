@@ -21,7 +21,6 @@ from tensordict import NonTensorData
 from rlskip import SkipManager
 from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.skip.assembling import AssemblyError
-from rlskip.store import StepStore
 from tests.skip.prompt_stages import KINDS, check_rows, counter, made, run, stage, values_of
 
 
@@ -233,24 +232,6 @@ def test_another_batch_size_is_found(
             "trainer": {"total_training_steps": 2}})  # fmt: skip
 
 
-def test_padding_of_the_prompts_does_not_count(init: Callable[..., Path]) -> None:
-    @SkipManager.annotate(role="rollout")
-    def generate(prompts: dict[str, torch.Tensor]) -> list[int]:
-        made.append("x")
-        return [int(row.sum()) for row in prompts["input_ids"]]
-
-    def batch(width: int, *tokens: int) -> dict[str, torch.Tensor]:
-        ids = torch.tensor([[*[0] * (width - 2), token, token] for token in tokens])
-        return {"input_ids": ids, "attention_mask": (ids > 0).long(), "position_ids": ids}
-
-    init()
-    run(generate, batch(3, 1, 2), batch(5, 3, 4))  # type: ignore[arg-type]
-    made.clear()
-    init(match="prompt")
-    assert run(generate, batch(4, 4, 1)) == [[8, 2]]  # type: ignore[arg-type]
-    assert made == []
-
-
 def test_the_rows_groups_are_named_as_the_prompts_are_now(init: Callable[..., Path]) -> None:
     generate = stage("groups")
     init()
@@ -399,20 +380,6 @@ def test_dumps_that_name_no_prompts_serve_their_own_batch_only(
     run(generate, "ab", "dc")
     assert made == ["dc"]
     assert "2 dumps of the run do not record which rows are which prompt's" in caplog.text
-
-
-def test_dumps_without_an_identity_serve_no_prompt(
-    init: Callable[..., Path], caplog: pytest.LogCaptureFixture
-) -> None:
-    dumps = init()
-    run(stage("column"), "ab")
-    (directory,) = dumps.glob("*/GBS*")
-    StepStore(directory).save(2, ["without an identity"])
-    made.clear()
-    init(match="prompt")
-    run(stage("column"), "ab", "cd")
-    assert made == ["cd"]
-    assert "1 dumps of the run do not record which rows" in caplog.text
 
 
 def test_a_damaged_dump_costs_the_batches_that_need_it(init: Callable[..., Path]) -> None:

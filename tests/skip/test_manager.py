@@ -6,7 +6,6 @@ import asyncio
 import functools
 import gc
 import inspect
-import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -229,15 +228,6 @@ def test_an_unlisted_step_is_consulted_too(init: Callable[..., Path]) -> None:
     Stage().at(1)
     counts = tally({"rollout": str(dumps)}, "job")["rollout"]
     assert (counts.consulted, counts.hits, counts.misses) == (True, 0, 0)
-
-
-def test_a_torn_record_is_passed_over(init: Callable[..., Path]) -> None:
-    dumps = init()
-    Stage().at(1)
-    (file,) = dumps.glob("records/job/*.jsonl")
-    with open(file, "a") as out:
-        out.write(json.dumps({"role": "rollout", "event": "hit"}) + '\n{"role": "rol')
-    assert tally({"rollout": str(dumps)}, "job")["rollout"].hits == 1
 
 
 def test_a_cancelled_call_ends_quietly_while_its_thread_works_on(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,8 +92,9 @@ def test_dumps_of_other_sampling_serve_no_step(tmp_path: Path, match: str) -> No
     SkipManager.set_step(1)
     SkipManager.annotate(role="rollout")(lambda prompts: prompts)([1])
     assert [at(1.0), at(0.5)] == [True, False]
-    with pytest.raises(ConfigError, match=r"temperature: 0\.5 now, 1\.0 in the dump"):
+    with pytest.raises(ConfigError, match=r"temperature: 0\.5 now, 1\.0 in the dump") as error:
         at(0.5, on_miss="error")
+    assert "set back what differs" in error.value.remedy
 
 
 def test_a_dump_of_another_format_is_refused_by_name(dumps: Path) -> None:
@@ -177,50 +177,6 @@ def test_every_call_of_a_step_is_looked_at(
     assert error.value.what.startswith("the dumps of steps 1 in ")
     lacking = f"{name}, which is" if number == 2 else f"call {number}, whose dump is missing or"
     assert f" lack {lacking} damaged" in error.value.what
-
-
-def test_a_step_that_was_deleted_and_made_again_has_its_new_calls(
-    init: Callable[..., Path],
-) -> None:
-    dumps, stage = init(), Stage()
-    for calls in ([1], [2]), ([1],):
-        SkipManager.set_step(1)
-        for prompts in calls:
-            stage.generate({"ids": prompts})
-        start(dumps, 1)
-        assert SkipManager.will_replay("rollout", [1])
-        for dump in dumps.glob("*/*/1*"):
-            shutil.rmtree(dump)
-
-
-def test_what_differs_is_named_by_old_and_new_value(tmp_path: Path) -> None:
-    def begin(temperature: float, **skip: Any) -> None:
-        rollout = {"actor_rollout_ref": {"rollout": {"temperature": temperature}}}
-        node = {"dump_dir": str(tmp_path), "rollout": {"enable": True}, **skip}
-        SkipManager.init({**rollout, "skip": node, "trainer": {"total_training_steps": 1}})
-
-    begin(1.0)
-    SkipManager.set_step(1)
-    for prompts in ([1], [2]):
-        Stage().generate({"ids": prompts})
-    with pytest.raises(ConfigError) as error:
-        begin(0.7, on_miss="error")
-    assert "sampling.temperature: 0.7 now, 1.0 in the dump" in error.value.what
-    assert error.value.what.count("temperature") == 1
-    assert "set back what differs" in error.value.remedy
-
-
-def test_what_the_user_compares_counts(tmp_path: Path) -> None:
-    def will_replay(reward: str) -> bool:
-        on = {"enable": True}
-        skip = {"dump_dir": str(tmp_path), "identity": ["reward"], "rollout": on}
-        SkipManager.init({"skip": skip, "reward": reward})
-        return SkipManager.will_replay("rollout", [1])
-
-    assert not will_replay("old")
-    Stage().at(1)
-    assert will_replay("old")
-    assert not will_replay("new")
 
 
 def test_without_an_engine_no_role_generates(dumps: Path) -> None:

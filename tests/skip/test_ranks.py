@@ -112,38 +112,6 @@ def test_shards_of_two_jobs_are_a_miss(tmp_path: Path) -> None:
     assert generated(tmp_path, "1") == ["", ""]
 
 
-def _replacing(rank: int, folder: str) -> None:
-    """Another job replaces both shards after rank 0 has loaded its own, before rank 1 has."""
-    skip = start(folder)
-
-    @SkipManager.annotate(role="rollout")
-    def generate(prompts: list[int]) -> str:
-        return "generated"
-
-    SkipManager.set_step(1)
-    assert generate([1]) == "generated"
-    load, replacing = skip.store.load, [True]
-
-    def replaced(step: int, **more: Any) -> Any:
-        meta = skip.store.read_meta(step)
-        loaded = load(step, **more) if rank == 0 else None
-        dist.barrier()
-        if replacing:
-            replacing.clear()
-            info = {**meta.info, "generation": "abc"}
-            skip.store.save(step, "another job's", identity=meta.identity, info=info)
-            dist.barrier()
-        return loaded or load(step, **more)
-
-    skip.store.load = replaced
-    assert generate([1]) == "generated"  # on both: none trains on the other job's beside it
-    assert generate([1]) == "generated"
-
-
-def test_a_step_replaced_between_two_ranks_loads_is_a_miss(tmp_path: Path) -> None:
-    run(tmp_path, _replacing)
-
-
 # -- what is refused ---------------------------------------------------------------------------
 
 

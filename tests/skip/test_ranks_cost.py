@@ -72,19 +72,6 @@ def test_a_hit_takes_one_exchange_whatever_the_number_of_ranks(tmp_path: Path, w
         assert exchanges == [7]
 
 
-def test_a_damaged_shard_is_a_miss_for_all_after_one_exchange(tmp_path: Path) -> None:
-    job = Job(Hub(3), tmp_path, background_write=False)
-    job.call(1)
-    (shard,) = tmp_path.glob("*/*/1.r1-of-3/gen_batch.dp")
-    data = shard.read_bytes()
-    shard.write_bytes(data[:20] + bytes([data[20] ^ 1]) + data[21:])
-    got, exchanges = job.call(1)
-    assert got == ["generated"] * 3
-    assert len(exchanges) == 3, "one more than the two of the lease"
-    assert len(list(tmp_path.glob("*/*/1.r?-of-3/gen_batch.dp"))) == 3, "in the place of the other"
-    assert job.call(1) == ([f"1 of rank {rank}" for rank in range(3)], [7])
-
-
 def test_a_shard_that_one_rank_lacks_the_memory_for_is_not_replaced(tmp_path: Path) -> None:
     job = Job(Hub(3), tmp_path, background_write=False)
     job.call(1)

@@ -172,14 +172,6 @@ def test_which_groups_serve_a_batch(
     assert trainer.submitted == [*submitted], "what was generated was added"
 
 
-def test_sampling_asked_for_in_the_prompts_meta_counts(dumped: Callable[..., Any]) -> None:
-    trainer = dumped({**prompts("a"), "meta_info": {"global_steps": 3}})
-    trainer.step(3, {**prompts("a"), "meta_info": {"global_steps": 4}})
-    with pytest.raises(MismatchError, match="serves 0 of the batch's 1"):
-        trainer.step(3, {**prompts("a"), "meta_info": {"do_sample": False}})
-    assert trainer.submitted == []
-
-
 def test_nothing_but_uids_goes_by_position(dumped: Callable[..., Any]) -> None:
     batch = uids_only(3)
     trainer = dumped(batch)
@@ -193,18 +185,6 @@ def test_nothing_but_uids_goes_by_position(dumped: Callable[..., Any]) -> None:
         with pytest.raises(MismatchError, match=f"batch's {n} prompts: .* holds 3 groups"):
             trainer.submit(uids_only(n))
     assert trainer.submitted == []
-
-
-def test_other_sampling_is_refused(tmp_path: Path) -> None:
-    def start(temperature: float) -> Any:
-        host = {"actor_rollout_ref": {"rollout": {"temperature": temperature}}}
-        skip = {"dump_dir": str(tmp_path), "rollout_tq": {"enable": True}}
-        SkipManager.init({**host, "skip": skip})
-        return Trainer(MemoryQueue())
-
-    start(1.0).step(1, prompts("a"))
-    with pytest.raises(MismatchError, match=r"sampling.temperature: 0.7 now, 1.0 in the dump"):
-        start(0.7).step(1, prompts("a"))
 
 
 def test_identity_counts_as_content(init: Callable[..., Path]) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from rlskip import SkipManager
 from rlskip.errors import MismatchError
-from rlskip.jobs.records import tally
 from rlskip.keys import STATUS
 from rlskip.store import UnsupportedTypeError
 from tests.clock import MockClock
@@ -96,38 +95,19 @@ def test_what_is_replayed_is_running_until_the_rest_is_submitted(start: Callable
 
 
 @pytest.mark.parametrize("steps", [[1], [1, 2]])
-def test_saved_seconds_are_what_submitting_and_sampling_took(
+def test_saved_seconds_are_what_sampling_took(
     start: Callable[..., Any], clock: MockClock, steps: list[int]
 ) -> None:
     """A sample across steps counts once."""
-    loop = start(wait=lambda: clock.sleep(2))
+    loop = start()
     for step in steps:
         SkipManager.set_step(step)
         loop.submit(prompts(f"x{step}", run=f"r{step}"))
-        clock.sleep(5)  # the trainer does something else
+    loop.wait = lambda: clock.sleep(2)
     loop.sample()
     store = SkipManager.store("rollout_tq")
     metas = [store.read_meta(step) for step in steps]
-    assert sum(meta.info["seconds"] for meta in metas) == 2 * len(steps) + 2
-
-
-def test_parts_that_serve_no_prompt_count_for_nothing(
-    start: Callable[..., Any], tmp_path: Path
-) -> None:
-    for text in "xy":
-        loop = start(on_mismatch="regenerate")
-        loop.submit(prompts(text, run=f"r{text}"))
-        loop.sample()
-    store = SkipManager.store("rollout_tq")
-    first, second = (store.read_meta(1, part) for part in ("", "part-1"))
-    assert first
-    assert second
-    again = start()
-    again.submit(prompts("y", run="t"))
-    assert again.submitted == []
-    counts = tally({"rollout_tq": str(tmp_path / "dumps")}, "job")["rollout_tq"]
-    assert counts.bytes_read == store.size_of(second)
-    assert counts.bytes_written == store.size_of(first) + store.size_of(second)
+    assert sum(meta.info["seconds"] for meta in metas) == 2
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import random
 from collections.abc import Callable
@@ -16,7 +15,6 @@ import torch
 
 from rlskip import SkipManager
 from rlskip.errors import ConfigError, MissError
-from rlskip.format.dump_errors import UnreadableDumpError
 from rlskip.queue import MemoryQueue
 from tests.skip.trainers import Trainer, prompts
 
@@ -65,41 +63,6 @@ def test_a_corrupt_part_is_a_miss(
     assert trainer.submitted == ["b", "a"]
 
 
-def test_a_part_that_cannot_be_read_is_a_miss_and_stays(
-    dumped: Callable[..., Any], tmp_path: Path,
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    trainer = dumped(prompts(*"ab"))
-    (dump,) = tmp_path.rglob("gen_batch.dp")
-    before = dump.read_bytes()
-
-    def unreadable(*args: Any, **kwargs: Any) -> None:
-        raise UnreadableDumpError("input/output error", str(dump))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SkipManager.store("rollout_tq"), "load", unreadable)
-        trainer.step(3, prompts(*"ba"))
-    assert trainer.submitted == ["b", "a"]
-    assert "counts as a miss" in caplog.text
-    assert dump.read_bytes() == before, "it may be sound, so it is not quarantined"
-
-
-def test_a_dump_that_fails_costs_a_warning(
-    init: Callable[..., Path], caplog: pytest.LogCaptureFixture
-) -> None:
-    dumps = init("rollout_tq")
-    role: Any = SkipManager.skip_instances["rollout_tq"]
-
-    def full(*args: Any, **kwargs: Any) -> None:
-        raise LookupError("of a codec")
-
-    role.store.save = full
-    assert len(Trainer(MemoryQueue()).step(1, prompts("a"))) == 3
-    assert "NOT dumped, training goes on" in caplog.text
-    assert "Traceback" in caplog.text, "an error that rlskip does not know"
-    assert not list(dumps.rglob("gen_batch.dp"))
-
-
 def test_another_writer_at_the_same_number(run: Callable[..., Any], tmp_path: Path) -> None:
     """Both parts stay: the second takes the next number."""
     run().step(1, prompts("a"))
@@ -134,32 +97,6 @@ def test_restore_rng(init: Callable[..., Path]) -> None:
         Trainer(MemoryQueue()).step(1, prompts("a"))
         drawn.append((random.random(), float(np.random.rand()), float(torch.rand(()))))
     assert drawn[0] == drawn[1]
-
-
-def test_async_stages(init: Callable[..., Path]) -> None:
-    queue = MemoryQueue()
-    inner = Trainer(queue)
-    option = {"role": "rollout_tq", "queue": queue}
-
-    @SkipManager.annotate(**option)
-    async def submit(prompts: Any) -> None:
-        Trainer.submit.__wrapped__(inner, prompts)  # type: ignore[attr-defined]
-
-    @SkipManager.annotate(**option, phase="sample")
-    async def sample() -> Any:
-        return await asyncio.to_thread(inner.buffer.sample, 1, "train")
-
-    async def main(*texts: str) -> int:
-        await submit(prompts(*texts))
-        batch, _ = await sample()
-        inner.buffer.clear(batch)
-        return len(batch)
-
-    for texts in ("ab", "ba", "bac"):
-        init("rollout_tq", on_mismatch="regenerate")
-        SkipManager.set_step(1)
-        assert asyncio.run(main(*texts)) == 3 * len(texts)
-    assert inner.submitted == ["a", "b", "c"]
 
 
 def test_options_are_checked_by_name(init: Callable[..., Path]) -> None:
