@@ -111,17 +111,14 @@ def leave_token(dump_dir: str, who: str = _TOKEN) -> bool:
     return True
 
 
-def refuse_unshared(key: str, dump_dir: str, job: str, host: str, who: str = _TOKEN) -> None:
-    """Raise :class:`ConfigError` naming `key` unless the token of `job` is in `dump_dir` here, too.
-
-    `host` is where :func:`leave_token` wrote it.
-    """
+def refuse_unshared(key: str, dump_dir: str, job: str, who: str = _TOKEN) -> None:
+    """Raise :class:`ConfigError` naming `key` unless `job`'s token is in `dump_dir` here, too."""
     deadline = time.monotonic() + SHOWN_S
     while not records.acknowledged(dump_dir, who, job):
         if time.monotonic() > deadline:
-            here = socket.gethostname()
             raise ConfigError(
-                f"it is not shared: on {host} and on {here} {dump_dir} is another directory",
+                f"it is not shared: on {socket.gethostname()} {dump_dir} is another directory than "
+                "in the process that started this one",
                 key,
                 "name a directory that all nodes share: skip.dump_dir=/shared/dumps",
             )
@@ -151,12 +148,12 @@ def acknowledge(role: str, dump_dir: str) -> None:
         it would not know.
     """
     key = f"skip.{role}.dump_dir"
-    if host := os.environ.get(names.TOKEN_VARIABLE):
-        refuse_unshared(key, dump_dir, records.job_id(), host)
+    if has_token := names.TOKEN_VARIABLE in os.environ:
+        refuse_unshared(key, dump_dir, records.job_id())
     try:
         records.acknowledge(dump_dir, role, by=attached_by())
     except OSError as failed:
-        if host:
+        if has_token:
             raise ConfigError(
                 f"the launcher process can write there, and this one cannot: {failed}",
                 f"{key}={dump_dir}",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import os
-import socket
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -53,7 +52,7 @@ class _Job:
         self._environ = {name: os.environ.get(name) for name in _CHANGED}
         self._shares = all(map(leave_token, set(dump_dirs.values())))
         if self._shares:  # else neither process must look for what the other cannot write
-            os.environ[names.TOKEN_VARIABLE] = socket.gethostname()
+            os.environ[names.TOKEN_VARIABLE] = "1"
 
     def failure(self, error: BaseException | None) -> NotInstalledError | None:
         """What the job failed of that it does not say itself; None where that is nothing.

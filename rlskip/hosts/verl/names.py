@@ -10,8 +10,8 @@ PLUGIN_GROUP = "verl.plugins"
 MODULES_VARIABLE = "VERL_USE_EXTERNAL_MODULES"
 PLUGINS_VARIABLE = "VERL_USE_EXTERNAL_PLUGINS"
 
-#: The host on which the launcher process left a token in each dump_dir.
-TOKEN_VARIABLE = "RLSKIP_TOKEN_FROM"
+#: Set where the launcher process left a token in each dump_dir.
+TOKEN_VARIABLE = "RLSKIP_TOKEN"
 
 #: Ray's variable for a hook that edits the runtime environment, and ours for the hook it replaces.
 RAY_HOOK_VARIABLE = "RAY_RUNTIME_ENV_HOOK"

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlskip._wrap import around
 from rlskip.batch.meta import is_validation
-from rlskip.config.check import look_up, raise_all
+from rlskip.config.check import look_up
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.format.fingerprint import VOLATILE
 from rlskip.hosts.verl.facts import without_times
@@ -24,7 +24,6 @@ from rlskip.hosts.verl.no_engine import refuse_to_generate
 from rlskip.hosts.verl.preflight import before_workers
 from rlskip.hosts.verl.seams import SEPARATE_TRAINER, V0_TRAINER, seams
 from rlskip.hosts.verl.trainer import STAGES, begin, lacking_now, stated_step
-from rlskip.hosts.verl.trainer_config import idle_nodes
 from rlskip.skip import SkipManager
 from rlskip.skip.arguments import ALL
 
@@ -95,7 +94,6 @@ def _making_workers(init: Callable[..., None], self: Any, *args: Any, **kwargs: 
     _trainer = weakref.ref(self)
     # The fully async application has two such trainers, and only one generates.
     if look_up(self.config, "async_training") is None:
-        raise_all(idle_nodes(self.config))
         begin(self.config)
         loader = getattr(self, "train_dataloader", None)
         per_epoch = None if loader is None else len(loader)
