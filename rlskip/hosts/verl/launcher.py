@@ -23,7 +23,6 @@ from rlskip.hosts.verl.facts import (
     verl_release,
 )
 from rlskip.hosts.verl.handshake import (
-    attached_by,
     leave_token,
     reach_next_ray,
     reach_running_ray,
@@ -166,18 +165,12 @@ def after_job(job_return: Any, consulted: bool, one_of_many: bool) -> None:
 
 def _check_plugin() -> None:
     """Raise NotInstalledError unless verl has loaded the plug-in in this process."""
-    if attached_by() is None:
-        raise NotInstalledError(
-            "verl does not load rlskip's plug-in (entry point verl.plugins)",
-            f"{names.PLUGINS_VARIABLE}={os.environ.get(names.PLUGINS_VARIABLE, 'auto')}",
-            f"allow it: unset {names.PLUGINS_VARIABLE} or add rlskip to it; if it is not set, "
-            "reinstall rlskip, whose entry point is missing",
-        )
     if names.PLUGIN not in sys.modules:
         raise NotInstalledError(
-            f"{names.PLUGIN} could not be loaded by verl",
-            "skip",
-            f'see the reason with: python -c "import verl, {names.PLUGIN}"',
+            f"verl has not loaded rlskip's plug-in (entry point {names.PLUGIN_GROUP})",
+            f"{names.PLUGINS_VARIABLE}={os.environ.get(names.PLUGINS_VARIABLE, 'auto')}",
+            f"unset {names.PLUGINS_VARIABLE} or add rlskip to it; if it is not set, see the reason "
+            f'with: python -c "import verl, {names.PLUGIN}", or reinstall rlskip',
         )
 
 

@@ -30,10 +30,8 @@ from rlskip.skip.arguments import ALL
 # Fields of a rollout that are not its agent loop's.
 _NOT_OF_THE_LOOP = ("__num_turns__", "multi_modal_inputs", "reward_extra_info")
 
-# The trainer that made its workers last, and the step that was set here last: what a batch stated,
-# or the trainer counted. Any other step of SkipManager's was stated by the trainer's loop.
+# The trainer that made its workers last.
 _trainer: weakref.ref[Any] | None = None
-_set_here: int | None = None
 
 
 def rollout_stage(role: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -107,14 +105,11 @@ def _set_step_of(prompts: Any) -> None:
 
     A batch of validation states its step even in trainers that state none for training.
     """
-    global _set_here
-    step = prompts.meta_info.get("global_steps")
-    if step is None and SkipManager.step in (None, _set_here):
-        counted = getattr(_trainer and _trainer(), "global_steps", None)
-        step = counted if stated_step() is None else stated_step()
+    counted = getattr(_trainer and _trainer(), "global_steps", None)
+    stated = (prompts.meta_info.get("global_steps"), stated_step(), counted)
+    step = next((step for step in stated if step is not None), None)
     if step is not None:
         SkipManager.set_step(step)
-        _set_here = SkipManager.step
 
 
 def _is_scored_again(manager: Any, rollouts: Any, role: str) -> bool:
