@@ -33,12 +33,7 @@ from rlskip.jobs.records import FOLDER, JOB_VARIABLE, acknowledged
 
 log = logging.getLogger(__name__)
 
-_CHANGED = (
-    names.MODULES_VARIABLE,
-    names.RAY_HOOK_VARIABLE,
-    names.NEXT_HOOK_VARIABLE,
-    names.TOKEN_VARIABLE,
-)
+_CHANGED = (names.RAY_HOOK_VARIABLE, names.NEXT_HOOK_VARIABLE, names.TOKEN_VARIABLE)
 
 
 class _Job:
@@ -74,8 +69,7 @@ class _Job:
                 "the process that trains did not load rlskip's plug-in, and verl's own skip "
                 "manager does not know 'provider'",
                 "skip.provider",
-                "install rlskip on every node; where Ray was started before this job, start it "
-                f"with {names.MODULES_VARIABLE}={names.PLUGIN} in its environment",
+                "install rlskip on every node",
             )
         return None
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 PLUGIN = "rlskip.hosts.verl.plugin"
 PLUGIN_GROUP = "verl.plugins"
 
-#: verl's variables: modules to import at the end of ``import verl``; which entry points to load.
-MODULES_VARIABLE = "VERL_USE_EXTERNAL_MODULES"
+#: verl's variable of the entry points to load.
 PLUGINS_VARIABLE = "VERL_USE_EXTERNAL_PLUGINS"
 
 #: Set where the launcher process left a token in each dump_dir.
