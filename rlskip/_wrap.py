@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import attrs
 import wrapt
 
-from rlskip._compat import gets_self, version_of
+from rlskip._compat import version_of
 from rlskip.config.attachments import Target
 from rlskip.errors import RlskipError
 
@@ -235,23 +235,20 @@ def around(body: Callable[..., Any]) -> Callable[[F], F]:
 def wrap_in(module: ModuleType, target: Target, decorate: Callable[[F], F], key: str) -> None:
     """Wrap `target` in its `module`, which is imported; the others are those of :func:`wrap`."""
     owner, raw = _look_up(module, target)
-    *owners, name = target.path.split(".")
-    if not isinstance(owner, ModuleType | type) and name not in getattr(owner, "__dict__", ()):
+    owners, _, name = target.path.rpartition(".")
+    if not isinstance(owner, ModuleType | type):
         of = f"{type(owner).__module__}:{type(owner).__qualname__}.{name}"
-        raise AttachError(f"{owners[-1]!r} is an object, not a class", str(target), f"name {of}")
+        raise AttachError(f"{owners!r} is an object, not a class", str(target), f"name {of}")
     bound = isinstance(raw, (staticmethod, classmethod))
-    function = raw.__func__ if bound else raw
-    kind: Any = type(raw) if bound else None
-    if isinstance(owner, type) and not gets_self(raw):
-        kind = staticmethod  # such as a partial: it gets no self
-    if not callable(function) or isinstance(function, type):
+    function: Any = raw.__func__ if bound else raw
+    if not inspect.isroutine(function):
         raise AttachError(f"{name!r} is not a function: {raw!r}", str(target))
     wrapped_by: frozenset[str] = getattr(function, _WRAPPED_BY, frozenset())
     if key in wrapped_by:
         return
-    wrapped = decorate(function)
+    wrapped = decorate(function)  # type: ignore[arg-type]
     setattr(wrapped, _WRAPPED_BY, wrapped_by | {key})
-    setattr(owner, name, kind(wrapped) if kind else wrapped)
+    setattr(owner, name, type(raw)(wrapped) if bound else wrapped)
 
 
 def find_in(module: ModuleType, target: Target) -> Any:

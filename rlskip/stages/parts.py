@@ -80,7 +80,7 @@ class Entry:
             It is of no kind that can be recorded, or has no part for each row.
         """
         if is_tensor(value):
-            _refuse_unreadable(value)
+            _refuse_spread(value)
         number = None if rows is not None else _as_number(value)
         if number is not None:
             return cls(name, order, rank, NUMBER, number[1], number[0])
@@ -193,8 +193,6 @@ def _as_number(value: Any) -> tuple[Any, str] | None:
         return float(value), FLOAT
     if isinstance(value, np.generic | np.ndarray) and not value.ndim and value.dtype.kind in "biuf":
         return value.item(), value.dtype.name
-    if type(value) is int and not -(1 << 63) <= value < 1 << 64:
-        return None
     kinds = {bool: "bool", int: "int64", str: "text"}
     return (value, kinds[type(value)]) if type(value) in kinds else None
 
@@ -208,21 +206,14 @@ def raw_bytes(value: Any) -> np.ndarray:
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
 
-def _refuse_unreadable(value: torch.Tensor) -> None:
-    """Refuse a tensor whose elements are not all in this process's memory."""
+def _refuse_spread(value: torch.Tensor) -> None:
+    """Refuse a tensor of which other processes may have elements."""
     from torch import Tensor
 
-    from rlskip.format.torch_maker import is_plain
-
-    if value.is_nested:
-        return
-    if type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+    if not value.is_nested and type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         # To ask a DTensor for its values is a collective: another rank may not be here.
         what = f"a {type(value).__name__} may be spread over processes"
         raise RecordError(what, remedy="give its values: value.full_tensor(), called on every rank")
-    if not is_plain(value):
-        what = f"a tensor of layout {value.layout} on {value.device}, or quantized, has no values"
-        raise RecordError(what, remedy="give a dense one: value.to_dense(), value.dequantize()")
 
 
 def _as_array(value: Any) -> tuple[Any, list[int] | None]:

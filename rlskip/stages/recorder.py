@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import logging
-import multiprocessing.util
 import os
 import threading
 import weakref
@@ -36,7 +35,6 @@ _GATHERED = 1 << 20
 """Bytes of records that are copied and kept until there are enough for a part of the step."""
 _BATCHES = 2
 """How many batches the names of whose rows are kept: a stage's batch is mostly the last one's."""
-_MAX_DEPTH = 8
 
 
 @attrs.define(eq=False)
@@ -73,7 +71,15 @@ class Recorder:
     def __init__(self, settings: RecordConfig, step: Callable[[], int | None]) -> None:
         self._settings = settings
         self._step_of = step
-        self._start_empty()
+        self.process = os.getpid()
+        self._lock = threading.Lock()
+        self._wanted: dict[str, bool] = {}
+        self._step: _Step | None = None
+        self._gathered: list[Entry] = []
+        self._nbytes = 0
+        self._warned: set[str] = set()
+        self._is_broken = False
+        self.names: set[str] = set()
         log.info(
             "rlskip: stages are recorded (%s values of %s at steps %s) in %s",
             settings.values, ", ".join(settings.stages), settings.steps, settings.dump_dir,
@@ -95,23 +101,12 @@ class Recorder:
     def _ranks(self) -> tuple[int, int]:
         return rank_of()
 
-    def _start_empty(self) -> None:
-        self.process = os.getpid()
-        self._lock = threading.Lock()
-        self._wanted: dict[str, bool] = {}
-        self._step: _Step | None = None
-        self._gathered: list[Entry] = []
-        self._nbytes = 0
-        self._warned: set[str] = set()
-        self._is_broken = False
-        self.names: set[str] = set()
-
     def record(self, name: str, value: Any, rows: Any) -> None:
         """As :func:`rlskip.record` has it."""
-        if self.process != os.getpid():  # a forked child: what was gathered is its parent's
-            self._start_empty()
-            # Children of multiprocessing run nothing else when they end.
-            multiprocessing.util.Finalize(None, self.close, exitpriority=0)
+        if self.process != os.getpid():  # what was gathered is its parent's
+            what = "a forked child of the process that records does not"
+            self._warn(name, RecordError(what, remedy="record what it returns, in its parent"))
+            return
         with self._lock:
             if self._is_broken:
                 return
@@ -154,7 +149,7 @@ class Recorder:
             )  # fmt: skip
 
     def _record(self, name: str, value: Any, rows: Any) -> None:
-        leaves = [leaf for leaf in _leaves(name, value, 0) if self._is_wanted(leaf[0])]
+        leaves = [leaf for leaf in _leaves(name, value) if self._is_wanted(leaf[0])]
         if not leaves:
             return
         number = self._step_of()
@@ -180,10 +175,8 @@ class Recorder:
         if self._settings.values == "digest":
             entry = digest(entry)
         entry = entry.copied(self._writer.memory)
-        if entry.form in (
-            WHOLE,
-            ROWS,
-        ):  # refuse a dtype that cannot be kept before it is among others
+        # Refuse a dtype that cannot be kept before it is among others.
+        if entry.form in (WHOLE, ROWS):
             Packer().node(entry.value[:0])
         self.names.add(name)
         self._gathered.append(entry)
@@ -266,14 +259,10 @@ class Recorder:
         )  # fmt: skip
 
 
-def _leaves(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """The values of nested mappings with their dotted names."""
-    if not isinstance(name, str):
-        raise RecordError(f"a stage's name is text, not {type(name).__name__}")
     if not isinstance(value, Mapping):
         yield name, value
         return
-    if depth > _MAX_DEPTH:
-        raise RecordError(f"{name}: mappings nested deeper than {_MAX_DEPTH} levels")
     for key, item in value.items():
-        yield from _leaves(f"{name}.{key}", item, depth + 1)
+        yield from _leaves(f"{name}.{key}", item)

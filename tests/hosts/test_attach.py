@@ -122,8 +122,6 @@ def test_without_a_step_the_error_names_the_key_to_type(app: Any) -> None:
 # -- without Hydra, in this process -----------------------------------------------------------
 
 LOOP = """
-    import functools
-
     calls = []
 
     class Loop:
@@ -145,7 +143,6 @@ LOOP = """
         return step if step % 2 else None
 
     loop, most = Loop(), max
-    part = functools.partial(generate, 1)
 """
 
 
@@ -266,14 +263,6 @@ def test_a_path_that_does_not_exist_is_named_and_nothing_generated(
     with pytest.raises(error, match=what):
         run()
     assert loop.calls == []
-
-
-def test_a_partial_can_be_attached_and_the_step_set(loop: Any, tmp_path: Any) -> None:
-    for _ in range(2):
-        SkipManager.init(config(tmp_path, {"target": f"{loop.__name__}:part", "step": None}))
-        SkipManager.set_step(1)
-        assert loop.part({"ids": [1]}) == [2]
-    assert loop.calls == [4]
 
 
 def test_a_function_that_returns_no_step_bypasses_the_call(loop: Any, tmp_path: Any) -> None:

@@ -170,30 +170,6 @@ def test_a_batch_without_its_step_is_refused(make: Any, batch: Any, tmp_path: Pa
         asyncio.run(make(on(tmp_path)).generate(without))
 
 
-def test_without_a_config_the_class_is_the_same() -> None:
-    class Own: ...
-
-    assert host.with_rlskip(Own) is Own
-    assert host.with_rlskip(Own, {"skip": {}}).__name__ == "Own"
-
-
-def test_skip_that_is_off_is_logged_and_another_role_is_refused(
-    make: Any, batch: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    trainer = make({"skip": {"rollout": {"enable": False}}})
-    assert "NOTHING that SkyRL's trainer generates is skipped" in caplog.text
-    train(trainer, batch)
-    train(trainer, batch)
-    assert len(trainer.generator.calls) == 4
-    caplog.clear()
-    make({"merge": {}})
-    make({"skip": None})
-    assert caplog.text == ""
-    foreign = {"async_rollout": {"enable": True}}
-    with pytest.raises(ConfigError, match=r"skip\.async_rollout\.enable: SkyRL's trainer never"):
-        make({"skip": {"dump_dir": str(tmp_path), **foreign}})
-
-
 # -- merge ------------------------------------------------------------------------------------
 
 STEP_WISE = {"generator.step_wise_trajectories": True}
@@ -230,14 +206,6 @@ def test_skyrls_own_flag_is_honoured(make: Any) -> None:
 def test_merging_without_turns_is_refused(make: Any) -> None:
     with pytest.raises(ConfigError, match=r"set generator\.step_wise_trajectories=true"):
         make(MERGE)
-
-
-def test_skip_and_merge_together(make: Any, batch: Any, tmp_path: Path) -> None:
-    config = {**on(tmp_path), **MERGE}
-    seen = train(make(config, **STEP_WISE), batch)
-    second = make(config, **STEP_WISE)
-    assert train(second, batch) == without_times(seen)
-    assert second.generator.calls == []
 
 
 # -- from the command line --------------------------------------------------------------------
@@ -421,16 +389,6 @@ def test_dynamic_sampling_replays_every_call_of_a_step(dynamic: Any, batch: Any,
     second = dynamic(kind)
     assert sample_dynamically(second, batch) == seen
     assert second.generator.calls == []
-
-
-def test_another_filter_generates_only_what_is_missing(dynamic: Any, batch: Any) -> None:
-    [seen] = sample_dynamically(dynamic("filter"), batch, steps=1)
-    stricter = dynamic("replace", min_replace_ratio=1)
-    stricter.cfg.trainer.algorithm.dynamic_sampling.max_sample_batches = 3
-    with pytest.raises(RuntimeError, match="dynamic sampling limit"):
-        sample_dynamically(stricter, batch, steps=1)
-    assert len(seen) == 2
-    assert stricter.generator.calls == [("train", 1)]
 
 
 class Loader(list[Any]):

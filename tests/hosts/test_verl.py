@@ -25,9 +25,6 @@ from rlskip.hosts.verl.trainer import begin, next_step
 pytestmark = pytest.mark.usefixtures("verl_process")
 
 
-MODULES = {"VERL_USE_EXTERNAL_MODULES": f"json,{PLUGIN}"}
-
-
 @pytest.mark.parametrize(
     ("env", "way"),
     [
@@ -36,7 +33,6 @@ MODULES = {"VERL_USE_EXTERNAL_MODULES": f"json,{PLUGIN}"}
         ({"VERL_USE_EXTERNAL_PLUGINS": "theirs"}, None),
         ({"VERL_USE_EXTERNAL_PLUGINS": "theirs, rlskip"}, "verl.plugins"),
         ({"VERL_USE_EXTERNAL_PLUGINS": "rlskip-fork"}, None),
-        ({"VERL_USE_EXTERNAL_PLUGINS": "none", **MODULES}, "VERL_USE_EXTERNAL_MODULES"),
     ],
 )
 def test_how_verl_loads_the_plugin(

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from rlskip.dispatch import Session
-from rlskip.hosts.verl.attempt_keys import AttemptKeys, Running, running
+from rlskip.hosts.verl.run_queue import AttemptKeys, Running, running
 from rlskip.keys import prompt_tag, session_tag
 from rlskip.queue import MemoryQueue, ReplayBuffer
 

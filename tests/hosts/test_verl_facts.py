@@ -102,15 +102,6 @@ def generate(config: Any, *fields: str, role: str = "rollout") -> Any:
     return asyncio.run(rollout_stage(role)(stage)(prompts))
 
 
-def test_a_replayed_step_does_not_log_the_times_of_the_dumps_run(config: Any) -> None:
-    first = generate(config())
-    assert first.meta_info["timing"] == {"agent_loop/slowest/generate_sequences": 1.5}
-    assert first.meta_info["metrics"][0]["generate_sequences"] == 1.5
-    second = generate(config())
-    assert second.meta_info["timing"] == {}
-    assert second.meta_info["metrics"][0]["generate_sequences"] == 0.0
-
-
 def test_log_probs_that_the_trainer_needs_and_the_dump_lacks_are_a_mismatch(config: Any) -> None:
     generate(config())
     with pytest.raises(MismatchError, match=r"rollout_log_probs \(actor_rollout_ref\.rollout\.cal"):
@@ -128,56 +119,3 @@ def test_log_probs_that_nobody_needs_are_no_mismatch(config: Any) -> None:
     replayed = generate(config())
     assert replayed.meta_info["timing"] == {}
     assert "rollout_log_probs" in field_names(replayed)
-
-
-# -- prompts with images and videos ----------------------------------------------------------
-
-
-def objects(*values: Any) -> Any:
-    array = np.empty(len(values), dtype=object)
-    array[:] = values
-    return array
-
-
-def multi_modal_step(tmp_path: Path, made: list[int], red: int = 200) -> Any:
-    """A call of verl's V0 stage at step 1: two prompts, one with an image and a video."""
-    fields = [
-        {"pixel_values": torch.arange(12.0).reshape(3, 4), "image_grid_thw": torch.ones(1, 3)},
-        {},
-    ]
-
-    Image = pytest.importorskip("PIL.Image")
-
-    async def generate(prompts: Any) -> Any:
-        made.append(1)
-        tensors = TensorDict({"responses": torch.arange(6).reshape(2, 3)}, batch_size=2)
-        return DataProtoParts(tensors, {"multi_modal_inputs": objects(*fields)}, {"timing": {}})
-
-    begin({"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}})
-    SkipManager.set_step(1)
-    video = torch.arange(2 * 3 * 4 * 4, dtype=torch.uint8).reshape(2, 3, 4, 4)
-    prompts = {
-        "raw_prompt": objects([{"role": "user", "content": "what is it"}], []),
-        "multi_modal_data": objects(
-            {
-                "image": [Image.fromarray(np.full((4, 6, 3), (red, 10, 20), dtype=np.uint8))],
-                "video": [(video, {"fps": 2.0})],
-            },
-            {},
-        ),
-    }
-    return asyncio.run(rollout_stage("rollout")(generate)(DataProtoParts(None, prompts, {})))
-
-
-def test_multi_modal_fields_replay(tmp_path: Path, config: Any) -> None:
-    made: list[int] = []
-    first, second = multi_modal_step(tmp_path, made), multi_modal_step(tmp_path, made)
-    assert made == [1]
-    ours, theirs = (batch.non_tensor_batch["multi_modal_inputs"] for batch in (second, first))
-    assert ours.dtype == object
-    assert ours[0].keys() == theirs[0].keys()
-    assert all(torch.equal(ours[0][name], theirs[0][name]) for name in ours[0])
-    assert ours[1] == {}
-    with pytest.raises(MismatchError, match="prompts: "):
-        multi_modal_step(tmp_path, made, red=201)
-    assert made == [1]

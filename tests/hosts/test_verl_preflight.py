@@ -228,20 +228,6 @@ def test_with_an_engine_only_holes_are_refused(verl: Callable[..., DictConfig]) 
     assert not is_chosen(config)
 
 
-def test_a_dump_of_other_sampling_is_a_hole(verl: Callable[..., DictConfig]) -> None:
-    verl("actor_rollout_ref.rollout.temperature=0.5", "skip.start_engine=true", dumped=())
-    generate = SkipManager.annotate(role="rollout")(lambda prompts: prompts)
-    for step in (1, 2, 3, 4):
-        SkipManager.set_step(step)
-        generate([step])
-    config = verl("actor_rollout_ref.rollout.temperature=1.0", dumped=())
-    said = refused(config)
-    assert said.startswith("skip.rollout.on_miss=error: the dumps of steps 1-4 in ")
-    assert "were made for other rollouts: sampling.temperature: 1.0 now, 0.5 in the dump" in said
-    assert "set back what differs" in said
-    assert "no usable dump" not in said
-
-
 def test_the_number_of_steps_may_be_known_late(verl: Callable[..., DictConfig]) -> None:
     config = verl("trainer.total_training_steps=null")
     launch(config)

@@ -160,9 +160,8 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
             SkipManager.init({"skip": job["skip"]})
             host.attach(trainer)
         elif "skip" in job:
-            for _ in range(job.get("attached", 1)):
-                named = {name: job[name] for name in ("skip", "record") if job.get(name)}
-                host.attach(trainer, named or None)
+            named = {name: job[name] for name in ("skip", "record") if job.get(name)}
+            host.attach(trainer, named or None)
         trainer.train(resume_from_checkpoint=resume)
     except Exception as error:
         result["error"] = f"{type(error).__name__}: {error}"

@@ -148,7 +148,7 @@ def test_the_actor_without_its_adapter_is_a_reference(verl091: Any) -> None:
     assert b.run.grad_norms == a.run.grad_norms
     assert len(a.run.grad_norms) == 2
     assert counts(b, "ref") == (2, 0)
-    assert "nothing is left out: the reference is the actor" in b.run.output
+    assert "role ref: nothing is left out" in b.run.output
 
 
 @pytest.mark.long

@@ -6,9 +6,11 @@ two batches, before training and after its one step.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +27,59 @@ CASES: dict[str, tuple[str, str, dict[str, str]]] = {
 }
 
 
+ALL = ("data.shuffle=True", "trainer.experiment_name=mine", STEPS)
+EACH = pytest.mark.parametrize("name", CASES)
+
+
+@pytest.fixture(scope="module")
+def made(verl091: Any) -> Callable[[str], Any]:
+    """``made(name)``: A of that case, with a checkpoint of each step."""
+
+    @functools.cache
+    def run(name: str) -> Any:
+        mode, role, env = CASES[name]
+        on = (f"+skip={role}_cache", "skip.dump_dir=dumps", "trainer.save_freq=1")
+        a = verl091.train("engine", mode, *ALL, *on, **env)
+        assert len(a.grad_norms) == 2
+        assert a.generated > 0
+        return a
+
+    return run
+
+
+def replay(train: Any, a: Any, name: str, *more: str) -> Any:
+    mode, role, env = CASES[name]
+    on = (f"+skip={role}_replay", f"skip.dump_dir={a.folder}/dumps")
+    vllm = "actor_rollout_ref.rollout.name=vllm"
+    b = train("no_engine", mode, *ALL, *on, vllm, *more, seed=2, **env)
+    assert not (b.folder / "server.jsonl").exists(), "no server, no weights, no generation"
+    assert "AgentLoopWorker" not in b.output
+    return b
+
+
 @pytest.mark.parametrize(
     "name", ["v1", *(pytest.param(name, marks=pytest.mark.long) for name in CASES if name != "v1")]
 )
-def test_a_replay_starts_no_server_and_trains_the_same(verl091: Any, name: str) -> None:
-    mode, role, env = CASES[name]
-    a = verl091.train("engine", mode, f"+skip={role}_cache", STEPS, "skip.dump_dir=dumps", **env)
-    assert len(a.grad_norms) == 2
-    assert a.generated > 0
-    b = verl091.train(
-        "no_engine", mode, f"+skip={role}_replay", STEPS, f"skip.dump_dir={a.folder}/dumps",
-        "actor_rollout_ref.rollout.name=vllm", seed=2, **env,
-    )  # fmt: skip
+def test_a_replay_starts_no_server_and_trains_the_same(verl091: Any, made: Any, name: str) -> None:
+    a, role = made(name), CASES[name][1]
+    b = replay(verl091.train, a, name)
     assert b.grad_norms == a.grad_norms
-    assert not (b.folder / "server.jsonl").exists(), "no server, no weights, no generation"
-    assert "AgentLoopWorker" not in b.output
     assert (b.summary[role]["hits"], b.summary[role]["misses"]) == (2, 0)
+
+
+@pytest.mark.long
+@EACH
+def test_a_resumed_run_replays_what_is_left(verl091: Any, made: Any, name: str) -> None:
+    a = made(name)
+    resumed = replay(verl091.train, a, name, *a.resume_after(1))
+    assert resumed.grad_norms == a.grad_norms[1:]
+
+
+@pytest.mark.long
+@EACH
+def test_a_new_reward_function_scores_the_same_rollouts(verl091: Any, made: Any, name: str) -> None:
+    a = made(name)
+    assert replay(verl091.train_by_coin, a, name).grad_norms != a.grad_norms
 
 
 VALIDATES = (
@@ -53,7 +92,7 @@ _METRIC = re.compile(r"(val-(?:core|aux)/\S+?):(\S+)")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", CASES)
+@EACH
 def test_validation_is_replayed_without_an_engine(verl091: Any, name: str) -> None:
     mode, role, env = CASES[name]
     a = verl091.train(

@@ -6,9 +6,7 @@ its rollouts. `pytest -s` shows what differs.
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -189,30 +187,6 @@ def test_v1_records_the_same_stages_as_v0(verl091: Any, golden: Path, rlskip: An
     # prompts that are as wide as the batch, which V1 pads less.
     others = {"critic/advantages/mean", "prompt_length/clip_ratio"}
     assert differing_metrics(answer) <= BY_MICRO_BATCH | others
-
-
-@pytest.mark.long
-def test_trl_computes_the_same_on_the_rollouts_of_verl(
-    verl091: Any, rlskip: Any, tmp_path: Path
-) -> None:
-    if not (python := os.environ.get("RLSKIP_TRL")):
-        pytest.skip("RLSKIP_TRL names no python with TRL and rlskip; `.ci/env trl` makes one")
-    dumps, records = tmp_path / "dumps", tmp_path / "trl"
-    on = ("+record=stages", "+skip=rollout_cache", f"skip.dump_dir={dumps}",
-          "actor_rollout_ref.rollout.calculate_log_probs=True")  # fmt: skip
-    verl = Path(verl091.train("grpo", "v0", *on, steps=1).folder) / "hydra"
-    done = subprocess.run(
-        [python, HERE / "trl_on_dump.py", dumps, verl091.ray / "assets/model", records],
-        env={**os.environ, "HOME": str(tmp_path)}, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    answer = rlskip("compare", verl, records, "--json")
-    found = show("verl against TRL", answer)
-    before = ("rollouts", "mask", "engine_log_probs", "old_log_probs", "rewards")
-    assert {found[name] for name in before} <= {"equal", "within rounding"}
-    # TRL adds 1e-4 to the standard deviation of a group, verl 1e-6.
-    assert answer.json["first"]["stage"] == "advantages"
-    assert answer.json["first"]["largest"] < 1e-2
 
 
 @pytest.mark.parametrize("mode", ["v0", "v1"])

@@ -31,7 +31,7 @@ WHERE = "dumps/mine_verlcpu/GBS4_N2_in64_out16"
 # -- role rollout_tq -----------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def a(verl091: Any) -> Any:
-    on = (*ON, "skip.dump_dir=dumps", "trainer.save_freq=1")
+    on = (*ON, "skip.dump_dir=dumps")
     return verl091.train("v1_a", "v1", *ALL, *on)
 
 
@@ -88,22 +88,6 @@ def test_dropped_scores_are_computed_again(verl091: Any, b: Any) -> None:
 
 
 @pytest.mark.long
-def test_a_new_reward_function_scores_the_same_rollouts(verl091: Any, a: Any) -> None:
-    on = (*ON, f"skip.dump_dir={a.folder}/dumps", "skip.on_miss=error")
-    run = verl091.train_by_coin("v1_coin", "v1", *ALL, *on, seed=2)
-    assert run.generated == a.generated - SESSIONS
-    assert run.grad_norms != a.grad_norms
-
-
-@pytest.mark.long
-def test_a_resumed_run_replays_what_is_left(verl091: Any, a: Any) -> None:
-    on = (*ON, f"skip.dump_dir={a.folder}/dumps", "skip.on_miss=error")
-    run = verl091.train("v1_resumed", "v1", *ALL, *on, *a.resume_after(1), seed=2)
-    assert run.generated == a.generated - SESSIONS
-    assert run.grad_norms == a.grad_norms[1:]
-
-
-@pytest.mark.long
 def test_dumps_of_rollout_level_dispatch_are_replayed_without_it(verl091: Any) -> None:
     on = (*ON, "skip.dump_dir=dumps", "+dispatch=rollout_level")
     first = verl091.train("v1_sessions", "v1", *ALL, *on)
@@ -125,13 +109,6 @@ def test_the_jobs_count_what_the_trainer_did(a: Any, b: Any) -> None:
 
 
 # -- role rollout, which V1 never calls -----------------------------------------------------
-def test_role_rollout_is_refused_before_ray(verl091: Any) -> None:
-    run = verl091.train("v1_rollout", "v1", "+skip=rollout_cache", fails=True)
-    assert "skip.rollout.enable: verl's V1 trainer never calls a stage 'rollout'" in run.output
-    assert "use skip.rollout_tq (+skip=rollout_tq_cache)" in run.output
-    assert not run.started_ray
-
-
 def test_without_the_option_it_is_refused_before_any_model_is_loaded(verl091: Any) -> None:
     """No option, no callback: the trainer's own process refuses."""
     run = verl091.train("v1_leaf", "v1", "skip.rollout.enable=True", fails=True)

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import attrs
 from omegaconf import OmegaConf
 
+from rlskip import stages
 from rlskip._wrap import AttachError, around
 from rlskip.config.check import look_up, raise_all
 from rlskip.config.dump_dir import DIRECTORY_VARIABLE
@@ -53,6 +54,9 @@ _OVERRIDE = "trainer.override_entrypoint="
 # Seconds per trajectory, and the metrics made of them.
 _TIMES = ("trajectory_generation_times", "trajectory_time_splits")
 _TIME_METRIC = re.compile(r"generate/trajectory_(completion_)?time")
+
+# Parts of the names of metrics that a repetition need not have in common.
+_OF_THE_MACHINE = ("time", "timing/", "per_second", "eval/", "vllm/", "gpu", "epoch")
 
 E = TypeVar("E", bound=type)
 
@@ -97,13 +101,13 @@ def with_rlskip(experiment: E, config: Any = None) -> E:
                 send_no_weights(trainer)
             if skips:
                 preflight(trainer)
-                trainer.tracker.log = _logging(trainer.tracker.log)
             if merges:
                 merge_turns(trainer, config)
             if recording.enable:
                 from rlskip.hosts.skyrl.stages import record_stages  # torch is the trainer's
 
                 record_stages(trainer, recording)
+            trainer.tracker.log = _logging(trainer.tracker.log)
             return trainer
 
     return functools.update_wrapper(Experiment, experiment, updated=())  # type: ignore[return-value]
@@ -111,7 +115,8 @@ def with_rlskip(experiment: E, config: Any = None) -> E:
 
 @around
 def _logging(log: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:
-    """The tracker's, with what was replayed among the metrics."""
+    """The tracker's: metrics are recorded, and what was replayed is among them."""
+    stages.record("metrics", stages.comparable(data, _OF_THE_MACHINE))
     return log({**data, **SkipManager.logged()}, *args, **kwargs)
 
 
@@ -224,7 +229,7 @@ def _skipping(generate: Callable[..., Any], cfg: Any, step: int | None) -> Calla
         )(_generating(generate))
 
     kinds = itertools.product((ROLE, VALIDATION_ROLE), (False, True))
-    stages = {kind: stage(*kind) for kind in kinds}
+    replayable = {kind: stage(*kind) for kind in kinds}
 
     @functools.wraps(generate)
     async def skipping(input_batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -239,7 +244,7 @@ def _skipping(generate: Callable[..., Any], cfg: Any, step: int | None) -> Calla
         SkipManager.set_step(metadata.global_step if step is None else step)
         asked = input_batch.get("sampling_params") or {}
         needs_logprobs = asked.get(LOGPROBS) is not None
-        output = await stages[role, needs_logprobs](input_batch, *args, **kwargs)
+        output = await replayable[role, needs_logprobs](input_batch, *args, **kwargs)
         given = input_batch.get("trajectory_ids")
         id_class = type(given[0]) if given else TrajectoryID
         ids = output["trajectory_ids"]

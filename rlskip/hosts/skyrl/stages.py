@@ -21,22 +21,15 @@ FIELDS = {
     "advantages": "advantages",
     "returns": "returns",
 }
-_OF_THE_MACHINE = ("time", "timing/", "per_second", "eval/", "vllm/", "gpu", "epoch")
 
 
 def record_stages(trainer: Any, settings: RecordConfig) -> None:
-    """Record what a trainer of SkyRL computes on the driver: :data:`FIELDS` and logged metrics.
+    """Record what a trainer of SkyRL computes on the driver: :data:`FIELDS`.
 
-    Parameters
-    ----------
-    trainer
-        The trainer; nothing but this object is changed.
-    settings
-        What :func:`rlskip.config.record.read_record` returned.
+    Nothing but this object is changed.
     """
     stages.start(settings, lambda: trainer.global_step)
     trainer.compute_advantages_and_returns = _computing(trainer.compute_advantages_and_returns)
-    trainer.tracker.log = _logging(trainer.tracker.log)
     trainer.train = _training(trainer.train)
 
 
@@ -45,12 +38,6 @@ def _computing(compute: Callable[..., Any], data: Any) -> Any:
     result = compute(data)
     _record(result)
     return result
-
-
-@around
-def _logging(log: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:
-    stages.record("metrics", stages.comparable(data, _OF_THE_MACHINE))
-    return log(data, *args, **kwargs)
 
 
 @around

@@ -4,11 +4,11 @@ verl's application is the launcher process: it composes the config and starts a 
 trains. Hydra's callback runs in the former, rollouts pass through the latter.
 
 1. Launcher, before the job (:mod:`rlskip.hosts.verl.launcher`): leave a token in each dump_dir.
-   :func:`reach_next_ray` names the plug-in, and :func:`runtime_env`, a hook that ``ray.init`` in
-   verl's main() calls, adds it and the job's variables. A Ray that runs already gets these in its
-   key-value store.
-2. Every process that imports verl loads the plug-in. One that trains without it reads the config
-   by verl's own ``SkipManager.init``, which does not know the key ``skip.provider``, and ends.
+   :func:`runtime_env`, a hook that ``ray.init`` in verl's main() calls, adds the job's variables. A
+   Ray that runs already gets these in its key-value store.
+2. Every process that imports verl loads the plug-in, by its entry point. One that trains without it
+   reads the config by verl's own ``SkipManager.init``, which does not know the key
+   ``skip.provider``, and ends.
 3. The process that trains, when the config arrives (:func:`rlskip.hosts.verl.trainer.begin`):
    :func:`find_job`, look for the token, then :func:`acknowledge` each role by a file.
 4. Launcher, after the job: restore the environment. A job that was not acknowledged has failed,
@@ -42,28 +42,22 @@ SHOWN_S = 90.0
 
 
 def attached_by() -> str | None:
-    """How the verl processes of this environment load rlskip; None if they do not.
+    """The group of the entry point by which verl's processes load rlskip; None if they do not.
 
-    ``verl.plugins`` (the entry point) or ``VERL_USE_EXTERNAL_MODULES``, which counts also where
-    ``VERL_USE_EXTERNAL_PLUGINS`` leaves out the entry point. Looks at installed metadata and
-    environment variables only.
+    Looks at installed metadata and environment variables only.
     """
     allowed = os.environ.get(names.PLUGINS_VARIABLE, "auto").strip().lower()
     chosen = {name.strip() for name in allowed.split(",")}
     found = importlib.metadata.entry_points(group=names.PLUGIN_GROUP)
     ours = {entry.name for entry in found if entry.value == names.PLUGIN}
-    if ours and (allowed == "auto" or ours & chosen):
-        return names.PLUGIN_GROUP
-    modules = os.environ.get(names.MODULES_VARIABLE, "").split(",")
-    return names.MODULES_VARIABLE if names.PLUGIN in modules else None
+    return names.PLUGIN_GROUP if ours and (allowed == "auto" or ours & chosen) else None
 
 
 # -- from the launcher process to the process that trains ----------------------------------------
 
 
 def reach_next_ray() -> None:
-    """Have the workers of the Ray that this job will start load the plug-in and know the job."""
-    os.environ[names.MODULES_VARIABLE] = _with_plugin(os.environ.get(names.MODULES_VARIABLE, ""))
+    """Have the workers of the Ray that this job will start know the job."""
     hook = f"{__name__}.{runtime_env.__name__}"
     before = os.environ.get(names.RAY_HOOK_VARIABLE)
     if before not in (None, hook):
@@ -72,7 +66,7 @@ def reach_next_ray() -> None:
 
 
 def runtime_env(given: dict[str, Any] | None) -> dict[str, Any]:
-    """Ray's hook: the job's runtime environment, with the plug-in and the job's variables.
+    """Ray's hook: the job's runtime environment, with the job's variables.
 
     Calls the hook that was set before first.
     """
@@ -80,10 +74,7 @@ def runtime_env(given: dict[str, Any] | None) -> dict[str, Any]:
         module, _, name = before.rpartition(".")
         given = getattr(importlib.import_module(module), name)(given)
     env = dict(given or {})
-    variables = {**(env.get("env_vars") or {}), **_job_variables()}
-    modules = variables.get(names.MODULES_VARIABLE, os.environ.get(names.MODULES_VARIABLE, ""))
-    env["env_vars"] = {**variables, names.MODULES_VARIABLE: _with_plugin(modules)}
-    return env
+    return {**env, "env_vars": {**(env.get("env_vars") or {}), **_job_variables()}}
 
 
 def reach_running_ray() -> None:
@@ -111,17 +102,14 @@ def leave_token(dump_dir: str, who: str = _TOKEN) -> bool:
     return True
 
 
-def refuse_unshared(key: str, dump_dir: str, job: str, host: str, who: str = _TOKEN) -> None:
-    """Raise :class:`ConfigError` naming `key` unless the token of `job` is in `dump_dir` here, too.
-
-    `host` is where :func:`leave_token` wrote it.
-    """
+def refuse_unshared(key: str, dump_dir: str, job: str, who: str = _TOKEN) -> None:
+    """Raise :class:`ConfigError` naming `key` unless `job`'s token is in `dump_dir` here, too."""
     deadline = time.monotonic() + SHOWN_S
     while not records.acknowledged(dump_dir, who, job):
         if time.monotonic() > deadline:
-            here = socket.gethostname()
             raise ConfigError(
-                f"it is not shared: on {host} and on {here} {dump_dir} is another directory",
+                f"it is not shared: on {socket.gethostname()} {dump_dir} is another directory than "
+                "in the process that started this one",
                 key,
                 "name a directory that all nodes share: skip.dump_dir=/shared/dumps",
             )
@@ -151,12 +139,12 @@ def acknowledge(role: str, dump_dir: str) -> None:
         it would not know.
     """
     key = f"skip.{role}.dump_dir"
-    if host := os.environ.get(names.TOKEN_VARIABLE):
-        refuse_unshared(key, dump_dir, records.job_id(), host)
+    if has_token := names.TOKEN_VARIABLE in os.environ:
+        refuse_unshared(key, dump_dir, records.job_id())
     try:
         records.acknowledge(dump_dir, role, by=attached_by())
     except OSError as failed:
-        if host:
+        if has_token:
             raise ConfigError(
                 f"the launcher process can write there, and this one cannot: {failed}",
                 f"{key}={dump_dir}",
@@ -172,11 +160,6 @@ def acknowledge(role: str, dump_dir: str) -> None:
 def _job_variables() -> dict[str, str]:
     ours = (records.JOB_VARIABLE, DIRECTORY_VARIABLE, ORIGIN_VARIABLE, names.TOKEN_VARIABLE)
     return {name: os.environ[name] for name in ours if name in os.environ}
-
-
-def _with_plugin(modules: str) -> str:
-    given = [name for name in modules.split(",") if name]
-    return ",".join(given if names.PLUGIN in given else [*given, names.PLUGIN])
 
 
 def _job_key(ray: Any) -> bytes:

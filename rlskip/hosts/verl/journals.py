@@ -16,7 +16,6 @@ What verl's own checkpoint restores, its queue and unfinished prompts, is verl's
 from __future__ import annotations
 
 import functools
-import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -86,8 +85,8 @@ def sharing(config: DictConfig) -> Callable[[], None]:
     It raises :class:`ConfigError` where the directory is another one than in this process.
     """
     dump_dir = str(_role_of(config).local_config.dump_dir)
-    key, here = f"skip.{_ROLE}.dump_dir (dispatch.journal)", socket.gethostname()
-    return functools.partial(refuse_unshared, key, dump_dir, job_id(), here, _JOURNAL)
+    key = f"skip.{_ROLE}.dump_dir (dispatch.journal)"
+    return functools.partial(refuse_unshared, key, dump_dir, job_id(), _JOURNAL)
 
 
 def _max_span(config: Any) -> int | None:

@@ -179,22 +179,17 @@ def leave_out(config: Any, steps: Collection[int], validated: Collection[int]) -
     for role, model in ((REF, "reference model"), (REWARD, "reward worker or reward model")):
         if (skip := SkipManager.skip_instances.get(role)) is None:
             continue
-        replayed = VALIDATION_ROLE in SkipManager.skip_instances
-        due = {*steps, *(validated if role == REWARD else ())}
-        unlisted = sorted(due - {step for step in due if step in skip.local_config.steps})
-        if role == REF and _ref_is_actor(config):
-            why = "the reference is the actor without its adapter"
-        elif skip.local_config.on_miss != "error":
-            why = f"skip.{role}.on_miss=generate may need it"
-        elif not steps or unlisted:
-            why = f"steps {', '.join(map(str, unlisted)) or 'unknown'} are not listed"
-        elif role == REWARD and validated and not replayed:
-            why = "validation is not replayed"
+        if role == REF:
+            due, is_replayed = {*steps}, not _ref_is_actor(config)
         else:
+            due = {*steps, *validated}
+            is_replayed = not validated or VALIDATION_ROLE in SkipManager.skip_instances
+        is_replayed &= skip.local_config.on_miss == "error" and bool(steps)
+        if is_replayed and all(step in skip.local_config.steps for step in due):
             _left_out.add(role)
             log.info("rlskip: role %s: no %s is started, all is replayed", role, model)
-            continue
-        log.info("rlskip: role %s: nothing is left out: %s", role, why)
+        else:
+            log.info("rlskip: role %s: nothing is left out, because it may be needed", role)
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import os
-import socket
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +23,6 @@ from rlskip.hosts.verl.facts import (
     verl_release,
 )
 from rlskip.hosts.verl.handshake import (
-    attached_by,
     leave_token,
     reach_next_ray,
     reach_running_ray,
@@ -35,12 +33,7 @@ from rlskip.jobs.records import FOLDER, JOB_VARIABLE, acknowledged
 
 log = logging.getLogger(__name__)
 
-_CHANGED = (
-    names.MODULES_VARIABLE,
-    names.RAY_HOOK_VARIABLE,
-    names.NEXT_HOOK_VARIABLE,
-    names.TOKEN_VARIABLE,
-)
+_CHANGED = (names.RAY_HOOK_VARIABLE, names.NEXT_HOOK_VARIABLE, names.TOKEN_VARIABLE)
 
 
 class _Job:
@@ -53,7 +46,7 @@ class _Job:
         self._environ = {name: os.environ.get(name) for name in _CHANGED}
         self._shares = all(map(leave_token, set(dump_dirs.values())))
         if self._shares:  # else neither process must look for what the other cannot write
-            os.environ[names.TOKEN_VARIABLE] = socket.gethostname()
+            os.environ[names.TOKEN_VARIABLE] = "1"
 
     def failure(self, error: BaseException | None) -> NotInstalledError | None:
         """What the job failed of that it does not say itself; None where that is nothing.
@@ -76,8 +69,7 @@ class _Job:
                 "the process that trains did not load rlskip's plug-in, and verl's own skip "
                 "manager does not know 'provider'",
                 "skip.provider",
-                "install rlskip on every node; where Ray was started before this job, start it "
-                f"with {names.MODULES_VARIABLE}={names.PLUGIN} in its environment",
+                "install rlskip on every node",
             )
         return None
 
@@ -167,18 +159,12 @@ def after_job(job_return: Any, consulted: bool, one_of_many: bool) -> None:
 
 def _check_plugin() -> None:
     """Raise NotInstalledError unless verl has loaded the plug-in in this process."""
-    if attached_by() is None:
-        raise NotInstalledError(
-            "verl does not load rlskip's plug-in (entry point verl.plugins)",
-            f"{names.PLUGINS_VARIABLE}={os.environ.get(names.PLUGINS_VARIABLE, 'auto')}",
-            f"allow it: unset {names.PLUGINS_VARIABLE} or add rlskip to it; if it is not set, "
-            "reinstall rlskip, whose entry point is missing",
-        )
     if names.PLUGIN not in sys.modules:
         raise NotInstalledError(
-            f"{names.PLUGIN} could not be loaded by verl",
-            "skip",
-            f'see the reason with: python -c "import verl, {names.PLUGIN}"',
+            f"verl has not loaded rlskip's plug-in (entry point {names.PLUGIN_GROUP})",
+            f"{names.PLUGINS_VARIABLE}={os.environ.get(names.PLUGINS_VARIABLE, 'auto')}",
+            f"unset {names.PLUGINS_VARIABLE} or add rlskip to it; if it is not set, see the reason "
+            f'with: python -c "import verl, {names.PLUGIN}", or reinstall rlskip',
         )
 
 

@@ -6,12 +6,11 @@ from __future__ import annotations
 PLUGIN = "rlskip.hosts.verl.plugin"
 PLUGIN_GROUP = "verl.plugins"
 
-#: verl's variables: modules to import at the end of ``import verl``; which entry points to load.
-MODULES_VARIABLE = "VERL_USE_EXTERNAL_MODULES"
+#: verl's variable of the entry points to load.
 PLUGINS_VARIABLE = "VERL_USE_EXTERNAL_PLUGINS"
 
-#: The host on which the launcher process left a token in each dump_dir.
-TOKEN_VARIABLE = "RLSKIP_TOKEN_FROM"
+#: Set where the launcher process left a token in each dump_dir.
+TOKEN_VARIABLE = "RLSKIP_TOKEN"
 
 #: Ray's variable for a hook that edits the runtime environment, and ours for the hook it replaces.
 RAY_HOOK_VARIABLE = "RAY_RUNTIME_ENV_HOOK"

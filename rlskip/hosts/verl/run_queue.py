@@ -1,14 +1,26 @@
-"""The run's TransferQueue as this process reaches it, and a view of it for verl's own buffer."""
+"""The run's TransferQueue: as this process reaches it, for verl's own buffer, and for workers.
+
+verl's agent-loop worker writes a session's rows to the module `transfer_queue` as
+``verl.trainer.ppo.v1.agent_loop_tq`` sees it, and does not know about attempts. That seam gets
+:class:`AttemptKeys`, without which a late write of an attempt that was given up would replace the
+rows of the attempt that counts.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Any
 
+import attrs
 from tensordict import TensorDict
 
-from rlskip.keys import FINISHED, STATUS, N, uid_of
-from rlskip.queue import KVBatchMeta, Row, Tag, TransferQueueAdapter
+from rlskip.dispatch import Session
+from rlskip.dispatch.pools import Unjournaled
+from rlskip.dispatch.resume import WorkerJournal
+from rlskip.keys import ATTEMPT, FINISHED, STATUS, N, TrajectoryKey, uid_of
+from rlskip.queue import KVBatchMeta, Row, Tag, TransferQueueAdapter, to_rows
 
 
 @functools.cache
@@ -48,3 +60,47 @@ class StatusQueue(TransferQueueAdapter):
                 return KVBatchMeta(partition_id=partition)
             keys, tags = list(prompts), list(prompts.values())
         return super().put(keys, partition, fields, tags)
+
+
+@attrs.define
+class Running:
+    """A session that runs, and why its rows could not be journaled."""
+
+    session: Session
+    unjournaled: Unjournaled | None = None
+
+
+#: What runs in the present task.
+running: ContextVar[Running] = ContextVar("rlskip_running")
+
+
+class AttemptKeys:
+    """The module `transfer_queue`, with the present attempt in keys and tags of batches put.
+
+    Where there is a `journal`, rows are journaled before they are put.
+    """
+
+    def __init__(self, inner: Any, journal: WorkerJournal | None = None) -> None:
+        self._inner = inner
+        self._journal = journal
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def async_kv_batch_put(
+        self, keys: Sequence[str], fields: TensorDict, tags: Sequence[dict[str, Any]], **more: Any
+    ) -> Any:
+        now = running.get()
+        attempt = now.session.attempt
+        if self._journal is not None:
+            cause = await self._journal.add(now.session, to_rows(fields), [*map(dict, tags)])
+            now.unjournaled = now.unjournaled or cause
+        return await self._inner.async_kv_batch_put(
+            keys=[
+                str(TrajectoryKey.of_attempt(row.uid, row.session_id, row.index, attempt))
+                for row in map(TrajectoryKey.parse, keys)
+            ],
+            fields=fields,
+            tags=[{**tag, ATTEMPT: attempt} for tag in tags],
+            **more,
+        )

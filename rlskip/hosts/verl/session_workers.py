@@ -21,9 +21,8 @@ from rlskip.dispatch.failures import DataFailure
 from rlskip.dispatch.pools import Unjournaled
 from rlskip.dispatch.resume import WorkerJournal
 from rlskip.dispatch.timeouts import write_seconds
-from rlskip.hosts.verl.attempt_keys import AttemptKeys, Running, running
 from rlskip.hosts.verl.journals import sharing, start_journals
-from rlskip.hosts.verl.run_queue import run_queue
+from rlskip.hosts.verl.run_queue import AttemptKeys, Running, run_queue, running
 
 # The class behind the ``ray.remote`` that verl puts on it.
 _VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class

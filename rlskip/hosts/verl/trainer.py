@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from rlskip.config.application import application_facts
-from rlskip.config.check import look_up, raise_all
+from rlskip.config.check import raise_all
 from rlskip.config.facts import HostFacts
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import VALIDATION_ROLE
@@ -39,21 +39,24 @@ _named: set[str] = set()
 _stated: int | None = None
 
 
-def begin(config: Any) -> SkipSettings:
+def begin(config: Any, *, v1: bool = False) -> SkipSettings:
     """Switch on, in this process, the roles that a run's config enables, and acknowledge them.
 
-    Returns the settings of `skip`. Does nothing more if `config` is installed already.
+    Returns the settings of `skip`. Does nothing more if `config` is installed already. `v1` tells
+    whether the trainer is V1's, which has a queue.
 
     Raises
     ------
     AttachError
         A feature is asked for that this release of verl has no seam for.
     ConfigError
-        Names every problem of the `skip` node, or the acknowledgement cannot be written.
+        Names every problem of the `skip` node, or a node that this trainer does nothing with; or
+        the acknowledgement cannot be written.
     """
     global _installed, _stated
     if _installed is config and SkipManager.settings is not None:
         return SkipManager.settings
+    raise_all(idle_nodes(config, v1=v1))
     _stated = None
     find_job()
     if logging.getLogger("rlskip").level == logging.NOTSET:
@@ -131,10 +134,7 @@ STAGES: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {}
 
 @seams.around(f"{MANAGER}.init")
 def _initializing(_: Callable[..., None], theirs: Any, config: Any) -> None:
-    # No other seam of the fully async application sees the config of its rollouter.
-    if look_up(config, "async_training") is not None:
-        raise_all(idle_nodes(config))
-    begin(config)
+    begin(config)  # no other seam of the fully async application sees that of its rollouter
     theirs.skip_instances = {}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlskip._wrap import around
 from rlskip.batch.meta import is_validation
-from rlskip.config.check import look_up, raise_all
+from rlskip.config.check import look_up
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.format.fingerprint import VOLATILE
 from rlskip.hosts.verl.facts import without_times
@@ -24,17 +24,14 @@ from rlskip.hosts.verl.no_engine import refuse_to_generate
 from rlskip.hosts.verl.preflight import before_workers
 from rlskip.hosts.verl.seams import SEPARATE_TRAINER, V0_TRAINER, seams
 from rlskip.hosts.verl.trainer import STAGES, begin, lacking_now, stated_step
-from rlskip.hosts.verl.trainer_config import idle_nodes
 from rlskip.skip import SkipManager
 from rlskip.skip.arguments import ALL
 
 # Fields of a rollout that are not its agent loop's.
 _NOT_OF_THE_LOOP = ("__num_turns__", "multi_modal_inputs", "reward_extra_info")
 
-# The trainer that made its workers last, and the step that was set here last: what a batch stated,
-# or the trainer counted. Any other step of SkipManager's was stated by the trainer's loop.
+# The trainer that made its workers last.
 _trainer: weakref.ref[Any] | None = None
-_set_here: int | None = None
 
 
 def rollout_stage(role: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -95,7 +92,6 @@ def _making_workers(init: Callable[..., None], self: Any, *args: Any, **kwargs: 
     _trainer = weakref.ref(self)
     # The fully async application has two such trainers, and only one generates.
     if look_up(self.config, "async_training") is None:
-        raise_all(idle_nodes(self.config))
         begin(self.config)
         loader = getattr(self, "train_dataloader", None)
         per_epoch = None if loader is None else len(loader)
@@ -109,14 +105,11 @@ def _set_step_of(prompts: Any) -> None:
 
     A batch of validation states its step even in trainers that state none for training.
     """
-    global _set_here
-    step = prompts.meta_info.get("global_steps")
-    if step is None and SkipManager.step in (None, _set_here):
-        counted = getattr(_trainer and _trainer(), "global_steps", None)
-        step = counted if stated_step() is None else stated_step()
+    counted = getattr(_trainer and _trainer(), "global_steps", None)
+    stated = (prompts.meta_info.get("global_steps"), stated_step(), counted)
+    step = next((step for step in stated if step is not None), None)
     if step is not None:
         SkipManager.set_step(step)
-        _set_here = SkipManager.step
 
 
 def _is_scored_again(manager: Any, rollouts: Any, role: str) -> bool:

@@ -48,7 +48,7 @@ def _beginning(
 
     :mod:`~rlskip.hosts.verl.trainer_config` plugs in what `dispatch` and `replay` ask for.
     """
-    plug_in(config, begin(config).roles)
+    plug_in(config, begin(config, v1=True).roles)
     init(self, config, *args, **kwargs)
 
 
