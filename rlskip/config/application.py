@@ -58,7 +58,7 @@ NOT_COMPARED: dict[str, tuple[str, ...]] = {
         # Compared elsewhere: part of the directory, or warned about by name.
         "n", "prompt_length", "response_length", "name",
         # Seeds, and skipping itself.
-        "seed", "full_determinism", "skip", "skip_rollout", "skip_dump_dir", "skip_use_default_dir",
+        "seed", "full_determinism", "skip",
     ),
     DATA: (
         # Which prompts come, and in which order: the prompts' content says that.

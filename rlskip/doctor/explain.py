@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import sys
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,10 @@ import attrs
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip.config.check import look_up
-from rlskip.config.choices import with_callback
+from rlskip.config.choices import ADD_CALLBACK, why_off
 from rlskip.config.facts import HostFacts
-from rlskip.config.legacy import LegacyFlagWarning, retire_legacy_flags
+from rlskip.config.legacy import FLAG
 from rlskip.config.nodes import find_node
-from rlskip.config.option_checks import lost_choices
 from rlskip.config.origin import Origin
 from rlskip.config.register import SCHEMAS
 from rlskip.config.settings import SkipSettings, read_skip
@@ -58,7 +56,10 @@ def explain(command: Sequence[str]) -> list[Finding]:
     roles = settings.roles
     findings += _wiring(config, split, bool(roles))
     findings += about
-    findings += _legacy(config, "rollout" in roles)
+    if "rollout" in roles and look_up(config, FLAG) is True:
+        findings.append(
+            Finding("legacy flag", WARNING, f"{FLAG} is forced to False", f"{FLAG}=False")
+        )
     if roles:
         findings += [
             Finding("attach", OK, f"{one.target} becomes the stage {role}")
@@ -108,7 +109,7 @@ def _sweep(config: DictConfig, command: Command) -> Iterator[Finding]:
     groups = {*command.swept} & {str(key).partition("@")[0] for key in choices}
     if not (groups and _has_callback(config)):
         return
-    swept, remedy = f"{', '.join(sorted(groups))} is swept", f"add {with_callback(config)}"
+    swept, remedy = f"{', '.join(sorted(groups))} is swept", ADD_CALLBACK
     then = "each job refuses" if "skip" in config else "nothing is recorded"
     try:
         if not _has_callback(compose(attrs.evolve(command, arguments=[*command.unswept]))):
@@ -166,7 +167,7 @@ def _wiring(config: DictConfig, command: Command, on: bool) -> Iterator[Finding]
             "callback",
             ERROR,
             "hydra.callbacks has no rlskip: nothing would install SkipManager",
-            f"add {with_callback(config)}, or choose an option (+skip=rollout_cache) instead of "
+            f"{ADD_CALLBACK}, or choose an option (+skip=rollout_cache) instead of "
             "single keys; or call SkipManager.init(cfg) in the application",
         )
 
@@ -196,7 +197,7 @@ def _settings(config: DictConfig) -> tuple[SkipSettings, list[Finding]]:
     level = WARNING if settings.roles else ERROR
     return settings, notes + [
         Finding("skip", level, f"{problem.key}: {problem.what}", problem.remedy)
-        for problem in lost_choices(settings)
+        for problem in why_off(settings)
     ]
 
 
@@ -224,14 +225,6 @@ def _without(config: DictConfig, roles: Sequence[str]) -> DictConfig:
     for role in roles:
         del kept.skip[role]
     return kept
-
-
-def _legacy(config: DictConfig, on: bool) -> list[Finding]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        retire_legacy_flags(config.copy(), rollout_enabled=on)
-    messages = [str(w.message) for w in caught if issubclass(w.category, LegacyFlagWarning)]
-    return [Finding("legacy flag", WARNING, message) for message in messages]
 
 
 def _verl(settings: SkipSettings, command: Command) -> list[Finding]:

@@ -373,7 +373,7 @@ def test_a_schema_that_may_replace_values(explain: Any) -> None:
 
 
 def test_legacy_flags_and_roles_of_the_applications_own(explain: Callable[..., Any]) -> None:
-    legacy = "actor_rollout_ref: {rollout: {skip_rollout: true}}\n"
+    legacy = "actor_rollout_ref: {rollout: {skip: {enable: true}}}\n"
     said = explain("+skip=rollout_cache", config=legacy)
     assert "forced to False" in said_of(said, "legacy flag")
     own = explain("+skip=rollout_cache", "skip.critic.enable=true", "skip.critic.warmup=3")
