@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -109,14 +107,22 @@ def refuse(config: DictConfig, error: Exception) -> NoReturn:
     reason = f"{type(error).__name__}: {error}"
     SkipManager._refuse(reason)
     unexpected = not isinstance(error, RlskipError)
-    # What ends the process shows the reason, even if logging is off.
-    with contextlib.nullcontext() if unexpected else _quiet_console():
-        log.error("rlskip ends this job before it starts.\n%s", reason, exc_info=unexpected)
+    # What ends the process shows the reason, even if logging is off: so files and services get it.
+    console = [h for h in logging.getLogger().handlers if type(h) is logging.StreamHandler]
+    for handler in () if unexpected else console:
+        handler.addFilter(_drop)
+    log.error("rlskip ends this job before it starts.\n%s", reason, exc_info=unexpected)
+    for handler in console:
+        handler.removeFilter(_drop)
     if config.hydra.mode == RunMode.RUN:
         raise SystemExit(f"rlskip: {reason}") from error
     # Ray's launcher loses the message of a SystemExit and retries the job. The traceback of an
     # error of rlskip's own would only repeat the reason.
     raise RlskipAbort(reason) from (error if unexpected else None)
+
+
+def _drop(record: logging.LogRecord) -> bool:
+    return False
 
 
 def _read_skip(config: DictConfig) -> SkipSettings:
@@ -128,20 +134,3 @@ def _read_skip(config: DictConfig) -> SkipSettings:
             raise
         log.info("rlskip: `skip` is taken for the application's own key, as no option chose it")
         return SkipSettings(HostFacts(config))
-
-
-@contextlib.contextmanager
-def _quiet_console() -> Iterator[None]:
-    """Within it, log records go to files and services only."""
-
-    def drop(record: logging.LogRecord) -> bool:
-        return False
-
-    with contextlib.ExitStack() as undo:
-        for handler in logging.getLogger().handlers:
-            if isinstance(handler, logging.StreamHandler) and not isinstance(
-                handler, logging.FileHandler
-            ):
-                handler.addFilter(drop)
-                undo.callback(handler.removeFilter, drop)
-        yield
