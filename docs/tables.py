@@ -14,7 +14,7 @@ from typing import Any
 import tomllib
 
 import rlskip
-from rlskip.config.application import COMPARED, DISTILLATION, NOT_COMPARED, OF_TEACHERS
+from rlskip.config.application import COMPARED, DISTILLATION, OF_TEACHERS
 from rlskip.config.attachments import AttachConfig
 from rlskip.config.check import comments
 from rlskip.config.facts import NEUTRAL_WORDS, OTHER_NODES, SHAPING_NAMES, SHAPING_PATTERNS
@@ -28,7 +28,6 @@ CONFIGS = (
 )  # fmt: skip
 NAMES = {
     "compared": {**COMPARED, DISTILLATION: OF_TEACHERS},
-    "not_compared": NOT_COMPARED,
     "shaping": (*SHAPING_NAMES, *SHAPING_PATTERNS),
     "words": sorted(NEUTRAL_WORDS),
     "others": sorted(OTHER_NODES),

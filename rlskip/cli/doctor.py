@@ -11,7 +11,7 @@ from rich.table import Table
 
 from rlskip.cli.options import Dir, Json, dump_dir
 from rlskip.cli.screen import Cell, put, text
-from rlskip.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
+from rlskip.doctor import ERROR, NOTE, OK, WARNING, Finding
 
 _MARKS = {OK: ("ok", "green"), NOTE: ("--", "dim"), WARNING: ("!", "yellow"), ERROR: ("X", "red")}
 

@@ -9,10 +9,9 @@ import secrets
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from rich import box
-from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -50,31 +49,8 @@ def put(as_json: bool, data: Any, view: Sequence[Table | Cell], *, failed: objec
         return int(bool(failed))
     console = _console(stderr=False)
     for part in view:
-        if not isinstance(part, Table):
-            part = text(part)
-        elif part.show_header and not _fits(part, console.width):
-            part = _stacked(part)
-        console.print(part)
+        console.print(part if isinstance(part, Table) else text(part))
     return int(bool(failed))
-
-
-def _fits(part: Table, width: int) -> bool:
-    """Whether no word is broken: only the last column has lines that may be wrapped."""
-    needed = 3 * (len(part.columns) - 1)
-    for column in part.columns:
-        cells = [str(cell) for cell in (column.header, *column.cells)]
-        lines = cells if column.no_wrap else [word for cell in cells for word in cell.split()]
-        needed += max(map(cell_len, lines), default=0)
-    return needed <= width
-
-
-def _stacked(wide: Table) -> Table:
-    """A table whose rows are below each other, one cell on each line."""
-    lines: list[tuple[Cell, Cell]] = []
-    for cells in zip(*(list(column.cells) for column in wide.columns), strict=True):
-        named = zip((column.header for column in wide.columns), cells, strict=True)
-        lines += [*((name, cell) for name, cell in named if str(cell)), ("", "")]
-    return facts(lines)
 
 
 @contextlib.contextmanager
@@ -118,13 +94,9 @@ def progress(items: Sequence[T], doing: str) -> Iterable[T]:
 def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
     """A table; columns whose names start with ``>`` are aligned to the right."""
     made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for number, column in enumerate(columns, 1):
-        made.add_column(
-            column.removeprefix(">"),
-            justify="right" if column.startswith(">") else "left",
-            overflow="fold",
-            no_wrap=number < len(columns),
-        )
+    for column in columns:
+        justify: Literal["right", "left"] = "right" if column.startswith(">") else "left"
+        made.add_column(column.removeprefix(">"), justify=justify, overflow="fold")
     for row in rows:
         made.add_row(*map(text, row))
     return made

@@ -1,1 +1,1 @@
-"""Structured configs, the steps grammar, validation, legacy flags. Imports nothing heavy."""
+"""Structured configs, the steps grammar, validation, the legacy flag. Imports nothing heavy."""

@@ -1,6 +1,6 @@
 """The facts of a plain Hydra application: one whose config has verl's keys, as far as it has them.
 
-This is the only module outside ``hosts/verl`` that knows them. ``docs/keys.md`` shows the tables of
+This is the only module outside ``hosts/verl`` that knows them. ``docs/keys.md`` shows the table of
 what is compared.
 """
 
@@ -39,43 +39,14 @@ OF_TEACHERS = (
 )  # fmt: skip
 """So are these of an enabled ``distillation``: the rollouts of training bring its log-probs."""
 
-NOT_COMPARED: dict[str, tuple[str, ...]] = {
-    ROLLOUT: (
-        # Where and how fast.
-        "nnodes", "n_gpus_per_node", "tensor_model_parallel_size", "data_parallel_size",
-        "expert_parallel_size", "pipeline_model_parallel_size", "gpu_memory_utilization",
-        "enforce_eager", "cudagraph_capture_sizes", "free_cache_engine", "max_num_batched_tokens",
-        "max_num_seqs", "enable_chunked_prefill", "enable_prefix_caching", "scheduling_policy",
-        "load_format", "layered_summon", "update_weights_bucket_megabytes", "multi_stage_wake_up",
-        "skip_tokenizer_init", "checkpoint_engine", "disaggregation", "router_config_path",
-        "agent.num_workers", "agent.agent_loop_manager_class",
-        # What is logged.
-        "disable_log_stats", "moe_load_balance_metrics_interval", "profiler", "prometheus", "trace",
-        # Of training and of validation.
-        "log_prob_micro_batch_size", "log_prob_micro_batch_size_per_gpu",
-        "log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu", "calculate_log_probs",
-        "val_kwargs",
-        # Compared elsewhere: part of the directory, or warned about by name.
-        "n", "prompt_length", "response_length", "name",
-        # Seeds, and skipping itself.
-        "seed", "full_determinism", "skip", "skip_rollout", "skip_dump_dir", "skip_use_default_dir",
-    ),
-    DATA: (
-        # Which prompts come, and in which order: the prompts' content says that.
-        "train_files", "val_files", "train_max_samples", "val_max_samples", "train_batch_size",
-        "gen_batch_size", "val_batch_size", "max_prompt_length", "max_response_length",
-        "prompt_key", "reward_fn_key", "image_key", "video_key", "audio_key", "shuffle",
-        "validation_shuffle", "seed", "sampler", "filter_overlong_prompts",
-        "filter_overlong_prompts_workers", "dataloader_num_workers", "use_shm",
-    ),
-    "actor_rollout_ref.model": ("path",),  # warned about by name
-}  # fmt: skip
-"""A change goes unnoticed. So do all keys with ``timeout`` in their name, and ``_target_``."""
+# Compared elsewhere, part of the directory, warned about by name, or only how fast it is.
+_SAID_ELSEWHERE = (
+    "actor_rollout_ref.model.path", f"{ROLLOUT}.n", f"{ROLLOUT}.val_kwargs",
+    f"{ROLLOUT}.max_num_batched_tokens", f"{DATA}.max_prompt_length",
+    f"{DATA}.max_response_length",
+)  # fmt: skip
 
-_COMPARED_KEYS, _NOT_COMPARED_KEYS = (
-    tuple(f"{node}.{name}" for node, names in table.items() for name in names)
-    for table in (COMPARED, NOT_COMPARED)
-)
+_COMPARED_KEYS = tuple(f"{node}.{name}" for node, names in COMPARED.items() for name in names)
 _KEYS = {
     "experiment": "trainer.experiment_name",
     "steps": TOTAL_STEPS,
@@ -129,8 +100,7 @@ def application_facts(config: Any) -> HostFacts:
         tokenizer=look_up_first(config, _TOKENIZER),
         shaping={**shaping, **_of_teachers(config)},
         val_shaping={**shaping, **own},
-        noticed=(ROLLOUT, DATA),
-        known=(*_COMPARED_KEYS, *_NOT_COMPARED_KEYS),
+        known=(*_COMPARED_KEYS, *_SAID_ELSEWHERE),
         workers=look_up(config, f"{ROLLOUT}.agent.num_workers"),
         sampling=_sampling(config, ROLLOUT),
         val_sampling=_sampling(config, f"{ROLLOUT}.val_kwargs"),

@@ -114,7 +114,9 @@ def leaves(node: Any, at: str = "", *, resolve: bool = True) -> Iterator[tuple[s
     """
     if not resolve and OmegaConf.is_config(node):
         node = OmegaConf.to_container(node, resolve=False)
-    if isinstance(node, Mapping | DictConfig) and node:
+    if is_node(node) and not isinstance(node, Mapping):
+        node = vars(node)
+    if isinstance(node, Mapping) and node:
         for name in list(node):
             try:
                 value = node[name]

@@ -1,17 +1,22 @@
-"""Which options a Hydra job chose, and whether their nodes are where rlskip reads them."""
+"""Which options a Hydra job chose, and whether rlskip's node has what they say."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from rlskip.config.check import leaves
+from rlskip.config.check import Problem, leaves
 from rlskip.config.register import SCHEMAS, hydra_config, options
 from rlskip.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlskip.config.settings import SkipSettings
+
+ADD_CALLBACK = "add hydra/callbacks=rlskip"
 
 
 def overrides_of(config: Any, kind: str = "task") -> list[str]:
@@ -50,29 +55,17 @@ def chosen_options(config: Any, group: str) -> list[tuple[str, str]]:
     ]
 
 
-def with_callback(config: Any) -> str:
-    """The override that adds rlskip's callback to the job's chosen ones, quoted for a shell."""
-    chosen = OmegaConf.select(config, "hydra.runtime.choices.hydra/callbacks") or ""
-    lists = [o for o in overrides_of(config, "hydra") if o.startswith("hydra/callbacks=[")]
-    names = [str(chosen), *(re.findall(r"\w+", lists[-1].partition("=")[2]) if lists else [])]
-    others = ",".join(name for name in names if name not in ("", "rlskip"))
-    return f"'hydra/callbacks=[{others},rlskip]'" if others else "hydra/callbacks=rlskip"
-
-
 def dropped_callback(config: Any) -> str | None:
     """What to add to a sweep's command of which Hydra dropped rlskip's callback; else None."""
     # The job's config has the callback, and the one from which Hydra built callbacks had not.
     composed = "rlskip" in (OmegaConf.select(config, "hydra.callbacks") or {})
     if composed and str(OmegaConf.select(config, "hydra.mode")) == "RunMode.MULTIRUN":
         why = "Hydra drops the callback of an option that is swept, or that a swept choice makes"
-        return f"add {with_callback(config)} ({why})"
+        return f"{ADD_CALLBACK} ({why})"
     return None
 
 
-def is_typed(config: Any, name: str) -> bool:
-    """Whether a composed config has a node from its schema, or from a typed host's."""
-    there = OmegaConf.is_dict(config) and name in config  # a struct refuses what is not there
-    return there and dataclasses.is_dataclass(OmegaConf.get_type(config, name))
+# -- an option whose node is not in its place ----------------------------------------------------
 
 
 def refuse_displaced(name: str, config: Any) -> None:
@@ -84,50 +77,39 @@ def refuse_displaced(name: str, config: Any) -> None:
     ------
     ConfigError
         The option's node was put below another one, or it replaced a value of the application's; or
-        two of the options are for one role; or the defaults of the node's schema replaced values.
+        two of the options are for one role; or the node's schema comes after what sets its keys.
     """
-    typed = is_typed(config, name)
+    there = OmegaConf.is_dict(config) and name in config  # a struct refuses what is not there
+    typed = there and dataclasses.is_dataclass(OmegaConf.get_type(config, name))
     if not (OmegaConf.is_dict(config) and "hydra" in config):
         config = hydra_config()
     if config is None:
         return
-    if typed:
-        _refuse_late_schema(name, config)
     roles: dict[str, str] = {}
+    option = ""
     for option, package in chosen_options(config, name):
+        if package not in ("", "_global_"):
+            what = f"it puts the node below `{package}`, where it is not read"
+            raise ConfigError(what, f"{name}@{package}", f"choose it with +{name}={option}")
         other = roles.setdefault(option.rpartition("_")[0], option)
         if other != option and name == "skip":
             what = f"{other} and {option} are options of one role"
             raise ConfigError(what, name, f"choose one of them: +{name}={other}")
-        if package not in ("", "_global_"):
-            what = f"it puts the node below `{package}`, where it is not read"
-            raise ConfigError(what, f"{name}@{package}", f"choose it with +{name}={option}")
-        own = _own_value(OmegaConf.select(config, "hydra.job.config_name"), name)
-        if own is not None:
+    if not (option or typed):
+        return
+    before: dict[str, str] = {}
+    for path, values in _entries(config):
+        own = values.get(name)  # what a mapping of rlskip's replaced
+        if option and own is not None and not re.match(r"\{\}|\$\{|\?\?\?", str(own)):
             what = f"the application's own key `{name}` ({own!r}) is in the place of rlskip's node "
             what += f"`{name}`, which the option {option} sets"
             raise ConfigError(what, name, "rename the application's key")
-
-
-def _refuse_late_schema(name: str, config: Any) -> None:
-    """Raise if the defaults list of a job has the schema of node `name` after what sets its keys.
-
-    Hydra merges the entries in their order, so the schema's defaults would win in silence.
-    """
-    schema, before = f"{SCHEMAS}/{name}", dict[str, tuple[Any, str]]()
-    for path, content in _entries(config):
-        values = {k: v for k, v in content.items() if k.startswith(f"{name}.") and v != "???"}
-        if path == schema and (
-            lost := [
-                f"{key} ({value!r} in {where})"
-                for key, (value, where) in before.items()
-                if value is not None and values.get(key, value) != value
-            ]
-        ):
-            what = f"{schema} comes too late in the defaults list: its defaults replace "
-            remedy = f"put {schema} first in the defaults list, before `_self_`"
-            raise ConfigError(what + ", ".join(lost), name, remedy)
-        before |= {key: (value, path) for key, value in values.items()}
+        # Hydra merges the entries in their order, so the schema's defaults win in silence.
+        if path == f"{SCHEMAS}/{name}" and before:
+            lost = ", ".join(f"{key} (in {where})" for key, where in before.items())
+            what = f"{path} comes too late in the defaults list: its defaults replace {lost}"
+            raise ConfigError(what, name, f"put {path} first in the defaults list, before `_self_`")
+        before |= {key: path for key in values if key.startswith(f"{name}.")}
 
 
 def _entries(config: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -142,28 +124,52 @@ def _entries(config: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     loader = GlobalHydra.instance().config_loader()
     for entry in loader.compute_defaults_list(config_name, given, RunMode.RUN).defaults:
         path = entry.config_path or ""
-        if not path.startswith("hydra/"):
-            yield path, dict(leaves(_load(path), entry.package or "", resolve=False))
+        source = next((one for one in loader.get_sources() if one.is_config(path)), None)
+        if source is not None and not path.startswith("hydra/"):
+            content = source.load_config(path).config
+            yield path, dict(leaves(content, entry.package or "", resolve=False))
 
 
-def _load(path: str) -> dict[str, Any]:
-    """What a config on the job's search path holds by itself; empty where it is not there."""
-    from hydra.core.global_hydra import GlobalHydra
-
-    hydra = GlobalHydra.instance()
-    sources = hydra.config_loader().get_sources() if path and hydra.is_initialized() else ()
-    for source in sources:
-        if source.is_config(path):
-            loaded: Any = OmegaConf.to_container(source.load_config(path).config, resolve=False)
-            return dict(loaded)
-    return {}
+# -- an option that something overrides ----------------------------------------------------------
 
 
-def _own_value(config_name: str | None, key: str) -> Any:
-    """What the primary config has at a top-level key; None for a mapping, such as rlskip's node.
+def why_off(settings: SkipSettings) -> list[Problem]:
+    """Why roles that the job chose are off; one problem at least if no role is on.
 
-    A composed config does not show another value: the option's mapping replaced it.
+    Parameters
+    ----------
+    settings
+        Those of a full config, with the node `hydra`.
     """
-    value = _load(config_name or "").get(key)
-    unknown = isinstance(value, dict) or re.match(r"\$\{|\?\?\?", str(value))
-    return None if unknown else value
+    node, config = settings.node, settings.facts.config
+    if node is None:
+        what = "the config has no such node"
+        return [Problem("skip", what, "add +skip=rollout_cache to the command")]
+    if node.get("enable") is False:
+        return [Problem("skip.enable", "it is false, so every role is off", "set skip.enable=true")]
+    chosen = {option.rpartition("_")[0]: option for option, _ in chosen_options(config, "skip")}
+    off = [_overridden(config, chosen[role], role) for role in chosen.keys() - settings.roles]
+    if not (off or settings.roles):
+        what = "no role is enabled"
+        return [Problem("skip", what, "choose an option, e.g. +skip=rollout_cache")]
+    return off
+
+
+def _overridden(config: Any, option: str, role: str) -> Problem:
+    """`option` turns `role` on, and something after it in the composition turns it off."""
+    key = f"skip.{role}.enable"
+    typed = [
+        o
+        for o in overrides_of(config)
+        if o.lstrip("+").startswith(f"{key}=")
+        or (o.startswith("~") and f"{key}.".startswith(f"{o[1:].partition('=')[0]}."))
+    ]
+    if typed:
+        what = f"{typed[-1]} overrides the option {option}"
+        return Problem(key, what, f"remove {typed[-1]}, or the option")
+    what = f"it is false, although the option {option} was chosen: a later entry sets it"
+    remedy = (
+        f"in the defaults list, put `- skip: {option}` after that entry, which is `_self_` in "
+        "verl's ppo_trainer.yaml; or put it into a config that includes this one"
+    )
+    return Problem(key, what, remedy)

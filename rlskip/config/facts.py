@@ -7,13 +7,11 @@ a plain Hydra application.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 import attrs
-from omegaconf import DictConfig
 
 from rlskip.config.check import did_you_mean, leaves, look_up, readable
 from rlskip.config.origin import Origin
@@ -91,13 +89,10 @@ class HostFacts:
     shaping, val_shaping
         The values that shape a rollout, in training and in validation, by dotted key. A dump that
         was made with others is a mismatch.
-    noticed
-        Nodes of `config` whose keys concern rollouts: a change of one that is not in `known` is
-        logged as a warning, and so is that of any key with a name of :data:`SHAPING_NAMES`,
-        or of one like :data:`SHAPING_PATTERNS`.
     known
         Keys of `config`, each with all keys below it, whose changes are not logged: they are
-        compared, or do not shape rollouts.
+        compared, or told elsewhere. Of any other, a name of :data:`SHAPING_NAMES`, or one like
+        :data:`SHAPING_PATTERNS`, is a warning.
     workers
         Number of workers that run sessions.
     sampling, val_sampling
@@ -130,7 +125,6 @@ class HostFacts:
     tokenizer: str | None = None
     shaping: Mapping[str, Any] = attrs.field(factory=dict)
     val_shaping: Mapping[str, Any] = attrs.field(factory=dict)
-    noticed: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
     workers: int | None = None
     sampling: Mapping[str, Any] = attrs.field(factory=dict)
@@ -160,30 +154,19 @@ class HostFacts:
             The config has no such key.
         """
         config = readable(self.config)
-        above, _, name = key.rpartition(".")
-        node = look_up(config, above) if above else config
-        if dataclasses.is_dataclass(node):
-            node = vars(node)
-        if not isinstance(node, Mapping | DictConfig) or name not in node:
-            if dataclasses.is_dataclass(config) and not isinstance(config, type):
-                config = dataclasses.asdict(config)
-            there = [name for name, _ in leaves(config, resolve=False)]
+        there = [name for name, _ in leaves(config, resolve=False)]
+        if not any(f"{name}.".startswith(f"{key}.") for name in there):
             remedy = did_you_mean(key, there, otherwise="name a full key of the config")
             raise ConfigError(f"the config has no key {key}", where, remedy)
         value = look_up(config, key)
         return dict(leaves(value, key)).get(key, dict(leaves(value)))
 
     def is_settled(self, key: str) -> bool:
-        """Whether a key is compared, or known not to shape rollouts: a change is not logged."""
-        name = key.rsplit(".", 1)[-1]
-        if "timeout" in name or name == "_target_":
-            return True
+        """Whether a change of a key is not logged: it is compared, or told elsewhere."""
         return any(f"{key}.".startswith(f"{one}.") for one in self.known)
 
     def seems_to_shape(self, key: str) -> bool:
-        """Whether a key shapes rollouts by its name, or is in a node that concerns them."""
-        if any(key.startswith(f"{node}.") for node in self.noticed):
-            return True
+        """Whether a key shapes rollouts by its name."""
         last = key.rpartition(".")[2].lower()
         named = any(f".{key}".endswith(f".{name}") for name in SHAPING_NAMES) or (
             any(fnmatchcase(last, pattern) for pattern in SHAPING_PATTERNS)

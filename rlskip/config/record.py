@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip.config.check import look_up
-from rlskip.config.choices import chosen_options, overrides_of
+from rlskip.config.choices import chosen_options
 from rlskip.config.dump_dir import DEFAULT_DUMP_DIR, parse_directory
 from rlskip.config.nodes import find_node, read_node
 from rlskip.config.steps import Steps
@@ -83,20 +82,17 @@ def read_record_of(config: Any) -> RecordConfig | None:
 
 
 def record_chosen_by(config: Any) -> str | None:
-    """The option or key by which the node `record` of a job is rlskip's; None where it may be any.
+    """The option or key by which the node `record` of a job is rlskip's; None where it is not.
 
+    Without an option, a node with a key that rlskip does not know is the application's own.
     `config` is the job's, or Hydra's runtime config, where the parent of `hydra` is the job's.
     """
-    node = OmegaConf.select(config["hydra"], "..record", throw_on_resolution_failure=False)
     if chosen := chosen_options(config, "record"):
         return f"record: {chosen[0][0]}"
-    if not OmegaConf.is_dict(node):
-        return None
-    if dataclasses.is_dataclass(OmegaConf.get_type(node)):
-        return "record.enable: true"
+    node = OmegaConf.select(config["hydra"], "..record", throw_on_resolution_failure=False)
     known = {field.name for field in dataclasses.fields(RecordConfig)}
-    appended = [o for o in overrides_of(config) if re.match(r"\++record\.enable=", o)]
-    return appended[0] if appended and known.issuperset(node) else None
+    ours = OmegaConf.is_dict(node) and known.issuperset(node)
+    return "record.enable: true" if ours else None
 
 
 def asked_to_record(config: Any) -> str | None:

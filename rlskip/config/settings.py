@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -58,8 +58,7 @@ _VERL_DEFAULTS: dict[str, Any] = {
 }
 
 
-# The remedies for an unknown key that is near to none: of `skip`, whose many names would hide the
-# rest, and of a role without a class.
+# The remedies for an unknown key that is near to none: of `skip`, and of a role without a class.
 _ALL_KEYS = "docs/keys.md lists all keys"
 _REGISTER = (
     "import the module with the class of a role that has keys of its own "
@@ -155,9 +154,6 @@ def read_skip(config: Any, facts: HostFacts | None = None) -> SkipSettings:
     node = find_node(config, "skip", SkipManagerConfig)
     if node is None:
         return SkipSettings(HostFacts(config))
-    if isinstance(node.get("skip"), Mapping):
-        what = "an option file was composed into `skip` instead of next to it"
-        raise ConfigError(what, "skip.skip", "choose it with +skip=<option>, without @skip")
     whole = {"skip": node} if isinstance(config, SkipManagerConfig) else config
     settings = read_values(_without_host_defaults(node), whole)
     return settings.complete(facts or application_facts(config)) if settings.roles else settings
@@ -184,9 +180,9 @@ def read_values(node: dict[str, Any], config: Any) -> SkipSettings:
         Names *every* problem, whether the role it concerns is enabled or not.
     """
     problems: list[Problem] = []
-    registry = role_specs()
-    bare = _without_class(node, registry)
-    registry |= bare
+    known = role_specs()
+    bare = _without_class(node, known)
+    registry = known | bare
     shared_node = {key: node[key] for key in node if key in SHARED_KEYS}
     shared = read(SkipManagerConfig, shared_node, "skip", problems)
     attach = read_attach(shared.attach, registry, problems)
@@ -201,8 +197,7 @@ def read_values(node: dict[str, Any], config: Any) -> SkipSettings:
             continue
         spec = registry.get(key)
         if spec is None:
-            known = [*SHARED_KEYS, *registry]
-            remedy = did_you_mean(key, known, "skip", _ALL_KEYS)
+            remedy = did_you_mean(key, [*SHARED_KEYS, *registry], "skip", _ALL_KEYS)
             problems.append(Problem(f"skip.{key}", "unknown key", remedy))
         elif not isinstance(value, Mapping):
             problems.append(Problem(f"skip.{key}", f"expected a mapping, got {value!r}"))
@@ -216,7 +211,7 @@ def read_values(node: dict[str, Any], config: Any) -> SkipSettings:
                     problems.append(Problem(f"skip.{key}.enable", what, remedy))
                 role.enable = replays_validation
                 _place_beside(roles, role)
-            _inherit(role, shared, key, spec, problems)
+            problems += _inherit(role, shared, key, spec)
             roles[key] = role
     # What contradicts a shared key was found again in each role that inherits it.
     raise_all(list(dict.fromkeys(problems)))
@@ -236,50 +231,45 @@ def _place_beside(roles: Mapping[str, RoleConfig], validation: RoleConfig) -> No
 
 
 def _inherit(
-    role: RoleConfig,
-    shared: SkipManagerConfig,
-    name: str,
-    spec: RoleSpec,
-    problems: list[Problem],
-) -> None:
-    """Fill in place what `role` was not given from the shared keys, and check it."""
-    own = {f.name for f in dataclasses.fields(RoleConfig) if getattr(role, f.name) is not None}
-
-    role.given_keys, role.lacks_engine = frozenset(own), not shared.start_engine
+    role: RoleConfig, shared: SkipManagerConfig, name: str, spec: RoleSpec
+) -> Iterator[Problem]:
+    """Fill in place what `role` was not given from the shared keys; say what does not fit."""
+    keys = [f.name for f in dataclasses.fields(RoleConfig)]
+    own = frozenset(key for key in keys if getattr(role, key) is not None)
+    role.given_keys, role.lacks_engine = own, not shared.start_engine
 
     def typed(key: str) -> str:
         """The full key that holds the value of `key`."""
         return f"skip.{name}.{key}" if key in own else f"skip.{key}"
 
-    for f in dataclasses.fields(RoleConfig):
-        if f.name not in own:
-            setattr(role, f.name, getattr(shared, f.name))
+    for key in keys:
+        if key not in own:
+            setattr(role, key, getattr(shared, key))
     # Their defaults depend on the host, which looks whether the node gives them.
     role.match = role.match or "step"
+    role.restore_rng = bool(role.restore_rng)
     if name == VALIDATION_ROLE and role.match == "run":
         role.match = "step"  # another step's shows another model
         if role.enable and "match" in own:
             what = "validation is replayed from the dumps of its own step only"
-            problems.append(Problem(typed("match"), what, f"remove {typed('match')}"))
-    role.restore_rng = bool(role.restore_rng)
-    never_runs = f"{typed('on_miss')}=error"
+            yield Problem(typed("match"), what, f"remove {typed('match')}")
+    never_runs, because = typed("on_miss"), "error"
     # A role of another name may be a stage without an engine: there `generate` can be set.
     if not shared.start_engine and (name in BUILT_IN_ROLES or "on_miss" not in own):
-        never_runs = "skip.start_engine=false"
+        never_runs, because = "skip.start_engine", "false"
         if role.enable and "on_miss" in own and role.on_miss != "error":
-            what = f"{never_runs} leaves no inference engine to generate with"
-            problems.append(Problem(typed("on_miss"), what, "remove one of them"))
+            what = "skip.start_engine=false leaves no inference engine to generate with"
+            yield Problem(typed("on_miss"), what, "remove one of them")
         role.on_miss = "error"
     if role.action not in spec.actions and (role.enable or "action" in own):
         what = f"role {name} does not support {role.action!r}"
-        problems.append(Problem(typed("action"), what, f"use one of {', '.join(spec.actions)}"))
+        yield Problem(typed("action"), what, f"use one of {', '.join(spec.actions)}")
     if role.enable and role.match == "prompt" and role.restore_rng:
-        what = f"a batch of several dumps has no one state of the generators, and {typed('match')} "
-        problems.append(Problem(typed("restore_rng"), f"{what}is prompt", "choose one of them"))
+        what = "a batch of several dumps has no one state of the generators, and "
+        yield Problem(typed("restore_rng"), f"{what}{typed('match')} is prompt", "choose one")
     if role.enable and role.on_miss == "error" and role.on_mismatch == "regenerate":
-        key, _, value = never_runs.partition("=")
-        what = f"{value} never runs the stage, and {typed('on_mismatch')}=regenerate runs it"
-        problems.append(Problem(key, what, "choose one of them"))
+        what = f"{because} never runs the stage, and {typed('on_mismatch')}=regenerate runs it"
+        yield Problem(never_runs, what, "choose one of them")
 
 
 def _without_class(

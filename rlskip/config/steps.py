@@ -12,34 +12,24 @@ Steps are integers >= 0.
 from __future__ import annotations
 
 import re
-import reprlib
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
 
+from rlskip._human import short
 from rlskip.errors import ConfigError
 
 EXAMPLE = 'write a list such as [1,2,3], a string such as "1-128,200,300-400:10", or all'
 
 # Longer numbers would not fit into the length of a range.
-_DIGITS = 18
-_N = rf"(\d{{1,{_DIGITS}}})"
+_N = r"(\d{1,18})"
 _ITEM = re.compile(rf"\s*{_N}\s*(?:-\s*{_N}\s*(?::\s*{_N}\s*)?)?", re.ASCII)
-
-# A longer range stays a range; shorter ones join the set. Membership therefore takes one set
-# look-up, plus one comparison per long range, for any number of steps.
-_EXPAND_UP_TO = 10_000
-# The most wrong items that an error names.
-_SHOW_UP_TO = 10
-
-
-class StepsError(ConfigError):
-    """Steps that do not follow the grammar."""
 
 
 @attrs.frozen(str=False)
 class Steps:
-    """A set of steps with O(1) membership: ``3 in Steps.parse("1-128")``."""
+    """A set of steps: ``3 in Steps.parse("1-128")`` takes one look-up, and one for each range."""
 
     everything: bool = False
     singles: frozenset[int] = frozenset()
@@ -49,8 +39,8 @@ class Steps:
     def __contains__(self, step: object) -> bool:
         if step in self.singles or self.everything:
             return True
-        # Runs on every call of a stage: no generator for ranges, which are rare.
-        return any(step in long for long in self.ranges) if self.ranges else False
+        # Runs on every call of a stage: no generator where there are no ranges.
+        return any(step in part for part in self.ranges) if self.ranges else False
 
     def __bool__(self) -> bool:
         return self.everything or bool(self.singles) or bool(self.ranges)
@@ -71,30 +61,21 @@ class Steps:
 
         Raises
         ------
-        StepsError
-            Names each item outside the grammar: nested lists, negatives, floats, bools, reversed
-            ranges, zero strides.
+        ConfigError
+            Names the first item outside the grammar: a nested list, a negative number, a float, a
+            bool, a range that runs backwards or has stride 0.
         """
         if isinstance(value, Steps):
             return value
         if isinstance(value, str) and value.strip() == "all":
             return cls(everything=True, text="all")
-        items = value if isinstance(value, (list, tuple)) else [value]
-        singles: set[int] = set()
-        ranges: list[range] = []
-        wrong: list[str] = []
-        for item in items:
-            for part in _ranges_of(item, wrong):
-                if len(part) <= _EXPAND_UP_TO:
-                    singles.update(part)
-                else:
-                    ranges.append(part)
-        if wrong:
-            shown = wrong[:_SHOW_UP_TO]
-            if len(wrong) > len(shown):
-                shown.append(f"{len(wrong) - len(shown)} more are wrong")
-            raise StepsError("; ".join(shown), key, EXAMPLE)
-        return cls(singles=frozenset(singles), ranges=tuple(ranges), text=_write(value))
+        items = value if isinstance(value, list | tuple) else [value]
+        parts = [part for item in items for part in _ranges_of(item, key)]
+        return cls(
+            singles=frozenset(part.start for part in parts if len(part) == 1),
+            ranges=tuple(part for part in parts if len(part) > 1),
+            text=",".join(map(str, items)),
+        )
 
 
 def compact(steps: list[int]) -> str:
@@ -118,41 +99,17 @@ def compact(steps: list[int]) -> str:
     return ",".join(parts)
 
 
-def _ranges_of(item: Any, wrong: list[str]) -> list[range]:
-    """The ranges of one item of a list; what is wrong with it is appended to `wrong`."""
-    if isinstance(item, bool) or not isinstance(item, (int, str)):
-        wrong.append(f"{reprlib.repr(item)} ({type(item).__name__}) is not a step")
-        return []
-    if isinstance(item, str):
-        return [found for part in item.split(",") for found in _range_of(part, item, wrong)]
-    if abs(item) >= 10**_DIGITS:  # a larger one may not even be printable
-        wrong.append(f"a step has more than {_DIGITS} digits")
-        return []
-    if item < 0:
-        wrong.append(f"step {item} is negative")
-        return []
-    return [range(item, item + 1)]
-
-
-def _range_of(part: str, whole: str, wrong: list[str]) -> list[range]:
-    part = part.strip()
-    match = _ITEM.fullmatch(part)
-    if match is None:
-        within = "" if part == whole else f" in {reprlib.repr(whole)}"
-        wrong.append(f"{reprlib.repr(part)}{within} is not a step or range")
-        return []
-    first, last, stride = (None if text is None else int(text) for text in match.groups())
-    assert first is not None
-    if last is None:
-        return [range(first, first + 1)]
-    if last < first:
-        wrong.append(f"the range {part!r} runs backwards")
-    elif stride == 0:
-        wrong.append(f"the range {part!r} has stride 0")
-    else:
-        return [range(first, last + 1, stride or 1)]
-    return []
-
-
-def _write(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+def _ranges_of(item: Any, key: str) -> Iterator[range]:
+    """The ranges of one item of a list; raises ConfigError."""
+    if isinstance(item, bool) or not isinstance(item, int | str):
+        raise ConfigError(f"{item!r} ({type(item).__name__}) is not a step", key, EXAMPLE)
+    for part in str(item).split(","):
+        match = _ITEM.fullmatch(part)
+        if match is None:
+            raise ConfigError(f"{short(repr(part))} is not a step or a range", key, EXAMPLE)
+        first = int(match[1])
+        last, stride = int(match[2] or first), int(match[3] or 1)
+        if last < first or not stride:
+            wrong = "has stride 0" if not stride else "runs backwards"
+            raise ConfigError(f"the range {part!r} {wrong}", key, EXAMPLE)
+        yield range(first, last + 1, stride)

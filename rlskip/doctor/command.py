@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip.config.origin import is_own
-from rlskip.doctor.finding import NOTE, Finding
+from rlskip.doctor import NOTE, Finding
 from rlskip.errors import RlskipError
 
 TIMEOUT_S = 300.0
@@ -95,21 +95,17 @@ class Command:
 
 
 def _start_of(command: list[str]) -> tuple[list[str], list[str], str]:
-    """The words that start the application, the others, and a note on what was changed."""
-    i = 1
-    if os.path.basename(command[0]).startswith("python"):
-        while i < len(command) and command[i].startswith("-"):
-            option = command[i]
-            i += 2 if option in ("-m", "-W", "-X", "-c") else 1
-            if option in ("-m", "-c"):
-                return command[:i], command[i:], ""
-        return command[: i + 1], command[i + 1 :], ""
-    if os.path.basename(command[0]) in _SHELLS or command[0].endswith(".sh"):
+    """The words that start the application, the others, and a note on what was changed.
+
+    torchrun, accelerate launch, srun and the like are left out: the application alone composes the
+    same config.
+    """
+    program = os.path.basename(command[0])
+    if program in _SHELLS or program.endswith(".sh"):
         raise CannotComposeError(
             "a shell script cannot be asked for its config without running it",
             remedy="give the command that it starts the training with: python ...",
         )
-    # torchrun, accelerate launch, srun: the application alone composes the same config.
     for i, word in enumerate(command):
         following = "".join(command[i + 1 : i + 2])
         if word in ("-m", "--module") and _MODULE.fullmatch(following):
@@ -118,9 +114,12 @@ def _start_of(command: list[str]) -> tuple[list[str], list[str], str]:
             application = [word]
         else:
             continue
+        rest = command[i + len(application) :]
+        if program.startswith("python"):
+            return [*command[:i], *application], rest, ""
         start = " ".join([os.path.basename(sys.executable), *application])
         note = f"composed by {start}, without {command[0]}" if i else ""
-        return [sys.executable, *application], command[i + len(application) :], note
+        return [sys.executable, *application], rest, note
     return command[:1], command[1:], ""
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
-import pkgutil
 import shutil
 import sys
 from collections.abc import Iterator
@@ -15,20 +13,19 @@ from typing import Any
 from rlskip import _version
 from rlskip._files import cannot_write
 from rlskip._human import size
-from rlskip.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
+from rlskip.doctor import ERROR, NOTE, OK, WARNING, Finding
 from rlskip.errors import ConfigError
 from rlskip.runs.find import find_runs
 
 CALLBACK = "rlskip.hooks.SkipCallback"
 _PLUGIN = "RlskipSearchPathPlugin"
-_GROUPS = ("skip", "dispatch", "replay", "merge", "hydra/callbacks")
 
 
 # -- this environment ------------------------------------------------------------------
 
 
 def environment() -> list[Finding]:
-    """Versions, Hydra's view of the plug-in and its options, the hosts."""
+    """Versions, whether Hydra discovers the plug-in, the hosts."""
     import hydra
     import omegaconf
 
@@ -41,8 +38,6 @@ def environment() -> list[Finding]:
         Finding("hydra", OK, of(hydra)),
         Finding("omegaconf", OK, omegaconf.__version__),
         _plugin(),
-        *_options(),
-        _callback(),
         *_hosts(),
     ]
 
@@ -51,41 +46,11 @@ def _plugin() -> Finding:
     from hydra.core.plugins import Plugins
     from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-    found = [p for p in Plugins.instance().discover(SearchPathPlugin) if p.__name__ == _PLUGIN]
-    ways = []
-    spec = importlib.util.find_spec("hydra_plugins")
-    places = spec.submodule_search_locations if spec is not None else None
-    if any(module.name == "rlskip_plugin" for module in pkgutil.iter_modules(places or [])):
-        ways.append("the namespace package hydra_plugins")
-    if any(e.name == "rlskip" for e in importlib.metadata.entry_points(group="hydra.plugins")):
-        ways.append("the entry point hydra.plugins (Hydra 1.4)")
-    if found:
-        return Finding("plug-in", OK, f"{_PLUGIN} is discovered; it is in {' and in '.join(ways)}")
-    what = f"Hydra does not discover {_PLUGIN} (seen: {' and '.join(ways) or 'nothing of it'})"
+    if any(p.__name__ == _PLUGIN for p in Plugins.instance().discover(SearchPathPlugin)):
+        return Finding("plug-in", OK, f"{_PLUGIN} is discovered")
     remedy = "reinstall rlskip into this environment: pip install --force-reinstall --no-deps PATH"
+    what = f"Hydra does not discover {_PLUGIN}"
     return Finding("plug-in", ERROR, what, f"{remedy}, the path of its sources")
-
-
-def _options() -> Iterator[Finding]:
-    from hydra import initialize
-    from hydra.core.global_hydra import GlobalHydra
-
-    with initialize(version_base=None, config_path=None):
-        loader = GlobalHydra.instance().config_loader()
-        options = {group: loader.get_group_options(group) for group in _GROUPS}
-    for group, names in options.items():
-        ours = [name for name in names if group != "hydra/callbacks" or name == "rlskip"]
-        yield Finding("options", OK if ours else ERROR, f"{group}: {', '.join(ours) or 'none'}")
-
-
-def _callback() -> Finding:
-    from hydra.utils import get_class
-
-    try:
-        get_class(CALLBACK)
-    except Exception as error:  # whatever an environment lacks
-        return Finding("callback", ERROR, f"{CALLBACK} cannot be imported: {error}")
-    return Finding("callback", OK, f"{CALLBACK} can be imported; each skip option adds it")
 
 
 def _hosts() -> Iterator[Finding]:
@@ -158,7 +123,7 @@ def _version_of(distribution: str) -> str | None:
 
 
 def dump_dir_findings(dump_dir: Path) -> Iterator[Finding]:
-    """Whether dumps can be written there, on which file system, and how much space is free."""
+    """Whether dumps can be written there, how much space is free, and which jobs are at work."""
     there = dump_dir
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -168,32 +133,10 @@ def dump_dir_findings(dump_dir: Path) -> Iterator[Finding]:
         remedy = "name another: skip.dump_dir=DIRECTORY"
         yield Finding("dump dir", ERROR, f"{name} is not writable: {problem}", remedy)
         return
-    kind = _file_system(there)
     free = shutil.disk_usage(there).free
-    yield Finding("dump dir", OK, f"{name} is writable; {kind}, {size(free)} free")
-    if kind in ("tmpfs", "ramfs"):
-        what = f"{kind} is memory: dumps take from it, and are gone after a restart"
-        yield Finding("dump dir", WARNING, what)
+    level, remedy = (OK, "") if free >= 1 << 30 else (WARNING, "rlskip prune")
+    yield Finding("dump dir", level, f"{name} is writable; {size(free)} free", remedy)
     for run in find_runs(dump_dir) if dump_dir.is_dir() else ():
         for who, does in run.jobs().items():
             what = f"{run.name}: {who} is at work: {', '.join(sorted(does))}"
             yield Finding("dump dir", NOTE, what)
-    if free < 1 << 30:
-        yield Finding("dump dir", WARNING, f"only {size(free)} free", "rlskip prune")
-
-
-def _file_system(path: Path) -> str:
-    """The type of the file system that holds `path`, under the kernel's name."""
-    best, kind = "", "unknown file system"
-    real = os.path.realpath(path)
-    try:
-        lines = Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return kind
-    for line in lines:
-        _, mount, name, *_ = line.split(" ")
-        mount = mount.encode().decode("unicode_escape")  # a space is \040
-        inside = real == mount or real.startswith(mount.rstrip("/") + "/")
-        if inside and len(mount) >= len(best):
-            best, kind = mount, name
-    return kind

@@ -5,30 +5,26 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import re
 import sys
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from rlskip.config.check import look_up
-from rlskip.config.choices import with_callback
+from rlskip.config.choices import ADD_CALLBACK, why_off
 from rlskip.config.facts import HostFacts
-from rlskip.config.legacy import LegacyFlagWarning, retire_legacy_flags
+from rlskip.config.legacy import FLAG
 from rlskip.config.nodes import find_node
-from rlskip.config.option_checks import lost_choices
 from rlskip.config.origin import Origin
-from rlskip.config.register import SCHEMAS
 from rlskip.config.settings import SkipSettings, read_skip
-from rlskip.config.skip import SHARED_KEYS, RoleConfig, role_specs, to_generate
+from rlskip.config.skip import RoleConfig, role_specs, to_generate
 from rlskip.config.steps import compact
+from rlskip.doctor import ERROR, NOTE, OK, WARNING, Finding
 from rlskip.doctor.command import CannotComposeError, Command, compose, run_command
 from rlskip.doctor.environment import CALLBACK, dump_dir_findings
-from rlskip.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
 from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import DumpError
 from rlskip.hosts.verl.facts import is_verls
@@ -51,14 +47,14 @@ def explain(command: Sequence[str]) -> list[Finding]:
         config = compose(split)
     except CannotComposeError as error:
         return [*findings, Finding("config", ERROR, error.what, error.remedy)]
-    findings += [*_sweep(config, split), *_schema(config, split)]
+    findings += _sweep(config, split)
     settings, about = _settings(config)
-    origin = attrs.evolve(Origin.at(split.script), name=Origin.of(config).name)
-    settings = attrs.evolve(settings, facts=attrs.evolve(settings.facts, origin=origin))
+    settings = _started_by(split, settings)
     roles = settings.roles
-    findings += _wiring(config, split, bool(roles))
-    findings += about
-    findings += _legacy(config, "rollout" in roles)
+    findings += [*_wiring(config, split, bool(roles)), *about]
+    if "rollout" in roles and look_up(config, FLAG) is True:
+        what = f"{FLAG} is true, too, and is forced to False"
+        findings.append(Finding("legacy flag", WARNING, what, f"set {FLAG}=False"))
     if roles:
         findings += [
             Finding("attach", OK, f"{one.target} becomes the stage {role}")
@@ -86,14 +82,19 @@ def directory_of(command: Sequence[str]) -> Path:
         It cannot be composed, its config is refused, or it skips no rollouts.
     """
     split = Command.parse(command)
-    settings = read_skip(compose(split))
-    origin = attrs.evolve(Origin.at(split.script), name=Origin.of(settings.facts.config).name)
-    facts = attrs.evolve(settings.facts, origin=origin)
-    for name, skip in make_roles(settings.roles, facts).items():
+    settings = _started_by(split, read_skip(compose(split)))
+    for name, skip in make_roles(settings.roles, settings.facts).items():
         if name.startswith("rollout") and skip.directory is not None:
             return skip.directory
     what = "the command skips no rollouts"
     raise CannotComposeError(what, " ".join(command), "add an option: +skip=rollout_cache")
+
+
+def _started_by(command: Command, settings: SkipSettings) -> SkipSettings:
+    """The settings of a run that has the origin of the command, and not of this process."""
+    name = Origin.of(settings.facts.config).name
+    origin = attrs.evolve(Origin.at(command.script), name=name)
+    return attrs.evolve(settings, facts=attrs.evolve(settings.facts, origin=origin))
 
 
 # -- the config ------------------------------------------------------------------------
@@ -108,35 +109,16 @@ def _sweep(config: DictConfig, command: Command) -> Iterator[Finding]:
     groups = {*command.swept} & {str(key).partition("@")[0] for key in choices}
     if not (groups and _has_callback(config)):
         return
-    swept, remedy = f"{', '.join(sorted(groups))} is swept", f"add {with_callback(config)}"
+    swept = f"{', '.join(sorted(groups))} is swept"
     then = "each job refuses" if "skip" in config else "nothing is recorded"
     try:
         if not _has_callback(compose(attrs.evolve(command, arguments=[*command.unswept]))):
             what = f"{swept}: Hydra drops the callback that comes with it, and {then}"
-            yield Finding("sweep", ERROR, what, remedy)
-    except CannotComposeError as error:
-        if "You must specify" not in error.what:
-            what = f"{swept}, and without it Hydra starts no job: {error.what}"
-            yield Finding("sweep", ERROR, what, remedy)
-        elif "rlskip" not in str(choices.get("hydra/callbacks")):
+            yield Finding("sweep", ERROR, what, ADD_CALLBACK)
+    except CannotComposeError:
+        if "rlskip" not in str(choices.get("hydra/callbacks")):
             what = f"{swept}: if the callback comes with it, Hydra drops it, and {then}"
-            yield Finding("sweep", WARNING, what, remedy)
-
-
-def _schema(config: DictConfig, command: Command) -> Iterator[Finding]:
-    """Whether the schema of `skip` is listed after what may set a key: only the job sees values."""
-    node = OmegaConf.select(config, "skip", throw_on_resolution_failure=False)
-    if not (OmegaConf.is_dict(node) and {*SHARED_KEYS} <= node.keys()):
-        return
-    listed = run_command([*command.start, *command.arguments, "--info", "defaults"]).stdout
-    paths = re.findall(r"^\| ([^ |]+) +\|", listed, re.MULTILINE)
-    schema = f"{SCHEMAS}/skip"
-    until = paths.index(schema) if schema in paths else 0
-    before = [path for path in paths[:until] if not path.startswith(("hydra/", f"{SCHEMAS}/"))]
-    if before:
-        what = f"{schema} is listed after {', '.join(before)}: if its defaults replace a value "
-        remedy = f"put {schema} first in the defaults list, before `_self_`"
-        yield Finding("schema", WARNING, f"{what}there, the job refuses to start", remedy)
+            yield Finding("sweep", WARNING, what, ADD_CALLBACK)
 
 
 def _has_callback(config: DictConfig) -> bool:
@@ -166,7 +148,7 @@ def _wiring(config: DictConfig, command: Command, on: bool) -> Iterator[Finding]
             "callback",
             ERROR,
             "hydra.callbacks has no rlskip: nothing would install SkipManager",
-            f"add {with_callback(config)}, or choose an option (+skip=rollout_cache) instead of "
+            f"{ADD_CALLBACK}, or choose an option (+skip=rollout_cache) instead of "
             "single keys; or call SkipManager.init(cfg) in the application",
         )
 
@@ -184,7 +166,10 @@ def _settings(config: DictConfig) -> tuple[SkipSettings, list[Finding]]:
     """The settings of `skip`, and why no role or not every chosen one is on."""
     try:
         foreign = _foreign(find_node(config, "skip") or {})
-        settings = read_skip(_without(config, foreign))
+        ours = config.copy()
+        for role in foreign:
+            del ours.skip[role]
+        settings = read_skip(ours)
     except RlskipError as error:
         return SkipSettings(HostFacts(config)), [_refusal("skip", error)]
     notes = [
@@ -196,13 +181,8 @@ def _settings(config: DictConfig) -> tuple[SkipSettings, list[Finding]]:
     level = WARNING if settings.roles else ERROR
     return settings, notes + [
         Finding("skip", level, f"{problem.key}: {problem.what}", problem.remedy)
-        for problem in lost_choices(settings)
+        for problem in why_off(settings)
     ]
-
-
-def _refusal(topic: str, error: RlskipError) -> Finding:
-    where = f"{error.where}: " if error.where else ""
-    return Finding(topic, ERROR, where + error.what.replace("\n", " "), error.remedy)
 
 
 def _foreign(node: Mapping[str, Any]) -> list[str]:
@@ -216,22 +196,9 @@ def _foreign(node: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _without(config: DictConfig, roles: Sequence[str]) -> DictConfig:
-    if not roles:
-        return config
-    kept = config.copy()
-    OmegaConf.set_struct(kept, False)
-    for role in roles:
-        del kept.skip[role]
-    return kept
-
-
-def _legacy(config: DictConfig, on: bool) -> list[Finding]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        retire_legacy_flags(config.copy(), rollout_enabled=on)
-    messages = [str(w.message) for w in caught if issubclass(w.category, LegacyFlagWarning)]
-    return [Finding("legacy flag", WARNING, message) for message in messages]
+def _refusal(topic: str, error: RlskipError) -> Finding:
+    where = f"{error.where}: " if error.where else ""
+    return Finding(topic, ERROR, where + error.what.replace("\n", " "), error.remedy)
 
 
 def _verl(settings: SkipSettings, command: Command) -> list[Finding]:

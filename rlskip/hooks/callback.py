@@ -14,9 +14,9 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from rlskip.config.check import look_up
-from rlskip.config.legacy import retire_legacy_flags
+from rlskip.config.legacy import retire_legacy_flag
 from rlskip.config.origin import Origin
-from rlskip.hooks.job import end, refuse, start, warn_of_lost_choices
+from rlskip.hooks.job import end, refuse, start, warn_of_roles_that_are_off
 from rlskip.hooks.summary import log_jobs
 
 
@@ -26,11 +26,11 @@ class SkipCallback(Callback):
     _origin: Origin | None = None
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Turn legacy flags off: only here is `config` the object that the task gets."""
+        """Turn verl's legacy flag off: only here is `config` the object that the task gets."""
         # Not by read_skip: other keys may need the job's HydraConfig, which is not set yet.
         on = look_up(config, "skip.rollout.enable") is True
         if on and look_up(config, "skip.enable") is not False:
-            retire_legacy_flags(config, rollout_enabled=True)
+            retire_legacy_flag(config)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         self._multirun_began = time.time()
@@ -45,10 +45,10 @@ class SkipCallback(Callback):
         call.
         """
         try:
-            started = start(config, self._origin)
+            settings = start(config, self._origin)
         except Exception as error:
             refuse(config, error)
-        warn_of_lost_choices(config, *started)
+        warn_of_roles_that_are_off(config, settings)
 
     def on_job_end(self, config: DictConfig, job_return: Any, **kwargs: Any) -> None:
         """Log one line per role, and write ``rlskip_summary.json`` to the output directory."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,13 +13,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from rlskip import stages
-from rlskip.config.choices import is_typed
+from rlskip.config.choices import why_off
 from rlskip.config.dump_dir import DIRECTORY_VARIABLE
 from rlskip.config.facts import HostFacts
-from rlskip.config.legacy import refuse_legacy_flags
-from rlskip.config.option_checks import lost_choices
+from rlskip.config.legacy import refuse_legacy_flag
 from rlskip.config.origin import ORIGIN_VARIABLE, Origin
-from rlskip.config.record import RecordConfig, read_record, record_chosen_by
+from rlskip.config.record import read_record, record_chosen_by
 from rlskip.config.settings import SkipSettings, has_own_key, read_skip
 from rlskip.errors import RlskipAbort, RlskipError
 from rlskip.hooks.summary import log_roles, write_summary
@@ -34,7 +31,7 @@ from rlskip.skip.said import why_uncalled
 log = logging.getLogger(__name__)
 
 
-def start(config: DictConfig, launched_from: Origin | None) -> tuple[SkipSettings, RecordConfig]:
+def start(config: DictConfig, launched_from: Origin | None) -> SkipSettings:
     """Install SkipManager and the recorder, as a job's config says.
 
     Parameters
@@ -55,28 +52,23 @@ def start(config: DictConfig, launched_from: Origin | None) -> tuple[SkipSetting
     recording = read_record(config if record_chosen_by(config) else None)
     if "rollout" in settings.roles:
         # The task has its own copy of the config by now.
-        refuse_legacy_flags(config)
+        refuse_legacy_flag(config)
     # verl trains in another process, maybe on another machine, and checks there.
     here = not launcher.starts_verl(settings)
     SkipManager._start(settings, flushes=True, checks=here)
     if SkipManager.skip_instances:
         launcher.before_job(settings)
     stages.start(recording, lambda: SkipManager.step)
-    return settings, recording
+    return settings
 
 
-def warn_of_lost_choices(
-    config: DictConfig, settings: SkipSettings, recording: RecordConfig
-) -> None:
-    """Log what the job chose, and will not get."""
-    listed = is_typed(config, "skip") or is_typed(config, "record")
-    if (listed or recording.enable) and not settings.roles and not chosen_by(config):
+def warn_of_roles_that_are_off(config: DictConfig, settings: SkipSettings) -> None:
+    """Log which roles the job chose, and will not get."""
+    if not (settings.roles or chosen_by(config)):
         return  # nothing asks for skip
-    lost = "; ".join(map(str, lost_choices(settings)))
-    if not SkipManager.skip_instances:
-        log.warning("rlskip: NOTHING is skipped or cached in this job: %s", lost or "see above")
-    elif lost:
-        log.warning("rlskip: not all that was chosen is on: %s", lost)
+    if why := "; ".join(map(str, why_off(settings))):
+        nothing = "" if settings.roles else "NOTHING is skipped or cached in this job: "
+        log.warning("rlskip: %s%s", nothing, why)
 
 
 def end(config: DictConfig, job_return: Any) -> None:
@@ -115,14 +107,22 @@ def refuse(config: DictConfig, error: Exception) -> NoReturn:
     reason = f"{type(error).__name__}: {error}"
     SkipManager._refuse(reason)
     unexpected = not isinstance(error, RlskipError)
-    # What ends the process shows the reason, even if logging is off.
-    with contextlib.nullcontext() if unexpected else _quiet_console():
-        log.error("rlskip ends this job before it starts.\n%s", reason, exc_info=unexpected)
+    # What ends the process shows the reason, even if logging is off: so files and services get it.
+    console = [h for h in logging.getLogger().handlers if type(h) is logging.StreamHandler]
+    for handler in () if unexpected else console:
+        handler.addFilter(_drop)
+    log.error("rlskip ends this job before it starts.\n%s", reason, exc_info=unexpected)
+    for handler in console:
+        handler.removeFilter(_drop)
     if config.hydra.mode == RunMode.RUN:
         raise SystemExit(f"rlskip: {reason}") from error
     # Ray's launcher loses the message of a SystemExit and retries the job. The traceback of an
     # error of rlskip's own would only repeat the reason.
     raise RlskipAbort(reason) from (error if unexpected else None)
+
+
+def _drop(record: logging.LogRecord) -> bool:
+    return False
 
 
 def _read_skip(config: DictConfig) -> SkipSettings:
@@ -134,20 +134,3 @@ def _read_skip(config: DictConfig) -> SkipSettings:
             raise
         log.info("rlskip: `skip` is taken for the application's own key, as no option chose it")
         return SkipSettings(HostFacts(config))
-
-
-@contextlib.contextmanager
-def _quiet_console() -> Iterator[None]:
-    """Within it, log records go to files and services only."""
-
-    def drop(record: logging.LogRecord) -> bool:
-        return False
-
-    with contextlib.ExitStack() as undo:
-        for handler in logging.getLogger().handlers:
-            if isinstance(handler, logging.StreamHandler) and not isinstance(
-                handler, logging.FileHandler
-            ):
-                handler.addFilter(drop)
-                undo.callback(handler.removeFilter, drop)
-        yield

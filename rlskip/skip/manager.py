@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 from rlskip import stages
 from rlskip.batch import row_fields
 from rlskip.config.check import raise_all
-from rlskip.config.legacy import retire_legacy_flags
+from rlskip.config.legacy import retire_legacy_flag
 from rlskip.config.record import read_record_of
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import TRAINING_ROLES
@@ -76,8 +76,8 @@ class SkipManager:
         ----------
         config
             A full config (a DictConfig, a mapping or a dataclass), a SkipManagerConfig, or what
-            :func:`~rlskip.config.settings.read_skip` returned. A legacy skip flag that is on
-            together with ``skip.rollout.enable`` is set to False in it.
+            :func:`~rlskip.config.settings.read_skip` returned. verl's legacy skip flag that is
+            on together with ``skip.rollout.enable`` is set to False in it.
 
         Raises
         ------
@@ -139,7 +139,8 @@ class SkipManager:
             # A host that learns its steps later looks itself.
             engine = settings.start_engine or not settings.facts.steps
             raise_all(preflight(enabled, settings.facts, engine=engine))
-        retire_legacy_flags(settings.facts.config, rollout_enabled="rollout" in roles)
+        if "rollout" in roles:
+            retire_legacy_flag(settings.facts.config)
         cls.settings, cls.skip_instances = settings, enabled
         cls.start_engine = settings.start_engine
         cls._guard = cls.bypassed.add if enabled else None

@@ -15,10 +15,10 @@ from omegaconf import OmegaConf
 
 from rlskip.config.check import look_up
 from rlskip.config.choices import (
+    ADD_CALLBACK,
     chosen_options,
     dropped_callback,
     overrides_of,
-    with_callback,
 )
 from rlskip.config.register import hydra_config, options
 from rlskip.config.settings import has_own_key
@@ -67,7 +67,7 @@ def _remedy(config: Any, chosen: str) -> str:
     if re.match(r"\+*skip\.", chosen):  # typed, or in YAML
         return (
             "choose an option instead of single keys, e.g. +skip=rollout_cache, which adds "
-            f"rlskip's callback; or add {with_callback(config)}, or call SkipManager.init(cfg) "
+            f"rlskip's callback; or {ADD_CALLBACK}, or call SkipManager.init(cfg) "
             "first"
         )
     return (

@@ -74,14 +74,14 @@ def _settle() -> Any:
 
 def _warn_if_lost(job: Any) -> None:
     """Warn where a job chose to record, and no callback of rlskip's has started that."""
-    from rlskip.config.choices import dropped_callback, with_callback
+    from rlskip.config.choices import ADD_CALLBACK, dropped_callback
     from rlskip.config.record import asked_to_record
 
     if job is not None and (chosen := asked_to_record(job)):
         log.warning(
             "rlskip: %s was chosen for this job, and NOTHING is recorded: %s, or call "
             "SkipManager.init(cfg) first",
-            chosen, dropped_callback(job) or f"add {with_callback(job)}",
+            chosen, dropped_callback(job) or ADD_CALLBACK,
         )  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 import rlskip as package
-from rlskip.cli.screen import put, table
 from rlskip.store import StepStore
 
 RUN = "grpo_tiny/GBS4_N2_in6_out8"
@@ -134,42 +132,6 @@ def test_compare_labels_its_sides_and_survives_a_damaged_dump(
     assert answer.json["b"] == f"{RUN} in {tmp_path / 'copy'}"
     assert [*answer.json["unreadable"]] == ["2"]
     assert [one["step"] for one in answer.json["steps"]] == [1, 3]
-
-
-@pytest.mark.parametrize(
-    "command",
-    ["ls D", "ls D --steps", "show 1 -d D/R", "verify -d D", "prune D --keep-last 1",
-     "compare D/R D/O", "compare 1 2 -d D/R"],
-)  # fmt: skip
-def test_no_word_is_broken_on_a_narrow_screen(
-    rlskip: Any, dumps: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
-    other = "grpo-lr2_tiny/GBS4_N2_in6_out8"
-    file = dumps / other / "3" / "gen_batch.dp"
-    file.write_bytes(file.read_bytes()[:-1])
-    monkeypatch.chdir(dumps)
-    words = command.replace("D/R", RUN).replace("D/O", other).replace("D", ".").split()
-    monkeypatch.setenv("COLUMNS", "200")
-    wide = rlskip(*words).out.replace("─", " ").split()
-    monkeypatch.setenv("COLUMNS", "60")
-    narrow = rlskip(*words).out
-    assert max(map(len, narrow.splitlines())) <= 60
-    # An age may be another by now, and no line has room for the path of a temporary directory.
-    whole = {word for word in wide if len(word) <= 60 and not re.fullmatch(r"\d+\.\d", word)}
-    assert whole - set(narrow.split()) == set()
-
-
-def test_a_table_without_room_leaves_out_empty_cells(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "20")
-    rows = [("a-long-name", "", "x"), ("b-long-name", "note-of-it", "")]
-    put(False, [], [table(("name", "note", "more"), rows)])
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [words for words in lines if words] == [
-        ["name", "a-long-name"], ["more", "x"], ["name", "b-long-name"], ["note", "note-of-it"],
-    ]  # fmt: skip
-    assert lines.count([]) == 2, "one after each row"
 
 
 def test_ls_limits_runs_and_dumps(rlskip: Any, dumps: Path) -> None:

@@ -31,7 +31,6 @@ VARIES = [
     (r"\b\d+(\.\d+)? (s|min|h|d)\b", "AGE"),
     (r"\b\d+\.\d+(\.\w+)+\b", "VERSION"),
     (r"20\d\d-\d\d-\d\dT[\d:+]+", "TIME"),
-    (r"(is writable;) \w+,", r"\1 FS,"),
     (r"─+", "-"),
     (r"\s+", " "),
 ]

@@ -105,7 +105,6 @@ def test_all_bad_keys_are_named_at_once(bad: Any, chosen: set[tuple[str, str]]) 
     [
         ({"skip": {"wait_s": float("nan")}}, "skip.wait_s: must be a finite number, got nan"),
         ({"skip": {"steps": "1-" + "9" * 30}}, "skip.steps: "),
-        ({"skip": {"steps": [10**5000]}}, "skip.steps: a step has more than 18 digits"),
         ({"skip": {"steps": "9" * 5000}}, "skip.steps: "),
         ({"skip": {"dump_dir": "a\0b"}}, "skip.dump_dir: 'a\\x00b' holds a null character"),
         (
@@ -125,13 +124,3 @@ def test_values_that_would_fail_later(node: dict[str, Any], problem: str) -> Non
         READERS[root][0](node)
     assert str(caught.value).startswith(problem)
     assert len(str(caught.value)) < 700
-
-
-def test_every_wrong_step_is_named() -> None:
-    with pytest.raises(RlskipError) as caught:
-        READERS["skip"][0]({"skip": {"steps": [0, -1, "a", 2, "3-1"]}})
-    said = str(caught.value)
-    for wrong in ("step -1 is negative", "'a' is not a step or range", "'3-1' runs backwards"):
-        assert wrong in said
-    with pytest.raises(RlskipError, match="10 is negative; 90 more are wrong"):
-        READERS["skip"][0]({"skip": {"steps": [-n for n in range(101)]}})

@@ -265,13 +265,6 @@ def test_an_interpolation_in_the_hosts_keys_is_named_by_its_key() -> None:
         assert caught.value.where == "data.train_batch_size"
 
 
-def test_an_option_inside_the_node_is_named() -> None:
-    nested = {"skip": {"rollout": {"enable": True}}, "hydra": {"callbacks": {}}}
-    with pytest.raises(ConfigError, match="composed into `skip` instead of next to it") as caught:
-        read_roles({"skip": nested})
-    assert caught.value.where == "skip.skip"
-
-
 def test_inside_a_hydra_job_without_the_callback(monkeypatch: Any, tmp_path: Path) -> None:
     """The job may have changed the working directory; its runtime config still has the first."""
     from hydra.core.hydra_config import HydraConfig

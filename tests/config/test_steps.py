@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlskip.config.steps import EXAMPLE, Steps, StepsError
+from rlskip.config.steps import EXAMPLE, Steps
+from rlskip.errors import ConfigError
 
 step = st.integers(0, 10**9)
 
@@ -94,7 +95,7 @@ def test_a_huge_range_needs_no_memory() -> None:
     ],
 )
 def test_errors_name_the_key_and_show_an_example(bad: object) -> None:
-    with pytest.raises(StepsError) as caught:
+    with pytest.raises(ConfigError) as caught:
         Steps.parse(bad, "skip.rollout.steps")
     assert caught.value.where == "skip.rollout.steps"
     assert caught.value.remedy == EXAMPLE

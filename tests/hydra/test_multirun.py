@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,24 +54,6 @@ def test_an_option_that_a_swept_experiment_chooses(make_app: Callable[..., Any])
     assert app.generated == []
     run = app.run(*swept, "hydra/callbacks=rlskip")
     assert [row[2:] for row in table(run.out)] == [["0", "2"], ["2", "0"]]
-
-
-@pytest.mark.slow
-def test_the_advice_keeps_the_applications_own_callback(make_app: Callable[..., Any]) -> None:
-    app = make_app(config="defaults: [_self_, {override hydra/callbacks: mine}]\na: 1\n")
-    option = app.folder / "conf" / "hydra" / "callbacks" / "mine.yaml"
-    option.parent.mkdir(parents=True)
-    own = "hydra.experimental.callbacks.LogJobReturnCallback"
-    option.write_text(f"mine: {{_target_: {own}}}\n", encoding="utf-8")
-    swept = ("-m", "+skip=rollout_cache,rollout_repeat")
-    advised = re.findall(r"add '(.*?)' \(Hydra", app.run(*swept, fails=True).err)[0]
-    assert advised == "hydra/callbacks=[mine,rlskip]"
-    run = app.run(*swept, advised, "skip.dump_dir=dumps")
-    assert [row[2:] for row in table(run.out)] == [["0", "2"], ["2", "0"]]
-    assert run.out.count("LogJobReturnCallback") == 2
-    # As typed before, without rlskip.
-    other = app.run("+skip.rollout.enable=true", "hydra/callbacks=[mine]", fails=True)
-    assert "or add 'hydra/callbacks=[mine,rlskip]'" in other.err
 
 
 def test_job_ten_comes_after_job_two(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

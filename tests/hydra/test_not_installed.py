@@ -12,8 +12,7 @@ from hydra.types import RunMode
 from omegaconf import open_dict
 
 from rlskip import SkipManager
-from rlskip.config.choices import refuse_displaced
-from rlskip.config.option_checks import lost_choices
+from rlskip.config.choices import refuse_displaced, why_off
 from rlskip.config.settings import read_skip
 from rlskip.errors import NotInstalledError
 
@@ -126,7 +125,7 @@ def test_an_override_with_an_interpolation_is_read_as_typed(composed: Any, value
     HydraConfig.instance().set_config(config)
     assert generate([1]) == [1]
     refuse_displaced("skip", config)
-    (lost,) = lost_choices(read_skip(config))
+    (lost,) = why_off(read_skip(config))
     assert lost.key == "skip.enable"
     config = composed("a: 1\n", "+skip=rollout_cache", f"+b='{value}'", "skip.enable=false")
     HydraConfig.instance().set_config(config)

@@ -127,14 +127,14 @@ def test_an_option_that_a_sweep_chooses_is_not_lost_in_silence(
     ("config", "overrides", "said"),
     [
         ("a: 1\n", ["+record=stages"], "record: stages was chosen"),
-        ("a: 1\n", ["+record.enable=true"], "+record.enable=true was chosen"),
+        ("a: 1\n", ["+record.enable=true"], "record.enable: true was chosen"),
         (
             "defaults: [rlskip_schema/record, _self_]\nrecord: {enable: true}\n",
             [],
             "record.enable: true was chosen",
         ),
         ("a: 1\n", ["+record=stages", "record.enable=false"], ""),
-        ("record: {enable: true}\n", ["record.enable=true"], ""),  # the application's own
+        ("record: {enable: true, fps: 30}\n", [], ""),  # the application's own
         ("record: true\n", [], ""),
         ("a: 1\n", [], ""),
     ],

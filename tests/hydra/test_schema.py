@@ -77,13 +77,13 @@ def test_verl_composes_with_the_schema(composed: Any, verl_configs: Path) -> Non
 @pytest.mark.parametrize(
     ("defaults", "chosen", "lost"),
     [
-        ("_self_, rlskip_schema/skip", [], "skip.steps ('1-3' in config), skip.rollout.n (4 in"),
-        ("_self_, {rlskip_schema: skip}", [], "skip.steps ('1-3' in config)"),
-        ("_self_", ["+rlskip_schema=skip"], "skip.steps ('1-3' in config)"),
+        ("_self_, rlskip_schema/skip", [], "skip.steps (in config), skip.rollout.n (in"),
+        ("_self_, {rlskip_schema: skip}", [], "skip.steps (in config)"),
+        ("_self_", ["+rlskip_schema=skip"], "skip.steps (in config)"),
         ("{skip: rollout_cache}, rlskip_schema/skip, _self_", [],
-         "skip.rollout.enable (True in skip/rollout_cache)"),
+         "skip.rollout.enable (in skip/rollout_cache)"),
         ("{values: mine}, rlskip_schema/skip, _self_", [],
-         "skip.rollout.action ('repeat' in values/mine)"),
+         "skip.rollout.action (in values/mine)"),
     ],
 )  # fmt: skip
 def test_a_schema_that_comes_too_late_is_refused(

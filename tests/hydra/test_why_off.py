@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rlskip.config.option_checks import lost_choices
+from rlskip.config.choices import why_off
 from rlskip.config.settings import SkipSettings, read_skip
 from tests.hydra.conftest import compose_from
 
@@ -56,16 +56,6 @@ OFF = "skip: {rollout: {enable: false}}\n"
             ["+skip=[rollout_cache,async_rollout_cache]", "skip.async_rollout.enable=False"],
             ["skip.async_rollout.enable: skip.async_rollout.enable=False overrides"],
         ),
-        (
-            "defaults: [skip: rollout_repeat, _self_]\nskip: {rollout: {action: cache}}\n",
-            [],
-            ["skip.rollout.action: it is cache, although the option rollout_repeat was chosen"],
-        ),
-        (
-            "a: 1\n",
-            ["+skip=rollout_tq_replay", "skip.start_engine=true"],
-            ["skip.start_engine: skip.start_engine=true overrides the option rollout_tq_replay"],
-        ),
         # What rlskip advises where a dump is missing.
         ("a: 1\n", ["+skip=rollout_replay", "skip.on_miss=generate", "skip.start_engine=true"], []),
         ("a: 1\n", ["+skip=rollout_replay"], []),
@@ -74,7 +64,7 @@ OFF = "skip: {rollout: {enable: false}}\n"
     ],
 )
 def test_what_is_lost(composed: Any, text: str, overrides: list[str], lost: list[str]) -> None:
-    found = list(map(str, lost_choices(read_skip(composed(text, *overrides)))))
+    found = list(map(str, why_off(read_skip(composed(text, *overrides)))))
     assert len(found) == len(lost), found
     for problem, expected in zip(found, lost, strict=True):
         assert problem.startswith(expected)
@@ -126,6 +116,6 @@ def test_the_option_in_every_primary_config_of_verl(
     if settings(folder, "theirs").facts.config.get("skip") is None:
         assert list(before.roles) == ["rollout"]
     else:
-        (lost,) = lost_choices(before)
+        (lost,) = why_off(before)
         assert not before.roles
         assert "put `- skip: rollout_cache` after that entry" in lost.remedy
