@@ -284,7 +284,10 @@ def test_a_data_set_has_what_the_run_lacks(judges: Path, rlskip: Any, chat: bool
     assert rlskip(*command[:3], "dice:judge", "--data", "data.jsonl").err == lacks.err
     (judges / "data.jsonl").write_text(lines + json.dumps({"prompt": prompt("9\u2028")}))
     other = rlskip(*command[:3], "judges:needs", "--data", "data.jsonl")
-    assert (other.code, "nor does --data; name one of them so: the fields are" in other.err) == (
+    assert (
+        other.code,
+        "the function takes nowhere, which the run does not record" in other.err,
+    ) == (
         2,
         True,
     )
