@@ -168,24 +168,14 @@ def _of_one(read: dict[str, Ragged], fitted: Any) -> dict[str, Any]:
     mask = fitted("mask", *likely)
     first, last = _extents(mask, ends - starts)
     is_sampled = (first < ends - starts) & (np.False_ if mask is None else mask.given)
-    fills = [b""] * len(whole)
     if attention is None and whole.is_padded:
-        ends = ends.copy()
-        least = np.where(is_sampled, last, 0)
-        for i, cell in enumerate(whole.cells):
-            # A run at the end is taken for padding as far as none of it was sampled; its token is
-            # part of what names the row.
-            others = np.flatnonzero(cell != cell[-1:])
-            end = max(int(others[-1]) + 1 if len(others) else 0, int(least[i]))
-            if len(cell) - end > 1:
-                ends[i], fills[i] = end, np.int64(cell[-1]).tobytes()
+        ends = np.where(is_sampled, last, ends)
     firsts = np.where(is_sampled, starts + first, ends)
     seen = attention and attention.cut(starts, firsts)
     return {
         "prompt": whole.cut(starts, firsts).without_gaps(seen),
         "response": whole.cut(firsts, ends),
         "mask": mask and mask.cut(firsts - starts, ends - starts),
-        "fills": fills,
         "has_prompts": True,
         "places": [Places("row", whole.lengths, starts, ends)],
         "extents": {"whole": (starts, ends)},

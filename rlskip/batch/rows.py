@@ -159,7 +159,6 @@ class Rows:
     misfits: list[Misfit]
     # Of the response's tokens, if they are a column, and of the row's, as padded values have them.
     places: list[Places]
-    _fills: Sequence[bytes] = ()  # they name the rows, too
     extents: Mapping[str, tuple[np.ndarray, np.ndarray]] = attrs.field(factory=dict)
 
     def __len__(self) -> int:
@@ -265,7 +264,7 @@ class Rows:
     @cached_property
     def keys(self) -> np.ndarray:
         """A hash of each row's tokens, uint64 [B]. Rows with equal tokens have equal keys."""
-        return _hashes(self.tokens, self._fills)
+        return _hashes(self.tokens)
 
     @cached_property
     def prompts(self) -> np.ndarray:
