@@ -19,7 +19,7 @@ from rlskip.compare.sides import Side
 from rlskip.config.steps import compact
 from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import DumpError
-from rlskip.jobs.records import Tally
+from rlskip.jobs.records import Tally, tally_steps
 from rlskip.report.curves import curves, spread
 from rlskip.report.sessions import Vocabulary, prompt_of, session
 from rlskip.runs.figures import (
@@ -29,7 +29,6 @@ from rlskip.runs.figures import (
     count,
     group_figures,
     step_figures,
-    tallies_of,
 )
 from rlskip.runs.on_disk import Dump, dumps_at
 from rlskip.runs.opened import Run
@@ -69,7 +68,8 @@ class OneRun:
         read = spread(list(places), _STEPS)
         dumps = [dump for step in read for dump in dumps_at(places[step])]
         self._is_sampled = len(read) < len(places)
-        self._tally = Tally() if run is None else sum(tallies_of(run).values(), Tally())
+        tallies = {} if run is None else tally_steps(run.dump_dir).get(run.name, {})
+        self._tally = sum(tallies.values(), Tally())
         counted = [] if run is None else count(run, dumps, progress)
         self.problems = [(f"dump {one.dump.name}", one.problem) for one in counted if one.problem]
         found = list(by_step(counted))

@@ -43,7 +43,7 @@ def test_the_first_screen_has_curves_and_the_figures_of_show(
     window = look(page)
     assert window.texts("h1") == ["grpo_tiny/GBS4_N2_in6_out8"]
     captions = window.texts(".chart figcaption span")
-    assert {"Reward", "Success", "Length", "No signal", "Truncated", "Time"} >= {*captions}
+    assert {"Reward", "Success", "Length", "No signal", "Time"} >= {*captions}
     assert captions[0] == "Reward"
     assert window.ask("document.querySelectorAll('.chart canvas').length") == len(captions)
     (shown,) = rlskip("show", 3, "-d", run_dir, "--json").json
