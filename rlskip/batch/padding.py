@@ -92,14 +92,9 @@ def places_of_response(
 ) -> list[Places]:
     """Where a field may have the response's values, the likeliest first.
 
-    Parameters
-    ----------
-    prompts, responses
-        How many tokens both have in each row, without padding.
-    padded
-        Where they are in fields with the width of the tokens, the likeliest first.
-    is_padded
-        Whether all rows of the field had to be of one length. Others may have no padding.
+    `prompts` and `responses` are how many tokens both have in each row, `padded` where they are in
+    fields with the width of the tokens. If the field `is_padded`, all its rows had to be of one
+    length; others may have no padding.
     """
     found = [attrs.evolve(one, starts=one.ends - responses) for one in padded]
     if is_padded:
@@ -115,12 +110,8 @@ def fit(
 ) -> tuple[Places, np.ndarray]:
     """Which of the `likely` places a field's values have, and in which rows they are there.
 
-    Parameters
-    ----------
-    lengths
-        How many values each row has, -1 for a row without any.
-    misfits
-        The rows with another number of values are added to it.
+    `lengths` are how many values each row has, -1 for a row without any. The rows with another
+    number of values are added to `misfits`.
     """
     absent = lengths < 0
     for places in likely:
@@ -135,13 +126,7 @@ def fit(
 
 
 def unpadded(read: dict[str, Ragged], names: Mapping[str, str]) -> dict[str, Any]:
-    """What :class:`~rlskip.batch.rows.Rows` has of rows with these columns.
-
-    Parameters
-    ----------
-    names
-        What the batch calls the columns.
-    """
+    """What :class:`~rlskip.batch.rows.Rows` has of rows with these columns, called `names`."""
     misfits: list[Misfit] = []
 
     def fitted(what: str, *likely: Places, misfits: list[Misfit] = misfits) -> Ragged | None:

@@ -54,17 +54,8 @@ def arguments(
 ) -> Any:
     """The arguments of a call of `judge` for these sessions, one if it takes one.
 
-    Parameters
-    ----------
-    decode
-        Makes text of tokens, without special ones.
-    data
-        More columns, by prompt.
-
-    Raises
-    ------
-    RlskipError
-        The run does not record what the function takes, or `data` lacks one of its prompts.
+    `decode` makes text of tokens, without special ones; `data` has more columns, by prompt. Raises
+    RlskipError where the run does not record what the function takes, or `data` lacks its prompt.
     """
     given = [_Given.of(one, decode, data) for one in sessions]
     of_verl = judge.judged in (*ONE, *VERL_MANY)

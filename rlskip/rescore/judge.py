@@ -36,18 +36,7 @@ class RewardError(RlskipError, TypeError):
 
 
 class Judge:
-    """Asks a reward function for what no earlier call was told.
-
-    Parameters
-    ----------
-    function
-        As verl, TRL or an own loop calls it; its parameters tell which.
-    directory
-        Where verdicts are kept; ``~/.rlskip/verdicts`` by default.
-    version
-        Names all that verdicts depend on besides arguments.
-    ignore
-        Arguments that its verdicts do not depend on.
+    """Asks a reward function for what no earlier call was told; see :func:`cached_reward`.
 
     Attributes
     ----------

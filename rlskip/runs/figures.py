@@ -23,18 +23,9 @@ QUARTILES = ("low", "median", "high")
 class Sessions:
     """The sessions of a dump, counted: arrays with an entry for each, in the dump's order.
 
-    Parameters
-    ----------
-    groups
-        The names of the groups, in the order of their first rows.
-    group
-        Which of `groups` it belongs to, int64.
-    number
-        Among the sessions of its group, int64.
-    reward, length
-        float64; NaN where it is not known. A length is in tokens, over all turns.
-    turns
-        int64.
+    ``groups`` are the names of the groups, in the order of their first rows, and ``group`` which of
+    them a session belongs to; ``number`` is its number there. ``reward`` and ``length``, in tokens
+    over all turns, are float64, NaN where they are not known; the others int64.
     """
 
     groups: list[str]
