@@ -92,14 +92,9 @@ def places_of_response(
 ) -> list[Places]:
     """Where a field may have the response's values, the likeliest first.
 
-    Parameters
-    ----------
-    prompts, responses
-        How many tokens both have in each row, without padding.
-    padded
-        Where they are in fields with the width of the tokens, the likeliest first.
-    is_padded
-        Whether all rows of the field had to be of one length. Others may have no padding.
+    `prompts` and `responses` are how many tokens both have in each row, `padded` where they are in
+    fields with the width of the tokens. If the field `is_padded`, all its rows had to be of one
+    length; others may have no padding.
     """
     found = [attrs.evolve(one, starts=one.ends - responses) for one in padded]
     if is_padded:
@@ -115,12 +110,8 @@ def fit(
 ) -> tuple[Places, np.ndarray]:
     """Which of the `likely` places a field's values have, and in which rows they are there.
 
-    Parameters
-    ----------
-    lengths
-        How many values each row has, -1 for a row without any.
-    misfits
-        The rows with another number of values are added to it.
+    `lengths` are how many values each row has, -1 for a row without any. The rows with another
+    number of values are added to `misfits`.
     """
     absent = lengths < 0
     for places in likely:
@@ -135,13 +126,7 @@ def fit(
 
 
 def unpadded(read: dict[str, Ragged], names: Mapping[str, str]) -> dict[str, Any]:
-    """What :class:`~rlskip.batch.rows.Rows` has of rows with these columns.
-
-    Parameters
-    ----------
-    names
-        What the batch calls the columns.
-    """
+    """What :class:`~rlskip.batch.rows.Rows` has of rows with these columns, called `names`."""
     misfits: list[Misfit] = []
 
     def fitted(what: str, *likely: Places, misfits: list[Misfit] = misfits) -> Ragged | None:
@@ -168,24 +153,14 @@ def _of_one(read: dict[str, Ragged], fitted: Any) -> dict[str, Any]:
     mask = fitted("mask", *likely)
     first, last = _extents(mask, ends - starts)
     is_sampled = (first < ends - starts) & (np.False_ if mask is None else mask.given)
-    fills = [b""] * len(whole)
     if attention is None and whole.is_padded:
-        ends = ends.copy()
-        least = np.where(is_sampled, last, 0)
-        for i, cell in enumerate(whole.cells):
-            # A run at the end is taken for padding as far as none of it was sampled; its token is
-            # part of what names the row.
-            others = np.flatnonzero(cell != cell[-1:])
-            end = max(int(others[-1]) + 1 if len(others) else 0, int(least[i]))
-            if len(cell) - end > 1:
-                ends[i], fills[i] = end, np.int64(cell[-1]).tobytes()
+        ends = np.where(is_sampled, last, ends)
     firsts = np.where(is_sampled, starts + first, ends)
     seen = attention and attention.cut(starts, firsts)
     return {
         "prompt": whole.cut(starts, firsts).without_gaps(seen),
         "response": whole.cut(firsts, ends),
         "mask": mask and mask.cut(firsts - starts, ends - starts),
-        "fills": fills,
         "has_prompts": True,
         "places": [Places("row", whole.lengths, starts, ends)],
         "extents": {"whole": (starts, ends)},

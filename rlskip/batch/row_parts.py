@@ -46,10 +46,7 @@ class Layout:
     def of(cls, rows: Rows, shape: Sequence[int], lengths: Sequence[int] | None = None) -> Layout:
         """That of a value for `rows` which has this shape, or is flat with parts of these lengths.
 
-        Raises
-        ------
-        RecordError
-            The value has no part for each row.
+        Raises RecordError where the value has no part for each row.
         """
         n = len(rows)
         if lengths is None and shape and shape[0] == n:
@@ -88,14 +85,7 @@ def token_places(
 ) -> np.ndarray:
     """Which token of a row each entry of its part belongs to, int64; none without an alignment.
 
-    Parameters
-    ----------
-    align
-        That of the :class:`Layout`.
-    entries
-        How many entries the part has.
-    sampled
-        Which of the row's tokens were sampled, bool [T]. An entry beyond them has no place.
+    `sampled` tells which of the row's tokens were, bool [T]. An entry beyond them has no place.
     """
     if align is None:
         return np.empty(0, np.int64)

@@ -40,15 +40,9 @@ class RecordError(RlskipError, ValueError):
 class RowColumns:
     """The columns of a batch that name its rows, and those with a value for each token.
 
-    Parameters
-    ----------
-    tokens, values
-        Those of tokens and masks, and those of log-probs and rewards, by what they hold
-        (:class:`RowFields`).
-    names
-        What the batch calls both.
-    sessions, turns
-        Whole numbers, int64 [B]; None where the batch has no such column.
+    ``tokens`` (of tokens and masks) and ``values`` (log-probs and rewards) are by what they hold
+    (:class:`RowFields`), ``names`` is what the batch calls them. ``sessions`` and ``turns`` are
+    whole numbers, int64 [B]; None where the batch has no such column.
     """
 
     tokens: dict[str, Any]
@@ -96,13 +90,7 @@ class RowColumns:
         return cls(tokens, values, names, sessions, turns)
 
     def refuse_misfits(self, where: str) -> None:
-        """Raise LengthError if masks, log-probs or token rewards do not fit their tokens.
-
-        Parameters
-        ----------
-        where
-            Whose they are, for the message.
-        """
+        """Raise LengthError if masks, log-probs or token rewards do not fit their tokens."""
         if self._fit_as_they_are():
             return
         rows = Rows.of(self)
@@ -159,7 +147,6 @@ class Rows:
     misfits: list[Misfit]
     # Of the response's tokens, if they are a column, and of the row's, as padded values have them.
     places: list[Places]
-    _fills: Sequence[bytes] = ()  # they name the rows, too
     extents: Mapping[str, tuple[np.ndarray, np.ndarray]] = attrs.field(factory=dict)
 
     def __len__(self) -> int:
@@ -167,14 +154,7 @@ class Rows:
 
     @classmethod
     def of(cls, columns: RowColumns, memory: Memory | None = None) -> Rows:
-        """The rows that columns of tokens have.
-
-        Parameters
-        ----------
-        memory
-            Where the tokens are copied to. By default the rows are views of the columns, which must
-            not change.
-        """
+        """The rows that columns of tokens have: copied to `memory`, else views of them."""
         read: dict[str, Ragged] = {}
         for what, column in columns.tokens.items():
             found = Ragged.of(column, bool if what in _MASKS else np.int64, memory or fresh)
@@ -197,11 +177,8 @@ class Rows:
     ) -> tuple[list[tuple[int, int] | None], list[Misfit]]:
         """Where the values of a row's response start and end in a column, and what does not fit.
 
-        Parameters
-        ----------
-        what
-            Which of ``columns.values``. Where a row has none, or one for the whole row, or where
-            they do not fit, it has no span.
+        `what` is one of ``columns.values``. Where a row has none, or one for the whole row, or
+        where they do not fit, it has no span.
         """
         column, misfits = columns.values.get(what), list[Misfit]()
         nowhere: list[tuple[int, int] | None] = [None] * len(self)
@@ -265,7 +242,7 @@ class Rows:
     @cached_property
     def keys(self) -> np.ndarray:
         """A hash of each row's tokens, uint64 [B]. Rows with equal tokens have equal keys."""
-        return _hashes(self.tokens, self._fills)
+        return _hashes(self.tokens)
 
     @cached_property
     def prompts(self) -> np.ndarray:

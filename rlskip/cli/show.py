@@ -107,8 +107,6 @@ def _figures(of: dict[str, Any]) -> list[tuple[str, Any]]:
     if of["no_signal"] is not None:
         found += [(f"pass@{of['k']}", number(of["pass_k"])),
                   ("no signal", f"{100 * of['no_signal']:.3g} % of the groups")]  # fmt: skip
-    if of["truncated"]:
-        found.append(("truncated", f"{100 * of['truncated']:.3g} % of the sessions"))
     return found
 
 

@@ -23,16 +23,9 @@ class Part(Protocol):
 class Record:
     """One record; its value is read when it is needed.
 
-    Parameters
-    ----------
-    order
-        Among the records of its step and process.
-    number
-        The value of a number or a text; None for any other.
-    keys, sessions
-        As :mod:`rlskip.stages.parts` has them.
-    layout
-        Where in the value each row's part is.
+    ``order`` is its place among the records of its step and process, ``number`` the value of a
+    number or a text, ``layout`` where in any other value each row's part is. ``keys`` and
+    ``sessions`` are as :mod:`rlskip.stages.parts` has them.
     """
 
     name: str
@@ -77,18 +70,7 @@ class RowTable:
 
 
 class StepRecords:
-    """What a job recorded at one step.
-
-    Parameters
-    ----------
-    dumps
-        The parts of the step.
-
-    Raises
-    ------
-    DumpError
-        A part cannot be read.
-    """
+    """What a job recorded at one step; raises DumpError where a part cannot be read."""
 
     def __init__(self, dumps: Sequence[Part]) -> None:
         self._dumps = list(dumps)

@@ -44,10 +44,7 @@ _ROUNDOFF = {
 class Rounding:
     """The tolerance of a comparison: the rule above, or what the user gave.
 
-    Parameters
-    ----------
-    rtol, atol
-        ``|a - b| <= atol + rtol * max(|a|, |b|)`` replaces the rule; None: the rule.
+    Given, it is ``|a - b| <= atol + rtol * max(|a|, |b|)``.
     """
 
     rtol: float | None = None
@@ -69,16 +66,8 @@ class Rounding:
     ) -> np.ndarray:
         """The largest difference that counts as rounding, for each pair of values.
 
-        Parameters
-        ----------
-        a, b
-            float64 arrays of one shape.
-        dtypes
-            What each side computed in.
-        n
-            Terms of the reduction.
-        around
-            The scale of the values around them.
+        `a` and `b` are float64 arrays of one shape, `dtypes` what each side computed in, `n` the
+        terms of the reduction, `around` the scale of the values around them.
         """
         largest = np.maximum(np.abs(a), np.abs(b))
         largest = np.where(np.isfinite(largest), largest, 0.0)  # no NaN is within rounding

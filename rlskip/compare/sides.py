@@ -25,15 +25,7 @@ from rlskip.store.layout import STAGES
 
 @attrs.frozen
 class Side:
-    """The records of one job.
-
-    Parameters
-    ----------
-    name
-        What the user gave, and which job that is where it may be another one another day.
-    directory
-        ``{dump_dir}/stages/{job}``, or a copy of it.
-    """
+    """The records of one job, in ``{dump_dir}/stages/{job}`` or a copy of it."""
 
     name: str
     directory: Path
@@ -48,20 +40,11 @@ class Side:
 
 
 def find_side(name: str, within: Path) -> Side:
-    """The job that `name` means.
+    """The job that `name` means; raises NoSuchPlaceError where nothing was recorded there.
 
-    Parameters
-    ----------
-    name
-        The path of a job's records, of a Hydra output directory, of a run, of a directory of runs,
-        or of a dump_dir, whose newest job it then is; or the name of a job in `within`.
-    within
-        A dump_dir.
-
-    Raises
-    ------
-    NoSuchPlaceError
-        Nothing was recorded there.
+    It is the path of a job's records, of a Hydra output directory, of a run, of a directory of
+    runs, or of a dump_dir, whose newest job it then is; or the name of a job in the dump_dir
+    `within`.
     """
     path = Path(name).expanduser()
     if not path.exists() and (job := within / STAGES / name).is_dir():
@@ -110,19 +93,8 @@ def compare_sides(
 ) -> Comparison:
     """Compare two jobs or dumps by step: what is in memory at a time does not grow with them.
 
-    Parameters
-    ----------
-    wanted
-        The steps to compare.
-    progress
-        Returns the steps that it is given, and shows how far it is.
-
-    Raises
-    ------
-    NoSuchPlaceError
-        They have no such step in common.
-    DumpError
-        Of all steps one cannot be read.
+    `progress` returns the steps that it is given, and shows how far it is. Raises NoSuchPlaceError
+    where they have none of the `wanted` steps in common, DumpError where none can be read.
     """
     mine, theirs = ({step for step in side.steps() if step in wanted} for side in (a, b))
     if not mine & theirs:

@@ -269,7 +269,7 @@ class _Stage:
             note = "equal numbers in two dtypes"
         order = mine[0].order if self._first is None else self._first
         return StageResult(
-            self._step, self._name, state, order, len(mine), unit, self._compared, self._off,
+            self._step, self._name, state, order, unit, self._compared, self._off,
             self._largest, self._dtypes, note, self._place(),
         )  # fmt: skip
 

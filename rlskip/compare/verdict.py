@@ -24,37 +24,15 @@ ROLLOUTS, MASK = "rollouts", "mask"
 
 
 @attrs.frozen
-class RowName:
-    """What a row is: the hash of its prompt, its session and turn (None: the batch has none).
-
-    ``group`` is the prompt's name in the rollouts; empty where only its hash is known.
-    """
-
-    prompt: str
-    session: int | None
-    turn: int | None
-    tokens: int
-    group: str = ""
-
-    def __str__(self) -> str:
-        numbers = (("session", self.session), ("turn", self.turn))
-        named = [f"{what} {number}" for what, number in numbers if number is not None]
-        prompt = f"group {self.group}" if self.group else f"prompt {self.prompt}"
-        return ", ".join([prompt, *named])
-
-
-@attrs.frozen
 class Place:
-    """The largest difference of a stage.
+    """The largest difference of a stage: the values of both sides, and where they are.
 
     Parameters
     ----------
-    a, b
-        Both values; of a digest the moment that differs most.
     what
-        The moment's name; None for a value itself.
+        The moment of a digest that differs most; None for a value itself.
     row
-        None where the stage has no rows.
+        Group or prompt, session and turn; None where the stage has no rows.
     entry
         Which entry of the row's part; None where a row has one value, or with digests.
     token
@@ -66,17 +44,19 @@ class Place:
     a: Any
     b: Any
     what: str | None = None
-    row: RowName | None = None
+    row: str | None = None
     entry: int | None = None
     token: int | None = None
     around: tuple[list[int], int] | None = None
 
 
-def name_of(rows: RowTable, at: int) -> RowName:
-    """The name of the row at an index of the table."""
-    session, turn = (int(n) if n >= 0 else None for n in (rows.sessions[at], rows.turns[at]))
-    prompt = f"{int(rows.prompts[at]):016x}"[:8]
-    return RowName(prompt, session, turn, int(rows.lengths[at]), str(rows.groups[at]))
+def name_of(rows: RowTable, at: int) -> str:
+    """The name of the row at an index of the table: its prompt's is a hash if it has no group."""
+    group = rows.groups[at]
+    named = [f"group {group}" if group else f"prompt {f'{int(rows.prompts[at]):016x}'[:8]}"]
+    for what, n in (("session", rows.sessions[at]), ("turn", rows.turns[at])):
+        named += [f"{what} {n}"] if n >= 0 else []
+    return ", ".join(named)
 
 
 def around_token(tokens: np.ndarray, at: int) -> tuple[list[int], int]:
@@ -91,29 +71,18 @@ class StageResult:
 
     Parameters
     ----------
-    state
-        ``equal`` (to the bit), ``within rounding``, ``differs``, or ``not comparable``.
     order
         Of the first record that differs, among the records of A's step; else of the first one.
-    records
-        How many records it has in A.
     unit, compared, off
         What was compared (rows or values), how many, and how many of them differ beyond rounding.
     largest
         The largest difference, inf where one is NaN and the other is not.
-    dtypes
-        What A and B computed in.
-    note
-        What else is to know.
-    at
-        Where the largest difference is; None where there is none.
     """
 
     step: int
     stage: str
     state: str
     order: int
-    records: int = 1
     unit: str = "rows"
     compared: int = 0
     off: int = 0
@@ -135,20 +104,9 @@ class StepResult:
 
 @attrs.frozen
 class Comparison:
-    """Two jobs compared.
+    """Two jobs compared, by the steps that both recorded; `only_a` are those of A alone.
 
-    Parameters
-    ----------
-    a, b
-        What the user calls them.
-    steps
-        The steps that both recorded, ascending.
-    only_a, only_b
-        Steps that only one of them has.
-    rule
-        What counts as rounding, in words.
-    unreadable
-        Why a step cannot be read, by its number.
+    ``rule`` is what counts as rounding, in words.
     """
 
     a: str

@@ -60,21 +60,9 @@ def make_bundle(
 ) -> dict[str, Any]:
     """Write the bundle of a step, and return what it says of itself.
 
-    Parameters
-    ----------
-    side
-        The job whose records belong to it; None: it has none.
-    group
-        The name of the one group to take; None: all.
-    redact
-        Leave out texts: each is replaced by its length and a hash. Token ids remain.
-
-    Raises
-    ------
-    BundleError
-        The step has no such group.
-    DumpError
-        A dump cannot be read.
+    It takes the records of the job that is `side`, all groups or the one named, and with `redact`
+    in place of each text its length and a hash; token ids remain. Raises BundleError where the step
+    has no such group, DumpError where a dump cannot be read.
     """
     dumps = list(step.iter_dumps())
     rows, fields = _rows_of(step, dumps, group, redact)

@@ -15,16 +15,8 @@ def grpo(
 ) -> torch.Tensor:
     """A reward's distance from its group's mean, in standard deviations of the group.
 
-    Parameters
-    ----------
-    rewards
-        One for each session, float32.
-    groups
-        The name of each session's group.
-    eps
-        Added to the standard deviation: 1e-6 in verl, 1e-4 in TRL.
-    scale
-        Whether to divide (Dr. GRPO does not).
+    Rewards are one for each session, float32. `eps` is added to the deviation: 1e-6 in verl, 1e-4
+    in TRL. Dr. GRPO does not divide (`scale`).
     """
     found = torch.empty_like(rewards)
     for members in _members(groups):
@@ -59,16 +51,9 @@ def clipped(
 ) -> torch.Tensor:
     """PPO's clipped loss, also that of GRPO and RLOO: the mean over all sampled tokens.
 
-    Parameters
-    ----------
-    log_probs, old_log_probs, advantages
-        A value for each token.
-    mask
-        1 for each token that was sampled.
-    clip, clip_high
-        How far the ratio may be below and above 1.
-    clip_c
-        verl's ``clip_ratio_c``: the most that a ratio counts where the advantage is negative.
+    All have a value for each token; the mask is 1 where it was sampled. The ratio may be `clip`
+    below and `clip_high` above 1; `clip_c` is verl's ``clip_ratio_c``, the most that a ratio counts
+    where the advantage is negative.
     """
     ratio = torch.exp(torch.clamp(log_probs - old_log_probs, -20.0, 20.0))
     bounded = torch.clamp(ratio, 1 - clip, 1 + (clip if clip_high is None else clip_high))

@@ -46,18 +46,11 @@ class Recomputed:
 def recompute(bundle: Bundle, functions: Mapping[str, str]) -> list[Recomputed]:
     """Compute again what `functions` name, in the order reward, advantages, loss.
 
-    Parameters
-    ----------
-    functions
-        By stage ``module:function``, or a name of :mod:`rlskip.exchange.losses`, with keywords
-        after commas: ``grpo,eps=1e-4``. A reward is called as ``rlskip rescore`` does,
-        advantages with the rewards of the sessions (float32) and the names of their groups, a loss
-        with log-probs, old log-probs, advantages and mask, a value for each token.
-
-    Raises
-    ------
-    ConfigError
-        A function does not exist.
+    They are by stage ``module:function``, or a name of :mod:`rlskip.exchange.losses`, with keywords
+    after commas: ``grpo,eps=1e-4``. A reward is called as ``rlskip rescore`` does, advantages with
+    the rewards of the sessions (float32) and the names of their groups, a loss with log-probs, old
+    log-probs, advantages and mask, a value for each token. Raises ConfigError where a function does
+    not exist.
     """
     found = []
     if REWARD in functions:

@@ -30,19 +30,9 @@ def curves(
 ) -> tuple[dict[str, list[Any]], dict[int, float | None]]:
     """The numbers that a job recorded, a value a step: of rows and of several records the mean.
 
-    Parameters
-    ----------
-    wanted
-        The steps of the rollouts, so that both have the same; None: the job's own.
-    problem
-        Is told of each step that cannot be read.
-
-    Returns
-    -------
-    columns
-        ``step``, and a column for each stage that is not zero everywhere, losses first.
-    gaps
-        By step, how far the trainer's log-probs are from the engine's.
+    Of the steps of the rollouts that are `wanted` (None: of all recorded ones) it returns columns:
+    ``step``, and one for each stage that is not zero everywhere, losses first; and by step how far
+    the trainer's log-probs are from the engine's. `problem` is told of what cannot be read.
     """
     recorded = records.steps()
     steps = spread(recorded if wanted is None else sorted({*recorded} & {*wanted}), _STEPS)

@@ -19,7 +19,7 @@ from rlskip.compare.sides import Side
 from rlskip.config.steps import compact
 from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import DumpError
-from rlskip.jobs.records import Tally
+from rlskip.jobs.records import Tally, tally_steps
 from rlskip.report.curves import curves, spread
 from rlskip.report.sessions import Vocabulary, prompt_of, session
 from rlskip.runs.figures import (
@@ -29,7 +29,6 @@ from rlskip.runs.figures import (
     count,
     group_figures,
     step_figures,
-    tallies_of,
 )
 from rlskip.runs.on_disk import Dump, dumps_at
 from rlskip.runs.opened import Run
@@ -69,7 +68,8 @@ class OneRun:
         read = spread(list(places), _STEPS)
         dumps = [dump for step in read for dump in dumps_at(places[step])]
         self._is_sampled = len(read) < len(places)
-        self._tally = Tally() if run is None else sum(tallies_of(run).values(), Tally())
+        tallies = {} if run is None else tally_steps(run.dump_dir).get(run.name, {})
+        self._tally = sum(tallies.values(), Tally())
         counted = [] if run is None else count(run, dumps, progress)
         self.problems = [(f"dump {one.dump.name}", one.problem) for one in counted if one.problem]
         found = list(by_step(counted))
@@ -164,11 +164,7 @@ class OneRun:
     # -- the index ---------------------------------------------------------------------------
 
     def total(self, name: str) -> float:
-        """A figure, summed over the steps that are read; what jobs counted, over all."""
-        if self._is_sampled and name in ("hits", "misses"):
-            return float(getattr(self._tally, name))
-        if self._is_sampled and name == "saved":
-            return max(0.0, self._tally.seconds_saved)
+        """A figure, summed over the steps that are read."""
         return sum(figures[name] or 0 for _, figures in self.steps)
 
     def index(self, first_chunk: int) -> dict[str, Any]:
@@ -206,8 +202,7 @@ class OneRun:
     def _facts(self) -> list[tuple[str, str]]:
         if self._run is None:
             return []
-        names = ("seconds", "hits", "misses", "saved")
-        seconds, hits, misses, saved = map(self.total, names)
+        seconds, tally = self.total("seconds"), self._tally
         metas = [one.dump.meta for one in self.dumps if one.dump.meta is not None]
         jobs = len({m.info["job"] for m in metas if isinstance(m.info.get("job"), str)})
         facts = {
@@ -217,8 +212,8 @@ class OneRun:
             "sessions": f"{len(self._dump):,} in {len(self._groups):,} groups",
             "on disk": size(self._size),
             "generated in": duration(seconds) if seconds else "",
-            "hits, misses": f"{hits:.0f}, {misses:.0f}" if hits or misses else "",
-            "generation saved": duration(saved) if saved else "",
+            "hits, misses": f"{tally.hits}, {tally.misses}" if tally.hits or tally.misses else "",
+            "generation saved": duration(saved) if (saved := tally.seconds_saved) > 0 else "",
             "written": min((m.created for m in metas), default="")[:16].replace("T", " "),
             "by": f"{jobs} jobs" if jobs > 1 else "",
             "stages recorded by": "" if self._records is None else self._records.directory.name,

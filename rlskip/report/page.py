@@ -31,14 +31,9 @@ _STYLES = ("uPlot.min.css", "page.css")
 
 @attrs.frozen
 class Verdict:
-    """What a comparison found, for the first screen.
+    """What a comparison found, for the first screen: a sentence, and a table.
 
-    Parameters
-    ----------
-    said
-        One sentence.
-    columns, rows
-        A table; columns whose names start with ``>`` are aligned to the right.
+    Columns whose names start with ``>`` are aligned to the right.
     """
 
     said: str
@@ -66,24 +61,11 @@ def render(
     verdict: Verdict | None = None,
     progress: Progress = iter,
 ) -> Page:
-    """The page of one or two runs.
+    """The page of one or two runs, of at most `max_bytes`: sessions that do not fit are left out.
 
-    Parameters
-    ----------
-    shown
-        Tokens are text by a run's tokenizer, else by the one that a dump names, where that can be
-        loaded.
-    success
-        A session succeeds from this reward on.
-    max_bytes
-        The largest size of the page. Sessions that do not fit are left out.
-    progress
-        Shows how far the dumps are read.
-
-    Raises
-    ------
-    RlskipError
-        Not even the figures fit.
+    A session succeeds from a reward of `success` on. Tokens are text by a run's tokenizer, else by
+    the one that a dump names, where that can be loaded. `progress` shows how far the dumps are
+    read. Raises RlskipError where not even the figures fit.
     """
     sides = [OneRun(one, progress, success, max_bytes // len(shown)) for one in shown]
     head = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -26,10 +25,7 @@ _TRUTHS = ("ground_truth", "gts", "label")
 def read_data(file: Path) -> Data:
     """The rows of a data set by their ``prompt``, from Parquet or JSON lines.
 
-    Raises
-    ------
-    RlskipError
-        It has no such column, or another form.
+    Raises RlskipError where it has no such column, or another form.
     """
     try:
         if file.suffix == ".parquet":
@@ -45,8 +41,8 @@ def read_data(file: Path) -> Data:
 
 def _name_of(prompt: Any) -> str:
     """Text or messages as text; of messages nothing but role and content counts."""
-    if isinstance(prompt, str):
-        return prompt
+    if prompt is None or isinstance(prompt, str):
+        return prompt or ""
     return json.dumps([[one["role"], one.get("content")] for one in prompt])
 
 
@@ -58,21 +54,10 @@ def arguments(
 ) -> Any:
     """The arguments of a call of `judge` for these sessions, one if it takes one.
 
-    Parameters
-    ----------
-    decode
-        Makes text of tokens, without special ones.
-    data
-        More columns, by prompt.
-
-    Raises
-    ------
-    RlskipError
-        The run does not record what the function takes, or `data` lacks one of its prompts.
+    `decode` makes text of tokens, without special ones; `data` has more columns, by prompt. Raises
+    RlskipError where the run does not record what the function takes, or `data` lacks its prompt.
     """
-    given = [_Given(one, one.turns, decode, data or {}) for one in sessions]
-    for one in given if data else ():
-        one.refuse_without_row()
+    given = [_Given.of(one, decode, data) for one in sessions]
     of_verl = judge.judged in (*ONE, *VERL_MANY)
     columns = _verl_columns(judge, given) if of_verl else _trl_columns(judge, given)
     found = {n: v for n, v in columns.items() if judge.takes is None or n in judge.takes}
@@ -117,32 +102,26 @@ def _trl_columns(judge: Judge, given: Sequence[_Given]) -> dict[str, list[Any]]:
 _NOT_COLUMNS = {*ROW, *PLACE, *TEXTS}
 
 
-@attrs.frozen(slots=False)
+@attrs.frozen
 class _Given:
     session: SessionRows
     turns: list[dict[str, Any]]
     decode: Decode | None
-    data: Data
+    last: Mapping[str, Any]
+    """Its last turn, which trainers score, with the columns of its prompt."""
 
-    @functools.cached_property
-    def last(self) -> Mapping[str, Any]:
-        """Its last turn, which trainers score, with the columns of its prompt."""
-        return {**self.data.get(self.asked, {}), **self.turns[-1]}
-
-    @functools.cached_property
-    def asked(self) -> str:
-        """The prompt that the run recorded, as the data set names it; empty if it is not needed."""
-        prompt = recorded(self.turns[0], "user") if self.data else None
-        return "" if prompt is None else _name_of(prompt)
-
-    def refuse_without_row(self) -> None:
-        """Raise RewardError if the data set lacks the prompt: its columns would be missing."""
-        if self.asked not in self.data:
-            what = f"no row of --data has the prompt {self.asked!r:.80}"
-            remedy = (
-                "give the prompts as the run recorded them, text as text and messages as messages"
-            )
-            raise RewardError(what, self._where, remedy)
+    @classmethod
+    def of(cls, session: SessionRows, decode: Decode | None, data: Data | None) -> _Given:
+        turns = session.turns
+        given = cls(session, turns, decode, turns[-1])
+        if data is None:
+            return given
+        asked = _name_of(recorded(turns[0], "user"))
+        if asked not in data:  # its columns would be missing
+            what = f"no row of --data has the prompt {asked!r:.80}"
+            remedy = "give the prompts as the run recorded them, text as text, messages as messages"
+            raise RewardError(what, given.where, remedy)
+        return attrs.evolve(given, last={**data[asked], **turns[-1]})
 
     @property
     def tokens(self) -> list[int] | None:
@@ -159,7 +138,7 @@ class _Given:
             return None
         if tokens is None or self.decode is None:
             what = "its answer is not text, and there is no tokenizer"
-            raise RlskipError(what, self._where, "name one: --tokenizer DIRECTORY")
+            raise RlskipError(what, self.where, "name one: --tokenizer DIRECTORY")
         return self.decode(tokens)
 
     @property
@@ -196,19 +175,18 @@ class _Given:
         return tokens if tokens is None or self.decode is None else self.decode(tokens)
 
     @property
-    def _where(self) -> str:
+    def where(self) -> str:
         place = self.session.place
         return f"step {place['step']}, group {self.session.group}"
 
 
 def _missing(name: str, one: _Given) -> RewardError:
     own = sorted(name for name in one.last if name not in _NOT_COLUMNS)
-    what = f"the function takes {name}, which the run does not record"
-    there = f"the fields are {', '.join(own) or 'none'}"
-    remedy = f"name the data set: --data FILE ({there})"
-    if one.data:
-        what, remedy = f"{what}, nor does --data", f"name one of them so: {there}"
-    return RewardError(what, one._where, remedy)
+    return RewardError(
+        f"the function takes {name}, which the run does not record",
+        one.where,
+        f"name the data set: --data FILE; the fields are {', '.join(own) or 'none'}",
+    )
 
 
 def score_of(verdict: Any, *, finite: bool = True) -> float | Exception:

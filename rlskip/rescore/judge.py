@@ -36,18 +36,7 @@ class RewardError(RlskipError, TypeError):
 
 
 class Judge:
-    """Asks a reward function for what no earlier call was told.
-
-    Parameters
-    ----------
-    function
-        As verl, TRL or an own loop calls it; its parameters tell which.
-    directory
-        Where verdicts are kept; ``~/.rlskip/verdicts`` by default.
-    version
-        Names all that verdicts depend on besides arguments.
-    ignore
-        Arguments that its verdicts do not depend on.
+    """Asks a reward function for what no earlier call was told; see :func:`cached_reward`.
 
     Attributes
     ----------
@@ -68,6 +57,9 @@ class Judge:
     ) -> None:
         self.function = function
         self.name = _name_of(function)
+        if isinstance(function, functools.partial):
+            what, remedy = "it is a partial, of which verdicts would depend", "give a function"
+            raise RewardError(what, self.name, remedy)
         try:
             self._signature = inspect.signature(function)
         except (TypeError, ValueError) as error:
@@ -92,7 +84,7 @@ class Judge:
         beside = _BESIDE - {p.name for p in named}
         self._ignored = (frozenset(ignore) | _NEUTRAL | beside) - {self.judged}
         self.version = version
-        self._who = [self.name, version, _arguments_of(function)]
+        self._who = [self.name, version]
         self.verdicts = Verdicts(directory_of(directory, self.name))
         self.asked = 0
         self._lock = threading.Lock()
@@ -291,14 +283,12 @@ def _cut(column: Any, rows: Sequence[int]) -> Any:
 
 
 def _is_async(function: Any) -> bool:
-    function = _without_partials(function)
     call = getattr(function, "__call__", None)  # noqa: B004 - of an object with an async one
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 def _name_of(function: Any) -> str:
     """File and name: a trainer that loads a file by its path gives the module a name of its own."""
-    function = _without_partials(function)
     named = function if hasattr(function, "__qualname__") else type(function)
     try:
         file = inspect.getsourcefile(named)
@@ -307,18 +297,3 @@ def _name_of(function: Any) -> str:
     if file is None or not Path(file).is_file():
         return f"{named.__module__}.{named.__qualname__}"
     return f"{Path(file).stem}.{named.__qualname__}"
-
-
-def _without_partials(function: Any) -> Any:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return function
-
-
-def _arguments_of(function: Any) -> list[Any]:
-    """What a partial passes."""
-    found = []
-    while isinstance(function, functools.partial):
-        found.append([list(function.args), dict(function.keywords)])
-        function = function.func
-    return found

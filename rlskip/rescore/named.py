@@ -19,15 +19,8 @@ _DEFINED = re.compile(r"^(?:async )?(?:def|class) (\w+)", re.MULTILINE)
 def named_function(spec: str, option: str) -> Any:
     """What ``package.module:name`` names; modules of the working directory come first.
 
-    Parameters
-    ----------
-    option
-        Where the user gave it, for messages.
-
-    Raises
-    ------
-    ConfigError
-        There is no such function, or its module cannot be imported.
+    Raises ConfigError, which names the `option`, without such a function, or where its module
+    cannot be imported.
     """
     module, _, name = spec.partition(":")
     if not name:

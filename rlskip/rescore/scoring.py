@@ -32,21 +32,9 @@ _scores = partial(array, "d")
 class Rescored:
     """What scoring again found. Of a session that has a new score only its scores are kept.
 
-    Parameters
-    ----------
-    sessions
-        How many were to be scored.
-    old, new
-        The scores of those that were.
-    changed, most
-        How many of them have another score, and those that changed most.
-    groups, gained, lost
-        How many groups there are; those whose scores differ now and were equal before, and the
-        other way round, as ``step/group``.
-    failures
-        The first of the sessions without a new score.
-    unreadable
-        Why a dump cannot be read, by its name.
+    ``most`` are the sessions that changed most. Groups that ``gained`` a signal have scores that
+    differ now and were equal before, as ``step/group``. ``failures`` are the first of the sessions
+    without a new score; ``unreadable`` says why a dump cannot be read, by its name.
     """
 
     sessions: int = 0
@@ -128,17 +116,8 @@ def rescore(
 ) -> Rescored:
     """Score the sessions of some steps or calls again; one dump is in memory at a time.
 
-    Parameters
-    ----------
-    workers
-        How many calls of the function are under way at a time.
-    data
-        More columns, by prompt (:func:`rlskip.rescore.arguments.read_data`).
-
-    Raises
-    ------
-    RlskipError
-        A dump does not record what the function takes.
+    `workers` calls of the function are under way at a time; `data` has more columns, by prompt.
+    Raises RlskipError where a dump does not record what the function takes.
     """
 
     async def run() -> Rescored:  # an async function has one loop for all

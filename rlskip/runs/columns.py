@@ -58,14 +58,8 @@ def rollout_columns(
     """Columns of a DataProto, a TensorDict, a mapping, a queue's part or a list of rows.
 
     The columns within a mapping that is a field have its name before theirs: ``extra.score``.
-
-    Parameters
-    ----------
-    fields
-        What the columns hold; None, for dumps that do not describe themselves: as their names are
-        usual.
-    n
-        How many rows there are, where more is known of that than these columns tell.
+    `fields` tell what they hold; None, for dumps that do not describe themselves: as their names
+    are usual. There are `n` rows, where more is known of that than these columns tell.
     """
     batch, named = rollouts, batches.columns_of(rollouts)
     whole: dict[str, Any] = {}

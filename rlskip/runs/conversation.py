@@ -55,15 +55,10 @@ class Conversation:
 class Piece:
     """A turn of a session, without what the turn before it said.
 
-    Parameters
-    ----------
-    continues
-        Whether its prompt begins with the turn before it, prompt and response; of the first True.
-    added
-        The tokens that its prompt has beyond those: all, unless it `continues`.
-    response, mask, log_probs
-        Its response, with an entry for each token: whether the policy sampled it, and its log-prob
-        (None where none was recorded). The mask is None where that of the run does not fit.
+    Whether its prompt ``continues`` with the turn before it (of the first True), the tokens that it
+    has ``added`` to that, and its response, with an entry for each token: whether the policy
+    sampled it, and its log-prob (None where none was recorded). The mask is None where that of the
+    run does not fit.
     """
 
     continues: bool

@@ -10,14 +10,12 @@ import attrs
 import numpy as np
 
 from rlskip.format.dump_errors import DumpError
-from rlskip.jobs.records import StepTallies, Tally, tally_steps
 from rlskip.runs.on_disk import Dump
 from rlskip.runs.opened import Run
 from rlskip.runs.rollouts import Rollouts
-from rlskip.store.layout import shape_of
 
 _FIELDS = ("group", "session", "turn", "reward", "response")
-_FIGURES = ("number", "reward", "length", "turns", "truncated")
+_FIGURES = ("number", "reward", "length", "turns")
 QUARTILES = ("low", "median", "high")
 
 
@@ -25,21 +23,9 @@ QUARTILES = ("low", "median", "high")
 class Sessions:
     """The sessions of a dump, counted: arrays with an entry for each, in the dump's order.
 
-    Parameters
-    ----------
-    groups
-        The names of the groups, in the order of their first rows.
-    group
-        Which of `groups` it belongs to, int64.
-    number
-        Among the sessions of its group, int64.
-    reward, length
-        float64; NaN where it is not known. A length is in tokens, over all turns.
-    turns
-        int64.
-    truncated
-        1 where the last response has as many tokens as the run allows, else 0; NaN where the
-        run's limit is not known.
+    ``groups`` are the names of the groups, in the order of their first rows, and ``group`` which of
+    them a session belongs to; ``number`` is its number there. ``reward`` and ``length``, in tokens
+    over all turns, are float64, NaN where they are not known; the others int64.
     """
 
     groups: list[str]
@@ -48,16 +34,12 @@ class Sessions:
     reward: np.ndarray
     length: np.ndarray
     turns: np.ndarray
-    truncated: np.ndarray
 
     @classmethod
-    def of(cls, rollouts: Rollouts, limit: int | None) -> Sessions:
-        """Count the sessions; `limit` is the longest response of a row that the run allows."""
-        found, lengths = rollouts.sessions, rollouts.tokens.lengths
+    def of(cls, rollouts: Rollouts) -> Sessions:
+        found = rollouts.sessions
         numbered: dict[str, int] = {}
         group = [numbered.setdefault(one.group, len(numbered)) for one in found]
-        ends = [lengths[one.rows[-1]] if lengths else None for one in found]
-        is_cut = [None if None in (end, limit) else end >= limit for end in ends]  # type: ignore[operator]
         return cls(
             list(numbered),
             np.array(group, np.int64),
@@ -65,7 +47,6 @@ class Sessions:
             np.array([one.reward for one in found], np.float64),
             np.array([one.length for one in found], np.float64),
             np.array([len(one.rows) for one in found], np.int64),
-            np.array(is_cut, np.float64),
         )
 
     @classmethod
@@ -94,8 +75,7 @@ class CountedDump:
 
     dump: Dump
     sessions: Sessions | None
-    problem: str | None
-    tally: Tally
+    problem: str | None = None
 
 
 def count(
@@ -104,41 +84,15 @@ def count(
     progress: Callable[[Sequence[Dump]], Iterable[Dump]] = iter,
 ) -> list[CountedDump]:
     """Some dumps of a run with their sessions, in their order."""
-    tallies, limit = tallies_of(run), _limit(run)
-    return [
-        CountedDump(dump, *_sessions(run, dump, limit), _tally(dump, tallies))
-        for dump in progress(dumps)
-    ]
-
-
-def tallies_of(run: Run) -> StepTallies:
-    """What the jobs counted of a run."""
-    return tally_steps(run.dump_dir).get(run.name, {})
-
-
-def _sessions(run: Run, dump: Dump, limit: int | None) -> tuple[Sessions | None, str | None]:
-    """Either the sessions, or why they cannot be read."""
-    if dump.problem is not None:
-        return None, dump.problem
-    try:
-        return Sessions.of(run.read(dump, _FIELDS), limit), None
-    except DumpError as error:
-        return None, error.what
-
-
-def _limit(run: Run) -> int | None:
-    """The longest response that the name of the run's directory allows."""
-    shapes = filter(None, map(shape_of, (run.directory.name, run.directory.parent.name)))
-    limits = (shape["response_len"] for shape in shapes)
-    return next((int(limit) for limit in limits if limit.isdecimal()), None)
-
-
-def _tally(dump: Dump, tallies: StepTallies) -> Tally:
-    """Each event once: a call's at the first rank's shard, a step's at the first call."""
-    calls: list[str | None] = [] if dump.place.rank else [dump.place.call]
-    if calls and not dump.place.call:
-        calls.append(None)
-    return sum((tallies.get((dump.step, call), Tally()) for call in calls), Tally())
+    found = []
+    for dump in progress(dumps):
+        try:
+            if dump.problem is not None:
+                raise DumpError(dump.problem)
+            found.append(CountedDump(dump, Sessions.of(run.read(dump, _FIELDS))))
+        except DumpError as error:
+            found.append(CountedDump(dump, None, error.what))
+    return found
 
 
 # -- the figures of steps and groups -------------------------------------------------------------
@@ -155,14 +109,12 @@ def step_figures(dumps: Sequence[CountedDump], success: float) -> dict[str, floa
     ``reward`` and ``length`` are means, with the quartiles ``reward_low``, ``_median``, ``_high``;
     ``pass_1`` is the share of sessions with a reward of at least `success`, as the mean of the
     groups; ``pass_k`` the share of groups with such a session; ``no_signal`` the share of groups
-    with several sessions, all of one reward; ``truncated`` a share of the sessions; ``seconds`` the
-    time that generating took.
+    with several sessions, all of one reward; ``seconds`` the time that generating took.
     """
     every = Sessions.joined([one.sessions for one in dumps if one.sessions is not None])
     groups = [group for group in every.of_group(every.reward) if len(group)]
     several = [group for group in groups if len(group) > 1]
     seconds = [one.dump.seconds for one in dumps if one.dump.seconds is not None]
-    tally = sum((one.tally for one in dumps), Tally())
     return {
         "sessions": len(every),
         "groups": len(every.groups),
@@ -173,11 +125,7 @@ def step_figures(dumps: Sequence[CountedDump], success: float) -> dict[str, floa
         "no_signal": _mean([group.min() == group.max() for group in several]),
         **_spread("length", every.length),
         "turns": _mean(every.turns),
-        "truncated": _mean(every.truncated),
         "seconds": sum(seconds) if seconds else None,
-        "hits": tally.hits,
-        "misses": tally.misses,
-        "saved": max(0.0, tally.seconds_saved),
     }
 
 

@@ -30,12 +30,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, Columns]]:
 
     The fields of its first row tell the program: verl's ``trainer.rollout_data_dir`` (its name is
     the step), ``traces.jsonl`` of verifiers and prime-rl, the completions of TRL, or lines with
-    chat ``messages``.
-
-    Raises
-    ------
-    DumpError
-        It has other fields, or cannot be read.
+    chat ``messages``. Raises DumpError where it has other fields, or cannot be read.
     """
     try:
         rows = _lines(path)

@@ -90,22 +90,12 @@ class Dump:
         into: Into = "torch",
         fields: Sequence[str] | None = None,
     ) -> Any:
-        """The rollouts, verified. A DataProto comes as its parts; verl is not needed.
+        """The rollouts, or with `part` ``aside`` what is stored beside them, verified.
 
-        Parameters
-        ----------
-        part
-            ``rollouts``, or ``aside`` for what is stored beside them.
-        into
-            ``torch``, or ``numpy``: then torch is not loaded, and tensors and batches come as
-            :mod:`rlskip.format.numpy_maker` says.
-        fields
-            Read only these of the outermost mapping or batch; None for all.
-
-        Raises
-        ------
-        DumpError
-            It cannot be used. It stays where it is.
+        `into` is ``torch``, or ``numpy``: then torch is not loaded, and tensors and batches come as
+        :mod:`rlskip.format.numpy_maker` says. A DataProto comes as its parts; verl is not needed.
+        Of the outermost mapping or batch only `fields` are read. Raises DumpError where it cannot
+        be used; it stays where it is.
         """
         from rlskip.format.kinds import rebuild
 
@@ -128,9 +118,7 @@ class Dump:
         Parameters
         ----------
         fields
-            What the rows are to have: keys that every row has
-            (:data:`~rlskip.runs.rollouts.ROW`), or names of the trainer's own. Only what these
-            need is read. None for everything.
+            What the rows are to have, as of :meth:`~rlskip.runs.scope.Scope.rollouts`.
         decode
             Makes text of tokens. By default the recorded tokenizer does, where `fields` asks for
             text.
@@ -138,11 +126,6 @@ class Dump:
             What each row says of its place besides step and call.
         told
             The fields of which it was said that they do not fit their tokens.
-
-        Raises
-        ------
-        DumpError
-            It cannot be used, or it has no such field. It stays where it is.
         """
         from rlskip.batch.decoding import decoder_at
         from rlskip.runs.reading import read_columns

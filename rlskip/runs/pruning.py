@@ -42,14 +42,8 @@ def choose(
 ) -> list[Old]:
     """The steps and journals that any of the limits selects, by run and age.
 
-    Parameters
-    ----------
-    keep_last
-        Steps to keep in each run, the last written.
-    older_than
-        Seconds: what was written longer ago is chosen.
-    quarantined
-        Also what is quarantined.
+    `keep_last` steps of each run stay, the last written; `older_than` seconds is too old; and what
+    is `quarantined` is chosen, too.
     """
     steps = [one for run in runs for one in _steps_of(run)]
     chosen: dict[tuple[Path, str], Old] = {}

@@ -103,20 +103,7 @@ class Rollouts:
     """What a stage returned, read: rows as mappings, sessions, groups.
 
     Rows of one prompt's attempt are one session, whatever the trainer calls them. This is the one
-    place that decides so.
-
-    Parameters
-    ----------
-    columns
-        Their columns, or those of the `fields`.
-    place
-        What every row says of where it is: ``step``, ``call``.
-    fields
-        What the rows have, keys of ROW or names of columns; None for everything.
-    decode
-        Makes text of tokens.
-    told
-        Of which fields it was said that they do not fit their tokens.
+    place that decides so. The arguments are those of :meth:`~rlskip.runs.on_disk.Dump.rollouts`.
     """
 
     def __init__(

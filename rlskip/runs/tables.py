@@ -109,12 +109,10 @@ def _lists(pa: Any, cells: Sequence[np.ndarray | None] | None, n: int, dtype: An
 
 def _own(pa: Any, column: Column) -> Any:
     """A trainer's own column; what Arrow has no type for is text in JSON."""
-    numbers = isinstance(column, np.ndarray) and column.dtype.kind in "biuf" and is_number(column)
-    if numbers and 0 not in column.shape[1:]:
-        found = pa.array(column.reshape(-1).astype(_dumped(column.dtype), copy=False))
-        for width in reversed(column.shape[1:]):
-            found = pa.FixedSizeListArray.from_arrays(found, width)
-        return found
+    if isinstance(column, np.ndarray) and column.dtype.kind in "biuf" and is_number(column):
+        if column.ndim == 1:
+            return pa.array(column.astype(_dumped(column.dtype), copy=False))
+        column = Ragged(column)
     if isinstance(column, Ragged) and all(p.ndim == 1 and p.dtype.kind in "biuf" for p in column):
         return _lists(pa, column, len(column))
     return _cells(pa, [plain(cell) for cell in values(column)])

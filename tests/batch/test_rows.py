@@ -50,13 +50,12 @@ PROMPT = [[0, 3]]
             {"prompts": PROMPT, "responses": [[5, 6]], "response_mask": [[0, 0]]},
             [0, 3, 5, 6], [0, 0, 0, 0],
         ),
-        # Prompt and response in one column: a run at the end is padding, as far as none is sampled.
-        ({"input_ids": [[1, 5, 7, 7, 7]]}, [1, 5], [0, 0]),
+        # Prompt and response in one column.
+        ({"input_ids": [[1, 5, 7, 7, 7]]}, [1, 5, 7, 7, 7], [0] * 5),
         ({"input_ids": [[1, 5, 7, 7, 7]], "loss_mask": [[0, 1, 1, 1, 1]]},
          [1, 5, 7, 7, 7], [0, 1, 1, 1, 1]),
         ({"input_ids": [[1, 5, 7, 7, 7]], "loss_mask": [[0, 1, 1, 0, 0]]},
          [1, 5, 7], [0, 1, 1]),
-        ({"input_ids": [[1, 5, 7, 7, 7]], "loss_mask": [[0, 0, 0, 0, 0]]}, [1, 5], [0, 0]),
         ({"input_ids": [[1, 5, 7, 7]], "attention_mask": [[0, 1, 1, 1]]}, [5, 7, 7], [0, 0, 0]),
         ({"input_ids": [[1, 5, 7, 7]], "attention_mask": [[0, 0, 0, 0]]}, [], []),
     ],

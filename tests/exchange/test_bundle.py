@@ -140,22 +140,6 @@ def test_rewards_are_those_that_a_job_recorded(
     assert rlskip(*replay, "grpo").code == 1
 
 
-def test_a_bundle_has_no_path_no_pickle_and_if_wanted_no_text(
-    rlskip: Any, run: Path, bundled: Path, tmp_path: Path
-) -> None:
-    def content(file: Path) -> bytes:
-        with zipfile.ZipFile(file) as packed:
-            return b"".join(packed.read(name) for name in packed.namelist())
-
-    assert str(tmp_path).encode() not in content(bundled)
-    assert b"/home/me" not in content(bundled)
-    redacted = tmp_path / "redacted"
-    assert rlskip("bundle", run, 2, "-o", redacted, "--redact").code == 0
-    assert b"what" not in content(redacted)
-    found = rlskip("bundle", "--replay", redacted, "--advantages", "grpo", "--json").json
-    assert found["equal"]
-
-
 TEXTS = {"prompt": "what is it? /home/me/x", "note": {"/home/me/key": ["file:///home/me/my dir/f"]}}
 
 

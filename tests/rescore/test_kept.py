@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -77,18 +76,6 @@ def test_one_at_a_time_claims_a_key(tmp_path: Path) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     with verdicts.claims() as claim_later:
         assert claim_later(KEY)
-
-
-def test_many_writers_lose_nothing(tmp_path: Path) -> None:
-    def write(first: int) -> None:
-        verdicts = Verdicts(tmp_path)
-        for i in range(first, first + 50):
-            verdicts.keep(f"00{i:030x}", {"score": i, "why": "x" * 5000})
-
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(write, range(0, 200, 50)))
-    found = [Verdicts(tmp_path).find(f"00{i:030x}")["score"] for i in range(200)]
-    assert found == list(range(200))
 
 
 def test_no_fault_of_the_disk_reaches_the_trainer(tmp_path: Path) -> None:

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from rlskip._human import size
 from rlskip.config.steps import Steps, compact
 from rlskip.runs.find import find_target
 from rlskip.runs.opened import Run, Step
-from rlskip.store import DumpError, StepStore
+from rlskip.store import StepStore
 from rlskip.store.layout import part_name
 
 
@@ -47,15 +46,6 @@ def test_ls_of_a_run_lists_its_steps(rlskip: Any, run_dir: Path) -> None:
     said = rlskip("ls", run_dir)
     assert "20260921-141300-11aa22bb" in said.out
     assert said.code == 0
-
-
-@pytest.mark.usefixtures("job")
-def test_a_run_is_named_from_within(
-    rlskip: Any, run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = rlskip("ls", run_dir).out
-    monkeypatch.chdir(run_dir)
-    assert rlskip("ls", ".").out == expected
 
 
 def test_records_say_which_run_they_are_of(rlskip: Any, tmp_path: Path) -> None:
@@ -146,18 +136,6 @@ def test_a_home_directory_is_written_as_in_a_shell(
     monkeypatch.setenv("HOME", str(run_dir.parent))
     found = find_target(f"~/{run_dir.name}/2", Path("/nowhere"))
     assert found == Step(Run(run_dir.resolve()), 2)
-
-
-def test_a_dump_is_shown_only_if_each_byte_of_it_is_sound(run_dir: Path) -> None:
-    store = StepStore(run_dir)
-    store.save(9, [1], sidecar=torch.arange(1000) * 7919)
-    file = run_dir / "9" / "gen_batch.dp"
-    data = bytearray(file.read_bytes())
-    data[70] ^= 1  # the sidecar's
-    file.write_bytes(data)
-    (dump,) = Run(run_dir)[9].dumps()
-    with pytest.raises(DumpError):
-        dump.load()
 
 
 @pytest.mark.parametrize(

@@ -103,13 +103,9 @@ ODD: dict[str, Any] = {
         "reward": [1.0, 0.0, 1.0],
     },
     "chats and tokens": {**COLUMNS, "prompt": [CHAT, [*CHAT, *CHAT], CHAT]},
-    "rows of chats": [{"prompt": one, "completion": "x"} for one in (CHAT, [*CHAT, *CHAT], CHAT)],
     "no tokens": {"one": 1, "prompts": ["a", "b"], "texts": list("xyz"), "labels": [1, 0, 1]},
-    "one uid": {**COLUMNS, "uid": "a", "prompt": list("xyx")},
     "uids of another length": {**COLUMNS, "uid": ["a", "b"], "score": [1, 2], "reward": None},
     "uids that are none": {**COLUMNS, "uid": [None, 0.5, None]},
-    "columns within a turn": {**COLUMNS, "turn": {"x": [1, 2, 3]}},
-    "text beside tokens": {"responses": list("xyz"), "input_ids": [[1, 2], [3], [4]]},
     "fewer responses than values": {
         "responses": [[1], [2], [3]],
         "uid": list("abcd"),
@@ -157,13 +153,6 @@ def test_equal_chats_are_prompts_of_one_group(kind: str, directory: Path) -> Non
     last = "1" if kind == "chats that are the prompts" else "0"
     assert [row["group"] for row in run.iter_rows()][::2] == ["0", last]
     assert len(list(run.groups())) == 2
-
-
-@pytest.mark.parametrize("field", ["own_prompt", "own_prompts", "other", "nothing"])
-def test_what_is_no_field_of_the_rows_is_refused(field: str, directory: Path) -> None:
-    StepStore(directory).save(1, ODD["mapping"])
-    with pytest.raises(DumpError, match="field"):
-        list(rlskip.open(directory).run.iter_rows([field]))
 
 
 @pytest.mark.parametrize("kind", list(KINDS)[:-1])

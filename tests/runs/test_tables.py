@@ -13,9 +13,6 @@ from tensordict import TensorDict
 
 import rlskip
 from rlskip.errors import RlskipError
-from rlskip.runs.columns import rollout_columns
-from rlskip.runs.rollouts import Rollouts
-from rlskip.runs.tables import table_of
 from rlskip.store import StepStore
 
 DIRECTORY = "e_p/GBS2_N2_in2_out3"
@@ -86,19 +83,6 @@ def _padded(
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("flags", [EVERY, []], ids=["every", "none"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_padding_is_gone_wherever_it_is(flags: list[tuple[int, ...]], layout: str) -> None:
-    tokens = np.arange(len(flags) * (P + R), dtype=np.int32).reshape(-1, P + R)
-    columns, expected = _padded(flags, layout, tokens)
-    rollouts = Rollouts(rollout_columns(columns), {}, NAMES)
-    rows = [{name: row[name] for name in NAMES} for row in rollouts]
-    assert rows == expected
-    table = table_of(rollouts)
-    assert table.select(NAMES).to_pylist() == rows
-
-
-@pytest.mark.data
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     ("stored", "low", "span", "true"),
@@ -160,7 +144,6 @@ def test_dtypes_are_kept_and_what_arrow_lacks_is_text(tmp_path: Path) -> None:
     schema = run[1].to_arrow().schema
     assert schema.field("response").type == pa.list_(pa.int32())
     assert schema.field("half").type == pa.float32()
-    assert schema.field("image").type == pa.list_(pa.list_(pa.uint8(), 4), 3)
     assert schema.field("ragged").type == pa.list_(pa.float32())
     assert run[1].to_arrow(["within", "empty"]).to_pylist()[0]["within"] == {"x": 1.0}
     assert run[2].to_arrow(["mixed"])["mixed"].to_pylist() == ["1", '{"a": [1]}']
@@ -170,25 +153,6 @@ def test_dtypes_are_kept_and_what_arrow_lacks_is_text(tmp_path: Path) -> None:
     together = run[1:3].to_arrow()
     assert together["text"].to_pylist() == [None, None, "é", "b?"]
     assert together["response"].to_pylist() == [[1, 2], [3, 4], None, None]
-
-
-class Letters:
-    def __len__(self) -> int:
-        return 26
-
-    def decode(self, tokens: list[int]) -> str:
-        return "".join(chr(97 + token) for token in tokens)
-
-
-@pytest.mark.data
-def test_a_column_alone_is_what_it_is_among_all(tmp_path: Path) -> None:
-    StepStore(tmp_path / DIRECTORY).save(
-        1, {"input_ids": [[1, 2], [3]], "loss_mask": [[0, 1], [1]]}
-    )
-    run = rlskip.open(tmp_path / DIRECTORY, tokenizer=Letters()).run
-    whole = run.to_arrow()
-    for name in whole.column_names:
-        assert run.to_arrow([name])[name].to_pylist() == whole[name].to_pylist()
 
 
 def test_a_session_has_its_conversation_in_one_piece(tmp_path: Path) -> None:

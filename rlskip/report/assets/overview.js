@@ -35,12 +35,8 @@ async function overview() {
     chart("No signal", "groups whose sessions earn the same", [{ name: "", of: "no_signal" }], {
       share: true,
     }),
-    chart("Truncated", "sessions that end at the limit", [{ name: "", of: "truncated" }], { share: true }),
     chart("Trainer minus engine", "log-probs: mean size of the difference", [{ name: "", of: "gap" }]),
-    chart("Time", "seconds a step", [
-      { name: "to generate", of: "seconds" },
-      { name: "saved by replays", of: "saved" },
-    ]),
+    chart("Time", "seconds to generate a step", [{ name: "", of: "seconds" }]),
   ].filter(Boolean);
   // Two trainings on the same rollouts share most curves: what differs comes first.
   made.sort((a, b) => Boolean(a.isSame) - Boolean(b.isSame));
@@ -170,11 +166,7 @@ function stepsTable(run) {
     share("no_signal", "no signal", "groups whose sessions all earn the same"),
     of("length", { name: "length", title: "mean, in tokens" }),
     s.turns.some((v) => v !== 1) && of("turns", { name: "turns", title: "mean" }),
-    has("truncated") && share("truncated", "truncated"),
     has("seconds") && of("seconds", { name: "seconds", title: "to generate it", minor: true }),
-    has("hits") && of("hits", { name: "hits", minor: true }),
-    has("misses") && of("misses", { name: "misses", minor: true }),
-    has("saved") && of("saved", { name: "saved, s", minor: true }),
   ].filter(Boolean);
   return [
     h(
