@@ -33,7 +33,7 @@ import attrs
 import numpy as np
 import xxhash
 
-from rlskip._copies import BufferPool, share
+from rlskip._copies import fresh, share
 from rlskip.format import chunks
 from rlskip.format.chunks import CHUNK, STORED_AS, Array
 from rlskip.format.dump_errors import CorruptDumpError, TooLargeDumpError, UnreadableDumpError
@@ -46,10 +46,6 @@ FLOOR = 64 << 20
 """Bytes that a file may declare however small it is."""
 INDEX_RATIO = 32
 """As MAX_RATIO, for the index, which takes several times its size when it is parsed."""
-
-pool = BufferPool(256 << 20)
-"""Memory for large arrays. A training loop releases a step's rollouts before it loads the next
-step's, which are of about the same size, and fresh memory would take half of the time of a load."""
 
 _PARSED = 26  # bytes in memory, at most, for a byte of JSON
 
@@ -81,13 +77,11 @@ def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array]) -> str
     nbytes = sum(array.nbytes for array in arrays)
     small = nbytes < 2 * CHUNK
     parts = [(i, part) for i, array in enumerate(arrays) for part in array.parts]
-    specs: list[set[str]] = [set() for _ in arrays]
-    fitting = share(lambda job: arrays[job[0]].fitting(job[1]), parts, alone=small)
-    for (i, _), spec in zip(parts, fitting, strict=True):
-        specs[i].add(spec)
+    fitting = share(lambda job: chunks.narrowest(job[1], arrays[job[0]].spec), parts, alone=small)
+    of_parts = iter(fitting)
+    stored_as = [chunks.narrowest_of_all([next(of_parts) for _ in a.parts], a.spec) for a in arrays]
     listing: list[tuple[int, str, str, list]] = [
-        (array.nbytes, array.spec, array.stored_as(found), [])
-        for array, found in zip(arrays, specs, strict=True)
+        (array.nbytes, array.spec, spec, []) for array, spec in zip(arrays, stored_as, strict=True)
     ]
     for start in range(0, len(parts), _BATCH):
         batch = parts[start : start + _BATCH]
@@ -235,9 +229,10 @@ class Reader:
             times = int(entry.spec[1]) // int(spec[1])
             nbytes, step = entry.nbytes // times, CHUNK // times
             self.charge(nbytes)
-            small = nbytes < 8 * CHUNK  # its last page may be zeroed beyond its end
-            out = np.empty(nbytes, np.uint8) if small else pool.take(nbytes)
-            self._ready[number] = out if times == 1 else out.view(_noted(spec, entry.spec))
+            out = fresh(nbytes)
+            if times > 1:  # the note says what the integers were
+                out_dtype: np.dtype = np.dtype(spec, metadata={"of": entry.spec})
+            self._ready[number] = out if times == 1 else out.view(out_dtype)
             self._verified.add(number)
             jobs += [
                 (chunk, entry.stored_as, out[i * step : (i + 1) * step], spec)
@@ -309,12 +304,6 @@ class Reader:
 
     def _unreadable(self, error: Exception) -> UnreadableDumpError:
         return UnreadableDumpError.by_process(error, self.where)
-
-
-def _noted(spec: str, of: str) -> np.dtype:
-    """The dtype of `spec`, with a note of what it was narrowed from."""
-    noted: np.dtype = np.dtype(spec, metadata={"of": of})  # type: ignore[call-overload]
-    return noted
 
 
 def _is_sound(entry: _Entry) -> bool:

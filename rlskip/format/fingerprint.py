@@ -52,8 +52,6 @@ VOLATILE = frozenset(
 They do not count in the dicts of the field ``extra_info`` either.
 """
 _NOTES = "extra_info"
-_DRAWN = ("transparency",)
-"""What an image notes of its pixels."""
 
 _REMEDY = (
     "leave it out of the comparison: annotate(prompts=...) names the argument that holds the "
@@ -236,9 +234,7 @@ class Hasher:
         elif isinstance(value, Set):
             self.put("set", "".join(sorted(map(self._hash_apart, value))).encode())
         elif isinstance(value, loaded("PIL.Image", "Image")):
-            plain = value.copy()
-            plain.info = {name: value.info[name] for name in _DRAWN if name in value.info}
-            self._feed_packed(plain)
+            self._feed_packed(value.copy())  # its class says which kind of file it was read from
         elif isinstance(value, os.PathLike):
             self.put("path", os.fsencode(value))
         else:

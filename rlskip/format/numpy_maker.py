@@ -75,9 +75,6 @@ class NumpyMaker:
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, np.ndarray)
 
-    def is_batch(self, value: Any) -> bool:
-        return isinstance(value, Table | Whole | list)
-
     def as_array(self, tensor: np.ndarray) -> np.ndarray:
         return tensor
 

@@ -14,7 +14,6 @@ from tensordict import (
     NonTensorData,
     NonTensorStack,
     TensorDict,
-    is_tensor_collection,
 )
 
 from rlskip.batch.tables import DataProtoParts
@@ -151,10 +150,6 @@ class TorchMaker:
 
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and not value.is_nested
-
-    def is_batch(self, value: Any) -> bool:
-        """Whether it is what a TensorDict holds besides: another one, a stack, a nested tensor."""
-        return is_tensor_collection(value) or isinstance(value, torch.Tensor)
 
     def as_array(self, tensor: torch.Tensor) -> np.ndarray:
         """The elements of a tensor that is not nested."""
