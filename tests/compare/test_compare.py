@@ -18,7 +18,6 @@ from rlskip.compare.rounding import Rounding
 from rlskip.compare.sides import Side, compare_sides
 from rlskip.compare.verdict import Comparison, Place, StageResult
 from rlskip.config.steps import Steps
-from rlskip.format.container import pool
 from rlskip.stages.digest import MOMENTS
 from rlskip.store import StepStore
 from rlskip.testing import assert_same_training
@@ -310,7 +309,6 @@ def test_memory_does_not_grow_with_the_steps(job: Callable[..., Side]) -> None:
     )
 
     def peak(steps: str) -> int:
-        pool.clear()
         gc.collect()
         tracemalloc.start()
         try:
