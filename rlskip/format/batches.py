@@ -130,51 +130,38 @@ def _unpack_dtype(parts: list[Node], unpacker: Unpacker) -> Any:
 
 # -- tensordict --------------------------------------------------------------------------
 
-_EMPTY = "empty"
-"""In place of the parts of a stack that has none, with the size that each would have."""
-
 
 def _pack_tensordict(value: TensorDict, packer: Packer) -> list[Node]:
     device = None if value.device is None else value.device.type
-    names = value.names if any(name is not None for name in value.names) else None
-    entries = pack_entries(columns_of(value).items(), packer)
-    return [list(value.batch_size), device, names, entries]
+    return [list(value.batch_size), device, None, pack_entries(columns_of(value).items(), packer)]
 
 
 def _unpack_tensordict(parts: list[Node], unpacker: Unpacker) -> Any:
-    batch_size, device, names, nodes = parts
-    return unpacker.make.tensordict(dict(unpacker.entries(nodes)), batch_size, device, names)
+    batch_size, device, _, nodes = parts
+    return unpacker.make.tensordict(dict(unpacker.entries(nodes)), batch_size, device)
 
 
 def _pack_stack(value: Any, packer: Packer) -> list[Node]:
     parts = value.tensordicts
-    dim_name = getattr(value, "_td_dim_name", None)
-    name = [] if dim_name is None else [dim_name]
+    if not parts:
+        raise packer.unsupported(value, "it has no parts")
     wraps = type(value) is loaded("tensordict", "NonTensorStack")
     wrapper = loaded("tensordict", "NonTensorData")
-    if parts and wraps and all(type(p) is wrapper and not p.batch_size for p in parts):
-        return ["data", value.stack_dim, packer.node([p.data for p in parts]), *name]
-    form = "nontensor" if wraps else "lazy"
+    if wraps and all(type(part) is wrapper and not part.batch_size for part in parts):
+        return ["data", value.stack_dim, packer.node([part.data for part in parts])]
     nodes = [packer.node(part, (i,)) for i, part in enumerate(parts)]
-    if not parts:
-        sizes = list(value.batch_size)
-        del sizes[value.stack_dim]
-        nodes = [[_EMPTY, sizes]]
-    return [form, value.stack_dim, nodes, *name]
+    return ["nontensor" if wraps else "lazy", value.stack_dim, nodes]
 
 
 def _unpack_stack(parts: list[Node], unpacker: Unpacker) -> Any:
-    form, dim, content, *name = parts
-    sizes: list[int] = []
+    form, dim, content = parts
     if form == "data":
         values = unpacker.list_of(content)
         unpacker.charge(NODE * len(values))
         stacked = [unpacker.make.wrapped(data, []) for data in values]
-    elif content and content[0][:1] == [_EMPTY]:
-        stacked, ((_, sizes),) = [], content
     else:
         stacked = [unpacker.node(node) for node in content]
-    return unpacker.make.stack(form, stacked, dim, name[0] if name else None, sizes)
+    return unpacker.make.stack(form, stacked, dim)
 
 
 def _pack_wrapped(value: Any, packer: Packer) -> list[Node]:

@@ -44,9 +44,6 @@ MAX_RATIO = 1024
 """A file declares at most so many times its size; a smaller one is padded."""
 FLOOR = 64 << 20
 """Bytes that a file may declare however small it is."""
-INDEX_RATIO = 32
-"""As MAX_RATIO, for the index, which takes several times its size when it is parsed."""
-
 _PARSED = 26  # bytes in memory, at most, for a byte of JSON
 
 _HEAD = struct.Struct("<8sII")
@@ -92,9 +89,8 @@ def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array]) -> str
             size += len(blob)
     plain = _encode({**index, "arrays": listing}).encode()
     stored = chunks.squeeze(np.frombuffer(plain, np.uint8), "x1")
-    stored = stored.ljust(-(-len(plain) // INDEX_RATIO), b"\0")
-    if nbytes > FLOOR:
-        stored = stored.ljust(-(-nbytes // MAX_RATIO) - size, b"\0")
+    if nbytes + len(plain) > FLOOR:
+        stored = stored.ljust(-(-(nbytes + len(plain)) // MAX_RATIO) - size, b"\0")
     digest = xxhash.xxh3_128_digest(stored)
     file.write(stored)
     file.write(_TAIL.pack(len(stored), len(plain), digest, _END))
@@ -161,7 +157,8 @@ class Reader:
             raise self._corrupt("not a dump of rlskip (and no pickle is ever read)")
         check_version(version, where)
         stored, plain, digest, end = _TAIL.unpack(self._read(size - _TAIL.size, _TAIL.size))
-        if reserved or end != _END or stored > room or plain > stored * INDEX_RATIO:
+        most = max(FLOOR, MAX_RATIO * size)
+        if reserved or end != _END or stored > room or plain > most:
             raise self._corrupt("its end is missing or altered")
         if checksum is not None and digest.hex() != checksum:
             raise self._corrupt("its checksum is not the one in meta.json")
@@ -178,7 +175,7 @@ class Reader:
         self._ready: dict[int, np.ndarray] = {}
         self._entries = self._parse_entries(_HEAD.size, size - _TAIL.size - stored)
         self._nbytes = sum(entry.nbytes for entry in self._entries)
-        if self._nbytes > max(FLOOR, MAX_RATIO * size):
+        if self._nbytes + plain > most:
             raise self._corrupt("it expands to more than a file of its size may")
 
     def charge(self, nbytes: int) -> None:

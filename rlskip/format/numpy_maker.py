@@ -57,13 +57,11 @@ class NumpyMaker:
         return Ragged(tensors)
 
     def tensordict(
-        self, entries: dict[str, Any], batch_size: list[int], device: str | None, names: Any
+        self, entries: dict[str, Any], batch_size: list[int], device: str | None
     ) -> Table:
         return Table(entries, batch_size)
 
-    def stack(self, form: str, parts: list[Any], dim: int, name: Any, sizes: list[int]) -> Any:
-        if not parts:
-            return Table({}, [*sizes[:dim], 0, *sizes[dim:]]) if form == "lazy" else []
+    def stack(self, form: str, parts: list[Any], dim: int) -> Any:
         return _stacked(parts, dim)
 
     def wrapped(self, data: Any, batch_size: list[int]) -> Whole:
