@@ -29,7 +29,7 @@ Turn = namedtuple("Turn", ["role", "tokens"])
 _TORCH = [
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
     torch.uint16, torch.uint32, torch.uint64, torch.float64, torch.float32, torch.float16,
-    torch.bfloat16, torch.complex64, torch.complex128, torch.float8_e4m3fn,
+    torch.bfloat16, torch.complex64, torch.complex128,
 ]  # fmt: skip
 _NUMPY = [
     "int64", "int32", "int8", "uint8", "uint64", "bool", "float64", "float32", "float16",
