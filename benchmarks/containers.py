@@ -43,10 +43,11 @@ def known() -> dict[str, tuple[Write, Read]]:
 
 def _narrowed(arrays: Sequence[np.ndarray]) -> list[tuple[Array, str]]:
     """The arrays cut into chunks, and what each is stored as."""
-    cut = [Array.of(a, a.dtype.kind if a.dtype.kind in "iu" else "x") for a in arrays]
+    kinds = [a.dtype.kind if a.dtype.kind in "iu" else "x" for a in arrays]
+    cut = [Array.of(a, f"{k}{a.itemsize}") for k, a in zip(kinds, arrays, strict=True)]
     jobs = [(array, part) for array in cut for part in array.parts]
-    fitting = iter(share(lambda job: job[0].fitting(job[1]), jobs))
-    return [(array, array.stored_as({next(fitting) for _ in array.parts})) for array in cut]
+    fitting = iter(share(lambda job: chunks.narrowest(job[1], job[0].spec), jobs))
+    return [(a, chunks.narrowest_of_all([next(fitting) for _ in a.parts], a.spec)) for a in cut]
 
 
 def _columns(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -68,7 +69,7 @@ def write_frames(file: Path, arrays: Sequence[np.ndarray]) -> None:
         for array, spec in cut:
             size = int(spec[1])
             frame = blosc2.SChunk(
-                chunksize=CHUNK // array.itemsize * size, cparams={"typesize": size}
+                chunksize=CHUNK // int(array.spec[1]) * size, cparams={"typesize": size}
             )
             for _ in array.parts:
                 frame.append_chunk(next(packed))

@@ -6,9 +6,7 @@ rollouts have. There are two workloads: *padded*, which looks like a real step, 
 
 hold   how long the training thread waits for a dump: verl's whole save, our writer's snapshot
 save   until the dump is complete on disk (ours is also synced, verl's is not)
-load   from a warm page cache to usable tensors; ours verifies checksums. As in a training loop, the
-       rollouts of the previous load have been released, and ours reuses their memory
-load_first  the first load of a process, into fresh memory
+load   from a warm page cache to usable tensors; ours verifies checksums
 bytes  on disk
 save_vs_NAME, load_vs_NAME, bytes_vs_NAME  next to another container (benchmarks/containers.py) for
        the arrays alone
@@ -40,7 +38,6 @@ from benchmarks._report import Goal, Row, arguments, best_of, report, versions
 from rlskip import SkipManager
 from rlskip.config.record import RecordConfig
 from rlskip.config.steps import Steps
-from rlskip.format.container import pool
 from rlskip.stages.recorder import Recorder
 from rlskip.store import StepStore
 from rlskip.store.writer import Writer
@@ -103,15 +100,8 @@ def measure(dense: bool, rounds: int, folder: Path) -> list[Row]:
     )
     step = store.steps()[-1]
 
-    def first() -> Any:
-        pool.clear()
-        return store.load(step)
-
-    their_load, load_first, load = in_turns(
-        rounds,
-        lambda: DataProto.load_from_disk(pickled),
-        first,
-        lambda: store.load(step),
+    their_load, load = in_turns(
+        rounds, lambda: DataProto.load_from_disk(pickled), lambda: store.load(step)
     )
     check(store.load(step), batch)
     meta = store.read_meta(step)
@@ -122,7 +112,6 @@ def measure(dense: bool, rounds: int, folder: Path) -> list[Row]:
         Row(f"hold_ratio{suffix}", hold, "s", their_save, Goal("<=", 1 / 15)),
         Row(f"save_ratio{suffix}", save, "s", their_save, Goal("<=", 1 / 4)),
         Row(f"load_ratio{suffix}", load, "s", their_load, Goal("<=", 1 / 7)),
-        Row(f"load_first_ratio{suffix}", load_first, "s", their_load, Goal("<=", 1 / 7)),
         Row(
             f"bytes_ratio{suffix}",
             meta.stored / 1e6,

@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -29,27 +29,12 @@ def fresh(nbytes: int) -> np.ndarray:
     return np.empty(nbytes, np.uint8)
 
 
-class _Owner:
-    """What arrays and tensors refer to while they use `room`."""
-
-    def __init__(self, room: np.ndarray, nbytes: int) -> None:
-        # Each job's part is in a huge page (2 MiB) of its own: a page that two parts share is
-        # touched by both threads, or is split into small ones.
-        start = room.ctypes.data + -room.ctypes.data % _JOB
-        self.__array_interface__: dict[str, Any] = {
-            "version": 3,
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (start, False),
-        }
-
-
 class BufferPool:
     """Memory for large arrays. Memory that no array uses any more is reused.
 
     Much of the time of writing to fresh memory is the kernel's, which zeroes every page before
-    it is written: without reuse a load, a snapshot of a batch and a record of stages take twice as
-    long (``benchmarks.store``).
+    it is written: without reuse a record of stages takes eight times as long
+    (``benchmarks.store``).
 
     There is no lock, because the garbage collector may release memory at any moment. Each
     operation of a deque is atomic.
@@ -62,13 +47,15 @@ class BufferPool:
     def take(self, nbytes: int) -> np.ndarray:
         """An array of `nbytes` uninitialised bytes that begins with a huge page."""
         room = self._find(nbytes + _JOB)
-        if room is None:
-            room = np.empty(nbytes + _JOB, np.uint8)
-        owner = _Owner(room, nbytes)
-        weakref.finalize(owner, self._release, room).atexit = False
-        return np.asarray(owner)
+        # Each job's part is in a huge page (2 MiB) of its own: a page that two parts share is
+        # touched by both threads, or is split into small ones.
+        start = -room.ctypes.data % _JOB
+        # Not a view of the room, to which every view of the view would refer.
+        lent = np.frombuffer(memoryview(room), np.uint8, nbytes, start)
+        weakref.finalize(lent, self._release, room).atexit = False
+        return lent
 
-    def _find(self, nbytes: int) -> np.ndarray | None:
+    def _find(self, nbytes: int) -> np.ndarray:
         for _ in range(len(self._free)):
             try:
                 room = self._free.popleft()
@@ -77,7 +64,7 @@ class BufferPool:
             if nbytes <= len(room) <= nbytes + nbytes // 8:
                 return room
             self._free.append(room)
-        return None
+        return fresh(nbytes)
 
     def _release(self, room: np.ndarray) -> None:
         self._free.append(room)

@@ -25,26 +25,17 @@ def _numpy_dtype(name: str) -> np.dtype:
         raise UnknownTypeError(f"it holds an array of {name}, which this numpy lacks") from error
 
 
-def size_of(shape: Any) -> int:
-    """The number of elements of a shape; raises ValueError if no array can have it."""
-    if type(shape) is not list or not all(type(n) is int and n >= 0 for n in shape):
-        raise ValueError(f"{shape!r:.60} is not a shape")
-    if math.prod(max(n, 1) for n in shape) >= 2**63:
-        raise ValueError("a shape of impossible size")
-    return math.prod(shape)
-
-
 def _flat(array: np.ndarray) -> tuple[np.ndarray, str]:
     """A contiguous 1-D view, or a copy if there is none, in a type that the file stores."""
-    flat = np.ascontiguousarray(array).reshape(-1)
-    if array.dtype.kind in "iu" and array.dtype.isnative:
-        return flat, array.dtype.kind
-    if array.dtype.kind == "b":
-        return flat.view(np.uint8), "u"
+    flat, kind = np.ascontiguousarray(array).reshape(-1), array.dtype.kind
+    if kind in "iu" and array.dtype.isnative:
+        return flat, f"{kind}{flat.itemsize}"
+    if kind == "b":
+        return flat.view(np.uint8), "u1"
     width = math.gcd(array.dtype.itemsize, 8)
-    if array.dtype.kind == "c":
+    if kind == "c":
         width = min(8, array.dtype.itemsize // 2)
-    return flat.view(f"u{width}"), "x"
+    return flat.view(f"u{width}"), f"x{width}"
 
 
 def _pack_ndarray(value: np.ndarray, packer: Packer) -> list[Node]:
@@ -52,24 +43,25 @@ def _pack_ndarray(value: np.ndarray, packer: Packer) -> list[Node]:
         return ["O", list(value.shape), packer.node(list(value.reshape(-1)))]
     if value.dtype.kind not in "biufcSUmM":
         raise packer.unsupported(value, f"its dtype {value.dtype} has no codec")
-    if value.dtype.itemsize == 0 or value.size == 0:
-        return [value.dtype.str, list(value.shape), None]
-    if value.dtype.kind == "U":  # what no reader takes for text is not written, either
-        check_characters(np.ascontiguousarray(value).reshape(-1))
-    flat, kind = _flat(value)
-    owned = not np.may_share_memory(flat, value)
-    number = packer.array(flat, kind, owner=value, owned=owned)
-    return [value.dtype.str, list(value.shape), number]
+
+    def elements() -> int | None:
+        if value.dtype.itemsize == 0 or value.size == 0:
+            return None
+        if value.dtype.kind == "U":  # what no reader takes for text is not written, either
+            check_characters(np.ascontiguousarray(value).reshape(-1))
+        flat, spec = _flat(value)
+        return packer.array(flat, spec, owned=not np.may_share_memory(flat, value))
+
+    return [value.dtype.str, list(value.shape), packer.once(value, elements)]
 
 
 def _unpack_ndarray(parts: list[Node], unpacker: Unpacker) -> np.ndarray:
     name, shape, content = parts
-    size = size_of(shape)
     if name == "O":
         return np.reshape(objects_of(unpacker.list_of(content)), shape)
     dtype = _numpy_dtype(name)
     if content is None:
-        if dtype.itemsize and size:
+        if dtype.itemsize and math.prod(shape):
             raise ValueError("an array without its elements")
         # numpy makes arrays of a type without a size only as fields; elsewhere it widens the type.
         empty: np.ndarray = np.zeros(shape, [("", dtype)])["f0"]
@@ -78,7 +70,7 @@ def _unpack_ndarray(parts: list[Node], unpacker: Unpacker) -> np.ndarray:
     def build(raw: np.ndarray) -> np.ndarray:
         return np.reshape(check_characters(raw.view(dtype)), shape)
 
-    return unpacker.shared(content, (name, shape), build)
+    return unpacker.once(content, (name, shape), build)
 
 
 def check_characters(array: np.ndarray) -> np.ndarray:
@@ -103,10 +95,7 @@ def _pack_scalar(value: np.generic, packer: Packer) -> list[Node]:
 def _unpack_scalar(parts: list[Node], unpacker: Unpacker) -> Any:
     name, content = parts
     if name == "U":
-        text = unpacker.node(content)
-        if type(text) is not str:
-            raise ValueError("text that is not a string")
-        return np.str_(text)
+        return np.str_(unpacker.node(content))
     if name == "S":
         return np.bytes_(bytes.fromhex(content))
     (value,) = np.frombuffer(bytes.fromhex(content), _numpy_dtype(name))

@@ -7,8 +7,6 @@ This module loads none of these libraries: without them there is no value of the
 
 from __future__ import annotations
 
-import contextlib
-import numbers
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +14,15 @@ import numpy as np
 
 from rlskip.batch.columns import columns_of
 from rlskip.batch.tables import loaded
-from rlskip.format.arrays import size_of
-from rlskip.format.codec import Kind, Maker, Node, Packer, Unpacker, pack_entries
-from rlskip.format.dump_errors import UnknownTypeError, UnsupportedTypeError
+from rlskip.format.codec import NODE, Kind, Maker, Node, Packer, Unpacker, pack_entries
+from rlskip.format.dump_errors import UnknownTypeError
 
 if TYPE_CHECKING:
     import torch
     from tensordict import TensorDict
 
-_WRAPPED = 2048
-"""Bytes of a tensor, of a TensorDict, and of a value that one wraps."""
+_DRAWN = ("transparency",)
+"""What an image notes of its pixels: of its notes this alone is kept, and compared."""
 _VIEW = 128
 """Bytes of a view of a row."""
 _PIXELS = 8
@@ -45,26 +42,21 @@ def _pack_tensor(value: torch.Tensor, packer: Packer) -> list[Node]:
     if name not in torch_maker.TORCH_DTYPES or not torch_maker.is_plain(value):
         raise packer.unsupported(value, f"dtype {name}, {value.layout}, device {value.device}")
     device = None if value.device.type == "cpu" else value.device.type
-    number = None
-    if value.numel():
+
+    def elements() -> int | None:
+        if not value.numel():
+            return None
         near = torch_maker.narrowed(value)
         flat = torch_maker.flat_bytes(near)
         owned = flat.ctypes.data != value.data_ptr()
-        elements, kind = _stored(flat, near.dtype)
-        if near is value:
-            number = packer.array(elements, kind, value, owned)
-        else:
-            number = packer.array(elements, "i", value, owned, value.element_size())
-    return ["dense", name, list(value.shape), number, device]
+        if value.dtype.is_floating_point or value.dtype.is_complex:
+            width = value.dtype.itemsize // (2 if value.dtype.is_complex else 1)
+            return packer.array(flat.view(f"u{width}"), f"x{width}", owned)
+        elements = flat.view(f"{'i' if near.dtype.is_signed else 'u'}{near.element_size()}")
+        kind = "i" if value.dtype.is_signed else "u"
+        return packer.array(elements, f"{kind}{value.element_size()}", owned)
 
-
-def _stored(raw: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, str]:
-    """Bytes of a tensor as the elements that the file stores, and their kind."""
-    if not dtype.is_floating_point and not dtype.is_complex:
-        kind = "i" if dtype.is_signed else "u"
-        return raw.view(f"{kind}{dtype.itemsize}"), kind
-    width = dtype.itemsize // (2 if dtype.is_complex else 1)
-    return raw.view(f"u{width}"), "x"
+    return ["dense", name, list(value.shape), packer.once(value, elements), device]
 
 
 def _pack_nested(value: Any, packer: Packer) -> list[Node]:
@@ -82,50 +74,39 @@ def _pack_nested(value: Any, packer: Packer) -> list[Node]:
 
 def _unpack_tensor(parts: list[Node], unpacker: Unpacker) -> Any:
     form, *rest = parts
-    unpacker.charge(_WRAPPED)
     if form == "jagged":
         values, offsets, lengths = (unpacker.node(node) for node in rest[:3])
         check_jagged(unpacker.make, values, offsets, lengths, rest[3])
         unpacker.charge(_VIEW * len(offsets))
-        return unpacker.outside(unpacker.make.jagged, values, offsets, lengths, rest[3])
+        return unpacker.make.jagged(values, offsets, lengths, rest[3])
     if form == "nested":
         tensors = unpacker.list_of(rest[0])
-        if not all(map(unpacker.make.is_tensor, tensors)):
-            raise ValueError("a part of a nested tensor is not a tensor")
-        if len({(tensor.dtype, tensor.ndim) for tensor in tensors}) > 1:
-            raise ValueError("the parts of a nested tensor differ")
         # Its parts are copied, and a file may name one tensor many times.
         unpacker.charge(sum(tensor.nbytes for tensor in tensors))
-        return unpacker.outside(unpacker.make.nested, tensors)
-    if form != "dense":
-        raise ValueError(f"a tensor of the form {form!r}")
+        return unpacker.make.nested(tensors)
     name, shape, number, device = rest
-    size = size_of(shape)
     if number is None:
-        if size:
-            raise ValueError("a tensor without its elements")
         return unpacker.make.tensor(np.empty(0, np.uint8), name, shape, None)
-    return unpacker.shared(
+    return unpacker.once(
         number, (name, shape), lambda raw: unpacker.make.tensor(raw, name, shape, device)
     )
 
 
 def check_jagged(make: Maker, values: Any, offsets: Any, lengths: Any, dim: Any) -> None:
     """Refuse what torch would trust: offsets and lengths that leave the values."""
-    if not all(make.is_tensor(part) for part in (values, offsets)):
-        raise ValueError("values or offsets are not a tensor")
-    if type(dim) is not int or not 1 <= dim <= values.ndim:
-        raise ValueError("not a jagged tensor")
     ends = _counts(make, offsets)
     counts = np.diff(ends)
-    if not len(ends) or ends[0] < 0 or ends[-1] > values.shape[dim - 1]:
-        raise ValueError("offsets leave the values")
-    if (counts < 0).any():
-        raise ValueError("offsets go back")
-    if lengths is not None:
-        used = _counts(make, lengths)
-        if len(used) != len(counts) or (used < 0).any() or (used > counts).any():
-            raise ValueError("lengths leave the offsets")
+    used = counts if lengths is None else _counts(make, lengths)
+    if not (
+        make.is_tensor(values)
+        and type(dim) is int
+        and 1 <= dim <= values.ndim
+        and len(ends)
+        and 0 <= ends[0] <= ends[-1] <= values.shape[dim - 1]
+        and len(used) == len(counts)
+        and ((used >= 0) & (used <= counts)).all()
+    ):
+        raise ValueError("a jagged tensor whose offsets or lengths leave its values")
 
 
 def _counts(make: Maker, tensor: Any) -> np.ndarray:
@@ -136,7 +117,6 @@ def _counts(make: Maker, tensor: Any) -> np.ndarray:
 
 
 def _unpack_size(parts: list[Node], unpacker: Unpacker) -> Any:
-    size_of(parts[0])
     return unpacker.make.size(parts[0])
 
 
@@ -150,75 +130,38 @@ def _unpack_dtype(parts: list[Node], unpacker: Unpacker) -> Any:
 
 # -- tensordict --------------------------------------------------------------------------
 
-_EMPTY = "empty"
-"""In place of the parts of a stack that has none, with the size that each would have."""
-
 
 def _pack_tensordict(value: TensorDict, packer: Packer) -> list[Node]:
     device = None if value.device is None else value.device.type
-    names = value.names if any(name is not None for name in value.names) else None
-    entries = pack_entries(columns_of(value).items(), packer)
-    return [list(value.batch_size), device, names, entries]
+    return [list(value.batch_size), device, None, pack_entries(columns_of(value).items(), packer)]
 
 
 def _unpack_tensordict(parts: list[Node], unpacker: Unpacker) -> Any:
-    batch_size, device, names, nodes = parts
-    size_of(batch_size)
-    unpacker.charge(_WRAPPED)
-    entries = dict(unpacker.entries(nodes))
-    for value in entries.values():
-        check_entry(unpacker.make, value, batch_size)
-    return unpacker.outside(unpacker.make.tensordict, entries, batch_size, device, names)
-
-
-def check_entry(make: Maker, value: Any, batch_size: list[int]) -> None:
-    """Refuse what an entry of a TensorDict of that size cannot be."""
-    if make.is_tensor(value):
-        if list(value.shape)[: len(batch_size)] != batch_size:
-            raise ValueError("an entry of a TensorDict of another length")
-    elif not make.is_batch(value):
-        # A TensorDict would convert it to a tensor or wrap it; a file must not cause that.
-        raise ValueError("an entry of a TensorDict is neither a tensor nor wrapped")
+    batch_size, device, _, nodes = parts
+    return unpacker.make.tensordict(dict(unpacker.entries(nodes)), batch_size, device)
 
 
 def _pack_stack(value: Any, packer: Packer) -> list[Node]:
     parts = value.tensordicts
-    dim_name = getattr(value, "_td_dim_name", None)
-    name = [] if dim_name is None else [dim_name]
+    if not parts:
+        raise packer.unsupported(value, "it has no parts")
     wraps = type(value) is loaded("tensordict", "NonTensorStack")
     wrapper = loaded("tensordict", "NonTensorData")
-    if parts and wraps and all(type(p) is wrapper and not p.batch_size for p in parts):
-        return ["data", value.stack_dim, packer.node([p.data for p in parts]), *name]
-    form = "nontensor" if wraps else "lazy"
+    if wraps and all(type(part) is wrapper and not part.batch_size for part in parts):
+        return ["data", value.stack_dim, packer.node([part.data for part in parts])]
     nodes = [packer.node(part, (i,)) for i, part in enumerate(parts)]
-    if not parts:
-        sizes = list(value.batch_size)
-        del sizes[value.stack_dim]
-        nodes = [[_EMPTY, sizes]]
-    return [form, value.stack_dim, nodes, *name]
+    return ["nontensor" if wraps else "lazy", value.stack_dim, nodes]
 
 
 def _unpack_stack(parts: list[Node], unpacker: Unpacker) -> Any:
-    form, dim, content, *name = parts
-    sizes: list[int] | None = None
-    unpacker.charge(_WRAPPED)
+    form, dim, content = parts
     if form == "data":
-        wrap, values = unpacker.make.wrapped, unpacker.list_of(content)
-        unpacker.charge(_WRAPPED * len(values))
-        stacked = [unpacker.outside(wrap, data, []) for data in values]
-    elif content and content[0][:1] == [_EMPTY]:
-        stacked, ((_, sizes),) = [], content
-        size_of(sizes)
+        values = unpacker.list_of(content)
+        unpacker.charge(NODE * len(values))
+        stacked = [unpacker.make.wrapped(data, []) for data in values]
     else:
         stacked = [unpacker.node(node) for node in content]
-    if not all(map(unpacker.make.is_batch, stacked)) or type(dim) is not int:
-        raise ValueError("a part of a stack is not a TensorDict")
-    if form not in ("data", "nontensor", "lazy"):
-        raise ValueError(f"a stack of the form {form!r}")
-    if not stacked and (sizes is None or not 0 <= dim <= len(sizes)):
-        raise ValueError("a stack of no parts, and not the size of one")
-    dim_name = name[0] if name else None
-    return unpacker.outside(unpacker.make.stack, form, stacked, dim, dim_name, sizes or [])
+    return unpacker.make.stack(form, stacked, dim)
 
 
 def _pack_wrapped(value: Any, packer: Packer) -> list[Node]:
@@ -227,9 +170,7 @@ def _pack_wrapped(value: Any, packer: Packer) -> list[Node]:
 
 def _unpack_wrapped(parts: list[Node], unpacker: Unpacker) -> Any:
     data, batch_size = parts
-    size_of(batch_size)
-    unpacker.charge(_WRAPPED)
-    return unpacker.outside(unpacker.make.wrapped, unpacker.node(data), batch_size)
+    return unpacker.make.wrapped(unpacker.node(data), batch_size)
 
 
 # -- verl --------------------------------------------------------------------------------
@@ -245,11 +186,8 @@ def _pack_dataproto(value: Any, packer: Packer) -> list[Node]:
 
 def _unpack_dataproto(parts: list[Node], unpacker: Unpacker) -> Any:
     batch, others, meta_info = parts
-    return unpacker.outside(
-        unpacker.make.data_proto,
-        unpacker.node(batch),
-        dict(unpacker.entries(others)),
-        unpacker.node(meta_info),
+    return unpacker.make.data_proto(
+        unpacker.node(batch), dict(unpacker.entries(others)), unpacker.node(meta_info)
     )
 
 
@@ -259,37 +197,14 @@ def _unpack_dataproto(parts: list[Node], unpacker: Unpacker) -> Any:
 def _pack_image(value: Any, packer: Packer) -> list[Node]:
     palette = value.getpalette("RGBA") if value.mode in ("P", "PA") else None
     pixels = np.frombuffer(value.tobytes(), np.uint8)
+    drawn = {name: value.info[name] for name in _DRAWN if name in value.info}
     return [
         value.mode,
         list(value.size),
-        packer.array(pixels, "x"),
+        packer.array(pixels, "x1"),
         packer.node(palette),
-        packer.node(_notes_of(value), ".info"),
+        packer.node(drawn, ".info"),
     ]
-
-
-def _notes_of(image: Any) -> dict[Any, Any]:
-    """What an image notes besides its pixels, except for what no codec keeps."""
-    notes: dict[Any, Any] = {}
-    for name, value in image.info.items():
-        note = _plain_note({name: value})
-        with contextlib.suppress(UnsupportedTypeError):
-            Packer().node(note)
-            notes |= note
-    return notes
-
-
-def _plain_note(value: Any) -> Any:
-    """A note without the classes that PIL has for its texts, numbers and fractions."""
-    if type(value) in (tuple, list):
-        return type(value)(map(_plain_note, value))
-    if type(value) is dict:
-        return {_plain_note(name): _plain_note(part) for name, part in value.items()}
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, int):
-        return value if type(value) is bool else int.__index__(value)
-    return float(value) if isinstance(value, numbers.Rational) else value
 
 
 def _unpack_image(parts: list[Node], unpacker: Unpacker) -> Any:
@@ -300,14 +215,10 @@ def _unpack_image(parts: list[Node], unpacker: Unpacker) -> Any:
     mode, (width, height), pixels, palette, info = parts
     raw = unpacker.array(pixels, "u1").tobytes()
     _check_size(width, height, len(raw))
-    unpacker.charge((_PIXELS + 1) * len(raw) + 8 * height)
-    image = unpacker.outside(Image.frombytes, mode, (width, height), raw)
+    image = Image.frombytes(mode, (width, height), raw)
     if palette is not None:
-        unpacker.outside(image.putpalette, unpacker.list_of(palette), "RGBA")
-    noted = unpacker.node(info)
-    if type(noted) is not dict:
-        raise ValueError("notes of an image that are not a mapping")
-    image.info.update(noted)
+        image.putpalette(unpacker.list_of(palette), "RGBA")
+    image.info.update(unpacker.node(info))
     return image
 
 

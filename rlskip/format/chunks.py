@@ -1,7 +1,8 @@
 """Arrays cut into chunks, narrowed, compressed, and back.
 
-A *spec* names the elements of an array: ``i``, ``u`` (integers) or ``x`` (opaque), and the bytes of
-one, e.g. ``u2``. The integers of an array are stored in the narrowest spec that holds them all.
+A *spec* names the elements of an array: ``i``, ``u`` (integers) or ``x`` (opaque, kept unchanged),
+and the bytes of one, e.g. ``u2``. The integers of an array are stored in the narrowest spec that
+holds them all.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 import struct
 import threading
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence
 
 import attrs
 import numpy as np
@@ -27,17 +28,15 @@ CHUNK = 1 << 21
 """Bytes of a chunk before it is stored: large for Python, small for a core's cache."""
 
 _SIZES = (1, 2, 4, 8)
-_NARROWER = {
-    family: [(size, f"{family}{size}", np.iinfo(f"{family}{size}")) for size in _SIZES[:-1]]
-    for family in "iu"
-}
 STORED_AS = {
-    f"{kind}{size}": {f"{kind}{size}"}
-    | {f"{k}{s}" for k in {"i": "iu", "u": "u", "x": ""}[kind] for s in _SIZES if s < size}
-    for kind in "iux"
+    f"{kind}{size}": [f"{k}{s}" for s in _SIZES if s < size for k in narrower] + [f"{kind}{size}"]
+    for kind, narrower in {"i": "ui", "u": "u", "x": ""}.items()
     for size in _SIZES
 }
-"""The specs of arrays, each with those that it may be stored as: narrower integers."""
+"""The specs of arrays, each with those that it may be stored as, the narrowest first."""
+_BOUNDS = {
+    spec: (int(np.iinfo(spec).min), int(np.iinfo(spec).max)) for spec in STORED_AS if spec[0] != "x"
+}
 
 # By the size of an element; wider ones are shuffled by bits.
 _FILTERS = {"1": blosc2.Filter.NOFILTER, "2": blosc2.Filter.SHUFFLE}
@@ -52,116 +51,90 @@ class Array:
 
     Parameters
     ----------
-    kind
-        ``i`` or ``u`` for integers, which are stored in the narrowest type that holds them; ``x``
-        for opaque elements, whose bytes are kept unchanged.
-    itemsize
-        Bytes of an element as it must come back: 1, 2, 4 or 8.
+    spec
+        The elements as they must come back.
     parts
-        Contiguous 1-D arrays of ``CHUNK // itemsize`` elements each; the last may be shorter.
-        Integers may already be narrower than `itemsize`.
+        Contiguous 1-D arrays of a chunk each; the last may be shorter. Integers may already be
+        narrower than `spec`.
     owned
         Whether no other code will change the parts' memory.
     """
 
-    kind: str
-    itemsize: int
+    spec: str
     parts: Sequence[np.ndarray]
     owned: bool = False
 
     @classmethod
-    def of(
-        cls, data: np.ndarray, kind: str, owned: bool = False, itemsize: int | None = None
-    ) -> Array:
-        """Views of 1-D contiguous `data`, which may be narrower than `itemsize`; copies nothing."""
-        itemsize = itemsize or data.itemsize
-        step = CHUNK // itemsize
-        parts = [data[i : i + step] for i in range(0, len(data), step)]
-        return cls(kind, itemsize, parts, owned)
+    def of(cls, data: np.ndarray, spec: str, owned: bool = False) -> Array:
+        """Views of 1-D contiguous `data`; copies nothing."""
+        step = CHUNK // int(spec[1])
+        return cls(spec, [data[i : i + step] for i in range(0, len(data), step)], owned)
 
     @property
     def nbytes(self) -> int:
-        return self.itemsize * sum(map(len, self.parts))
-
-    @property
-    def spec(self) -> str:
-        return f"{self.kind}{self.itemsize}"
-
-    @property
-    def copy_nbytes(self) -> int:
-        """The most bytes that :func:`copied` takes from its arena."""
-        return 0 if self.owned else sum(aligned(part.nbytes) for part in self.parts)
-
-    def copy(self, part: np.ndarray, arena: Memory) -> np.ndarray:
-        """A part in the narrowest integers that hold it, in `arena`'s memory."""
-        narrowed = _as(self.fitting(part), part, arena)
-        if narrowed is part:
-            narrowed = arena(part.nbytes).view(part.dtype)
-            np.copyto(narrowed, part)
-        return narrowed
-
-    def fitting(self, part: np.ndarray) -> str:
-        """The narrowest spec that holds a part."""
-        spec = self.spec if self.kind == "x" else f"{part.dtype.kind}{part.itemsize}"
-        if self.kind == "x" or part.itemsize < self.itemsize or self.itemsize == 1:
-            return spec
-        # One pass suffices unless something is negative: as unsigned, that is huge.
-        low, high = 0, int(part.view(f"u{part.itemsize}").max())
-        if part.dtype.kind == "i" and high >= 1 << (8 * part.itemsize - 1):
-            low, high = int(part.min()), int(part.max())
-        for size, narrow, bounds in _NARROWER["u" if low >= 0 else "i"]:
-            if size < part.itemsize and bounds.min <= low and high <= bounds.max:
-                return narrow
-        return spec
-
-    def stored_as(self, specs: Set[str]) -> str:
-        """The narrowest spec that holds parts of all these; it is that of the array's chunks."""
-        fitting = [spec for spec in STORED_AS[self.spec] if specs <= STORED_AS[spec]]
-        return min(fitting, key=lambda spec: spec[1]) if specs else self.spec
+        return int(self.spec[1]) * sum(map(len, self.parts))
 
 
-def _as(spec: str, part: np.ndarray, memory: Memory) -> np.ndarray:
-    """A part as elements of `spec`, converted in `memory`; the part itself if it is of that."""
-    size = int(spec[1])
-    if size == part.itemsize:
-        return part
-    converted = memory(len(part) * size).view(spec)
-    np.copyto(converted, part, casting="unsafe")
-    return converted
+def narrowest(part: np.ndarray, spec: str) -> str:
+    """The narrowest spec that holds a part of an array of `spec`."""
+    if spec[0] == "x" or part.itemsize == 1:
+        return spec if spec[0] == "x" else f"{part.dtype.kind}1"
+    # One pass suffices unless something is negative: as unsigned, that is huge.
+    low, high = 0, int(part.view(f"u{part.itemsize}").max())
+    if part.dtype.kind == "i" and high >= 1 << (8 * part.itemsize - 1):
+        low, high = int(part.min()), int(part.max())
+    return next(s for s in STORED_AS[spec] if _BOUNDS[s][0] <= low and high <= _BOUNDS[s][1])
 
 
-def copied(arrays: Sequence[Array], arena: Memory) -> list[Array]:
+def narrowest_of_all(specs: Iterable[str], spec: str) -> str:
+    """The narrowest spec that holds parts of all these `specs`."""
+    wanted = {*specs} or {spec}
+    return next(one for one in STORED_AS[spec] if wanted <= {*STORED_AS[one]})
+
+
+def copied(arrays: Sequence[Array], memory: Memory) -> list[Array]:
     """The arrays, narrowed, in memory that no other code changes."""
-    parts = [(array, part) for array in arrays if not array.owned for part in array.parts]
-    copies = iter(share(lambda job: job[0].copy(job[1], arena), parts))
-    return [
-        array
-        if array.owned
-        else attrs.evolve(array, parts=[next(copies) for _ in array.parts], owned=True)
-        for array in arrays
-    ]
+    jobs, copies = [], []
+    for array in arrays:
+        if array.owned:
+            copies.append(array)
+            continue
+        room, parts = memory(array.nbytes), [*array.parts]
+        copies.append(attrs.evolve(array, parts=parts, owned=True))
+        jobs += [(parts, i, array.spec, room[i * CHUNK :]) for i in range(len(parts))]
+
+    def copy(job: tuple[list[np.ndarray], int, str, np.ndarray]) -> None:
+        parts, i, spec, room = job
+        # What is not written to never takes a page.
+        parts[i] = _converted(parts[i], narrowest(parts[i], spec), room)
+
+    share(copy, jobs)
+    return copies
 
 
-def aligned(nbytes: int) -> int:
-    return -(-nbytes // 64) * 64
+def _converted(part: np.ndarray, spec: str, room: np.ndarray) -> np.ndarray:
+    """A copy of a part as elements of `spec`, at the start of the bytes `room`."""
+    dtype = part.dtype if spec[0] == "x" else np.dtype(spec)
+    copy = room[: len(part) * dtype.itemsize].view(dtype)
+    np.copyto(copy, part, casting="unsafe")
+    return copy
 
 
 class _Scratch(threading.local):
     """A chunk's memory per thread, so that no chunk touches fresh pages."""
 
     def __init__(self) -> None:
-        self._memory = np.empty(CHUNK, np.uint8)
-
-    def __call__(self, nbytes: int) -> np.ndarray:
-        return self._memory[:nbytes]
+        self.memory = np.empty(CHUNK, np.uint8)
 
 
-scratch = _Scratch()
+_scratch = _Scratch()
 
 
 def pack(part: np.ndarray, spec: str) -> bytes:
-    """A part as it is stored, as elements of `spec`."""
-    return squeeze(_as(spec, part, scratch), spec)
+    """A part, stored as `spec`."""
+    if part.itemsize != int(spec[1]):
+        part = _converted(part, spec, _scratch.memory)
+    return squeeze(part, spec)
 
 
 def unpack(packed: bytes, spec: str, out: np.ndarray, out_spec: str) -> None:
@@ -176,7 +149,7 @@ def unpack(packed: bytes, spec: str, out: np.ndarray, out_spec: str) -> None:
         expand(packed, out, spec)
     else:
         wide = out.view(out_spec)
-        narrow = scratch(len(wide) * int(spec[1]))
+        narrow = _scratch.memory[: len(wide) * int(spec[1])]
         expand(packed, narrow, spec)
         np.copyto(wide, narrow.view(spec), casting="unsafe")
 

@@ -9,7 +9,8 @@ a program's own data in :mod:`rlskip.format.objects`. Whether tensors become ten
 arrays of numpy, a `Maker` decides.
 
 A node is data: rebuilding one imports nothing that it names and calls no class that it names. What
-it takes in memory is charged to the reader's ``max_bytes`` before it is allocated.
+it takes in memory is charged to the reader's ``max_bytes`` before it is allocated. Else a tree is
+believed: its checksum tells accidents, and who forges it may write any value.
 """
 
 from __future__ import annotations
@@ -23,13 +24,7 @@ import attrs
 import numpy as np
 
 from rlskip.format.chunks import Array
-from rlskip.format.dump_errors import (
-    DumpError,
-    UnknownTypeError,
-    UnreadableDumpError,
-    UnsupportedTypeError,
-    text_of,
-)
+from rlskip.format.dump_errors import UnknownTypeError, UnsupportedTypeError, text_of
 
 if TYPE_CHECKING:
     from rlskip.format.container import Reader
@@ -43,8 +38,10 @@ T = TypeVar("T")
 MAX_DEPTH = 100
 MAX_PARTS = 1 << 23
 """The most containers and objects in a value."""
-_NODE = 512
+NODE = 1024
 """Bytes that a rebuilt value takes besides its arrays and its parts, about."""
+_OBJECTS = 8
+"""Bytes of objects of Python, about, for each byte of an array that holds them."""
 USER = "user:"
 _ALL_ITEMS = "return a list of its items: an iterator can be read only once"
 _OTHERWISE = (
@@ -127,8 +124,7 @@ class Packer:
     def __init__(self) -> None:
         self.arrays: list[Array] = []
         self._path: list[str | tuple[Any]] = []
-        self._numbers: dict[int, int] = {}
-        self._alive: list[Any] = []
+        self._numbers: dict[int, tuple[Any, int | None]] = {}
         self._walk = Walk()
 
     def node(self, value: Any, at: str | tuple[Any] = "") -> Node:
@@ -166,35 +162,20 @@ class Packer:
         self._path.pop()
         return [how.tag, *parts]
 
-    def array(
-        self,
-        data: np.ndarray,
-        kind: str,
-        owner: Any = None,
-        owned: bool = False,
-        itemsize: int | None = None,
-    ) -> int:
-        """The number of a 1-D contiguous array.
+    def array(self, data: np.ndarray, spec: str, owned: bool = True) -> int:
+        """The number of a 1-D contiguous array of `spec`; `data` may be narrower.
 
-        Parameters
-        ----------
-        data, kind
-            The elements, and how they are stored (:class:`~rlskip.format.chunks.Array`).
-        owner
-            The object whose content this is. The same object given again, for example one tensor
-            under two names, is stored once and comes back as one.
-        owned
-            Whether the memory is a copy that no other code changes.
-        itemsize
-            Bytes of an element as it must come back, where `data` is narrowed.
+        `owned` tells whether the memory is a copy that no other code changes.
         """
-        if owner is not None and id(owner) in self._numbers:
-            return self._numbers[id(owner)]
-        self.arrays.append(Array.of(data, kind, owned or owner is None, itemsize))
-        if owner is not None:
-            self._numbers[id(owner)] = len(self.arrays) - 1
-            self._alive.append(owner)  # no other object may take its id meanwhile
+        self.arrays.append(Array.of(data, spec, owned))
         return len(self.arrays) - 1
+
+    def once(self, value: Any, make: Callable[[], int | None]) -> int | None:
+        """The number of the array of an object; one that is met again is stored once."""
+        if id(value) not in self._numbers:
+            # Kept, so that no other object takes its id meanwhile.
+            self._numbers[id(value)] = value, make()
+        return self._numbers[id(value)][1]
 
     def _find_kind(self, value: Any) -> Kind:
         for is_of, kind in _BY_TEST.values():
@@ -216,9 +197,8 @@ class Packer:
 class Unpacker:
     """The walk from a node to a value.
 
-    Nodes come from a file. A node that does not fit raises one of
-    :data:`~rlskip.format.dump_errors.DAMAGE`, which :func:`rlskip.format.kinds.rebuild` makes a
-    :class:`~rlskip.format.dump_errors.CorruptDumpError`.
+    Whatever a node that does not fit raises, :func:`rlskip.format.kinds.rebuild` makes an
+    :class:`~rlskip.format.dump_errors.UnreadableDumpError`.
 
     Parameters
     ----------
@@ -231,11 +211,10 @@ class Unpacker:
     def __init__(self, source: Reader, make: Maker) -> None:
         self._source = source
         self.make = make
+        self._shared: dict[int, tuple[Any, Any]] = {}
         self._used: set[int] = set()
-        self._shared: dict[int, Any] = {}
         self.charge = source.charge
         self._depth = 0
-        self.twins: dict[Any, type] = {}
 
     def node(self, node: Node) -> Any:
         if type(node) is not list:
@@ -243,19 +222,17 @@ class Unpacker:
                 raise ValueError("a mapping is not a node")
             return node
         tag, *parts = node
-        if tag not in _BY_TAG and tag.startswith(USER):
+        if tag not in _BY_TAG:
+            is_users = tag.startswith(USER)
             raise UnknownTypeError(
-                f"it holds a value of type {tag.removeprefix(USER)!r}",
-                remedy="register its codec before loading: rlskip.store.register_codec",
-            )
-        if tag not in _BY_TAG:  # the index is sound: another rlskip wrote it
-            raise UnknownTypeError(
-                f"it holds a value of the kind {tag!r}, which this rlskip does not know",
-                remedy="load it with the version of rlskip that wrote it",
+                f"it holds a value of the kind {tag.removeprefix(USER)!r}, which is not known here",
+                remedy="register its codec before loading: rlskip.store.register_codec"
+                if is_users
+                else "load it with the version of rlskip that wrote it",
             )
         if self._depth == MAX_DEPTH:
             raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
-        self.charge(_NODE)
+        self.charge(NODE)
         self._depth += 1
         value = _BY_TAG[tag].unpack(parts, self)
         self._depth -= 1
@@ -267,19 +244,9 @@ class Unpacker:
 
         make, self.make = self.make, TorchMaker(self.make.host_classes)
         try:
-            plain = self.node(node)
+            return decode(self.node(node))
         finally:
             self.make = make
-        return self.outside(decode, plain)
-
-    def outside(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
-        """Call code that is not rlskip's: what it raises proves nothing about the file."""
-        try:
-            return function(*args, **options)
-        except (DumpError, OSError):
-            raise
-        except Exception as error:
-            raise UnreadableDumpError.by_process(error) from error
 
     def list_of(self, node: Node) -> list[Any]:
         """The value of a node that must be a list: others may have a length that costs nothing."""
@@ -294,16 +261,11 @@ class Unpacker:
         return zip(keys, (self.node(value) for _, value in entries), strict=True)
 
     def hashable(self, keys: list[Any]) -> list[Any]:
-        """Return keys of a mapping or items of a set.
+        """Keys of a mapping or items of a set.
 
         Without the host's classes, one of a class whose plain form has no hash is text.
         """
-        if not self.make.host_classes:
-            keys = [_with_hash(key) for key in keys]
-        for key in keys:
-            if type(key).__module__ != "builtins":  # its hash is not rlskip's either
-                self.outside(hash, key)
-        return keys
+        return keys if self.make.host_classes else [_with_hash(key) for key in keys]
 
     def array(self, number: int, dtype: str) -> np.ndarray[Any, Any]:
         """Array `number` as elements of `dtype`, or as the reader narrows them.
@@ -316,7 +278,13 @@ class Unpacker:
         array = self._source.array(number)
         return array if array.dtype.metadata else array.view(dtype)
 
-    def shared(self, number: int, form: Any, build: Callable[[np.ndarray], T]) -> T:
+    def objects(self, number: int, dtype: str) -> np.ndarray[Any, Any]:
+        """Array `number`, of whose elements objects of Python are made."""
+        array = self.array(number, dtype)
+        self.charge(_OBJECTS * array.nbytes)
+        return array
+
+    def once(self, number: int, form: Any, build: Callable[[np.ndarray], T]) -> T:
         """What `build` makes of array `number`: one object wherever a tree names it.
 
         One tensor under two names is one tensor again. `form` is what both places must say of it.

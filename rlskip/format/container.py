@@ -33,7 +33,7 @@ import attrs
 import numpy as np
 import xxhash
 
-from rlskip._copies import BufferPool, share
+from rlskip._copies import fresh, share
 from rlskip.format import chunks
 from rlskip.format.chunks import CHUNK, STORED_AS, Array
 from rlskip.format.dump_errors import CorruptDumpError, TooLargeDumpError, UnreadableDumpError
@@ -44,13 +44,6 @@ MAX_RATIO = 1024
 """A file declares at most so many times its size; a smaller one is padded."""
 FLOOR = 64 << 20
 """Bytes that a file may declare however small it is."""
-INDEX_RATIO = 32
-"""As MAX_RATIO, for the index, which takes several times its size when it is parsed."""
-
-pool = BufferPool(256 << 20)
-"""Memory for large arrays. A training loop releases a step's rollouts before it loads the next
-step's, which are of about the same size, and fresh memory would take half of the time of a load."""
-
 _PARSED = 26  # bytes in memory, at most, for a byte of JSON
 
 _HEAD = struct.Struct("<8sII")
@@ -81,13 +74,11 @@ def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array]) -> str
     nbytes = sum(array.nbytes for array in arrays)
     small = nbytes < 2 * CHUNK
     parts = [(i, part) for i, array in enumerate(arrays) for part in array.parts]
-    specs: list[set[str]] = [set() for _ in arrays]
-    fitting = share(lambda job: arrays[job[0]].fitting(job[1]), parts, alone=small)
-    for (i, _), spec in zip(parts, fitting, strict=True):
-        specs[i].add(spec)
+    fitting = share(lambda job: chunks.narrowest(job[1], arrays[job[0]].spec), parts, alone=small)
+    of_parts = iter(fitting)
+    stored_as = [chunks.narrowest_of_all([next(of_parts) for _ in a.parts], a.spec) for a in arrays]
     listing: list[tuple[int, str, str, list]] = [
-        (array.nbytes, array.spec, array.stored_as(found), [])
-        for array, found in zip(arrays, specs, strict=True)
+        (array.nbytes, array.spec, spec, []) for array, spec in zip(arrays, stored_as, strict=True)
     ]
     for start in range(0, len(parts), _BATCH):
         batch = parts[start : start + _BATCH]
@@ -98,9 +89,8 @@ def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array]) -> str
             size += len(blob)
     plain = _encode({**index, "arrays": listing}).encode()
     stored = chunks.squeeze(np.frombuffer(plain, np.uint8), "x1")
-    stored = stored.ljust(-(-len(plain) // INDEX_RATIO), b"\0")
-    if nbytes > FLOOR:
-        stored = stored.ljust(-(-nbytes // MAX_RATIO) - size, b"\0")
+    if nbytes + len(plain) > FLOOR:
+        stored = stored.ljust(-(-(nbytes + len(plain)) // MAX_RATIO) - size, b"\0")
     digest = xxhash.xxh3_128_digest(stored)
     file.write(stored)
     file.write(_TAIL.pack(len(stored), len(plain), digest, _END))
@@ -167,7 +157,8 @@ class Reader:
             raise self._corrupt("not a dump of rlskip (and no pickle is ever read)")
         check_version(version, where)
         stored, plain, digest, end = _TAIL.unpack(self._read(size - _TAIL.size, _TAIL.size))
-        if reserved or end != _END or stored > room or plain > stored * INDEX_RATIO:
+        most = max(FLOOR, MAX_RATIO * size)
+        if reserved or end != _END or stored > room or plain > most:
             raise self._corrupt("its end is missing or altered")
         if checksum is not None and digest.hex() != checksum:
             raise self._corrupt("its checksum is not the one in meta.json")
@@ -184,7 +175,7 @@ class Reader:
         self._ready: dict[int, np.ndarray] = {}
         self._entries = self._parse_entries(_HEAD.size, size - _TAIL.size - stored)
         self._nbytes = sum(entry.nbytes for entry in self._entries)
-        if self._nbytes > max(FLOOR, MAX_RATIO * size):
+        if self._nbytes + plain > most:
             raise self._corrupt("it expands to more than a file of its size may")
 
     def charge(self, nbytes: int) -> None:
@@ -235,9 +226,10 @@ class Reader:
             times = int(entry.spec[1]) // int(spec[1])
             nbytes, step = entry.nbytes // times, CHUNK // times
             self.charge(nbytes)
-            small = nbytes < 8 * CHUNK  # its last page may be zeroed beyond its end
-            out = np.empty(nbytes, np.uint8) if small else pool.take(nbytes)
-            self._ready[number] = out if times == 1 else out.view(_noted(spec, entry.spec))
+            out = fresh(nbytes)
+            if times > 1:  # the note says what the integers were
+                out_dtype: np.dtype = np.dtype(spec, metadata={"of": entry.spec})
+            self._ready[number] = out if times == 1 else out.view(out_dtype)
             self._verified.add(number)
             jobs += [
                 (chunk, entry.stored_as, out[i * step : (i + 1) * step], spec)
@@ -309,12 +301,6 @@ class Reader:
 
     def _unreadable(self, error: Exception) -> UnreadableDumpError:
         return UnreadableDumpError.by_process(error, self.where)
-
-
-def _noted(spec: str, of: str) -> np.dtype:
-    """The dtype of `spec`, with a note of what it was narrowed from."""
-    noted: np.dtype = np.dtype(spec, metadata={"of": of})  # type: ignore[call-overload]
-    return noted
 
 
 def _is_sound(entry: _Entry) -> bool:

@@ -52,8 +52,6 @@ VOLATILE = frozenset(
 They do not count in the dicts of the field ``extra_info`` either.
 """
 _NOTES = "extra_info"
-_DRAWN = ("transparency",)
-"""What an image notes of its pixels."""
 
 _REMEDY = (
     "leave it out of the comparison: annotate(prompts=...) names the argument that holds the "
@@ -219,12 +217,6 @@ class Hasher:
                 self._feed_sequence(value.unbind())
             else:
                 self._feed_tensor(value)
-        elif isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
-            data = value.data.copy()
-            data[value.mask] = np.zeros((), value.dtype)
-            self.put("masked")
-            self.feed_part("mask", np.ma.getmaskarray(value))
-            self.feed_part("data", data)
         elif _is_mapping(value):
             self._feed_mapping(columns_of(value))
         elif _is_sequence(value):
@@ -236,9 +228,7 @@ class Hasher:
         elif isinstance(value, Set):
             self.put("set", "".join(sorted(map(self._hash_apart, value))).encode())
         elif isinstance(value, loaded("PIL.Image", "Image")):
-            plain = value.copy()
-            plain.info = {name: value.info[name] for name in _DRAWN if name in value.info}
-            self._feed_packed(plain)
+            self._feed_packed(value.copy())  # its class says which kind of file it was read from
         elif isinstance(value, os.PathLike):
             self.put("path", os.fsencode(value))
         else:
@@ -319,7 +309,8 @@ def _narrow(text: np.ndarray) -> np.ndarray:
 
 def _is_of(package: str, value: Any) -> bool:
     """Whether the class of `value` is the package's; a subclass elsewhere may add content."""
-    return type(value).__module__.split(".")[0] in (package, "tensordict")
+    is_masked = isinstance(value, np.ma.MaskedArray)
+    return type(value).__module__.split(".")[0] in (package, "tensordict") and not is_masked
 
 
 def equal_bits(data: np.ndarray, dtype: str) -> np.ndarray:

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlskip.format import arrays, batches, objects, plain
 from rlskip.format.codec import USER, Kind, Maker, NBytes, Node, Packer, Unpacker, add_kind
-from rlskip.format.dump_errors import (
-    DAMAGE,
-    CorruptDumpError,
-    DumpError,
-    UnknownTypeError,
-    UnreadableDumpError,
-    text_of,
-)
+from rlskip.format.dump_errors import DumpError, UnknownTypeError, UnreadableDumpError
 
 if TYPE_CHECKING:
     from rlskip.format.container import Reader
@@ -89,11 +82,14 @@ def rebuild(
     Raises
     ------
     CorruptDumpError
-        The tree does not fit together, or would expand beyond the bound.
+        An array is altered.
+    TooLargeDumpError
+        It would take more memory than it may.
     UnknownTypeError
-        The tree is sound and holds a type that this process does not know.
+        The tree holds a type that this process does not know.
     UnreadableDumpError
-        This process cannot load it now, for example for lack of memory.
+        This process cannot make the value, for example for lack of memory, or because of what a
+        codec raises. That proves nothing about the file: its checksum is sound.
     DumpError
         It has no such field.
     OSError
@@ -107,13 +103,10 @@ def rebuild(
                 raise DumpError(f"it has no field {', '.join(map(repr, missing))}", where)
             node = _chosen(node, fields)
         return Unpacker(source, _maker(into)).node(node)
-    except (UnknownTypeError, UnreadableDumpError) as error:
-        raise type(error)(error.what, error.where or where, error.remedy) from error
+    except UnknownTypeError as error:
+        raise UnknownTypeError(error.what, error.where or where, error.remedy) from error
     except (DumpError, OSError):
         raise
-    except DAMAGE as error:
-        what = f"its index does not fit together: {text_of(error)}"
-        raise CorruptDumpError(what, where) from error
     except Exception as error:
         raise UnreadableDumpError.by_process(error, where) from error
 

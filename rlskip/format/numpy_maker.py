@@ -1,8 +1,8 @@
 """Tensors and batches as numpy's arrays, so that looking at a dump loads no torch.
 
-A tensor becomes an array whose ``dtype.metadata["torch"]`` names its dtype; where numpy lacks that,
-its values are float32, and integers that the reader narrows stay narrow. A nested tensor becomes a
-:class:`~rlskip.batch.tables.Ragged` of its rows, a TensorDict a
+A tensor becomes an array whose ``dtype.metadata["torch"]`` names its dtype. bfloat16 becomes
+float32, integers that the reader narrows stay narrow, and what else numpy lacks is refused. A
+nested tensor becomes a :class:`~rlskip.batch.tables.Ragged` of its rows, a TensorDict a
 :class:`~rlskip.batch.tables.Table` of columns, a wrapped value a
 :class:`~rlskip.batch.tables.Whole`, a DataProto its parts.
 """
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlskip.batch.tables import DataProtoParts, Ragged, Table, Whole
+from rlskip.format.dump_errors import UnknownTypeError
 
 _SAME = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
          "float16", "float32", "float64", "complex64", "complex128")  # fmt: skip
@@ -41,7 +42,8 @@ class NumpyMaker:
         elif dtype == "bfloat16":
             flat = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
         else:
-            flat = _by_torch(raw, dtype)
+            remedy = "load it into torch"
+            raise UnknownTypeError(f"it holds torch.{dtype}, which numpy lacks", remedy=remedy)
         if flat.size != math.prod(shape):
             raise ValueError("a tensor of another size than its elements")
         marked = np.dtype(flat.dtype, metadata={"torch": dtype})  # type: ignore[call-overload]
@@ -57,13 +59,11 @@ class NumpyMaker:
         return Ragged(tensors)
 
     def tensordict(
-        self, entries: dict[str, Any], batch_size: list[int], device: str | None, names: Any
+        self, entries: dict[str, Any], batch_size: list[int], device: str | None
     ) -> Table:
         return Table(entries, batch_size)
 
-    def stack(self, form: str, parts: list[Any], dim: int, name: Any, sizes: list[int]) -> Any:
-        if not parts:
-            return Table({}, [*sizes[:dim], 0, *sizes[dim:]]) if form == "lazy" else []
+    def stack(self, form: str, parts: list[Any], dim: int) -> Any:
         return _stacked(parts, dim)
 
     def wrapped(self, data: Any, batch_size: list[int]) -> Whole:
@@ -74,9 +74,6 @@ class NumpyMaker:
 
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, np.ndarray)
-
-    def is_batch(self, value: Any) -> bool:
-        return isinstance(value, Table | Whole | list)
 
     def as_array(self, tensor: np.ndarray) -> np.ndarray:
         return tensor
@@ -103,15 +100,3 @@ def _stacked(parts: list[Any], dim: int) -> Any:
     if len({(part.shape, part.dtype) for part in parts}) > 1:
         return Ragged(parts)
     return np.stack(parts, dim).view(first.dtype)  # it says what the tensors were
-
-
-def _by_torch(raw: np.ndarray, dtype: str) -> np.ndarray:
-    """The elements of a dtype that numpy lacks, such as float8, by way of torch."""
-    import torch
-
-    from rlskip.format.torch_maker import TorchMaker
-
-    kind = TorchMaker(host_classes=False).dtype(dtype)
-    wide = torch.from_numpy(raw).view(kind)
-    to = torch.complex64 if kind.is_complex else torch.float32
-    return wide.to(to).numpy()  # type: ignore[no-any-return, unused-ignore]

@@ -1,24 +1,58 @@
-"""The kinds of a program's own data: dataclasses, members of enums, paths, UUIDs.
+"""The kinds of a program's own data: dataclasses, named tuples, members of enums, paths, UUIDs.
 
-The class of a value is looked up among those that the program has imported, as that of a named
-tuple is. It is never imported, and an instance is made without a call of its code. Where the
-reader asks for no host's classes, a dataclass comes as a mapping, and a member as its value.
+The class of a value is looked up among those that the program has imported. It is never imported,
+and an instance is made without a call of its code. Where the reader asks for no host's classes, a
+dataclass and a named tuple come as mappings of their fields, and a member as its value.
 """
 
 from __future__ import annotations
 
-import contextlib
+import copyreg
 import dataclasses
 import enum
 import functools
 import pathlib
+import sys
 import types
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 from rlskip.format.codec import Kind, Node, Packer, Unpacker
-from rlskip.format.dump_errors import UnknownTypeError, UnsupportedTypeError
-from rlskip.format.plain import members_of, program_class
+from rlskip.format.dump_errors import UnknownTypeError
+
+# -- classes -----------------------------------------------------------------------------
+
+
+def _program_class(module: str, qualname: str) -> Any:
+    """What a module that the program has imported has under a name; None without it."""
+    found: Any = sys.modules.get(module)
+    for name in qualname.split("."):
+        found = _members_of(found).get(name)
+    return found
+
+
+def _members_of(place: Any) -> Mapping[str, Any]:
+    """The names in a module or class; no ``__getattr__`` of either is called."""
+    if isinstance(place, type):
+        return type.__getattribute__(place, "__dict__")  # type: ignore[no-any-return]
+    if isinstance(place, types.ModuleType):
+        return object.__getattribute__(place, "__dict__")  # type: ignore[no-any-return]
+    return {}
+
+
+def _check_findable(value: Any, packer: Packer) -> None:
+    kind = type(value)
+    if _program_class(kind.__module__, kind.__qualname__) is not kind:
+        raise packer.unsupported(value, "its class is not where its name says, in a module")
+
+
+def _unknown(module: str, qualname: str, what: str) -> UnknownTypeError:
+    return UnknownTypeError(
+        f"it holds a {module}.{qualname}, which is not known here as {what}",
+        remedy=f"import {module} before the step; if the class has changed, generate it again",
+    )
+
 
 # -- dataclasses -------------------------------------------------------------------------
 
@@ -26,7 +60,7 @@ from rlskip.format.plain import members_of, program_class
 def _attribute(kind: type, name: str) -> Any:
     """What a class has under a name, itself or from a base; no descriptor is asked."""
     mro = type.__getattribute__(kind, "__mro__")
-    return next((members_of(base)[name] for base in mro if name in members_of(base)), None)
+    return next((_members_of(base)[name] for base in mro if name in _members_of(base)), None)
 
 
 def _fields_of(kind: Any) -> list[str] | None:
@@ -43,29 +77,14 @@ def _fields_of(kind: Any) -> list[str] | None:
     return [field.name for field in dataclasses.fields(kind)]
 
 
-def _is_dataclass(kind: type) -> bool:
-    return _fields_of(kind) is not None
-
-
-def _slots_of(value: Any) -> list[str]:
-    """The names in ``__slots__`` of its class, or of a base, that have a value."""
-    found = []
-    for base in type(value).__mro__:
-        for name, member in members_of(base).items():
-            if isinstance(member, types.MemberDescriptorType):
-                with contextlib.suppress(AttributeError):
-                    object.__getattribute__(value, name)
-                    found.append(name)
-    return found
-
-
 def _pack_dataclass(value: Any, packer: Packer) -> list[Node]:
     kind = type(value)
     _check_findable(value, packer)
     names = _fields_of(kind) or []
+    slots = [name for name in copyreg._slotnames(kind) if hasattr(value, name)]  # type: ignore[attr-defined]
     others = {
         name
-        for name in (*getattr(value, "__dict__", ()), *_slots_of(value))
+        for name in (*getattr(value, "__dict__", ()), *slots)
         if not isinstance(_attribute(kind, name), functools.cached_property)
     } - set(names)
     if others:
@@ -81,7 +100,7 @@ def _unpack_dataclass(parts: list[Node], unpacker: Unpacker) -> Any:
     values = dict(unpacker.entries(nodes))
     if not unpacker.make.host_classes:
         return values
-    kind = program_class(module, qualname)
+    kind = _program_class(module, qualname)
     if _fields_of(kind) != list(values):
         raise _unknown(module, qualname, f"a dataclass of {', '.join(map(str, values))}")
     made = object.__new__(kind)
@@ -109,20 +128,13 @@ def _unpack_member(parts: list[Node], unpacker: Unpacker) -> Any:
     value = unpacker.node(node)
     if not unpacker.make.host_classes:
         return value
-    kind = program_class(module, qualname)
-    known = members_of(kind).get("_member_map_", {}) if isinstance(kind, enum.EnumMeta) else {}
+    kind = _program_class(module, qualname)
+    known = _members_of(kind).get("_member_map_", {}) if isinstance(kind, enum.EnumMeta) else {}
     member = known.get(name)
-    if member is None or not _is_same(member._value_, value):
+    # Not by `==`: not every value is equal to itself.
+    if member is None or _stored(member._value_) != _stored(value):
         raise _unknown(module, qualname, f"an enum with {name} = {value!r:.60}")
     return member
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    """Whether a dump would hold the same of both: not every value is equal to itself."""
-    try:
-        return _stored(a) == _stored(b)
-    except UnsupportedTypeError:
-        return False
 
 
 def _stored(value: Any) -> list[Any]:
@@ -131,20 +143,30 @@ def _stored(value: Any) -> list[Any]:
     return [node, *([a.spec, *(part.tobytes() for part in a.parts)] for a in packer.arrays)]
 
 
-# -- both --------------------------------------------------------------------------------
+# -- named tuples ------------------------------------------------------------------------
 
 
-def _check_findable(value: Any, packer: Packer) -> None:
+def _is_namedtuple(kind: Any) -> bool:
+    fields = _members_of(kind).get("_fields")
+    return isinstance(fields, tuple) and kind.__bases__ == (tuple,)
+
+
+def _pack_namedtuple(value: Any, packer: Packer) -> list[Node]:
     kind = type(value)
-    if program_class(kind.__module__, kind.__qualname__) is not kind:
-        raise packer.unsupported(value, "its class is not where its name says, in a module")
+    _check_findable(value, packer)
+    values = [packer.node(v, f".{f}") for f, v in zip(kind._fields, value, strict=True)]
+    return [kind.__module__, kind.__qualname__, list(kind._fields), values]
 
 
-def _unknown(module: str, qualname: str, what: str) -> UnknownTypeError:
-    return UnknownTypeError(
-        f"it holds a {module}.{qualname}, which is not known here as {what}",
-        remedy=f"import {module} before the step; if the class has changed, generate it again",
-    )
+def _unpack_namedtuple(parts: list[Node], unpacker: Unpacker) -> Any:
+    module, qualname, fields, nodes = parts
+    values = dict(zip(fields, map(unpacker.node, nodes), strict=True))
+    if not unpacker.make.host_classes:
+        return values
+    kind = _program_class(module, qualname)
+    if not _is_namedtuple(kind) or [*kind._fields] != fields:
+        raise _unknown(module, qualname, f"a named tuple of {', '.join(map(str, fields))}")
+    return tuple.__new__(kind, values.values())
 
 
 # -- of the standard library -------------------------------------------------------------
@@ -172,6 +194,7 @@ def _unpack_uuid(parts: list[Node], unpacker: Unpacker) -> uuid.UUID:
 
 
 KINDS = [
+    Kind("namedtuple", _is_namedtuple, _pack_namedtuple, _unpack_namedtuple),
     Kind("path", lambda kind: kind in _PATHS.values(), _pack_path, _unpack_path),
     Kind("uuid", uuid.UUID, lambda value, _: [value.hex], _unpack_uuid),
     Kind(

@@ -1,4 +1,4 @@
-"""The kinds of Python: numbers, text, containers, named tuples.
+"""The kinds of Python: numbers, text, containers.
 
 Long lists of one type of number, or of text, are packed into arrays, and so are lists of such
 lists (token ids per row).
@@ -7,9 +7,7 @@ lists (token ids per row).
 from __future__ import annotations
 
 import struct
-import sys
-import types
-from collections import OrderedDict, defaultdict, namedtuple
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any
@@ -25,16 +23,6 @@ from rlskip.format.codec import (
     Unpacker,
     pack_entries,
 )
-from rlskip.format.dump_errors import UnknownTypeError
-
-# The most classes of named tuples, and the most fields of one, that are made for a file, and bytes
-# of a class and of a field of it.
-_MAX_TWINS, _TWIN, _FIELD = 1000, 1 << 14, 1 << 11
-
-# Bytes of an object, with its place in a list and in a slice of that list, for each byte of the
-# array that it is made from. A run is a list, and the number that is its end.
-_NUMBER, _STRING, _RUN = 6, 10, 14
-_CHARACTER = 5  # one wide character makes every character of its string take four bytes
 
 
 def _pack_list(values: Sequence[Any], packer: Packer) -> list[Node]:
@@ -43,14 +31,14 @@ def _pack_list(values: Sequence[Any], packer: Packer) -> list[Node]:
         if kinds == {str}:
             return ["str", *_pack_strings(values, packer)]
         if kinds == {float}:
-            return ["float", packer.array(np.array(values, np.float64), "x")]
+            return ["float", packer.array(np.array(values, np.float64), "x8")]
         if kinds == {int} and min(values) >= -(2**63) and max(values) < 2**63:
-            return ["int", packer.array(np.array(values, np.int64), "i")]
+            return ["int", packer.array(np.array(values, np.int64), "i8")]
     if kinds == {list} and len(values) > 1:
         flat = list(chain.from_iterable(values))
         if len(flat) >= 8 and set(map(type, flat)) in ({int}, {float}, {str}):
             counts = np.fromiter(map(len, values), np.int64, len(values))
-            return ["runs", packer.array(counts, "i"), packer.node(flat)]
+            return ["runs", packer.array(counts, "i8"), packer.node(flat)]
     return ["any", [packer.node(value, (i,)) for i, value in enumerate(values)]]
 
 
@@ -62,38 +50,30 @@ def _unpack_list(parts: list[Node], unpacker: Unpacker) -> list[Any]:
     if form == "str":
         return _unpack_strings(rest, unpacker)
     if form in ("float", "int"):
-        numbers = unpacker.array(rest[0], "f8" if form == "float" else "i8")
-        unpacker.charge(_NUMBER * numbers.nbytes)
-        return list(numbers.tolist())
-    if form == "runs":
-        counts = unpacker.array(rest[0], "i8")
-        unpacker.charge(_RUN * counts.nbytes)
-        return _cut(unpacker.list_of(rest[1]), counts)
-    raise ValueError(f"a list of the form {form!r}")
+        return list(unpacker.objects(rest[0], "f8" if form == "float" else "i8").tolist())
+    counts = unpacker.objects(rest[0], "i8")  # "runs"
+    return _cut(unpacker.list_of(rest[1]), counts)
 
 
 def _cut(flat: Any, counts: np.ndarray) -> list[Any]:
     """`flat` cut into runs of these lengths."""
-    if len(counts) and (counts.min() < 0 or counts.max() > 2**40):
+    ends = np.concatenate([[0], np.cumsum(counts)])
+    if (ends[1:] < ends[:-1]).any():  # many runs could each be all of it
         raise ValueError("a run of impossible length")
-    ends = [0, *np.cumsum(counts).tolist()]
-    if ends[-1] != len(flat):
-        raise ValueError("runs do not add up")
-    return [flat[a:b] for a, b in pairwise(ends)]
+    return [flat[a:b] for a, b in pairwise(ends.tolist())]
 
 
 def _pack_strings(values: Sequence[str], packer: Packer) -> list[Node]:
     encoded = [value.encode("utf-8", "surrogatepass") for value in values]
     counts = np.fromiter(map(len, encoded), np.int64, len(encoded))
     text = np.frombuffer(b"".join(encoded), np.uint8)
-    return [packer.array(counts, "i"), packer.array(text, "x")]
+    return [packer.array(counts, "i8"), packer.array(text, "x1")]
 
 
 def _unpack_strings(parts: list[Node], unpacker: Unpacker) -> list[str]:
-    counts = unpacker.array(parts[0], "i8")
-    raw = unpacker.array(parts[1], "u1")
-    unpacker.charge(_STRING * counts.nbytes + _CHARACTER * raw.nbytes)
-    text = raw.tobytes()
+    counts = unpacker.objects(parts[0], "i8")
+    text = unpacker.array(parts[1], "u1").tobytes()
+    unpacker.charge(4 * len(text))  # each character of a string with a wide one takes as much
     return [run.decode("utf-8", "surrogatepass") for run in _cut(text, counts)]
 
 
@@ -126,67 +106,7 @@ def _unpack_defaultdict(parts: list[Node], unpacker: Unpacker) -> defaultdict:
 
 
 def _pack_bytes(value: bytes | bytearray, packer: Packer) -> list[Node]:
-    return [packer.array(np.frombuffer(bytes(value), np.uint8), "x")]
-
-
-def _is_namedtuple(kind: type) -> bool:
-    return kind.__bases__ == (tuple,) and isinstance(getattr(kind, "_fields", None), tuple)
-
-
-def _pack_namedtuple(value: Any, packer: Packer) -> list[Node]:
-    kind = type(value)
-    values = [packer.node(v, f".{f}") for f, v in zip(kind._fields, value, strict=True)]
-    return [kind.__module__, kind.__qualname__, list(kind._fields), values]
-
-
-def _unpack_namedtuple(parts: list[Node], unpacker: Unpacker) -> Any:
-    """An instance of the class itself if the program has imported it, else of a twin.
-
-    The class is looked up, never imported, and its instance is made without calling its code.
-    """
-    module, qualname, fields, nodes = parts
-    names = tuple(fields)
-    kind = program_class(module, qualname)
-    if members_of(kind).get("_fields") != names or kind.__bases__ != (tuple,):
-        kind = _twin(module, qualname, names, unpacker)
-    if len(nodes) != len(names):
-        raise ValueError("a named tuple of another length")
-    return tuple.__new__(kind, [unpacker.node(node) for node in nodes])
-
-
-def _twin(module: str, qualname: str, names: tuple[str, ...], unpacker: Unpacker) -> type:
-    """A class like the one of that name, which this program has not imported."""
-    twins = unpacker.twins
-    if (qualname, names) not in twins:
-        name = qualname.rsplit(".", 1)[-1]
-        twin: Any = None
-        if len(twins) < _MAX_TWINS and len(names) <= _MAX_TWINS:
-            unpacker.charge(_TWIN + _FIELD * len(names))
-            twin = unpacker.outside(namedtuple, name, names, rename=True, module=module)
-        if twin is None or twin._fields != names:
-            raise UnknownTypeError(
-                f"it holds a {module}.{qualname}, which is not known here as a named tuple",
-                remedy=f"import {module} before the step",
-            )
-        twins[qualname, names] = twin
-    return twins[qualname, names]
-
-
-def program_class(module: str, qualname: str) -> Any:
-    """What a module that the program has imported has under a name; None without it."""
-    found: Any = sys.modules.get(module)
-    for name in qualname.split("."):
-        found = members_of(found).get(name)
-    return found
-
-
-def members_of(place: Any) -> Mapping[str, Any]:
-    """The names in a module or class; no ``__getattr__`` of either is called."""
-    if isinstance(place, type):
-        return type.__getattribute__(place, "__dict__")  # type: ignore[no-any-return]
-    if isinstance(place, types.ModuleType):
-        return object.__getattribute__(place, "__dict__")  # type: ignore[no-any-return]
-    return {}
+    return [packer.array(np.frombuffer(bytes(value), np.uint8), "x1")]
 
 
 def _float_bits(value: float) -> str:
@@ -244,5 +164,4 @@ KINDS = [
         lambda v, _: [v.encode("utf-8", "surrogatepass").hex()],
         lambda parts, _: bytes.fromhex(parts[0]).decode("utf-8", "surrogatepass"),
     ),
-    Kind("namedtuple", _is_namedtuple, _pack_namedtuple, _unpack_namedtuple),
 ]

@@ -16,9 +16,8 @@ def scalar_of(value: Any) -> Any:
     """A scalar of numpy, a 0-d array or a 0-d tensor as Python's scalar of its value."""
     if type(value) in _PYTHON:
         return value
-    if isinstance(value, np.ndarray | np.generic) and value.ndim == 0:
-        if isinstance(value, np.ma.MaskedArray):
-            return value
+    is_masked = isinstance(value, np.ma.MaskedArray)
+    if isinstance(value, np.ndarray | np.generic) and value.ndim == 0 and not is_masked:
         return scalar_of(value.item()) if value.dtype.kind in "OSU" or is_number(value) else value
     if is_tensor(value) and not value.is_nested and value.ndim == 0:
         from rlskip.format.torch_maker import is_plain

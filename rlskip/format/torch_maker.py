@@ -14,7 +14,6 @@ from tensordict import (
     NonTensorData,
     NonTensorStack,
     TensorDict,
-    is_tensor_collection,
 )
 
 from rlskip.batch.tables import DataProtoParts
@@ -116,30 +115,22 @@ class TorchMaker:
         return torch.nested.nested_tensor(tensors, layout=torch.strided)
 
     def tensordict(
-        self, entries: dict[str, Any], batch_size: list[int], device: str | None, names: Any
+        self, entries: dict[str, Any], batch_size: list[int], device: str | None
     ) -> TensorDict:
         if device is not None:
             device = "cuda" if device == "cuda" and torch.cuda.is_available() else "cpu"
-        made = TensorDict({}, batch_size=batch_size, device=device, names=names)
+        made = TensorDict({}, batch_size=batch_size, device=device)
         for name, value in entries.items():
-            if not isinstance(name, str):
-                raise TypeError(f"a field of a TensorDict is called {name!r:.60}")
             # Without tensordict's own check of an entry, which names the whole's dimensions after
             # those of the entry, and which fails in many releases over a stack of no parts.
             value = value if device is None else value.to(device)
             made._set_str(name, value, inplace=False, validated=True)
         return made
 
-    def stack(self, form: str, parts: list[Any], dim: int, name: Any, sizes: list[int]) -> Any:
-        """A lazy stack of TensorDicts (`form` is ``lazy``), or a stack of wrapped values.
-
-        Without parts, it is one of parts of these `sizes`.
-        """
+    def stack(self, form: str, parts: list[Any], dim: int) -> Any:
+        """A lazy stack of TensorDicts (`form` is ``lazy``), or a stack of wrapped values."""
         kind = LazyStackedTensorDict if form == "lazy" else NonTensorStack
-        made = kind(*parts, stack_dim=dim, batch_size=None if parts else sizes)
-        if name is not None:
-            made._td_dim_name = name
-        return made
+        return kind(*parts, stack_dim=dim)
 
     def wrapped(self, data: Any, batch_size: list[int]) -> NonTensorData:
         """A value of no type of torch, as a TensorDict holds it."""
@@ -151,10 +142,6 @@ class TorchMaker:
 
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and not value.is_nested
-
-    def is_batch(self, value: Any) -> bool:
-        """Whether it is what a TensorDict holds besides: another one, a stack, a nested tensor."""
-        return is_tensor_collection(value) or isinstance(value, torch.Tensor)
 
     def as_array(self, tensor: torch.Tensor) -> np.ndarray:
         """The elements of a tensor that is not nested."""

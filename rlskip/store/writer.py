@@ -16,7 +16,7 @@ import numpy as np
 from rlskip._copies import BufferPool, fresh
 from rlskip.errors import RlskipError
 from rlskip.format import chunks
-from rlskip.format.chunks import CHUNK, aligned
+from rlskip.format.chunks import CHUNK
 from rlskip.store.meta import DumpMeta
 from rlskip.store.new_dump import NewDump
 from rlskip.store.step_store import StepStore
@@ -112,11 +112,10 @@ class Writer:
         """
         self._forget_parent()
         dump = self.store.prepare(step, rollouts, **about)
-        nbytes = sum(array.copy_nbytes for array in dump.arrays)
+        nbytes = sum(array.nbytes for array in dump.arrays)
         self._reserve(nbytes)
         try:
-            arena = _Arena(self.memory(nbytes))
-            copied = attrs.evolve(dump, arrays=chunks.copied(dump.arrays, arena))
+            copied = attrs.evolve(dump, arrays=chunks.copied(dump.arrays, self.memory))
         except BaseException:
             self._release(nbytes)
             raise
@@ -239,18 +238,3 @@ class Writer:
         """Start empty in a forked child, which has neither the parent's thread nor its dumps."""
         if self._process != os.getpid():
             self._start_empty()  # the lock may be held by a thread that was not forked
-
-
-class _Arena:
-    """Memory for the copy of one dump; what is not written to never takes a page."""
-
-    def __init__(self, memory: np.ndarray) -> None:
-        self._memory = memory
-        self._used = 0
-        self._lock = threading.Lock()
-
-    def __call__(self, nbytes: int) -> np.ndarray:
-        with self._lock:
-            start = self._used
-            self._used += aligned(nbytes)
-        return self._memory[start : start + nbytes]

@@ -29,7 +29,7 @@ Turn = namedtuple("Turn", ["role", "tokens"])
 _TORCH = [
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
     torch.uint16, torch.uint32, torch.uint64, torch.float64, torch.float32, torch.float16,
-    torch.bfloat16, torch.complex64, torch.complex128, torch.float8_e4m3fn,
+    torch.bfloat16, torch.complex64, torch.complex128,
 ]  # fmt: skip
 _NUMPY = [
     "int64", "int32", "int8", "uint8", "uint64", "bool", "float64", "float32", "float16",
@@ -132,31 +132,16 @@ def _tensordicts(draw: st.DrawFn, inner: st.SearchStrategy) -> TensorDict:
         batch.set("each", NonTensorStack(*(NonTensorData(data=draw(inner)) for _ in range(rows))))
     if draw(st.booleans()):
         batch["nested"] = TensorDict({"x": torch.randn(rows)}, [rows])
-        batch["nested"].names = ["row"]  # those of the whole have no names
     if draw(st.booleans()):
-        dim = draw(st.integers(0, 1))
-        name = draw(st.sampled_from([None, "turn"]))
-        return LazyStackedTensorDict(batch, batch.clone(), stack_dim=dim, stack_dim_name=name)
-    if "jagged" not in list(batch.keys()) and draw(st.booleans()):
+        return LazyStackedTensorDict(batch, batch.clone(), stack_dim=draw(st.integers(0, 1)))
+    if not {"jagged", "each"} & {*batch.keys()} and draw(st.booleans()):
         return batch[torch.zeros(rows, dtype=torch.bool)]  # no row
     return batch
 
 
-def _no_parts(kind: Any, sizes: list[int]) -> Any:
-    """As a TensorDict of no row has it for each column of text."""
-    return kind(stack_dim=len(sizes), batch_size=sizes)
-
-
 _leaves = st.one_of(_scalars, _tensors(), _arrays())
 _plain = st.recursive(_leaves, _containers, max_leaves=8)
-_stacks = st.builds(
-    _no_parts,
-    st.sampled_from([NonTensorStack, LazyStackedTensorDict]),
-    st.sampled_from([[], [2], [0, 3]]),
-)
-_values = st.one_of(
-    _plain, _tensordicts(_plain), st.lists(_tensordicts(_scalars), max_size=2), _stacks
-)
+_values = st.one_of(_plain, _tensordicts(_plain), st.lists(_tensordicts(_scalars), max_size=2))
 
 
 @pytest.fixture(scope="session")
@@ -188,12 +173,10 @@ def _same(a: Any, b: Any) -> bool:
         return a.batch_size == b.batch_size and _same(a.data, b.data)
     if hasattr(a, "tensordicts"):
         fits = (a.stack_dim, a.batch_size) == (b.stack_dim, b.batch_size)
-        fits &= not a.tensordicts or a.names == b.names
         return fits and _same(list(a.tensordicts), list(b.tensordicts))
     if isinstance(a, TensorDict):
         return (
             a.batch_size == b.batch_size
-            and a.names == b.names
             and list(a.keys()) == list(b.keys())
             and all(_same(a._get_str(k, None), b._get_str(k, None)) for k in list(a.keys()))
         )
@@ -229,7 +212,7 @@ def _seal(index: Any, body: bytes) -> bytes:
                 chunk[1:] = [xxhash.xxh3_128_hexdigest(body[at : at + chunk[0]])]
                 at += chunk[0]
     text = json.dumps(index).encode()
-    packed = squeeze(np.frombuffer(text, np.uint8), "x1").ljust(-(-len(text) // 32), b"\0")
+    packed = squeeze(np.frombuffer(text, np.uint8), "x1")
     digest = xxhash.xxh3_128_digest(packed)
     tail = struct.pack("<QQ16s8s", len(packed), len(text), digest, b"\r\nend\r\n\0")
     return struct.pack("<8sII", b"rlskip\r\n", VERSION, 0) + body + packed + tail
@@ -245,8 +228,6 @@ def _forge(dump: Path, change: Callable[[dict[str, Any], bytearray], None]) -> N
     data = dump.read_bytes()
     stored, plain, _, _ = struct.unpack("<QQ16s8s", data[-40:])
     cut = len(data) - 40 - stored
-    if plain > 32 * len(data):
-        raise ValueError("altered beyond forging")
     text = bytearray(plain)
     packed = data[cut:-40]
     size = struct.unpack_from("<i", packed, 12)[0]

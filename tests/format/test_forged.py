@@ -36,19 +36,6 @@ def test_a_pickle_is_never_opened(store: StepStore) -> None:
     assert not (store.directory / "run-by-pickle").exists()
 
 
-def test_a_named_tuple_of_a_functions_name_calls_nothing(store: StepStore, forge: Forge) -> None:
-    for step, named in ((1, ["os", "system"]), (2, ["subprocess", "Popen"])):
-        store.save(step, 0)
-
-        def lie(index: dict, body: bytearray, named: list[str] = named) -> None:
-            index["rollouts"] = ["namedtuple", *named, ["args"], ["x"]]
-
-        forge(store.directory / str(step) / "gen_batch.dp", lie)
-        loaded = store.load(step)
-        assert type(loaded).__bases__ == (tuple,)
-        assert loaded.args == "x"
-
-
 def test_an_index_that_claims_to_be_huge(store: StepStore) -> None:
     store.save(1, torch.arange(1000))
     dump = store.directory / "1" / "gen_batch.dp"

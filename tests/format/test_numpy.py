@@ -20,7 +20,7 @@ from rlskip.batch.columns import columns_of, is_tensordict, rows_of
 from rlskip.batch.tables import DataProtoParts, Ragged, Table, Whole
 from rlskip.format.chunks import CHUNK
 from rlskip.format.container import Reader, write
-from rlskip.format.dump_errors import CorruptDumpError
+from rlskip.format.dump_errors import UnreadableDumpError
 from rlskip.format.kinds import Packer, array_of, rebuild
 from rlskip.store import StepStore, fingerprint, register_codec
 
@@ -54,6 +54,8 @@ def _plain(value: Any) -> Any:
         return {key: _plain(column) for key, column in sorted(columns_of(value).items())}
     if isinstance(value, DataProtoParts):
         return [_plain(part) for part in (value.batch, value.non_tensor_batch, value.meta_info)]
+    if hasattr(value, "_asdict"):
+        return _plain(value._asdict())
     if isinstance(value, dict):
         keys = sorted(value) if isinstance(value, Table) else list(value)
         return {key: _plain(value[key]) for key in keys}
@@ -162,7 +164,7 @@ def test_a_narrow_array_must_have_the_size_of_its_tensor() -> None:
         reader = _written(torch.arange(16))
         reader.index["value"][3] = [2]  # as many as fit into its bytes, once they are narrow
         reader.narrow = narrow
-        with pytest.raises(CorruptDumpError):
+        with pytest.raises(UnreadableDumpError):
             rebuild(reader, "value", into="numpy")
 
 

@@ -9,6 +9,7 @@ import pathlib
 import sys
 import types
 import uuid
+from collections import namedtuple
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -44,6 +45,9 @@ class Odd(enum.Enum):
     def value(self) -> Any:
         ran.append("value")
         return self.name
+
+
+Turn = namedtuple("Turn", ["role", "pass_rate"])
 
 
 class Mode(str, enum.Enum):
@@ -98,6 +102,7 @@ class Ender:
 VALUES: dict[str, Any] = {
     "members": [Stop.LENGTH, Stop.EOS, Mode.GREEDY, Flags.B, Rollouts.Inner.ONE],
     "members of odd values": list(Odd),
+    "named tuples": [Turn("user", 0.5), {Turn("a", 1): Turn([1], None)}],
     "paths": [Path("/a/b"), Path(), pathlib.PurePosixPath("x/y"), pathlib.PureWindowsPath("c:/x")],
     "uuids": [uuid.UUID(int=0), uuid.UUID(int=2**128 - 1)],
     "a dataclass": Rollouts([1, 2], 0.5, [Frozen(Stop.EOS, Path("z"))]),
@@ -155,7 +160,8 @@ def module() -> Any:
     made = types.ModuleType("of_the_trainer")
     sys.modules["of_the_trainer"] = made
     exec(
-        "import dataclasses, enum\n"
+        "import collections, dataclasses, enum\n"
+        "Turn = collections.namedtuple('Turn', ['a', 'b'])\n"
         "@dataclasses.dataclass\nclass Result:\n    a: int\n    b: int\n"
         "class Stop(enum.Enum):\n    EOS = 1\n",
         made.__dict__,
@@ -164,15 +170,16 @@ def module() -> Any:
     sys.modules.pop("of_the_trainer", None)
 
 
-@pytest.mark.parametrize("value", ["Result(1, 2)", "Stop.EOS"])
+@pytest.mark.parametrize("value", ["Result(1, 2)", "Stop.EOS", "Turn(1, 2)"])
 @pytest.mark.parametrize(
     "change",
     [
         "",  # not imported
         "import dataclasses\n@dataclasses.dataclass\nclass Result:\n    a: int\n",
+        "import collections\nTurn = collections.namedtuple('Turn', ['b', 'a'])\n",
         "import enum\nclass Stop(enum.Enum):\n    EOS = 2\nclass Result(enum.Enum):\n    a = 1\n",
-        "Result = Stop = print",
-        "class Result:\n    def __new__(cls): raise SystemExit\nStop = Result",
+        "Result = Stop = Turn = print",
+        "class Result:\n    def __new__(cls): raise SystemExit\nStop = Turn = Result",
     ],
 )
 def test_a_class_that_is_not_there_or_has_changed_is_named(
