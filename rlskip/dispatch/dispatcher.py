@@ -18,7 +18,7 @@ from rlskip.config.dispatch import DispatchConfig, read_dispatch
 from rlskip.config.replay import ReplayConfig, read_replay
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle, Held
-from rlskip.dispatch.collect import Taking, joined
+from rlskip.dispatch.collect import joined, take
 from rlskip.dispatch.failures import text_of
 from rlskip.dispatch.groups import Groups
 from rlskip.dispatch.history import History
@@ -32,6 +32,8 @@ from rlskip.dispatch.sessions import BatchError
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import TRAIN, VAL
 from rlskip.queue import TrajectoryQueue
+from rlskip.queue.partition import Partition
+from rlskip.queue.sampling import SampleCall
 from rlskip.store import Identity, StepStore
 
 Batch: TypeAlias = TensorDictBase | Sequence[Mapping[str, Any]]
@@ -96,7 +98,7 @@ class RolloutDispatcher:
             policy = chunk
         self.queue = queue
         self._replay: ReplayConfig = read_replay(config)
-        self._held = Held()
+        self._held = Held(self._replay)
         self._pool = pool
         if self.config.journal and journals is None:
             if store is None:
@@ -204,31 +206,25 @@ class RolloutDispatcher:
                 "use raise, drop or min_viable (dispatch.max_retries and max_data_retries try "
                 "sessions again); refill is for ReplayBuffer(queue, refill=...)",
             )
-        batch = None
+        own = batch = None
         if prompts is not None:
             batch = self._read(prompts, step, validate, partition, sinks=False)
             step, partition = batch.step, batch.partition
-        own = batch if batch_size is None else None
-        if own is not None:
-            own.own = True
-        taking = Taking(
-            self._held,
-            self._replay,
-            step_number(step),
-            partition or (VAL if validate else TRAIN),
-            batch_size,
-            None if own is None else own.prompts,
-            functools.partial(self._raise_errors, own),
-        )
+        name = partition or (VAL if validate else TRAIN)
+        within = self._held.ahead(name)
+        if batch is not None and batch_size is None:
+            own, within = batch, Partition(name, self._replay)
+        call = SampleCall(self._replay, within, step_number(step), batch_size, started)
         if batch is not None:
+            batch.within = within
             self._begin(batch)
         try:
-            groups = taking.groups(started)
+            groups = take(self._held, call, functools.partial(self._raise_errors, own))
         except BaseException:
             if own is not None:  # else its groups are there for the next call
                 own.cancel()
             raise
-        return joined(groups, taking.name, self.config.fill_missing), taking.metrics()
+        return joined(groups, name, self.config.fill_missing), call.metrics()
 
     def _raise_errors(self, own: BatchHandle | None) -> None:
         """Raise what ended this batch, or one that any call may take, before its time."""
@@ -276,6 +272,7 @@ class RolloutDispatcher:
             After :meth:`close`.
         """
         batch = self._read(prompts, step, validate, partition, sinks=self.queue is not None)
+        batch.within = None if batch.sinks else self._held.ahead(batch.partition)
         self._begin(batch)
         return batch
 

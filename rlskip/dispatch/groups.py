@@ -339,7 +339,7 @@ class Groups:
         else:  # rows in the queue are not kept twice
             prompt.group.rows[session] = [] if batch.sinks else outcome.rows or []
         batch.unwritten -= 1
-        if not prompt.running:
+        if not prompt.group.running:
             self._held.group_ended(prompt)
         if batch.unwritten == 0:
             self.batches.discard(batch)
