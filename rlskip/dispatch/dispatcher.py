@@ -30,7 +30,7 @@ from rlskip.dispatch.resume import Journals, journal_identity
 from rlskip.dispatch.scheduler import Scheduler
 from rlskip.dispatch.sessions import BatchError
 from rlskip.errors import ConfigError, RlskipError
-from rlskip.keys import TRAIN, VAL
+from rlskip.keys import TRAIN, VAL, uid_of
 from rlskip.queue import TrajectoryQueue
 from rlskip.queue.partition import Partition
 from rlskip.queue.sampling import SampleCall
@@ -40,7 +40,6 @@ Batch: TypeAlias = TensorDictBase | Sequence[Mapping[str, Any]]
 
 logger = logging.getLogger(__name__)
 
-_REMEMBERED = 100_000  # the most prompts that it wrote and may find in the queue again
 _BLIND = (chunk, round_robin, least_loaded)  # policies that use no lengths
 
 # The last dispatcher of each queue that is open, by the queue's id: a queue of the user's may have
@@ -117,8 +116,6 @@ class RolloutDispatcher:
         self._closed = False
         self._closing = threading.Lock()
         self._process = os.getpid()
-        # The prompts that it wrote last, by partition and uid: the queue may still hold them.
-        self._written: dict[tuple[str, str], None] = {}
         self._loop = timeouts.LoopThread("rlskip-dispatch")
         self._groups = Groups(
             self._loop.loop,
@@ -299,35 +296,32 @@ class RolloutDispatcher:
         return batch
 
     def _begin(self, batch: BatchHandle) -> None:
-        if batch.sinks:
-            self._check_written(batch)
         self._held.add(batch)
-        with self._closing:
-            self._check_open()
-            self._groups.batches.add(batch)  # from here on, close() ends it
+        try:
+            if batch.sinks:
+                self._check_queue(batch)
+            with self._closing:
+                self._check_open()
+                self._groups.batches.add(batch)  # from here on, close() ends it
+        except BaseException:
+            self._held.take(batch.partition, [prompt.group for prompt in batch.prompts])
+            raise
         self._loop.post(self._groups.begin, batch)
-        if batch.sinks:
-            batch.rooted.wait(
-                3 * timeouts.write_seconds(self.config)
-            )  # the journal, the queue twice
+        if batch.sinks:  # waits for the journal, and for the queue twice
+            batch.rooted.wait(3 * timeouts.write_seconds(self.config))
 
-    def _check_written(self, batch: BatchHandle) -> None:
-        """Refuse a prompt whose earlier group is in the queue: their sessions would be mixed."""
-        places = [(batch.partition, prompt.uid) for prompt in batch.prompts]
-        if again := [uid for place in places if place in self._written for uid in place[1:]]:
-            assert self.queue is not None
-            seconds = timeouts.write_seconds(self.config)
-            list_all = functools.partial(timeouts.in_thread, self.queue.list, name="rlskip-queue")
-            there = self._loop.within(seconds, list_all, batch.partition)
-            if held := [uid for uid in again if uid in there]:
-                raise BatchError(
-                    f"the queue still holds earlier prompts of the uids {', '.join(held[:10])}",
-                    "uid",
-                    "clear() what was sampled, or evict() them, or give each a uid of its own",
-                )
-        self._written.update(dict.fromkeys(places))
-        for place in list(self._written)[:-_REMEMBERED]:
-            del self._written[place]
+    def _check_queue(self, batch: BatchHandle) -> None:
+        """Refuse a prompt of which the queue has sessions: those of two would be mixed."""
+        assert self.queue is not None
+        seconds = timeouts.write_seconds(self.config)
+        list_all = functools.partial(timeouts.in_thread, self.queue.list, name="rlskip-queue")
+        there = {uid_of(key) for key in self._loop.within(seconds, list_all, batch.partition)}
+        if held := [prompt.uid for prompt in batch.prompts if prompt.uid in there]:
+            raise BatchError(
+                f"the queue still holds earlier prompts of the uids {', '.join(held[:10])}",
+                "uid",
+                "clear() what was sampled, or evict() them, or give each a uid of its own",
+            )
 
     def broadcast(self, method: str, *args: Any) -> None:
         """Call a method of every worker and wait, e.g. to load a new policy's weights."""

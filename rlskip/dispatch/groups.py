@@ -30,7 +30,7 @@ from rlskip.dispatch.failures import (
 )
 from rlskip.dispatch.history import History, tokens_of
 from rlskip.dispatch.pools import Pool, Rows, Unjournaled, as_rows
-from rlskip.dispatch.resume import Journals, resumable, to_journal
+from rlskip.dispatch.resume import Journals, to_journal
 from rlskip.dispatch.scheduler import Item, Scheduler
 from rlskip.dispatch.sessions import Job, Session, session_seed
 from rlskip.dispatch.sink import Leaving, Sink
@@ -153,11 +153,12 @@ class Groups:
 
     def _add_sessions(self, batch: BatchHandle) -> None:
         """Resume the sessions that the journal holds, and queue the others."""
-        journaled = resumable(batch, self._journals)
+        journaled = {} if self._journals is None else self._journals.resume(batch)
         for prompt in batch.prompts:
             first = {i: self._next_attempts.get((prompt.uid, i), 0) for i in sorted(prompt.open)}
-            for session, found, tokens in journaled.get(prompt.uid, ()):
+            for session, found in journaled.get(prompt.uid, {}).items():
                 batch.resumed += 1
+                tokens = tokens_of(found.rows)
                 outcome = _EndedSession(first.pop(session), found.rows, tokens, tags=found.tags)
                 self._end(prompt, session, outcome)
             self._scheduler.add(prompt, first)

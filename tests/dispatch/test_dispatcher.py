@@ -181,7 +181,7 @@ def test_a_queue_has_one_dispatcher_at_a_time(make_dispatcher, make_prompts, ech
         earlier.collect(make_prompts(1), step=1)
     assert later.submit(make_prompts(1), step=1).result(20).succeeded == 4
     later.close()
-    assert earlier.submit(make_prompts(1), step=2).result(20).succeeded == 4
+    assert earlier.submit(make_prompts(1, of="v"), step=2).result(20).succeeded == 4
 
 
 @pytest.mark.parametrize("odd", ["a_sess1", "a_0_0", "a_7_1000000"])
@@ -202,9 +202,9 @@ def test_a_uid_is_no_key_of_another_prompt(make_dispatcher, odd, together):
 def test_a_prompt_that_the_queue_still_holds_is_not_submitted_again(
     make_dispatcher, make_prompts, queue, echo
 ):
-    """Else sessions of the earlier step make its group complete at once."""
+    """Else sessions of the earlier step make its group complete at once, whoever wrote them."""
+    make_dispatcher(echo).submit(make_prompts(2), step=1).result(20)
     dispatcher, buffer = make_dispatcher(echo), ReplayBuffer(queue)
-    dispatcher.submit(make_prompts(2), step=1).result(20)
     for sampled in (False, True):
         batch = buffer.sample(1, "train")[0] if sampled else None
         with pytest.raises(BatchError, match="still holds earlier prompts of the uids u_0, u_1"):
