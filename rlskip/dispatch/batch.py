@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -15,7 +16,7 @@ import attrs
 from rlskip.config.replay import ReplayConfig
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.scheduler import SessionGroup
-from rlskip.dispatch.sessions import BatchError, Sample
+from rlskip.dispatch.sessions import BatchError
 from rlskip.jobs.served import Needs, needs
 from rlskip.keys import EXPECTED_ROLLOUTS, prompt_tag, uid_of
 from rlskip.queue import PromptOutcome
@@ -103,7 +104,7 @@ class Prompt(SessionGroup):
 
     batch: BatchHandle
     uid: str
-    sample: Sample
+    fields: Mapping[str, Any]  # taken from the batch once, for all its sessions
     sampling: Mapping[str, Any]
     info: Mapping[str, Any]
     known_as: str | None = None
@@ -111,6 +112,7 @@ class Prompt(SessionGroup):
     journal_key: tuple[str, int] | None = None
     open: set[int]  # from the start, so that whatever fails, each session has an outcome
     group: Group
+    id: int = attrs.field(factory=itertools.count().__next__, init=False)
 
     def root_tag(self) -> dict[str, Any]:
         """The tag of its key: the number of markers to count to."""

@@ -15,7 +15,7 @@ from rlskip.batch.meta import plain
 from rlskip.config.dispatch import DispatchConfig
 from rlskip.dispatch.batch import BatchHandle, Group, Held, Prompt
 from rlskip.dispatch.history import History
-from rlskip.dispatch.sessions import BatchError, Sample
+from rlskip.dispatch.sessions import BatchError
 from rlskip.format.dump_errors import UnsupportedTypeError
 from rlskip.format.fingerprint import fingerprint
 from rlskip.format.prompt_digests import digests_of
@@ -75,7 +75,7 @@ def read_batch(
             uid=uid,
             open=set(range(n)),
             group=Group(uid, step, n),
-            sample=Sample(sample),
+            fields=sample,
             sampling=usual if sampled else greedy,
             info=info,
         )

@@ -29,7 +29,7 @@ from rlskip.config.dispatch import DispatchConfig
 from rlskip.dispatch.batch import BatchHandle, Prompt
 from rlskip.dispatch.failures import text_of
 from rlskip.dispatch.journal import SessionJournal
-from rlskip.dispatch.pools import Unjournaled, as_rows
+from rlskip.dispatch.pools import as_rows
 from rlskip.dispatch.sessions import Session
 from rlskip.jobs.served import ledger_of
 from rlskip.keys import GLOBAL_STEPS, IS_PROMPT, TRAIN, WEIGHT_TAGS, integer
@@ -71,13 +71,13 @@ class Journaled:
 
     def of(self, prompt: Prompt) -> Journaled:
         """As a session of `prompt`: rows that name the earlier prompt's uid name its."""
-        if self.uid is None or "uid" not in prompt.sample.fields:
+        if self.uid is None or "uid" not in prompt.fields:
             return self
 
         def now(value: Any) -> Any:
             if str(plain(value)) != self.uid:
                 return value
-            return prompt.uid if isinstance(value, str) else prompt.sample.fields["uid"]
+            return prompt.uid if isinstance(value, str) else prompt.fields["uid"]
 
         rows = [{**row, "uid": now(row["uid"])} if "uid" in row else row for row in self.rows]
         return attrs.evolve(self, rows=rows)
@@ -239,16 +239,14 @@ class WorkerJournal:
     _identity: Identity
     _seconds: float
     _hangs: bool = attrs.field(default=False, init=False)
+    _warned: str = attrs.field(default="", init=False)
 
     async def add(
         self, session: Session, rows: list[dict[str, Any]], tags: Sequence[Mapping[str, Any]]
-    ) -> Unjournaled | None:
-        """Append a finished session; returns why it could not be."""
-        if session.prompt_key is None:
-            return None
-        late = Unjournaled(f"the disk did not answer within {self._seconds:g} s")
-        if self._hangs:
-            return late
+    ) -> None:
+        """Append a finished session; a fault costs a warning, and never the rows."""
+        if session.prompt_key is None or self._hangs:
+            return
         key = (*session.prompt_key, session.session_id)
         entry = Journaled(rows, tags, session.uid).packed()
         path = self._directory / journal_name(session.step)
@@ -257,10 +255,14 @@ class WorkerJournal:
             await asyncio.wait_for(append, self._seconds)
         except asyncio.TimeoutError:
             self._hangs = True
-            return late
-        except Exception as error:  # the rows go to the queue all the same
-            return Unjournaled(text_of(error))
-        return None
+            self._warn(path, f"the disk did not answer within {self._seconds:g} s")
+        except Exception as error:
+            self._warn(path, text_of(error))
+
+    def _warn(self, path: Path, cause: str) -> None:
+        if cause != self._warned:
+            self._warned = cause
+            logger.warning("%s: sessions are not journaled: %s", path, cause)
 
     def _append(self, path: Path, entries: Mapping[Hashable, Any]) -> None:
         journal = SessionJournal(path, self._identity, read=False)

@@ -64,9 +64,9 @@ class Run:
             tags = [session.tag(seq_len=7, **span)]
             if self.returns:
                 return rows
-            cause = await journal.add(session, rows, tags)
+            await journal.add(session, rows, tags)
             self.queue.put([session.key(0)], session.partition, rows, tags)
-            return cause
+            return None
 
         def generate(batch: list[dict[str, Any]]) -> Any:
             evict(self.queue, [prompt["uid"] for prompt in batch])  # of an earlier one
