@@ -106,6 +106,7 @@ class Prompt(SessionGroup):
     uid: str
     fields: Mapping[str, Any]  # taken from the batch once, for all its sessions
     sampling: Mapping[str, Any]
+    sampled: bool  # or greedy
     info: Mapping[str, Any]
     known_as: str | None = None
     content: str | None = None
@@ -125,12 +126,12 @@ class BatchHandle:
     # A session is in `prompt.open` until it has an outcome, and counts in `unwritten` until that is
     # in its group: at 0 nothing is written any more, and the batch has finished.
 
-    def __init__(self, step: int, partition: str, validate: bool, sinks: bool, held: Held) -> None:
+    def __init__(self, step: int, partition: str, validate: bool, held: Held) -> None:
         self.step = step
         self.partition = partition
         self.validate = validate
-        self.sinks = sinks  # whether rows and markers go to the dispatcher's queue
-        # Where calls find its groups: those that any call takes, or those of one call.
+        # Where calls find its groups: those that any call takes, or those of one call. None: rows
+        # and markers go to the dispatcher's queue.
         self.within: Partition | None = None
         self.prompts: list[Prompt] = []
         self.running: dict[Any, None] = {}  # its attempts
@@ -156,7 +157,7 @@ class BatchHandle:
         Their rows are in the queue, if the dispatcher has one.
         """
         self.result(timeout)
-        groups = [prompt.group for prompt in self.prompts]
+        groups = self.groups_now()
         self._held.take(self.partition, groups)
         return groups
 
@@ -185,10 +186,19 @@ class BatchHandle:
 
     def cancel(self) -> None:
         """Stop its sessions: each one without an outcome fails, and ``collect()`` has none."""
-        self._held.take(self.partition, [prompt.group for prompt in self.prompts])
+        self._held.take(self.partition, self.groups_now())
         self.on_cancel()
 
     # -- for the dispatcher ----------------------------------------------------------------
+
+    @property
+    def sinks(self) -> bool:
+        """Whether rows and markers go to the dispatcher's queue."""
+        return self.within is None
+
+    def groups_now(self) -> list[Group]:
+        """The groups as they are."""
+        return [prompt.group for prompt in self.prompts]
 
     def elapsed(self) -> float:
         """Seconds since the batch was submitted."""
@@ -286,7 +296,7 @@ class Held:
         """A batch has its report, or its error: then it has no groups."""
         with self.changed:
             if error is not None:
-                self.take(batch.partition, [prompt.group for prompt in batch.prompts])
+                self.take(batch.partition, batch.groups_now())
                 if batch.within in self._ahead.values():
                     self.errors.append(error)
             self.changed.notify_all()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
 import threading
 import time
 import weakref
@@ -25,7 +24,7 @@ from rlskip.dispatch.history import History
 from rlskip.dispatch.local_pool import LocalPool
 from rlskip.dispatch.policies import Policy, chunk, find_policy, least_loaded, round_robin
 from rlskip.dispatch.pools import THREADS, Pool, Worker
-from rlskip.dispatch.reading import read_batch, step_number
+from rlskip.dispatch.reading import name_contents, read_batch, step_number
 from rlskip.dispatch.resume import Journals, journal_identity
 from rlskip.dispatch.scheduler import Scheduler
 from rlskip.dispatch.sessions import BatchError
@@ -57,13 +56,13 @@ class RolloutDispatcher:
     :meth:`collect` is for trainers that call it. With a queue, :meth:`submit` is for a trainer that
     reads the queue: it writes each prompt's root tag first, then each session's rows, then exactly
     one marker per session, whatever happens to it. Batches may overlap: they share the pool's caps
-    and cursor. A queue has one dispatcher: while another that was made for it later is open, this
-    one takes no prompts.
+    and cursor. While another dispatcher that was made for its queue later is open, this one takes
+    no prompts.
 
     Parameters
     ----------
     pool
-        A LocalPool, a RayPool, or a subclass of Pool. The dispatcher opens and closes it.
+        A LocalPool or a RayPool, which the dispatcher opens and closes.
     queue
         Where :meth:`submit` writes; None: groups stay here until they are taken.
     config
@@ -71,11 +70,9 @@ class RolloutDispatcher:
         the groups of :meth:`collect`.
     policy
         Replaces ``dispatch.policy``.
-    store
-        The run's dumps, next to which journals are kept.
-    identity
-        What sessions depend on besides prompts and sampling (lengths, model, ...). A journal of
-        another identity is not resumed.
+    store, identity
+        The run's dumps, next to which journals are kept, and what sessions depend on besides
+        prompts and sampling (lengths, model, ...): a journal of another identity is not resumed.
     journals
         Replaces the journals that ``dispatch.journal`` makes of `store` and `identity`.
     """
@@ -115,7 +112,6 @@ class RolloutDispatcher:
         per_worker = min(filter(None, caps), default=None)
         self._closed = False
         self._closing = threading.Lock()
-        self._process = os.getpid()
         self._loop = timeouts.LoopThread("rlskip-dispatch")
         self._groups = Groups(
             self._loop.loop,
@@ -184,10 +180,8 @@ class RolloutDispatcher:
 
         Raises
         ------
-        IncompleteRolloutError
-            A session failed, and ``replay.on_incomplete`` does not accept its group.
-        ReplayTimeoutError
-            ``replay.timeout_s`` has passed; the error names the sessions that are missing.
+        IncompleteRolloutError, ReplayTimeoutError
+            As :meth:`ReplayBuffer.sample` raises them.
         UnequalFieldsError
             A row lacks a field that another one has, and ``dispatch.fill_missing`` is off, or the
             field is a tensor.
@@ -205,7 +199,7 @@ class RolloutDispatcher:
             )
         own = batch = None
         if prompts is not None:
-            batch = self._read(prompts, step, validate, partition, sinks=False)
+            batch = self._read(prompts, step, validate, partition)
             step, partition = batch.step, batch.partition
         name = partition or (VAL if validate else TRAIN)
         within = self._held.ahead(name)
@@ -213,8 +207,7 @@ class RolloutDispatcher:
             own, within = batch, Partition(name, self._replay)
         call = SampleCall(self._replay, within, step_number(step), batch_size, started)
         if batch is not None:
-            batch.within = within
-            self._begin(batch)
+            self._begin(batch, within)
         try:
             groups = take(self._held, call, functools.partial(self._raise_errors, own))
         except BaseException:
@@ -268,18 +261,12 @@ class RolloutDispatcher:
         DispatcherClosedError
             After :meth:`close`.
         """
-        batch = self._read(prompts, step, validate, partition, sinks=self.queue is not None)
-        batch.within = None if batch.sinks else self._held.ahead(batch.partition)
-        self._begin(batch)
+        batch = self._read(prompts, step, validate, partition)
+        self._begin(batch, self._held.ahead(batch.partition) if self.queue is None else None)
         return batch
 
     def _read(
-        self,
-        prompts: Batch,
-        step: int | None,
-        validate: bool | None,
-        partition: str | None,
-        sinks: bool,
+        self, prompts: Batch, step: int | None, validate: bool | None, partition: str | None
     ) -> BatchHandle:
         self._check_open()
         if self.queue is not None and _last.get(id(self.queue), self) is not self:
@@ -287,15 +274,17 @@ class RolloutDispatcher:
                 "another RolloutDispatcher was made for this queue",
                 remedy="use that one, or close it; or give each a queue of its own",
             )
-        journaled = self._journals is not None
-        batch = read_batch(
-            prompts, self.config, self._history, journaled, step, validate, partition, sinks,
-            self._held,
-        )  # fmt: skip
+        batch = read_batch(prompts, self.config, self._held, step, validate, partition)
+        if self._history is not None:
+            self._history.look_up(batch.prompts)
+        if self._journals is not None and not batch.validate:
+            name_contents(batch)
         batch.on_cancel = functools.partial(self._loop.post, self._groups.cancel, batch)
         return batch
 
-    def _begin(self, batch: BatchHandle) -> None:
+    def _begin(self, batch: BatchHandle, within: Partition | None) -> None:
+        """Run a batch; calls find its groups `within`, and None is the queue."""
+        batch.within = within
         self._held.add(batch)
         try:
             if batch.sinks:
@@ -304,7 +293,7 @@ class RolloutDispatcher:
                 self._check_open()
                 self._groups.batches.add(batch)  # from here on, close() ends it
         except BaseException:
-            self._held.take(batch.partition, [prompt.group for prompt in batch.prompts])
+            self._held.take(batch.partition, batch.groups_now())
             raise
         self._loop.post(self._groups.begin, batch)
         if batch.sinks:  # waits for the journal, and for the queue twice
@@ -331,10 +320,6 @@ class RolloutDispatcher:
     def _check_open(self) -> None:
         if self._closed:
             raise DispatcherClosedError("this dispatcher is closed", remedy="make a new one")
-        if os.getpid() != self._process:  # its threads are not in a child
-            raise DispatcherClosedError(
-                "this process was forked from that of the dispatcher", remedy="make one here"
-            )
 
     def close(self) -> None:
         """Cancel the batches that run, and release the workers, within a bounded time."""
@@ -342,8 +327,6 @@ class RolloutDispatcher:
             if self._closed:
                 return
             self._closed = True
-        if os.getpid() != self._process:
-            return
         if self.queue is not None and _last.get(id(self.queue)) is self:
             del _last[id(self.queue)]
         deadline = time.monotonic() + timeouts.CLOSE_S

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlskip.dispatch.batch import Prompt
 from rlskip.dispatch.failures import DataFailure, text_of
 from rlskip.store import UnsupportedTypeError, fingerprint
 
@@ -14,18 +15,15 @@ class History:
     """Mean length by the content of a prompt."""
 
     def __init__(self) -> None:
-        self._known: dict[str | None, tuple[float, int]] = {}
+        self._known: dict[str, tuple[float, int]] = {}
 
-    def key(self, sample: Mapping[str, Any]) -> str | None:
-        """The key of a prompt in this history; None if it holds what cannot be compared."""
-        with contextlib.suppress(UnsupportedTypeError):
-            return fingerprint(sample)
-        return None
-
-    def expected(self, key: str | None) -> float | None:
-        """The mean length of the prompt's sessions; None when unknown."""
-        total, count = self._known.get(key, (0.0, 0))
-        return total / count if count else None
+    def look_up(self, prompts: Sequence[Prompt]) -> None:
+        """Set what is known of prompts; of one that holds what cannot be compared it is nothing."""
+        for prompt in prompts:
+            with contextlib.suppress(UnsupportedTypeError):
+                prompt.known_as = fingerprint(prompt.fields)
+                total, count = self._known.get(prompt.known_as, (0.0, 0))
+                prompt.expected = total / count if count else None
 
     def learn(self, key: str | None, length: float) -> None:
         """Record the length of one more session of the prompt."""

@@ -103,7 +103,7 @@ class Scheduler:
                 self._pin(place.worker, place.rank, job)
         self._queue(group)
 
-    def next(self) -> tuple[int, Job] | None:
+    def next(self) -> Job | None:
         """What to start next; None without a pending session or a free slot."""
         if not (self._again or self._anywhere or self._pinned):
             return None
