@@ -69,14 +69,13 @@ def makespan(lengths: np.ndarray, policy: Policy, history: np.ndarray | None = N
     running: list[tuple[Any, ...]] = []
     now = 0.0
     while True:
-        while (handed := scheduler.next()) is not None:
-            worker, item = handed
-            length = float(lengths[item.group.prompt, item.session])
-            heapq.heappush(running, (now + length, item.number, length, worker, item))
+        while (job := scheduler.next()) is not None:
+            length = float(lengths[job.group.prompt, job.session_id])
+            heapq.heappush(running, (now + length, job.number, length, job))
         if not running:
             return now
-        now, _, length, worker, item = heapq.heappop(running)
-        scheduler.done(worker, item, length)
+        now, _, length, job = heapq.heappop(running)
+        scheduler.done(job, length)
 
 
 def makespans() -> dict[str, list[float]]:

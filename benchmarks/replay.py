@@ -29,11 +29,8 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import replay_buffer as verl_replay
 
 from benchmarks._report import Goal, Row, arguments, report, versions
-from rlskip.config.replay import ReplayConfig
 from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
 from rlskip.queue import MemoryQueue, ReplayBuffer
-from rlskip.queue.partitions import Partitions
-from rlskip.queue.readiness import State
 from rlskip.queue.transfer_queue import PollingWatch
 
 SESSIONS = 8
@@ -90,20 +87,20 @@ def syncs(prompts: int, rounds: int) -> list[Row]:
 
     queue = MemoryQueue()
     queue.put(list(listing["train"]), "train", None, list(listing["train"].values()))
-    told = Partitions(queue, ReplayConfig())
-    told.sync()
+    told = ReplayBuffer(queue)
+    told._sync()
 
     shipped: list[Listing] = []
     # Both read the listing from here: what kv_list returns, without the cost of sending it.
     transfer_queue.kv_list = lambda *_: shipped[-1]
-    listed = Partitions(Listed(), ReplayConfig())
+    listed = ReplayBuffer(Listed())
     peer = verl_buffer()
 
     def ship() -> None:
         shipped[:] = [pickle.loads(pickle.dumps(listing))]
 
     ship()
-    first = seconds(listed.sync)
+    first = seconds(listed._sync)
     best = {"told": float("inf"), "listed": float("inf"), "peer": float("inf")}
     for round_ in range(rounds):
         changed = finish_some(listing, round_)
@@ -112,13 +109,13 @@ def syncs(prompts: int, rounds: int) -> list[Row]:
             listing["train"][key].update(tag)
         ship()
         for name, sync in (
-            ("told", told.sync),
-            ("listed", listed.sync),
+            ("told", told._sync),
+            ("listed", listed._sync),
             ("peer", peer._sync_metadata_from_transfer_queue),
         ):
             best[name] = min(best[name], seconds(sync))
-    count = told["train"].count(State.COMPLETE)
-    assert count == listed["train"].count(State.COMPLETE) == len(peer.finished_keys["train"])
+    count = told.get_sampleable_count(0, "train")
+    assert count == listed.get_sampleable_count(0, "train") == len(peer.finished_keys["train"])
     print(f"{keys} live keys, {CHANGES} changes a poll, {count} prompts finished\n")
     ms = {name: 1e3 * s for name, s in best.items()}
     return [

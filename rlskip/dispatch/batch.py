@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, InvalidStateError, wait
 from typing import Any
 
 import attrs
 
+from rlskip.config.replay import ReplayConfig
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.scheduler import SessionGroup
-from rlskip.dispatch.sessions import BatchError, Sample
+from rlskip.dispatch.sessions import BatchError
 from rlskip.jobs.served import Needs, needs
 from rlskip.keys import EXPECTED_ROLLOUTS, prompt_tag, uid_of
 from rlskip.queue import PromptOutcome
+from rlskip.queue.partition import Partition
+from rlskip.queue.readiness import State
 
 
 @attrs.frozen
@@ -75,11 +79,23 @@ class Group:
     n: int
     rows: dict[int, list[dict[str, Any]]] = attrs.field(factory=dict)
     failed: dict[int, str] = attrs.field(factory=dict)
+    number: int | None = attrs.field(default=None, repr=False)  # that its partition gives it
+
+    @property
+    def running(self) -> bool:
+        """Whether it lacks a session, which may still be written."""
+        return len(self.rows) + len(self.failed) < self.n
 
     def outcome(self) -> PromptOutcome:
         """How errors and messages name it."""
         succeeded, failed = tuple(sorted(self.rows)), tuple(sorted(self.failed.items()))
         return PromptOutcome(self.uid, self.step, None, self.n, succeeded, failed)
+
+    def state(self, viable: int | None) -> State:
+        """The state for who samples; `viable` is that of :meth:`PromptOutcome.accepted`."""
+        if self.running:
+            return State.RUNNING
+        return State.COMPLETE if self.outcome().accepted(viable) else State.INCOMPLETE
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -88,19 +104,16 @@ class Prompt(SessionGroup):
 
     batch: BatchHandle
     uid: str
-    sample: Sample
+    fields: Mapping[str, Any]  # taken from the batch once, for all its sessions
     sampling: Mapping[str, Any]
+    sampled: bool  # or greedy
     info: Mapping[str, Any]
     known_as: str | None = None
     content: str | None = None
     journal_key: tuple[str, int] | None = None
     open: set[int]  # from the start, so that whatever fails, each session has an outcome
     group: Group
-
-    @property
-    def running(self) -> bool:
-        """Whether its group lacks a session, which may still be written."""
-        return len(self.group.rows) + len(self.group.failed) < self.n
+    id: int = attrs.field(factory=itertools.count().__next__, init=False)
 
     def root_tag(self) -> dict[str, Any]:
         """The tag of its key: the number of markers to count to."""
@@ -113,12 +126,13 @@ class BatchHandle:
     # A session is in `prompt.open` until it has an outcome, and counts in `unwritten` until that is
     # in its group: at 0 nothing is written any more, and the batch has finished.
 
-    def __init__(self, step: int, partition: str, validate: bool, sinks: bool, held: Held) -> None:
+    def __init__(self, step: int, partition: str, validate: bool, held: Held) -> None:
         self.step = step
         self.partition = partition
         self.validate = validate
-        self.sinks = sinks  # whether rows and markers go to the dispatcher's queue
-        self.own = False  # whether only the call that submitted it takes its groups
+        # Where calls find its groups: those that any call takes, or those of one call. None: rows
+        # and markers go to the dispatcher's queue.
+        self.within: Partition | None = None
         self.prompts: list[Prompt] = []
         self.running: dict[Any, None] = {}  # its attempts
         self.journal: SessionJournal | None = None
@@ -143,8 +157,9 @@ class BatchHandle:
         Their rows are in the queue, if the dispatcher has one.
         """
         self.result(timeout)
-        self._held.take(self.prompts)
-        return [prompt.group for prompt in self.prompts]
+        groups = self.groups_now()
+        self._held.take(self.partition, groups)
+        return groups
 
     def result(self, timeout: float | None = None) -> BatchReport:
         """Wait until every session has an outcome and, with a queue, its marker.
@@ -171,10 +186,19 @@ class BatchHandle:
 
     def cancel(self) -> None:
         """Stop its sessions: each one without an outcome fails, and ``collect()`` has none."""
-        self._held.take(self.prompts)
+        self._held.take(self.partition, self.groups_now())
         self.on_cancel()
 
     # -- for the dispatcher ----------------------------------------------------------------
+
+    @property
+    def sinks(self) -> bool:
+        """Whether rows and markers go to the dispatcher's queue."""
+        return self.within is None
+
+    def groups_now(self) -> list[Group]:
+        """The groups as they are."""
+        return [prompt.group for prompt in self.prompts]
 
     def elapsed(self) -> float:
         """Seconds since the batch was submitted."""
@@ -207,27 +231,23 @@ class BatchHandle:
 
 
 class Held:
-    """The prompts of a dispatcher that run, or whose groups nobody has taken, the oldest first.
+    """The prompts of a dispatcher that run, or whose groups nobody has taken.
 
     Any thread may call; `changed` is notified when a batch has ended and, while a call waits for
-    some of the prompts, with every group.
+    some of the prompts (`waiting_for_some`), with every group.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, config: ReplayConfig) -> None:
         self.changed = threading.Condition()
-        self._some = 0  # calls that wait for a number of prompts
+        self.waiting_for_some = 0
         self.errors: list[BaseException] = []  # of batches that any call may take
+        self._config = config
         self._prompts: dict[tuple[str, str], Prompt] = {}  # by partition and uid
+        self._ahead: dict[str, Partition] = {}
 
-    @contextlib.contextmanager
-    def waiting_for(self, some: int | None) -> Iterator[threading.Condition]:
-        """Hold the lock; :attr:`changed` is notified of every group if `some` are waited for."""
-        with self.changed:
-            self._some += some is not None
-            try:
-                yield self.changed
-            finally:
-                self._some -= some is not None
+    def ahead(self, name: str) -> Partition:
+        """The groups of a partition that any call may take."""
+        return self._ahead.setdefault(name, Partition(name, self._config))
 
     def add(self, batch: BatchHandle) -> None:
         """Hold a batch's prompts from now on.
@@ -237,64 +257,56 @@ class Held:
         BatchError
             An earlier prompt of a uid runs, or its group was not taken: two would share keys.
         """
+        places = {(batch.partition, prompt.uid): prompt for prompt in batch.prompts}
         with self.changed:
-            if batch.sinks:
-                self._check_keys(batch)
-            for prompt in batch.prompts:
-                if (batch.partition, prompt.uid) in self._prompts:
-                    raise BatchError(
-                        f"an earlier prompt of the uid {prompt.uid!r} is in flight",
-                        "uid",
-                        "give this one a uid of its own; or first take the other's group, or give "
-                        "it up: cancel its batch",
-                    )
-            self._prompts.update({(batch.partition, p.uid): p for p in batch.prompts})
-
-    def _check_keys(self, batch: BatchHandle) -> None:
-        """Refuse a uid that is the key of a row or a marker of another prompt."""
-        ours = [(name, p.uid) for (name, _), p in self._prompts.items() if p.batch.sinks]
-        uids = {uid for name, uid in ours if name == batch.partition}
-        uids.update(prompt.uid for prompt in batch.prompts)
-        for uid in uids:
-            if (of := uid_of(uid)) in uids:
+            for _, uid in places.keys() & self._prompts.keys():
                 raise BatchError(
-                    f"the uid {uid!r} is a key of a session of the prompt {of!r}",
+                    f"an earlier prompt of the uid {uid!r} is in flight",
                     "uid",
-                    "give it one that does not end in _sess0, or in _0_0, after another's uid",
+                    "give this one a uid of its own; or first take the other's group, or give it "
+                    "up: cancel its batch",
                 )
+            uids = {prompt.uid for prompt in batch.prompts}
+            for (name, uid), prompt in self._prompts.items():
+                if name == batch.partition and prompt.batch.sinks:
+                    uids.add(uid)
+            for uid in uids if batch.sinks else ():
+                if (of := uid_of(uid)) in uids:
+                    raise BatchError(
+                        f"the uid {uid!r} is a key of a session of the prompt {of!r}",
+                        "uid",
+                        "give it one that does not end in _sess0, or in _0_0, after another's uid",
+                    )
+            self._prompts.update(places)
+            if batch.within is not None:
+                for prompt in batch.prompts:
+                    batch.within.file(prompt.group)
 
     def group_ended(self, prompt: Prompt) -> None:
         """A group has all its sessions; one that is in a queue is not held."""
         with self.changed:
-            if prompt.batch.sinks:
-                self.take([prompt])
-            if self._some:
+            if prompt.batch.within is None:
+                self.take(prompt.batch.partition, [prompt.group])
+            else:
+                prompt.batch.within.file(prompt.group)
+            if self.waiting_for_some:
                 self.changed.notify_all()
 
     def batch_ended(self, batch: BatchHandle, error: BaseException | None) -> None:
         """A batch has its report, or its error: then it has no groups."""
         with self.changed:
             if error is not None:
-                self.take(batch.prompts)
-                if not (batch.sinks or batch.own):
+                self.take(batch.partition, batch.groups_now())
+                if batch.within in self._ahead.values():
                     self.errors.append(error)
             self.changed.notify_all()
 
-    def take(self, prompts: Sequence[Prompt]) -> None:
+    def take(self, partition: str, groups: Iterable[Group]) -> None:
         """Hold these no more."""
         with self.changed:
-            for prompt in prompts:
-                place = prompt.batch.partition, prompt.uid
-                if self._prompts.get(place) is prompt:
-                    del self._prompts[place]
-
-    def of(self, partition: str, step: int | None = None) -> list[Prompt]:
-        """Those of a partition, and of one step or of any, by step and in order of submission."""
-        found = [
-            prompt
-            for (name, _), prompt in self._prompts.items()
-            if name == partition
-            and step in (None, prompt.batch.step)
-            and not (prompt.batch.sinks or prompt.batch.own)
-        ]
-        return sorted(found, key=lambda prompt: prompt.batch.step)
+            for group in groups:
+                prompt = self._prompts.get((partition, group.uid))
+                if prompt is not None and prompt.group is group:
+                    del self._prompts[partition, group.uid]
+                    if prompt.batch.within is not None:
+                        prompt.batch.within.remove([group.uid])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
 import threading
 import time
 import weakref
@@ -18,27 +17,28 @@ from rlskip.config.dispatch import DispatchConfig, read_dispatch
 from rlskip.config.replay import ReplayConfig, read_replay
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle, Held
-from rlskip.dispatch.collect import Taking, joined
+from rlskip.dispatch.collect import joined, take
 from rlskip.dispatch.failures import text_of
 from rlskip.dispatch.groups import Groups
 from rlskip.dispatch.history import History
 from rlskip.dispatch.local_pool import LocalPool
 from rlskip.dispatch.policies import Policy, chunk, find_policy, least_loaded, round_robin
 from rlskip.dispatch.pools import THREADS, Pool, Worker
-from rlskip.dispatch.reading import read_batch, step_number
+from rlskip.dispatch.reading import name_contents, read_batch, step_number
 from rlskip.dispatch.resume import Journals, journal_identity
 from rlskip.dispatch.scheduler import Scheduler
 from rlskip.dispatch.sessions import BatchError
 from rlskip.errors import ConfigError, RlskipError
-from rlskip.keys import TRAIN, VAL
+from rlskip.keys import TRAIN, VAL, uid_of
 from rlskip.queue import TrajectoryQueue
+from rlskip.queue.partition import Partition
+from rlskip.queue.sampling import SampleCall
 from rlskip.store import Identity, StepStore
 
 Batch: TypeAlias = TensorDictBase | Sequence[Mapping[str, Any]]
 
 logger = logging.getLogger(__name__)
 
-_REMEMBERED = 100_000  # the most prompts that it wrote and may find in the queue again
 _BLIND = (chunk, round_robin, least_loaded)  # policies that use no lengths
 
 # The last dispatcher of each queue that is open, by the queue's id: a queue of the user's may have
@@ -56,13 +56,13 @@ class RolloutDispatcher:
     :meth:`collect` is for trainers that call it. With a queue, :meth:`submit` is for a trainer that
     reads the queue: it writes each prompt's root tag first, then each session's rows, then exactly
     one marker per session, whatever happens to it. Batches may overlap: they share the pool's caps
-    and cursor. A queue has one dispatcher: while another that was made for it later is open, this
-    one takes no prompts.
+    and cursor. While another dispatcher that was made for its queue later is open, this one takes
+    no prompts.
 
     Parameters
     ----------
     pool
-        A LocalPool, a RayPool, or a subclass of Pool. The dispatcher opens and closes it.
+        A LocalPool or a RayPool, which the dispatcher opens and closes.
     queue
         Where :meth:`submit` writes; None: groups stay here until they are taken.
     config
@@ -70,11 +70,9 @@ class RolloutDispatcher:
         the groups of :meth:`collect`.
     policy
         Replaces ``dispatch.policy``.
-    store
-        The run's dumps, next to which journals are kept.
-    identity
-        What sessions depend on besides prompts and sampling (lengths, model, ...). A journal of
-        another identity is not resumed.
+    store, identity
+        The run's dumps, next to which journals are kept, and what sessions depend on besides
+        prompts and sampling (lengths, model, ...): a journal of another identity is not resumed.
     journals
         Replaces the journals that ``dispatch.journal`` makes of `store` and `identity`.
     """
@@ -96,7 +94,7 @@ class RolloutDispatcher:
             policy = chunk
         self.queue = queue
         self._replay: ReplayConfig = read_replay(config)
-        self._held = Held()
+        self._held = Held(self._replay)
         self._pool = pool
         if self.config.journal and journals is None:
             if store is None:
@@ -114,9 +112,6 @@ class RolloutDispatcher:
         per_worker = min(filter(None, caps), default=None)
         self._closed = False
         self._closing = threading.Lock()
-        self._process = os.getpid()
-        # The prompts that it wrote last, by partition and uid: the queue may still hold them.
-        self._written: dict[tuple[str, str], None] = {}
         self._loop = timeouts.LoopThread("rlskip-dispatch")
         self._groups = Groups(
             self._loop.loop,
@@ -185,10 +180,8 @@ class RolloutDispatcher:
 
         Raises
         ------
-        IncompleteRolloutError
-            A session failed, and ``replay.on_incomplete`` does not accept its group.
-        ReplayTimeoutError
-            ``replay.timeout_s`` has passed; the error names the sessions that are missing.
+        IncompleteRolloutError, ReplayTimeoutError
+            As :meth:`ReplayBuffer.sample` raises them.
         UnequalFieldsError
             A row lacks a field that another one has, and ``dispatch.fill_missing`` is off, or the
             field is a tensor.
@@ -204,31 +197,24 @@ class RolloutDispatcher:
                 "use raise, drop or min_viable (dispatch.max_retries and max_data_retries try "
                 "sessions again); refill is for ReplayBuffer(queue, refill=...)",
             )
-        batch = None
+        own = batch = None
         if prompts is not None:
-            batch = self._read(prompts, step, validate, partition, sinks=False)
+            batch = self._read(prompts, step, validate, partition)
             step, partition = batch.step, batch.partition
-        own = batch if batch_size is None else None
-        if own is not None:
-            own.own = True
-        taking = Taking(
-            self._held,
-            self._replay,
-            step_number(step),
-            partition or (VAL if validate else TRAIN),
-            batch_size,
-            None if own is None else own.prompts,
-            functools.partial(self._raise_errors, own),
-        )
+        name = partition or (VAL if validate else TRAIN)
+        within = self._held.ahead(name)
+        if batch is not None and batch_size is None:
+            own, within = batch, Partition(name, self._replay)
+        call = SampleCall(self._replay, within, step_number(step), batch_size, started)
         if batch is not None:
-            self._begin(batch)
+            self._begin(batch, within)
         try:
-            groups = taking.groups(started)
+            groups = take(self._held, call, functools.partial(self._raise_errors, own))
         except BaseException:
             if own is not None:  # else its groups are there for the next call
                 own.cancel()
             raise
-        return joined(groups, taking.name, self.config.fill_missing), taking.metrics()
+        return joined(groups, name, self.config.fill_missing), call.metrics()
 
     def _raise_errors(self, own: BatchHandle | None) -> None:
         """Raise what ended this batch, or one that any call may take, before its time."""
@@ -275,17 +261,12 @@ class RolloutDispatcher:
         DispatcherClosedError
             After :meth:`close`.
         """
-        batch = self._read(prompts, step, validate, partition, sinks=self.queue is not None)
-        self._begin(batch)
+        batch = self._read(prompts, step, validate, partition)
+        self._begin(batch, self._held.ahead(batch.partition) if self.queue is None else None)
         return batch
 
     def _read(
-        self,
-        prompts: Batch,
-        step: int | None,
-        validate: bool | None,
-        partition: str | None,
-        sinks: bool,
+        self, prompts: Batch, step: int | None, validate: bool | None, partition: str | None
     ) -> BatchHandle:
         self._check_open()
         if self.queue is not None and _last.get(id(self.queue), self) is not self:
@@ -293,44 +274,43 @@ class RolloutDispatcher:
                 "another RolloutDispatcher was made for this queue",
                 remedy="use that one, or close it; or give each a queue of its own",
             )
-        journaled = self._journals is not None
-        batch = read_batch(
-            prompts, self.config, self._history, journaled, step, validate, partition, sinks,
-            self._held,
-        )  # fmt: skip
+        batch = read_batch(prompts, self.config, self._held, step, validate, partition)
+        if self._history is not None:
+            self._history.look_up(batch.prompts)
+        if self._journals is not None and not batch.validate:
+            name_contents(batch)
         batch.on_cancel = functools.partial(self._loop.post, self._groups.cancel, batch)
         return batch
 
-    def _begin(self, batch: BatchHandle) -> None:
-        if batch.sinks:
-            self._check_written(batch)
+    def _begin(self, batch: BatchHandle, within: Partition | None) -> None:
+        """Run a batch; calls find its groups `within`, and None is the queue."""
+        batch.within = within
         self._held.add(batch)
-        with self._closing:
-            self._check_open()
-            self._groups.batches.add(batch)  # from here on, close() ends it
+        try:
+            if batch.sinks:
+                self._check_queue(batch)
+            with self._closing:
+                self._check_open()
+                self._groups.batches.add(batch)  # from here on, close() ends it
+        except BaseException:
+            self._held.take(batch.partition, batch.groups_now())
+            raise
         self._loop.post(self._groups.begin, batch)
-        if batch.sinks:
-            batch.rooted.wait(
-                3 * timeouts.write_seconds(self.config)
-            )  # the journal, the queue twice
+        if batch.sinks:  # waits for the journal, and for the queue twice
+            batch.rooted.wait(3 * timeouts.write_seconds(self.config))
 
-    def _check_written(self, batch: BatchHandle) -> None:
-        """Refuse a prompt whose earlier group is in the queue: their sessions would be mixed."""
-        places = [(batch.partition, prompt.uid) for prompt in batch.prompts]
-        if again := [uid for place in places if place in self._written for uid in place[1:]]:
-            assert self.queue is not None
-            seconds = timeouts.write_seconds(self.config)
-            list_all = functools.partial(timeouts.in_thread, self.queue.list, name="rlskip-queue")
-            there = self._loop.within(seconds, list_all, batch.partition)
-            if held := [uid for uid in again if uid in there]:
-                raise BatchError(
-                    f"the queue still holds earlier prompts of the uids {', '.join(held[:10])}",
-                    "uid",
-                    "clear() what was sampled, or evict() them, or give each a uid of its own",
-                )
-        self._written.update(dict.fromkeys(places))
-        for place in list(self._written)[:-_REMEMBERED]:
-            del self._written[place]
+    def _check_queue(self, batch: BatchHandle) -> None:
+        """Refuse a prompt of which the queue has sessions: those of two would be mixed."""
+        assert self.queue is not None
+        seconds = timeouts.write_seconds(self.config)
+        list_all = functools.partial(timeouts.in_thread, self.queue.list, name="rlskip-queue")
+        there = {uid_of(key) for key in self._loop.within(seconds, list_all, batch.partition)}
+        if held := [prompt.uid for prompt in batch.prompts if prompt.uid in there]:
+            raise BatchError(
+                f"the queue still holds earlier prompts of the uids {', '.join(held[:10])}",
+                "uid",
+                "clear() what was sampled, or evict() them, or give each a uid of its own",
+            )
 
     def broadcast(self, method: str, *args: Any) -> None:
         """Call a method of every worker and wait, e.g. to load a new policy's weights."""
@@ -340,10 +320,6 @@ class RolloutDispatcher:
     def _check_open(self) -> None:
         if self._closed:
             raise DispatcherClosedError("this dispatcher is closed", remedy="make a new one")
-        if os.getpid() != self._process:  # its threads are not in a child
-            raise DispatcherClosedError(
-                "this process was forked from that of the dispatcher", remedy="make one here"
-            )
 
     def close(self) -> None:
         """Cancel the batches that run, and release the workers, within a bounded time."""
@@ -351,8 +327,6 @@ class RolloutDispatcher:
             if self._closed:
                 return
             self._closed = True
-        if os.getpid() != self._process:
-            return
         if self.queue is not None and _last.get(id(self.queue)) is self:
             del _last[id(self.queue)]
         deadline = time.monotonic() + timeouts.CLOSE_S

@@ -29,10 +29,10 @@ from rlskip.dispatch.failures import (
     text_of,
 )
 from rlskip.dispatch.history import History, tokens_of
-from rlskip.dispatch.pools import Pool, Rows, Unjournaled, as_rows
-from rlskip.dispatch.resume import Journals, resumable, to_journal
-from rlskip.dispatch.scheduler import Item, Scheduler
-from rlskip.dispatch.sessions import Job, Session, session_seed
+from rlskip.dispatch.pools import Pool, Rows, as_rows
+from rlskip.dispatch.resume import Journals, to_journal
+from rlskip.dispatch.scheduler import Job, Scheduler
+from rlskip.dispatch.sessions import Session, session_seed
 from rlskip.dispatch.sink import Leaving, Sink
 from rlskip.dispatch.timeouts import failure_of, in_thread, write_seconds
 from rlskip.keys import ROWS_PER_ATTEMPT, row_tag, session_key, session_tag, trajectory_key
@@ -153,11 +153,12 @@ class Groups:
 
     def _add_sessions(self, batch: BatchHandle) -> None:
         """Resume the sessions that the journal holds, and queue the others."""
-        journaled = resumable(batch, self._journals)
+        journaled = {} if self._journals is None else self._journals.resume(batch)
         for prompt in batch.prompts:
             first = {i: self._next_attempts.get((prompt.uid, i), 0) for i in sorted(prompt.open)}
-            for session, found, tokens in journaled.get(prompt.uid, ()):
+            for session, found in journaled.get(prompt.uid, {}).items():
                 batch.resumed += 1
+                tokens = tokens_of(found.rows)
                 outcome = _EndedSession(first.pop(session), found.rows, tokens, tags=found.tags)
                 self._end(prompt, session, outcome)
             self._scheduler.add(prompt, first)
@@ -176,9 +177,9 @@ class Groups:
             # A part of them: the workers run these while the next turn starts others. More at once
             # are more objects at once, which Python's garbage collector looks through each time.
             for _ in range(_A_TURN):
-                if (found := self._scheduler.next()) is None:
+                if (job := self._scheduler.next()) is None:
                     break
-                self._start(*found)
+                self._start(job)
             else:
                 self._pump()
         except Exception as error:  # the policy is the user's
@@ -192,22 +193,22 @@ class Groups:
         self._scheduler.change(worker, state)
         self._pump()
 
-    def _start(self, worker: int, item: Item) -> None:
-        prompt: Prompt = item.group  # type: ignore[assignment]
+    def _start(self, job: Job) -> None:
+        prompt: Prompt = job.group
         batch = prompt.batch
-        due = self._loop.time() + self._timeout_s
         batch.attempts += 1
-        session = Session(
+        job.session = Session(
             uid=prompt.uid,
-            session_id=item.session,
+            session_id=job.session_id,
             n=prompt.n,
-            attempt=item.attempt,
-            seed=session_seed(self._config.seed or 0, batch.step, prompt.prompt, item.session),
+            attempt=job.attempt,
+            seed=session_seed(self._config.seed or 0, batch.step, prompt.prompt, job.session_id),
             partition=batch.partition,
             prompt_key=prompt.journal_key if batch.journal is not None else None,
             **prompt.info,
         )
-        job = Job(session, prompt.sample, prompt.sampling, item, worker, batch.elapsed(), due)
+        job.started = batch.elapsed()
+        job.due = due = self._loop.time() + self._timeout_s
         batch.running[job] = None
         self._pool.start(job)
         if self._alarm is None and due < math.inf:
@@ -215,8 +216,7 @@ class Groups:
 
     def _returned(self, job: Job, result: Any, error: BaseException | None) -> None:
         """The worker has returned or raised, perhaps after the attempt was given up."""
-        item = job.item
-        prompt: Prompt = item.group  # type: ignore[assignment]
+        prompt: Prompt = job.group
         batch = prompt.batch
         if job not in batch.running:
             return
@@ -224,8 +224,6 @@ class Groups:
         try:
             if error is not None:
                 raise error
-            if isinstance(result, Unjournaled):
-                self._warn_of_journal(f"step {batch.step}", result)
             rows = as_rows(result, written=batch.sinks)
             tokens = tokens_of(rows or ())
         except BaseException as failed:  # rows raise what they like, which ends no event loop
@@ -235,10 +233,10 @@ class Groups:
             if self._history is not None:
                 self._history.learn(prompt.known_as, length)
             try:
-                self._scheduler.done(job.worker, item, length)
+                self._scheduler.done(job, length)
             except Exception as policys:
                 self._abort(batch, policys)
-            self._end(prompt, item.session, _EndedSession(item.attempt, rows, tokens))
+            self._end(prompt, job.session_id, _EndedSession(job.attempt, rows, tokens))
         self._pump()
 
     def _expire(self) -> None:
@@ -257,26 +255,25 @@ class Groups:
     def _give_up(self, batch: BatchHandle, job: Job) -> None:
         """Stop an attempt that runs; it may write rows for a while."""
         del batch.running[job]
-        session = job.session
-        self._next_attempts[session.uid, session.session_id] = session.attempt + 1
+        self._next_attempts[job.group.uid, job.session_id] = job.attempt + 1
         if len(self._next_attempts) > _GIVEN_UP:
             del self._next_attempts[next(iter(self._next_attempts))]
         self._pool.stop(job)
 
     def _failed(self, job: Job, error: Exception) -> None:
         """Try again on another worker, or end the session with the cause."""
-        item, failure = job.item, as_failure(error)
+        failure = as_failure(error)
         machine = isinstance(failure, InfrastructureFailure)
         allowed = self._config.max_retries if machine else self._config.max_data_retries
-        item.failures[machine] = count = item.failures.get(machine, 0) + 1
+        job.failures[machine] = count = job.failures.get(machine, 0) + 1
         if count <= allowed:
             logger.warning("%s failed and is tried again: %s", job, text_of(failure))
-            self._scheduler.retry(job.worker, item)
+            self._scheduler.retry(job)
             return
         logger.error("%s failed for good: %s", job, text_of(failure), exc_info=failure)
-        self._scheduler.done(job.worker, item)
-        outcome = _EndedSession(item.attempt, error=cause_of(failure))
-        self._end(item.group, item.session, outcome)  # type: ignore[arg-type]
+        self._scheduler.done(job)
+        outcome = _EndedSession(job.attempt, error=cause_of(failure))
+        self._end(job.group, job.session_id, outcome)
 
     # -- what a session leaves -----------------------------------------------------------------
 
@@ -287,7 +284,7 @@ class Groups:
         prompt.open.remove(session)
         prompt.batch.tokens += outcome.tokens
         if not prompt.open:
-            self._pool.forget(prompt.sample)
+            self._pool.forget(prompt)
         entries = to_journal(prompt, session, outcome.rows, outcome.tags)
         if prompt.batch.sinks or entries:
             self._write(prompt, session, outcome, entries)
@@ -339,7 +336,7 @@ class Groups:
         else:  # rows in the queue are not kept twice
             prompt.group.rows[session] = [] if batch.sinks else outcome.rows or []
         batch.unwritten -= 1
-        if not prompt.running:
+        if not prompt.group.running:
             self._held.group_ended(prompt)
         if batch.unwritten == 0:
             self.batches.discard(batch)
@@ -372,7 +369,7 @@ class Groups:
             self._scheduler.cancel(prompt)
         for job in list(batch.running):
             self._give_up(batch, job)
-            self._scheduler.done(job.worker, job.item)
+            self._scheduler.done(job)
         for prompt in batch.prompts:
             for session in sorted(prompt.open):
                 self._end(prompt, session, _EndedSession(0, error=batch.stopped))

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlskip.dispatch.batch import Prompt
 from rlskip.dispatch.failures import DataFailure, text_of
 from rlskip.store import UnsupportedTypeError, fingerprint
 
@@ -16,18 +17,13 @@ class History:
     def __init__(self) -> None:
         self._known: dict[str, tuple[float, int]] = {}
 
-    def key(self, sample: Mapping[str, Any]) -> str | None:
-        """The key of a prompt in this history; None if it holds what cannot be compared."""
-        with contextlib.suppress(UnsupportedTypeError):
-            return fingerprint(sample)
-        return None
-
-    def expected(self, key: str | None) -> float | None:
-        """The mean length of the prompt's sessions; None when unknown."""
-        if key is None or key not in self._known:
-            return None
-        total, count = self._known[key]
-        return total / count
+    def look_up(self, prompts: Sequence[Prompt]) -> None:
+        """Set what is known of prompts; of one that holds what cannot be compared it is nothing."""
+        for prompt in prompts:
+            with contextlib.suppress(UnsupportedTypeError):
+                prompt.known_as = fingerprint(prompt.fields)
+                total, count = self._known.get(prompt.known_as, (0.0, 0))
+                prompt.expected = total / count if count else None
 
     def learn(self, key: str | None, length: float) -> None:
         """Record the length of one more session of the prompt."""
@@ -46,19 +42,16 @@ def tokens_of(rows: Sequence[Mapping[str, Any]]) -> int:
     """
     tokens = 0
     for i, row in enumerate(rows):
+        mask, responses = row.get("response_mask"), row.get("responses")
         try:
-            tokens += _length_of(row)
+            if mask is not None:
+                tokens += int(mask.sum() if hasattr(mask, "sum") else sum(mask))
+            elif responses is not None:
+                tokens += len(responses)
         except TypeError:  # fields of these names that hold something else
             pass
         except BaseException as error:
-            name = "responses" if row.get("response_mask") is None else "response_mask"
+            name = "responses" if mask is None else "response_mask"
             what = f"the length of its {name} cannot be read: {type(error).__name__}"
             raise DataFailure(f"row {i}: {what}: {text_of(error)}") from error
     return tokens
-
-
-def _length_of(row: Mapping[str, Any]) -> int:
-    mask, responses = row.get("response_mask"), row.get("responses")
-    if mask is not None:
-        return int(mask.sum() if hasattr(mask, "sum") else sum(mask))
-    return 0 if responses is None else len(responses)

@@ -11,7 +11,7 @@ from typing import Any
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.failures import InfrastructureFailure
 from rlskip.dispatch.pools import THREADS, Pool, Runner, Worker, is_blocking
-from rlskip.dispatch.sessions import Job
+from rlskip.dispatch.scheduler import Job
 from rlskip.dispatch.timeouts import LoopThread, Mailbox, settle
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class LocalPool(Pool):
 
     def start(self, job: Job) -> None:
         run = self._runners[job.worker].run
-        self._homes[job.worker].run(job, run, job.sample.fields, job.sampling, job.session)
+        self._homes[job.worker].run(job, run, job.group.fields, job.group.sampling, job.session)
 
     def _ended(self, ended: Job | asyncio.Future[Any], result: Any, error: Any) -> None:
         if isinstance(ended, Job):

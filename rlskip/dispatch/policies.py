@@ -11,6 +11,7 @@ the group is dispatched or finishes.
 from __future__ import annotations
 
 import math
+import operator
 import pkgutil
 from collections.abc import Callable
 
@@ -64,8 +65,10 @@ class Placement:
         Lower ranks go first; equal ranks in order of arrival.
     """
 
-    worker: int | None = None
-    rank: float = 0.0
+    worker: int | None = attrs.field(
+        default=None, converter=attrs.converters.optional(operator.index)
+    )
+    rank: float = attrs.field(default=0.0, converter=float)
 
 
 Policy = Callable[[PendingSession], Placement]

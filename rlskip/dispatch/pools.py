@@ -25,17 +25,14 @@ from tensordict import is_non_tensor, is_tensor_collection
 
 from rlskip.batch.columns import own
 from rlskip.dispatch.failures import DataFailure, portable
-from rlskip.dispatch.sessions import Job, Sample, Session
+from rlskip.dispatch.scheduler import Job, SessionGroup
+from rlskip.dispatch.sessions import Session
 from rlskip.dispatch.timeouts import in_thread
 from rlskip.keys import integer
 from rlskip.queue.rows import OwnRow
 
 Worker = Callable[..., Any]
 Rows = list[dict[str, Any]] | None
-
-
-class Unjournaled(str):
-    """Why a worker that wrote its rows itself could not journal them; returned instead of None."""
 
 
 THREADS = 16
@@ -73,7 +70,7 @@ class Pool(ABC):
     def stop(self, job: Job) -> None:
         """Stop a session, as far as it can be; nobody waits for it any more."""
 
-    def forget(self, sample: Sample) -> None:  # noqa: B027 - may do nothing
+    def forget(self, prompt: SessionGroup) -> None:  # noqa: B027 - may do nothing
         """No more sessions of this prompt will run."""
 
     @abstractmethod
@@ -169,7 +166,7 @@ def as_rows(result: Any, written: bool = True) -> Rows:
     """
     if type(result) is OwnRow and result:  # as nearly always: names and values are plain
         return [result]
-    if result is None or isinstance(result, Unjournaled):
+    if result is None:
         if written:
             return None
         raise DataFailure(

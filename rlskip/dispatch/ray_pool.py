@@ -28,7 +28,8 @@ from rlskip.dispatch.failures import (
     text_of,
 )
 from rlskip.dispatch.pools import THREADS, Pool, Worker, is_blocking
-from rlskip.dispatch.sessions import Job, Sample, Session
+from rlskip.dispatch.scheduler import Job
+from rlskip.dispatch.sessions import Session
 from rlskip.dispatch.timeouts import failure_of, in_thread, settle
 
 logger = logging.getLogger(__name__)
@@ -128,16 +129,16 @@ class RayPool(Pool):
         """Cancel a session, and replace its actor if that does not turn its event loop."""
         self._drivers[job.worker].stop(job)
 
-    def _pack_sample(self, sample: Sample) -> bytes:
+    def _pack_prompt(self, prompt: Any) -> bytes:
         """A prompt as bytes, packed once for all actors."""
-        if sample.id not in self._packed:
-            self._packed[sample.id] = pack(sample.fields)
-        return self._packed[sample.id]
+        if prompt.id not in self._packed:
+            self._packed[prompt.id] = pack(prompt.fields)
+        return self._packed[prompt.id]
 
-    def forget(self, sample: Sample) -> None:
-        self._packed.pop(sample.id, None)
+    def forget(self, prompt: Any) -> None:
+        self._packed.pop(prompt.id, None)
         for driver in self._drivers:
-            driver.forget(sample)
+            driver.forget(prompt.id)
 
     async def broadcast(self, method: str, *args: Any) -> None:
         packed = ray.put(args)
@@ -229,10 +230,10 @@ class _Driver:
             if self.actor is actor:
                 self._asked = False
 
-    def forget(self, sample: Sample) -> None:
-        if sample.id in self._known:
-            self._known.discard(sample.id)
-            self._forgotten.append(sample.id)
+    def forget(self, prompt: int) -> None:
+        if prompt in self._known:
+            self._known.discard(prompt)
+            self._forgotten.append(prompt)
 
     async def call(self, method: str, packed: Any) -> None:
         self._calls[method] = packed
@@ -289,14 +290,15 @@ class _Driver:
         prompts: dict[int, bytes] = {}
         sessions = []
         for number, job in jobs:
+            prompt = job.group
             try:
-                if job.sample.id not in self._known:
-                    prompts[job.sample.id] = self._pool._pack_sample(job.sample)
-                    self._known.add(job.sample.id)
+                if prompt.id not in self._known:
+                    prompts[prompt.id] = self._pool._pack_prompt(prompt)
+                    self._known.add(prompt.id)
             except Exception as error:  # a prompt that cannot be sent
                 self._settle(number, DataFailure(f"its prompt cannot be sent: {text_of(error)}"))
                 continue
-            sessions.append((number, job.sample.id, job.sampling, _plain_session(job.session)))
+            sessions.append((number, prompt.id, prompt.sampling, _plain_session(job.session)))
         try:
             # As bytes: Ray would walk through a list of tuples in Python.
             self.actor.take.remote(pack((sessions, prompts, cancelled, forgotten)))

@@ -14,8 +14,7 @@ from rlskip.batch.columns import own, rows_of, select
 from rlskip.batch.meta import plain
 from rlskip.config.dispatch import DispatchConfig
 from rlskip.dispatch.batch import BatchHandle, Group, Held, Prompt
-from rlskip.dispatch.history import History
-from rlskip.dispatch.sessions import BatchError, Sample
+from rlskip.dispatch.sessions import BatchError
 from rlskip.format.dump_errors import UnsupportedTypeError
 from rlskip.format.fingerprint import fingerprint
 from rlskip.format.prompt_digests import digests_of
@@ -30,19 +29,12 @@ GREEDY = {"temperature": 0, "top_p": 1.0, "top_k": -1}
 def read_batch(
     prompts: TensorDictBase | Sequence[Mapping[str, Any]],
     config: DispatchConfig,
-    history: History | None,
-    journaled: bool,
+    held: Held,
     step: int | None,
     validate: bool | None,
     partition: str | None,
-    sinks: bool,
-    held: Held,
 ) -> BatchHandle:
-    """Read what ``RolloutDispatcher.submit`` takes; raises :class:`BatchError`.
-
-    `journaled`: whether journals need the contents of training prompts; `sinks`: whether its rows
-    go to the queue.
-    """
+    """Read what ``RolloutDispatcher.submit`` takes; raises :class:`BatchError`."""
     if isinstance(prompts, TensorDictBase) and prompts.batch_dims != 1:
         raise BatchError(f"batch size {tuple(prompts.batch_size)}", remedy="expected (prompts,)")
     samples = [own(row) for row in rows_of(prompts)]
@@ -54,7 +46,7 @@ def read_batch(
     index = [sample.get("index", i) for i, sample in enumerate(samples)]
     infos = build_trajectory_info(step, index, validate)
     partition = partition or (VAL if validate else TRAIN)
-    batch = BatchHandle(step, partition, validate, sinks, held)
+    batch = BatchHandle(step, partition, validate, held)
     usual = dict((config.val_sampling if validate else config.sampling) or {})
     greedy = {**usual, **GREEDY}
     for i, (sample, info) in enumerate(zip(samples, infos, strict=True)):
@@ -67,27 +59,21 @@ def read_batch(
         uid = str(plain(sample.get("uid", "")))
         if not uid:
             raise BatchError("the batch has no uids", "uid", "add a field that names each prompt")
-        prompt = Prompt(
-            prompt=i,
-            prompts=len(samples),
-            n=n,
-            batch=batch,
-            uid=uid,
-            open=set(range(n)),
-            group=Group(uid, step, n),
-            sample=Sample(sample),
-            sampling=usual if sampled else greedy,
-            info=info,
+        batch.prompts.append(
+            Prompt(
+                prompt=i,
+                prompts=len(samples),
+                n=n,
+                batch=batch,
+                uid=uid,
+                open=set(range(n)),
+                group=Group(uid, step, n),
+                fields=sample,
+                sampling=usual if sampled else greedy,
+                sampled=sampled,
+                info=info,
+            )
         )
-        if history is not None:
-            prompt.known_as = history.key(sample)
-            prompt.expected = history.expected(prompt.known_as)
-        if journaled and not validate:
-            try:
-                prompt.content = _content_of(sample, sampled)
-            except UnsupportedTypeError as error:
-                batch.unjournaled = f"{error.where}: {error.what}"
-        batch.prompts.append(prompt)
     twice = [uid for uid, count in Counter(p.uid for p in batch.prompts).items() if count > 1]
     if twice:
         raise BatchError(f"duplicate uids: {', '.join(twice[:10])}", "uid")
@@ -95,17 +81,22 @@ def read_batch(
     return batch
 
 
-def _content_of(sample: Mapping[str, Any], sampled: bool) -> str:
-    """What journals know a prompt by, among those of the enclosing call of a stage.
+def name_contents(batch: BatchHandle) -> None:
+    """Set what journals know prompts by, among those of the enclosing call of a stage.
 
-    Its uid and the like count if it has no other field.
+    Its uid and the like count if a prompt has no other field.
     """
-    (digest,) = digests_of([sample])
-    if digest is None:
-        digest = fingerprint(sample, volatile=())
     calls = {role: name for role, name in enclosing.get({}).items() if name}
-    made = canonical({**calls, DO_SAMPLE: sampled})
-    return xxhash.xxh3_128_hexdigest(f"{digest} {made}".encode())
+    for prompt in batch.prompts:
+        try:
+            (digest,) = digests_of([prompt.fields])
+            if digest is None:
+                digest = fingerprint(prompt.fields, volatile=())
+        except UnsupportedTypeError as error:
+            batch.unjournaled = f"{error.where}: {error.what}"
+            continue
+        made = canonical({**calls, DO_SAMPLE: prompt.sampled})
+        prompt.content = xxhash.xxh3_128_hexdigest(f"{digest} {made}".encode())
 
 
 def extract_sample(batch: Any, i: int) -> dict[str, Any]:

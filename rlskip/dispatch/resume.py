@@ -9,10 +9,6 @@ is removed once
 - the dump of its step is there, or a checkpoint of its step or a later one,
 - a later step is submitted, or a batch was sampled: a dump may be that of another call, and
 - no prompt of its step is in the queue any more, where groups are sampled one by one.
-
-Rows of a trainer that tags them with the weights that sampled them (``min_global_steps``,
-``max_global_steps``) are resumed only if the trainer could have sampled them now: by weights that
-it has had, and not staler than `replay` allows.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,9 +28,8 @@ from rlskip.batch.meta import plain
 from rlskip.config.dispatch import DispatchConfig
 from rlskip.dispatch.batch import BatchHandle, Prompt
 from rlskip.dispatch.failures import text_of
-from rlskip.dispatch.history import tokens_of
 from rlskip.dispatch.journal import SessionJournal
-from rlskip.dispatch.pools import Unjournaled, as_rows
+from rlskip.dispatch.pools import as_rows
 from rlskip.dispatch.sessions import Session
 from rlskip.jobs.served import ledger_of
 from rlskip.keys import GLOBAL_STEPS, IS_PROMPT, TRAIN, WEIGHT_TAGS, integer
@@ -44,23 +39,15 @@ from rlskip.store.layout import journal_name, journaled_steps
 
 logger = logging.getLogger(__name__)
 
-_OPEN = 8  # steps whose batches may run at once; a worker keeps their journals open
+_OPEN = 8  # steps whose batches may run at once
 
 
 @attrs.frozen
 class Journaled:
-    """A finished session.
+    """A finished session: its rows, and what else of it must be known to resume it.
 
-    Parameters
-    ----------
-    rows
-        Its rows.
-    tags
-        The tags of the rows, if a worker wrote them itself; else none.
-    uid
-        Its prompt's.
-    lacks
-        What it lacked of what its stage needed (:class:`rlskip.jobs.served.Needs`).
+    `tags` are those of the rows, if a worker wrote them itself; `uid` is its prompt's; `lacks` is
+    what it lacked of what its stage needed (:class:`rlskip.jobs.served.Needs`).
     """
 
     rows: list[dict[str, Any]]
@@ -78,20 +65,19 @@ class Journaled:
         """The session that a journal holds; None for what is not one."""
         with contextlib.suppress(Exception):  # a file may hold anything
             found = cls(*entry)
-            rows = as_rows(found.rows)
-            if rows and (not found.tags or len(found.tags) == len(rows)):
-                return attrs.evolve(found, rows=rows, tags=[dict(tag) for tag in found.tags])
+            if as_rows(found.rows) and len(found.tags) in (0, len(found.rows)):
+                return found
         return None
 
     def of(self, prompt: Prompt) -> Journaled:
         """As a session of `prompt`: rows that name the earlier prompt's uid name its."""
-        if self.uid is None or "uid" not in prompt.sample.fields:
+        if self.uid is None or "uid" not in prompt.fields:
             return self
 
         def now(value: Any) -> Any:
             if str(plain(value)) != self.uid:
                 return value
-            return prompt.uid if isinstance(value, str) else prompt.sample.fields["uid"]
+            return prompt.uid if isinstance(value, str) else prompt.fields["uid"]
 
         rows = [{**row, "uid": now(row["uid"])} if "uid" in row else row for row in self.rows]
         return attrs.evolve(self, rows=rows)
@@ -105,19 +91,11 @@ def journal_identity(identity: Identity, config: DispatchConfig) -> Identity:
 
 @attrs.define(eq=False)
 class Journals:
-    """The journals of a run.
+    """The journals of a run, next to the dumps of its `store`.
 
-    Parameters
-    ----------
-    store
-        The run's dumps; journals are next to them.
-    identity
-        What must be equal to resume a session.
-    queue
-        Where the prompts are; None: in memory, until their groups are taken.
-    max_span
-        How many steps a session may span, from the first that its weights could generate to the
-        one that resumes it: 1 is on-policy. None for any number.
+    Sessions of another `identity` are not resumed, nor those that span more than `max_span` steps,
+    from the first that their weights could generate to the one that resumes them: 1 is on-policy,
+    None any number. `queue` is where the prompts are; None: in memory, until they are taken.
     """
 
     _store: StepStore
@@ -126,11 +104,6 @@ class Journals:
     _max_span: int | None = None
     _checkpoint: int = attrs.field(default=-1, init=False)
     _partitions: set[str] = attrs.field(factory=lambda: {TRAIN}, init=False)  # of prompts
-
-    @property
-    def directory(self) -> Path:
-        """The run's."""
-        return self._store.directory
 
     def open(self, step: int) -> SessionJournal:
         """Remove the earlier journals that are done with, and open that of `step`."""
@@ -144,42 +117,21 @@ class Journals:
         """
         self._checkpoint = max(self._checkpoint, -1 if checkpoint is None else checkpoint)
         there = [step for step in self.steps() if step < before]
-        if not there:
-            return
         metas = {step: self._store.read_meta(step) for step in there}
         # Of a queue's step single groups are dumped: others of it may still be generated.
         whole = {step for step, meta in metas.items() if meta and "groups" not in meta.info}
         done = {step for step in there if metas[step] or step <= self._checkpoint} - whole
-        for partition in tuple(self._partitions) if done and self._queue is not None else ():
-            assert self._queue is not None
-            tags = self._queue.list(partition).values()
-            done -= {tag.get(GLOBAL_STEPS) for tag in tags if tag.get(IS_PROMPT)}
-        for step in there:
-            if step in done or step in whole:
-                with contextlib.suppress(OSError):
-                    self._path(step).unlink()
+        if done and self._queue is not None:
+            for partition in tuple(self._partitions):
+                tags = self._queue.list(partition).values()
+                done -= {tag.get(GLOBAL_STEPS) for tag in tags if tag.get(IS_PROMPT)}
+        for step in done | whole:
+            with contextlib.suppress(OSError):
+                self._path(step).unlink()
 
     def steps(self) -> list[int]:
         """The steps that have a journal."""
-        return journaled_steps(self.directory)
-
-    def why_not(self, entry: Journaled, step: int) -> str | None:
-        """Why a session is not resumed at `step`; None if it is."""
-        first, last = (
-            [weights for tag in entry.tags if (weights := integer(tag.get(name))) is not None]
-            for name in WEIGHT_TAGS
-        )
-        if not first or not last:
-            return None
-        now = step - 1
-        if max(last) > now:
-            return f"weights of step {max(last)} sampled them, and those are of step {now}"
-        if self._max_span is not None and step - min(first) > self._max_span:
-            return (
-                f"weights of step {min(first)} sampled them, and those are of step {now}: more "
-                f"than {self._max_span} steps (max_off_policy_threshold)"
-            )
-        return None
+        return journaled_steps(self._store.directory)
 
     def name(self, batch: BatchHandle) -> None:
         """Name prompts for the journal: by content, and by number among those of the step.
@@ -189,7 +141,7 @@ class Journals:
         journaled.
         """
         self._partitions.add(batch.partition)
-        ledger = ledger_of(self.directory)
+        ledger = ledger_of(self._store.directory)
         with ledger.lock:  # dispatchers of one store may submit side by side
             if batch.step in ledger.journaled and batch.step not in ledger.copies:
                 return
@@ -201,54 +153,62 @@ class Journals:
                     prompt.journal_key = prompt.content, copies[prompt.content]
                     copies[prompt.content] += 1
 
-    def is_new(self, step: int) -> bool:
-        """Whether this is the first batch of `step`."""
-        journaled = ledger_of(self.directory).journaled
-        is_new = step not in journaled
-        journaled.add(step)
-        return is_new
+    def resume(self, batch: BatchHandle) -> dict[str, dict[int, Journaled]]:
+        """The sessions of `batch` that its journal holds, by uid and number."""
+        journal, found = batch.journal, defaultdict[str, dict[int, Journaled]](dict)
+        if journal is None:
+            return found
+        journaled = ledger_of(self._store.directory).journaled
+        is_new = batch.step not in journaled  # else its journal holds sessions of this run, too
+        journaled.add(batch.step)
+        refused: Counter[str] = Counter()
+        for prompt in batch.prompts:
+            for session in sorted(prompt.open) if prompt.journal_key else ():
+                key = (*(prompt.journal_key or ()), session)
+                entry = Journaled.unpacked(journal.entries.get(key))
+                if entry is not None:
+                    why_not = self.why_not(entry, batch.step)
+                    why_not = why_not or batch.needs.why_not(entry.rows, entry.lacks)
+                    if not why_not:
+                        found[prompt.uid][session] = entry.of(prompt)
+                        continue
+                    refused[why_not] += 1
+                journal.entries.pop(key, None)  # what is generated instead is journaled
+        if count := sum(map(len, found.values())):
+            text = "step %d: %d of %d sessions are resumed from %s"
+            logger.info(text, batch.step, count, batch.sessions, journal.path)
+        elif not refused and is_new and journal.entries:
+            refused["they are of other prompts"] = len(journal.entries)
+        for why_not, number in refused.items():
+            logger.warning("%s: %d sessions are not resumed: %s", journal.path, number, why_not)
+        return found
+
+    def why_not(self, entry: Journaled, step: int) -> str | None:
+        """Why a session is not resumed at `step`; None if it is.
+
+        Rows that are tagged with the weights that sampled them are resumed only if the trainer
+        could have sampled them now: by weights that it has had, and not too stale.
+        """
+        first, last = (
+            [weights for tag in entry.tags if (weights := integer(tag.get(name))) is not None]
+            for name in WEIGHT_TAGS
+        )
+        if not first or not last:
+            return None
+        now = f"sampled them, and those are of step {step - 1}"
+        if max(last) >= step:
+            return f"weights of step {max(last)} {now}"
+        if self._max_span is not None and step - min(first) > self._max_span:
+            more = f"more than {self._max_span} steps (max_off_policy_threshold)"
+            return f"weights of step {min(first)} {now}: {more}"
+        return None
 
     def of_worker(self, seconds: float) -> WorkerJournal:
         """For a worker that writes its rows itself; it can be sent to another process."""
-        return WorkerJournal(self.directory, self.identity, seconds)
+        return WorkerJournal(self._store.directory, self.identity, seconds)
 
     def _path(self, step: int) -> Path:
-        return self.directory / journal_name(step)
-
-
-def resumable(
-    batch: BatchHandle, journals: Journals | None
-) -> dict[str, list[tuple[int, Journaled, int]]]:
-    """The sessions of `batch` that its journal holds, by uid: number, content, tokens."""
-    found: dict[str, list[tuple[int, Journaled, int]]] = {}
-    journal = batch.journal
-    if journal is None or journals is None:
-        return found
-    is_new = journals.is_new(batch.step)  # else its journal holds sessions of this run, too
-    refused: Counter[str] = Counter()
-    for prompt in batch.prompts:
-        for session in sorted(prompt.open) if prompt.journal_key else ():
-            key = (*(prompt.journal_key or ()), session)
-            entry = Journaled.unpacked(journal.entries.get(key))
-            if entry is None:
-                journal.entries.pop(key, None)  # the session is journaled again
-                continue
-            why_not = journals.why_not(entry, batch.step)
-            if why_not := why_not or batch.needs.why_not(entry.rows, entry.lacks):
-                refused[why_not] += 1
-                journal.entries.pop(key, None)  # what is generated instead is journaled
-            else:
-                resumed = session, entry.of(prompt), tokens_of(entry.rows)
-                found.setdefault(prompt.uid, []).append(resumed)
-    count = sum(map(len, found.values()))
-    if count:
-        text = "step %d: %d of %d sessions are resumed from %s"
-        logger.info(text, batch.step, count, batch.sessions, journal.path)
-    elif not refused and is_new and journal.entries:
-        refused["they are of other prompts"] = len(journal.entries)
-    for why_not, number in refused.items():
-        logger.warning("%s: %d sessions are not resumed: %s", journal.path, number, why_not)
-    return found
+        return self._store.directory / journal_name(step)
 
 
 def to_journal(
@@ -270,49 +230,43 @@ def to_journal(
 
 @attrs.define(eq=False)
 class WorkerJournal:
-    """Journals the sessions of a worker that writes their rows itself.
+    """Journals the sessions of a worker that writes their rows itself, each within `seconds`.
 
-    Parameters
-    ----------
-    directory, identity
-        Those of the run's :class:`Journals`.
-    seconds
-        How long an append may take. One that takes longer is given up, and so is its journal.
+    After an append that takes longer there are no more.
     """
 
     _directory: Path
     _identity: Identity
     _seconds: float
-    _open: dict[int, SessionJournal] = attrs.field(factory=dict, init=False)
+    _hangs: bool = attrs.field(default=False, init=False)
+    _warned: str = attrs.field(default="", init=False)
 
     async def add(
         self, session: Session, rows: list[dict[str, Any]], tags: Sequence[Mapping[str, Any]]
-    ) -> Unjournaled | None:
-        """Append a finished session; returns why it could not be."""
-        if session.prompt_key is None:
-            return None
-        journal = self._journal(session.step)
-        late = Unjournaled(f"the disk did not answer within {self._seconds:g} s")
-        if journal.hangs:
-            return late
+    ) -> None:
+        """Append a finished session; a fault costs a warning, and never the rows."""
+        if session.prompt_key is None or self._hangs:
+            return
         key = (*session.prompt_key, session.session_id)
         entry = Journaled(rows, tags, session.uid).packed()
+        path = self._directory / journal_name(session.step)
         try:
-            append = asyncio.to_thread(journal.append, {key: entry})
+            append = asyncio.to_thread(self._append, path, {key: entry})
             await asyncio.wait_for(append, self._seconds)
         except asyncio.TimeoutError:
-            journal.hangs = True
-            return late
-        except Exception as error:  # the rows go to the queue all the same
-            return Unjournaled(text_of(error))
-        return None
+            self._hangs = True
+            self._warn(path, f"the disk did not answer within {self._seconds:g} s")
+        except Exception as error:
+            self._warn(path, text_of(error))
 
-    def _journal(self, step: int) -> SessionJournal:
-        journal = self._open.pop(step, None)
-        if journal is None:
-            path = self._directory / journal_name(step)
-            journal = SessionJournal(path, self._identity, read=False)
-        self._open[step] = journal  # last, as the last used
-        for unused in [at for at, other in self._open.items() if not other.hangs][:-_OPEN]:
-            self._open.pop(unused).close()
-        return journal
+    def _warn(self, path: Path, cause: str) -> None:
+        if cause != self._warned:
+            self._warned = cause
+            logger.warning("%s: sessions are not journaled: %s", path, cause)
+
+    def _append(self, path: Path, entries: Mapping[Hashable, Any]) -> None:
+        journal = SessionJournal(path, self._identity, read=False)
+        try:
+            journal.append(entries)
+        finally:
+            journal.close()

@@ -1,9 +1,7 @@
 """Which session runs next, and on which worker: a state machine without clock or I/O.
 
-Its driver, a pool or a simulation, adds sessions (:meth:`Scheduler.add`), asks for the next one
-to run (:meth:`Scheduler.next`) and reports its end (:meth:`Scheduler.done` or
-:meth:`Scheduler.retry`). The scheduler holds the sessions that wait and counts those that run;
-it forgets those that have ended.
+It holds the sessions that wait, counts those that run, and forgets those that have ended. Its
+driver is a dispatcher, or a simulation.
 """
 
 from __future__ import annotations
@@ -18,21 +16,13 @@ import attrs
 from rlskip.dispatch.failures import portable
 from rlskip.dispatch.policies import ANYWHERE, PendingSession, Placement, Policy, least_loaded
 from rlskip.errors import ConfigError
-from rlskip.keys import integer
 
 
 @attrs.define(eq=False)
 class SessionGroup:
-    """A prompt's sessions, as the scheduler sees them.
+    """A prompt's sessions: its position among the `prompts` of its batch, and their number `n`.
 
-    Parameters
-    ----------
-    prompt, prompts
-        The prompt's position in its batch, and the batch's size.
-    n
-        Its number of sessions.
-    expected
-        Their mean length in the history; None when unknown.
+    `expected` is their mean length in the history; None when unknown.
     """
 
     prompt: int
@@ -40,7 +30,7 @@ class SessionGroup:
     n: int
     expected: float | None = None
     cancelled: bool = attrs.field(default=False, init=False)
-    _waiting: deque[Item] = attrs.field(factory=deque, init=False)
+    _waiting: deque[Job] = attrs.field(factory=deque, init=False)
     _started: int = attrs.field(default=0, init=False)
     _finished: int = attrs.field(default=0, init=False)
     _length: float = attrs.field(default=0.0, init=False)
@@ -48,31 +38,34 @@ class SessionGroup:
 
 
 @attrs.define(eq=False)
-class Item:
-    """One session of one prompt, at its `attempt`-th attempt; it failed last on worker `avoid`.
+class Job:
+    """An attempt at a session of a prompt; the one before it failed on worker `avoid`.
 
-    Its attempts share `failures`, for who counts them by kind.
+    The attempts at a session share `failures`, for who counts them by kind. What a job has once it
+    runs: its worker, what that is told, when it started (a time of its batch) and is due (one of
+    the event loop).
     """
 
-    group: SessionGroup
-    session: int
+    group: Any
+    session_id: int
     number: int
     attempt: int = 0
     avoid: int | None = None
     failures: dict[Any, int] = attrs.field(factory=dict)
+    worker: int = -1
+    session: Any = None
+    started: float = 0.0
+    due: float = 0.0
+
+    def __str__(self) -> str:
+        where = f"(attempt {self.attempt}, worker {self.worker})"
+        return f"session {self.session_id} of {self.group.uid} {where}"
 
 
 class Scheduler:
-    """Assigns sessions to workers ``0 .. workers-1``.
+    """Assigns sessions to workers ``0 .. workers-1``, at most `per_worker` at once to each.
 
-    Parameters
-    ----------
-    workers
-        The number of workers.
-    policy
-        Where each session goes, and when.
-    per_worker
-        The number of sessions that may run at once on one worker; None: no limit.
+    `policy` decides where each session goes, and when.
     """
 
     def __init__(self, workers: int, policy: Policy, per_worker: int | None = None) -> None:
@@ -83,15 +76,14 @@ class Scheduler:
         self.workers = workers
         self._policy = policy
         self._per_worker = per_worker or float("inf")
-        self._load = dict.fromkeys(range(workers), 0)  # of live workers
+        self._load = dict.fromkeys(range(workers), 0)
         self._away: set[int] = set()
         self._number = 0
-        self._again: deque[Item] = deque()
+        self._again: deque[Job] = deque()
         # Entries are (rank, number, ...): the number makes them unique and orders equal ranks.
         self._anywhere: list[tuple[float, int, int, SessionGroup]] = []
         self._room = 64
-        self._pinned: dict[int, list[tuple[float, int, Item]]] = {}  # of workers some wait for
-        self._present = list(range(workers))
+        self._pinned: dict[int, list[tuple[float, int, Job]]] = {}  # of workers some wait for
 
     @property
     def alive(self) -> list[int]:
@@ -102,45 +94,47 @@ class Scheduler:
         """Queue sessions of `group`, each from an attempt of this number on; None: all, from 0."""
         attempts = dict.fromkeys(range(group.n), 0) if attempts is None else attempts
         for session, attempt in attempts.items():
-            item = Item(group, session, self._number, attempt)
+            job = Job(group, session, self._number, attempt)
             self._number += 1
-            place = self._place(item)
+            place = self._place(job)
             if place.worker is None:
-                group._waiting.append(item)
+                group._waiting.append(job)
             else:
-                self._pin(place.worker, place.rank, item)
+                self._pin(place.worker, place.rank, job)
         self._queue(group)
 
-    def next(self) -> tuple[int, Item] | None:
-        """The worker and session to start next; None without a pending session or a free slot."""
+    def next(self) -> Job | None:
+        """What to start next; None without a pending session or a free slot."""
         if not (self._again or self._anywhere or self._pinned):
             return None
         load = self._load
-        free = [w for w in self._present if load[w] < self._per_worker]
-        if not free:
-            return None
+        free = [w for w in self._present() if load[w] < self._per_worker]
         free.sort(key=load.__getitem__)
-        found = self._next_again(free) or self._next_pinned(free) or self._next_anywhere(free)
-        if found is not None:
-            worker, item = found
-            item.group._started += 1
-            self._queue(item.group)
-            self._load[worker] += 1
-        return found
+        found = free and (
+            self._next_again(free) or self._next_pinned(free) or self._next_anywhere(free)
+        )
+        if not found:
+            return None
+        worker, job = found
+        job.worker = worker
+        load[worker] += 1
+        job.group._started += 1
+        self._queue(job.group)
+        return job
 
-    def done(self, worker: int, item: Item, length: float | None = None) -> None:
-        """`item` has finished; `length` is what it produced, None when it failed."""
-        self._release(worker)
-        group = item.group
+    def done(self, job: Job, length: float | None = None) -> None:
+        """`job` has finished; `length` is what it produced, None when it failed."""
+        self._release(job.worker)
+        group = job.group
         if length is not None:
             group._finished += 1
             group._length += length
             self._queue(group)
 
-    def retry(self, worker: int, item: Item) -> None:
-        """`item` failed on `worker`: queue its next attempt, for another worker if there is one."""
-        self._release(worker)
-        self._again.append(attrs.evolve(item, attempt=item.attempt + 1, avoid=worker))
+    def retry(self, job: Job) -> None:
+        """`job` failed: queue the next attempt, for another worker if there is one."""
+        self._release(job.worker)
+        self._again.append(attrs.evolve(job, attempt=job.attempt + 1, avoid=job.worker))
 
     def cancel(self, group: SessionGroup) -> None:
         """Start no more sessions of `group`; those that run must still be reported."""
@@ -158,21 +152,23 @@ class Scheduler:
             self._load.pop(worker, None)
         elif state == "away":
             self._away.add(worker)
-        self._present = [w for w in self._load if w not in self._away]
-        if worker not in self._present:
-            for rank, _, item in sorted(self._pinned.pop(worker, ())):
-                self._pin(worker, rank, item)
+        if state != "back":
+            for rank, _, job in sorted(self._pinned.pop(worker, ())):
+                self._pin(worker, rank, job)
 
-    def _place(self, item: Item) -> Placement:
+    def _present(self) -> list[int]:
+        return [worker for worker in self._load if worker not in self._away]
+
+    def _place(self, job: Job) -> Placement:
         if self._policy is least_loaded:  # which looks at nothing
             return ANYWHERE
-        group = item.group
+        group = job.group
         session = PendingSession(
             group.prompt,
             group.prompts,
-            item.session,
+            job.session_id,
             group.n,
-            item.number,
+            job.number,
             self.workers,
             group._started,
             _expected(group),
@@ -181,66 +177,61 @@ class Scheduler:
             place = self._policy(session)
         except BaseException as error:  # it is the user's: nothing of it may end an event loop
             raise portable(error)  # noqa: B904 - has its cause
-        if not (
-            isinstance(place, Placement)
-            and (place.worker is None or integer(place.worker) is not None)
-            and isinstance(place.rank, (int, float))
-            and place.rank == place.rank
-        ):
-            what = place if isinstance(place, Placement) else f"a {type(place).__name__}"
-            raise ConfigError(
-                f"the policy returned {what!s:.200}",
-                "dispatch.policy",
-                "return a Placement with the number of a worker, or None, and a number as rank",
-            )
-        return place
+        if isinstance(place, Placement):
+            return place
+        raise ConfigError(
+            f"the policy returned a {type(place).__name__}",
+            "dispatch.policy",
+            "return a Placement",
+        )
 
-    def _pin(self, worker: int, rank: float, item: Item) -> None:
-        if worker not in self._present:
-            if not self._present:
-                self._again.append(item)
-                return
-            worker = self._present[worker % len(self._present)]
-        heapq.heappush(self._pinned.setdefault(worker, []), (rank, item.number, item))
+    def _pin(self, worker: int, rank: float, job: Job) -> None:
+        present = self._present()
+        if not present:
+            self._again.append(job)
+            return
+        if worker not in present:
+            worker = present[worker % len(present)]
+        heapq.heappush(self._pinned.setdefault(worker, []), (rank, job.number, job))
 
     def _queue(self, group: SessionGroup) -> None:
         """Queue the next session of `group`, with its current rank; an older entry becomes void."""
         if group._waiting:
             group._turn += 1
             head = group._waiting[0]
-            rank = self._place(head).rank
-            heapq.heappush(self._anywhere, (rank, head.number, group._turn, group))
+            entry = self._place(head).rank, head.number, group._turn, group
+            heapq.heappush(self._anywhere, entry)
         if len(self._anywhere) > self._room:
             self._anywhere = [entry for entry in self._anywhere if _holds(entry)]
             heapq.heapify(self._anywhere)
             self._room = 64 + 2 * len(self._anywhere)
 
-    def _next_again(self, free: list[int]) -> tuple[int, Item] | None:
-        for item in list(self._again):
-            if item.group.cancelled:
-                self._again.remove(item)
-                continue
-            elsewhere = [w for w in free if w != item.avoid]
-            if elsewhere or len(self._present) == 1:
-                self._again.remove(item)
-                return (elsewhere or free)[0], item
+    def _next_again(self, free: list[int]) -> tuple[int, Job] | None:
+        alone = len(self._present()) == 1
+        for job in list(self._again):
+            elsewhere = [worker for worker in free if worker != job.avoid]
+            if job.group.cancelled or elsewhere or alone:
+                self._again.remove(job)
+            if not job.group.cancelled and (elsewhere or alone):
+                return (elsewhere or free)[0], job
         return None
 
-    def _next_pinned(self, free: list[int]) -> tuple[int, Item] | None:
+    def _next_pinned(self, free: list[int]) -> tuple[int, Job] | None:
         for worker in free if self._pinned else ():
-            while heap := self._pinned.get(worker):
-                _, _, item = heapq.heappop(heap)
-                if not heap:
-                    del self._pinned[worker]
-                if not item.group.cancelled:
-                    return worker, item
+            heap = self._pinned.pop(worker, [])
+            while heap:
+                _, _, job = heapq.heappop(heap)
+                if not job.group.cancelled:
+                    if heap:
+                        self._pinned[worker] = heap
+                    return worker, job
         return None
 
-    def _next_anywhere(self, free: list[int]) -> tuple[int, Item] | None:
+    def _next_anywhere(self, free: list[int]) -> tuple[int, Job] | None:
         while self._anywhere:
             entry = heapq.heappop(self._anywhere)
             if _holds(entry):
-                return free[0], entry[3]._waiting.popleft()
+                return free[0], entry[-1]._waiting.popleft()
         return None
 
     def _release(self, worker: int) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
 from typing import Any
 
 import attrs
 import xxhash
 
-from rlskip.dispatch.scheduler import Item
 from rlskip.errors import RlskipError
 from rlskip.keys import TrajectoryKey, row_tag
 
@@ -62,35 +59,6 @@ class Session:
     def tag(self, **more: Any) -> dict[str, Any]:
         """The tag of its rows, for workers that write their rows themselves."""
         return row_tag(self.step, self.attempt, **more)
-
-
-@attrs.frozen(eq=False)
-class Sample:
-    """One prompt's fields, extracted once for all its sessions."""
-
-    fields: dict[str, Any]
-    id: int = attrs.field(factory=itertools.count().__next__, init=False)
-
-
-@attrs.define(eq=False)
-class Job:
-    """An attempt at a session, which a worker runs.
-
-    It was `started` at a time of its batch, and is `due` at one of the event loop.
-    """
-
-    session: Session
-    sample: Sample
-    sampling: Mapping[str, Any]
-    item: Item
-    worker: int
-    started: float
-    due: float
-
-    def __str__(self) -> str:
-        session = self.session
-        where = f"(attempt {session.attempt}, worker {self.worker})"
-        return f"session {session.session_id} of {session.uid} {where}"
 
 
 def session_seed(seed: int, step: int, prompt: int, session: int) -> int:

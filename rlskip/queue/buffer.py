@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import math
+import contextlib
 import threading
 import time
 from collections import Counter
@@ -19,13 +18,11 @@ from rlskip.config.replay import ReplayConfig, read_replay
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import ROLLOUT_ROOT_KEYS, integer
 from rlskip.queue.filtering import GroupFilter
-from rlskip.queue.incomplete import name_prompts
-from rlskip.queue.partitions import Partitions
-from rlskip.queue.protocol import KVBatchMeta, TrajectoryQueue
+from rlskip.queue.partition import QueuedPartition
+from rlskip.queue.protocol import KVBatchMeta, MissingKeysError, Row, Tag, TrajectoryQueue
 from rlskip.queue.readiness import PromptGroup, PromptOutcome, State
+from rlskip.queue.rows import to_rows
 from rlskip.queue.sampling import Eviction, SampleCall
-
-log = logging.getLogger(__name__)
 
 #: Called with the partition and the prompts just evicted. It submits their replacements and
 #: returns the new uids, one per prompt and in order, or None if the prompts run again under their
@@ -95,7 +92,8 @@ class ReplayBuffer:
         #: The groups that the filter rejected in the last call, counted by the metric's value.
         self.rejected: Counter[float] = Counter()
         self._queue = queue
-        self._partitions = Partitions(queue, self.config)
+        self._watch = queue.watch()
+        self._partitions: dict[str, QueuedPartition] = {}
         self._refill = refill
         self._filter = group_filter
         self._on_evict = on_evict
@@ -164,28 +162,29 @@ class ReplayBuffer:
             names = named(uids)
             uids.clear()  # the caller's set, to which replacements are added
             uids.update(names)
-        now = self._clock()
         with self._lock:
-            known = self._partitions[partition]
-            group_filter = None if known.validates else self._filter
-            call = SampleCall(self.config, known, number, batch_size, uids, group_filter, now)
-            call.replaces_stale = self._refill is not None
+            call = SampleCall(
+                self.config,
+                self._partition(partition),
+                number,
+                batch_size,
+                self._clock(),
+                uids=uids,
+                group_filter=self._filter,
+                replaces_stale=self._refill is not None,
+            )
         while True:
             with self._lock:
-                self._partitions.sync()
-                # Replacements may have finished already, and be evicted in turn. The time is
-                # checked after they are there: no evicted prompt is left without one.
-                while self._evict(call.decide(), call):
-                    self._partitions.sync()
-                    if call.submitted:
-                        call.check_time(self._clock())
-                groups = self._choose(call)
-                if groups is not None:
-                    self._discard_surplus(groups, call)
-                    self.rejected = call.rejected
+                self._sync()
+                if evicted := call.decide():
+                    # Replacements may have finished already, and be evicted in turn. The time is
+                    # checked after they are there: no evicted prompt is left without one.
+                    self._evict(evicted, call)
+                elif (groups := call.choose()) is not None:
                     return self._take(groups, call), call.metrics()
                 patience = call.check_time(self._clock())
-            self._partitions.watch.wait_change(min(patience, _LONGEST_WAIT_S))
+            if not evicted:
+                self._watch.wait_change(min(patience, _LONGEST_WAIT_S))
 
     def get(self, batch: KVBatchMeta, fields: Sequence[str] | None = None) -> TensorDict:
         """Return the rows of a sampled batch, as :meth:`rlskip.queue.TrajectoryQueue.get` does.
@@ -200,10 +199,9 @@ class ReplayBuffer:
     def get_sampleable_count(self, step: int, partition: str) -> int:
         """The number of prompts of any step that `sample` could return now; nothing is evicted."""
         with self._lock:
-            self._partitions.sync()
-            known = self._partitions[partition]
-            complete = known.groups(State.COMPLETE)
-            fresh = [group for group in complete if not known.is_stale(group.step, step)]
+            self._sync()
+            known = self._partition(partition)
+            fresh = [g for g in known.groups(State.COMPLETE) if not known.is_stale(g.step, step)]
             if self._filter is None or known.validates:
                 return len(fresh)
             return len(fresh) - len(self._filter.rejected(partition, fresh))
@@ -225,48 +223,70 @@ class ReplayBuffer:
     def evict(self, uids: Iterable[str], partition: str) -> None:
         """Delete prompts in any state from the queue: roots, rows and markers."""
         with self._lock:
-            self._partitions.sync()
-            known = self._partitions[partition]
-            self._partitions.take_out([known.find(uid) for uid in named(uids)], partition)
+            self._sync()
+            known = self._partition(partition)
+            names = named(uids)
+            self._delete([group for uid in names if (group := known.find(uid))], known)
+            known.remove(names)  # a refill that has not arrived is not awaited either
+
+    def _partition(self, name: str) -> QueuedPartition:
+        if name not in self._partitions:
+            self._partitions[name] = QueuedPartition(name, self.config)
+        return self._partitions[name]
+
+    def _sync(self) -> None:
+        """Apply what has changed in the queue."""
+        for name, changes in self._watch.poll().items():
+            self._partition(name).apply(changes)
+
+    def _delete(self, groups: Sequence[PromptGroup], known: QueuedPartition) -> None:
+        """Delete groups from the queue."""
+        # In this order: if the queue raises, the keys are still known, and can be deleted later.
+        self._queue.delete([key for group in groups for key, _ in group.tags()], known.name)
+        known.remove(group.uid for group in groups)
+        # A polling watch must see them deleted before a refill puts the same keys again.
+        self._sync()
 
     # -- the steps of sample(), in this order --------------------------------------------------
 
-    def _evict(self, found: Eviction, call: SampleCall) -> bool:
-        """Evict and replace, all or nothing; returns whether there was anything to do."""
-        groups = found.groups
-        if not (groups or found.replaced):
-            return False
-        odd = [group for group in found.rejected if not math.isfinite(group.metric)]
-        for some, what in (
-            (found.stale, "stale prompts"),
-            (found.dropped, "incomplete prompts, which are dropped"),
-            (found.refilled, "incomplete prompts, which are refilled"),
-            (odd, "prompts with a row whose metric is not a number"),
-        ):
-            if some:
-                names = name_prompts([group.outcome() for group in some])
-                log.warning("%s: evicting %s:%s", call, what, names)
+    def _evict(self, found: Eviction, call: SampleCall) -> None:
+        """Evict and replace, all or nothing."""
+        groups, known = found.groups, self._partition(call.partition.name)
         self._tell(groups, call)
+        rows = self._rows_of(groups, known.name) if found.replaced else {}
+        refills = dict(known.refills)
         # In this order: a prompt may run again under its own uid, so its keys must be gone before
         # the callback submits it. If the callback fails, they are put again.
-        taken = self._partitions.take_out(groups, call.name, keep=bool(found.replaced))
+        self._delete(groups, known)
         try:
-            uids = self._submit([outcome for outcome, _ in found.replaced], call)
+            uids = self._submit([outcome for outcome, _ in found.replaced], known)
         except BaseException:
-            self._partitions.put_back(taken, call.name)
+            for key, tag in (item for group in groups for item in group.tags()):
+                self._queue.put([key], known.name, [rows[key]] if key in rows else None, [tag])
+            self._sync()
+            known.refills = refills
+            for group in groups:  # it is what it was
+                known.file(group)
             raise
-        for uid, (_, refills) in zip(uids, found.replaced, strict=True):
-            call.partition.announce(uid, refills)
-        call.count_evicted(found, uids)
-        return True
+        for uid, (_, count) in zip(uids, found.replaced, strict=True):
+            known.refills[uid] = call.only_step, count
+        call.evicted(found, uids)
 
-    def _submit(self, evicted: list[PromptOutcome], call: SampleCall) -> list[str]:
+    def _rows_of(self, groups: Sequence[PromptGroup], name: str) -> dict[str, Row]:
+        """The rows of these groups by key, but for keys without fields."""
+        rows: dict[str, Row] = {}
+        for key in (key for group in groups for key, _ in group.all_rows()):
+            with contextlib.suppress(MissingKeysError):
+                (rows[key],) = to_rows(self._queue.get([key], name))
+        return rows
+
+    def _submit(self, evicted: list[PromptOutcome], known: QueuedPartition) -> list[str]:
         """Have the callback submit replacements; returns their uids."""
         if not evicted:
             return []
         assert self._refill is not None
-        there = call.partition.uids()
-        found = self._refill(call.name, evicted)
+        there = {*known.refills, *(group.uid for group in known.groups(*State))}
+        found = self._refill(known.name, evicted)
         if found is None:
             return [outcome.uid for outcome in evicted]
         if isinstance(found, str):
@@ -289,48 +309,36 @@ class ReplayBuffer:
         """Call `on_evict`, once for each group."""
         new = [group for group in groups if not group.told]
         if new and self._on_evict is not None and not call.partition.validates:
-            self._on_evict(call.batch(new, PromptGroup.all_rows))
+            self._on_evict(_batch(new, PromptGroup.all_rows, call.partition.name))
             for group in new:
                 group.told = True
 
-    def _choose(self, call: SampleCall) -> list[PromptGroup] | None:
-        """The groups to return, or None to go on waiting."""
-        partition = call.partition
-        underway = call.count(State.RUNNING) or call.announced()
-        complete = [group for group in call.groups(State.COMPLETE) if group.varies is not False]
-        if call.batch_size is None:
-            if underway or call.awaited - {group.uid for group in complete}:
-                return None
-            if not complete and call.dropped:
-                raise call.all_dropped(call.dropped)
-            return complete or None
-        # All that was submitted, if its surplus is discarded.
-        if (call.discards_surplus and underway) or partition.about_to_be_stale(call.step):
-            return None
-        # Nothing replaces a dropped prompt of a validation batch, so nothing is waited for.
-        size = call.batch_size - (len(call.dropped) if partition.validates else 0)
-        if size <= 0:
-            raise call.all_dropped(call.dropped)
-        groups = [g for g in complete if not partition.is_stale(g.step, call.step)][:size]
-        return groups if len(groups) == size else None
-
-    def _discard_surplus(self, groups: list[PromptGroup], call: SampleCall) -> None:
+    def _take(self, groups: list[PromptGroup], call: SampleCall) -> KVBatchMeta:
+        """The batch of these groups, which are sampled from now on."""
+        known = self._partition(call.partition.name)
         if call.discards_surplus:
             surplus = [g for g in call.groups(State.COMPLETE) if g not in groups]
             self._tell(surplus, call)
-            self._partitions.take_out(surplus, call.name)
+            self._delete(surplus, known)
             call.surplus = len(surplus)
-            call.awaited.difference_update(group.uid for group in surplus)
-
-    def _take(self, groups: list[PromptGroup], call: SampleCall) -> KVBatchMeta:
-        """The batch of these groups, which are sampled from now on."""
-        # Under any other policy, no session is missing.
-        viable = groups if self.config.on_incomplete == "min_viable" else []
-        short = [outcome for group in viable if not (outcome := group.outcome()).complete]
-        if short:
-            call.short = len(short)
-            names = name_prompts(short)
-            log.warning("%s: sampling viable groups with missing sessions:%s", call, names)
-        batch = call.batch(groups, PromptGroup.successful_rows)
-        call.partition.mark_sampled(groups)
+        self.rejected = call.rejected
+        batch = _batch(groups, PromptGroup.successful_rows, known.name)
+        known.mark_sampled(groups)
         return batch
+
+
+def _batch(
+    groups: Sequence[PromptGroup],
+    rows_of: Callable[[PromptGroup], Iterable[tuple[str, Tag]]],
+    partition: str,
+) -> KVBatchMeta:
+    """These groups as a batch of these rows of each."""
+    # Two lists, not a list of pairs: a million tuples slow down the garbage collector.
+    keys: list[str] = []
+    tags: list[Any] = []  # KVBatchMeta copies them
+    for group in groups:
+        for key, tag in rows_of(group):
+            keys.append(key)
+            tags.append(tag)
+    roots = {ROLLOUT_ROOT_KEYS: [group.uid for group in groups]}
+    return KVBatchMeta(keys, tags, partition, extra_info=roots)

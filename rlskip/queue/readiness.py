@@ -45,7 +45,6 @@ _MOST_SESSIONS = 10**6  # of a prompt; a root tag that says more is invalid
 class State(Enum):
     """The state of a group."""
 
-    ANNOUNCED = "submitted by a refill, and not in the queue yet"
     ORPHANED = "rows, markers or a bare tag, but no prompt with a step"
     RUNNING = "some sessions have not finished"
     COMPLETE = "finished, and can be sampled"
@@ -53,43 +52,22 @@ class State(Enum):
     SAMPLED = "sampled, and not deleted yet"
 
 
-@attrs.frozen
-class Expected:
-    """What the config says of all groups of a partition.
-
-    Attributes
-    ----------
-    sessions
-        The sessions of a prompt whose root tag has no number of them; None if unknown.
-    viable
-        This many successful sessions are enough, or all expected ones if those are fewer;
-        None if every session must succeed.
-    """
-
-    sessions: int | None
-    viable: int | None
-
-
 @attrs.define(eq=False)
 class PromptGroup:
     """One prompt's tags: its root, rows and markers."""
 
     # `sampled` and `varies` are of the present root: a prompt that is submitted again, at another
-    # step, may be sampled again. A group in a partition is on the shelf of its state and step; a
-    # group without any tag is in no partition, unless it was `announced` and has not arrived.
+    # step, may be sampled again.
     uid: str
-    number: int  # numbers the groups in the order in which they appeared
-    expects: Expected
+    usual: int | None = None  # the sessions of a prompt whose root tag has no number of them
     root: Tag | None = None
     rows: dict[tuple[int, int], Tag] = attrs.field(factory=dict)  # by session id and index
     markers: dict[int, Tag] = attrs.field(factory=dict)  # by session id
-    announced: bool = False  # by a refill, and its root has no step yet
-    refills: int = 0  # in a row, which led to it
+    number: int | None = None  # numbers the groups of a partition in order of appearance
     told: bool = False  # on_evict was called for it, and a refill that failed brought it back
     sampled: bool = False
     varies: bool | None = None  # whether a filter lets it pass; None: not judged yet
     metric: float = 0.0  # of its first row, for such a filter
-    shelf: tuple[State, int | None] | None = None
 
     @property
     def step(self) -> int | None:
@@ -98,7 +76,8 @@ class PromptGroup:
 
     @property
     def empty(self) -> bool:
-        return self.root is None and not (self.rows or self.markers or self.announced)
+        """Whether the queue holds no key of it."""
+        return self.root is None and not (self.rows or self.markers)
 
     def tags(self) -> Iterator[tuple[str, Tag]]:
         """Every key of the group with its tag: root, rows and session markers."""
@@ -108,10 +87,6 @@ class PromptGroup:
             yield trajectory_key(self.uid, *place), tag
         for session_id, tag in self.markers.items():
             yield session_key(self.uid, session_id), tag
-
-    def keys(self) -> list[str]:
-        """Every key of the group."""
-        return [key for key, _ in self.tags()]
 
     def finished(self) -> bool:
         """Whether all sessions of this prompt have finished."""
@@ -157,7 +132,7 @@ class PromptGroup:
         root = self.root or {}
         status = None if N in root else root.get(STATUS)
         counts = [name for name in (EXPECTED_ROLLOUTS, N) if root.get(name) is not None]
-        expected = _positive(root[counts[0]]) if counts else self.expects.sessions
+        expected = _positive(root[counts[0]]) if counts else self.usual
         # An invalid number does not say how many to expect: nothing is complete then.
         odd = [f"{name}={root[name]!r:.40}" for name in counts if _positive(root[name]) is None]
         if odd:
@@ -171,23 +146,15 @@ class PromptGroup:
             tuple(failed.items()),
         )
 
-    def state(self) -> State:
-        """The state that the tags show."""
+    def state(self, viable: int | None) -> State:
+        """The state that the tags show; `viable` is that of :meth:`PromptOutcome.accepted`."""
         if self.sampled:
             return State.SAMPLED
         if self.step is None:
-            return State.ANNOUNCED if self.announced else State.ORPHANED
+            return State.ORPHANED
         if not self.finished():
             return State.RUNNING
-        outcome, viable = self.outcome(), self.expects.viable
-        expected, actual = outcome.expected, outcome.actual
-        # Sessions above the expected number are never trained on: its root was changed.
-        enough = viable is not None and (
-            viable <= actual
-            if expected is None
-            else 0 < min(viable, expected) <= actual <= expected
-        )
-        return State.COMPLETE if enough or outcome.complete else State.INCOMPLETE
+        return State.COMPLETE if self.outcome().accepted(viable) else State.INCOMPLETE
 
     def successful_rows(self) -> Iterator[tuple[str, Tag]]:
         """The rows of the sessions that succeeded, by session and index."""
@@ -253,6 +220,15 @@ class PromptOutcome:
         if self.status == FAILURE or self.failed:
             return False
         return self.actual >= 1 and self.expected in (None, self.actual)
+
+    def accepted(self, viable: int | None) -> bool:
+        """Whether it is complete, or has `viable` sessions, or all expected ones if fewer are."""
+        if self.complete or viable is None:
+            return self.complete
+        if self.expected is None:
+            return viable <= self.actual
+        # Sessions above the expected number are never trained on: its root was changed.
+        return 0 < min(viable, self.expected) <= self.actual <= self.expected
 
     def __str__(self) -> str:
         expected = "some" if self.expected is None else self.expected

@@ -1,21 +1,22 @@
-"""One call of `sample`: its arguments, what it evicted, its metrics and its errors."""
+"""One call that samples groups: what it may sample, what it evicts, its metrics and its errors.
+
+``ReplayBuffer.sample`` and ``RolloutDispatcher.collect`` follow the same rules, which are here.
+"""
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
 from rlskip.config.replay import ReplayConfig
-from rlskip.keys import ROLLOUT_ROOT_KEYS, TRAIN
+from rlskip.keys import TRAIN, integer
 from rlskip.queue.filtering import GroupFilter
-from rlskip.queue.incomplete import Call, IncompleteRolloutError, name_prompts
-from rlskip.queue.partitions import Partition
-from rlskip.queue.protocol import KVBatchMeta, Tag
+from rlskip.queue.incomplete import IncompleteRolloutError, ReplayTimeoutError, name_prompts
+from rlskip.queue.partition import Group, Partition
 from rlskip.queue.readiness import PromptGroup, PromptOutcome, State
 
 log = logging.getLogger(__name__)
@@ -31,39 +32,24 @@ class Eviction:
     """
 
     replaced: list[tuple[PromptOutcome, int]] = attrs.field(factory=list)
-    stale: list[PromptGroup] = attrs.field(factory=list)
-    dropped: list[PromptGroup] = attrs.field(factory=list)
-    refilled: list[PromptGroup] = attrs.field(factory=list)
+    stale: list[Any] = attrs.field(factory=list)
+    dropped: list[Any] = attrs.field(factory=list)
+    refilled: list[Any] = attrs.field(factory=list)
     rejected: list[PromptGroup] = attrs.field(factory=list)
-    #: Prompts that replace rejected ones as soon as fewer are running.
-    owed: list[tuple[PromptOutcome, int]] = attrs.field(factory=list)
 
     @property
-    def groups(self) -> list[PromptGroup]:
+    def groups(self) -> list[Any]:
         """All groups to evict."""
         return [*self.stale, *self.dropped, *self.refilled, *self.rejected]
 
 
-class SampleCall(Call):
-    """One call of `sample`: its arguments, when it began, and what it evicted.
+class SampleCall:
+    """One call: its arguments, when it began, and what it evicted.
 
-    Parameters
-    ----------
-    config
-        The node `replay`.
-    partition
-        The partition that it samples.
-    step, batch_size, uids
-        As `sample` takes them.
-    group_filter
-        The filter that applies to it.
-    started
-        On the buffer's clock, in seconds.
+    `uids` are the prompts to sample, or None for all; `refills` those that refills have submitted,
+    as :attr:`QueuedPartition.refills` has them. Every prompt that it evicts is counted once: as
+    stale, dropped, refilled, rejected or surplus.
     """
-
-    # Every prompt that the call evicted was counted once: as stale, dropped, refilled, rejected or
-    # surplus. `submitted` counts the prompts that replace rejected ones.
-    # `awaited` has those of `uids`, and those that replace prompts which the call has evicted.
 
     def __init__(
         self,
@@ -71,55 +57,66 @@ class SampleCall(Call):
         partition: Partition,
         step: int,
         batch_size: int | None,
-        uids: set[str] | None,
-        group_filter: GroupFilter | None,
         started: float,
+        *,
+        uids: set[str] | None = None,
+        group_filter: GroupFilter | None = None,
+        replaces_stale: bool = False,
     ) -> None:
-        super().__init__(partition.name, step, batch_size)
+        if batch_size is not None and (integer(batch_size) or 0) < 1:
+            raise ValueError(f"batch_size must be at least 1, or None, got {batch_size!r:.80}")
         self.partition = partition
-        self.replaces_stale = False
+        self.step = step
+        self.batch_size = batch_size
+        self.uids = uids
         self._config = config
-        self.uids = uids  # the prompts to sample; None: all
-        self.group_filter = group_filter
-        self.started = self._logged = started
-        self.awaited = set(uids or ())
-        self.stale_spans: list[int] = []
-        self.refilled = self.short = self.surplus = self.submitted = 0
-        self.dropped: list[PromptOutcome] = []
-        self.owed: list[tuple[PromptOutcome, int]] = []
+        self._filter = None if partition.validates else group_filter
+        self._replaces_stale = replaces_stale
+        self._started = self._logged = started
+        self._spans: list[int] = []  # of the stale groups, in steps
+        self._dropped: list[PromptOutcome] = []
+        self._refilled = self._short = self._submitted = 0
+        self.surplus = 0
         #: The groups that the filter rejected, by the value of the metric.
         self.rejected: Counter[float] = Counter()
+        self._kept_back: list[PromptGroup] = []  # rejected, and not evicted
         self._most = 1  # prompts that were there at once
         # The step whose prompts are sampled; None for any step.
-        self._only_step = step if batch_size is None else None
+        self.only_step = step if batch_size is None else None
+
+    def __str__(self) -> str:
+        return f"partition {self.partition.name!r}, step {self.step}"
 
     @property
     def discards_surplus(self) -> bool:
         """Whether all that was submitted is awaited, and what the batch does not take deleted."""
-        return self.group_filter is not None and self.group_filter.discards_surplus
+        return self._filter is not None and self._filter.discards_surplus
 
-    def groups(self, *states: State) -> list[PromptGroup]:
+    def groups(self, *states: State) -> list[Any]:
         """The groups in these states that the call may sample, the oldest first."""
-        found = [self.partition.groups(state, self._only_step, self.uids) for state in states]
-        return [*itertools.chain(*found)]
+        return self.partition.groups(*states, step=self.only_step, uids=self.uids)
 
-    def count(self, *states: State) -> int:
-        """Their number."""
-        return sum(self.partition.count(s, self._only_step, self.uids) for s in states)
-
-    def wanted(self) -> int:
-        """How many prompts the call samples: the most that were there at once, if no number."""
-        self._most = max(self._most, self.count(*_THERE))
-        return self._most if self.batch_size is None else self.batch_size
+    def absent(self) -> list[str]:
+        """The prompts that the call waits for and that are not there: refills, or named ones."""
+        refills = self.partition.refills
+        if self.batch_size is not None:
+            awaited = {*refills} if self.uids is None else self.uids & refills.keys()
+        elif self.uids is not None:
+            awaited = self.uids
+        else:
+            awaited = {uid for uid, (step, _) in refills.items() if step == self.step}
+        there = self.groups(*_THERE) if awaited else []
+        return sorted(awaited - {group.uid for group in there})
 
     # -- which groups must not be sampled; nothing changes, so what raises leaves them as they were
 
-    def decide(self) -> Eviction:
-        """Which groups to evict, and which prompts to replace."""
+    def decide(self) -> Eviction | None:
+        """Which groups to evict, and which prompts to replace; None: nothing is to be done."""
         found, policy = Eviction(), self._config.on_incomplete
         if self.batch_size is not None:
-            found.stale = self.partition.stale(self.step, self.uids)
-            if self.replaces_stale:
+            there = self.groups(State.COMPLETE, State.INCOMPLETE)
+            found.stale = [g for g in there if self.partition.is_stale(g.step, self.step)]
+            if self._replaces_stale:
                 found.replaced += self._chain(found.stale, "stale")
         incomplete = [g for g in self.groups(State.INCOMPLETE) if g not in found.stale]
         # A refill submits a training prompt, which must not stand in for one of validation.
@@ -129,82 +126,122 @@ class SampleCall(Call):
             found.refilled = incomplete
             found.replaced += self._chain(incomplete, "incomplete")
         elif incomplete:
-            raise self.incomplete([group.outcome() for group in incomplete])
-        if self.group_filter is not None:
-            complete = [g for g in self.groups(State.COMPLETE) if g not in found.stale]
-            rejected = self.group_filter.rejected(self.name, complete)
-            self._reject(rejected, len(complete) - len(rejected), self.group_filter, found)
-        return found
+            raise self._incomplete(incomplete)
+        if self._filter is not None:
+            self._reject(self._filter, found)
+        return found if found.groups else None
 
-    def _chain(self, groups: Sequence[PromptGroup], kind: str) -> list[tuple[PromptOutcome, int]]:
+    def _chain(self, groups: Sequence[Group], kind: str) -> list[tuple[PromptOutcome, int]]:
         """The prompts, each with the refills in a row that its replacement will have had.
 
         Raises if one has had the most.
         """
         most = self._config.max_refills
-        if spent := [group.outcome() for group in groups if group.refills >= most]:
-            raise self.incomplete(spent, f" after {most} refills (replay.max_refills)", kind)
-        return [(group.outcome(), group.refills + 1) for group in groups]
+        had = [self.partition.refills.get(group.uid, (0, 0))[1] for group in groups]
+        if spent := [group for group, refills in zip(groups, had, strict=True) if refills >= most]:
+            raise self._incomplete(spent, f" after {most} refills (replay.max_refills)", kind)
+        return [(group.outcome(), refills + 1) for group, refills in zip(groups, had, strict=True)]
 
-    def _reject(
-        self,
-        rejected: list[PromptGroup],
-        passed: int,
-        group_filter: GroupFilter,
-        found: Eviction,
-    ) -> None:
-        """Evict and replace groups that teach nothing, as far as the limit allows.
+    def _reject(self, group_filter: GroupFilter, found: Eviction) -> None:
+        """Evict and replace groups that teach nothing, as far as the limits allow.
 
         The others stay for the next call; raises if nothing but them is left to hope for. Without
         a limit a filter that rejects everything would generate until the timeout.
         """
+        complete = [g for g in self.groups(State.COMPLETE) if g not in found.stale]
+        rejected = group_filter.rejected(self.partition.name, complete)
         each, most = group_filter.refills, group_filter.max_inflight
+        passed = len(complete) - len(rejected)
         enough = passed >= (self.batch_size or 1)
-        running = self.partition.count(State.RUNNING, None, self.uids) + len(self.announced())
-        room = max(0, self._config.max_refills * self.wanted() - self.submitted)
-        now = room if most is None else min(room, max(0, most - running))
+        running = len(self.groups(State.RUNNING)) + len(self.absent())
+        room = max(0, self._config.max_refills * self._wanted() - self._submitted)
+        if most is not None:
+            room = min(room, max(0, most - running))
         if enough and (self.discards_surplus or self.batch_size is None):
             found.rejected = rejected  # there is no next call for them
             room = 0 if self.discards_surplus else room
         else:
             # Each gets one replacement now, so that an error later leaves no step short.
-            found.rejected = rejected[: max(0, -(-(now - len(self.owed)) // each))]
-        due = [*self.owed, *((group.outcome(), 0) for group in found.rejected * each)][:room]
-        found.replaced += due[:now]
-        found.owed = due[now:]
-        if len(found.rejected) < len(rejected) and not (found.replaced or running or enough):
+            found.rejected = rejected[: -(-room // each)]
+        self._kept_back = [group for group in rejected if group not in found.rejected]
+        due = [(group.outcome(), 0) for group in found.rejected for _ in range(each)]
+        found.replaced += due[:room]
+        if self._kept_back and not (found.replaced or running or enough):
             raise self._rejected_too_many(passed, rejected)
 
-    # -- what it says --------------------------------------------------------------------------
+    def _wanted(self) -> int:
+        """How many prompts the call samples: the most that were there at once, if no number."""
+        there = self.groups(*_THERE)
+        self._most = max(self._most, len(there))
+        return self._most if self.batch_size is None else self.batch_size
 
-    def count_evicted(self, found: Eviction, uids: Sequence[str]) -> None:
-        """Count what was evicted, and wait for the prompts that replace it."""
-        self.stale_spans += [self.step - (group.step or 0) + 1 for group in found.stale]
-        self.dropped += [group.outcome() for group in found.dropped]
-        self.refilled += len(found.refilled)
+    def evicted(self, found: Eviction, uids: Sequence[str] = ()) -> None:
+        """Log and count what was evicted, and wait for the prompts `uids` that replace it."""
+        odd = [group for group in found.rejected if group.metric - group.metric != 0]
+        for some, what in (
+            (found.stale, "stale prompts"),
+            (found.dropped, "incomplete prompts, which are dropped"),
+            (found.refilled, "incomplete prompts, which are refilled"),
+            (odd, "prompts with a row whose metric is not a number"),
+        ):
+            if some:
+                names = name_prompts([group.outcome() for group in some])
+                log.warning("%s: evicting %s:%s", self, what, names)
+        self._spans += [self.step - (group.step or 0) + 1 for group in found.stale]
+        self._dropped += [group.outcome() for group in found.dropped]
+        self._refilled += len(found.refilled)
         self.rejected.update(group.metric for group in found.rejected)
-        self.submitted += len(uids)
-        self.owed = found.owed
-        gone = {group.uid for group in found.groups}
-        for waited in (self.awaited, self.uids):
-            if waited is not None:
-                waited -= gone
-                waited.update(uids)
+        self._submitted += len(uids)
+        if self.uids is not None:
+            self.uids.difference_update(group.uid for group in found.groups)
+            self.uids.update(uids)
 
-    def announced(self) -> list[str]:
-        """The uids of replacements that the queue does not hold yet."""
-        return [group.uid for group in self.partition.groups(State.ANNOUNCED, None, self.uids)]
+    # -- which groups are sampled --------------------------------------------------------------
 
-    def absent(self) -> list[str]:
-        """The uids that the call waits for and cannot sample: somebody else deleted them, say."""
-        if self.batch_size is not None:
-            return []
-        there = {group.uid for group in self.groups(*_THERE)}
-        return sorted(self.awaited - there - {*self.announced()})
+    def choose(self) -> list[Any] | None:
+        """The groups to return, or None to go on waiting."""
+        if self.batch_size is None or self.discards_surplus:  # waits for all that was submitted
+            if self.groups(State.RUNNING) or self.absent():
+                return None
+        elif self.partition.about_to_be_stale(self.step):
+            return None
+        complete = [g for g in self.groups(State.COMPLETE) if g not in self._kept_back]
+        size = self.batch_size or max(1, len(complete))
+        if self._dropped and self.partition.validates and self.batch_size:
+            # Nothing replaces a dropped prompt of a validation batch, so nothing is waited for.
+            size -= len(self._dropped)
+        if size <= 0 or (self._dropped and not complete and self.batch_size is None):
+            raise self._incomplete(self._dropped, " (every prompt was dropped)")
+        if len(complete) < size:
+            return None
+        short = [outcome for g in complete[:size] if not (outcome := g.outcome()).complete]
+        if short:
+            self._short = len(short)
+            log.warning("%s: returning groups with missing sessions:%s", self, name_prompts(short))
+        return complete[:size]
 
-    def running(self) -> list[PromptOutcome]:
-        """The running prompts that the call waits for."""
-        return [group.outcome() for group in self.groups(State.RUNNING)]
+    def metrics(self) -> dict[str, float]:
+        """What the call evicted, and the groups with missing sessions, as verl names them."""
+        metrics: dict[str, float] = {
+            "off_policy/evicted_samples": len(self._spans),
+            "rollout_failure/evicted_samples": len(self._dropped) + self._refilled,
+            "rollout_failure/refilled_samples": self._refilled,
+            "rollout_failure/short_samples": self._short,
+        }
+        if self._spans:
+            metrics["off_policy/evicted_samples_staleness/mean"] = sum(self._spans) / len(
+                self._spans
+            )
+            metrics["off_policy/evicted_samples_staleness/max"] = max(self._spans)
+            metrics["off_policy/evicted_samples_staleness/min"] = min(self._spans)
+        if rejected := self.rejected.total():
+            metrics["filter_groups/evicted_samples"] = rejected
+        if self.surplus:
+            metrics["filter_groups/discarded_surplus_samples"] = self.surplus
+        prefix = "training" if self.partition.name == TRAIN else "validation"
+        return {f"{prefix}/{name}": value for name, value in metrics.items()}
+
+    # -- what it says --------------------------------------------------------------------------
 
     def check_time(self, now: float) -> float:
         """Log a progress line when one is due; returns the seconds until the next.
@@ -212,63 +249,36 @@ class SampleCall(Call):
         Raises ReplayTimeoutError when ``replay.timeout_s`` has passed.
         """
         timeout_s, interval_s = self._config.timeout_s, self._config.progress_interval_s
-        waited = now - self.started
+        waited = now - self._started
         if waited >= timeout_s:
-            absent = [self.partition.find(uid).outcome() for uid in self.absent()]
-            raise self.timed_out(waited, self.situation(), self.running() + absent)
+            raise self._timed_out(waited)
         if now >= self._logged + interval_s:
             self._logged = now
-            said = self.situation() + name_prompts(self.running())
+            running = name_prompts([group.outcome() for group in self.groups(State.RUNNING)])
+            said = self._situation() + running
             log.info("%s: waiting for %.0f of %.0f s; %s", self, waited, timeout_s, said)
-        return min(self.started + timeout_s, self._logged + interval_s) - now
+        return min(self._started + timeout_s, self._logged + interval_s) - now
 
-    def situation(self) -> str:
+    def _situation(self) -> str:
         """What there is to sample and what is missing, in one line."""
-        complete, running, sampled = map(self.count, (State.COMPLETE, State.RUNNING, State.SAMPLED))
-        refills, absent = self.announced(), self.absent()
-        orphaned = [group.uid for group in self.partition.groups(State.ORPHANED)]
-        every = complete + running + len(refills) + len(absent)
-        wanted = every if self.batch_size is None else self.batch_size
+        states = State.COMPLETE, State.RUNNING, State.SAMPLED
+        complete, running, sampled = (len(self.groups(state)) for state in states)
+        absent = self.absent()
+        orphans = [group.uid for group in self.partition.groups(State.ORPHANED)]
+        wanted = self.batch_size or complete + running + len(absent)
         facts = {
             f"{complete} of {wanted} prompts are complete, {running} are running": True,
             "running prompts that are about to be stale come first": (
                 self.partition.about_to_be_stale(self.step)
             ),
-            f"refills that have not arrived: {_names(refills)}": refills,
-            f"not submitted at this step, or deleted: {_names(absent)}": absent,
-            f"{len(self.dropped)} were incomplete and dropped": self.dropped,
+            f"not there at this step: {_some(absent)}": absent,
+            f"{len(self._dropped)} were incomplete and dropped": self._dropped,
+            f"{len(self._spans)} were stale and dropped": self._spans,
             self._rejections(): self.rejected,
             f"{sampled} were sampled before": sampled,
-            f"keys without a prompt that has a step: {_names(orphaned)}": orphaned,
+            f"keys without a prompt that has a step: {_some(orphans)}": orphans,
         }
         return "; ".join(fact for fact, is_so in facts.items() if is_so)
-
-    def batch(
-        self,
-        groups: Sequence[PromptGroup],
-        rows_of: Callable[[PromptGroup], Iterable[tuple[str, Tag]]],
-    ) -> KVBatchMeta:
-        """These groups as a batch of these rows of each."""
-        # Two lists, not a list of pairs: a million tuples slow down the garbage collector.
-        keys: list[str] = []
-        tags: list[Any] = []  # KVBatchMeta copies them
-        for group in groups:
-            for key, tag in rows_of(group):
-                keys.append(key)
-                tags.append(tag)
-        roots = {ROLLOUT_ROOT_KEYS: [group.uid for group in groups]}
-        return KVBatchMeta(keys, tags, self.name, extra_info=roots)
-
-    def metrics(self) -> dict[str, float]:
-        """What the call evicted, under the names that verl logs."""
-        counts = len(self.dropped), self.refilled, self.short
-        metrics = self.metrics_of(self.stale_spans, *counts)
-        prefix = "training" if self.name == TRAIN else "validation"
-        if rejected := self.rejected.total():
-            metrics[f"{prefix}/filter_groups/evicted_samples"] = rejected
-        if self.surplus:
-            metrics[f"{prefix}/filter_groups/discarded_surplus_samples"] = self.surplus
-        return metrics
 
     def _rejections(self) -> str:
         """How many groups were rejected, and by what."""
@@ -276,10 +286,34 @@ class SampleCall(Call):
             f"{value:g} in {count}" for value, count in sorted(self.rejected.items(), key=str)
         )
         return (
-            f"the filter {self.group_filter and self.group_filter.name!r} rejected "
+            f"the filter {self._filter and self._filter.name!r} rejected "
             f"{self.rejected.total()} groups (a metric that is the same in all rows, or not a "
             f"number): {values}"
         )
+
+    def _timed_out(self, seconds: float) -> IncompleteRolloutError:
+        """``replay.timeout_s`` has passed."""
+        missing = [group.outcome() for group in self.groups(State.RUNNING)]
+        for uid in self.absent():
+            group = self.partition.find(uid) or PromptGroup(uid)
+            missing.append(group.outcome())
+        return self._error(
+            f"no batch after {seconds:.1f} s; {self._situation()}{name_prompts(missing)}",
+            "find out why the sessions are missing; raise replay.timeout_s if they are only slow",
+            missing,
+            ReplayTimeoutError,
+        )
+
+    def _incomplete(
+        self, groups: Sequence[Any], when: str = "", kind: str = "incomplete"
+    ) -> IncompleteRolloutError:
+        """Groups that ``replay.on_incomplete`` does not accept."""
+        prompts = [g if isinstance(g, PromptOutcome) else g.outcome() for g in groups]
+        remedy = (
+            "find the cause in the logs of the sessions; replay.on_incomplete can drop, refill or "
+            "accept such groups (raise, drop, refill, min_viable)"
+        )
+        return self._error(f"{kind} groups{when}:{name_prompts(prompts)}", remedy, prompts)
 
     def _rejected_too_many(
         self, passed: int, rejected: Sequence[PromptGroup]
@@ -287,15 +321,25 @@ class SampleCall(Call):
         """The filter's limit was reached, and nothing is left to hope for."""
         self.rejected.update(group.metric for group in rejected)
         what = (
-            f"{passed} of {self.wanted()} groups passed the filter, and {self.submitted} more "
+            f"{passed} of {self._wanted()} groups passed the filter, and {self._submitted} more "
             f"prompts, the most allowed, were submitted; {self._rejections()}"
         )
         remedy = (
             "are the prompts too easy or too hard? Raise replay.max_refills: so many refills for "
             "each prompt that is wanted are allowed"
         )
-        return self.error(what, remedy, [group.outcome() for group in rejected])
+        return self._error(what, remedy, [group.outcome() for group in rejected])
+
+    def _error(
+        self,
+        what: str,
+        remedy: str,
+        prompts: Sequence[PromptOutcome],
+        kind: type[IncompleteRolloutError] = IncompleteRolloutError,
+    ) -> IncompleteRolloutError:
+        name = self.partition.name
+        return kind(what, str(self), remedy, partition=name, step=self.step, prompts=prompts)
 
 
-def _names(uids: Sequence[str], most: int = 10) -> str:
+def _some(uids: Sequence[str], most: int = 10) -> str:
     return ", ".join(uids[:most]) + (f" and {len(uids) - most} more" if len(uids) > most else "")

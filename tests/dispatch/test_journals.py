@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import dataclasses
 import logging
-import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,6 @@ from rlskip.config.dispatch import read_dispatch
 from rlskip.dispatch import LocalPool, RolloutDispatcher
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.resume import Journaled, Journals, journal_identity
-from rlskip.dispatch.sessions import Session
 from rlskip.jobs.served import forget_served
 from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import MemoryQueue
@@ -68,9 +64,9 @@ class Run:
             tags = [session.tag(seq_len=7, **span)]
             if self.returns:
                 return rows
-            cause = await journal.add(session, rows, tags)
+            await journal.add(session, rows, tags)
             self.queue.put([session.key(0)], session.partition, rows, tags)
-            return cause
+            return None
 
         def generate(batch: list[dict[str, Any]]) -> Any:
             evict(self.queue, [prompt["uid"] for prompt in batch])  # of an earlier one
@@ -201,24 +197,6 @@ def test_the_oldest_weights_of_a_session_count(tmp_path: Path) -> None:
     assert journals.why_not(entry, 2) == "weights of step 2 sampled them, and those are of step 1"
     assert "weights of step 0 sampled them" in (journals.why_not(entry, 3) or "")
     assert journals.why_not(attrs.evolve(entry, tags=spans[1:]), 3) is None
-
-
-def test_a_worker_keeps_few_journals_open(tmp_path: Path) -> None:
-    journal = Run(tmp_path).journals().of_worker(60.0)
-
-    async def add(step: int) -> None:
-        session = Session("u", 0, 1, 0, step, 0, 0, False, 7, "train", ("hash", 0))
-        assert await journal.add(session, [{"responses": torch.ones(2)}], [session.tag()]) is None
-
-    for step in [*range(1, 30), 1, 29]:
-        asyncio.run(add(step))
-    assert Run(tmp_path).journals().steps() == list(range(1, 30))
-    still = []
-    for handle in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # that of the listing itself
-            still.append(os.readlink(f"/proc/self/fd/{handle}"))
-    still = [file for file in still if file.startswith(str(tmp_path))]
-    assert 0 < len(still) <= 8
 
 
 # -- how long a journal stays --------------------------------------------------------------

@@ -212,12 +212,12 @@ class Pool(LocalPool):
         self.forgotten: list[int] = []
 
     def start(self, job: Any) -> None:
-        assert job.sample.id not in self.forgotten
-        self.known.add(job.sample.id)
+        assert job.group.id not in self.forgotten
+        self.known.add(job.group.id)
         super().start(job)
 
-    def forget(self, sample: Any) -> None:
-        self.forgotten.append(sample.id)
+    def forget(self, prompt: Any) -> None:
+        self.forgotten.append(prompt.id)
 
 
 class Logged(MemoryQueue):

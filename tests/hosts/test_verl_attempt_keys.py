@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from rlskip.dispatch import Session
-from rlskip.hosts.verl.run_queue import AttemptKeys, Running, running
+from rlskip.hosts.verl.run_queue import AttemptKeys, running
 from rlskip.keys import prompt_tag, session_tag
 from rlskip.queue import MemoryQueue, ReplayBuffer
 
@@ -34,7 +34,7 @@ def test_a_late_attempt_neither_replaces_rows_nor_mixes_with_them() -> None:
 
     async def attempt(number: int, rows: int) -> None:
         """What AgentLoopWorkerTQ writes at the end of a session."""
-        running.set(Running(Session("u", 0, 1, number, 1, 0, 0, False, 7, "train")))
+        running.set(Session("u", 0, 1, number, 1, 0, 0, False, 7, "train"))
         if number == 0:
             await late.wait()
         await transfer.async_kv_batch_put(

@@ -54,7 +54,7 @@ def start(config: DictConfig) -> Any:
 def test_runs_with_the_role_and_without_it_share_journals(tmp_path: Path) -> None:
     off = start(verl(tmp_path, *ROLLOUT_LEVEL))
     on = start(verl(tmp_path, ON, *ROLLOUT_LEVEL))
-    assert on.directory == off.directory == tmp_path / RUN
+    assert on._store.directory == off._store.directory == tmp_path / RUN
     assert on.identity == off.identity
     assert start(verl(tmp_path, ON)) is None
 

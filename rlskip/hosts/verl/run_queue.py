@@ -13,11 +13,9 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any
 
-import attrs
 from tensordict import TensorDict
 
 from rlskip.dispatch import Session
-from rlskip.dispatch.pools import Unjournaled
 from rlskip.dispatch.resume import WorkerJournal
 from rlskip.keys import ATTEMPT, FINISHED, STATUS, N, TrajectoryKey, uid_of
 from rlskip.queue import KVBatchMeta, Row, Tag, TransferQueueAdapter, to_rows
@@ -62,16 +60,8 @@ class StatusQueue(TransferQueueAdapter):
         return super().put(keys, partition, fields, tags)
 
 
-@attrs.define
-class Running:
-    """A session that runs, and why its rows could not be journaled."""
-
-    session: Session
-    unjournaled: Unjournaled | None = None
-
-
-#: What runs in the present task.
-running: ContextVar[Running] = ContextVar("rlskip_running")
+#: The session that runs in the present task.
+running: ContextVar[Session] = ContextVar("rlskip_running")
 
 
 class AttemptKeys:
@@ -90,11 +80,10 @@ class AttemptKeys:
     async def async_kv_batch_put(
         self, keys: Sequence[str], fields: TensorDict, tags: Sequence[dict[str, Any]], **more: Any
     ) -> Any:
-        now = running.get()
-        attempt = now.session.attempt
+        session = running.get()
+        attempt = session.attempt
         if self._journal is not None:
-            cause = await self._journal.add(now.session, to_rows(fields), [*map(dict, tags)])
-            now.unjournaled = now.unjournaled or cause
+            await self._journal.add(session, to_rows(fields), [*map(dict, tags)])
         return await self._inner.async_kv_batch_put(
             keys=[
                 str(TrajectoryKey.of_attempt(row.uid, row.session_id, row.index, attempt))

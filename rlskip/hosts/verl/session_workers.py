@@ -18,11 +18,10 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from rlskip.config.dispatch import read_dispatch
 from rlskip.dispatch import RayPool, RolloutDispatcher, Session
 from rlskip.dispatch.failures import DataFailure
-from rlskip.dispatch.pools import Unjournaled
 from rlskip.dispatch.resume import WorkerJournal
 from rlskip.dispatch.timeouts import write_seconds
 from rlskip.hosts.verl.journals import sharing, start_journals
-from rlskip.hosts.verl.run_queue import AttemptKeys, Running, run_queue, running
+from rlskip.hosts.verl.run_queue import AttemptKeys, run_queue, running
 
 # The class behind the ``ray.remote`` that verl puts on it.
 _VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class
@@ -48,12 +47,11 @@ class SessionWorker(_VerlWorker):
 
     async def __call__(
         self, prompt: dict[str, Any], sampling: dict[str, Any], session: Session
-    ) -> Unjournaled | None:
+    ) -> None:
         """Run one session, as ``AgentLoopWorkerTQ._run_prompt`` runs each of a prompt's."""
         rollout = self.config.actor_rollout_ref.rollout
         prompt.setdefault("agent_name", rollout.agent.default_agent_loop)
-        now = Running(session)
-        running.set(now)
+        running.set(session)
         await self._run_agent_loop(
             {"repetition_penalty": 1.0, "logprobs": rollout.calculate_log_probs, **sampling},
             trajectory={
@@ -66,7 +64,6 @@ class SessionWorker(_VerlWorker):
             session_id=session.session_id,
             **prompt,
         )
-        return now.unjournaled
 
     async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
         if isinstance(output, list) and not output:  # verl would warn, and write nothing

@@ -1,0 +1,198 @@
+"""The groups of a partition by state, as a call samples them: of a queue, or of a dispatcher.
+
+Changes are filed one by one, and only the groups they touch are judged again. The cost of an
+update therefore depends on what changed, not on what the partition holds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any, Protocol
+
+from rlskip.config.replay import ReplayConfig
+from rlskip.keys import (
+    EXPECTED_ROLLOUTS,
+    FAILURE,
+    FINISHED,
+    IS_PROMPT,
+    IS_SESSION,
+    PENDING,
+    RUNNING,
+    STATUS,
+    VAL,
+    N,
+    split_session,
+    split_trajectory,
+)
+from rlskip.queue.protocol import Tag
+from rlskip.queue.readiness import PromptGroup, PromptOutcome, State
+
+_PROMPT_STATUSES = (PENDING, RUNNING, FINISHED, FAILURE)
+
+
+class Group(Protocol):
+    """What is sampled: a prompt's tags in a queue, or its rows in a dispatcher."""
+
+    uid: str
+    number: int | None
+
+    @property
+    def step(self) -> int | None: ...
+    def state(self, viable: int | None) -> State: ...
+    def outcome(self) -> PromptOutcome: ...
+
+
+class Partition:
+    """Groups by uid and state, and how old they may be.
+
+    Attributes
+    ----------
+    refills
+        The prompts that refills have submitted, until they are sampled or deleted: for which step,
+        if for one, and how many refills in a row led to each.
+    """
+
+    def __init__(self, name: str, config: ReplayConfig) -> None:
+        self.name = name
+        self.validates = name == VAL
+        self.refills: dict[str, tuple[int | None, int]] = {}
+        self._viable = config.min_viable if config.on_incomplete == "min_viable" else None
+        self._strategy = "none" if self.validates else config.max_off_policy_strategy
+        self._most_steps = config.max_off_policy_threshold
+        self._numbers = itertools.count()
+        # Every group has one state, and is in the dict of that one.
+        self._states: dict[str, State] = {}
+        self._groups: dict[State, dict[str, Any]] = {state: {} for state in State}
+
+    def file(self, group: Group) -> None:
+        """Add a group, or note that it has changed."""
+        if group.number is None:
+            group.number = next(self._numbers)
+        self._unfile(group.uid)
+        state = self._states[group.uid] = group.state(self._viable)
+        self._groups[state][group.uid] = group
+
+    def remove(self, uids: Iterable[str]) -> None:
+        """Forget these groups."""
+        for uid in uids:
+            self.refills.pop(uid, None)
+            self._unfile(uid)
+
+    def _unfile(self, uid: str) -> None:
+        if (state := self._states.pop(uid, None)) is not None:
+            del self._groups[state][uid]
+
+    def find(self, uid: str) -> Any:
+        """The group of `uid`, or None."""
+        return self._groups[self._states[uid]][uid] if uid in self._states else None
+
+    def groups(
+        self, *states: State, step: int | None = None, uids: set[str] | None = None
+    ) -> list[Any]:
+        """The groups in these states, by step, then in order of appearance.
+
+        Those of one step, or of any; those of `uids`, or all.
+        """
+        found = [
+            group
+            for state in states
+            for group in self._groups[state].values()
+            if (step is None or group.step == step) and (uids is None or group.uid in uids)
+        ]
+        return sorted(found, key=_by_age)
+
+    def is_stale(self, submitted: int | None, step: int) -> bool:
+        """Whether groups submitted at that step span more steps than the threshold allows."""
+        return self._spans("drop", submitted, step, 1)
+
+    def about_to_be_stale(self, step: int) -> bool:
+        """Whether to wait for a running prompt that has reached the threshold."""
+        running = self._groups[State.RUNNING].values() if self._strategy == "wait" else ()
+        return any(self._spans("wait", group.step, step, 0) for group in running)
+
+    def _spans(self, strategy: str, submitted: int | None, step: int, more: int) -> bool:
+        """Whether the strategy is `strategy`, and a group spans the threshold and `more` steps."""
+        most = self._most_steps if self._strategy == strategy else None
+        return most is not None and submitted is not None and step - submitted + 1 >= most + more
+
+
+class QueuedPartition(Partition):
+    """The groups of a queue's partition, by their tags."""
+
+    def __init__(self, name: str, config: ReplayConfig) -> None:
+        super().__init__(name, config)
+        self._usual = config.val_n if self.validates else config.n
+
+    def apply(self, changes: Mapping[str, Tag | None]) -> None:
+        """Apply what a watch reported: each key's current tag, or None for a deleted key."""
+        touched: dict[str, PromptGroup] = {}
+        for key, tag in changes.items():
+            self._read(key, tag, touched)
+        for uid, group in touched.items():
+            if group.empty:
+                self._unfile(uid)
+            else:
+                self.file(group)
+
+    def mark_sampled(self, groups: Iterable[PromptGroup]) -> None:
+        """Mark groups as sampled: they stay in the partition and are never sampled again."""
+        for group in groups:
+            group.sampled = True
+            self.refills.pop(group.uid, None)
+            self.file(group)
+
+    def empty_group(self, uid: str) -> PromptGroup:
+        """A group without a key."""
+        return PromptGroup(uid, self._usual)
+
+    def _read(self, key: str, tag: Tag | None, touched: dict[str, PromptGroup]) -> None:
+        """Give a key to the group that its tag names, or remove it; records touched groups.
+
+        A uid may look like a row or a marker of another uid. Such a key moves when a tag that
+        names its kind arrives.
+        """
+        form = split_trajectory(key) or split_session(key)
+        root = touched.get(key) or self.find(key)
+        if tag is not None and (tag.get(IS_PROMPT) or (form is None and _names_prompt(tag))):
+            root = root or self.empty_group(key)
+            before = root.step
+            root.root, tag = tag, None
+            if root.step != before:  # submitted again, under a uid that was sampled before
+                root.sampled, root.varies = False, None
+            touched[key] = root
+        elif root is not None and root.root is not None:
+            root.root, root.sampled = None, False
+            touched[key] = root
+        if form is None:
+            return
+        if tag is not None and tag.get(IS_SESSION) and len(form) == 3:
+            tag = None  # a marker's tag under a row's name: ignored
+        uid = form[0]
+        group = touched.get(uid) or self.find(uid)
+        if group is None:
+            if tag is None:
+                return
+            group = self.empty_group(uid)
+        touched[uid] = group
+        if len(form) == 3:
+            _set(group.rows, form[1:], tag)
+        else:
+            _set(group.markers, form[1], tag)
+
+
+def _set(tags: dict, name: Hashable, tag: Tag | None) -> None:
+    """Set a tag, or remove it."""
+    if tag is None:
+        tags.pop(name, None)
+    else:
+        tags[name] = tag
+
+
+def _names_prompt(tag: Tag) -> bool:
+    """Whether a tag without ``is_prompt``, at a key of no known form, belongs to a prompt."""
+    return N in tag or EXPECTED_ROLLOUTS in tag or tag.get(STATUS) in _PROMPT_STATUSES
+
+
+def _by_age(group: Group) -> tuple[float, int]:
+    return float("-inf") if group.step is None else group.step, group.number or 0
