@@ -310,6 +310,10 @@ class SkipManager:
             enabled role is first called.
         """
         refusals.refuse_misspelt(role)
+        refusals.refuse_other_kinds(
+            role, prompts=prompts, identity=identity, lacks=lacks, ignore=ignore, rows=rows,
+            on_replay=on_replay,
+        )  # fmt: skip
         if isinstance(rows, Mapping):
             row_fields.check(rows)
         cls._decorated.add(role)

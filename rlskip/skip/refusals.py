@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping, Set
 from typing import Any
 
 from rlskip.config.skip import BUILT_IN_ROLES, SHARED_KEYS, SKIP_REGISTRY
 from rlskip.errors import ConfigError
+
+
+_KINDS: dict[str, tuple[Any, str]] = {
+    "prompts": (str, "the name of an argument, or a function"),
+    "identity": (Mapping, "a mapping, or a function"),
+    "lacks": ((), "a function"),
+    "ignore": ((list, tuple, Set), "a list of names"),
+    "rows": (Mapping, "a mapping, or a function"),
+    "on_replay": ((), "a function"),
+}
+"""What an option of ``annotate`` is, besides a function, and in words."""
 
 
 def refuse_without_node(config: Any) -> None:
@@ -16,6 +28,16 @@ def refuse_without_node(config: Any) -> None:
             "SkipManager.init",
             "give the full config, e.g. SkipManager.init({'skip': {'rollout': {'enable': True}}})",
         )
+
+
+def refuse_other_kinds(role: str, **options: Any) -> None:
+    for name, value in options.items():
+        kind, words = _KINDS[name]
+        if not (value is None or callable(value) or isinstance(value, kind)):
+            raise ConfigError(
+                f"expected {words}, got {value!r:.80}",
+                f"SkipManager.annotate(role={role!r}, {name}=...)",
+            )
 
 
 def refuse_other_objects(func: Any) -> None:
