@@ -153,7 +153,7 @@ class Identities:
             usual = known.get(name if name == "n" else f"sampling.{name}")
             if plain is not None and differences(name, plain, usual):
                 asked[f"meta_info.{name}"] = plain
-        for name, value in call.asked.items():
+        for name, value in call.asked.items() if call.stage.identity else ():
             asked[f"identity.{name}"] = comparable(value, f"identity.{name}")
         return asked
 

@@ -42,7 +42,7 @@ def restore_rng(states: dict[str, Any] | None) -> None:
     ConfigError
         The dump has none.
     CorruptDumpError
-        They are not states of generators; those of this process are as they were.
+        They are not states of generators.
     """
     if states is None:
         raise ConfigError(
@@ -50,29 +50,16 @@ def restore_rng(states: dict[str, Any] | None) -> None:
             "skip.restore_rng",
             "replay it with skip.restore_rng=false",
         )
-    before = capture_rng()
-    try:
-        _set(states)
-    except Exception as error:  # a file's values may be anything
-        _set(before)
-        raise CorruptDumpError("it does not hold states of the random generators") from error
-
-
-def check_rng(states: dict[str, Any] | None) -> None:
-    """Raise what :func:`restore_rng` would; the generators stay where they are."""
-    before = capture_rng()
-    restore_rng(states)
-    _set(before)
-
-
-def _set(states: dict[str, Any]) -> None:
     import torch
 
-    python, np_state = states["python"], states["numpy"]
-    words = tuple(int(word) for word in python["words"])
-    random.setstate((python["version"], words, python["gauss"]))
-    names = ("name", "keys", "position", "has_gauss", "cached")
-    np.random.set_state(tuple(np_state[name] for name in names))
-    torch.set_rng_state(states["torch"])
-    if states["cuda"] and len(states["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(states["cuda"])
+    try:
+        python, legacy = states["python"], states["numpy"]
+        words = tuple(python["words"].tolist())
+        random.setstate((python["version"], words, python["gauss"]))
+        names = ("name", "keys", "position", "has_gauss", "cached")
+        np.random.set_state(tuple(legacy[name] for name in names))
+        torch.set_rng_state(states["torch"])
+        if states["cuda"] and len(states["cuda"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(states["cuda"])
+    except Exception as error:  # a file's values may be anything
+        raise CorruptDumpError("it does not hold states of the random generators") from error

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import attrs
 
 from rlskip.config.skip import (
     BUILT_IN_ROLES,
@@ -17,13 +20,47 @@ from rlskip.config.skip import (
 )
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.skip.call import Call
-from rlskip.skip.figures import Figures
 from rlskip.skip.stage import Stage
 
 if TYPE_CHECKING:
     from rlskip.jobs.records import Recorder
     from rlskip.skip.dumps import Dumps
     from rlskip.store import StepStore
+
+
+@attrs.define
+class Figures:
+    """What was generated and replayed since the host logged last; stages may run side by side."""
+
+    rollouts: int = 0
+    replayed: int = 0
+    #: Of the replayed ones those that were generated at another step.
+    off_policy: int = 0
+    seconds_saved: float = 0.0
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False, eq=False)
+
+    def add(
+        self, rollouts: int = 0, replayed: int = 0, off_policy: int = 0, seconds_saved: float = 0.0
+    ) -> None:
+        with self._lock:
+            self.rollouts += rollouts
+            self.replayed += replayed
+            self.off_policy += off_policy
+            self.seconds_saved += seconds_saved
+
+    def take(self) -> dict[str, float]:
+        """The figures by the names under which hosts log them; empty if there was no rollout."""
+        with self._lock:
+            taken = Figures(self.rollouts, self.replayed, self.off_policy, self.seconds_saved)
+            self.rollouts = self.replayed = self.off_policy = 0
+            self.seconds_saved = 0.0
+        if not taken.rollouts:
+            return {}
+        return {
+            "rlskip/replayed": taken.replayed / taken.rollouts,
+            "rlskip/off_policy": taken.off_policy / taken.rollouts,
+            "rlskip/seconds_saved": max(0.0, taken.seconds_saved),
+        }
 
 
 class Role:

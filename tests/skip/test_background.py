@@ -69,12 +69,6 @@ def test_the_next_job_of_a_process_sees_what_is_still_being_written(
     assert stage.at(1) == 1
 
 
-def test_repeat_sees_what_is_still_being_written(init: Callable[..., Path]) -> None:
-    init(action="repeat", background_write=True)
-    stage = Stage()
-    assert [stage.at(step) for step in (1, 2, 3)] == [1, 1, 1]
-
-
 def test_a_disk_too_slow_for_the_writer_does_not_end_training(
     init: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -115,14 +115,3 @@ def test_a_role_needs_only_a_name(init: Callable[..., Path]) -> None:
     init("reward", own={"on_mismatch": "regenerate"})
     visit(1)
     assert compute([3]) == [3]
-
-
-def test_a_role_that_nothing_is_decorated_with_is_logged(
-    init: Callable[..., Path], caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level("INFO"):
-        init("nobodys")
-    assert "no function is decorated with it so far" in caplog.text
-    for step in (1, 2):
-        SkipManager.set_step(step)
-    assert "role nobodys is enabled and was NEVER CONSULTED" in caplog.text

@@ -15,7 +15,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlskip import RoleConfig, SkipManager, register_skip
-from rlskip.config.application import COMPARED, NOT_COMPARED, application_facts
+from rlskip.config.application import application_facts
 from rlskip.config.legacy import LegacyFlagWarning
 from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.jobs.records import tally
@@ -152,19 +152,6 @@ def test_another_engine_or_model_only_warns(run: Run, caplog: pytest.LogCaptureF
     assert "changed since" not in caplog.text
 
 
-def test_other_keys_of_the_hosts_nodes_are_listed_in_one_warning(
-    run: Run, caplog: pytest.LogCaptureFixture
-) -> None:
-    run()
-    caplog.set_level(logging.INFO)
-    run({f"{ROLLOUT}.logprobs_mode": "processed", "data.image_patch_size": 7})
-    generate([1])
-    lines = [r for r in caplog.records if "changed since" in r.message]
-    assert [line.levelname for line in lines] == ["WARNING"]
-    assert f"{ROLLOUT}.logprobs_mode ('raw' then, 'processed' now)" in lines[0].message
-    assert "data.image_patch_size (14 then, 7 now)" in lines[0].message
-
-
 def test_what_changed_elsewhere_is_listed_up_to_ten(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -176,30 +163,6 @@ def test_what_changed_elsewhere_is_listed_up_to_ten(
     assert "actor.optim.lr (1e-06 then, 2e-06 now)" in line.message
     assert line.message.count(" then, ") == 10
     assert line.message.endswith(" and 3 more"), "nothing is to be compared"
-
-
-def test_what_changed_is_listed_for_the_config_of_each_dump(
-    run: Run, caplog: pytest.LogCaptureFixture
-) -> None:
-    changes: dict[str, Any] = {f"{ROLLOUT}.logprobs_mode": "b"}
-    for step in (1, 2, 3, 4):
-        run({"actor_rollout_ref.model.path": "b", **changes} if step > 1 else None)
-        visit(step)
-        generate([step])
-        if step == 2:
-            changes["data.image_patch_size"] = 7
-    caplog.clear()
-    run()
-    for step in (2, 3, 4):
-        visit(step)
-        assert generate([step]) == "generated"
-    told = [r.message.split("compared: ")[-1] for r in caplog.records if r.levelname == "WARNING"]
-    mode = f"{ROLLOUT}.logprobs_mode"
-    assert [line.split(" now)")[0] for line in told if line.startswith(("data", mode))] == [
-        f"{mode} ('b' then, 'raw'",
-        "data.image_patch_size (7 then, 14",
-    ]
-    assert caplog.text.count("model: 'some/model' now, 'b' in the dump") == 1
 
 
 LOOP = {
@@ -448,14 +411,6 @@ def test_a_config_that_cannot_be_kept_or_read_costs_nothing(
 
 
 # -- the tables ----------------------------------------------------------------------------
-
-
-def test_no_key_is_in_both_tables() -> None:
-    for node, names in COMPARED.items():
-        for name in names:
-            for other in NOT_COMPARED.get(node, ()):
-                assert not f"{name}.".startswith(f"{other}.")
-    assert application_facts({}).shaping == {}
 
 
 def test_validation_and_a_run_without_distillation_ask_no_teacher() -> None:
