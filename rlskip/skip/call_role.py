@@ -21,9 +21,8 @@ from rlskip.jobs.ranks import RankGroup
 from rlskip.jobs.served import ledger_of
 from rlskip.skip.agreement import Mismatch, SeveralRanks, ranks_of
 from rlskip.skip.call import Call
-from rlskip.skip.dumps import Dumps
+from rlskip.skip.dumps import Dumps, capture_rng, restore_rng
 from rlskip.skip.matching import CallMatching
-from rlskip.skip.rng import capture_rng, restore_rng
 from rlskip.skip.role import Role
 from rlskip.skip.run_dumps import PromptGroups, RunDumps
 from rlskip.skip.stage_runner import not_dumped

@@ -13,7 +13,7 @@ from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps
 from rlskip.skip.prompt_rows import PromptRows
 from rlskip.skip.run_dumps import RunDumps
-from rlskip.skip.step_calls import Key
+from rlskip.skip.step_calls import Key, StepCalls
 from rlskip.store import DumpMeta
 from rlskip.store.index import PROMPTS
 
@@ -47,7 +47,8 @@ class CallMatching:
 
         One that records nothing of its call serves any, after those that were made for it.
         """
-        visit, store = call.visit, self._dumps.store
+        visit: StepCalls = call.visit
+        store = self._dumps.store
         unnamed: tuple[Key, DumpMeta] | None = None
         by_step = self._dumps.local_config.match == "step"
         served = set[str]() if by_step else {*visit.served(call.name)}

@@ -17,9 +17,8 @@ from rlskip.errors import ConfigError
 from rlskip.jobs.served import Ledger
 from rlskip.keys import DUMP_STEP, ROLLOUT_ROOT_KEYS, TRAIN, split_trajectory
 from rlskip.skip.call import Call
-from rlskip.skip.dumps import Dumps
+from rlskip.skip.dumps import Dumps, capture_rng
 from rlskip.skip.groups import DumpedGroup, QueuedGroup, groups_in, summary
-from rlskip.skip.rng import capture_rng
 from rlskip.skip.stage import Stage
 from rlskip.skip.step_calls import Key
 from rlskip.store import DumpError, DumpMeta, Identity

@@ -27,7 +27,7 @@ from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.jobs.served import ledger_of
 from rlskip.keys import RUNNING, STATUS, dump_tag
 from rlskip.skip.call import Call
-from rlskip.skip.dumps import Dumps
+from rlskip.skip.dumps import Dumps, restore_rng
 from rlskip.skip.groups import (
     DumpedGroup,
     GroupReplay,
@@ -46,7 +46,6 @@ from rlskip.skip.queue_dumping import (
     phase_of,
     queue_of,
 )
-from rlskip.skip.rng import restore_rng
 from rlskip.skip.role import Role
 from rlskip.skip.run_dumps import Group, RunDumps
 from rlskip.skip.stage import Stage

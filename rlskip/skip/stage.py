@@ -151,24 +151,3 @@ def signature_of(func: Callable[..., Any]) -> inspect.Signature:
         name = f"{named(func).__module__}.{named(func).__qualname__}"
         remedy = "wrap it in a function that names its arguments"
         raise ConfigError("it does not say which arguments it takes", name, remedy) from error
-
-
-def bind(
-    signature: inspect.Signature,
-    func: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> inspect.BoundArguments:
-    """The arguments of a call of `func`, with defaults; `signature` is :func:`signature_of` it.
-
-    Where a decorator that only forwards supplies some, they are as the decorator takes them.
-    """
-    try:
-        bound = signature.bind(*args, **kwargs)
-    except TypeError:
-        own = inspect.signature(func, follow_wrapped=False)
-        if own == signature:
-            raise
-        bound = own.bind(*args, **kwargs)
-    bound.apply_defaults()
-    return bound

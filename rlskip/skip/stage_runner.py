@@ -216,7 +216,8 @@ def replay(role: Role, call: Call) -> Any:
             f"skip.{role.role}.on_miss=error",
             getattr(failure, "remedy", "") or remedy,
         ) from failure
-    role.before_stage(call)
+    if role.before_stage is not None:
+        role.before_stage(call)
     return Miss
 
 

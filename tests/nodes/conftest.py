@@ -1,14 +1,10 @@
-"""Several nodes on one machine: raylets with their own resources, one in its own mounts."""
+"""Several nodes on one machine: raylets with their own resources."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +18,6 @@ _QUICK = {
     "health_check_timeout_ms": 5000,
     "health_check_failure_threshold": 3,
 }
-_UNSHARE = ["unshare", "--user", "--map-root-user", "--mount"]
 _CHILDREN = "task/*/children"
 
 
@@ -34,37 +29,11 @@ class Nodes:
 
         head = {"num_cpus": 2, "resources": {"head": 100}, "_system_config": _QUICK}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
-        self._started: list[subprocess.Popen[bytes]] = []
 
     def add(self, name: str, *, room: Mapping[str, int] | None = None, **env: str) -> Any:
         """A node with the resource `name`, with `room` for more, and its own variables."""
         resources = {name: 100, **(room or {})}
         return self.cluster.add_node(num_cpus=2, resources=resources, env_vars=env)
-
-    def add_elsewhere(self, name: str, directory: Path, private: Path) -> None:
-        """A node that finds `private` under the path of `directory`, as if on another disk."""
-        start = [
-            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
-            *(f"--address={self.cluster.address}", "--num-cpus=2"),
-            f'--resources={{"{name}": 100}}',
-        ]
-        mount = 'mount --bind "$0" "$1" && shift && exec "$@"'
-        self._started.append(
-            subprocess.Popen(
-                [*_UNSHARE, "sh", "-c", mount, str(private), str(directory), *start],
-                start_new_session=True,
-            )
-        )
-        deadline = time.monotonic() + 120
-        while not any(name in node["Resources"] for node in self.alive()):
-            assert time.monotonic() < deadline, "the node did not start"
-            assert self._started[-1].poll() is None, "the node has ended"
-            time.sleep(0.2)
-
-    def alive(self) -> list[dict[str, Any]]:
-        import ray
-
-        return [node for node in ray.nodes() if node["Alive"]]
 
     def kill(self, node: Any) -> None:
         """SIGKILL the raylet and all that runs on its node."""
@@ -79,9 +48,6 @@ class Nodes:
         import ray
 
         ray.shutdown()
-        for process in self._started:
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait(60)
         self.cluster.shutdown()
 
 
@@ -100,13 +66,3 @@ def make_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Nodes]]
     yield make
     for nodes in made:
         nodes.end()
-
-
-@pytest.fixture
-def can_unshare(tmp_path: Path) -> None:
-    """Skip where a process cannot have its own mounts."""
-    there = tmp_path / "probe"
-    there.mkdir()
-    tried = [*_UNSHARE, "mount", "--bind", str(there), str(there)]
-    if shutil.which("unshare") is None or subprocess.run(tried, check=False).returncode:
-        pytest.skip("unshare: it cannot make mounts here")

@@ -143,19 +143,6 @@ def test_a_writer_that_refuses_gives_the_lease_back(init: Callable[..., Path]) -
     assert not leases(dumps)
 
 
-def test_repeat_restores_the_generators_of_the_step_that_it_replays(
-    init: Callable[..., Path],
-) -> None:
-    init(restore_rng=True)
-    SkipManager.set_step(3)
-    generate([3])
-    expected = torch.rand(3).tolist()
-    init(action="repeat", restore_rng=True)
-    SkipManager.set_step(5)
-    generate([5])
-    assert torch.rand(3).tolist() == expected
-
-
 def test_a_sample_does_not_wait_for_another_job(init: Callable[..., Path]) -> None:
     init("async_rollout", wait_s=1e6)
     role: Any = SkipManager.skip_instances["async_rollout"]

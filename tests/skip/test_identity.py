@@ -7,19 +7,17 @@ import json
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
-from rlskip import RoleConfig, SkipManager, register_skip
+from rlskip import SkipManager
 from rlskip.config.application import application_facts
 from rlskip.config.legacy import LegacyFlagWarning
 from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.jobs.records import tally
-from rlskip.skip import SKIP_REGISTRY, RolloutSkip
 from rlskip.store import StepStore, UnsupportedTypeError
 from tests.clock import MockClock
 from tests.skip.trainers import visit
@@ -298,45 +296,6 @@ def test_one_functions_dump_is_not_anothers_unless_both_are_one_stage(run: Run) 
     visit(1)
     renamed = SkipManager.annotate(role="rollout", stage="generate")(lambda prompts: "renamed")
     assert renamed([1]) == "generated"
-
-
-@dataclass
-class CriticConfig(RoleConfig):
-    warmup: int = 1
-
-
-@pytest.fixture
-def critic() -> Any:
-    @register_skip("critic", config=CriticConfig)
-    class CriticSkip(RolloutSkip):
-        pass
-
-    yield SkipManager.annotate(role="critic")(lambda prompts: "values")
-    del SKIP_REGISTRY["critic"]
-
-
-def test_a_custom_role_has_a_directory_of_its_own(run: Run, critic: Any, tmp_path: Path) -> None:
-    """Its function gets the very prompts that `rollout` dumped."""
-    run(critic={"enable": True})
-    assert critic([1]) == "values"
-    visit(1)
-    assert [generate([1]), critic([1])] == ["generated", "values"]
-    dumps = sorted(p.relative_to(tmp_path).parts[2:] for p in tmp_path.rglob("gen_batch.dp"))
-    assert dumps == [("1", "gen_batch.dp"), ("critic", "1", "gen_batch.dp")]
-    SkipManager.set_step(2)
-    assert critic([2]) == "values"
-
-
-def test_a_link_in_place_of_a_roles_directory_is_refused(
-    run: Run, critic: Any, tmp_path: Path
-) -> None:
-    run(critic={"enable": True})
-    critic([1])
-    (folder,) = tmp_path.rglob("critic")
-    folder.rename(tmp_path / "elsewhere")
-    folder.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="is a symbolic link"):
-        run(critic={"enable": True})
 
 
 def test_what_another_role_made_is_not_replayed(tmp_path: Path) -> None:

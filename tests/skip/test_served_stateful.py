@@ -430,19 +430,6 @@ def test_what_a_call_gives_back_serves_the_next(served: Served, match: str) -> N
         served.refuse("ab")
 
 
-def test_a_group_that_lacks_a_field_gives_way_to_a_later_one(served: Served) -> None:
-    for step, needs in ((1, False), (2, True)):
-        served.start({**KEYS, "match": "step", "needs": needs})
-        served.visit(step)
-        served.call("ab", 0, 99)
-    served.start({**KEYS, "match": "prompt", "needs": True})
-    served.visit(3)
-    served.call("ba", 0, 99)
-    served.start({**KEYS, "match": "prompt", "needs": True})
-    served.visit(1)
-    served.call("ab", 0, 99)
-
-
 def test_groups_that_turn_out_unusable_leave_their_dump_to_its_own_call(served: Served) -> None:
     journaled = {**KEYS, "journal": True, "match": "step"}
     served.start({**journaled, "needs": True})
