@@ -52,6 +52,8 @@ def is_data_proto(value: Any) -> bool:
 
 def columns_of(batch: Any) -> dict[Any, Any]:
     """The columns of a batch by name, NonTensorData still wrapped; empty for any other value."""
+    if type(batch) is dict:  # most are
+        return dict(batch)
     if is_tensordict(batch):
         return {key: _entry(batch, key) for key in list(batch.keys())}
     if is_data_proto(batch):
@@ -121,12 +123,15 @@ def length_of(batch: Any) -> int:
         return length_of(batch.batch)
     if isinstance(batch, list | tuple):
         return len(batch)
-    lengths = {k: n for k, c in columns_of(batch).items() if (n := column_length(c)) is not None}
-    uids = next((lengths[name] for name in UIDS if name in lengths), None)
-    if uids is not None:
-        return uids
-    counts = Counter(lengths.values())
-    return max(counts, key=lambda length: (counts[length], length), default=0)
+    counts: Counter[int] = Counter()
+    columns = columns_of(batch)
+    for name in (*UIDS, *columns):
+        if name in columns and (length := column_length(columns[name])) is not None:
+            if name in UIDS:
+                return length
+            counts[length] += 1
+    # Of several that are as frequent the longest.
+    return max(sorted(counts, reverse=True), key=counts.__getitem__, default=0)
 
 
 def rows_of(batch: Any) -> list[dict[str, Any]]:

@@ -21,8 +21,11 @@ def is_validation(batch: Any) -> bool:
     The mark is in its `meta_info`, or is an entry of a mapping or a TensorDict. If there is one
     for each row, all must be true. A string does not count.
     """
-    places = (meta_of(batch), batch)
-    return any(_is_true(plain(p.get("validate", None))) for p in places if hasattr(p, "get"))
+    for place in (meta_of(batch), batch):
+        flag = place.get("validate", None) if hasattr(place, "get") else None
+        if flag is not None and _is_true(plain(flag)):
+            return True
+    return False
 
 
 def plain(value: Any) -> Any:

@@ -124,9 +124,12 @@ class RowFields:
 
     def refuse_missing(self, names: Collection[str]) -> None:
         """Raise RowsError where it names a field that rows with fields of these names lack."""
-        own = attrs.asdict(self, filter=lambda field, _: field.name != "prompt_group")
-        named = [value for value in own.values() if isinstance(value, str)]
-        missing = [name for name in named if name.split(".")[0] not in names]
+        missing = [
+            name
+            for what in _KNOWN
+            if isinstance(name := getattr(self, what), str) and what != "prompt_group"
+            if name.split(".")[0] not in names
+        ]
         if missing:
             raise RowsError(
                 f"the stage's result has no field {', '.join(missing)}",

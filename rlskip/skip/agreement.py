@@ -14,7 +14,6 @@ from rlskip.errors import ConfigError, MismatchError
 from rlskip.jobs.ranks import RankGroup, RankTimeoutError, world_size
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps
-from rlskip.skip.rng import check_rng
 from rlskip.skip.step_calls import Key
 from rlskip.store import DumpError, TooLargeDumpError
 
@@ -98,8 +97,6 @@ class SeveralRanks:
             return shard
         try:
             loaded = call.loaded = load(call, found)
-            if self._dumps.local_config.restore_rng:
-                check_rng(loaded[2])
         except TooLargeDumpError:  # a sound dump: no rank may replace it
             raise
         except (DumpError, OSError, MemoryError) as error:

@@ -18,7 +18,8 @@ from rlskip.batch.row_fields import check
 from rlskip.config.attachments import AttachConfig, Target
 from rlskip.errors import ConfigError
 from rlskip.keys import integer
-from rlskip.skip.stage import Stage, bind, named, signature_of
+from rlskip.skip.call import Call
+from rlskip.skip.stage import Stage, named
 
 log = logging.getLogger(__name__)
 
@@ -168,11 +169,11 @@ class _Attachment:
 
     def _reader(self, func: Callable[..., Any], key: str, path: str) -> Callable[..., Any]:
         """A function of the call's arguments that returns the value at `path`."""
-        signature = signature_of(func)
+        stage = Stage(func, self.role)
+        _ = stage.signature  # refused now, not at its first call
 
         def read(*args: Any, **kwargs: Any) -> Any:
-            bound = bind(signature, func, args, kwargs)
-            value: Any = {**bound.kwargs, **bound.arguments}
+            value: Any = Call(stage, args, kwargs).arguments
             for i, name in enumerate(names := path.split(".")):
                 try:
                     value = _part(value, name)

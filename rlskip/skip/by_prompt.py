@@ -40,7 +40,7 @@ class PromptMatching(CallMatching):
         """
         if call.identity.prompts is None:
             return None
-        own = self._best_of(call, self._in_step(call))
+        own = self._in_step(call)
         if own is not None and all(self._group_has(call, one) for one in self._run.groups_of(own)):
             return own
         identity = call.identity.for_prompts(None)
@@ -88,19 +88,14 @@ class PromptMatching(CallMatching):
                 must = "; ".join(identity.differences(odd.made)[0])
                 call.reason = f"{found} were made for other calls: {must}"
                 self._dumps.reject(call.reason, odd.key, replaces=False)
-        if mute := self._run.mute:
-            self._dumps.notices.once(
-                "mute", "%d dumps of the run do not record which rows are which prompt's: they "
-                "serve at most the very batch that they were made for", mute,
-            )  # fmt: skip
         self._dumps.notices.generated(call, call.reason)
         return None
 
     def take(self, call: Call, found: Any) -> None:
         call.parts = self._run.parts_of(found)
         self._ledger.serve(call.parts)
-        for key in _of_step(call, found):
-            call.visit.take(key)
+        for key, checksum in _of_step(call, found).items():
+            call.visit.take(key, checksum)
 
     def give_back(self, call: Call, found: Any, *, is_lost: bool = False) -> None:
         if isinstance(found, Key):
@@ -194,10 +189,13 @@ class PromptMatching(CallMatching):
         return loaded
 
 
-def _of_step(call: Call, found: Key | PromptGroups) -> list[Key]:
-    """The dumps of the call's own step that serve it."""
-    keys = {found} if isinstance(found, Key) else {group.key for group in found.groups}
-    return [key for key in keys if not key.size and key.step == call.step]
+def _of_step(call: Call, found: Key | PromptGroups) -> dict[Key, str]:
+    """The dumps of the call's own step that serve it, with their checksums."""
+    if isinstance(found, Key):
+        keys = {found: call.meta.checksum}
+    else:
+        keys = {group.key: group.checksum for group in found.groups}
+    return {key: keys[key] for key in keys if not key.size and key.step == call.step}
 
 
 def _fields_of(rollouts: Any, meta: DumpMeta) -> RowFields:

@@ -18,7 +18,7 @@ from rlskip.format.dump_errors import UnsupportedTypeError
 from rlskip.jobs.served import Needs
 from rlskip.skip.arguments import IGNORED, NEUTRAL_META, is_data, is_single
 from rlskip.skip.hidden import SELF
-from rlskip.skip.stage import Stage, bind
+from rlskip.skip.stage import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,7 +114,20 @@ class Call:
 
     @functools.cached_property
     def bound(self) -> inspect.BoundArguments:
-        return bind(self.stage.signature, self.stage.func, self.args, self.kwargs)
+        """Its arguments, with defaults.
+
+        Where a decorator that only forwards supplies some, they are as the decorator takes them.
+        """
+        signature = self.stage.signature
+        try:
+            bound = signature.bind(*self.args, **self.kwargs)
+        except TypeError:
+            own = inspect.signature(self.stage.func, follow_wrapped=False)
+            if own == signature:
+                raise
+            bound = own.bind(*self.args, **self.kwargs)
+        bound.apply_defaults()
+        return bound
 
     @functools.cached_property
     def arguments(self) -> dict[str, Any]:

@@ -21,9 +21,8 @@ from rlskip.jobs.ranks import RankGroup
 from rlskip.jobs.served import ledger_of
 from rlskip.skip.agreement import Mismatch, SeveralRanks, ranks_of
 from rlskip.skip.call import Call
-from rlskip.skip.dumps import Dumps
+from rlskip.skip.dumps import Dumps, capture_rng, restore_rng
 from rlskip.skip.matching import CallMatching
-from rlskip.skip.rng import capture_rng, restore_rng
 from rlskip.skip.role import Role
 from rlskip.skip.run_dumps import PromptGroups, RunDumps
 from rlskip.skip.stage_runner import not_dumped
@@ -115,13 +114,13 @@ class CallRole(Role):
 
     def find(self, call: Call) -> bool:
         call.visit = call.visit or self._visit(call.step)
-        call.found = self._choose(call)
+        self._choose(call)
         if call.found is None:
             self.dumps.notices.log_hidden(call)
             if self.local_config.on_miss == "generate":
                 _ = call.prompt_rows  # now: the stage may change its input
                 if self.flight is not None and not self._may_generate(call, self.flight):
-                    call.found = self._choose(call)
+                    self._choose(call)
         return call.found is not None
 
     def replay(self, call: Call) -> Any:
@@ -201,8 +200,8 @@ class CallRole(Role):
             # A dump is complete or absent, so to look without it is safe.
             log.warning("rlskip: the look at the dumps does not wait longer: %s", error)
 
-    def _choose(self, call: Call) -> Key | PromptGroups | None:
-        """The dump that serves the call, from now on no other one's; None: it is a miss."""
+    def _choose(self, call: Call) -> None:
+        """Find the dump that serves the call, from now on no other one; without, it is a miss."""
         match, matching = self.local_config.match, self._matching
         # The lock from the look until the dump is taken: of two equal calls side by side each gets
         # a dump of its own. Calls of their own steps may take the same dump, or groups of the same.
@@ -215,13 +214,11 @@ class CallRole(Role):
                 found = self.ranks.agree(call, self._look_up, matching.load)
             if isinstance(found, Mismatch):
                 self.dumps.reject(call.reason, found.key, found.hint)
-                call.replaces = found.key.call
-                return None
+                call.replaces, found = found.key.call, None
             call.found = found
             if found is not None and not call.by_hand:
                 matching.take(call, found)
                 call.cleanup.undo(functools.partial(self._give_back, call, found))
-            return call.found
 
     def _look_up(self, call: Call) -> Key | PromptGroups | Mismatch | None:
         """Name the call, and find what serves it; what cannot be read counts as absent."""
@@ -274,14 +271,13 @@ class CallRole(Role):
         It has the call's name, and the first call of a step the step's own directory; one that
         replaces a dump has that one's name. From now on it serves no call of the visit.
         """
-        visit = call.visit = call.visit or self._visit(call.step)
-        info = {}
+        visit, info = call.visit, {}
         if self.ranks is not None:
             info = self.ranks.info(call)  # before anything that may raise: all ranks exchange
         self._name(call)
         name = call.name if call.place else ""
         key = Key(call.step, name if call.replaces is None else call.replaces)
-        while call.replaces is None and (visit.is_taken(key) or self._is_anothers(call, key)):
+        while call.replaces is None and (key in visit.taken or self._is_anothers(call, key)):
             key = Key(call.step, next_name(call.name, key.call))
         self._take(call, key)
 
@@ -299,7 +295,7 @@ class CallRole(Role):
             visit.give_back(key)
             if call.writes == key:
                 self._ledger.write_not(key)
-            while visit.is_taken(key := Key(call.step, next_name(call.name, key.call))):
+            while (key := Key(call.step, next_name(call.name, key.call))) in visit.taken:
                 pass
             self._take(call, key)
             return key.call

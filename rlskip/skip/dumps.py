@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 
 from rlskip.batch.columns import column_length, columns_of
 from rlskip.batch.fields import drop_fields, field_names
@@ -19,7 +21,7 @@ from rlskip.config.check import look_up
 from rlskip.config.facts import HostFacts
 from rlskip.config.origin import Origin
 from rlskip.config.skip import TRAINING_ROLES, as_given, to_generate
-from rlskip.errors import MismatchError
+from rlskip.errors import ConfigError, MismatchError
 from rlskip.jobs.records import job_id
 from rlskip.skip.call import Call
 from rlskip.skip.identities import Identities
@@ -44,24 +46,14 @@ class Dumps:
 
     Parameters
     ----------
-    role, local_config
-        The role's name and its complete config.
-    facts
-        What the host says of the run.
     shard
         The rank whose shards these are, and the number of ranks. It is asked when the store is
         first used: a job starts before torch.distributed knows its ranks.
 
     Attributes
     ----------
-    directory
-        Where the dumps are.
     is_named_by_time
         Whether no later run will have the name of this one.
-    identities
-        What its calls' rollouts depend on.
-    notices
-        What is logged of these dumps.
     """
 
     def __init__(
@@ -102,13 +94,9 @@ class Dumps:
 
     @functools.cached_property
     def store(self) -> StepStore:
-        rank, world_size = self._shard()
-        return self.store_at(
-            self.directory,
-            rank=rank,
-            world_size=world_size,
-            keep_last=self.local_config.keep_last,
-        )
+        rank, ranks = self._shard()
+        keep_last = self.local_config.keep_last
+        return self.store_at(self.directory, rank=rank, world_size=ranks, keep_last=keep_last)
 
     def store_at(self, directory: Path, **options: Any) -> StepStore:
         """A store of the role's whose metas have what ``skip.identity`` names now.
@@ -182,7 +170,8 @@ class Dumps:
             raise RowsError(counts, f"skip.{self.role}.match=prompt", remedy)
         return info
 
-    def fields_of(self, stage: Stage, result: Any) -> RowFields:
+    @staticmethod
+    def fields_of(stage: Stage, result: Any) -> RowFields:
         """What the fields of `result` hold; raises RowsError where the stage describes others."""
         columns = columns_of(result).items()
         names = {str(name) for name, column in columns if column_length(column) is not None}
@@ -230,14 +219,14 @@ class Dumps:
     def ways_out(self, regenerates: str, hint: str = "") -> str:
         """What to type after a mismatch: `hint`, a run that `regenerates`, or other names."""
         role, local = self.role, self.local_config
-        ways = [hint] if hint else []
+        typed = f"skip.{role}.on_mismatch=regenerate {regenerates}"
         if local.on_miss == "error":
-            generate = to_generate(role, local)
-            ways.append(f"{generate} skip.{role}.on_mismatch=regenerate {regenerates}")
+            ways = [f"{to_generate(role, local)} {typed}"]
         else:
             dump_dir = as_given("skip.dump_dir", role, local)
-            ways.append(f"skip.{role}.on_mismatch=regenerate {regenerates}")
-            ways.append(f"another {dump_dir} or {self.facts.experiment_key} starts from nothing")
+            others = f"another {dump_dir} or {self.facts.experiment_key} starts from nothing"
+            ways = [typed, others]
+        ways = [hint, *ways] if hint else ways
         return ways[0] if len(ways) == 1 else f"choose one: {'; '.join(ways)}"
 
     def path_of(self, found: Key) -> str:
@@ -248,9 +237,7 @@ class Dumps:
         self, rollouts: Any, meta: DumpMeta, call: Call, found: Key, *, replaces: bool = True
     ) -> None:
         """Apply ``on_mismatch`` to a dump, `found`, without fields that this run needs."""
-        if call.stage.lacks is None:
-            return
-        if lacking := self.lacking(call, rollouts, meta):
+        if call.stage.lacks is not None and (lacking := self.lacking(call, rollouts, meta)):
             what = f"the dump of {found} lacks what this run needs: {', '.join(lacking)}"
             self.reject(what, found, replaces=replaces)
             if replaces and found.step == call.step:
@@ -267,7 +254,8 @@ class Dumps:
         """
         never = meta.info.get("lacks")
         never = never if isinstance(never, list) else []
-        return [name for name in call.stage.lacks(rollouts) if name not in never]
+        needed = call.stage.lacks(rollouts) if call.stage.lacks else ()
+        return [name for name in needed if name not in never]
 
     def without_dropped(self, rollouts: Any) -> Any:
         """`rollouts` without the fields that ``drop_fields`` names."""
@@ -275,3 +263,60 @@ class Dumps:
         kept = drop_fields(rollouts, unwanted) if unwanted else rollouts
         self.notices.dropped(unwanted, rollouts, kept)
         return kept
+
+
+# -- the states of the global random generators, as they were after a stage ----------------------
+
+
+def capture_rng() -> dict[str, Any]:
+    """States of the global python, numpy and torch generators (CUDA's too, where in use).
+
+    Returns plain data: ints, strings, and uint8/uint32 arrays and tensors.
+    """
+    import torch  # here and below: a job that starts without a call needs none
+
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "python": {"version": version, "words": np.array(words, dtype=np.int64), "gauss": gauss},
+        "numpy": {
+            "name": name,
+            "keys": keys,
+            "position": int(position),
+            "has_gauss": int(has_gauss),
+            "cached": float(cached),
+        },
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+    }
+
+
+def restore_rng(states: dict[str, Any] | None) -> None:
+    """Put the generators where :func:`capture_rng` found them.
+
+    Raises
+    ------
+    ConfigError
+        The dump has none.
+    CorruptDumpError
+        They are not states of generators.
+    """
+    if states is None:
+        raise ConfigError(
+            "the dump has no states of the random generators",
+            "skip.restore_rng",
+            "replay it with skip.restore_rng=false",
+        )
+    import torch
+
+    try:
+        python, legacy = states["python"], states["numpy"]
+        words = tuple(python["words"].tolist())
+        random.setstate((python["version"], words, python["gauss"]))
+        names = ("name", "keys", "position", "has_gauss", "cached")
+        np.random.set_state(tuple(legacy[name] for name in names))
+        torch.set_rng_state(states["torch"])
+        if states["cuda"] and len(states["cuda"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(states["cuda"])
+    except Exception as error:  # a file's values may be anything
+        raise CorruptDumpError("it does not hold states of the random generators") from error

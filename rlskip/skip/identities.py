@@ -35,21 +35,9 @@ _CODE = "code"
 
 
 class Identities:
-    """The identities of a role's calls.
+    """The identities of a role's calls; `conditions` is the part that the config decides.
 
-    Parameters
-    ----------
-    role, local_config, facts
-        The role's name, its complete config, and what the host says of the run.
-    place
-        Where a run without a name comes from; None for one that has a name.
-    notices
-        Where what is only noteworthy is logged.
-
-    Attributes
-    ----------
-    conditions
-        The part that the config decides.
+    `place` is where a run without a name comes from; None for one that has a name.
     """
 
     def __init__(
@@ -153,17 +141,18 @@ class Identities:
             usual = known.get(name if name == "n" else f"sampling.{name}")
             if plain is not None and differences(name, plain, usual):
                 asked[f"meta_info.{name}"] = plain
-        for name, value in call.asked.items():
+        for name, value in call.asked.items() if call.stage.identity else ():
             asked[f"identity.{name}"] = comparable(value, f"identity.{name}")
         return asked
 
     def _read_conditions(self) -> Identity:
         c, facts = self._local_config, self._facts
         sampling = dict(facts.val_shaping if self._role == VALIDATION_ROLE else facts.shaping)
-        versions = {"rlskip": __version__, "torch": _torch_version()}
+        versions = {"versions.rlskip": __version__, "versions.torch": _torch_version()}
         if facts.engine is not None:  # another one is logged as a warning, as a version is
-            versions["engine"] = str(facts.engine)
-        where = f"skip.{self._role}.identity"
+            versions["versions.engine"] = str(facts.engine)
+        place = {"place": self._place} if self._place else {}
+        where, named = f"skip.{self._role}.identity", [k for k in c.identity or () if k != _CODE]
         return Identity.of(
             {
                 "role": self._role,
@@ -171,17 +160,9 @@ class Identities:
                 "prompt_len": c.prompt_len,
                 "response_len": c.response_len,
                 **{f"sampling.{name}": value for name, value in sampling.items()},
-                **{
-                    f"config.{key}": facts.value_at(key, where)
-                    for key in c.identity or ()
-                    if key != _CODE
-                },
+                **{f"config.{key}": facts.value_at(key, where) for key in named},
             },
-            {
-                "model": facts.model,
-                **({"place": self._place} if self._place else {}),
-                **{f"versions.{name}": v for name, v in versions.items()},
-            },
+            {"model": facts.model, **place, **versions},
         )
 
     def differences(self, present: Identity, meta: DumpMeta) -> list[str]:
@@ -193,23 +174,21 @@ class Identities:
             )  # fmt: skip
             return []
         differs, noteworthy = present.differences(meta.identity)
-        if not differs and (place := present.moved_from(meta.identity)):
+        if differs:
+            return differs
+        if place := present.moved_from(meta.identity):
             what = "the dumps were made in %s, by the same function, and are replayed in %s"
             here = present.noted["place"]
             self._notices.once(f"place {place}", what, place, here, level=logging.INFO)
-        if differs or not noteworthy:
-            return differs
-        code = [line for line in noteworthy if line.startswith("code: ")]
-        if others := [line for line in noteworthy if line not in code]:
-            what = "; ".join(others)
-            self._notices.once(f"noteworthy {what}", "replayed although it differs: %s", what)
-        if code:
+        if others := "; ".join(line for line in noteworthy if not line.startswith("code: ")):
+            self._notices.once(f"noteworthy {others}", "replayed although it differs: %s", others)
+        if any(line.startswith("code: ") for line in noteworthy):
             name = present.noted["code"].partition(",")[0]
             self._notices.once(
                 f"code of {name}", "replayed although the code of %s has changed since the dump "
                 "was made; %s=[code] compares it", name, self._notices.typed("skip.identity"),
             )  # fmt: skip
-        return differs
+        return []
 
     def contents_of(self, call: Call) -> list[str | None]:
         """What tells each of the prompts of a queue apart: itself, the stage, and what is asked.

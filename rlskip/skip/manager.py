@@ -22,9 +22,8 @@ from rlskip.jobs.served import forget_served
 from rlskip.keys import integer
 from rlskip.skip import refusals
 from rlskip.skip.attach import attach, detach
-from rlskip.skip.figures import Figures
 from rlskip.skip.not_installed import Guard, before_init, refusing
-from rlskip.skip.role import Role
+from rlskip.skip.role import Figures, Role
 from rlskip.skip.said import say_what_is_kept, warn_of_idle_keys, warn_of_uncalled
 from rlskip.skip.stage import IdentitySpec, LacksSpec, PromptsSpec, RowsSpec, Stage, named
 from rlskip.skip.stage_runner import decorated

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from rlskip.config.skip import VALIDATION_ROLE, SkipAction
@@ -15,8 +13,8 @@ from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps
 from rlskip.skip.prompt_rows import PromptRows
 from rlskip.skip.run_dumps import RunDumps
-from rlskip.skip.step_calls import Key
-from rlskip.store import DumpError, DumpMeta
+from rlskip.skip.step_calls import Key, StepCalls
+from rlskip.store import DumpMeta
 from rlskip.store.index import PROMPTS
 
 LoadedDump = tuple[Any, DumpMeta, Any]
@@ -41,71 +39,55 @@ class CallMatching:
             return self._repeated(call)
         if call.identity.prompts is None:
             return None
-        elsewhere = self._elsewhere(call) if self._dumps.local_config.match == "run" else ()
-        return self._best_of(call, itertools.chain(self._in_step(call), elsewhere))
+        key = self._in_step(call)
+        return self._elsewhere(call) if not key and self._dumps.local_config.match == "run" else key
 
-    def _best_of(self, call: Call, fitting: Iterator[tuple[Key, DumpMeta]]) -> Key | None:
-        """The first of them that has every field which this run needs, else the first."""
-        best = next(fitting, None)
-        if best is None:
-            return None
-        call.again = ""
-        other = None if call.stage.lacks is None else next(fitting, None)
-        if other is not None and not self._has(call, *best):  # else it is loaded but once
-            others = itertools.chain([other], fitting)
-            best = next((one for one in others if self._has(call, *one)), best)
-        key, call.meta = best
-        return key
-
-    def _in_step(self, call: Call) -> Iterator[tuple[Key, DumpMeta]]:
-        """The dumps of the step itself that were made for such a call.
+    def _in_step(self, call: Call) -> Key | None:
+        """The dump of the step itself that was made for such a call.
 
         One that records nothing of its call serves any, after those that were made for it.
         """
-        unnamed: list[tuple[Key, DumpMeta]] = []
-        served: set[str] = set()
+        visit: StepCalls = call.visit
         store = self._dumps.store
-        for key in call.visit.candidates(call.name, call.place):
-            if (meta := store.read_meta(key.step, key.call)) is None:
+        unnamed: tuple[Key, DumpMeta] | None = None
+        by_step = self._dumps.local_config.match == "step"
+        served = set[str]() if by_step else {*visit.served(call.name)}
+        call.again = ""
+        for key in visit.candidates(call.name, call.place):
+            meta = store.read_meta(key.step, key.call)
+            if meta is None:
                 continue
+            is_taken = key in visit.taken
             if meta.identity is None:
-                unnamed.append((key, meta))
-            elif self.has_served(key, call):
+                unnamed = unnamed or (None if is_taken else (key, meta))
+            elif is_taken or self.has_served(key, call):
                 if call.identity.fits(meta.identity):
                     served.add(meta.checksum)
             elif not self._dumps.identities.differences(call.identity, meta):
-                yield key, meta
-        # Its own dump may have served another call of the visit, or a group of it.
-        for own in (call.name, "") if call.name.endswith("-0") else (call.name,):
-            key = Key(call.step, own)
-            meta = store.read_meta(key.step, key.call) if call.visit.is_taken(key) else None
-            if meta and meta.identity and call.identity.fits(meta.identity):
-                served.add(meta.checksum)
+                call.meta = meta
+                return key
         # These draws were trained on already: nor are the sessions resumed that they were made of,
         # if the step's journal is still there. What is generated instead leaves its own there, so
         # the call is named there by all that have served: by the next one there is one more.
-        call.again = "".join(f"-{checksum}" for checksum in sorted(served))
-        for key, meta in unnamed[: not self._dumps.by_prompt]:
-            self._dumps.identities.differences(call.identity, meta)  # says that it records none
-            yield key, meta
+        call.again = "-".join(["", *sorted(served)])
+        if unnamed is None or self._dumps.by_prompt:
+            return None
+        self._dumps.identities.differences(call.identity, unnamed[1])  # says that it records none
+        key, call.meta = unnamed
+        return key
 
-    def _elsewhere(self, call: Call) -> Iterator[tuple[Key, DumpMeta]]:
-        """The dumps of other steps that were made for such a call."""
+    def _elsewhere(self, call: Call) -> Key | None:
+        """The nearest dump of another step that was made for such a call."""
         for key in self._run.find(call.identity.prompts, call.step):
-            if self.has_served(key, call) or call.visit.is_taken(key):
+            if self.has_served(key, call) or key in call.visit.taken:
                 continue
             meta = self._dumps.store.read_meta(key.step, key.call)
             if meta is None or meta.identity is None:
                 continue
             if not self._dumps.identities.differences(call.identity, meta):
-                yield key, meta
-
-    def _has(self, call: Call, key: Key, meta: DumpMeta) -> bool:
-        """Whether a dump has every field that this run needs, as far as it can be read."""
-        with contextlib.suppress(DumpError, OSError, MemoryError):
-            rollouts = self._dumps.store.load(key.step, call=key.call, meta=meta)
-            return not self._dumps.lacking(call, rollouts, meta)
-        return False
+                call.meta = meta
+                return key
+        return None
 
     def _repeated(self, call: Call) -> Key | None:
         """The dump of the call's place in the step itself, else in the nearest; else its last.
@@ -136,7 +118,7 @@ class CallMatching:
 
     def take(self, call: Call, found: Any) -> None:
         """These serve the call, and no other one of the visit; by step a visit is enough."""
-        call.visit.take(found)
+        call.visit.take(found, call.meta.checksum)
         if self._dumps.local_config.match != "step":
             call.parts = [found]
             self._ledger.serve(call.parts)
@@ -144,7 +126,7 @@ class CallMatching:
     def give_back(self, call: Call, found: Any, *, is_lost: bool = False) -> None:
         """These did not serve the call after all: it failed, or they turned out to be unusable."""
         self._ledger.give_back(call.parts)
-        (call.visit.lose if is_lost else call.visit.give_back)(found)
+        call.visit.give_back(found, is_lost=is_lost)
 
     def load(self, call: Call, found: Any) -> LoadedDump:
         """The rollouts that serve the call, verified, with one meta and the generators' states.
@@ -222,7 +204,7 @@ class CallMatching:
         """
         differing, store = [], self._dumps.store
         for key in keys:
-            meta = None if call.visit.is_taken(key) else store.read_meta(key.step, key.call)
+            meta = None if key in call.visit.taken else store.read_meta(key.step, key.call)
             if meta is not None and meta.identity is not None:
                 differs = call.identity.differences(meta.identity)[0]
                 if not differs and call.identity.prompts is not None:

@@ -55,32 +55,28 @@ class Notices:
     def replayed(self, step: int, meta: DumpMeta, found: Key | str) -> None:
         """Name the dump that is replayed; the first time, say what a replay does not show.
 
-        The first dump of each job is named with its path and its age. The others of that job have
-        a short line, because a run of hundreds of steps has as many.
+        The first dump of each job is named with its path and its age.
         """
-        job, source = meta.info.get("job", "unknown"), ""
+        repeats = self._local_config.action == SkipAction.REPEAT
+        what = f"a call of step {step} replayed from {found} (match=run)"
+        if isinstance(found, str):
+            what = f"step {step} replayed: {found} (match=prompt)"
+        elif found.step == step:
+            what = f"{found} replayed"
+        elif repeats:
+            what = f"step {step} REPEATS {found}; its prompts were not checked"
+        job = meta.info.get("job", "unknown")
         if self._is_new(f"dumps of {job}"):
             written = datetime.fromisoformat(meta.created).timestamp()
             path = self.directory / getattr(found, "path", "")
-            source = f" from {path}, made {age(written)} ago by job {job}"
-        if isinstance(found, str):
-            log.info("rlskip: step %d replayed: %s (match=prompt)%s", step, found, source)
-        elif found.step == step:
-            log.info("rlskip: %s replayed%s", found, source)
-        elif self._local_config.action == SkipAction.REPEAT:
-            log.info(
-                "rlskip: step %d REPEATS %s%s; its prompts were not checked", step, found, source
-            )
-        else:
-            log.info(
-                "rlskip: a call of step %d replayed from %s (match=run)%s", step, found, source
-            )
+            what += f", from {path}, made {age(written)} ago by job {job}"
+        log.info("rlskip: %s", what)
         if self.role == VALIDATION_ROLE:
             what = "replayed validation does not show how the weights have changed since"
             self.once("off-policy", what)
         elif self.role in TRAINING_ROLES:
             self.once("off-policy", "replayed rollouts are off-policy for the present weights")
-        if self._left and self._local_config.action != SkipAction.REPEAT:  # it compares nothing
+        if self._left and not repeats:  # which compares nothing
             self._say_left()
         self.changed(meta, self.directory)
 

@@ -22,9 +22,8 @@ from rlskip.keys import (
     split_trajectory,
 )
 from rlskip.skip.call import Call
-from rlskip.skip.dumps import Dumps
+from rlskip.skip.dumps import Dumps, capture_rng
 from rlskip.skip.groups import QueuedGroup, groups_in
-from rlskip.skip.rng import capture_rng
 from rlskip.skip.run_dumps import Group
 from rlskip.skip.stage import Stage
 from rlskip.skip.step_calls import Key

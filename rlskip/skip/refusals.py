@@ -9,7 +9,6 @@ from typing import Any
 from rlskip.config.skip import BUILT_IN_ROLES, SHARED_KEYS, SKIP_REGISTRY
 from rlskip.errors import ConfigError
 
-
 _KINDS: dict[str, tuple[Any, str]] = {
     "prompts": (str, "the name of an argument, or a function"),
     "identity": (Mapping, "a mapping, or a function"),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import attrs
 
 from rlskip.config.skip import (
     BUILT_IN_ROLES,
@@ -17,7 +20,6 @@ from rlskip.config.skip import (
 )
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.skip.call import Call
-from rlskip.skip.figures import Figures
 from rlskip.skip.stage import Stage
 
 if TYPE_CHECKING:
@@ -26,21 +28,49 @@ if TYPE_CHECKING:
     from rlskip.store import StepStore
 
 
+@attrs.define
+class Figures:
+    """What was generated and replayed since the host logged last; stages may run side by side."""
+
+    rollouts: int = 0
+    replayed: int = 0
+    #: Of the replayed ones those that were generated at another step.
+    off_policy: int = 0
+    seconds_saved: float = 0.0
+    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False, eq=False)
+
+    def add(
+        self, rollouts: int = 0, replayed: int = 0, off_policy: int = 0, seconds_saved: float = 0.0
+    ) -> None:
+        with self._lock:
+            self.rollouts += rollouts
+            self.replayed += replayed
+            self.off_policy += off_policy
+            self.seconds_saved += seconds_saved
+
+    def take(self) -> dict[str, float]:
+        """The figures by the names under which hosts log them; empty if there was no rollout."""
+        with self._lock:
+            taken = Figures(self.rollouts, self.replayed, self.off_policy, self.seconds_saved)
+            self.rollouts = self.replayed = self.off_policy = 0
+            self.seconds_saved = 0.0
+        if not taken.rollouts:
+            return {}
+        return {
+            "rlskip/replayed": taken.replayed / taken.rollouts,
+            "rlskip/off_policy": taken.off_policy / taken.rollouts,
+            "rlskip/seconds_saved": max(0.0, taken.seconds_saved),
+        }
+
+
 class Role:
     """When a call of a stage can be skipped, and what replaces it.
 
     For every call of the decorated function whose step is listed in ``skip.<role>.steps``, the
     manager asks :meth:`find`. If that is true, the call returns what :meth:`replay` returns. If it
     is false, or `replay` finds the dump unusable, the function itself runs and :meth:`keep` gets
-    its result. All methods are plain functions. For an ``async`` stage the manager runs them in
-    threads, several at a time: the state of a call is in the :class:`~rlskip.skip.call.Call`.
-
-    Parameters
-    ----------
-    role
-        Its name: the key under `skip`, and what ``annotate(role=...)`` names.
-    local_config
-        The role's dataclass, complete (``steps`` parsed, ``dump_dir`` absolute).
+    its result. For an ``async`` stage the manager runs these methods in threads, several at a time:
+    the state of a call is in the :class:`~rlskip.skip.call.Call`.
     """
 
     #: Whether every call has its own step (:meth:`extract_step`), for concurrent pipelines;
@@ -49,6 +79,9 @@ class Role:
 
     #: Keyword options of ``annotate`` of this role, besides prompts and identity.
     stage_options: frozenset[str] = frozenset()
+
+    #: Called with a missed call before the stage runs; it may replace its prompts.
+    before_stage: Any = None
 
     #: Its directory of dumps; None: it has none.
     dumps: Dumps | None = None
@@ -111,10 +144,6 @@ class Role:
     def keep(self, call: Call, result: Any) -> None:
         """Keep `result`, which the stage returned, for the next run. Must not change it."""
         raise NotImplementedError
-
-    def before_stage(self, call: Call) -> None:
-        """Called on a miss, before the stage runs; may replace the prompts of `call`."""
-        return
 
     def observes(self, stage: Stage) -> bool:
         """Whether `stage` always runs, at any step, and the role only reads its results.
@@ -236,29 +265,21 @@ def register_skip(role: str, config: type[RoleConfig] | None = None) -> Callable
         The role's dataclass, a subclass of :class:`rlskip.RoleConfig` that adds fields.
         None: RoleConfig itself.
     """
+    where = f"register_skip({role!r})"
     if not role.isidentifier():
-        raise RoleError(f"{role!r} is not an identifier", "register_skip")
+        raise RoleError(f"{role!r} is not an identifier", where)
     if config is not None and not issubclass(config, RoleConfig):
-        raise RoleError(
-            f"{config.__name__} is not a RoleConfig",
-            f"register_skip({role!r})",
-            "derive it from rlskip.RoleConfig: `@dataclass class "
-            f"{config.__name__}(RoleConfig): ...`",
-        )
+        remedy = f"derive it from rlskip.RoleConfig: `class {config.__name__}(RoleConfig): ...`"
+        raise RoleError(f"{config.__name__} is not a RoleConfig", where, remedy)
     if role in BUILT_IN_ROLES:
-        raise RoleError(
-            f"{role} is a role of rlskip's", f"register_skip({role!r})", "choose another name"
-        )
+        raise RoleError(f"{role} is a role of rlskip's", where, "choose another name")
 
     def decorate(cls: C) -> C:
         other = SKIP_REGISTRY.get(role)
         # The same class again is a module executed twice (a reload, __main__ and its import).
         if other is not None and other.__qualname__ != cls.__qualname__:
-            raise RoleError(
-                f"{other.__module__}.{other.__qualname__} is already this role",
-                f"register_skip({role!r})",
-                "choose another name",
-            )
+            what = f"{other.__module__}.{other.__qualname__} is already this role"
+            raise RoleError(what, where, "choose another name")
         cls.role = role
         cls.config_class = config or RoleConfig
         SKIP_REGISTRY[role] = cls

@@ -27,7 +27,7 @@ from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.jobs.served import ledger_of
 from rlskip.keys import RUNNING, STATUS, dump_tag
 from rlskip.skip.call import Call
-from rlskip.skip.dumps import Dumps
+from rlskip.skip.dumps import Dumps, restore_rng
 from rlskip.skip.groups import GroupReplay, Plan, by_content, without_superseded
 from rlskip.skip.queue_dumping import (
     EVICT,
@@ -39,7 +39,6 @@ from rlskip.skip.queue_dumping import (
     phase_of,
     queue_of,
 )
-from rlskip.skip.rng import restore_rng
 from rlskip.skip.role import Role
 from rlskip.skip.run_dumps import Group, RunDumps, queued_groups
 from rlskip.skip.stage import Stage

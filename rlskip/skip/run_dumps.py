@@ -68,7 +68,6 @@ class _OneSize:
         self.index = Index(store.directory)
         self.by_batch: dict[str, list[_Listed]] = {}
         self.by_prompt: dict[str, list[tuple[_Listed, int]]] = {}
-        self.mute: set[Place] = set()  # whose rows are nobody's
         self._mended: Mapping[int, Sequence[Place]] | None = None
 
     def refresh(self) -> None:
@@ -102,7 +101,6 @@ class _OneSize:
             place = Place.parse(self.store.directory, line.name)
             if place is None or not self._is_mine(place):
                 continue
-            (self.mute.discard if line.joined else self.mute.add)(place)
             nth = line.about.get("info", {}).get("place", 0)  # of the call in its step
             order = self.size, place.step, nth, place.name
             listed = _Listed(Key(place.step, place.call, self.size), line, order)
@@ -226,11 +224,6 @@ class RunDumps:
             return [*found.groups]
         self._refreshed([found.size])
         return [found, *self.groups_of(found)]
-
-    @property
-    def mute(self) -> int:
-        """How many dumps do not record their prompts, or which rows are which prompt's."""
-        return sum(stamp_at(place) is not None for s in self._sizes.values() for place in s.mute)
 
     # -- within --------------------------------------------------------------------------
 

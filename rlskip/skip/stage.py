@@ -138,43 +138,16 @@ def named(func: Callable[..., Any]) -> Any:
 def signature_of(func: Callable[..., Any]) -> inspect.Signature:
     """The arguments of a callable; raises ConfigError where they are not known.
 
-    A decorator that only forwards what it gets, ``(*args, **kwargs)``, takes what the function
-    below it takes. One that names other arguments takes those: it may supply some itself.
+    A decorator that forwards what it gets, ``(*args, **kwargs)``, takes what the function below it
+    takes. One that names all its arguments takes those: it may supply some itself.
     """
     try:
         own = inspect.signature(func, follow_wrapped=False)
-        kinds = {p.kind for p in own.parameters.values()}
-        if kinds.isdisjoint(_REST):
+        if _REST.isdisjoint(p.kind for p in own.parameters.values()):
             return own
         below = getattr(func, "__wrapped__", None) if inspect.isfunction(func) else None
-        whole = inspect.signature(func) if below is None else signature_of(below)
+        return inspect.signature(func) if below is None else signature_of(below)
     except ValueError as error:
         name = f"{named(func).__module__}.{named(func).__qualname__}"
         remedy = "wrap it in a function that names its arguments"
         raise ConfigError("it does not say which arguments it takes", name, remedy) from error
-    names = [name for name, p in own.parameters.items() if p.kind not in _REST]
-    theirs = [*whole.parameters][: len(names)]
-    if theirs[:1] in (["self"], ["cls"]):  # decorators call it anything
-        names, theirs = names[1:], theirs[1:]
-    return whole if names == theirs else own
-
-
-def bind(
-    signature: inspect.Signature,
-    func: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> inspect.BoundArguments:
-    """The arguments of a call of `func`, with defaults; `signature` is :func:`signature_of` it.
-
-    Where a decorator that only forwards supplies some, they are as the decorator takes them.
-    """
-    try:
-        bound = signature.bind(*args, **kwargs)
-    except TypeError:
-        own = inspect.signature(func, follow_wrapped=False)
-        if own == signature:
-            raise
-        bound = own.bind(*args, **kwargs)
-    bound.apply_defaults()
-    return bound

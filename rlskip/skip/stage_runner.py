@@ -150,7 +150,9 @@ def _eligible_call(
         observes = skip.observes(stage)
     if (recorder := skip.recorder) is None:
         recorder = skip.recorder = Recorder(skip.local_config.dump_dir, skip.role)
-        recorder.write("consulted", stage=stage.name, **run_of(skip))
+        where = skip.directory
+        run = {} if where is None else {"run": os.path.relpath(where, skip.local_config.dump_dir)}
+        recorder.write("consulted", stage=stage.name, **run)
     if stage.step_of is not None:
         if (step := stage.step_of(*args, **kwargs)) is None:
             return None
@@ -214,7 +216,8 @@ def replay(role: Role, call: Call) -> Any:
             f"skip.{role.role}.on_miss=error",
             getattr(failure, "remedy", "") or remedy,
         ) from failure
-    role.before_stage(call)
+    if role.before_stage is not None:
+        role.before_stage(call)
     return Miss
 
 
@@ -308,10 +311,3 @@ async def in_thread(
     except RuntimeError:  # the call is queued nevertheless: whichever comes first runs it
         run()
     return await asyncio.wrap_future(result_of)
-
-
-def run_of(role: Role) -> dict[str, str]:
-    """For the records: the role's directory relative to its dump_dir, where it has one."""
-    if role.directory is None:
-        return {}
-    return {"run": os.path.relpath(role.directory, role.local_config.dump_dir)}

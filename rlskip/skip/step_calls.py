@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import attrs
@@ -70,11 +70,13 @@ class StepCalls:
         self._store = store
         self._numbers: dict[str, list[int]] = {}
         self._places = [0]
-        self._taken: set[Key] = set()
+        self.taken: set[Key] = set()
         self._written: set[Key] = set()
         self._in_order: list[str] = []
         # Dumps of the digest under other numbers, as they were when the visit began.
         self._siblings: dict[str, dict[str, None]] = {}
+        # The checksums of those of a digest that have served a call of the visit.
+        self._served: dict[str, dict[str, str]] = {}
         self.listed = dict.fromkeys(store.calls(step))
         for call in self.listed:
             self._siblings.setdefault(call.rpartition("-")[0], {})[call] = None
@@ -120,19 +122,29 @@ class StepCalls:
     def candidates(self, name: str, place: int) -> Iterator[Key]:
         """Where a dump of such a call may be: its own place, the head, others of its digest.
 
-        The head is the own place of the visit's first call.
+        The head is the own place of the visit's first call. Of those that are taken only its own is
+        among them: it has served an equal call.
         """
-        digest, own = name.rpartition("-")[0], (name, "")
-        for call in (*(own if place else own[::-1]), *self._siblings.get(digest, ())):
-            if (key := Key(self.step, call)) not in self._taken:
+        digest, _, number = name.rpartition("-")
+        own = (name, "") if place else ("", name)
+        for call in (*own, *self._siblings.get(digest, ())):
+            key = Key(self.step, call)
+            if key not in self.taken or call == name or (number == "0" and not call):
                 yield key
 
-    def take(self, key: Key) -> None:
+    def served(self, name: str) -> Iterable[str]:
+        """The checksums of later dumps of such a call that have served another one of the visit."""
+        return self._served.get(name.rpartition("-")[0], {}).values()
+
+    def take(self, key: Key, checksum: str = "") -> None:
         """This dump serves a call, and no other one."""
         with self.lock:
-            self._taken.add(key)
+            self.taken.add(key)
             if key.step == self.step:  # another step's has the same names
-                self._siblings.get(key.call.rpartition("-")[0], {}).pop(key.call, None)
+                digest = key.call.rpartition("-")[0]
+                self._siblings.get(digest, {}).pop(key.call, None)
+                if checksum and digest:
+                    self._served.setdefault(digest, {})[key.call] = checksum
 
     def write(self, key: Key) -> None:
         """This dump is what a call returned."""
@@ -140,21 +152,16 @@ class StepCalls:
             self._written.add(key)
             self.take(key)
 
-    def give_back(self, key: Key) -> None:
-        """The call that this dump served has failed: it may serve another one."""
+    def give_back(self, key: Key, *, is_lost: bool = False) -> None:
+        """It did not serve the call after all: it may serve another one, unless it is unusable."""
         with self.lock:
-            self._taken.discard(key)
-            if key.step == self.step and key.call and key.call in self.listed:
-                self._siblings.setdefault(key.call.rpartition("-")[0], {})[key.call] = None
-
-    def is_taken(self, key: Key) -> bool:
-        return key in self._taken
-
-    def lose(self, key: Key) -> None:
-        """A dump that was taken turned out to be unusable: its name is free."""
-        with self.lock:
-            self._has_lost = True
-            self._taken.discard(key)
+            self.taken.discard(key)
+            self._has_lost |= is_lost
+            digest = key.call.rpartition("-")[0]
+            if key.step == self.step and digest and key.call in self.listed:
+                self._served.get(digest, {}).pop(key.call, None)
+                if not is_lost:
+                    self._siblings.setdefault(digest, {})[key.call] = None
 
 
 def next_name(own: str, tried: str) -> str:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import datetime
 import enum
 import json
-import math
 import numbers
 import os
 import re
@@ -38,7 +37,6 @@ from rlskip.format.dump_errors import UnsupportedTypeError, text_of
 from rlskip.format.scalars import scalar_of
 
 _LONG = 1 << 12  # characters
-_NAN = math.nan
 _OF_JSON = (str, int, float, bool, type(None), dict, list, tuple)
 _LARGEST = 1 << 1024  # a larger one is not a float, and has many digits
 _AS_TEXT = (
@@ -74,31 +72,34 @@ def comparable(value: Any, where: str, simplify: Callable[[Any], Any] | None = N
     UnsupportedTypeError
         A part cannot be compared; `where` names its place.
     """
-    return _shortened(_Conversion(simplify).convert(value, where, "", MAX_DEPTH))
+    if value is None or type(value) in (bool, float):
+        return value  # at once: most are
+    return _shortened(_Conversion(simplify or _as_it_is).convert(value, where, MAX_DEPTH))
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 @attrs.frozen(eq=False)
 class _Conversion:
-    _simplify: Callable[[Any], Any] | None
+    _simplify: Callable[[Any], Any]
     _walk: Walk = attrs.field(factory=Walk)
 
-    def convert(self, value: Any, where: str, place: str, levels: int) -> Any:
-        if self._simplify is not None:
-            value = self._simplify(value)
+    def convert(self, value: Any, where: str, levels: int) -> Any:
+        value = self._simplify(value)
         try:
-            return self._convert(value, where, place, levels)
+            return self._convert(value, where, levels)
         except (UnsupportedTypeError, MemoryError):
             raise
         except Exception as error:  # an interpolation that fails, an object that is broken
-            if self._simplify is not None:  # who gives one tells its own errors
+            if self._simplify is not _as_it_is:  # who gives one tells its own errors
                 raise
             what = f"cannot be compared: {text_of(error)}"
-            raise UnsupportedTypeError(what, f"{where}{place}", _REMEDY) from error
+            raise UnsupportedTypeError(what, where, _REMEDY) from error
 
-    def _convert(self, value: Any, where: str, place: str, levels: int) -> Any:
-        value = scalar_of(value)
-        if type(value) not in _OF_JSON:  # few are
-            value = _simple(value)
+    def _convert(self, value: Any, where: str, levels: int) -> Any:
+        value = _simple(scalar_of(value))
         if isinstance(value, str):
             return _text(value)
         if value is None or isinstance(value, bool):
@@ -106,30 +107,26 @@ class _Conversion:
         if isinstance(value, int) and abs(value) < _LARGEST:
             return int(value)
         if isinstance(value, float):
-            return _NAN if math.isnan(value) else float(value)
+            return float(value)
         if isinstance(value, Set):
             levels -= 1  # it is kept as a list in a mapping
         if levels <= 0 or self._walk.is_endless():
-            raise UnsupportedTypeError("nested without end", f"{where}{place}", _REMEDY)
-
-        def part(value: Any, at: str) -> Any:
-            return self.convert(value, where, f"{place}{at}", levels - 1)
-
+            raise UnsupportedTypeError("nested without end", where, _REMEDY)
         if isinstance(value, Mapping):
-            keys = {key: self._key(key, f"{where}{place}") for key in value}
-            ordered = sorted(keys, key=keys.__getitem__)
-            return {keys[key]: part(value[key], f".{keys[key]}") for key in ordered}
+            keys = {self._key(key, where): key for key in value}
+            return {
+                k: self.convert(value[keys[k]], f"{where}.{k}", levels - 1) for k in sorted(keys)
+            }
         if isinstance(value, Set):
-            return {"<set>": sorted((part(item, "{...}") for item in value), key=canonical)}
+            parts = (self.convert(item, f"{where}{{...}}", levels - 1) for item in value)
+            return {"<set>": sorted(parts, key=canonical)}
         if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-            return [part(item, f"[{i}]") for i, item in enumerate(value)]
-        return f"<{_sort(value)} {_hash(value, f'{where}{place}')}>"
+            return [self.convert(v, f"{where}[{i}]", levels - 1) for i, v in enumerate(value)]
+        return f"<{_sort(value)} {_hash(value, where)}>"
 
     def _key(self, key: Any, where: str) -> str:
         """A mapping's key as a text; the keys 1 and "1" stay two."""
-        if self._simplify is not None:
-            key = self._simplify(key)
-        key = _simple(scalar_of(key))
+        key = _simple(scalar_of(self._simplify(key)))
         if isinstance(key, str):
             return _text(key)
         if key is None or isinstance(key, bool | int | float):
@@ -141,6 +138,8 @@ class _Conversion:
 def _simple(value: Any) -> Any:
     """A value that has all that it is in a text as that text; any other as it is."""
     kind = type(value)
+    if kind in _OF_JSON:  # most are
+        return value
     if issubclass(kind, enum.Enum):
         # A member's name outlives its value.
         kept, parts = value._value_, (value._value_,)

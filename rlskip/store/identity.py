@@ -18,11 +18,6 @@ GIVEN = "given"
 """Noted of rollouts that were given, not generated: what they lack was not what made them."""
 
 
-def _names(instance: Identity, field: attrs.Attribute, value: Any) -> None:
-    if not isinstance(value, dict) or not {*map(type, value)} <= {str}:
-        raise TypeError(f"{field.name} is {value!r:.60}, not a mapping by name")
-
-
 @attrs.frozen
 class Identity:
     """What rollouts were generated from, by name.
@@ -49,8 +44,8 @@ class Identity:
         records them.
     """
 
-    compared: Mapping[str, Any] = attrs.field(factory=dict, validator=_names)
-    noted: Mapping[str, Any] = attrs.field(factory=dict, validator=_names)
+    compared: Mapping[str, Any] = attrs.field(factory=dict)
+    noted: Mapping[str, Any] = attrs.field(factory=dict)
     ignored: Collection[str] = attrs.field(default=(), eq=False, repr=False)
 
     @classmethod
@@ -133,7 +128,9 @@ class Identity:
                 name, self.noted.get(name, ABSENT), other.noted.get(name, ABSENT)
             )
         ]
-        given = self._given() if _DEFAULTS not in other.noted else set()
+        given = set[str]()
+        if _DEFAULTS not in other.noted:
+            given = {name for name in now if name.startswith(_ARGUMENTS)} - self._usual
         if other.noted.get(GIVEN):
             given |= now.keys() - then.keys() - {"role", "stage"}
         if given:
@@ -151,13 +148,12 @@ class Identity:
 
     def _code_kind(self) -> str:
         """Whether its code is that of a source or of Python's; empty: none is known."""
-        words = str(self.noted.get(_CODE, "")).split(" ")
-        return " ".join(words[-2:-1])
+        return str(self.noted.get(_CODE, "")).rpartition(" ")[0].rpartition(" ")[2]
 
-    def _given(self) -> set[str]:
-        """The names of the arguments that do not have their default."""
-        usual = {f"{_ARGUMENTS}{name}" for name in self.noted.get(_DEFAULTS, ())}
-        return {name for name in self.compared if name.startswith(_ARGUMENTS)} - usual
+    @property
+    def _usual(self) -> set[str]:
+        """The names of the arguments that have their default."""
+        return {f"{_ARGUMENTS}{name}" for name in self.noted.get(_DEFAULTS, ())}
 
     def _passes(self, name: str, other: Identity) -> bool:
         """Whether a name is not compared with `other`."""
@@ -185,8 +181,7 @@ class Identity:
 
     def compared_digest(self) -> str:
         """A hash of all that is compared, 16 hex digits; an argument at its default has no part."""
-        others = {name for name in self.compared if not name.startswith(_ARGUMENTS)}
-        return self._hash(others | self._given())
+        return self._hash(self.compared.keys() - self._usual)
 
     def _hash(self, names: Collection[str]) -> str:
         chosen = {name: self.compared[name] for name in names if name in self.compared}
@@ -198,11 +193,12 @@ class Identity:
     @classmethod
     def from_json(cls, data: Any) -> Identity:
         """The identity that :meth:`as_json` gave; raises TypeError or ValueError for other data."""
-        if not isinstance(data, Mapping) or data.keys() != {"compared", "noted"}:
+        parts = data if isinstance(data, dict) else {}
+        if parts.keys() != {"compared", "noted"} or {*map(type, parts.values())} != {dict}:
             raise ValueError("not an identity")
-        made = cls(data["compared"], data["noted"])
-        prompts, names = made.prompts, [made.noted.get(key, []) for key in (_DEFAULTS, _CHANGING)]
-        is_named = prompts is None or isinstance(prompts, str)
-        if not is_named or any(type(s) is not list or {*map(type, s)} - {str} for s in names):
+        compared, noted = data["compared"], data["noted"]
+        lists = [noted.get(_DEFAULTS, []), noted.get(_CHANGING, [])]
+        texts = [*compared, *noted, *lists[0], *lists[1], compared.get("prompts") or ""]
+        if not {*map(type, lists)} <= {list} or not {*map(type, texts)} <= {str}:
             raise ValueError("an identity with entries of other types")
-        return made
+        return cls(compared, noted)

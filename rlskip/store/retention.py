@@ -24,11 +24,11 @@ class Retention:
     Parameters
     ----------
     keep_last
-        How many steps to keep, each with all its calls: those written last; None for all.
+        How many steps to keep, each with all its calls: those written last.
     """
 
-    def __init__(self, root: Path, keep_last: int | None) -> None:
-        if keep_last is not None and keep_last < 1:
+    def __init__(self, root: Path, keep_last: int) -> None:
+        if keep_last < 1:
             raise ValueError(f"keep_last={keep_last}: at least 1, or None for all")
         self._root = root
         self._keep_last = keep_last
@@ -42,8 +42,6 @@ class Retention:
         `families` gives the dumps of each step; it is not called for a step that is known, because
         a step may have thousands of calls.
         """
-        if self._keep_last is None:
-            return
         if written.step in self._known:
             self._known[written.step] = time.time_ns()
             return

@@ -74,7 +74,7 @@ class StepStore:
         self.rank = rank
         self.world_size = world_size
         self._listing = Listing(self.directory)
-        self._retention = Retention(self.directory, keep_last)
+        self._retention = None if keep_last is None else Retention(self.directory, keep_last)
 
     # -- which dumps there are -----------------------------------------------------------
 
@@ -138,6 +138,12 @@ class StepStore:
         OtherFormatError
             Another version of rlskip wrote it.
         """
+        try:
+            os.lstat(self._place(step, call).directory)
+        except FileNotFoundError:  # as most that are asked for: to open one takes longer
+            return None
+        except OSError:
+            pass  # it is said below
         return next(self._sound([(step, call)]), None)
 
     def _is_mine(self, place: Place) -> bool:
@@ -235,7 +241,7 @@ class StepStore:
             raise
         if place is not None:  # it is published: from here on nothing may fail
             self._listing.note(place)
-            if place.rank == 0:
+            if place.rank == 0 and self._retention is not None:
                 self._retention.apply(lambda: self._listing.dumps(again=True), place)
         return meta
 

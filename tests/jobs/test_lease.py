@@ -274,17 +274,17 @@ def test_a_lease_that_is_another_jobs_by_now_is_not_taken_away(
 def test_an_error_while_looking_gives_the_lease_back_and_the_other_ranks_learn_of_it(
     store: StepStore, file: Path
 ) -> None:
-    told: list[list[int]] = []
+    told: list[tuple[bool, int]] = []
 
     class Ranks(RankGroup):
-        def _gather(self, numbers: list[int], what: str) -> list[list[int]]:
-            told.append(numbers[1:])  # without the name of the exchange
-            return super()._gather(numbers, what)
+        def exchange(self, *numbers: int, error: Any = None, **about: Any) -> Any:
+            told.append((error is not None, *numbers))
+            return super().exchange(*numbers, error=error, **about)
 
     def look() -> bool:
         raise ValueError("made for other prompts")
 
     with pytest.raises(ValueError, match="other prompts"):
         SingleFlight(store.directory, Ranks()).enter(1, look)
-    assert told == [[False, True], [True, False]], "it may generate; it fails, and sees no dump"
+    assert told == [(False, True), (True, False)], "it may generate; it fails, and sees no dump"
     assert not file.exists()

@@ -78,10 +78,6 @@ def test_what_is_not_an_identifier_is_not_a_role(role: Any) -> None:
         SkipManager.annotate(role=role)
 
 
-def test_a_role_may_be_registered_later() -> None:
-    SkipManager.annotate(role="value_model")(lambda batch: batch)
-
-
 def test_two_roles_do_not_share_a_directory(tmp_path: Path) -> None:
     roles = {"rollout": {"enable": True}, "async_rollout": {"enable": True}}
     with pytest.raises(
@@ -179,12 +175,3 @@ def test_validation_before_training_is_no_step_that_the_stage_missed(
     for step in (2, 3):  # validation may come later
         SkipManager.set_step(first + step)
     assert "NEVER CONSULTED" not in warned.text
-
-
-def test_a_stage_that_nobody_calls_is_named_after_step_1_of_a_run_that_validated(
-    init: Callable[..., Path], warned: Any
-) -> None:
-    init("rollout", validation="replay")
-    for step in (0, 1, 2):
-        SkipManager.set_step(step)
-    assert "role rollout is enabled and was NEVER CONSULTED up to step 1" in warned.text

@@ -69,12 +69,6 @@ def test_the_next_job_of_a_process_sees_what_is_still_being_written(
     assert stage.at(1) == 1
 
 
-def test_repeat_sees_what_is_still_being_written(init: Callable[..., Path]) -> None:
-    init(action="repeat", background_write=True)
-    stage = Stage()
-    assert [stage.at(step) for step in (1, 2, 3)] == [1, 1, 1]
-
-
 def test_a_disk_too_slow_for_the_writer_does_not_end_training(
     init: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -147,19 +141,6 @@ def test_a_writer_that_refuses_gives_the_lease_back(init: Callable[..., Path]) -
     SkipManager.set_step(1)
     generate([1])
     assert not leases(dumps)
-
-
-def test_repeat_restores_the_generators_of_the_step_that_it_replays(
-    init: Callable[..., Path],
-) -> None:
-    init(restore_rng=True)
-    SkipManager.set_step(3)
-    generate([3])
-    expected = torch.rand(3).tolist()
-    init(action="repeat", restore_rng=True)
-    SkipManager.set_step(5)
-    generate([5])
-    assert torch.rand(3).tolist() == expected
 
 
 def test_a_sample_does_not_wait_for_another_job(init: Callable[..., Path]) -> None:

@@ -13,7 +13,6 @@ import pytest
 from rlskip import SkipManager, register_skip
 from rlskip.errors import MismatchError
 from rlskip.skip import SKIP_REGISTRY, RolloutSkip
-from rlskip.store import AbsentDumpError
 from tests.skip.trainers import leases
 
 
@@ -74,49 +73,6 @@ def test_what_was_prepared_by_hand_serves_a_decorated_function(init: Callable[..
 
 def by_hand(role: str = "rollout") -> Any:
     return SkipManager.skip_instances[role]
-
-
-def test_the_same_arguments_at_another_step_are_another_call(init: Callable[..., Path]) -> None:
-    init(wait_s=0)
-    for step in (3, 4):
-        by_hand().prepare_data(step, {"made": step}, PROMPTS)
-    init(wait_s=0)
-    for step in (3, 4):
-        assert by_hand().meet_precondition(step, plain, PROMPTS)
-    assert by_hand().warp_function(4, plain, PROMPTS) == {"made": 4}
-    assert by_hand().warp_function(3, plain, PROMPTS) == {"made": 3}
-
-
-def test_a_call_of_an_earlier_init_is_another_call(init: Callable[..., Path]) -> None:
-    init(wait_s=0)
-    by_hand().prepare_data(3, {"made": 3}, PROMPTS)
-    init(wait_s=0)
-    assert by_hand().meet_precondition(3, plain, PROMPTS)
-    init(wait_s=0, dump_dir=str(Path(SkipManager.store("rollout").directory, "another")))
-    with pytest.raises(AbsentDumpError):
-        by_hand().warp_function(3, plain, PROMPTS)
-
-
-def test_a_dump_is_replayed_whether_or_not_it_was_asked_for_before(
-    init: Callable[..., Path],
-) -> None:
-    init(wait_s=0)
-    by_hand().prepare_data(3, {"made": 3}, PROMPTS)
-    init(wait_s=0)
-    assert by_hand().warp_function(3, plain, PROMPTS) == {"made": 3}
-    by_hand().begin_visit()
-    assert all(by_hand().meet_precondition(3, plain, PROMPTS) for _ in range(3))
-    assert by_hand().warp_function(3, plain, PROMPTS) == {"made": 3}
-
-
-def test_a_mismatch_by_hand_stays_one(init: Callable[..., Path]) -> None:
-    init(wait_s=0)
-    by_hand().prepare_data(3, {"made": 3}, PROMPTS)
-    init(wait_s=0)
-    other = {"ids": [7]}
-    for _ in range(2):
-        with pytest.raises(MismatchError):
-            by_hand().meet_precondition(3, plain, other)
 
 
 def test_by_hand_nothing_is_held_between_the_methods(init: Callable[..., Path]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import textwrap
 import threading
@@ -11,9 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from rlskip import SkipManager
 from rlskip.errors import MissError
@@ -166,30 +163,6 @@ def test_without_threads_training_goes_on(python: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "info",
-    [
-        {"job": 5, "config": 7, "lacks": "x"},
-        {"seconds": 0.0, "config": "../../etc/passwd"},
-        {"seconds": 0, "config": "a" * 300, "lacks": [1, None]},
-        {},
-    ],
-)
-@pytest.mark.parametrize("role", ["rollout", "async_rollout"])
-def test_whatever_a_dump_says_of_itself_is_replayed(
-    init: Callable[..., Path], role: str, info: dict[str, Any]
-) -> None:
-    init(role)
-    SkipManager.set_step(1)
-    skip: Any = SkipManager.skip_instances[role]
-    STAGES[role](1)
-    identity = skip.store.read_meta(1).identity
-    shutil.rmtree(skip.directory)
-    skip.store.save(1, {"ids": ["forged"]}, identity=identity, info=info)
-    visit(1)
-    assert STAGES[role](1)["ids"] == ["forged"]
-
-
-@pytest.mark.parametrize(
     "groups",
     ["x", 5, None, [1], [[1, 2]], [["c", "p", True]], [[[], 0, True]], [[None, 0, True]] * 2],
     ids=repr,
@@ -208,33 +181,6 @@ def test_a_forged_part_of_a_queue_is_a_miss(
     init("rollout_tq", n=1, on_mismatch="regenerate")
     SkipManager.set_step(1)
     assert STAGES["rollout_tq"](1)["ids"] == [1]
-
-
-@pytest.mark.parametrize(
-    "forged",
-    [
-        5,
-        {},
-        {"python": 5},
-        {"python": {"version": 3, "words": [1], "gauss": None}, "numpy": {}, "torch": 1},
-    ],
-    ids=repr,
-)
-def test_forged_generator_states_are_a_miss_and_change_nothing(
-    init: Callable[..., Path], forged: Any
-) -> None:
-    init(restore_rng=True)
-    SkipManager.set_step(1)
-    generate([1])
-    skip: Any = SkipManager.skip_instances["rollout"]
-    meta = skip.store.read_meta(1)
-    shutil.rmtree(skip.directory)
-    skip.store.save(1, {"ids": ["forged"]}, identity=meta.identity, sidecar=forged)
-    visit(1)
-    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-    assert generate([1])["ids"] == [1]
-    after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-    assert before == after
 
 
 def test_a_record_that_cannot_be_written_costs_a_warning(

@@ -7,19 +7,17 @@ import json
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
-from rlskip import RoleConfig, SkipManager, register_skip
+from rlskip import SkipManager
 from rlskip.config.application import application_facts
 from rlskip.config.legacy import LegacyFlagWarning
 from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.jobs.records import tally
-from rlskip.skip import SKIP_REGISTRY, RolloutSkip
 from rlskip.store import StepStore, UnsupportedTypeError
 from tests.clock import MockClock
 from tests.skip.trainers import visit
@@ -163,31 +161,6 @@ def test_what_changed_elsewhere_is_listed_up_to_ten(
     assert line.message.endswith(" and 3 more"), "nothing is to be compared"
 
 
-def test_what_changed_is_listed_for_the_config_of_each_dump(
-    run: Run, caplog: pytest.LogCaptureFixture
-) -> None:
-    changes: dict[str, Any] = {f"{ROLLOUT}.logprobs_mode": "b"}
-    for step in (1, 2, 3, 4):
-        run({"actor_rollout_ref.model.path": "b", **changes} if step > 1 else None)
-        visit(step)
-        generate([step])
-        if step == 2:
-            changes["data.image_patch_size"] = 7
-    caplog.clear()
-    caplog.set_level(logging.INFO)
-    run()
-    for step in (2, 3, 4):
-        visit(step)
-        assert generate([step]) == "generated"
-    told = [r.message.split("compared: ")[-1] for r in caplog.records if "changed" in r.message]
-    mode = f"{ROLLOUT}.logprobs_mode"
-    assert [line.split(" now)")[0] for line in told if line.startswith(("data", mode))] == [
-        f"{mode} ('b' then, 'raw'",
-        "data.image_patch_size (7 then, 14",
-    ]
-    assert caplog.text.count("model: 'some/model' now, 'b' in the dump") == 1
-
-
 LOOP = {
     "sampling": {"temperature": 1.0, "n": 4, "stop": None},
     "policy": {"model_path": "a"},
@@ -323,45 +296,6 @@ def test_one_functions_dump_is_not_anothers_unless_both_are_one_stage(run: Run) 
     assert renamed([1]) == "generated"
 
 
-@dataclass
-class CriticConfig(RoleConfig):
-    warmup: int = 1
-
-
-@pytest.fixture
-def critic() -> Any:
-    @register_skip("critic", config=CriticConfig)
-    class CriticSkip(RolloutSkip):
-        pass
-
-    yield SkipManager.annotate(role="critic")(lambda prompts: "values")
-    del SKIP_REGISTRY["critic"]
-
-
-def test_a_custom_role_has_a_directory_of_its_own(run: Run, critic: Any, tmp_path: Path) -> None:
-    """Its function gets the very prompts that `rollout` dumped."""
-    run(critic={"enable": True})
-    assert critic([1]) == "values"
-    visit(1)
-    assert [generate([1]), critic([1])] == ["generated", "values"]
-    dumps = sorted(p.relative_to(tmp_path).parts[2:] for p in tmp_path.rglob("gen_batch.dp"))
-    assert dumps == [("1", "gen_batch.dp"), ("critic", "1", "gen_batch.dp")]
-    SkipManager.set_step(2)
-    assert critic([2]) == "values"
-
-
-def test_a_link_in_place_of_a_roles_directory_is_refused(
-    run: Run, critic: Any, tmp_path: Path
-) -> None:
-    run(critic={"enable": True})
-    critic([1])
-    (folder,) = tmp_path.rglob("critic")
-    folder.rename(tmp_path / "elsewhere")
-    folder.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="is a symbolic link"):
-        run(critic={"enable": True})
-
-
 def test_what_another_role_made_is_not_replayed(tmp_path: Path) -> None:
     SkipManager.init({"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}})
     SkipManager.set_step(1)
@@ -431,6 +365,9 @@ def test_a_config_that_cannot_be_kept_or_read_costs_nothing(
     SkipManager.set_step(2)
     generate([2])
     assert "the config cannot be kept with the dumps" in caplog.text
+
+
+# -- the tables ----------------------------------------------------------------------------
 
 
 def test_validation_and_a_run_without_distillation_ask_no_teacher() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 
 from rlskip import SkipManager
 from rlskip.errors import ConfigError
@@ -30,19 +29,6 @@ def test_drop_fields(init: Callable[..., Path], caplog: pytest.LogCaptureFixture
     SkipManager.set_step(1)
     assert set(stage.generate({"ids": torch.arange(3) + 1})) == {"tokens"}
     assert "drop_fields names nowhere" in caplog.text
-
-
-def test_drop_fields_of_a_tensordict(init: Callable[..., Path]) -> None:
-    init(drop_fields=["a"])
-
-    @SkipManager.annotate(role="rollout")
-    def generate(prompts: list[int]) -> TensorDict:
-        return TensorDict({"a": torch.ones(2), "b": torch.ones(2)}, batch_size=[2])
-
-    SkipManager.set_step(1)
-    assert set(generate([1]).keys()) == {"a", "b"}, "only a replayed result is stripped"
-    visit(1)
-    assert set(generate([1]).keys()) == {"b"}
 
 
 def test_restore_rng(init: Callable[..., Path]) -> None:

@@ -35,45 +35,15 @@ def test_a_replayed_step_says_so(init: Callable[..., Path], clock: MockClock) ->
     assert SkipManager.logged() == {}, "nothing since"
 
 
-def test_steps_that_are_logged_together_are_counted_together(init: Callable[..., Path]) -> None:
-    logged(init, 1)
-    init()
-    SkipManager.count_rollouts()
-    stage = Stage()
-    for step in (1, 2):
-        stage.at(step)
-    assert SkipManager.logged()[REPLAYED] == 0.5
-
-
 def test_rollouts_of_another_step_are_off_policy(init: Callable[..., Path]) -> None:
     logged(init, 1)
     (found,) = logged(init, 2, action="repeat")
     assert (found[REPLAYED], found[OFF_POLICY]) == (1.0, 1.0)
 
 
-def test_what_generating_took_is_saved(init: Callable[..., Path], clock: MockClock) -> None:
-    @SkipManager.annotate(role="rollout")
-    def generate(prompts: list[int]) -> list[int]:
-        clock.sleep(7)
-        return prompts
-
-    for saved in (0.0, 7.0):
-        init()
-        SkipManager.count_rollouts()
-        SkipManager.set_step(1)
-        generate([1])
-        assert SkipManager.logged()[SAVED] == saved
-
-
 @pytest.mark.parametrize("off", [{"log_metrics": False}, {"steps": [9]}, {"enable": False}])
 def test_nothing_is_logged_where_it_is_off(init: Callable[..., Path], off: dict[str, Any]) -> None:
     assert logged(init, 1, 1, **off) == [{}, {}]
-
-
-def test_a_host_that_does_not_log_costs_no_count(init: Callable[..., Path]) -> None:
-    init()
-    Stage().at(1)
-    assert SkipManager.logged() == {}
 
 
 @pytest.mark.parametrize(

@@ -105,22 +105,6 @@ def test_token_ids_are_decoded_where_the_host_names_a_tokenizer(
     assert "row 0 is 'dog' now, 'cat' in the dump" in caught.value.what
 
 
-def test_a_summary_that_was_forged_is_not_shown(init: Callable[..., Path]) -> None:
-    init()
-    SkipManager.set_step(1)
-    generate(["a"])
-    store = SkipManager.store("rollout")
-    meta = store.read_meta(1)
-    assert meta is not None
-    for forged in (5, {}, {"rows": "x", "digests": [], "texts": []}, {"rows": 1, "digests": 5}):
-        store.quarantine(1, "for a test")
-        store.save(1, 1, identity=meta.identity, info={"prompts": forged})
-        init()
-        SkipManager.set_step(1)
-        with pytest.raises(MismatchError, match="prompts: '"):
-            generate(["b"])
-
-
 @pytest.mark.parametrize(
     ("host", "key"),
     [({}, "skip.experiment_name"), ({"trainer": {"x": 1}}, "trainer.experiment_name")],

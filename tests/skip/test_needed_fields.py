@@ -99,35 +99,17 @@ def test_more_fields_than_needed_are_no_mismatch(
     assert "lacks" not in caplog.text
 
 
-@pytest.mark.parametrize("match", ["run", "prompt"])
-def test_a_dump_without_it_gives_way_to_one_that_has_it(
-    init: Callable[..., Path], match: str
-) -> None:
+def test_a_dump_without_it_gives_way_to_one_that_has_it(init: Callable[..., Path]) -> None:
     for step, names in ((4, "tokens"), (3, "tokens logprobs"), (2, "tokens")):
         init(wait_s=0)
         SkipManager.set_step(step)
         generate([1], names)
     needed.add("logprobs")
     made.clear()
-    init(match=match, on_miss="error")
+    init(match="prompt", on_miss="error")
     SkipManager.set_step(5)
     assert field_names(generate([1], "never called")) == {"tokens", "logprobs"}
     assert made == []
-
-
-def test_the_steps_own_dump_gives_way_to_an_equal_calls_that_has_it(
-    init: Callable[..., Path],
-) -> None:
-    init()
-    SkipManager.set_step(1)
-    for names in ("tokens", "tokens logprobs"):
-        generate([1], names)
-    needed.add("logprobs")
-    init(on_miss="error")
-    SkipManager.set_step(1)
-    assert field_names(generate([1], "never called")) == {"tokens", "logprobs"}
-    with pytest.raises(MismatchError, match="the dump of step 1 lacks"):
-        generate([1], "never called")
 
 
 # -- through a queue -------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from tests.skip.trainers import Hub, on_ranks
 
 RANKS = 3
 # What a rank meets at its call: its dump is not whole, its call is another one, or it raises.
-NOT_WHOLE = ("gone", "meta damaged", "data damaged", "odd generators")
+NOT_WHOLE = ("gone", "meta damaged", "data damaged")
 OTHER = ("other prompts", "uncomparable")
 RAISES = ("raises before", "raises in load")
 MEETS = st.sampled_from(["its dump", *NOT_WHOLE, *OTHER, *RAISES])
@@ -103,33 +102,17 @@ def expected(meets: list[str], skip: dict[str, Any]) -> set[str]:
 @pytest.fixture(scope="module")
 def dumped(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[str]], Path]:
     """Makes a folder with step 1 as the ranks are to meet it."""
-    sources: dict[tuple[bool, ...], Path] = {}
-
-    def save(odd: tuple[bool, ...]) -> Path:
-        folder = tmp_path_factory.mktemp("dumps")
-        job = Job(folder)
-        for role, is_odd in zip(job.roles, odd, strict=True):
-            if is_odd:
-                prepare: Any = functools.partial(without_states, role.store.prepare)
-                role.store.prepare = prepare  # type: ignore[method-assign]
-        assert job.call(*["its dump"] * RANKS) == [None] * RANKS
-        return folder
+    source = tmp_path_factory.mktemp("dumps")
+    assert Job(source).call(*["its dump"] * RANKS) == [None] * RANKS
 
     def copy(meets: list[str]) -> Path:
-        odd = tuple(what == "odd generators" for what in meets)
-        if odd not in sources:
-            sources[odd] = save(odd)
         folder = tmp_path_factory.mktemp("dumps")
-        shutil.copytree(sources[odd], folder, dirs_exist_ok=True)
+        shutil.copytree(source, folder, dirs_exist_ok=True)
         for rank, what in enumerate(meets):
             harm(folder, rank, what)
         return folder
 
     return copy
-
-
-def without_states(prepare: Callable[..., Any], *args: Any, **about: Any) -> Any:
-    return prepare(*args, **{**about, "sidecar": "no states of generators"})
 
 
 def case(*meets: str, **skip: Any) -> Any:
@@ -143,7 +126,6 @@ def case(*meets: str, **skip: Any) -> Any:
 @case("other prompts", "meta damaged", "other prompts")
 @case("its dump", "other prompts", "its dump")
 @case("its dump", "uncomparable", "its dump", wait_s=60)
-@case("odd generators", "its dump", "its dump")
 @case("its dump", "its dump", "raises in load")
 def test_all_ranks_replay_or_generate_or_raise(
     dumped: Callable[[list[str]], Path], meets: list[str], skip: dict[str, Any]

@@ -278,11 +278,18 @@ class Served(RuleBasedStateMachine):
     def expect(self, prompts: str) -> list[Any]:
         """The dumps one of which serves the call; or for each prompt its groups.
 
-        By prompt none is used that lacks what the run needs, where there is one that does not.
+        By prompt none is used that lacks what the run needs, where there is one that does not. Else
+        those of the step come first.
         """
         # Those whose draws have served, and whose sessions are not resumed either.
-        self.served = frozenset(filter(self.has_served, self.of_step(prompts)))
-        own = [dump for dump in self.of_step(prompts) if dump not in self.served]
+        own = self.of_step(prompts)
+        later = [  # of earlier runs, and taken by this visit: they served another call of it
+            dump for dump in self.taken
+            if dump.prompts == prompts and dump.step == self.step and dump.run != self.run
+            and dump.place[0] != f"{self.step}"
+        ]  # fmt: skip
+        self.served = frozenset(filter(self.has_served, [*own, *later]))
+        own = [dump for dump in own if dump not in self.served]
         self.found_own = bool(own)
         number = self.equal[prompts]
         names = {f"{self.step}"} if number == 0 else set[str]()
@@ -306,9 +313,7 @@ class Served(RuleBasedStateMachine):
             if dump.prompts == prompts and dump.step != self.step
             and not self.has_served(dump) and dump not in self.taken
         ] if self.skip["match"] == "run" else []  # fmt: skip
-        having = [dump for dump in (*own, *elsewhere) if dump.has]
-        # One that lacks what the run needs gives way; else those of the step come first.
-        return (having if self.skip["needs"] else []) or own or elsewhere
+        return own or elsewhere
 
     def left_of(self, dumps: list[Dump], prompt: str) -> Iterator[tuple[Draw, ...]]:
         """The groups of a prompt that have not served this run."""

@@ -13,7 +13,6 @@ import pytest
 
 from rlskip import SkipManager
 from rlskip.jobs.lease import SingleFlight
-from rlskip.skip.call import Cleanup
 from tests.skip.trainers import leases
 
 
@@ -124,30 +123,6 @@ def test_a_stage_that_fails_gives_the_lease_back(init: Callable[..., Path]) -> N
     assert not leases(dumps)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_what_fails_before_the_stage_gives_the_lease_back(
-    init: Callable[..., Path], asynchronous: bool
-) -> None:
-    dumps = init()
-
-    def fail(*args: Any, **kwargs: Any) -> None:
-        assert leases(dumps)
-        raise RuntimeError("no memory")
-
-    SkipManager.skip_instances["rollout"].before_stage = fail  # type: ignore[method-assign]
-
-    @SkipManager.annotate(role="rollout")
-    def generate(prompts: list[int]) -> None: ...
-
-    @SkipManager.annotate(role="rollout")
-    async def generate_async(prompts: list[int]) -> None: ...
-
-    SkipManager.set_step(1)
-    with pytest.raises(RuntimeError, match="no memory"):
-        asyncio.run(generate_async([1])) if asynchronous else generate([1])
-    assert not leases(dumps)
-
-
 def test_a_task_cancelled_while_it_waits_for_a_lease_leaves_none(init: Callable[..., Path]) -> None:
     dumps = init()
     role: Any = SkipManager.skip_instances["rollout"]
@@ -171,17 +146,3 @@ def test_a_task_cancelled_while_it_waits_for_a_lease_leaves_none(init: Callable[
     asyncio.run(main())  # ends once the thread has stopped waiting
     others[0].release()
     assert not leases(dumps)
-
-
-def test_what_a_thread_acquires_after_its_call_is_given_back_at_once() -> None:
-    cleanup, given_back = Cleanup(), []
-    with cleanup:
-        cleanup.add(lambda: given_back.append(1))
-        handed_over = cleanup.pop_all()
-        cleanup.add(lambda: given_back.append(2))
-        assert given_back == []
-    assert given_back == [2]
-    cleanup.add(lambda: given_back.append(3))
-    assert given_back == [2, 3]
-    handed_over.close()
-    assert given_back == [2, 3, 1]
