@@ -65,12 +65,8 @@ class SeveralRanks:
     ) -> Any:
         """What serves the call on every rank, or the mismatch to name; None: it is generated.
 
-        Parameters
-        ----------
-        look
-            Returns what serves the call here, a `Mismatch`, or None.
-        load
-            Loads and verifies what serves it, or raises. The result is kept in ``call.loaded``.
+        `look` returns what serves the call here, a `Mismatch`, or None. `load` loads and verifies
+        it, or raises; the result is kept in ``call.loaded``.
         """
         found, error = None, None
         mine = _Shard(call.step, call.place)
@@ -152,13 +148,7 @@ class SeveralRanks:
 
 
 def only_on_one_rank(dumps: Dumps, own_steps: bool = False) -> Problem | None:
-    """Why a role cannot have several ranks, and what to set instead; None: it can.
-
-    Parameters
-    ----------
-    own_steps
-        Whether each call has a step of its own.
-    """
+    """Why a role, whose calls may have steps of their own, cannot have several ranks; or None."""
     key = f"skip.{dumps.role}"
     if dumps.by_prompt:
         what = "a prompt may be one rank's now and another's in its dump"
@@ -176,11 +166,7 @@ def only_on_one_rank(dumps: Dumps, own_steps: bool = False) -> Problem | None:
 def ranks_of(dumps: Dumps, own_steps: bool) -> SeveralRanks | None:
     """The ranks that torch.distributed has, None for one; on all of them a collective call.
 
-    Raises
-    ------
-    ConfigError
-        There are several, and the role cannot have them, or they do not share the directory of
-        `dumps`.
+    Raises ConfigError where the role cannot have several, or they do not share its directory.
     """
     if (ranks := world_size()) == 1:
         return None

@@ -77,10 +77,8 @@ class Assembly:
     def batch(self) -> Any:
         """Put it together.
 
-        Raises
-        ------
-        AssemblyError
-            A value differs, a field does not fit its tokens, or its padding is not known.
+        Raises AssemblyError where a value differs, a field does not fit its tokens, or its padding
+        is not known.
         """
         made = self._put_together()
         try:
@@ -214,10 +212,7 @@ class Assembly:
     def _groups(self, cells: list[Any]) -> list[Any]:
         """What the rows have as their group: as the prompts name it now.
 
-        Raises
-        ------
-        AssemblyError
-            The prompts do not, and two prompts of different dumps would be one group.
+        Where they do not, two prompts of different dumps must not be one group.
         """
         names = prompt_groups(self._prompts, self._fields)
         if names is not None and len(names) == len(self._digests):

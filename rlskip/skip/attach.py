@@ -35,12 +35,7 @@ def attach(
     roles: Collection[str],
     decorate: Callable[[Stage], Callable[..., Any]],
 ) -> None:
-    """Make the `functions` of each role stages, as far as their role is one of `roles`.
-
-    Parameters
-    ----------
-    decorate
-        Makes the decorated function of a stage.
+    """Make the `functions` of each of the `roles` stages; `decorate` makes one's function.
 
     Raises
     ------
@@ -61,7 +56,6 @@ def attach(
 
 
 def detach() -> None:
-    """No function is attached any more."""
     _attached.clear()
 
 

@@ -70,13 +70,7 @@ class PromptMatching(CallMatching):
     def judge(self, call: Call) -> Mismatch | None:
         """What becomes of a call for whose prompts there are no groups: it is generated.
 
-        Prompts without a dump are generated, and the whole batch with them. Where all have one that
-        was made in another way, ``on_mismatch`` decides.
-
-        Raises
-        ------
-        MismatchError
-            ``on_mismatch`` is ``error``.
+        Where all have one that was made in another way, ``on_mismatch`` decides.
         """
         if call.identity.prompts is None:
             return super().judge(call)
@@ -106,13 +100,7 @@ class PromptMatching(CallMatching):
             call.visit.give_back(key)
 
     def load(self, call: Call, found: Any) -> LoadedDump:
-        """As `CallMatching.load`, or the groups as the stage would have returned them.
-
-        Raises
-        ------
-        AssemblyError
-            The rows cannot be one batch.
-        """
+        """As `CallMatching.load`, or the groups as the stage would have returned them."""
         if not isinstance(found, PromptGroups):
             return super().load(call, found)
         with call.timed(), self._ledger.lock:  # calls may be side by side

@@ -32,13 +32,8 @@ if TYPE_CHECKING:
 class QueuedGroup:
     """One prompt's group, as it is dumped.
 
-    Parameters
-    ----------
-    uid
-        The uid under which it was generated.
-    tags
-        Every key of the group without its uid ("" the root, "_0_1" a row, "_sess0" a marker)
-        with its tag.
+    ``tags`` has the tag of every key of the group by what follows the uid: "" for the root, "_0_1"
+    for a row, "_sess0" for a marker.
     """
 
     uid: str
@@ -71,14 +66,11 @@ def groups_in(listing: Mapping[str, Tag], uids: Iterable[str]) -> list[QueuedGro
 
 
 def without_superseded(groups: Sequence[Group]) -> list[Group]:
-    """By position in the batch, without incomplete groups that have a complete twin."""
-    complete = {(group.digest, group.position) for group in groups if group.count}
-    kept = {
-        (group.digest, group.position, (group.key, group.start) if group.count else None): group
-        for group in groups
-        if group.count or (group.digest, group.position) not in complete
-    }
-    return sorted(kept.values(), key=lambda g: (g.position, call_number(g.key.call), g.start))
+    """By position in the batch, of each prompt one: a complete group rather than another."""
+    best: dict[tuple[str, int], Group] = {}
+    for group in sorted(groups, key=lambda group: not group.count):
+        best.setdefault((group.digest, group.position), group)
+    return sorted(best.values(), key=lambda g: (g.position, call_number(g.key.call), g.start))
 
 
 def by_content(groups: Sequence[Group], contents: Sequence[str | None]) -> list[Group | None]:
@@ -127,20 +119,12 @@ class Plan:
 
 @attrs.frozen
 class GroupReplay:
-    """What enters the queue for the prompts that are replayed.
-
-    Attributes
-    ----------
-    roots
-        The tags of the groups' roots.
-    bare
-        Markers, and rows that no batch takes: tags only.
-    rows
-        One mapping of keys to rows and tags for each part, because fields may differ.
-    """
+    """What enters the queue for the prompts that are replayed."""
 
     roots: dict[str, Tag] = attrs.field(factory=dict)
+    #: Markers, and rows that no batch takes: tags only.
     bare: dict[str, Tag] = attrs.field(factory=dict)
+    #: By key, for each part on its own, because fields may differ.
     rows: list[dict[str, tuple[Row, Tag]]] = attrs.field(factory=list)
 
     def add(
@@ -152,12 +136,8 @@ class GroupReplay:
     ) -> None:
         """Add groups of a part, each under its new uid, as if they were generated at `step`.
 
-        `columns` are the rows of ``loaded["fields"]`` without the fields that are dropped.
-
-        Raises
-        ------
-        LookupError, TypeError, ValueError, AttributeError
-            The part does not hold groups of a queue.
+        `columns` are the rows of ``loaded["fields"]`` without the fields that are dropped. A part
+        that does not hold groups of a queue raises any error.
         """
         fields = dict(zip(loaded["keys"], columns, strict=True))
         rows: dict[str, tuple[Row, Tag]] = {}

@@ -40,10 +40,10 @@ _ENVIRONMENT = re.compile(r"\$\{\s*(oc\.)?(env|decode)\b")
 
 
 def flat_config(config: Any) -> dict[str, Any]:
-    """Every leaf of a config as plain JSON by its dotted key, secrets masked.
+    """Every leaf of a config as plain JSON by its dotted key.
 
-    The values of keys that look like secrets, look-ups of environment variables, and whatever
-    contains one of these texts, if that is long, are masked.
+    Masked are the values of keys that look like secrets, look-ups of environment variables, and
+    whatever contains one of these texts, if that is long.
     """
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         config = dataclasses.asdict(config)
@@ -84,13 +84,7 @@ def holds_time(config: Any, key: str) -> bool:
 
 
 def keep_config(directory: Path, flat: Mapping[str, Any]) -> str:
-    """Write the config to the run's directory unless it is there; returns its hash.
-
-    Raises
-    ------
-    OSError
-        It cannot be written.
-    """
+    """Write the config to the run's directory unless it is there; returns its hash."""
     data = json.dumps(flat, sort_keys=True, indent=1).encode()
     name = xxhash.xxh3_128_hexdigest(data)
     with open_folder(directory, FOLDER, create=True) as folder:
@@ -104,13 +98,7 @@ def keep_config(directory: Path, flat: Mapping[str, Any]) -> str:
 
 @functools.lru_cache(maxsize=8)
 def read_config(directory: Path, name: str) -> dict[str, Any]:
-    """A kept config.
-
-    Raises
-    ------
-    OSError, ValueError
-        It cannot be read.
-    """
+    """A kept config; raises OSError or ValueError if it cannot be read."""
     with open_folder(directory, FOLDER) as folder:
         flat = json.loads(folder.read(f"{name}.json", _MAX_FILE))
     if not isinstance(flat, dict):

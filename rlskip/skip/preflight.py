@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -39,8 +39,6 @@ def preflight(
 
     Parameters
     ----------
-    facts
-        `steps` and `validated` are the steps that the run will take.
     engine
         Whether the host can generate at all. If not, every step must be listed.
     here
@@ -88,8 +86,7 @@ def unusable(
         why |= {step: _why_not(dumps, store, step, called_with) for step in listed}
         if ranks > 1:
             apart = _apart(store, [step for step, reason in why.items() if reason is None])
-            what = "lack the shard of another rank, or have one of another call"
-            why |= dict.fromkeys(apart, what)
+            why |= dict.fromkeys(apart, "lack the shard of another rank")
     return {step: reason for step, reason in why.items() if reason is not None}
 
 
@@ -118,28 +115,18 @@ def _why_not(
     return _made_for_others(dumps, there, called_with)
 
 
-def _apart(store: StepStore, steps: Sequence[int]) -> list[int]:
-    """The steps of which not all ranks have shards of the same calls.
+def _apart(store: StepStore, steps: Iterable[int]) -> list[int]:
+    """The steps of which not all ranks have as many shards.
 
-    All ranks see which names are there, and each compares its shards with the next rank's.
+    Whether these are of the same calls the ranks find when they come to the step.
     """
-    ranks = store.world_size
-    following = StepStore(
-        store.directory, rank=(store.rank + 1) % ranks, world_size=ranks, quarantines=False
-    )
-
-    def generations(of: StepStore, step: int) -> set[Any]:
-        metas = (of.read_meta(step, call) for call in of.calls(step))
-        return {meta and meta.info.get("generation") for meta in metas}
-
-    apart = []
+    found = []
     for step in steps:
-        places = store.listed_by_step().get(step, ())
-        shards = Counter(place.rank for place in places if place.world_size == ranks)
-        is_whole = len(shards) == ranks and len({*shards.values()}) == 1
-        if not is_whole or generations(store, step) != generations(following, step):
-            apart.append(step)
-    return apart
+        there = store.listed_by_step().get(step, ())
+        shards = Counter(one.rank for one in there if one.world_size == store.world_size)
+        if len(shards) < store.world_size or len({*shards.values()}) > 1:
+            found.append(step)
+    return found
 
 
 def _why_none(

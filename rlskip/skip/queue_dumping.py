@@ -40,13 +40,7 @@ SUBMIT, REFILL, SAMPLE, EVICT = _PHASES = ("submit", "refill", "sample", "evict"
 
 
 def phase_of(stage: Stage) -> str:
-    """Which seam of the trainer `stage` is.
-
-    Raises
-    ------
-    ConfigError
-        It names none of the four.
-    """
+    """Which seam of the trainer `stage` is; raises ConfigError for another than the four."""
     phase = stage.options.get("phase", SUBMIT)
     if phase not in _PHASES:
         raise ConfigError(
@@ -58,13 +52,7 @@ def phase_of(stage: Stage) -> str:
 
 
 def queue_of(call: Call) -> TrajectoryQueue:
-    """The queue that the stage's option names.
-
-    Raises
-    ------
-    ConfigError
-        It names none.
-    """
+    """The queue that the stage's option names; raises ConfigError if it names none."""
     queue = call.stage.options.get("queue")
     if callable(queue):
         queue = queue(*call.args, **call.kwargs)
@@ -78,7 +66,6 @@ def queue_of(call: Call) -> TrajectoryQueue:
 
 
 def partition_of(call: Call) -> str:
-    """The partition of that queue."""
     return str(call.stage.options.get("partition_id", TRAIN))
 
 

@@ -1,13 +1,12 @@
 """The role for groups: of trainers that submit prompts and later sample a replay buffer.
 
-Such a stage has two seams. Where prompts are *submitted*, dumped groups enter the queue under
-the new uids, and only the prompts that have none reach the trainer's own function. Where a
-batch is *sampled*, the groups that were generated are dumped. The root tags
-carry what the second seam must know, so the two may be in different processes.
+Where prompts are *submitted*, dumped groups enter the queue under the new uids, and only prompts
+that have none reach the trainer's own function. Where a batch is *sampled*, the groups that were
+generated are dumped. The root tags carry what that must know, so it may be in another process.
 
 A trainer that discards groups instead of sampling them (no variance in the reward, say) has two
-more. Where groups are *evicted*, they are kept, and dumped with the next sampled batch. Where it
-submits a *refill*, what the dump lacks is generated: it is not a mismatch.
+seams more. Groups that are *evicted* are dumped with the next sampled batch. What the dump lacks of
+a *refill* is generated: it is not a mismatch.
 """
 
 from __future__ import annotations
@@ -268,11 +267,6 @@ class GroupRole(Role):
 
         What one that is not the first of the visit lacks is generated: the run that made the dump
         may have ended before.
-
-        Raises
-        ------
-        MismatchError
-            ``on_mismatch`` is ``error``.
         """
         if self._groups.submitted.get(plan.source, submitted).generates:
             return

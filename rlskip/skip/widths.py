@@ -67,13 +67,7 @@ class Widths:
         self, name: str, columns: Sequence[torch.Tensor], cells: list[torch.Tensor],
         sources: Sequence[int],
     ) -> list[torch.Tensor]:  # fmt: skip
-        """Cells of these columns, each of one of the `sources`, in the shape of the widest.
-
-        Raises
-        ------
-        AssemblyError
-            Nothing tells how the field is padded.
-        """
+        """Cells of these columns, each of one of the `sources`, in the shape of the widest."""
         shapes = [tuple(column.shape[1:]) for column in columns]
         ranks = {*map(len, shapes)}
         sizes = [[*size] for size in zip(*shapes, strict=True)] if len(ranks) == 1 else []
@@ -141,13 +135,7 @@ class Widths:
         return True
 
     def _padding(self, name: str) -> int:
-        """The value that pads a field.
-
-        Raises
-        ------
-        AssemblyError
-            It is a token that is not known.
-        """
+        """The value that pads a field; raises AssemblyError for a token that is not known."""
         fields = self._fields
         if name == fields.labels:
             return _NO_LABEL

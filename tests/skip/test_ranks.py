@@ -73,7 +73,6 @@ def _steps(rank: int, folder: str, steps: str) -> None:
         SkipManager.set_step(int(step))
         got = generate(step)
         assert (got["rank"], got["of"]) == (rank, step)
-    assert not (will_replay and role.made)
     Path(folder, f"will-replay-{rank}").write_text(str(will_replay))
     Path(folder, f"generated-{rank}").write_text("".join(role.made))
 
