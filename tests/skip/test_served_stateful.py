@@ -386,3 +386,59 @@ def test_each_rollout_serves_once_and_none_is_lost(examples: int) -> None:
     logging.getLogger("rlskip").setLevel(logging.CRITICAL)  # each failed session says so
     chosen = settings(max_examples=examples, stateful_step_count=20)
     run_state_machine_as_test(Served, settings=chosen)
+
+
+KEYS = {"journal": False, "needs": False, "dispatchers": 1, "goes_on": False}
+
+
+@pytest.fixture
+def served(no_fsync: None, job: None) -> Iterator[Served]:
+    served = Served()
+    yield served
+    served.teardown()
+
+
+def test_sessions_of_groups_that_served_are_not_resumed(served: Served) -> None:
+    served.start({**KEYS, "journal": True, "match": "step"})
+    served.visit(1)
+    served.call("ba", 0, 99)
+    served.start({**KEYS, "journal": True, "match": "prompt"})
+    served.visit(1)
+    served.call("a", 0, 99)
+    served.call("ba", 0, 99)
+
+
+@pytest.mark.parametrize("match", ["step", "run", "prompt"])
+def test_what_a_call_gives_back_serves_the_next(served: Served, match: str) -> None:
+    served.start({**KEYS, "match": "step"})
+    for step in (1, 2):
+        served.visit(step)
+        served.call("ab", 0, 99)
+    served.start({**KEYS, "match": match})
+    for step in (2, 1):
+        served.visit(step)
+        served.refuse("ab")
+
+
+def test_a_group_that_lacks_a_field_gives_way_to_a_later_one(served: Served) -> None:
+    for step, needs in ((1, False), (2, True)):
+        served.start({**KEYS, "match": "step", "needs": needs})
+        served.visit(step)
+        served.call("ab", 0, 99)
+    served.start({**KEYS, "match": "prompt", "needs": True})
+    served.visit(3)
+    served.call("ba", 0, 99)
+    served.start({**KEYS, "match": "prompt", "needs": True})
+    served.visit(1)
+    served.call("ab", 0, 99)
+
+
+def test_groups_that_turn_out_unusable_leave_their_dump_to_its_own_call(served: Served) -> None:
+    journaled = {**KEYS, "journal": True, "match": "step"}
+    served.start({**journaled, "needs": True})
+    served.visit(3)
+    served.fail("ba", 0, 3, "run", journaled)
+    served.start({**journaled, "match": "prompt", "needs": True})
+    served.visit(3)
+    served.fail("a", 0, 1, "again", journaled)
+    served.fail("ba", 0, 2, "again", journaled)
