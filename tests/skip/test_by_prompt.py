@@ -16,7 +16,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tensordict import NonTensorData
 
 from rlskip import SkipManager
 from rlskip.errors import ConfigError, MismatchError, MissError
@@ -123,34 +122,6 @@ def test_prompts_are_served_by_the_rules(
 
 
 # -- what else counts --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("then", "now", "serves"),
-    [
-        ({"system": "be brief"}, {"system": "be brief"}, True),
-        ({"system": "be brief"}, {"system": "be long"}, False),
-        ({"system": NonTensorData("be brief")}, {"system": "be long"}, False),
-        ({"system": NonTensorData("be brief")}, {"system": "be brief"}, True),
-        ({"stop": ["a", "b", "c"]}, {"stop": ["a", "b", "d"]}, False),
-        ({"system": "be brief"}, {}, False),
-        ({"system": None, "step": 1}, {"step": 2}, True),
-    ],
-)
-def test_what_a_batch_has_for_all_its_prompts_counts(
-    init: Callable[..., Path], then: Any, now: Any, serves: bool
-) -> None:
-    @SkipManager.annotate(role="rollout")
-    def generate(prompts: dict[str, Any]) -> list[str]:
-        made.append("".join(prompts["text"]))
-        return [*prompts["text"]]
-
-    for texts, more in (("ab", then), ("ba", now)):
-        made.clear()
-        init(match="prompt", wait_s=0)
-        SkipManager.set_step(1)
-        assert generate({"text": [*texts], "uid": [*texts], **more}) == [*texts]
-    assert made == ([] if serves else ["ba"])
 
 
 def test_a_hit_names_where_its_prompts_come_from(

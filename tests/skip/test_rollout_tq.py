@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 from collections.abc import Callable
@@ -17,9 +16,6 @@ from rlskip.jobs.records import tally
 from rlskip.queue import MemoryQueue, to_rows
 from rlskip.skip.rollout_tq import GroupRole
 from tests.skip.trainers import Trainer, prompts, uids_only, visit
-
-_generated = itertools.count(1)
-
 
 # -- end to end ---------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,8 +16,6 @@ from rlskip import SkipManager
 from rlskip.errors import ConfigError, MissError
 from rlskip.queue import MemoryQueue
 from tests.skip.trainers import Trainer, prompts
-
-_generated = itertools.count(1)
 
 
 def test_on_miss_error_refuses_before_anything_is_submitted(init: Callable[..., Path]) -> None:
