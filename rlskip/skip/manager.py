@@ -82,8 +82,8 @@ class SkipManager:
         ------
         ConfigError
             The node `skip` or `record` has problems: all are named, and every decorated function
-            refuses to run. Also raised for a ``dump_dir`` that cannot be written and lacks dumps of
-            listed steps, and for steps without a dump that must not be generated: all are named.
+            refuses to run. Also raised for a ``dump_dir`` that cannot be written, and for steps
+            without a dump that must not be generated: all are named.
         AttachError
             A module that is already imported has no function that ``skip.attach`` names.
         """

@@ -276,20 +276,12 @@ def _shared(all_dumps: Iterable[Dumps]) -> list[Problem]:
 
 
 def _unwritable(dumps: Dumps) -> list[Problem]:
-    """The problem of a directory that cannot be written, unless it has a dump of each listed step.
-
-    A role that never generates (``on_miss: error``) writes nothing.
-    """
+    """The problem of a directory that cannot be written, where a role may generate."""
     local = dumps.local_config
     if local.on_miss == "error" or (reason := cannot_write(dumps.directory)) is None:
         return []
-    there = {*dumps.store.steps()}
-    steps = local.steps
-    listed = not steps.everything and not steps.ranges and steps.singles <= there
-    if there if local.action == SkipAction.REPEAT else listed:
-        return []
-    what = f"{local.dump_dir} cannot be written ({reason}), and role {dumps.role} has steps "
     remedy = "name a directory that can be written; to use only the dumps that are there, set "
     remedy += "skip.on_miss=error"
     key, remedy = (as_given(text, dumps.role, local) for text in ("skip.dump_dir", remedy))
-    return [Problem(key, f"{what}without a dump there", remedy)]
+    what = f"{local.dump_dir} cannot be written ({reason}), and role {dumps.role} may generate"
+    return [Problem(key, what, remedy)]
