@@ -25,7 +25,6 @@ from rlskip.jobs import alive
 from rlskip.jobs.lease import Lease, SingleFlight
 from rlskip.jobs.records import Recorder, Tally, acknowledge, acknowledged, tally, tally_steps
 from rlskip.store import AbsentDumpError, DumpError, Identity, StepStore, commit
-from rlskip.store.writer import Writer
 from tests.clock import MockClock
 from tests.faulty_files import FaultyFiles
 from tests.skip.trainers import Loop
@@ -146,33 +145,6 @@ def save_where_no_dump_is(directory: Path) -> Operation:
             StepStore(directory).save(1, "new")
         assert StepStore(directory).load(1) == "new"
         emptied(directory)
-
-
-def save_where_a_dump_is(directory: Path) -> Operation:
-    """The dump that is there stays."""
-    while True:
-        StepStore(emptied(directory)).save(1, "old")
-        got = yield lambda: StepStore(directory).save(1, "new")
-        assert got.error is None or isinstance(got.error, OSError)
-        assert StepStore(directory).load(1) == "old"
-        assert not list(directory.glob("1.*"))
-
-
-def save_in_the_background(directory: Path) -> Operation:
-    """No error is raised: the one who waits for the outcome is told."""
-    while True:
-        store, told = StepStore(emptied(directory)), list[Any]()
-
-        def act(store: StepStore = store, told: list[Any] = told) -> None:
-            writer = Writer(store)
-            writer.save(1, [1, 2], done=lambda _, failed: told.append(failed))
-            writer.flush()
-
-        got = yield act
-        (error,) = told
-        assert got.error is None
-        assert error is None or isinstance(error, OSError)
-        assert (store.read_meta(1) is None) == (error is not None)
 
 
 def quarantine(directory: Path) -> Operation:
@@ -374,8 +346,6 @@ OPERATIONS: dict[str, Callable[[Path], Operation]] = {
     },
     "replace a shard": replace_a_shard,
     "save where no dump is": save_where_no_dump_is,
-    "save where a dump is": save_where_a_dump_is,
-    "save in the background": save_in_the_background,
     "quarantine": quarantine,
     "retention": retention,
     "take a lease": take_lease,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import collections
+import contextvars
 import enum
 import functools
+import threading
+import weakref
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import PosixPath
 from types import ModuleType, SimpleNamespace
@@ -113,10 +116,38 @@ def several(value: float) -> Any:
     return enum.Enum("Sampling", {"USUAL": (1, value)}).USUAL  # type: ignore[attr-defined]
 
 
+def generator(value: float) -> Iterator[float]:
+    def act(temperature: float) -> Iterator[float]:
+        yield temperature
+
+    return act(value)
+
+
 def module(value: float) -> Any:
     made = ModuleType("settings")
     made.temperature = value  # type: ignore[attr-defined]
     return made
+
+
+def referred(value: float) -> Any:
+    plain = Plain(value)
+    KEPT.append(plain)
+    return weakref.ref(plain)
+
+
+def variable(value: float) -> Any:
+    made: Any = contextvars.ContextVar("sampling")
+    made.set({"temperature": value})
+    return made
+
+
+class Worker(threading.Thread):
+    def __init__(self, temperature: float) -> None:
+        super().__init__()
+        self.temperature = temperature
+
+
+KEPT: list[Any] = []
 
 
 def classwide(value: float) -> Any:
@@ -201,7 +232,11 @@ HIDING: dict[str, Callable[[float], Any]] = {
     "named tuple's attribute": added(Options, 0, 0),
     "class variable": class_variable,
     "member's tuple": several,
+    "generator": generator,
     "module of settings": module,
+    "weak reference": referred,
+    "context variable": variable,
+    "thread": Worker,
     "chain": lambda t: collections.ChainMap({"temperature": t}, {"f": print}),
     "user's mapping": lambda t: collections.UserDict(temperature=t, f=print),
     "meta tensor": lambda t: {"temperature": torch.ones(int(t * 10), device="meta")},

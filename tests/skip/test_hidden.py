@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import functools
 import logging
@@ -49,14 +48,6 @@ def rest(value: Any, ran: list[int]) -> None:
     generate([1], value, ran=ran)
 
 
-def coroutine(value: Any, ran: list[int]) -> None:
-    @SkipManager.annotate("rollout", stage="generate", ignore=["ran"])
-    async def generate(prompts: Any, sampler: Any, ran: list[int]) -> None:
-        ran.append(1)
-
-    asyncio.run(generate([1], value, ran))
-
-
 def method(value: Any, ran: list[int]) -> None:
     class Trainer:
         def __init__(self) -> None:
@@ -99,7 +90,7 @@ def closure(value: Any, ran: list[int]) -> None:
     generate([1], ran)
 
 
-LOOPS = (own_loop, rest, coroutine, method, partial, owned, closure)
+LOOPS = (own_loop, rest, method, partial, owned, closure)
 
 
 @pytest.fixture
