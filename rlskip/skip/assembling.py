@@ -64,8 +64,8 @@ class Assembly:
     _digests: Sequence[str]
     _owners: Sequence[int]
     _totals: Totals
-    # Where totals belong, and their names.
-    _due: list[tuple[Any, Any]] = attrs.field(init=False, factory=list)
+    # The columns that are put together so far.
+    _rows: dict[str, Any] = attrs.field(init=False, factory=dict)
     _widths: Widths = attrs.field(
         init=False, default=attrs.Factory(lambda s: Widths(s._sources), takes_self=True)
     )
@@ -104,19 +104,16 @@ class Assembly:
             return self._column("", parts)
         if isinstance(first, list):
             return self._named([own(parts[source][row]) for source, row in self._picks])
+        if is_tensordict(first):
+            return self._table(parts)
         if is_data_proto(first):
             made = copy.copy(first)
             if first.batch is not None:
                 made.batch = self._table([part.batch for part in parts])
             made.non_tensor_batch = self._columns([part.non_tensor_batch for part in parts])
             made.meta_info = self._columns([part.meta_info for part in parts], of_meta=True)
-        elif is_tensordict(first):
-            made = self._table(parts)
-        else:
-            made = self._columns([dict(part) for part in parts])
-        for holder, name in self._due:
-            holder[name] = self._totals[name](made)
-        return made
+            return made
+        return self._columns([dict(part) for part in parts])
 
     def _table(self, parts: Sequence[Any]) -> Any:
         """TensorDicts as one."""
@@ -124,9 +121,7 @@ class Assembly:
             rows = [part.unbind(0) for part in parts]
             return lazy_stack([own(rows[source][row]) for source, row in self._picks])
         columns = self._columns([columns_of(part) for part in parts])
-        made = TensorDict(columns, batch_size=[len(self._picks)])
-        self._due = [(made if at is columns else at, name) for at, name in self._due]
-        return made
+        return TensorDict(columns, batch_size=[len(self._picks)])
 
     def _columns(
         self, parts: Sequence[Mapping[Any, Any]], *, of_meta: bool = False
@@ -141,15 +136,18 @@ class Assembly:
                 f"leave it out: skip.drop_fields=[{','.join(map(str, sorted(odd, key=str)))}]",
             )
         made = {}
+        whole: dict[Any, list[Any]] = {}
         for name in [name for name in names if name not in odd]:
             columns = [part[name] for part in parts]
             lengths = zip(map(column_length, columns), self._sources, strict=True)
             if all(length == source.n for length, source in lengths):
-                made[name] = self._column(str(name), columns)
+                made[name] = self._rows[name] = self._column(str(name), columns)
             elif _hold_columns(columns, self._sources):
                 made[name] = self._columns(columns, of_meta=of_meta)
             else:
-                self._whole(made, name, columns, of_meta)
+                whole[name] = columns
+        for name, values in whole.items():  # totals are of all rows
+            self._whole(made, name, values, of_meta)
         return made
 
     def _named(self, rows: list[Any]) -> list[Any]:
@@ -165,8 +163,7 @@ class Assembly:
     def _whole(self, made: dict[Any, Any], name: Any, values: Sequence[Any], of_meta: bool) -> None:
         """Put the value for the whole batch that all dumps have into `made`."""
         if name in self._totals and any(value is not None for value in values):
-            made[name] = None  # it keeps its place
-            self._due.append((made, name))
+            made[name] = self._totals[name](self._rows)
         elif name in VOLATILE:
             if all(isinstance(value, Mapping) for value in values):  # meta_info
                 made[name] = self._columns(values, of_meta=True)
