@@ -43,8 +43,6 @@ class PromptRows:
 
     Parameters
     ----------
-    rows
-        How many there were.
     digests
         The hash of each (:mod:`rlskip.format.prompt_digests`).
     texts
@@ -53,7 +51,6 @@ class PromptRows:
         By name, that of each field that is a tensor or an array of numbers.
     """
 
-    rows: int
     digests: list[str]
     texts: list[str]
     dtypes: dict[str, str] = attrs.field(factory=dict)
@@ -65,15 +62,15 @@ class PromptRows:
             texts = [_text_of(row) for row in _shown(prompts, len(digests))[:_MAX_TEXTS]]
         except Exception:  # they only serve a message
             texts = []
-        return cls(len(digests), list(digests), texts, _dtypes(prompts))
+        return cls(list(digests), texts, _dtypes(prompts))
 
     @classmethod
     def recorded(cls, value: Any) -> PromptRows | None:
         """What ``attrs.asdict`` made of one, from a file; None if it is something else."""
         try:
             found = cls(**value)
-            texts = all(isinstance(text, str) for text in [*found.digests, *found.texts])
-            return found if texts and type(found.rows) is int else None
+            is_sound = all(isinstance(text, str) for text in [*found.digests, *found.texts])
+            return found if is_sound else None
         except (TypeError, AttributeError):
             return None
 
@@ -82,17 +79,17 @@ class PromptRows:
 
         Token ids are decoded where `tokenizer` is the directory of one.
         """
-        both = range(min(len(self.digests), len(then.digests)))
-        differ = [i for i in both if self.digests[i] != then.digests[i]]
+        here, there = len(self.digests), len(then.digests)
+        differ = [i for i in range(min(here, there)) if self.digests[i] != then.digests[i]]
         said = []
-        if self.rows != then.rows:
-            said.append(f"{self.rows} prompts now, {then.rows} in the dump")
+        if here != there:
+            said.append(f"{here} prompts now, {there} in the dump")
         dtypes = [(n, kind, then.dtypes.get(n, kind)) for n, kind in self.dtypes.items()]
         others = [f"{n} is {now} now, {was} in the dump" for n, now, was in dtypes if now != was]
         said += others
         if others and self.texts == then.texts:  # each row has another hash for that alone
             return ", ".join(said)
-        if self.rows == then.rows and differ and Counter(self.digests) == Counter(then.digests):
+        if differ and Counter(self.digests) == Counter(then.digests):
             return "the same prompts in another order"
         for i in differ[:_SHOWN]:
             row, other = (_at(texts, i, tokenizer) for texts in (self.texts, then.texts))
