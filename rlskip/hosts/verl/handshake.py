@@ -56,8 +56,14 @@ def attached_by() -> str | None:
 # -- from the launcher process to the process that trains ----------------------------------------
 
 
-def reach_next_ray() -> None:
-    """Have the workers of the Ray that this job will start know the job."""
+def reach_workers() -> None:
+    """Have the workers of Ray know the job: of the Ray that it will start, or that runs already."""
+    if (ray := running_ray()) is not None:
+        from ray.experimental.internal_kv import _internal_kv_put
+
+        # In the store that the whole cluster shares.
+        _internal_kv_put(_job_key(ray), json.dumps(_job_variables()).encode())
+        return
     hook = f"{__name__}.{runtime_env.__name__}"
     before = os.environ.get(names.RAY_HOOK_VARIABLE)
     if before not in (None, hook):
@@ -75,13 +81,6 @@ def runtime_env(given: dict[str, Any] | None) -> dict[str, Any]:
         given = getattr(importlib.import_module(module), name)(given)
     env = dict(given or {})
     return {**env, "env_vars": {**(env.get("env_vars") or {}), **_job_variables()}}
-
-
-def reach_running_ray() -> None:
-    """Publish the job in a Ray that runs already, in the store that its whole cluster shares."""
-    from ray.experimental.internal_kv import _internal_kv_put
-
-    _internal_kv_put(_job_key(running_ray()), json.dumps(_job_variables()).encode())
 
 
 def running_ray() -> Any:
