@@ -89,13 +89,13 @@ def running_ray() -> Any:
     return ray if ray is not None and ray.is_initialized() else None
 
 
-def leave_token(dump_dir: str, who: str = _TOKEN) -> bool:
+def leave_token(dump_dir: str) -> bool:
     """Write a token of the job, for another process to see that `dump_dir` is the same there.
 
     False where it cannot be written; then nobody should look.
     """
     try:
-        records.acknowledge(dump_dir, who)
+        records.acknowledge(dump_dir, _TOKEN)
     except OSError:
         return False
     return True

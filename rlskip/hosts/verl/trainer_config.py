@@ -83,6 +83,9 @@ def plug_in(config: DictConfig, roles: Roles, found: Collection[Problem] = ()) -
     problems = [*found, *_roles_not_called(roles, "rollout_tq"), *idle_nodes(config, v1=True)]
     dispatch = read_dispatch(config)
     _plug_in_manager(config, dispatch, problems)
+    if dispatch.journal and "rollout_tq" not in roles:
+        what = "journals are beside the dumps of role rollout_tq, and that is off"
+        problems.append(Problem("dispatch.journal", what, "add +skip=rollout_tq_cache"))
     # verl's own buffer does not know the markers of finished sessions.
     if dispatch.rollout_level or find_node(config, "replay") is not None:
         _plug_in_buffer(config, read_replay(config), problems)
