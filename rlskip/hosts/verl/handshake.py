@@ -131,11 +131,8 @@ def find_job() -> None:
 def acknowledge(role: str, dump_dir: str) -> None:
     """In the process that trains: record below `dump_dir` that `role` is on.
 
-    Raises
-    ------
-    ConfigError
-        It is not the launcher process's `dump_dir`, or only that process can write there, so that
-        it would not know.
+    Raises ConfigError where it is not the launcher process's `dump_dir`, or only that process can
+    write there, so that it would not know.
     """
     key = f"skip.{role}.dump_dir"
     if has_token := names.TOKEN_VARIABLE in os.environ:

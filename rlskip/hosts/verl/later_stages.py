@@ -75,10 +75,7 @@ def _ref_is_actor(config: Any) -> bool:
 def identity(role: str, config: Any) -> dict[str, Any]:
     """What the calls of a role of this module add to the identity of their dumps.
 
-    Raises
-    ------
-    ConfigError
-        A reward function cannot be read, so that a change of it would go unnoticed.
+    Raises ConfigError for a reward function that cannot be read: a change of it would go unnoticed.
     """
     if role == REWARD:
         modules = (f"{_FUNCTION}.path", f"{_MANAGER}.module.path")
@@ -145,13 +142,7 @@ def refused(config: Any, settings: SkipSettings) -> list[Problem]:
 
 
 def adapt(settings: SkipSettings) -> None:
-    """Complete the settings of these roles, in place, for the trainer of this process.
-
-    Raises
-    ------
-    AttachError
-        One of them is on, and this release of verl does not have the seams.
-    """
+    """Complete the settings of these roles, in place, for the trainer of this process."""
     facts, roles = settings.facts, settings.roles
     _loaded.clear()
     if roles.keys() & {REF, REWARD}:

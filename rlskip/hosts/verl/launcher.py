@@ -94,15 +94,7 @@ def starts_verl(settings: SkipSettings) -> bool:
 
 
 def before_job(settings: SkipSettings) -> None:
-    """Prepare a job of verl; do nothing for other applications.
-
-    Raises
-    ------
-    ConfigError
-        rlskip does not support this config, trainer or release.
-    NotInstalledError
-        The process that trains would not load rlskip.
-    """
+    """Prepare a job of verl, or refuse one that would not skip; leave other applications alone."""
     global _job
     if not starts_verl(settings):
         return

@@ -54,11 +54,6 @@ def before_workers(config: Any, total: int | None, per_epoch: int | None = None)
     """Refuse the same in the process that trains, which now knows its steps; choose the engine.
 
     `total` and `per_epoch` are those of :func:`with_steps`.
-
-    Raises
-    ------
-    ConfigError
-        Names every problem.
     """
     settings = SkipManager.settings
     if settings is None or not settings.roles:
