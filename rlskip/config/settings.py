@@ -94,13 +94,6 @@ class SkipSettings:
     start_engine: bool = True
     log_metrics: bool = True
 
-    def switch_on(self, role: str) -> SkipSettings:
-        """The settings of the same node with `role` on as well; complete them for the host."""
-        node = self.node or {}
-        own = {**(node.get(role) or {}), "enable": True}
-        on = {**node, "enable": True, role: own}
-        return read_values(on, self.facts.config)
-
     def gives(self, key: str, role: str) -> bool:
         """Whether the node gives `key` for `role`, or for all."""
         node = self.node or {}

@@ -56,12 +56,8 @@ def read_config(config: Any) -> Any:
 def is_on(given: bool, host: str) -> bool:
     """Whether the role that `host` calls is on.
 
-    Logs a warning if it is off although the config that was `given` has a `skip` entry.
-
-    Raises
-    ------
-    ConfigError
-        Names every other built-in role that is on: none of its stages would be skipped.
+    Logs a warning if it is off although the config that was `given` has a `skip` entry. Every other
+    built-in role that is on is refused by name: none of its stages would be skipped.
     """
     raise_all(
         [

@@ -119,13 +119,7 @@ class Recorder:
                 self._warn(name, error)
 
     def flush(self) -> None:
-        """Write what was gathered, and wait until everything is on disk.
-
-        Raises
-        ------
-        WriterTimeoutError
-            It was not in time.
-        """
+        """Write what was gathered, and wait until everything is on disk."""
         with self._lock:
             self._save()
         if self._step is not None:

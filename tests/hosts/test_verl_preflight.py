@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from rlskip.config.check import raise_all
 from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError, NoEngineError
 from rlskip.hosts.verl.names import FULLY_ASYNC_MAIN, ONE_STEP_OFF
 from rlskip.hosts.verl.no_engine import NO_ENGINE, is_chosen, refuse_to_generate
-from rlskip.hosts.verl.preflight import before_ray, before_workers
+from rlskip.hosts.verl.preflight import before_workers, problems
 from rlskip.hosts.verl.trainer import begin
 from rlskip.hosts.verl.trainer_config import judge
 from rlskip.skip import SkipManager
@@ -51,7 +52,7 @@ def verl(tmp_path: Path, verl_process: None) -> Callable[..., DictConfig]:
 
 def launch(config: DictConfig) -> None:
     """Look before Ray starts."""
-    before_ray(read_skip(config))
+    raise_all(problems(read_skip(config), SkipManager.skip_instances))
 
 
 def refused(config: DictConfig) -> str:
@@ -160,7 +161,7 @@ def test_dynamic_sampling_may_end_with_the_dumps(verl: Callable[..., DictConfig]
     """DAPO's number of batches is known, and not that of its steps."""
     more = ("algorithm.filter_groups.enable=true", "skip.steps=[1,2]")
     config = verl(*more, dumped=(1, 2))
-    before_ray(read_skip(config))
+    launch(config)
     before_workers(config, 4)
     assert is_chosen(config)
     assert SkipManager.skip_instances["rollout"].local_config.match == "run"

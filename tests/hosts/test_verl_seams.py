@@ -19,10 +19,10 @@ from rlskip.doctor.environment import environment
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.hosts.verl import later_stages, no_engine, stages, trainer, v0, v1  # noqa: F401
 from rlskip.hosts.verl.seams import (
-    JOURNALS,
     LATER_STAGES,
     MANAGER,
     NO_ENGINE,
+    RECORD,
     TABLE,
     V0_TRAINER,
     V1_TRAINER,
@@ -164,18 +164,12 @@ def test_doctor_shows_the_table_by_what_is_off(site: Path) -> None:
 
     assert set(found().values()) == {"ok"}
     assert len(found()) == len(verl)
-    for feature in (JOURNALS, ""):
+    for feature in (RECORD, ""):
         rename(site, verl[feature])
     lost = {what: level for what, level in found().items() if level != "ok"}
     assert sorted(lost.values()) == ["error", "warning"]
-    for feature in (JOURNALS, ""):
+    for feature in (RECORD, ""):
         assert any(verl[feature].target in what for what in lost)
-
-
-def test_a_lost_journal_seam_does_not_end_a_run(site: Path, tmp_path: Path) -> None:
-    rename(site, next(seam for seam in TABLE if seam.feature == JOURNALS))
-    verl_stub.import_all()
-    trainer.begin(config(tmp_path, rollout_tq={"enable": True}))
 
 
 def test_every_option_has_the_key_that_verls_own_manager_does_not_know() -> None:

@@ -116,22 +116,6 @@ def test_validation_sets_no_step(start: Any) -> None:
     assert [generate(1, validate=True), generate(1)] == [None, 3]
 
 
-def test_validation_is_replayed_at_the_step_that_its_batch_states(
-    start: Any, tmp_path: Path
-) -> None:
-    for made in (8, 0):
-        trainer, generate = start(validation="replay")
-        for step in (0, 1, 2):
-            if step:
-                host.next_step(step)
-                generate(step, global_steps=step)
-            for token in (7, 8):
-                assert generate(token, global_steps=step, validate=True) == step
-        assert len(trainer.manager.made) == made
-    [folder] = (tmp_path / "d").rglob("rollout_val")
-    assert dumped(folder) == {f"{step}/{call}" for step in (0, 1, 2) for call in (0, 1)}
-
-
 def test_a_trainer_that_states_the_step_of_validation_only_counts_the_others(
     start: Any, tmp_path: Path
 ) -> None:

@@ -144,5 +144,4 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    tokenizer().save_pretrained("tokenizer")
     main(train)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import attrs
 import numpy as np
 import pytest
 import torch
@@ -18,14 +16,13 @@ from omegaconf import OmegaConf
 
 import rlskip
 from rlskip import SkipManager, stages
-from rlskip.batch.rows import Rows
 from rlskip.compare.records import StepRecords
 from rlskip.config.record import RecordConfig, read_record
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.jobs.records import JOB_VARIABLE
 from rlskip.runs.on_disk import dumps_of, folder_names
 from rlskip.stages.digest import MOMENTS
-from rlskip.stages.parts import NUMBER, Entry
+from rlskip.stages.parts import NUMBER
 
 STEP = [1]
 
@@ -165,24 +162,6 @@ def test_several_threads_record(start: Callable[..., Path]) -> None:
                 assert np.array_equal(mine, (wide + number)[i, : i + 1])
 
 
-def test_a_batch_is_read_once_and_not_kept(
-    start: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start()
-    of, read = Rows.of, list[int]()
-    monkeypatch.setattr(Rows, "of", lambda *of_what: read.append(1) or of(*of_what))
-    rows = batch()
-    for name in ("a", "b"):
-        rlskip.record(name, torch.zeros(3), rows=rows)
-    assert len(read) == 1
-    rows["responses"][0, 0] += 1
-    rlskip.record("c", torch.zeros(3), rows=rows)
-    assert len(read) == 2
-    kept = [weakref.ref(column) for column in rows.values()]
-    del rows
-    assert [ref() for ref in kept] == [None] * len(kept)
-
-
 def test_large_values_are_written_at_once_and_small_ones_together(
     start: Callable[..., Path],
 ) -> None:
@@ -291,32 +270,6 @@ def test_a_tensor_of_several_processes_is_refused_without_a_collective(
     assert "value.full_tensor()" in caplog.text
 
 
-def test_a_record_that_cannot_be_written_costs_only_itself(
-    start: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    directory, of = start(), Entry.of
-
-    def spoilt(name: str, *args: Any, **kwargs: Any) -> Entry:
-        entry = of(name, *args, **kwargs)
-        return attrs.evolve(entry, value=object()) if name == "bad" else entry
-
-    monkeypatch.setattr(Entry, "of", spoilt)
-    rows = batch()
-    for name in ("first", "bad", "last"):
-        rlskip.record(name, torch.arange(3), rows=rows)
-        rlskip.record(f"{name} number", 1.0)
-    stages.flush()
-    rlskip.record("bad", torch.arange(3), rows=batch(prompt=2))  # the first to describe its rows
-    stages.flush()
-    rlskip.record("good", torch.arange(3), rows=batch(prompt=2))
-    found = recorded(directory)
-    numbers = {"first number", "bad number", "last number"}
-    assert set(found.stages) == {"first", "last", *numbers, "good"}
-    assert found.rows is not None
-    assert len(found.rows.keys) == 6
-    assert caplog.text.count("bad is NOT recorded") == 1
-
-
 def test_a_loop_without_hydra_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -383,3 +336,16 @@ def test_the_numbers_among_metrics() -> None:
     }  # fmt: skip
     found = stages.comparable(metrics, ["timing"])
     assert list(found) == ["loss", "count", "mean", "kl", "norm", "unread"]
+
+
+def test_a_config_names_every_problem() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_record({"record": {"stages": 3, "steps": "x", "values": "some", "keep_last": 0}})
+    said = str(caught.value)
+    assert all(f"record.{key}" in said for key in ("stages", "steps", "values", "keep_last"))
+
+
+def test_the_dump_dir_is_that_of_skip(tmp_path: Path) -> None:
+    config = {"record": {"enable": True}, "skip": {"dump_dir": str(tmp_path)}}
+    assert read_record(config).dump_dir == str(tmp_path)
+    assert not read_record({"skip": {"dump_dir": "s3://bucket"}}).enable

@@ -26,9 +26,8 @@ A_STEP = PROMPTS * N
 SESSIONS = STEPS * A_STEP
 HERE = Path(__file__).parent
 AGENT = "actor_rollout_ref.rollout.agent"
-JOURNAL = ("+dispatch=rollout_level", "dispatch.journal=true")
+JOURNAL = ("+skip=rollout_tq_cache", "+dispatch=rollout_level", "dispatch.journal=true")
 WHERE = "mine_verlcpu/GBS4_N2_in64_out16"
-ROLE = "+skip=rollout_tq_cache"
 
 
 def run(
@@ -56,7 +55,7 @@ def run(
     if stop_at is not None:
         env.update(STOP_AT=str(stop_at), until=killed, kill=kill)
     return verl.train(
-        name, "v1", *journal, "trainer.experiment_name=mine", f"++skip.dump_dir={dumps}",
+        name, "v1", *journal, "trainer.experiment_name=mine", f"skip.dump_dir={dumps}",
         f"{AGENT}.agent_loop_config_path={loops}", f"{AGENT}.default_agent_loop=seeded",
         *more, PYTHONPATH=str(HERE), NOTES=str(notes), **env,
     )  # fmt: skip
@@ -84,7 +83,7 @@ def the_driver(processes: Any) -> None:
 
 
 @pytest.mark.parametrize("kill", [everything, the_driver])
-def test_a_run_without_dumps_resumes_from_its_journals(
+def test_a_killed_run_resumes_in_mid_step(
     verl091: Any, whole: Any, kill: Callable[[Any], None]
 ) -> None:
     name = f"killed_{kill.__name__}"
@@ -114,24 +113,24 @@ def test_a_killed_worker_costs_the_sessions_in_flight(verl091: Any, whole: Any) 
 
 
 def test_a_replay_refuses_a_killed_step_until_a_run_completes_it(verl091: Any, whole: Any) -> None:
-    run(verl091, "plain", ROLE, stop_at=A_STEP + 3)
+    run(verl091, "plain", stop_at=A_STEP + 3)
     refused = run(verl091, "plain", "+skip=rollout_tq_replay", journal=(), fails=True)
     assert "step 2 has a journal, which dispatch.journal=true completes" in refused.output
     assert not refused.started_ray
-    done = run(verl091, "plain", ROLE)
+    done = run(verl091, "plain")
     assert done.generated == A_STEP - 3
     assert done.grad_norms == whole.grad_norms
 
 
 def test_colocate_async_resumes_the_step_that_has_no_dump(verl091: Any) -> None:
     mode = {"V1_MODE": "colocate_async"}
-    whole = run(verl091, "async_whole", ROLE, **mode)
-    killed = run(verl091, "async_killed", ROLE, stop_at=A_STEP + 3, **mode)
+    whole = run(verl091, "async_whole", **mode)
+    killed = run(verl091, "async_killed", stop_at=A_STEP + 3, **mode)
     assert killed.generated == A_STEP + 3
     folder = verl091.folder / "async_killed" / WHERE
     assert StepStore(folder).steps() == [1]
     assert [path.name for path in folder.glob("*.journal")] == ["2.journal"]
-    again = run(verl091, "async_killed", ROLE, **mode)
+    again = run(verl091, "async_killed", **mode)
     assert again.generated == A_STEP - 3
     assert again.grad_norms == whole.grad_norms
     assert list(folder.glob("*.journal")) == [], "the dumps are there"

@@ -149,16 +149,3 @@ def test_the_actor_without_its_adapter_is_a_reference(verl091: Any) -> None:
     assert len(a.run.grad_norms) == 2
     assert counts(b, "ref") == (2, 0)
     assert "role ref: nothing is left out" in b.run.output
-
-
-@pytest.mark.long
-def test_calls_are_found_in_other_steps(verl091: Any) -> None:
-    """The second run takes the batches in the other order."""
-    on = ("+skip=rollout_cache", *KL, "skip.match=run", "data.train_max_samples=8")
-    a = train(verl091, "run-a", "v0", *on, "skip.dump_dir=dumps")
-    b = train(
-        verl091, "run-b", "v0", *on, f"skip.dump_dir={a.run.folder}/dumps", "data.shuffle=False",
-        "trainer.total_epochs=10", "data.train_batch_size=4", seed=2, steps=4,
-    )  # fmt: skip
-    assert b.run.grad_norms[:2] == a.run.grad_norms
-    assert counts(b, "ref")[0] >= 2

@@ -62,21 +62,3 @@ def test_the_rewards_are_reproduced_to_the_bit_and_paid_for_once(
     assert (anew["changed"], anew["old"]) == (0, anew["new"])
     assert len(asked) <= anew["asked"] <= 16
     assert anew["old"]["count"] == 16
-
-
-@pytest.mark.long
-def test_of_v0_the_data_set_has_the_ground_truth(verl091: Verl, tmp_path: Path) -> None:
-    skip = ("+skip=rollout_cache", f"skip.dump_dir={tmp_path / 'dumps'}")
-    verl091.train("v0", "v0", *skip, steps=1)
-    (run,) = (tmp_path / "dumps").glob("*/GBS*")
-    (tmp_path / "exact.py").write_text(
-        "def judge(solution_str, ground_truth):\n    return float(len(ground_truth))\n"
-    )
-    command = (verl091.python, "-m", "rlskip.cli.main", "rescore", run, "--json")
-    options = ("--reward", "exact:judge", "--data", verl091.ray / "assets" / "train.parquet")
-    env = {**os.environ, "HOME": str(tmp_path)}
-    done = subprocess.run(
-        [*map(str, (*command, *options))], cwd=tmp_path, env=env, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["new"]["mean"] == 1.25  # digits of 1, 4, 7 and 10

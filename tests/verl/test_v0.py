@@ -124,16 +124,3 @@ def test_verls_own_manager_and_ours_never_both_act(a: Any, b: Any, c: Any) -> No
     assert verls not in a.output + b.output
     assert verls in c.output
     assert "rlskip:" not in c.output
-
-
-@pytest.mark.long
-def test_with_another_batch_size_each_prompt_has_its_rollouts(verl091: Any) -> None:
-    """The eight prompts of two steps in four."""
-    plain = ("v0", "trainer.use_v1=False", "trainer.val_before_train=False", "+skip=rollout_cache")
-    a = verl091.train("two_steps", *plain, "skip.dump_dir=dumps")
-    smaller = ("data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2")
-    replay = ("skip.match=prompt", "skip.on_miss=error", f"skip.dump_dir={a.folder}/dumps")
-    b = verl091.train("four_steps", *plain, *smaller, *replay, seed=2, steps=4)
-    assert b.generated == a.generated - SESSIONS
-    assert b.summary["rollout"]["hits"] == len(b.grad_norms) == 4
-    assert sum(b.scores) / 4 == pytest.approx(sum(a.scores) / 2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
-import time
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -95,14 +94,6 @@ def test_a_batch_has_verls_own_type_and_leaves_only_its_rows(train: Any) -> None
     assert sorted(train.list("train")) == sorted(batch.keys), "verl deletes the rows, and only them"
 
 
-def test_an_incomplete_group_is_not_sampled(train: Any) -> None:
-    complete, incomplete = submit(train, 2)
-    finish(train, [complete])
-    finish(train, [incomplete], sessions=1)
-    with pytest.raises(IncompleteRolloutError, match=f"{incomplete}: expected 2, got 1"):
-        buffer().sample(1, "train", 2)
-
-
 def test_a_sync_step_trains_on_what_drop_leaves(train: Any) -> None:
     complete, incomplete = submit(train, 2)
     finish(train, [complete])
@@ -127,32 +118,6 @@ def test_refill_has_the_trainer_submit_fresh_prompts(train: Any) -> None:
     assert asked == [1]
     assert len({key.rsplit("_", 2)[0] for key in batch.keys} - {complete, incomplete}) == 1
     assert metrics["training/rollout_failure/refilled_samples"] == 1
-
-
-@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
-@pytest.mark.parametrize("policy", ["refill", "drop"])
-def test_a_failed_validation_prompt_is_dropped_at_once(train: Any, mode: str, policy: str) -> None:
-    """Neither replaced by a training prompt, nor waited for."""
-    refilled: list[int] = []
-    complete, incomplete = submit(train, 2, partition="val")
-    finish(train, [complete], partition="val")
-    finish(train, [incomplete], sessions=1, partition="val")
-    ours = buffer(mode, on_incomplete=policy, refill=refilled.append)
-    began = time.monotonic()
-    batch, metrics = ours.sample(1, "val", 2)
-    assert time.monotonic() - began < 4, "timeout_s is 5"
-    assert {key.rsplit("_", 2)[0] for key in batch.keys} == {complete}
-    assert metrics["validation/rollout_failure/evicted_samples"] == 1
-    assert refilled == []
-    assert train.list("train") == {}
-
-
-def test_validation_that_failed_altogether_is_an_error(train: Any) -> None:
-    uids = submit(train, 2, partition="val")
-    finish(train, uids, sessions=0, partition="val")
-    ours = buffer("colocate_async", on_incomplete="refill", refill=lambda n: None)
-    with pytest.raises(IncompleteRolloutError, match="every prompt was dropped"):
-        ours.sample(1, "val", 2)
 
 
 def test_a_prompt_that_carries_its_number_of_sessions_must_get_that_number(

@@ -39,7 +39,9 @@ algorithm: {filter_groups: {enable: false}}
 """
 
 
-JOURNAL = ("dispatch.rollout_level=true", "dispatch.journal=true")
+JOURNAL = (
+    "skip.rollout_tq.enable=true", "dispatch.rollout_level=true", "dispatch.journal=true"
+)  # fmt: skip
 FILTER = ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=acc")
 SAMPLER = "trainer.v1.sampler.custom_sampler"
 
@@ -167,9 +169,10 @@ def test_verls_filter_is_ours() -> None:
             "reward.reward_model.enable_resource_pool=True",
         ),
         (["replay.on_incomplete=refill"], "data.gen_batch_size"),
+        ([*JOURNAL, "dispatch.rollout_level=false"], "a journal\n  -> add +dispatch=rollout_level"),
         (
-            ["dispatch.journal=true"],
-            "take none from a journal\n  -> add +dispatch=rollout_level",
+            [*JOURNAL, "skip.rollout_tq.enable=false"],
+            "that is off\n  -> add +skip=rollout_tq_cache",
         ),
         (
             [*JOURNAL, "trainer.v1.trainer_mode=separate_async"],

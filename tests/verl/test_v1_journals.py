@@ -21,7 +21,7 @@ from tests.verl.test_v1_config import VERL
 RUN = "mine_project/GBS4_N4_in64_out16"
 MODE = "trainer.v1.trainer_mode"
 ON = "skip.rollout_tq.enable=true"
-ROLLOUT_LEVEL = ("dispatch.rollout_level=true", "dispatch.journal=true")
+ROLLOUT_LEVEL = (ON, "dispatch.rollout_level=true", "dispatch.journal=true")
 
 
 @pytest.fixture(autouse=True)
@@ -47,16 +47,14 @@ def verl(folder: Path, *more: str) -> DictConfig:
 
 
 def start(config: DictConfig) -> Any:
-    plug_in(config, {})
+    plug_in(config, SkipManager.skip_instances)
     return start_journals(config, read_dispatch(config), MemoryQueue())
 
 
-def test_runs_with_the_role_and_without_it_share_journals(tmp_path: Path) -> None:
-    off = start(verl(tmp_path, *ROLLOUT_LEVEL))
-    on = start(verl(tmp_path, ON, *ROLLOUT_LEVEL))
-    assert on._store.directory == off._store.directory == tmp_path / RUN
-    assert on.identity == off.identity
+def test_journals_are_beside_the_dumps(tmp_path: Path) -> None:
+    assert start(verl(tmp_path, *ROLLOUT_LEVEL))._store.directory == tmp_path / RUN
     assert start(verl(tmp_path, ON)) is None
+    tidy_journals()
 
 
 @pytest.mark.parametrize(
@@ -81,7 +79,8 @@ def test_a_worker_that_would_write_journals_elsewhere_is_refused(
     monkeypatch.setattr(handshake, "SHOWN_S", 0.1)
     config = verl(tmp_path, *ROLLOUT_LEVEL)
     start(config)
-    shares = verl_journals.sharing(config)
+    handshake.acknowledge("rollout_tq", str(tmp_path))
+    shares = verl_journals.sharing()
     shares()
     (tmp_path / "records").rename(tmp_path / "on another disk")
     with pytest.raises(ConfigError, match=r"skip\.rollout_tq\.dump_dir .*it is not shared"):
@@ -112,8 +111,3 @@ def test_another_release_of_verl_differs(tmp_path: Path, monkeypatch: Any) -> No
 )
 def test_how_stale_a_session_may_be(tmp_path: Path, more: tuple[str, ...], span: Any) -> None:
     assert start(verl(tmp_path, *ROLLOUT_LEVEL, *more))._max_span == span
-
-
-def test_a_run_without_journals_tidies_nothing(tmp_path: Path) -> None:
-    start(verl(tmp_path, ON))
-    tidy_journals(3)

@@ -156,11 +156,6 @@ def preflight(trainer: Any) -> None:
 
     Steps are refused where they are known before: not with fully async training, or a checkpoint
     in a place other than a local ``trainer.ckpt_path``.
-
-    Raises
-    ------
-    ConfigError
-        Names the steps.
     """
     if (settings := SkipManager.settings) is None:
         return

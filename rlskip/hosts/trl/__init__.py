@@ -167,7 +167,7 @@ class _Generation:
         done = self._stages[role](prompts)
         hide(self.trainer)
         # Generated or replayed, it is logged the same way.
-        state, metrics = self.trainer.state, self.trainer._metrics[self._mode]
+        state, metrics = self.trainer.state, self.trainer._metrics["train" if training else "eval"]
         if done["num_tokens"] is not None:
             state.num_input_tokens_seen += done["num_tokens"]
             metrics["num_tokens"] = [state.num_input_tokens_seen]
@@ -175,13 +175,10 @@ class _Generation:
             metrics[name] += values
         return self._seam.output(done)
 
-    @property
-    def _mode(self) -> str:
-        return "train" if self.trainer.model.training else "eval"
-
     def _generate_and_record(self, prompts: Any) -> dict[str, Any]:
         """What the trainer's own method returns, and what it would have changed in the trainer."""
-        state, metrics, mode = self.trainer.state, self.trainer._metrics, self._mode
+        state, metrics = self.trainer.state, self.trainer._metrics
+        mode = "train" if self.trainer.model.training else "eval"
         logged, seen = metrics[mode], state.num_input_tokens_seen
         own: dict[str, list[float]] = defaultdict(list)
         metrics[mode] = own

@@ -92,13 +92,7 @@ _WITH_ENGINE = frozenset(seam.module for seam in SEAMS.values() if seam.has_engi
 
 
 def seam_of(trainer: Any) -> Seam:
-    """How `trainer` generates.
-
-    Raises
-    ------
-    AttachError
-        It is not a trainer of TRL's that generates by ``_generate``.
-    """
+    """How `trainer` generates; raises AttachError if it does not by ``_generate``."""
     names = [made.__name__ for made in type(trainer).__mro__]
     known = next((name for name in names if name in {*SEAMS, *REFUSED}), None)
     if known in SEAMS and hasattr(trainer, "_generate"):

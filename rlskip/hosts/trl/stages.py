@@ -25,14 +25,8 @@ def record_stages(trainer: Any, settings: RecordConfig) -> None:
     """Record what a trainer of TRL computes in training.
 
     Recorded are the rewards, what :data:`ENTRIES` names, ``log_probs`` of the policy that is
-    trained, and the logged metrics, with the loss and the norm of the gradient.
-
-    Parameters
-    ----------
-    trainer
-        The trainer; nothing but this object is changed. Methods that it does not have are left out.
-    settings
-        What :func:`rlskip.config.record.read_record` returned.
+    trained, and the logged metrics, with the loss and the norm of the gradient. Methods that the
+    trainer does not have are left out.
     """
     if hasattr(trainer, _RECORDING):
         return

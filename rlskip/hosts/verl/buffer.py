@@ -52,11 +52,6 @@ class FailClosedReplayBuffer:
         to expect.
     refill_fn
         Submits the given number of fresh prompts.
-
-    Raises
-    ------
-    ConfigError
-        The plug-in has not filled in the settings.
     """
 
     def __init__(

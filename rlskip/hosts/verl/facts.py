@@ -130,10 +130,10 @@ def _first_step(config: Any) -> int:
     if mode == "resume_path":
         found = re.search(r"global_step_(\d+)/*$", str(look_up(config, "trainer.resume_from_path")))
         return int(found[1]) + 1 if found else 1
-    return last_checkpoint(config) + 1 if mode == "auto" else 1
+    return _last_checkpoint(config) + 1 if mode == "auto" else 1
 
 
-def last_checkpoint(config: Any) -> int:
+def _last_checkpoint(config: Any) -> int:
     """The step of the last checkpoint that verl has saved; 0 without one."""
     folder = look_up(config, "trainer.default_local_dir")
     try:

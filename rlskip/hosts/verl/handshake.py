@@ -56,8 +56,14 @@ def attached_by() -> str | None:
 # -- from the launcher process to the process that trains ----------------------------------------
 
 
-def reach_next_ray() -> None:
-    """Have the workers of the Ray that this job will start know the job."""
+def reach_workers() -> None:
+    """Have the workers of Ray know the job: of the Ray that it will start, or that runs already."""
+    if (ray := running_ray()) is not None:
+        from ray.experimental.internal_kv import _internal_kv_put
+
+        # In the store that the whole cluster shares.
+        _internal_kv_put(_job_key(ray), json.dumps(_job_variables()).encode())
+        return
     hook = f"{__name__}.{runtime_env.__name__}"
     before = os.environ.get(names.RAY_HOOK_VARIABLE)
     if before not in (None, hook):
@@ -77,26 +83,19 @@ def runtime_env(given: dict[str, Any] | None) -> dict[str, Any]:
     return {**env, "env_vars": {**(env.get("env_vars") or {}), **_job_variables()}}
 
 
-def reach_running_ray() -> None:
-    """Publish the job in a Ray that runs already, in the store that its whole cluster shares."""
-    from ray.experimental.internal_kv import _internal_kv_put
-
-    _internal_kv_put(_job_key(running_ray()), json.dumps(_job_variables()).encode())
-
-
 def running_ray() -> Any:
     """The module `ray` once Ray is initialized, else None. Imports nothing."""
     ray = sys.modules.get("ray")
     return ray if ray is not None and ray.is_initialized() else None
 
 
-def leave_token(dump_dir: str, who: str = _TOKEN) -> bool:
+def leave_token(dump_dir: str) -> bool:
     """Write a token of the job, for another process to see that `dump_dir` is the same there.
 
     False where it cannot be written; then nobody should look.
     """
     try:
-        records.acknowledge(dump_dir, who)
+        records.acknowledge(dump_dir, _TOKEN)
     except OSError:
         return False
     return True
@@ -132,11 +131,8 @@ def find_job() -> None:
 def acknowledge(role: str, dump_dir: str) -> None:
     """In the process that trains: record below `dump_dir` that `role` is on.
 
-    Raises
-    ------
-    ConfigError
-        It is not the launcher process's `dump_dir`, or only that process can write there, so that
-        it would not know.
+    Raises ConfigError where it is not the launcher process's `dump_dir`, or only that process can
+    write there, so that it would not know.
     """
     key = f"skip.{role}.dump_dir"
     if has_token := names.TOKEN_VARIABLE in os.environ:

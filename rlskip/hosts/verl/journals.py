@@ -4,9 +4,8 @@ With rollout-level dispatch and ``dispatch.journal=true`` verl's agent-loop work
 session to its step's journal, before its rows go to TransferQueue. The dispatcher of the next run
 takes them (:mod:`rlskip.dispatch.resume`).
 
-Journals are in the directory of role ``rollout_tq``, whether the role is on or not, and hold what
-the role compares, so a run with the role uses the journal of one without it. A session also
-depends on verl's release and on what its rows must have (log-probs, say).
+Journals are beside the dumps of role ``rollout_tq``, and hold what the role compares. A session
+also depends on verl's release and on what its rows must have (log-probs, say).
 
 verl sets the weights of step s - 1 before it submits a batch of step s. A sync trainer resumes
 sessions of these weights only; an asynchronous one those that its sampler would not call stale.
@@ -21,13 +20,11 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from rlskip.config.application import application_facts
 from rlskip.config.check import look_up
 from rlskip.config.dispatch import DispatchConfig
-from rlskip.config.settings import read_skip
 from rlskip.dispatch.resume import Journals, journal_identity
 from rlskip.hosts.verl.facts import NEEDED, verl_release
-from rlskip.hosts.verl.handshake import leave_token, refuse_unshared
+from rlskip.hosts.verl.handshake import refuse_unshared
 from rlskip.hosts.verl.names import MODE_KEY, SAMPLER_KEY
 from rlskip.jobs.records import job_id
 from rlskip.queue import TrajectoryQueue
@@ -36,7 +33,6 @@ from rlskip.skip.rollout_tq import GroupRole
 from rlskip.store import Identity
 
 _ROLE = "rollout_tq"
-_JOURNAL = "journal"  # the name of the token that workers look for
 
 # Those of the trainer in this process.
 _journals: Journals | None = None
@@ -49,17 +45,17 @@ def start_journals(
     global _journals
     _journals = None
     if dispatch.journal:
-        role = _role_of(config)
-        leave_token(str(role.local_config.dump_dir), _JOURNAL)
+        role = SkipManager.skip_instances[_ROLE]
+        assert isinstance(role, GroupRole)
         identity = journal_identity(journaled_as(role, config), dispatch)
         _journals = Journals(role.dumps.store, identity, queue, max_span=_max_span(config))
     return _journals
 
 
-def tidy_journals(checkpoint: int | None = None) -> None:
-    """Remove the journals that are done with; `checkpoint` is the step of the last one."""
+def tidy_journals() -> None:
+    """Remove the journals that are done with."""
     if _journals is not None:
-        _journals.tidy(checkpoint)
+        _journals.tidy()
 
 
 def journaled_as(role: GroupRole, config: Any) -> Identity:
@@ -69,24 +65,15 @@ def journaled_as(role: GroupRole, config: Any) -> Identity:
     return role.dumps.identities.conditions.adding(made)
 
 
-def _role_of(config: DictConfig) -> GroupRole:
-    """The role, as it is or as it would be if it were on."""
-    role = SkipManager.skip_instances.get(_ROLE)
-    if isinstance(role, GroupRole):
-        return role
-    settings = SkipManager.settings or read_skip(config)
-    on = settings.switch_on(_ROLE).complete(application_facts(config))
-    return GroupRole(_ROLE, on.roles[_ROLE], on.facts)
-
-
-def sharing(config: DictConfig) -> Callable[[], None]:
+def sharing() -> Callable[[], None]:
     """What each worker that journals calls first, wherever Ray has placed it.
 
-    It raises :class:`ConfigError` where the directory is another one than in this process.
+    It raises :class:`ConfigError` where the directory is another one than in this process, which
+    has acknowledged its role there.
     """
-    dump_dir = str(_role_of(config).local_config.dump_dir)
+    dump_dir = str(SkipManager.skip_instances[_ROLE].local_config.dump_dir)
     key = f"skip.{_ROLE}.dump_dir (dispatch.journal)"
-    return functools.partial(refuse_unshared, key, dump_dir, job_id(), _JOURNAL)
+    return functools.partial(refuse_unshared, key, dump_dir, job_id(), _ROLE)
 
 
 def _max_span(config: Any) -> int | None:

@@ -75,10 +75,7 @@ def _ref_is_actor(config: Any) -> bool:
 def identity(role: str, config: Any) -> dict[str, Any]:
     """What the calls of a role of this module add to the identity of their dumps.
 
-    Raises
-    ------
-    ConfigError
-        A reward function cannot be read, so that a change of it would go unnoticed.
+    Raises ConfigError for a reward function that cannot be read: a change of it would go unnoticed.
     """
     if role == REWARD:
         modules = (f"{_FUNCTION}.path", f"{_MANAGER}.module.path")
@@ -145,13 +142,7 @@ def refused(config: Any, settings: SkipSettings) -> list[Problem]:
 
 
 def adapt(settings: SkipSettings) -> None:
-    """Complete the settings of these roles, in place, for the trainer of this process.
-
-    Raises
-    ------
-    AttachError
-        One of them is on, and this release of verl does not have the seams.
-    """
+    """Complete the settings of these roles, in place, for the trainer of this process."""
     facts, roles = settings.facts, settings.roles
     _loaded.clear()
     if roles.keys() & {REF, REWARD}:
@@ -307,17 +298,14 @@ def _scoring(compute: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def contents(self: Any, data: Any) -> dict[str, Any]:
-        return {**_some(data.batch, _SCORED), **data.non_tensor_batch}
+        """Without `tool_extra_fields`, which has the same values as fields of their own names."""
+        others = [name for name in data.non_tensor_batch if name != "tool_extra_fields"]
+        return {**_some(data.batch, _SCORED), **_some(data.non_tensor_batch, others)}
 
     @around
     def scores(compute: Callable[..., Any], self: Any, data: Any) -> Any:
-        if (given := getattr(self, "given_scores", None)) is not None:
-            return given
-        # Not in `contents`, which holds the same values under their own names.
-        if (extra := getattr(self, "tool_extra_fields", None)) is not None:
-            fields = {**data.non_tensor_batch, "tool_extra_fields": extra}
-            data = type(data)(data.batch, fields, data.meta_info)
-        return compute(self, data)
+        given = getattr(self, "given_scores", None)
+        return compute(self, data) if given is None else given
 
     plain = scores(compute)
     stage = _annotated(REWARD, contents)(plain)

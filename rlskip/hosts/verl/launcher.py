@@ -12,6 +12,7 @@ from typing import Any
 from hydra.core.utils import JobStatus
 
 from rlskip._compat import version_of
+from rlskip.config.check import raise_all
 from rlskip.config.settings import SkipSettings
 from rlskip.errors import NotInstalledError
 from rlskip.hosts.verl import names
@@ -22,14 +23,10 @@ from rlskip.hosts.verl.facts import (
     refuse_old_release,
     verl_release,
 )
-from rlskip.hosts.verl.handshake import (
-    leave_token,
-    reach_next_ray,
-    reach_running_ray,
-    running_ray,
-)
+from rlskip.hosts.verl.handshake import leave_token, reach_workers, running_ray
 from rlskip.hosts.verl.trainer_config import judge
 from rlskip.jobs.records import FOLDER, JOB_VARIABLE, acknowledged
+from rlskip.skip.manager import SkipManager
 
 log = logging.getLogger(__name__)
 
@@ -97,15 +94,7 @@ def starts_verl(settings: SkipSettings) -> bool:
 
 
 def before_job(settings: SkipSettings) -> None:
-    """Prepare a job of verl; do nothing for other applications.
-
-    Raises
-    ------
-    ConfigError
-        rlskip does not support this config, trainer or release.
-    NotInstalledError
-        The process that trains would not load rlskip.
-    """
+    """Prepare a job of verl, or refuse one that would not skip; leave other applications alone."""
     global _job
     if not starts_verl(settings):
         return
@@ -118,14 +107,11 @@ def before_job(settings: SkipSettings) -> None:
         )
     _check_plugin()
     judge(copy.deepcopy(settings.facts.config), settings, _main_module())
-    from rlskip.hosts.verl.preflight import before_ray  # torch is not for every application
+    from rlskip.hosts.verl.preflight import problems  # torch is not for every application
 
-    before_ray(settings)
+    raise_all(problems(settings, SkipManager.skip_instances))
     job = _Job({role: str(local.dump_dir) for role, local in settings.roles.items()})
-    if job.found_ray:
-        reach_running_ray()
-    else:
-        reach_next_ray()
+    reach_workers()
     _job = job
 
 

@@ -40,13 +40,7 @@ _CHOSEN_IN_V1 = {"agent.agent_loop_manager_class": None}
 
 
 def choose(config: DictConfig) -> None:
-    """Change verl's config, in place, so that no engine is started.
-
-    Raises
-    ------
-    AttachError
-        This release of verl does not have the seams.
-    """
+    """Change verl's config, in place, so that no engine is started."""
     seams.require(FEATURE)
     chosen = {**_CHOSEN, **(_CHOSEN_IN_V1 if look_up(config, "trainer.use_v1") else {})}
     with open_dict(config):

@@ -6,8 +6,6 @@ looks again when it has made its data loader and so knows the number of steps.
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -52,35 +50,10 @@ def problems(
     return found
 
 
-def before_ray(settings: SkipSettings) -> None:
-    """In the launcher process: refuse what can never be replayed.
-
-    Dumps are looked for where this machine is the one that trains, or sees its disk.
-
-    Raises
-    ------
-    ConfigError
-        Names every problem.
-    """
-    address = look_up(settings.facts.config, "ray_kwargs.ray_init.address")
-    elsewhere = "RAY_ADDRESS" in os.environ or address
-    roles = {
-        role: skip
-        for role, skip in SkipManager.skip_instances.items()
-        if not elsewhere or Path(str(skip.local_config.dump_dir)).is_dir()
-    }
-    raise_all(problems(settings, roles))
-
-
 def before_workers(config: Any, total: int | None, per_epoch: int | None = None) -> None:
     """Refuse the same in the process that trains, which now knows its steps; choose the engine.
 
     `total` and `per_epoch` are those of :func:`with_steps`.
-
-    Raises
-    ------
-    ConfigError
-        Names every problem.
     """
     settings = SkipManager.settings
     if settings is None or not settings.roles:

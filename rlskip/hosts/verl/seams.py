@@ -31,7 +31,6 @@ VALIDATION = "skip.validation=replay under V1"
 COUNTED = "replay with verl's own agent-loop manager"
 NO_ENGINE = "skip.start_engine=false"
 LATER_STAGES = "the roles ref and reward"
-JOURNALS = "removing journals at a checkpoint"
 RECORD = "record"
 LOGGED = "record of logged metrics, skip.log_metrics"
 
@@ -74,7 +73,6 @@ TABLE = (
     Seam(f"{V1_BUFFER}._select_prompt_uids", "orders a step's groups as they were submitted"),
     Seam(f"{V1_TRAINER}._validate", "replays and scores validation", VALIDATION),
     Seam(f"{V1_MANAGER}.generate_sequences", "tells how many sessions a prompt gets", COUNTED),
-    Seam(f"{V1_TRAINER}._save_checkpoint", "removes journals", JOURNALS),
     # -- no engine
     Seam(
         "verl.workers.rollout.base:_ROLLOUT_REGISTRY",

@@ -84,7 +84,7 @@ class SessionManager(AgentLoopManagerTQ):
             self.teacher_client,
             self.reward_loop_worker_handles,
             journal=None if journals is None else journals.of_worker(write_seconds(dispatch)),
-            shares=None if journals is None else sharing(self.config),
+            shares=None if journals is None else sharing(),
         )
         pool = RayPool(worker, dispatch.workers or 1)
         self.dispatcher = RolloutDispatcher(pool, run_queue(), dispatch, journals=journals)

@@ -44,14 +44,6 @@ def begin(config: Any, *, v1: bool = False) -> SkipSettings:
 
     Returns the settings of `skip`. Does nothing more if `config` is installed already. `v1` tells
     whether the trainer is V1's, which has a queue.
-
-    Raises
-    ------
-    AttachError
-        A feature is asked for that this release of verl has no seam for.
-    ConfigError
-        Names every problem of the `skip` node, or a node that this trainer does nothing with; or
-        the acknowledgement cannot be written.
     """
     global _installed, _stated
     if _installed is config and SkipManager.settings is not None:
@@ -93,13 +85,7 @@ def stated_step() -> int | None:
 
 
 def next_step(step: int) -> None:
-    """As ``SkipManager.set_step``; each role must have been called in the step before.
-
-    Raises
-    ------
-    NotInstalledError
-        A role was not called: this trainer has no stage for it, or rlskip does not know the stage.
-    """
+    """As ``SkipManager.set_step``; raises if a role was not called in the step before."""
     global _stated
     before, _stated = _stated, step
     for role, skip in SkipManager.skip_instances.items():

@@ -46,11 +46,6 @@ def judge(config: DictConfig, skip: SkipSettings, main: str | None = None) -> No
     `skip` are its settings; `main` is the module of the application, if it is known. One that is
     not verl's has its own task runner, as verl's recipes have, which may make a V0 trainer whatever
     ``trainer.use_v1`` is: then the role tells which trainer it is.
-
-    Raises
-    ------
-    ConfigError
-        Names *every* problem.
     """
     roles, is_recipe = skip.roles, main is not None and not main.startswith("verl.")
     problems = refused(config, skip)
@@ -72,17 +67,16 @@ def judge(config: DictConfig, skip: SkipSettings, main: str | None = None) -> No
 def plug_in(config: DictConfig, roles: Roles, found: Collection[Problem] = ()) -> None:
     """Plug rlskip's manager and replay buffer into a V1 config that asks for them.
 
-    `found` are the problems that the config is known to have.
-
-    Raises
-    ------
-    ConfigError
-        Names *every* problem: a role that this trainer never calls, a manager or a sampler of
-        the user's own, options of verl that rlskip's parts cannot honour.
+    `found` are the problems that the config is known to have. The error names every one: a role
+    that this trainer never calls, a manager or a sampler of the user's own, options of verl that
+    rlskip's parts cannot honour.
     """
     problems = [*found, *_roles_not_called(roles, "rollout_tq"), *idle_nodes(config, v1=True)]
     dispatch = read_dispatch(config)
     _plug_in_manager(config, dispatch, problems)
+    if dispatch.journal and "rollout_tq" not in roles:
+        what = "journals are beside the dumps of role rollout_tq, and that is off"
+        problems.append(Problem("dispatch.journal", what, "add +skip=rollout_tq_cache"))
     # verl's own buffer does not know the markers of finished sessions.
     if dispatch.rollout_level or find_node(config, "replay") is not None:
         _plug_in_buffer(config, read_replay(config), problems)

@@ -146,13 +146,13 @@ def _score(manager: Any, prompts: Mapping[str, Any], rollouts: Any) -> None:
     loop = SimpleNamespace(
         config=manager.config,
         given_scores=given,
-        tool_extra_fields=_of_the_loop(rollouts, prompts),
         reward_model_manager=None,
         reward_manager_cls=reward_loop.resolve_reward_manager_cls(manager.config),
         # verl fills unequal shares with copies of rows, and would score these, too.
         reward_loop_workers=workers[: None if shares else 1],
     )
-    known = {**prompts, **rollouts.non_tensor_batch}
+    extra_fields = {"tool_extra_fields": _of_the_loop(rollouts, prompts)}
+    known = {**prompts, **rollouts.non_tensor_batch, **extra_fields}
     data = DataProto(rollouts.batch.exclude(SCORES), known)
     scores = reward_loop.RewardLoopManager.compute_rm_score(loop, data)
     rollouts.batch[SCORES] = scores.batch[SCORES]

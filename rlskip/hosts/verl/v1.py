@@ -14,8 +14,6 @@ from rlskip.batch.meta import is_validation
 from rlskip.batch.prompts import uids_of
 from rlskip.config.check import look_up
 from rlskip.config.skip import VALIDATION_ROLE
-from rlskip.hosts.verl.facts import last_checkpoint
-from rlskip.hosts.verl.journals import tidy_journals
 from rlskip.hosts.verl.names import FILTER_KEY, SCORES
 from rlskip.hosts.verl.no_engine import refuse_to_generate
 from rlskip.hosts.verl.preflight import before_workers
@@ -206,13 +204,6 @@ def _selecting(
         submitted = self.prompt_global_steps[partition_id]
         sampleable = [uid for uid in submitted if uid in sampleable]
     return select(self, partition_id, sampleable, batch_size)
-
-
-@seams.around(f"{V1_TRAINER}._save_checkpoint")
-def _saving(save: Callable[..., None], self: Any) -> None:
-    """Journals of sessions that were trained before the checkpoint are removed."""
-    save(self)
-    tidy_journals(last_checkpoint(self.config))
 
 
 # -- role rollout_val ------------------------------------------------------------------------
