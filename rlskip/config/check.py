@@ -169,7 +169,11 @@ def read(
     """
     fields = {f.name: f for f in dataclasses.fields(schema)}  # type: ignore[arg-type]
     given = {str(name): (f"{at}.{name}", value) for name, value in node.items()}
-    given |= {name: of_host[name] for name in of_host if node.get(name) is None}
+    given |= {
+        name: (key, value)
+        for name, (key, value) in of_host.items()
+        if name in fields and node.get(name) is None and value is not None
+    }
     typed = OmegaConf.structured(schema)
     values: dict[str, Any] = {}
     for name, (key, value) in given.items():

@@ -58,7 +58,6 @@ def _hosts() -> Iterator[Finding]:
     skyrl = _version_of("skyrl") or _version_of("skyrl-train")
     if verl:
         yield _verl(verl)
-        yield from _seams()
     if trl:
         what = f"{trl}: attached by rlskip.hosts.trl.attach(trainer, config)"
         yield Finding("trl", OK, what)
@@ -85,31 +84,6 @@ def _verl(version: str) -> Finding:
     what = f"{version} does not load rlskip's entry point verl.plugins"
     remedy = "unset VERL_USE_EXTERNAL_PLUGINS or add rlskip to it; else reinstall rlskip"
     return Finding("verl", ERROR, what, remedy)
-
-
-def _seams() -> Iterator[Finding]:
-    """The table of what rlskip depends on in verl, by what is off without it."""
-    from rlskip.hosts.verl.seams import TABLE, lacking
-    from rlskip.hosts.verl.supported_versions import is_old_release
-
-    spec = importlib.util.find_spec("verl")
-    if spec is None or not spec.submodule_search_locations or is_old_release():
-        return
-    gone = lacking(Path(spec.submodule_search_locations[0]))
-    if len(gone) == len(TABLE):  # its source is not there
-        return
-    for feature in dict.fromkeys(seam.feature for seam in TABLE):
-        seams = [seam for seam in TABLE if seam.feature == feature]
-        lost = [f"{seam.target} (rlskip {seam.purpose})" for seam in seams if seam in gone]
-        what = f"{feature or 'required'}: {len(seams) - len(lost)} of {len(seams)} seams are there"
-        if not lost:
-            yield Finding("seams", OK, what)
-        else:
-            ends = "the run ends when verl is imported" if not feature else f"off is {feature}"
-            level = ERROR if not feature else WARNING
-            yield Finding(
-                "seams", level, f"{what}: {ends}; gone: {', '.join(lost)}", "use verl 0.9"
-            )
 
 
 def _version_of(distribution: str) -> str | None:

@@ -101,7 +101,7 @@ def test_a_job_that_skips_nothing_logs_a_warning(make_app: Callable[..., Any]) -
     )
     assert wrong_role.summary()["async_rollout"]["consulted"] is False
     assert "[WARNING] - rlskip: NOTHING is skipped" in nothing.out
-    assert "skip.rollout.enable=false overrides the option rollout_cache" in nothing.out
+    assert "skip.rollout.enable: it is false, although the option rollout_cache" in nothing.out
 
 
 IN_ANOTHER_PROCESS = """
