@@ -12,7 +12,7 @@ import difflib
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -195,7 +195,11 @@ def read(
         value, parse = getattr(made, name), field.metadata.get("parse")
         if parse is not None and value is not None:
             key, _ = given.get(name, (f"{at}.{name}", None))
-            setattr(made, name, parsed(parse, value, key, problems))
+            try:
+                setattr(made, name, parse(value, key))
+            except ConfigError as error:
+                problems.append(Problem(error.where, error.what, error.remedy))
+                setattr(made, name, None)
     return made
 
 
@@ -235,17 +239,6 @@ def comments(schema: type) -> dict[str, str]:
     except (OSError, TypeError):
         return {}
     return {name: " ".join(re.findall(r"# (.*)", text)) for text, name in _FIELD.findall(source)}
-
-
-def parsed(
-    parse: Callable[[Any, str], T], value: Any, key: str, problems: list[Problem]
-) -> T | None:
-    """``parse(value, key)``; None, and a problem appended, if it raises ConfigError."""
-    try:
-        return parse(value, key)
-    except ConfigError as error:
-        problems.append(Problem(error.where, error.what, error.remedy))
-        return None
 
 
 def did_you_mean(name: str, known: Iterable[str], at: str = "", otherwise: str = "") -> str:

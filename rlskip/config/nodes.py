@@ -111,8 +111,9 @@ def _plain(value: Any, name: str) -> Any:
         if OmegaConf.is_config(value):
             plain: Any = OmegaConf.to_container(value, resolve=True)
         else:  # no part of a config: there is nothing that it could refer to
-            made = OmegaConf.create({name: value}, flags={"allow_objects": True})
-            plain = OmegaConf.to_container(made)[name]
+            made: Any = OmegaConf.create({name: value}, flags={"allow_objects": True})
+            plain = OmegaConf.to_container(made)
+            plain = plain[name]
     except OmegaConfBaseException as error:  # of its own, a part knows no full key
         key = error.full_key or ""
         where = key if key.startswith(name) else name
