@@ -209,13 +209,6 @@ def test_a_wrong_shared_key_is_reported_once(skip: dict[str, Any], message: str)
     assert "problems" not in str(caught.value)
 
 
-def test_an_inherited_action_is_reported_at_the_shared_key() -> None:
-    with pytest.raises(ConfigError) as caught:
-        read_roles({"skip": {"action": "repeat", "rollout": {}, "critic": {"enable": True}}})
-    assert str(caught.value).startswith("skip.action: role critic does not support 'repeat'")
-    read_roles({"skip": {"action": "repeat", "rollout": {}, "critic": {}}})
-
-
 def test_on_miss_error_contradicts_on_mismatch_regenerate() -> None:
     with pytest.raises(ConfigError) as caught:
         rollout(
