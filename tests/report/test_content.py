@@ -92,9 +92,6 @@ def test_calls_of_a_step_count_together(rlskip: Any, tmp_path: Path, content: An
     assert run["groups"]["dump"] == ["1", "2/0", "2/1"]
     calls = rlskip("show", 2, "-d", tmp_path, "--json").json
     assert [one["figures"]["hits"] for one in calls] == [1, 2]
-    of_step = {name: column[1] for name, column in run["steps"].items()}
-    assert [{**one["step_figures"], "step": 2, "gap": None} for one in calls] == [of_step] * 2
-    assert "step 2, 2 dumps" in rlskip("show", 2, "-d", tmp_path).out
 
 
 def test_a_run_of_no_fixed_size_has_no_limit(rlskip: Any, tmp_path: Path, content: Any) -> None:
