@@ -65,17 +65,9 @@ _SAMPLING = ("temperature", "top_p", "top_k")
 
 
 def application_facts(config: Any) -> HostFacts:
-    """The facts of an application.
+    """The facts of an application; raises ConfigError for an interpolation that does not resolve.
 
-    Parameters
-    ----------
-    config
-        A full config (a DictConfig, a mapping or a dataclass) with any of verl's keys.
-
-    Raises
-    ------
-    ConfigError
-        An interpolation does not resolve.
+    `config` is a full one, a DictConfig, a mapping or a dataclass, with any of verl's keys.
     """
     config, given = readable(config), config
     batch_sizes = ("data.gen_batch_size", "data.train_batch_size")

@@ -84,19 +84,9 @@ def read_node(
 ) -> T:
     """The node `name` of a config as its dataclass; the defaults when the config has none.
 
-    Parameters
-    ----------
-    config
-        As for :func:`find_node`. What this function returned reads as itself.
-    contradictions
-        A function of what was read that returns what is wrong with it as a whole.
-    of_host
-        As for :func:`read`.
-
-    Raises
-    ------
-    ConfigError
-        Names *every* problem by its full key.
+    The config is as for :func:`find_node`; what this function returned reads as itself. Of what was
+    read, `contradictions` returns what is wrong with it as a whole. Raises one ConfigError that
+    names *every* problem by its full key.
     """
     problems: list[Problem] = []
     node = find_node(config, name, schema) or {}
