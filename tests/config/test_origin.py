@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any
 import pytest
 
 import rlskip
-from rlskip.config.origin import Origin
 from rlskip.store import Identity
 
 SAY = """
@@ -156,47 +156,12 @@ def test_two_projects_with_equal_scripts(tmp_path: Path, python: Any) -> None:
     assert refused.returncode != 0
     for said in ("/a/proj/train.py' in the dump", "/b/proj/train.py' now", "skip.experiment_name="):
         assert said in refused.stderr
+    moved = run("c/proj", "mine")  # the same source
+    assert moved.stdout == "mine\n"
+    assert re.search(r"INFO .*/a/proj/train.py", moved.stderr)
     assert run("b/proj", "theirs", "experiment_name=b").stdout == "theirs\n"
     assert run("a/other", "other").stdout == "other\n", "another project has another name"
     # Who gives the name shares the dumps.
     shared = run("b/proj", "theirs", "experiment_name=train")
     assert shared.stdout == "mine\n", shared.stderr
     assert run("a/proj", "mine").stdout == "mine\n"
-
-
-def test_a_project_that_was_moved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its function has the same source, so its dumps are replayed, and INFO says where from."""
-    from rlskip import SkipManager
-    from rlskip.skip.identities import Identities
-
-    conditions = Identities._read_conditions
-
-    def with_source(self: Identities) -> Identity:
-        made = conditions(self)
-        return Identity(made.compared, {**made.noted, "code": "the same"})
-
-    monkeypatch.setattr(Identities, "_read_conditions", with_source)
-    made = []
-
-    @SkipManager.annotate(role="rollout")
-    def generate(prompts: list[int]) -> list[int]:
-        made.append(prompts)
-        return prompts
-
-    for folder in ("a", "b"):
-        script = tmp_path / folder / "proj" / "train.py"
-        script.parent.mkdir(parents=True)
-        script.touch()
-        monkeypatch.setattr("rlskip.config.origin._script", lambda script=script: script)
-        assert Origin.of(None) == Origin("train", "proj", str(script))
-        skip = {"dump_dir": str(tmp_path / "dumps"), "rollout": {"enable": True}}
-        caplog.set_level("INFO")
-        SkipManager.init({"skip": skip})
-        SkipManager.set_step(1)
-        generate([1])
-    assert len(made) == 1
-    (line,) = [record for record in caplog.records if "/a/proj/train.py" in record.message]
-    assert line.levelname == "INFO"
-    assert "/b/proj/train.py" in line.message

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import os
 import runpy
 import shutil
 import subprocess
@@ -185,21 +184,6 @@ def test_how_verl_is_attached(
     assert said.code == (1 if level == "error" else 0)
 
 
-@pytest.mark.verl
-def test_how_the_genuine_verl_is_attached(python_of: Any, tmp_path: Path) -> None:
-    python = python_of("verl091")
-    env = {name: value for name, value in os.environ.items() if not name.startswith("VERL_")}
-    look = (
-        "from rlskip.doctor.environment import environment\n"
-        "print(*[f'{f.level}: {f.what}' for f in environment() if f.topic == 'verl'])"
-    )
-    done = subprocess.run(
-        [python, "-c", look], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("ok: 0.9.")
-
-
 # -- a command ---------------------------------------------------------------------------------
 
 
@@ -272,17 +256,6 @@ def test_it_says_how_the_config_differs_from_the_dumps(explain: Callable[..., An
     ]
     repeated = explain("+skip=rollout_repeat", "skip.dump_dir=dumps")
     assert errors(repeated) == [], "repeat compares nothing"
-
-
-def test_keys_of_the_config_are_compared_and_those_of_calls_are_not(
-    explain: Callable[..., Any],
-) -> None:
-    key = "trainer.project_name"
-    save(1, **{f"config.{key}": "p", "identity.of the call": 5})
-    save(2, **{f"config.{key}": "another"})
-    said = explain("+skip=rollout_cache", "skip.dump_dir=dumps", f"skip.identity=[{key}]")
-    (error,) = errors(said)
-    assert f"steps 2 were made for other rollouts: config.{key}: 'p' now, 'another' in" in error
 
 
 @pytest.mark.parametrize("on_miss", ["generate", "error"])
@@ -445,19 +418,6 @@ def test_verls_own_application(
     assert [one.split(":")[0] for one in errors(rlskip("doctor", "--json", "--", *bare))] == [
         "callback"
     ]
-
-
-@pytest.mark.parametrize("command", [["bash", "run.sh"], ["./run.sh", "skip.n=1"]])
-def test_a_shell_script_is_not_run(
-    rlskip: Any, tmp_path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    script = tmp_path / "run.sh"
-    script.write_text(f"#!/bin/sh\ntouch {tmp_path / 'ran'}\n")
-    script.chmod(0o755)
-    said = rlskip("doctor", "--json", "--", *command)
-    assert "shell script" in errors(said)[0]
-    assert not (tmp_path / "ran").exists()
 
 
 def test_a_command_that_hangs_is_ended_with_all_it_started(
