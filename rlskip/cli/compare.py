@@ -13,7 +13,7 @@ from rlskip.cli.options import Dir, Json, MaxMb, Success, Tokenizer, decoder, du
 from rlskip.cli.report import shown, write
 from rlskip.cli.screen import Cell, progress, put, table, text
 from rlskip.config.steps import Steps
-from rlskip.runs.find import find_runs, find_target
+from rlskip.runs.find import find_target
 from rlskip.runs.opened import NoSuchPlaceError
 
 if TYPE_CHECKING:
@@ -90,17 +90,7 @@ def _sides(
     try:
         return find_side(a, within), find_side(b, within)
     except NoSuchPlaceError:
-        try:
-            return Dumps.pair(find_target(a, within, decode), find_target(b, within, decode))
-        except NoSuchPlaceError:
-            if _holds_runs(a) and _holds_runs(b):  # several: which one is meant?
-                raise
-        raise
-
-
-def _holds_runs(name: str) -> bool:
-    path = Path(name).expanduser()
-    return path.is_dir() and bool(find_runs(path))
+        return Dumps.pair(find_target(a, within, decode), find_target(b, within, decode))
 
 
 # -- for people ------------------------------------------------------------------------------

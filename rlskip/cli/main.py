@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -31,20 +31,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_COMMANDS: dict[str, Callable[..., int]] = {
-    "doctor": doctor,
-    "ls": ls,
-    "show": show,
-    "verify": verify,
-    "prune": prune,
-    "compare": compare,
-    "export": export,
-    "rescore": rescore,
-    "report": report,
-    "bundle": bundle,
-}
-for _name, _command in _COMMANDS.items():
-    app.command(_name)(_command)
+for _command in (
+    doctor, ls, show, verify, prune, compare, export, rescore, report, bundle,
+):  # fmt: skip
+    app.command()(_command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -32,33 +32,27 @@ def show(
 ) -> int:
     """Show a dump: figures, some sessions."""
     from rlskip.runs.columns import plain
-    from rlskip.runs.figures import by_interest, by_step, count, step_figures
+    from rlskip.runs.figures import by_interest, count, step_figures
 
     target = find_target(step, dump_dir(directory), decoder(tokenizer))
     data: list[Any] = []
     view: list[Cell] = []
-    for number_of_step, counted in by_step(count(target.run, target.dumps())):
-        of_step = step_figures(counted, success)
-        for one in counted:
-            rollouts, meta = target.read(one.dump), one.dump.full_meta()
-            every, known = rollouts.sessions, one.sessions
-            order = [] if known is None else by_interest(known.group, known.reward).tolist()
-            found = {
-                "dump": one.dump.name,
-                "directory": str(one.dump.place.directory),
-                "meta": attrs.asdict(meta, filter=_is_recorded),
-                "rows": len(rollouts),
-                "figures": step_figures([one], success),
-                "step_figures": of_step,
-                "fields": list(rollouts.columns.columns),
-                "whole": {name: plain(value) for name, value in rollouts.columns.whole.items()},
-                "sample": [_sampled(every[i]) for i in sorted(order[:sessions])],
-            }
-            data.append(found)
-            view += _view(target, one.dump, meta, found)
-        if len(counted) > 1:
-            title = f"step {number_of_step}, {len(counted)} dumps"
-            view += [text(title, "bold"), facts(_figures(of_step))]
+    for one in count(target.run, target.dumps()):
+        rollouts, meta = target.read(one.dump), one.dump.full_meta()
+        every, known = rollouts.sessions, one.sessions
+        order = [] if known is None else by_interest(known.group, known.reward).tolist()
+        found = {
+            "dump": one.dump.name,
+            "directory": str(one.dump.place.directory),
+            "meta": attrs.asdict(meta, filter=_is_recorded),
+            "rows": len(rollouts),
+            "figures": step_figures([one], success),
+            "fields": list(rollouts.columns.columns),
+            "whole": {name: plain(value) for name, value in rollouts.columns.whole.items()},
+            "sample": [_sampled(every[i]) for i in sorted(order[:sessions])],
+        }
+        data.append(found)
+        view += _view(target, one.dump, meta, found)
     return put(as_json, data, view)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import Any
 
-from rlskip.config.check import leaves, look_up, look_up_first, readable
+from rlskip.config.check import OfHost, leaves, look_up, look_up_first, readable
 from rlskip.config.facts import HostFacts
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -51,7 +51,12 @@ _KEYS = {
     "experiment": "trainer.experiment_name",
     "steps": TOTAL_STEPS,
     "n": f"{ROLLOUT}.n",
+}
+# For keys of `dispatch` and `replay` that are null.
+_OF_HOST = {
+    "n": f"{ROLLOUT}.n",
     "val_n": f"{ROLLOUT}.val_kwargs.n",
+    "workers": f"{ROLLOUT}.agent.num_workers",
     "rollout_level": "trainer.v1.rollout_level_dispatch",
     "max_concurrent_rollouts_per_worker": "trainer.v1.max_concurrent_rollouts_per_worker",
 }
@@ -60,17 +65,9 @@ _SAMPLING = ("temperature", "top_p", "top_k")
 
 
 def application_facts(config: Any) -> HostFacts:
-    """The facts of an application.
+    """The facts of an application; raises ConfigError for an interpolation that does not resolve.
 
-    Parameters
-    ----------
-    config
-        A full config (a DictConfig, a mapping or a dataclass) with any of verl's keys.
-
-    Raises
-    ------
-    ConfigError
-        An interpolation does not resolve.
+    `config` is a full one, a DictConfig, a mapping or a dataclass, with any of verl's keys.
     """
     config, given = readable(config), config
     batch_sizes = ("data.gen_batch_size", "data.train_batch_size")
@@ -87,7 +84,6 @@ def application_facts(config: Any) -> HostFacts:
         # verl's V1 trainer submits train_batch_size prompts a step, gen_batch_size per fetch.
         queued_prompts=look_up_first(config, reversed(batch_sizes)),
         n=look_up(config, _KEYS["n"]),
-        val_n=look_up(config, _KEYS["val_n"]),
         # The rollouts' own limits in tokens, which verl takes from the data unless they are set.
         prompt_len=look_up_first(config, (f"{ROLLOUT}.prompt_length", "data.max_prompt_length")),
         response_len=look_up_first(
@@ -101,14 +97,6 @@ def application_facts(config: Any) -> HostFacts:
         shaping={**shaping, **_of_teachers(config)},
         val_shaping={**shaping, **own},
         known=(*_COMPARED_KEYS, *_SAID_ELSEWHERE),
-        workers=look_up(config, f"{ROLLOUT}.agent.num_workers"),
-        sampling=_sampling(config, ROLLOUT),
-        val_sampling=_sampling(config, f"{ROLLOUT}.val_kwargs"),
-        seed=look_up_first(config, ("data.seed", "seed")),
-        rollout_level=look_up(config, _KEYS["rollout_level"]),
-        max_concurrent_rollouts_per_worker=look_up(
-            config, _KEYS["max_concurrent_rollouts_per_worker"]
-        ),
         # Of nodes that the application does not have, messages name rlskip's own keys.
         keys={k: key for k, key in _KEYS.items() if look_up(config, key.split(".")[0]) is not None},
     )
@@ -137,6 +125,12 @@ def _of_teachers(config: Any) -> dict[str, Any]:
     }
 
 
-def _sampling(config: Any, node: str) -> dict[str, Any]:
-    values = {name: look_up(config, f"{node}.{name}") for name in _SAMPLING}
-    return {name: value for name, value in values.items() if value is not None}
+def of_host(config: Any) -> OfHost:
+    """For keys of `dispatch` and `replay` that are null: the application's key, and its value."""
+    config = readable(config)
+    found = {name: (key, look_up(config, key)) for name, key in _OF_HOST.items()}
+    for name, node in (("sampling", ROLLOUT), ("val_sampling", f"{ROLLOUT}.val_kwargs")):
+        given = {key: look_up(config, f"{node}.{key}") for key in _SAMPLING}
+        found[name] = node, {key: value for key, value in given.items() if value is not None}
+    found["seed"] = "data.seed", look_up_first(config, ("data.seed", "seed"))
+    return found

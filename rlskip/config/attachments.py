@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from rlskip.config.check import Problem, did_you_mean, parsed, read
+from rlskip.config.check import Problem, did_you_mean, read
 from rlskip.config.skip import RoleSpec
 from rlskip.errors import ConfigError
 
@@ -42,6 +42,10 @@ class Target:
         return f"{self.module}:{self.path}"
 
 
+def _parse_target(value: str, key: str) -> str:
+    return str(Target.parse(value, key))
+
+
 def _parse_path(value: str, key: str) -> str:
     if _PATH.fullmatch(value):
         return value
@@ -53,10 +57,7 @@ def _parse_paths(values: list[str], key: str) -> list[str]:
 
 
 def _parse_step(value: str, key: str) -> str:
-    return str(Target.parse(value, key)) if ":" in value else _parse_path(value, key)
-
-
-_path = {"parse": _parse_path}
+    return _parse_target(value, key) if ":" in value else _parse_path(value, key)
 
 
 @dataclass
@@ -68,7 +69,7 @@ class AttachConfig:
     """
 
     # The function: package.module:Class.method or package.module:function.
-    target: str = ""
+    target: str = field(default="", metadata={"parse": _parse_target})
 
     # Path of the step, or a package.module:function that takes the call's arguments and returns
     # the step, or None if the call must not be skipped. null: the step of SkipManager.set_step.
@@ -76,7 +77,7 @@ class AttachConfig:
 
     # Path of the prompts; null: the argument called prompts, else the first after self and
     # after a step or seed.
-    prompts: str | None = field(default=None, metadata=_path)
+    prompts: str | None = field(default=None, metadata={"parse": _parse_path})
 
     # Paths of other values that must be equal for a dump to replace the call.
     identity: list[str] = field(default_factory=list, metadata={"parse": _parse_paths})
@@ -96,45 +97,36 @@ def read_attach(
     A role has one function, or a list of them. Problems are appended to `problems`.
     """
     attach: dict[str, list[AttachConfig]] = {}
-    seen: dict[str, str] = {}
+    attached: dict[str, str] = {}
     for role, value in node.items():
         at = f"skip.attach.{role}"
         if role not in registry:
             what = "this role is not registered"
-            problems.append(Problem(at, what, did_you_mean(role, registry, "skip.attach")))
+            problems.append(Problem(at, what, did_you_mean(str(role), registry, "skip.attach")))
             continue
         if "queue" in registry[role].options:
             what = "its stages need a queue, which no path names"
             remedy = f"decorate them: SkipManager.annotate({role!r}, queue=..., phase=...)"
             problems.append(Problem(at, what, remedy))
             continue
-        several = isinstance(value, (list, tuple))
-        attach[role] = [
-            _read_one(entry, f"{at}.{i}" if several else at, registry[role], seen, problems)
-            for i, entry in enumerate(value if several else [value])
-        ]
+        several = isinstance(value, list)
+        entries = {f"{at}.{i}": e for i, e in enumerate(value)} if several else {at: value}
+        attach[role] = [_read_one(entry, key, problems) for key, entry in entries.items()]
+        for key, one in zip(entries, attach[role], strict=True):
+            if one.step and registry[role].online_step:
+                what = "this role reads the step from each call"
+                problems.append(Problem(f"{key}.step", what, "leave it out"))
+            if attached.setdefault(one.target, key) != key:
+                what = f"{one.target} is already attached at {attached[one.target]}"
+                problems.append(Problem(key, what, "one function is one stage"))
     return attach
 
 
-def _read_one(
-    entry: Any, at: str, spec: RoleSpec, seen: dict[str, str], problems: list[Problem]
-) -> AttachConfig:
-    target_at = at
+def _read_one(entry: Any, at: str, problems: list[Problem]) -> AttachConfig:
     if isinstance(entry, str):
         entry = {"target": entry}
-    elif isinstance(entry, Mapping) and "target" in entry:
-        target_at = f"{at}.target"
     if not isinstance(entry, Mapping):
         what = f"expected a function's name or a mapping, got {entry!r}"
         problems.append(Problem(at, what, 'write "package.module:Class.method"'))
         return AttachConfig()
-    config = read(AttachConfig, entry, at, problems)
-    parsed(Target.parse, config.target, target_at, problems)
-    if config.step and spec.online_step:
-        what = "this role reads the step from each call"
-        problems.append(Problem(f"{at}.step", what, "leave it out"))
-    if config.target in seen:
-        what = f"{config.target} is already attached at {seen[config.target]}"
-        problems.append(Problem(at, what, "one function is one stage"))
-    seen.setdefault(config.target, at)
-    return config
+    return read(AttachConfig, entry, at, problems)

@@ -12,7 +12,7 @@ import difflib
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -169,7 +169,11 @@ def read(
     """
     fields = {f.name: f for f in dataclasses.fields(schema)}  # type: ignore[arg-type]
     given = {str(name): (f"{at}.{name}", value) for name, value in node.items()}
-    given |= {name: of_host[name] for name in of_host if node.get(name) is None}
+    given |= {
+        name: (key, value)
+        for name, (key, value) in of_host.items()
+        if name in fields and node.get(name) is None and value is not None
+    }
     typed = OmegaConf.structured(schema)
     values: dict[str, Any] = {}
     for name, (key, value) in given.items():
@@ -191,7 +195,11 @@ def read(
         value, parse = getattr(made, name), field.metadata.get("parse")
         if parse is not None and value is not None:
             key, _ = given.get(name, (f"{at}.{name}", None))
-            setattr(made, name, parsed(parse, value, key, problems))
+            try:
+                setattr(made, name, parse(value, key))
+            except ConfigError as error:
+                problems.append(Problem(error.where, error.what, error.remedy))
+                setattr(made, name, None)
     return made
 
 
@@ -231,17 +239,6 @@ def comments(schema: type) -> dict[str, str]:
     except (OSError, TypeError):
         return {}
     return {name: " ".join(re.findall(r"# (.*)", text)) for text, name in _FIELD.findall(source)}
-
-
-def parsed(
-    parse: Callable[[Any, str], T], value: Any, key: str, problems: list[Problem]
-) -> T | None:
-    """``parse(value, key)``; None, and a problem appended, if it raises ConfigError."""
-    try:
-        return parse(value, key)
-    except ConfigError as error:
-        problems.append(Problem(error.where, error.what, error.remedy))
-        return None
 
 
 def did_you_mean(name: str, known: Iterable[str], at: str = "", otherwise: str = "") -> str:

@@ -148,28 +148,18 @@ def why_off(settings: SkipSettings) -> list[Problem]:
     if node.get("enable") is False:
         return [Problem("skip.enable", "it is false, so every role is off", "set skip.enable=true")]
     chosen = {option.rpartition("_")[0]: option for option, _ in chosen_options(config, "skip")}
-    off = [_overridden(config, chosen[role], role) for role in chosen.keys() - settings.roles]
+    off = [
+        Problem(
+            f"skip.{role}.enable",
+            f"it is false, although the option {chosen[role]} was chosen: something after it in "
+            "the composition sets it",
+            "remove that override; or in the defaults list, put "
+            f"`- skip: {chosen[role]}` after that entry, which is `_self_` in verl's "
+            "ppo_trainer.yaml; or put it into a config that includes this one",
+        )
+        for role in chosen.keys() - settings.roles
+    ]
     if not (off or settings.roles):
         what = "no role is enabled"
         return [Problem("skip", what, "choose an option, e.g. +skip=rollout_cache")]
     return off
-
-
-def _overridden(config: Any, option: str, role: str) -> Problem:
-    """`option` turns `role` on, and something after it in the composition turns it off."""
-    key = f"skip.{role}.enable"
-    typed = [
-        o
-        for o in overrides_of(config)
-        if o.lstrip("+").startswith(f"{key}=")
-        or (o.startswith("~") and f"{key}.".startswith(f"{o[1:].partition('=')[0]}."))
-    ]
-    if typed:
-        what = f"{typed[-1]} overrides the option {option}"
-        return Problem(key, what, f"remove {typed[-1]}, or the option")
-    what = f"it is false, although the option {option} was chosen: a later entry sets it"
-    remedy = (
-        f"in the defaults list, put `- skip: {option}` after that entry, which is `_self_` in "
-        "verl's ppo_trainer.yaml; or put it into a config that includes this one"
-    )
-    return Problem(key, what, remedy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlskip.config.application import application_facts
+from rlskip.config.application import of_host
 from rlskip.config.nodes import read_node
 
 POOLS = ("local", "ray")
@@ -73,9 +73,8 @@ class DispatchConfig:
     journal: bool = False
 
 
-# For keys that are null, and so is the fact of the host of the same name.
+# For keys that are null, and so is the host's.
 _DEFAULTS = {"rollout_level": False, "workers": 4, "n": 1, "val_n": 1, "seed": 0}
-_OF_HOST = (*_DEFAULTS, "max_concurrent_rollouts_per_worker", "sampling", "val_sampling")
 
 
 def read_dispatch(config: Any) -> DispatchConfig:
@@ -83,8 +82,7 @@ def read_dispatch(config: Any) -> DispatchConfig:
 
     It is complete: null keys get the host's values.
     """
-    of_host = application_facts(config).under("dispatch", _OF_HOST)
-    dispatch = read_node(DispatchConfig, "dispatch", config, of_host=of_host)
+    dispatch = read_node(DispatchConfig, "dispatch", config, of_host=of_host(config))
     for key, default in _DEFAULTS.items():
         if getattr(dispatch, key) is None:
             setattr(dispatch, key, default)

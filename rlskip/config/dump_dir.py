@@ -19,20 +19,12 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
 def parse_dump_dir(value: str | Path, key: str = "skip.dump_dir") -> Path:
-    """`value` as a path, with ``~`` expanded; a relative one stays relative.
-
-    Parameters
-    ----------
-    value
-        The value in the config.
-    key
-        The full config key, for the error.
+    """`value`, that of config key `key`, as a path with ``~`` expanded; a relative one stays so.
 
     Raises
     ------
     ConfigError
-        `value` is empty, a URL, holds a null character or too long a name, or names the home of an
-        unknown user.
+        `value` is empty, a URL, holds too long a name, or names the home of an unknown user.
     """
     text = str(value)
     if not text.strip():
@@ -40,17 +32,14 @@ def parse_dump_dir(value: str | Path, key: str = "skip.dump_dir") -> Path:
     if _URL.match(text):
         what = f"{text!r} is a URL, and not a directory of a file system"
         raise ConfigError(what, key, "mount the storage and name its path, e.g. /mnt/dumps")
-    if "\0" in text:
-        raise ConfigError(f"{text!r} holds a null character", key, "name a directory")
     try:
         path = Path(text).expanduser()
     except RuntimeError as error:  # ~nobody
         raise ConfigError(f"{text!r}: {error}", key, "name the directory in full") from error
     if long := [part for part in path.parts if len(os.fsencode(part)) > _MAX_NAME]:
-        what = (
-            f"the name {long[0]:.40}... in it has {len(os.fsencode(long[0]))} bytes, and no file "
-        )
-        raise ConfigError(f"{what}system allows more than {_MAX_NAME}", key, "shorten it")
+        what = f"the name {long[0]:.40}... in it has {len(os.fsencode(long[0]))} bytes"
+        what += f", and no file system allows more than {_MAX_NAME}"
+        raise ConfigError(what, key, "shorten it")
     return path
 
 

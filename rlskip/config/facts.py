@@ -7,7 +7,7 @@ a plain Hydra application.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -67,8 +67,8 @@ class HostFacts:
         Prompts a step.
     queued_prompts
         Prompts that a step submits to a queue, where that is another number.
-    n, val_n
-        Sessions a prompt, in training and in validation.
+    n
+        Sessions a prompt.
     prompt_len, response_len
         Longest prompt and longest response in tokens.
     steps, validated
@@ -93,14 +93,6 @@ class HostFacts:
         Keys of `config`, each with all keys below it, whose changes are not logged: they are
         compared, or told elsewhere. Of any other, a name of :data:`SHAPING_NAMES`, or one like
         :data:`SHAPING_PATTERNS`, is a warning.
-    workers
-        Number of workers that run sessions.
-    sampling, val_sampling
-        Sampling parameters of a session, in training and in validation.
-    seed
-        The seed of sampling.
-    rollout_level, max_concurrent_rollouts_per_worker
-        The host's keys that mean the same as those of `dispatch`.
     keys
         The host's keys by the names of these facts, for messages.
     """
@@ -112,7 +104,6 @@ class HostFacts:
     prompts: int | None = None
     queued_prompts: int | None = None
     n: int | None = None
-    val_n: int | None = None
     prompt_len: int | None = None
     response_len: int | None = None
     steps: Sequence[int] = ()
@@ -126,24 +117,12 @@ class HostFacts:
     shaping: Mapping[str, Any] = attrs.field(factory=dict)
     val_shaping: Mapping[str, Any] = attrs.field(factory=dict)
     known: tuple[str, ...] = ()
-    workers: int | None = None
-    sampling: Mapping[str, Any] = attrs.field(factory=dict)
-    val_sampling: Mapping[str, Any] = attrs.field(factory=dict)
-    seed: int | None = None
-    rollout_level: bool | None = None
-    max_concurrent_rollouts_per_worker: int | None = None
     keys: Mapping[str, str] = attrs.field(factory=dict)
 
     @property
     def experiment_key(self) -> str:
         """The key that names the experiment, as messages name it."""
         return self.keys.get("experiment", "skip.experiment_name")
-
-    def under(self, node: str, facts: Iterable[str]) -> dict[str, tuple[str, Any]]:
-        """Facts that rlskip's `node` has under the same names: the key of each, and the value."""
-        return {
-            name: (self.keys.get(name, f"{node}.{name}"), getattr(self, name)) for name in facts
-        }
 
     def value_at(self, key: str, where: str) -> Any:
         """The value of a key of `config` that the list at config key `where` names.

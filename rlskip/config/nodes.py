@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import PurePath
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
@@ -18,6 +16,7 @@ from rlskip.config.check import (
     entry,
     if_own,
     is_node,
+    leaves,
     raise_all,
     read,
     readable,
@@ -85,19 +84,9 @@ def read_node(
 ) -> T:
     """The node `name` of a config as its dataclass; the defaults when the config has none.
 
-    Parameters
-    ----------
-    config
-        As for :func:`find_node`. What this function returned reads as itself.
-    contradictions
-        A function of what was read that returns what is wrong with it as a whole.
-    of_host
-        As for :func:`read`.
-
-    Raises
-    ------
-    ConfigError
-        Names *every* problem by its full key.
+    The config is as for :func:`find_node`; what this function returned reads as itself. Of what was
+    read, `contradictions` returns what is wrong with it as a whole. Raises one ConfigError that
+    names *every* problem by its full key.
     """
     problems: list[Problem] = []
     node = find_node(config, name, schema) or {}
@@ -106,29 +95,21 @@ def read_node(
     return settings
 
 
-def _plain(value: Any, at: str) -> Any:
-    """`value` at key `at`, all configs, mappings and dataclasses in it as mappings by text.
-
-    Arrays and ranges are lists, and paths are texts.
-    """
-    if OmegaConf.is_config(value):
-        try:
-            value = OmegaConf.to_container(value, resolve=True)
-        except OmegaConfBaseException as error:  # of its own, a part knows no full key
-            key = error.full_key or ""
-            where = key if key.startswith(at) else at
-            raise ConfigError(str(error).splitlines()[0], where) from error
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(name): _plain(part, f"{at}.{name}") for name, part in value.items()}
-    if isinstance(value, PurePath):
-        return str(value)
-    if calls_own_resolver(value):
-        what = f"{value!r} needs a resolver of the application's own, which rlskip does not call"
-        raise ConfigError(what, at, f"give the value: {at}=...")
-    if hasattr(value, "tolist"):  # of numpy or torch
-        value = value.tolist()
-    if isinstance(value, list | tuple | range):
-        return [_plain(part, f"{at}.{i}") for i, part in enumerate(value)]
-    return value
+def _plain(value: Any, name: str) -> Any:
+    """The node `name` with all configs, mappings and dataclasses in it as plain containers."""
+    try:
+        if OmegaConf.is_config(value):
+            plain: Any = OmegaConf.to_container(value, resolve=True)
+        else:  # no part of a config: there is nothing that it could refer to
+            made: Any = OmegaConf.create({name: value}, flags={"allow_objects": True})
+            plain = OmegaConf.to_container(made)
+            plain = plain[name]
+    except OmegaConfBaseException as error:  # of its own, a part knows no full key
+        key = error.full_key or ""
+        where = key if key.startswith(name) else name
+        raise ConfigError(str(error).splitlines()[0], where) from error
+    for key, text in leaves(plain, name):
+        if calls_own_resolver(str(text)):
+            what = f"{text!r} needs a resolver of the application's own, which rlskip does not call"
+            raise ConfigError(what, key, f"give the value: {key}=...")
+    return {str(key): part for key, part in plain.items()} if isinstance(plain, dict) else plain

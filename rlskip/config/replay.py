@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlskip.config.application import application_facts
+from rlskip.config.application import of_host
 from rlskip.config.check import Problem
 from rlskip.config.nodes import read_node
 
@@ -55,8 +55,7 @@ class ReplayConfig:
 
 def read_replay(config: Any) -> ReplayConfig:
     """The `replay` node of a config, as :func:`~rlskip.config.nodes.read_node` reads it."""
-    of_host = application_facts(config).under("replay", ("n", "val_n"))
-    return read_node(ReplayConfig, "replay", config, _contradictions, of_host=of_host)
+    return read_node(ReplayConfig, "replay", config, _contradictions, of_host=of_host(config))
 
 
 def _contradictions(settings: ReplayConfig) -> list[Problem]:

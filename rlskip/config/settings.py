@@ -102,8 +102,7 @@ class SkipSettings:
     def complete(self, facts: HostFacts) -> SkipSettings:
         """These settings for a host: each key of a role that is still null takes its fact.
 
-        The config stays the one that was read if `facts` has none. Raises ConfigError for a fact
-        that only the application's own resolver knows.
+        Raises ConfigError for a fact that only the application's own resolver knows.
         """
         if facts.config is None:
             facts = attrs.evolve(facts, config=self.facts.config)
@@ -160,17 +159,9 @@ def has_own_key(config: Any) -> bool:
 
 
 def read_values(node: dict[str, Any], config: Any) -> SkipSettings:
-    """The settings of a `skip` mapping, whose null keys are not filled from a host's facts yet.
+    """The settings of `node`, the mapping at ``skip`` in `config`; raises as :func:`read_skip`.
 
-    Parameters
-    ----------
-    node
-        The mapping at ``skip`` in `config`, without the defaults that verl fills in.
-
-    Raises
-    ------
-    ConfigError
-        Names *every* problem, whether the role it concerns is enabled or not.
+    Its null keys are not filled from a host's facts yet.
     """
     problems: list[Problem] = []
     known = role_specs()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -161,34 +161,21 @@ def compose(command: Command) -> DictConfig:
 
 
 def run_command(command: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command and return its output; after `TIMEOUT_S` kill it and all that it started.
+    """Run a command and return its output.
 
     Raises
     ------
     CannotComposeError
-        The command does not exist, cannot be run, or takes too long.
+        The command does not exist, cannot be run, or takes longer than `TIMEOUT_S`.
     """
+    # It may log anything.
+    how: Any = {"capture_output": True, "encoding": "utf-8", "errors": "backslashreplace"}
     try:
-        run = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            errors="backslashreplace",  # it may log anything
-            start_new_session=True,
-        )
+        return subprocess.run(command, timeout=TIMEOUT_S, check=False, **how)
     except FileNotFoundError as error:
         raise CannotComposeError(f"there is no {command[0]}") from error
     except OSError as error:
         raise CannotComposeError(f"{command[0]} cannot be run: {error.strerror}") from error
-    with run:
-        try:
-            output = run.communicate(timeout=TIMEOUT_S)
-        except subprocess.TimeoutExpired as error:
-            raise CannotComposeError(
-                f"it did not print its config within {TIMEOUT_S:.0f} s"
-            ) from error
-        finally:
-            if run.poll() is None:
-                os.killpg(run.pid, signal.SIGKILL)
-    return subprocess.CompletedProcess(command, run.returncode, *output)
+    except subprocess.TimeoutExpired as error:
+        what = f"it did not print its config within {TIMEOUT_S:.0f} s"
+        raise CannotComposeError(what) from error

@@ -39,6 +39,7 @@ def environment() -> list[Finding]:
         Finding("omegaconf", OK, omegaconf.__version__),
         _plugin(),
         *_hosts(),
+        *_seams(),
     ]
 
 
@@ -58,7 +59,6 @@ def _hosts() -> Iterator[Finding]:
     skyrl = _version_of("skyrl") or _version_of("skyrl-train")
     if verl:
         yield _verl(verl)
-        yield from _seams()
     if trl:
         what = f"{trl}: attached by rlskip.hosts.trl.attach(trainer, config)"
         yield Finding("trl", OK, what)

@@ -50,17 +50,6 @@ def test_help_without_arguments_is_complete(rlskip: Any, monkeypatch: pytest.Mon
     assert rlskip("--version").out == f"rlskip {package.__version__}\n"
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_breaks_no_word(rlskip: Any, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert f"(see `rlskip {verb} --help`)" in rlskip(verb, "--nope").err
-    monkeypatch.setenv("COLUMNS", "200")
-    words = set(rlskip(verb, "--help").out.split())
-    monkeypatch.setenv("COLUMNS", "60")
-    narrow = rlskip(verb, "-h").out
-    assert max(map(len, narrow.splitlines())) <= 60
-    assert words - set(narrow.split()) == set()
-
-
 def test_show_and_report_count_sessions_over_their_turns(
     rlskip: Any, turns: Path, tmp_path: Path
 ) -> None:

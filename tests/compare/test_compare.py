@@ -97,7 +97,7 @@ def test_moved_rows_are_the_same_rows(
 
 
 def test_the_verdict_comes_first_and_what_is_equal_or_follows_is_folded(
-    job: Callable[..., Side], rlskip: Any
+    job: Callable[..., Side], rlskip: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def long(step: int) -> None:
         train(step)
@@ -110,6 +110,7 @@ def test_the_verdict_comes_first_and_what_is_equal_or_follows_is_folded(
             package.record(f"more{i}", torch.ones(3) * (i + (step == 2)))
 
     a, b = job("a", long), job("b", changed)
+    monkeypatch.setenv("COLUMNS", "160")
     said = rlskip("compare", a.directory, b.directory)
     lines = said.out.splitlines()
     assert (said.code, len(lines) < 20) == (1, True), said.out

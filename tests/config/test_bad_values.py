@@ -106,7 +106,6 @@ def test_all_bad_keys_are_named_at_once(bad: Any, chosen: set[tuple[str, str]]) 
         ({"skip": {"wait_s": float("nan")}}, "skip.wait_s: must be a finite number, got nan"),
         ({"skip": {"steps": "1-" + "9" * 30}}, "skip.steps: "),
         ({"skip": {"steps": "9" * 5000}}, "skip.steps: "),
-        ({"skip": {"dump_dir": "a\0b"}}, "skip.dump_dir: 'a\\x00b' holds a null character"),
         (
             {"skip": {"dump_dir": f"/a/{'é' * 128}/b"}},
             f"skip.dump_dir: the name {'é' * 40}... in it has 256 bytes, and no file system allows",

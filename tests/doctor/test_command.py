@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rlskip.doctor.command import Command
+from rlskip.doctor.command import CannotComposeError, Command
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,12 @@ def test_what_a_launcher_starts(words: str, start: list[str], arguments: list[st
     assert command.arguments == arguments
     assert not command.multirun
     assert f"without {words.split()[0]}" in command.findings()[0].what
+
+
+@pytest.mark.parametrize("command", [["bash", "run.sh"], ["./run.sh", "skip.n=1"]])
+def test_a_shell_script_is_refused(command: list[str]) -> None:
+    with pytest.raises(CannotComposeError, match="shell script"):
+        Command.parse(command)
 
 
 def test_a_console_script_starts_itself() -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import os
 import runpy
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -185,21 +183,6 @@ def test_how_verl_is_attached(
     assert said.code == (1 if level == "error" else 0)
 
 
-@pytest.mark.verl
-def test_how_the_genuine_verl_is_attached(python_of: Any, tmp_path: Path) -> None:
-    python = python_of("verl091")
-    env = {name: value for name, value in os.environ.items() if not name.startswith("VERL_")}
-    look = (
-        "from rlskip.doctor.environment import environment\n"
-        "print(*[f'{f.level}: {f.what}' for f in environment() if f.topic == 'verl'])"
-    )
-    done = subprocess.run(
-        [python, "-c", look], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("ok: 0.9.")
-
-
 # -- a command ---------------------------------------------------------------------------------
 
 
@@ -274,17 +257,6 @@ def test_it_says_how_the_config_differs_from_the_dumps(explain: Callable[..., An
     assert errors(repeated) == [], "repeat compares nothing"
 
 
-def test_keys_of_the_config_are_compared_and_those_of_calls_are_not(
-    explain: Callable[..., Any],
-) -> None:
-    key = "trainer.project_name"
-    save(1, **{f"config.{key}": "p", "identity.of the call": 5})
-    save(2, **{f"config.{key}": "another"})
-    said = explain("+skip=rollout_cache", "skip.dump_dir=dumps", f"skip.identity=[{key}]")
-    (error,) = errors(said)
-    assert f"steps 2 were made for other rollouts: config.{key}: 'p' now, 'another' in" in error
-
-
 @pytest.mark.parametrize("on_miss", ["generate", "error"])
 def test_damaged_dumps_are_named_and_left_alone(explain: Callable[..., Any], on_miss: str) -> None:
     save(1, 2)
@@ -300,7 +272,7 @@ def test_damaged_dumps_are_named_and_left_alone(explain: Callable[..., Any], on_
         ([], "a: 1\n", "skip: the config has no such node"),
         (["+skip=rolout_cache"], "a: 1\n", "rollout_tq_repeat"),
         (["+skip=rollout_cache", "skip.rollout.enable=false"], "a: 1\n",
-         "skip.rollout.enable=false overrides"),
+         "skip.rollout.enable: it is false, although"),
         (["+skip=rollout_cache", "skip.stepz=[1]"], "a: 1\n", "skip.stepz: unknown key"),
         (["+skip=rollout_cache", "~hydra.callbacks.rlskip"], "a: 1\n",
          "callback: hydra.callbacks has no rlskip"),
@@ -447,36 +419,8 @@ def test_verls_own_application(
     ]
 
 
-@pytest.mark.parametrize("command", [["bash", "run.sh"], ["./run.sh", "skip.n=1"]])
-def test_a_shell_script_is_not_run(
-    rlskip: Any, tmp_path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    script = tmp_path / "run.sh"
-    script.write_text(f"#!/bin/sh\ntouch {tmp_path / 'ran'}\n")
-    script.chmod(0o755)
-    said = rlskip("doctor", "--json", "--", *command)
-    assert "shell script" in errors(said)[0]
-    assert not (tmp_path / "ran").exists()
-
-
-def test_a_command_that_hangs_is_ended_with_all_it_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    app = tmp_path / "app.py"
-    app.write_text(
-        "import pathlib, subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
-        f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(child.pid))\n"
-        "time.sleep(600)\n"
-    )
-    monkeypatch.setattr(command_module, "TIMEOUT_S", 2.0)
-    findings = explain_module.explain([sys.executable, str(app)])
+def test_a_command_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "app.py").write_text("import time; time.sleep(600)")
+    monkeypatch.setattr(command_module, "TIMEOUT_S", 0.5)
+    findings = explain_module.explain([sys.executable, str(tmp_path / "app.py")])
     assert "did not print its config" in findings[-1].what
-    if not (tmp_path / "pid").exists():
-        return  # on a busy machine it had started nothing yet
-    stat = Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")
-    deadline = time.monotonic() + 60
-    while stat.exists() and stat.read_text().split()[2] != "Z" and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not stat.exists() or stat.read_text().split()[2] == "Z"

@@ -323,7 +323,7 @@ def test_a_target_that_is_imported_and_not_there_refuses(third_party: Any, tmp_p
     ("entry", "what"),
     [
         (3, "skip.attach.rollout: expected a function's name or a mapping, got 3"),
-        ({}, "skip.attach.rollout: '' does not name a function"),
+        ({}, "skip.attach.rollout.target: '' does not name a function"),
         ({"target": "m"}, "skip.attach.rollout.target: 'm' does not name a function"),
         ({"target": "m:f", "stp": "x"}, "skip.attach.rollout.stp: unknown key"),
         ({"target": "m:f", "step": "a b"}, "skip.attach.rollout.step: 'a b' is not a path"),
@@ -332,7 +332,7 @@ def test_a_target_that_is_imported_and_not_there_refuses(third_party: Any, tmp_p
             "attach.rollout.step: ':x' does not name a function",
         ),
         ({"target": "m:f", "identity": ["x-y"]}, "rollout.identity.0: 'x-y' is not a path"),
-        ({"target": "m:f", "identity": "x"}, "rollout.identity: expected a list of str"),
+        ({"target": "m:f", "identity": "x"}, "rollout.identity: Invalid value assigned: str"),
         ({"target": "m:f", "phase": "sample"}, "skip.attach.rollout.phase: unknown key"),
         (["m:f", "m:f"], "rollout.1: m:f is already attached at skip.attach.rollout.0"),
     ],

@@ -70,21 +70,6 @@ def test_no_plusplus_is_needed(composed: Compose, override: str, listed: set[int
     assert {step for step in range(30) if step in role.steps} == listed
 
 
-def test_every_key_of_skip_and_of_a_role_is_settable(composed: Compose) -> None:
-    given = {
-        "enable": True, "dump_dir": "dumps", "action": "repeat", "on_miss": "error",
-        "on_mismatch": "error", "drop_fields": ["rm_scores"], "restore_rng": True,
-        "background_write": False, "wait_s": 5.0, "keep_last": 6,
-        "experiment_name": "e", "project_name": "p",
-        "gbs": 1, "n": 2, "prompt_len": 3, "response_len": 4,
-    }  # fmt: skip
-    expected = {**given, "dump_dir": str(Path.cwd() / "dumps")}
-    for at in ("skip", "skip.rollout"):
-        overrides = [f"{at}.{key}={value}" for key, value in given.items()]
-        role = roles(composed("a: 1\n", "+skip=rollout_cache", *overrides))["rollout"]
-        assert {key: getattr(role, key) for key in given} == expected
-
-
 # -- an application with a skip node of its own ------------------------------------------------
 OWN = """
 skip:

@@ -36,12 +36,12 @@ OFF = "skip: {rollout: {enable: false}}\n"
         (
             "a: 1\n",
             ["+skip=rollout_cache", "skip.rollout.enable=false"],
-            ["skip.rollout.enable: skip.rollout.enable=false overrides the option rollout_cache"],
+            ["skip.rollout.enable: it is false, although the option rollout_cache was chosen"],
         ),
         (
             "a: 1\n",
             ["+skip=rollout_cache", "~skip.rollout"],
-            ["skip.rollout.enable: ~skip.rollout overrides the option rollout_cache; remove ~skip"],
+            ["skip.rollout.enable: it is false, although the option rollout_cache was chosen"],
         ),
         ("a: 1\n", ["+skip=rollout_cache", "skip.enable=false"], ["skip.enable: it is false"]),
         # Another role is on; what was chosen is lost all the same.
@@ -54,7 +54,7 @@ OFF = "skip: {rollout: {enable: false}}\n"
         (
             "a: 1\n",
             ["+skip=[rollout_cache,async_rollout_cache]", "skip.async_rollout.enable=False"],
-            ["skip.async_rollout.enable: skip.async_rollout.enable=False overrides"],
+            ["skip.async_rollout.enable: it is false, although the option async_rollout_cache"],
         ),
         # What rlskip advises where a dump is missing.
         ("a: 1\n", ["+skip=rollout_replay", "skip.on_miss=generate", "skip.start_engine=true"], []),
