@@ -177,26 +177,10 @@ def single_values(record: Record, value: np.ndarray, rows: np.ndarray) -> np.nda
 # -- which rows of two stages belong together, wherever the batches put them --------------------
 
 
-@attrs.frozen(eq=False)
-class Pairs:
-    """Rows of A and of B that are the same row.
+def pair_rows(a: Sequence[Record], b: Sequence[Record]) -> tuple[np.ndarray, int, int]:
+    """Rows of A and of B that are the same row, and how many rows each has that the other lacks.
 
-    Parameters
-    ----------
-    rows
-        int64 [pairs, 4]: the record and the row in it, of A, then of B; in the order of A.
-    only_a, only_b
-        How many rows the other side lacks.
-    """
-
-    rows: np.ndarray
-    only_a: int
-    only_b: int
-
-
-def pair_rows(a: Sequence[Record], b: Sequence[Record]) -> Pairs:
-    """Pair the rows of a stage.
-
+    A pair is the record and the row in it, of A, then of B, int64 [pairs, 4], in the order of A.
     Rows with equal tokens are paired, first those of one session where both sides number sessions:
     the same session may have another number in the other run. Where a row was recorded several
     times, or several sessions have the same tokens, the first is paired with the first.
@@ -211,7 +195,7 @@ def pair_rows(a: Sequence[Record], b: Sequence[Record]) -> Pairs:
         mine, theirs = np.delete(mine, i), np.delete(theirs, j)
     rows = np.concatenate(pairs)
     order = np.lexsort((rows[:, 1], rows[:, 0]))
-    return Pairs(rows[order], len(mine), len(theirs))
+    return rows[order], len(mine), len(theirs)
 
 
 def _places(records: Sequence[Record]) -> np.ndarray:

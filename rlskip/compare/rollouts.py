@@ -17,12 +17,11 @@ import numpy as np
 from rlskip.batch.row_parts import by_token
 from rlskip.batch.rows import Rows
 from rlskip.compare.records import Record, StepRecords, is_single, single_values
-from rlskip.runs.columns import plain, rollout_columns, values
+from rlskip.runs.columns import Tokens, plain, rollout_columns, values
 from rlskip.runs.conversation import recorded
 from rlskip.runs.find import Target
 from rlskip.runs.opened import Run, Step
 from rlskip.runs.rollouts import Decode, Rollouts
-from rlskip.runs.tokens import Tokens
 from rlskip.stages.parts import ROWS, Entry, encode
 
 LOG_PROBS, REWARDS = "log_probs", "rewards"

@@ -162,9 +162,9 @@ class _Stage:
         return self._result(mine, unit="values")
 
     def _compare_rows(self, mine: Sequence[Record], theirs: Sequence[Record]) -> StageResult:
-        pairs = pair_rows(mine, theirs)
+        pairs, *unpaired = pair_rows(mine, theirs)
         value_of = functools.cache(Record.load)  # rows of one record may be in several
-        for (i, j), rows in itertools.groupby(pairs.rows.tolist(), lambda row: (row[0], row[2])):
+        for (i, j), rows in itertools.groupby(pairs.tolist(), lambda row: (row[0], row[2])):
             one, other = mine[i], theirs[j]
             a, b = value_of(one), value_of(other)
             _, ra, _, rb = np.array(list(rows)).T
@@ -183,7 +183,6 @@ class _Stage:
                 else:
                     parts = one.layout.part(a, x), other.layout.part(b, y)
                     self._judge(one, x, *parts, self._length(one, x))
-        unpaired = pairs.only_a, pairs.only_b
         if not any(unpaired):
             return self._result(mine)
         note = "{} rows only in A, {} only in B".format(*unpaired)

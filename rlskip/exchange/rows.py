@@ -17,9 +17,8 @@ from rlskip.batch.row_fields import CONVENTION, RowFields
 from rlskip.errors import RlskipError
 from rlskip.format.fingerprint import fingerprint
 from rlskip.format.prompt_digests import DIGITS, digests_of
-from rlskip.runs.columns import rollout_columns
+from rlskip.runs.columns import Tokens, rollout_columns
 from rlskip.runs.rollouts import ROW, Rollouts
-from rlskip.runs.tokens import Tokens
 
 Row = dict[str, Any]
 Groups = dict[str, list[Row]]

@@ -279,8 +279,8 @@ def test_the_texts_of_tokens_make_up_the_whole(said: str) -> None:
 
 def test_text_of_a_tokenizer_is_in_the_page(run_dir: Path, tmp_path: Path, content: Any) -> None:
     run = Run(run_dir, decode=Decoder(Letters()))
-    page = render([Shown("run", run, None)], success=0.5, max_bytes=10**6)
-    (tmp_path / "page.html").write_bytes(page.html)
+    page, _ = render([Shown("run", run, None)], success=0.5, max_bytes=10**6)
+    (tmp_path / "page.html").write_bytes(page)
     found = content(tmp_path / "page.html")
     prompt = next(iter(Run(run_dir).iter_rows(["prompt"])))["prompt"]
     assert found.index["runs"][0]["groups"]["prompt"][0] == bytes(prompt).decode()
