@@ -136,26 +136,6 @@ def test_groups_are_searched_filtered_and_sorted(page: Path, look: Look) -> None
         expected = click(lengths)
         assert lengths in (expected, expected[::-1])
     assert window.ask("document.querySelectorAll('th[aria-sort]').length") == 2
-    low = sorted(column(7))[1]
-    window.type("input[aria-label='length max']", str(low))
-    assert len(groups(window)) == 2
-    assert max(column(7)) <= low
-
-
-def test_a_bar_of_the_histogram_selects_its_sessions(run_dir: Path, page: Path, look: Look) -> None:
-    from rlskip.runs.opened import Run
-
-    rewards = [one.reward for one in Run(run_dir)[1].sessions()]
-    window = look(page)
-    window.go("#0/1")
-    window.click(".bin:last-child")
-    won = sum(reward == 1 for reward in rewards)
-    assert window.texts(".tab")[1] == f"Sessions ({won})"
-    window.click(".tab:nth-child(2)")
-    shown = window.texts("table[aria-label=sessions] tbody td:nth-child(3)")
-    assert shown == ["1"] * won
-    window.click(".bin:last-child")
-    assert window.texts(".tab")[1] == f"Sessions ({len(rewards)})"
 
 
 def test_a_session_is_reached_by_the_keyboard_and_by_its_address(
