@@ -74,13 +74,13 @@ class Dumps:
         target = Step(self.target, step) if isinstance(self.target, Run) else self.target
         return StepRecords([self._part(one) for one in target.rollouts()])
 
-    def _part(self, rollouts: Rollouts) -> _Part:
+    def _part(self, rollouts: Rollouts) -> PartInMemory:
         self.has_texts |= not rollouts.has_tokens
-        return _Part(_part_of(rollouts))
+        return PartInMemory(_part_of(rollouts))
 
 
 @attrs.frozen(eq=False)
-class _Part:
+class PartInMemory:
     """A part of a step in memory, read as :class:`~rlskip.runs.on_disk.Dump` is."""
 
     values: dict[str, Any]
