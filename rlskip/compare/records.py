@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -177,54 +177,40 @@ def single_values(record: Record, value: np.ndarray, rows: np.ndarray) -> np.nda
 # -- which rows of two stages belong together, wherever the batches put them --------------------
 
 
-def pair_rows(a: Sequence[Record], b: Sequence[Record]) -> tuple[np.ndarray, int, int]:
+Pair = tuple[int, int, int, int]
+"""The record and the row in it, of A, then of B."""
+
+
+def pair_rows(a: Sequence[Record], b: Sequence[Record]) -> tuple[list[Pair], int, int]:
     """Rows of A and of B that are the same row, and how many rows each has that the other lacks.
 
-    A pair is the record and the row in it, of A, then of B, int64 [pairs, 4], in the order of A.
     Rows with equal tokens are paired, first those of one session where both sides number sessions:
     the same session may have another number in the other run. Where a row was recorded several
     times, or several sessions have the same tokens, the first is paired with the first.
     """
-    mine, theirs = _places(a), _places(b)
-    pairs = [np.empty((0, 4), np.int64)]
+    mine, theirs = _named_rows(a), _named_rows(b)
+    pairs: list[Pair] = []
     by_session = all(record.sessions is not None for record in (*a, *b))
-    for names in (["key", "session"], ["key"])[not by_session :]:
-        one, other = (_instances(some, names) for some in (mine, theirs))
-        _, i, j = np.intersect1d(one, other, assume_unique=True, return_indices=True)
-        pairs.append(np.concatenate([mine["place"][i], theirs["place"][j]], axis=1))
-        mine, theirs = np.delete(mine, i), np.delete(theirs, j)
-    rows = np.concatenate(pairs)
-    order = np.lexsort((rows[:, 1], rows[:, 0]))
-    return rows[order], len(mine), len(theirs)
+    for parts in (2, 1)[not by_session :]:  # of the name: key and session, or the key
+        waiting: dict[Any, deque[tuple[int, int]]] = defaultdict(deque)
+        for place, name in theirs.items():
+            waiting[name[:parts]].append(place)
+        for place, name in [*mine.items()]:
+            if same := waiting[name[:parts]]:
+                pairs.append((*place, *same[0]))
+                del mine[place], theirs[same.popleft()]
+    return sorted(pairs), len(mine), len(theirs)
 
 
-def _places(records: Sequence[Record]) -> np.ndarray:
-    """The rows of a stage: key, session, and the record and the place in it where each is."""
-    kinds = [("key", "u8"), ("session", "i8"), ("place", "i8", 2)]
-    parts = []
+def _named_rows(records: Sequence[Record]) -> dict[tuple[int, int], tuple[int, int | None]]:
+    """Key and session of each row of a stage, by the record and the place in it."""
+    found: dict[tuple[int, int], tuple[int, int | None]] = {}
     for number, record in enumerate(records):
         assert record.keys is not None
-        part = np.zeros(len(record.keys), kinds)
-        part["key"] = record.keys
-        part["session"] = -1 if record.sessions is None else record.sessions
-        part["place"] = np.stack([np.full(len(part), number), np.arange(len(part))], axis=1)
-        parts.append(part)
-    return np.concatenate(parts)
-
-
-def _instances(rows: np.ndarray, names: Sequence[str]) -> np.ndarray:
-    """What tells rows apart: `names`, and the number of each among those that are alike."""
-    columns = [rows[name] for name in names]
-    order = np.lexsort(columns)  # alike rows keep their order
-    alike = np.ones(len(rows), bool)
-    alike[:1] = False
-    for column in columns:
-        alike[1:] &= column[order][1:] == column[order][:-1]
-    places = np.arange(len(rows))
-    found = np.zeros(len(rows), [*((name, rows.dtype[name]) for name in names), ("number", "i8")])
-    for name in names:
-        found[name] = rows[name]
-    found["number"][order] = places - np.maximum.accumulate(np.where(alike, 0, places))
+        keys, given = record.keys.tolist(), record.sessions
+        sessions = [None] * len(keys) if given is None else given.tolist()
+        for row, name in enumerate(zip(keys, sessions, strict=True)):
+            found[number, row] = name
     return found
 
 

@@ -164,7 +164,7 @@ class _Stage:
     def _compare_rows(self, mine: Sequence[Record], theirs: Sequence[Record]) -> StageResult:
         pairs, *unpaired = pair_rows(mine, theirs)
         value_of = functools.cache(Record.load)  # rows of one record may be in several
-        for (i, j), rows in itertools.groupby(pairs.tolist(), lambda row: (row[0], row[2])):
+        for (i, j), rows in itertools.groupby(pairs, lambda row: (row[0], row[2])):
             one, other = mine[i], theirs[j]
             a, b = value_of(one), value_of(other)
             _, ra, _, rb = np.array(list(rows)).T
