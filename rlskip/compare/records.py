@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+import functools
+import operator
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -214,31 +216,22 @@ def _named_rows(records: Sequence[Record]) -> dict[tuple[int, int], tuple[int, i
     return found
 
 
-def copies(a: StepRecords, b: StepRecords) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The keys of a step's rows, and how many rows of each there are in A, and in B.
+def copies(a: StepRecords, b: StepRecords) -> tuple[Counter[int], Counter[int]]:
+    """How many rows of each key there are in A, and in B, which both have rows.
 
-    Both sides have rows. A stage may have all of them once an epoch: of the stages of rows that
-    both recorded, the one with the fewest tells; and each row that is described is there once.
+    A stage may have all of them once an epoch: of the stages of rows that both recorded, the one
+    with the fewest tells; and each row that is described is there once.
     """
-    assert a.rows is not None
-    assert b.rows is not None
-    keys = np.union1d(a.rows.keys, b.rows.keys)
-    every = [
-        [_counts(keys, side.stages[name]) for side in (a, b)]
-        for name in a.stages.keys() & b.stages.keys()
-    ]
-    of_rows = [both for both in every if all(counts.any() for counts in both)]
-    found = []
-    for k, rows in enumerate((a.rows, b.rows)):
-        fewest = np.min([both[k] for both in of_rows], axis=0) if of_rows else 0
-        found.append(np.maximum(np.isin(keys, rows.keys), fewest))
-    return keys, found[0], found[1]
+    shared = a.stages.keys() & b.stages.keys()
+    named = [n for n in shared if all(one.has_rows for one in (*a.stages[n], *b.stages[n]))]
+    found: list[Counter[int]] = []
+    for side in (a, b):
+        assert side.rows is not None
+        every = [_counts(side.stages[name]) for name in named]
+        fewest: Counter[int] = functools.reduce(operator.and_, every) if every else Counter[int]()
+        found.append(fewest | Counter(side.rows.keys.tolist()))
+    return found[0], found[1]
 
 
-def _counts(keys: np.ndarray, records: Sequence[Record]) -> np.ndarray:
-    """How many rows of each key records have."""
-    found = np.zeros(len(keys), np.int64)
-    for record in records:
-        if record.keys is not None:
-            found += np.bincount(np.searchsorted(keys, record.keys), minlength=len(keys))
-    return found
+def _counts(records: Sequence[Record]) -> Counter[int]:
+    return Counter(key for one in records if one.keys is not None for key in one.keys.tolist())
