@@ -229,7 +229,8 @@ def copies(a: StepRecords, b: StepRecords) -> tuple[Counter[int], Counter[int]]:
         assert side.rows is not None
         every = [_counts(side.stages[name]) for name in named]
         fewest: Counter[int] = functools.reduce(operator.and_, every) if every else Counter[int]()
-        found.append(fewest | Counter(side.rows.keys.tolist()))
+        once: Counter[int] = Counter(side.rows.keys.tolist())
+        found.append(fewest | once)
     return found[0], found[1]
 
 

@@ -110,9 +110,11 @@ def _part_of(rollouts: Rollouts) -> dict[str, Any]:
         none = np.empty(0, np.int64)
         return {"index": [], **{f"rows.{name}": none for name in (*_OF_ROWS, "prompt_lengths")}}
     rows = rollouts.tokens.rows or _rows_of_text(rollouts)
-    naming = [(row["group"], row["session"], row["turn"]) for row in _named(rollouts)]
-    groups, sessions, turns = zip(*naming, strict=True)
-    rows = attrs.evolve(rows, sessions=np.array(sessions), turns=np.array(turns))
+    groups, sessions, turns = (
+        np.array([rollouts.cell(name, i) for i in range(len(rollouts))])
+        for name in ("group", "session", "turn")
+    )
+    rows = attrs.evolve(rows, sessions=sessions, turns=turns)
     entries = [
         Entry.of(name, value, rows, order=order, rank=0)
         for order, (name, value) in enumerate(_values(rollouts, rows).items())
@@ -120,15 +122,10 @@ def _part_of(rollouts: Rollouts) -> dict[str, Any]:
     return encode(entries, tokens=False) | {
         **{f"rows.{name}": getattr(rows, name) for name in _OF_ROWS},
         "rows.prompt_lengths": rows.prompt.lengths,
-        "rows.groups": np.array(groups),
+        "rows.groups": groups,
         "rows.tokens": rows.flat_tokens,
         "rows.sampled": rows.flat_sampled,
     }
-
-
-def _named(rollouts: Rollouts) -> list[dict[str, Any]]:
-    names = ("group", "session", "turn")
-    return [{name: rollouts.cell(name, i) for name in names} for i in range(len(rollouts))]
 
 
 def _values(rollouts: Rollouts, rows: Rows) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from rlskip.exchange.rows import (
     groups_of,
     in_order,
     known_prompt,
-    later_turns,
     refuse_other_order,
     rows_of,
 )
@@ -141,11 +140,7 @@ def write(
     if step is not None and has_dump(run, step):
         raise _exists(run, step)
     given, fields = rows_of(rows)
-    groups = groups_of(given, fields, shape["n"])
-    firsts = [
-        next(row for row, later in zip(rows, later_turns(rows, fields), strict=True) if not later)
-        for rows in groups.values()
-    ]
+    groups, firsts = groups_of(given, fields, shape["n"])
     if prompts is None:
         prompts = [known_prompt(row) for row in firsts]
     elif (uids := prompt_groups(prompts, fields)) is not None:
