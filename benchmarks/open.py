@@ -99,8 +99,8 @@ def page(folder: Path, rounds: int) -> list[Row]:
     for step in range(10):
         StepStore(folder / RUN).save(step, rollouts(step, 1000))
     side = Shown("bench", Run(folder / RUN), None)
-    made = render([side], success=0.5, max_bytes=5_000_000)
-    (folder / "page.html").write_bytes(made.html)
+    made, _ = render([side], success=0.5, max_bytes=5_000_000)
+    (folder / "page.html").write_bytes(made)
     (folder / "empty.html").write_text("<!doctype html><title>empty</title>")
     command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
                f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=60000"]  # fmt: skip

@@ -441,6 +441,30 @@ def adapter() -> Iterator[Any]:
     ray.shutdown()
 
 
+@pytest.fixture
+def job_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """``job_of(name, body)``: the records of a job that does ``body(step)`` at two steps."""
+    from rlskip import stages
+    from rlskip.compare.sides import Side
+    from rlskip.config.record import read_record
+
+    def make(
+        name: str, body: Callable[[int], object], steps: Any = (1, 2), root: Path = tmp_path,
+        **keys: Any,
+    ) -> Any:  # fmt: skip
+        monkeypatch.setenv(JOB_VARIABLE, name)
+        now = [0]
+        node = {"enable": True, "dump_dir": str(root), **keys}
+        stages.start(read_record({"record": node}), lambda: now[0])
+        for now[0] in steps:
+            body(now[0])
+        stages.stop()
+        return Side(name, root / "stages" / name)
+
+    yield make
+    stages.stop()
+
+
 # -- pages ------------------------------------------------------------------------------------
 
 

@@ -89,9 +89,8 @@ def _replay(file: Path, functions: dict[str, str], as_json: bool) -> int:
     if not functions:
         what = "no stage is named"
         raise ConfigError(what, "--replay", "add --advantages grpo, --loss ppo, or --reward m:f")
-    with open_bundle(file) as opened:
-        found = recompute(opened, functions)
-        about = opened.manifest
+    opened = open_bundle(file)
+    found, about = recompute(opened, functions), opened.manifest
     bad = next((one for one in found if not one.state.startswith(("equal", "within"))), None)
     said = f"{bad.stage} {bad.state}" if bad else "what was named is equal"
     if bad and bad.where:

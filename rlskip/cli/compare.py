@@ -52,7 +52,7 @@ def compare(
     from rlskip.compare.rounding import Rounding
     from rlskip.compare.sides import compare_sides
     from rlskip.compare.verdict import COLUMNS, table_of
-    from rlskip.report.page import Verdict, render
+    from rlskip.report.page import render
 
     within, decode = dump_dir(directory), decoder(tokenizer)
     wanted = Steps.parse(steps, "--steps")
@@ -63,9 +63,14 @@ def compare(
     )
     words = side_decode(sides, decode)
     if html is not None:
-        said = Verdict(found.verdict(words), found.is_equal, COLUMNS, table_of(found))
+        said = {
+            "said": found.verdict(words),
+            "is_equal": found.is_equal,
+            "columns": COLUMNS,
+            "rows": table_of(found),
+        }
         pair = [_shown(side, decode) for side in sides]
-        page = render(pair, success=success, max_bytes=int(max_mb * 1e6), verdict=said)
+        page, _ = render(pair, success=success, max_bytes=int(max_mb * 1e6), verdict=said)
         write(page, html)
     return put(as_json, _data(found, words), _view(found, words), failed=not found.is_equal)
 

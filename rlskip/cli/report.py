@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import attrs
 import typer
 
 from rlskip._human import size
@@ -16,7 +15,6 @@ from rlskip.runs.opened import NoSuchPlaceError, Run
 
 if TYPE_CHECKING:
     from rlskip.report.one_run import Shown
-    from rlskip.report.page import Page
     from rlskip.runs.rollouts import Decode
 
 
@@ -32,20 +30,18 @@ def report(
     """Write a page about a run."""
     from rlskip.report.page import render
 
-    page = render(
+    page, counts = render(
         [_found(where or directory, decoder(tokenizer))],
         success=success,
         max_bytes=int(max_mb * 1e6),
         progress=lambda dumps: progress(dumps, "reading"),
     )
     write(page, html)
-    data = {"file": str(html), "bytes": len(page.html), **attrs.asdict(page)}
-    del data["html"]
-    left = page.sessions - page.shown
-    what = f"{page.steps} steps, {page.shown} sessions shown" + (
-        f", {left} left out" if left else ""
-    )
-    return put(as_json, data, [f"{html}: {what}, {size(len(page.html))}"])
+    data = {"file": str(html), "bytes": len(page), **counts}
+    left = counts["sessions"] - counts["shown"]
+    what = f"{counts['steps']} steps, {counts['shown']} sessions shown"
+    what += f", {left} left out" if left else ""
+    return put(as_json, data, [f"{html}: {what}, {size(len(page))}"])
 
 
 def _found(where: Path | None, decode: Decode | None) -> Shown:
@@ -76,7 +72,7 @@ def shown(name: str, run: Run) -> Shown:
         return Shown(name, run, None)
 
 
-def write(page: Page, out: Path) -> None:
+def write(page: bytes, out: Path) -> None:
     """Write the page; it replaces one that exists there."""
     with writing(out) as temporary:
-        temporary.write_bytes(page.html)
+        temporary.write_bytes(page)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import functools
+import operator
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -177,98 +179,60 @@ def single_values(record: Record, value: np.ndarray, rows: np.ndarray) -> np.nda
 # -- which rows of two stages belong together, wherever the batches put them --------------------
 
 
-@attrs.frozen(eq=False)
-class Pairs:
-    """Rows of A and of B that are the same row.
-
-    Parameters
-    ----------
-    rows
-        int64 [pairs, 4]: the record and the row in it, of A, then of B; in the order of A.
-    only_a, only_b
-        How many rows the other side lacks.
-    """
-
-    rows: np.ndarray
-    only_a: int
-    only_b: int
+Pair = tuple[int, int, int, int]
+"""The record and the row in it, of A, then of B."""
 
 
-def pair_rows(a: Sequence[Record], b: Sequence[Record]) -> Pairs:
-    """Pair the rows of a stage.
+def pair_rows(a: Sequence[Record], b: Sequence[Record]) -> tuple[list[Pair], int, int]:
+    """Rows of A and of B that are the same row, and how many rows each has that the other lacks.
 
     Rows with equal tokens are paired, first those of one session where both sides number sessions:
     the same session may have another number in the other run. Where a row was recorded several
     times, or several sessions have the same tokens, the first is paired with the first.
     """
-    mine, theirs = _places(a), _places(b)
-    pairs = [np.empty((0, 4), np.int64)]
+    mine, theirs = _named_rows(a), _named_rows(b)
+    pairs: list[Pair] = []
     by_session = all(record.sessions is not None for record in (*a, *b))
-    for names in (["key", "session"], ["key"])[not by_session :]:
-        one, other = (_instances(some, names) for some in (mine, theirs))
-        _, i, j = np.intersect1d(one, other, assume_unique=True, return_indices=True)
-        pairs.append(np.concatenate([mine["place"][i], theirs["place"][j]], axis=1))
-        mine, theirs = np.delete(mine, i), np.delete(theirs, j)
-    rows = np.concatenate(pairs)
-    order = np.lexsort((rows[:, 1], rows[:, 0]))
-    return Pairs(rows[order], len(mine), len(theirs))
+    for parts in (2, 1)[not by_session :]:  # of the name: key and session, or the key
+        waiting: dict[Any, deque[tuple[int, int]]] = defaultdict(deque)
+        for place, name in theirs.items():
+            waiting[name[:parts]].append(place)
+        for place, name in [*mine.items()]:
+            if same := waiting[name[:parts]]:
+                pairs.append((*place, *same[0]))
+                del mine[place], theirs[same.popleft()]
+    return sorted(pairs), len(mine), len(theirs)
 
 
-def _places(records: Sequence[Record]) -> np.ndarray:
-    """The rows of a stage: key, session, and the record and the place in it where each is."""
-    kinds = [("key", "u8"), ("session", "i8"), ("place", "i8", 2)]
-    parts = []
+def _named_rows(records: Sequence[Record]) -> dict[tuple[int, int], tuple[int, int | None]]:
+    """Key and session of each row of a stage, by the record and the place in it."""
+    found: dict[tuple[int, int], tuple[int, int | None]] = {}
     for number, record in enumerate(records):
         assert record.keys is not None
-        part = np.zeros(len(record.keys), kinds)
-        part["key"] = record.keys
-        part["session"] = -1 if record.sessions is None else record.sessions
-        part["place"] = np.stack([np.full(len(part), number), np.arange(len(part))], axis=1)
-        parts.append(part)
-    return np.concatenate(parts)
-
-
-def _instances(rows: np.ndarray, names: Sequence[str]) -> np.ndarray:
-    """What tells rows apart: `names`, and the number of each among those that are alike."""
-    columns = [rows[name] for name in names]
-    order = np.lexsort(columns)  # alike rows keep their order
-    alike = np.ones(len(rows), bool)
-    alike[:1] = False
-    for column in columns:
-        alike[1:] &= column[order][1:] == column[order][:-1]
-    places = np.arange(len(rows))
-    found = np.zeros(len(rows), [*((name, rows.dtype[name]) for name in names), ("number", "i8")])
-    for name in names:
-        found[name] = rows[name]
-    found["number"][order] = places - np.maximum.accumulate(np.where(alike, 0, places))
+        keys, given = record.keys.tolist(), record.sessions
+        sessions = [None] * len(keys) if given is None else given.tolist()
+        for row, name in enumerate(zip(keys, sessions, strict=True)):
+            found[number, row] = name
     return found
 
 
-def copies(a: StepRecords, b: StepRecords) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The keys of a step's rows, and how many rows of each there are in A, and in B.
+def copies(a: StepRecords, b: StepRecords) -> tuple[Counter[int], Counter[int]]:
+    """How many rows of each key there are in A, and in B, which both have rows.
 
-    Both sides have rows. A stage may have all of them once an epoch: of the stages of rows that
-    both recorded, the one with the fewest tells; and each row that is described is there once.
+    A stage may have all of them once an epoch: of the stages of rows that both recorded, the one
+    with the fewest tells; and each row that is described is there once.
     """
-    assert a.rows is not None
-    assert b.rows is not None
-    keys = np.union1d(a.rows.keys, b.rows.keys)
-    every = [
-        [_counts(keys, side.stages[name]) for side in (a, b)]
-        for name in a.stages.keys() & b.stages.keys()
-    ]
-    of_rows = [both for both in every if all(counts.any() for counts in both)]
-    found = []
-    for k, rows in enumerate((a.rows, b.rows)):
-        fewest = np.min([both[k] for both in of_rows], axis=0) if of_rows else 0
-        found.append(np.maximum(np.isin(keys, rows.keys), fewest))
-    return keys, found[0], found[1]
+    shared = a.stages.keys() & b.stages.keys()
+    named = [n for n in shared if all(one.has_rows for one in (*a.stages[n], *b.stages[n]))]
+    found: list[Counter[int]] = []
+    for side in (a, b):
+        assert side.rows is not None
+        every = [_counts(side.stages[name]) for name in named]
+        fewest: Counter[int] = functools.reduce(operator.and_, every) if every else Counter[int]()
+        once: Counter[int] = Counter(side.rows.keys.tolist())
+        found.append(fewest | once)
+    return found[0], found[1]
 
 
-def _counts(keys: np.ndarray, records: Sequence[Record]) -> np.ndarray:
-    """How many rows of each key records have."""
-    found = np.zeros(len(keys), np.int64)
-    for record in records:
-        if record.keys is not None:
-            found += np.bincount(np.searchsorted(keys, record.keys), minlength=len(keys))
-    return found
+def _counts(records: Sequence[Record]) -> Counter[int]:
+    return Counter(key for one in records if one.keys is not None for key in one.keys.tolist())

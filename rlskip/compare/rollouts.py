@@ -17,12 +17,11 @@ import numpy as np
 from rlskip.batch.row_parts import by_token
 from rlskip.batch.rows import Rows
 from rlskip.compare.records import Record, StepRecords, is_single, single_values
-from rlskip.runs.columns import plain, rollout_columns, values
+from rlskip.runs.columns import Tokens, plain, rollout_columns, values
 from rlskip.runs.conversation import recorded
 from rlskip.runs.find import Target
 from rlskip.runs.opened import Run, Step
 from rlskip.runs.rollouts import Decode, Rollouts
-from rlskip.runs.tokens import Tokens
 from rlskip.stages.parts import ROWS, Entry, encode
 
 LOG_PROBS, REWARDS = "log_probs", "rewards"
@@ -75,13 +74,13 @@ class Dumps:
         target = Step(self.target, step) if isinstance(self.target, Run) else self.target
         return StepRecords([self._part(one) for one in target.rollouts()])
 
-    def _part(self, rollouts: Rollouts) -> _Part:
+    def _part(self, rollouts: Rollouts) -> PartInMemory:
         self.has_texts |= not rollouts.has_tokens
-        return _Part(_part_of(rollouts))
+        return PartInMemory(_part_of(rollouts))
 
 
 @attrs.frozen(eq=False)
-class _Part:
+class PartInMemory:
     """A part of a step in memory, read as :class:`~rlskip.runs.on_disk.Dump` is."""
 
     values: dict[str, Any]
@@ -111,9 +110,11 @@ def _part_of(rollouts: Rollouts) -> dict[str, Any]:
         none = np.empty(0, np.int64)
         return {"index": [], **{f"rows.{name}": none for name in (*_OF_ROWS, "prompt_lengths")}}
     rows = rollouts.tokens.rows or _rows_of_text(rollouts)
-    naming = [(row["group"], row["session"], row["turn"]) for row in _named(rollouts)]
-    groups, sessions, turns = zip(*naming, strict=True)
-    rows = attrs.evolve(rows, sessions=np.array(sessions), turns=np.array(turns))
+    groups, sessions, turns = (
+        np.array([rollouts.cell(name, i) for i in range(len(rollouts))])
+        for name in ("group", "session", "turn")
+    )
+    rows = attrs.evolve(rows, sessions=sessions, turns=turns)
     entries = [
         Entry.of(name, value, rows, order=order, rank=0)
         for order, (name, value) in enumerate(_values(rollouts, rows).items())
@@ -121,15 +122,10 @@ def _part_of(rollouts: Rollouts) -> dict[str, Any]:
     return encode(entries, tokens=False) | {
         **{f"rows.{name}": getattr(rows, name) for name in _OF_ROWS},
         "rows.prompt_lengths": rows.prompt.lengths,
-        "rows.groups": np.array(groups),
+        "rows.groups": groups,
         "rows.tokens": rows.flat_tokens,
         "rows.sampled": rows.flat_sampled,
     }
-
-
-def _named(rollouts: Rollouts) -> list[dict[str, Any]]:
-    names = ("group", "session", "turn")
-    return [{name: rollouts.cell(name, i) for name in names} for i in range(len(rollouts))]
 
 
 def _values(rollouts: Rollouts, rows: Rows) -> dict[str, Any]:

@@ -60,14 +60,14 @@ def compare_step(step: int, a: StepRecords, b: StepRecords, rounding: Rounding) 
 def _compare_rows(step: int, a: StepRecords, b: StepRecords) -> list[StageResult]:
     if a.rows is None or b.rows is None:
         return []
-    keys, mine, theirs = copies(a, b)
-    only_a, only_b = np.maximum(mine - theirs, 0), np.maximum(theirs - mine, 0)
-    off = max(int(only_a.sum()), int(only_b.sum()))
+    mine, theirs = copies(a, b)
+    only_a, only_b = mine - theirs, theirs - mine
+    off = max(only_a.total(), only_b.total())
     rollouts = StageResult(
         step, ROLLOUTS, DIFFERS if off else EQUAL, -2,
-        compared=int(np.minimum(mine, theirs).sum()) + off, off=off,
-        note=f"{only_a.sum()} rows only in A, {only_b.sum()} only in B" if off else "",
-        at=_first_other_token(a, b, keys[only_a > 0], keys[only_b > 0]) if off else None,
+        compared=(mine & theirs).total() + off, off=off,
+        note=f"{only_a.total()} rows only in A, {only_b.total()} only in B" if off else "",
+        at=_first_other_token(a, b, sorted(only_a), sorted(only_b)) if off else None,
     )  # fmt: skip
     both, i, j = np.intersect1d(a.rows.keys, b.rows.keys, return_indices=True)
     other = np.flatnonzero(a.rows.masks[i] != b.rows.masks[j])
@@ -81,13 +81,14 @@ def _compare_rows(step: int, a: StepRecords, b: StepRecords) -> list[StageResult
 
 
 def _first_other_token(
-    a: StepRecords, b: StepRecords, mine: np.ndarray, theirs: np.ndarray
+    a: StepRecords, b: StepRecords, of_a: Sequence[int], of_b: Sequence[int]
 ) -> Place | None:
-    """Where a row that A has more often, of keys `mine`, first differs from one of B's `theirs`
-    with the same prompt."""
+    """Where a row that A has more often, with a key `of_a`, first differs from one `of_b` with the
+    same prompt."""
     assert a.rows is not None
     assert b.rows is not None
-    mine, theirs = a.rows.find(mine), b.rows.find(theirs)
+    mine = a.rows.find(np.array(of_a, np.uint64))
+    theirs = b.rows.find(np.array(of_b, np.uint64))
     for i in mine.tolist():
         alike = theirs[b.rows.prompts[theirs] == a.rows.prompts[i]]
         if not len(alike):
@@ -162,9 +163,9 @@ class _Stage:
         return self._result(mine, unit="values")
 
     def _compare_rows(self, mine: Sequence[Record], theirs: Sequence[Record]) -> StageResult:
-        pairs = pair_rows(mine, theirs)
+        pairs, *unpaired = pair_rows(mine, theirs)
         value_of = functools.cache(Record.load)  # rows of one record may be in several
-        for (i, j), rows in itertools.groupby(pairs.rows.tolist(), lambda row: (row[0], row[2])):
+        for (i, j), rows in itertools.groupby(pairs, lambda row: (row[0], row[2])):
             one, other = mine[i], theirs[j]
             a, b = value_of(one), value_of(other)
             _, ra, _, rb = np.array(list(rows)).T
@@ -183,7 +184,6 @@ class _Stage:
                 else:
                     parts = one.layout.part(a, x), other.layout.part(b, y)
                     self._judge(one, x, *parts, self._length(one, x))
-        unpaired = pairs.only_a, pairs.only_b
         if not any(unpaired):
             return self._result(mine)
         note = "{} rows only in A, {} only in B".format(*unpaired)

@@ -1,7 +1,7 @@
 """One step in one file: rollouts, stage records, config, versions and identity.
 
-A bundle is a zip file of two dumps (``rollouts``, ``stages``) and ``bundle.json``, which has the
-checksum of each part. Nothing in it is code, and it has no path of the machine that made it.
+A bundle is a file in the dumps' format, with the trees ``manifest``, ``rollouts`` and ``stages``.
+Nothing in it is code, and it has no path of the machine that made it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ import contextlib
 import json
 import os
 import re
-import tempfile
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +18,22 @@ import attrs
 import xxhash
 
 from rlskip._version import __version__
-from rlskip.batch.row_fields import RowFields
 from rlskip.compare.records import StepRecords
+from rlskip.compare.rollouts import PartInMemory
 from rlskip.compare.sides import Side
 from rlskip.errors import RlskipError
 from rlskip.exchange.rows import NAMES, named_row
+from rlskip.format import container
+from rlskip.format.codec import Packer
+from rlskip.format.dump_errors import DAMAGE, DumpError
+from rlskip.format.kinds import rebuild
+from rlskip.runs.columns import rollout_columns
 from rlskip.runs.on_disk import Dump, dumps_of
-from rlskip.runs.opened import Run, Step
+from rlskip.runs.opened import Step
 from rlskip.runs.rollouts import Rollouts
 from rlskip.skip.kept_config import FOLDER
-from rlskip.stages.parts import MARK, VERSION
-from rlskip.store import StepStore
-from rlskip.store.layout import Place
 
-_MANIFEST, _FORMAT = "bundle.json", 1
-_ROLLOUTS, _STAGES = "rollouts", "stages"
-_FILES = (Place.dump, Place.meta)
-_MOST = 1 << 34  # bytes of all parts
+_FORMAT = 2
 _PATH = re.compile(r"(?:file:/+|(?<![\w.:/])[~/])[\w.@+~-]*(?:/[\w.@+~-]+(?: [\w.@+~-]+(?=/))*)+")
 _TOKENS = (*NAMES.values(), "reward")  # columns without texts
 _KEPT = ("seconds", "generation", "place", "lacks")  # of a dump's notes
@@ -65,11 +62,10 @@ def make_bundle(
     has no such group, DumpError where a dump cannot be read.
     """
     dumps = list(step.iter_dumps())
-    rows, fields = _rows_of(step, dumps, group, redact)
+    rows = _rows_of(step, dumps, group, redact)
     recorded = [] if side is None else dumps_of(side.directory, step.number)
     meta = dumps[0].full_meta()
     manifest: dict[str, Any] = {
-        "format": _FORMAT,
         "rlskip": __version__,
         "run": step.run.name,
         "step": step.number,
@@ -81,69 +77,40 @@ def make_bundle(
         "notes": {k: meta.info[k] for k in _KEPT if k in meta.info},
         "config": _portable(_config_of(step, meta.info.get("config")), redact),
         "job": None if side is None else side.directory.name,
-        "parts": {},
     }
-    with tempfile.TemporaryDirectory(prefix="rlskip-", dir=out.parent) as folder:
-        columns = {name: [row[name] for row in rows] for name in rows[0]}
-        StepStore(Path(folder) / _ROLLOUTS).save(1, columns, info=fields.to_meta())
-        for i, dump in enumerate(recorded):
-            call = f"part-{i}" if i else ""
-            store = StepStore(Path(folder) / _STAGES)
-            part = _portable_records(dump.load(into="numpy"), redact)
-            store.save(1, part, info={MARK: VERSION}, call=call)
-        with zipfile.ZipFile(out, "w") as file:
-            for path in sorted(Path(folder).glob("*/[0-9]*/*")):
-                name = path.relative_to(folder).as_posix()
-                data = path.read_bytes()
-                manifest["parts"][name] = xxhash.xxh3_128_hexdigest(data)
-                file.writestr(zipfile.ZipInfo(name), data)
-            text = json.dumps(manifest, indent=1, sort_keys=True, default=str)
-            file.writestr(zipfile.ZipInfo(_MANIFEST), text)
+    packer = Packer()
+    index = {
+        "bundle": _FORMAT,
+        "manifest": packer.node(json.loads(json.dumps(manifest, default=str))),
+        "rollouts": packer.node({name: [row[name] for row in rows] for name in rows[0]}),
+        "stages": packer.node(
+            [_portable_records(dump.load(into="numpy"), redact) for dump in recorded]
+        ),
+    }
+    with out.open("wb") as file:
+        container.write(file, index, packer.arrays)
     return manifest
 
 
-@contextlib.contextmanager
-def open_bundle(file: Path) -> Iterator[Bundle]:
-    """A bundle whose checksums are right; its parts are in a temporary folder meanwhile.
-
-    Raises
-    ------
-    BundleError
-        It is not a bundle, or it is damaged.
-    """
-    with tempfile.TemporaryDirectory(prefix="rlskip-") as folder:
-        root = Path(folder)
-        try:
-            with zipfile.ZipFile(file) as packed:
-                manifest = json.loads(packed.read(_MANIFEST))
-                if manifest["format"] != _FORMAT:
-                    what = f"its format is {manifest['format']!r:.20}, and this reads {_FORMAT}"
-                    raise BundleError(what, str(file), "open it with the rlskip that made it")
-                _unpack(packed, manifest["parts"], root)
-        except (zipfile.BadZipFile, KeyError, ValueError, TypeError, AttributeError) as error:
-            if isinstance(error, BundleError):
-                raise BundleError(error.what, str(file), error.remedy) from error
-            what = f"it is not a bundle, or it is damaged: {type(error).__name__}: {error}"
-            raise BundleError(what, str(file), "make it again: rlskip bundle") from error
-        (rollouts,) = Run(root / _ROLLOUTS)[1].rollouts()
-        found = dumps_of(root / _STAGES, 1)
-        yield Bundle(manifest, rollouts, StepRecords(found) if found else None)
-
-
-def _unpack(packed: zipfile.ZipFile, parts: Mapping[str, str], root: Path) -> None:
-    names = {info.filename: info.file_size for info in packed.infolist()}
-    if sum(names.values()) > _MOST:
-        raise BundleError(f"its parts have more than {_MOST >> 30} GiB")
-    for name, checksum in parts.items():
-        kind, place, file = name.split("/")
-        if kind not in (_ROLLOUTS, _STAGES) or file not in _FILES or not Place.parse(root, place):
-            raise BundleError(f"it has a part of another name: {name!r:.80}")
-        data = packed.read(name)
-        if xxhash.xxh3_128_hexdigest(data) != checksum:
-            raise BundleError(f"its part {name} does not fit its checksum")
-        path = root / kind / place / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+def open_bundle(file: Path) -> Bundle:
+    """A bundle whose checksums are right; raises BundleError where it is not, or not a bundle."""
+    try:
+        with file.open("rb") as opened:
+            reader = container.Reader(opened, str(file))
+            if (found := reader.index.get("bundle")) != _FORMAT:
+                what = f"its format is {found!r:.20}, and this reads {_FORMAT}"
+                raise BundleError(what, str(file), "open it with the rlskip that made it")
+            manifest, columns, stages = (
+                rebuild(reader, tree, None, "numpy") for tree in ("manifest", "rollouts", "stages")
+            )
+        place = {"step": manifest["step"], "call": None}
+        records = StepRecords(list(map(PartInMemory, stages))) if stages else None
+        return Bundle(manifest, Rollouts(rollout_columns(columns), place), records)
+    except BundleError:
+        raise
+    except (DumpError, *DAMAGE) as error:
+        what = f"it is not a bundle, or it is damaged: {getattr(error, 'what', repr(error))}"
+        raise BundleError(what, str(file), "make it again: rlskip bundle") from error
 
 
 # -- what goes into it ---------------------------------------------------------------------------
@@ -151,7 +118,7 @@ def _unpack(packed: zipfile.ZipFile, parts: Mapping[str, str], root: Path) -> No
 
 def _rows_of(
     step: Step, dumps: Sequence[Dump], group: str | None, redact: bool
-) -> tuple[list[dict[str, Any]], RowFields]:
+) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     names: set[str] = set()
     several = len(dumps) > 1
@@ -173,8 +140,7 @@ def _rows_of(
         raise BundleError(f"it has no group {group!r}", step.name, f"its groups are {there}")
     every = dict.fromkeys(name for row in rows for name in row)
     absent = {name for name in every if all(row.get(name) is None for row in rows)}
-    rows = [{name: row.get(name) for name in every if name not in absent} for row in rows]
-    return rows, RowFields.of(rows[0].keys())
+    return [{name: row.get(name) for name in every if name not in absent} for row in rows]
 
 
 def _portable_name(name: str, redact: bool) -> str:

@@ -52,14 +52,8 @@ def recompute(bundle: Bundle, functions: Mapping[str, str]) -> list[Recomputed]:
     log-probs, advantages and mask, a value for each token. Raises ConfigError where a function does
     not exist.
     """
-    found = []
-    if REWARD in functions:
-        found.append(_reward(bundle, functions[REWARD]))
-    if ADVANTAGE in functions:
-        found.append(_advantages(bundle, functions[ADVANTAGE]))
-    if LOSS in functions:
-        found.append(_loss(bundle, functions[LOSS]))
-    return found
+    stages = {REWARD: _reward, ADVANTAGE: _advantages, LOSS: _loss}
+    return [make(bundle, functions[name]) for name, make in stages.items() if name in functions]
 
 
 def _function(spec: str, own: Mapping[str, Callable[..., Any]], stage: str) -> Callable[..., Any]:
@@ -68,8 +62,8 @@ def _function(spec: str, own: Mapping[str, Callable[..., Any]], stage: str) -> C
     for setting in settings:
         key, _, text = setting.partition("=")
         try:
-            keywords[key] = {"true": True, "false": False}.get(text.lower())
-            keywords[key] = float(text) if keywords[key] is None else keywords[key]
+            known = {"true": True, "false": False}
+            keywords[key] = known[text.lower()] if text.lower() in known else float(text)
         except ValueError as error:
             what = f"{setting!r} is not a number"
             raise ConfigError(what, f"--{stage}", "give numbers: grpo,eps=1e-4") from error
@@ -89,11 +83,8 @@ def _numbers_of(
         if inspect.isawaitable(said):
             said = asyncio.run(_awaited(said))
         said = said.tolist() if hasattr(said, "tolist") else said
-        if isinstance(said, Iterable) and not isinstance(said, Mapping | str):
-            said = list(said)
-        scores = [
-            score_of(one, finite=False) for one in (said if isinstance(said, list) else [said])
-        ]
+        is_many = isinstance(said, Iterable) and not isinstance(said, Mapping | str)
+        scores = [score_of(one, finite=False) for one in (said if is_many else [said])]
         problem = next((str(one) for one in scores if isinstance(one, Exception)), None)
         if problem is None and len(scores) != n:
             problem = f"it returned {len(scores)} numbers for {n}"

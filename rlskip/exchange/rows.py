@@ -17,9 +17,8 @@ from rlskip.batch.row_fields import CONVENTION, RowFields
 from rlskip.errors import RlskipError
 from rlskip.format.fingerprint import fingerprint
 from rlskip.format.prompt_digests import DIGITS, digests_of
-from rlskip.runs.columns import rollout_columns
+from rlskip.runs.columns import Tokens, rollout_columns
 from rlskip.runs.rollouts import ROW, Rollouts
-from rlskip.runs.tokens import Tokens
 
 Row = dict[str, Any]
 Groups = dict[str, list[Row]]
@@ -176,27 +175,29 @@ def known_prompt(row: Row) -> Any:
     return prompt
 
 
-def groups_of(rows: Sequence[Row], fields: RowFields, n: int | None) -> Groups:
-    """The rows of each prompt by its uid, in the order of their first ones, `n` sessions of each.
+def groups_of(rows: Sequence[Row], fields: RowFields, n: int | None) -> tuple[Groups, list[Row]]:
+    """The rows of each prompt by its uid, in the order of their first ones, and the prompts' rows.
 
-    Of a session of several turns the first one has the prompt.
+    There are `n` sessions of each. Of a session of several turns the first one has the prompt.
     """
     groups: Groups = {}
-    prompts: dict[str, str] = {}
-    uids = named(row[fields.group or ""] for row in rows)
-    are_later = later_turns(rows, fields)
-    for i, (uid, row) in enumerate(zip(uids, rows, strict=True)):
+    firsts: dict[str, Row] = {}
+    sessions: Counter[str] = Counter()
+    uids, are_later = named(row[fields.group or ""] for row in rows), later_turns(rows, fields)
+    for i, (uid, row, is_later) in enumerate(zip(uids, rows, are_later, strict=True)):
         groups.setdefault(uid, []).append(row)
-        prompt = fingerprint(_prompt_of(row))
-        if not are_later[i] and prompts.setdefault(uid, prompt) != prompt:
+        if is_later:
+            continue
+        sessions[uid] += 1
+        first = firsts.setdefault(uid, row)
+        if fingerprint(_prompt_of(row)) != fingerprint(_prompt_of(first)):
             what = f"its {fields.group}, {uid!r:.80}, is that of rows with another prompt"
             raise BadRowError(what, f"row {i}", "give each prompt a uid of its own")
-    sessions = Counter(uid for uid, later in zip(uids, are_later, strict=True) if not later)
     for uid in groups:
         if n not in (None, sessions[uid]):
             what = f"it has {sessions[uid]} sessions, and the directory's name says N{n}"
             raise BadRowError(what, f"group {uid!r:.80}", f"write to N{sessions[uid]} or Nany")
-    return groups
+    return groups, [firsts.get(uid, of_uid[0]) for uid, of_uid in groups.items()]
 
 
 def refuse_longer(

@@ -21,7 +21,6 @@ from rlskip.exchange.rows import (
     groups_of,
     in_order,
     known_prompt,
-    later_turns,
     refuse_longer,
     refuse_other_order,
     rows_of,
@@ -143,11 +142,7 @@ def write(
         raise _exists(run, step)
     given, fields = rows_of(rows)
     refuse_longer(given, fields, shape["prompt_len"], shape["response_len"])
-    groups = groups_of(given, fields, shape["n"])
-    firsts = [
-        next(row for row, later in zip(rows, later_turns(rows, fields), strict=True) if not later)
-        for rows in groups.values()
-    ]
+    groups, firsts = groups_of(given, fields, shape["n"])
     if prompts is None:
         prompts = [known_prompt(row) for row in firsts]
     elif (uids := prompt_groups(prompts, fields)) is not None:
@@ -221,26 +216,27 @@ def _directory(
     if sum(named_by) > 1:
         what = "names and sizes, like= and for_command= each name the run"
         raise ConfigError(what, "rlskip.write", "give one of them")
-    if dump_dir is None and like is None and for_command is None:
-        raise ConfigError("it is missing", "rlskip.write(dump_dir=...)", "give a skip.dump_dir")
-    if like is None and for_command is None:
-        outermost = parse_dump_dir(os.fspath(dump_dir or ""), "rlskip.write")
-        if all(names):
-            known = ["any" if size is None else size for size in sizes]
-            outermost = run_directory(outermost, str(names[0]), str(names[1]), *known)
-        elif any((*names, *sizes)):
-            what = "experiment_name and project_name name a run only together"
-            raise ConfigError(what, "rlskip.write", "give both")
-        return Path(os.path.abspath(outermost))
-    if like is not None:
-        run = like if isinstance(like, Run) else the_run(Path(like).expanduser())
-        directory = run.directory
-    else:
-        command = shlex.split(for_command) if isinstance(for_command, str) else for_command
-        directory = directory_of(list(command or ()))
+    outermost = None
     if dump_dir is not None:
-        directory = parse_dump_dir(os.fspath(dump_dir), "rlskip.write") / run_name(directory)
-    return Path(os.path.abspath(directory))
+        outermost = parse_dump_dir(os.fspath(dump_dir), "rlskip.write")
+    if like is not None or for_command is not None:
+        if isinstance(like, Run):
+            named = like.directory
+        elif like is not None:
+            named = the_run(Path(like).expanduser()).directory
+        else:
+            words = shlex.split(for_command) if isinstance(for_command, str) else for_command
+            named = directory_of(list(words or ()))
+        return Path(os.path.abspath(outermost / run_name(named) if outermost else named))
+    if outermost is None:
+        raise ConfigError("it is missing", "rlskip.write(dump_dir=...)", "give a skip.dump_dir")
+    if all(names):
+        known = ["any" if size is None else size for size in sizes]
+        outermost = run_directory(outermost, str(names[0]), str(names[1]), *known)
+    elif any((*names, *sizes)):
+        what = "experiment_name and project_name name a run only together"
+        raise ConfigError(what, "rlskip.write", "give both")
+    return Path(os.path.abspath(outermost))
 
 
 def _shape_of(directory: Path) -> dict[str, int | None]:

@@ -35,7 +35,7 @@ from rlskip.runs.opened import Run
 from rlskip.runs.rollouts import Decode
 
 _INDEXED = 30  # bytes of a page for each session whose figures it lists
-_SESSION, _TOKEN = 200.0, 4.0  # bytes of a page that a session is first thought to take
+_SESSION, _TOKEN = 200.0, 4.0  # bytes of a page that a session is thought to take
 _STEPS = 400  # that are read of a run with more of them
 
 Progress = Callable[[Sequence[Dump]], Iterable[Dump]]
@@ -84,7 +84,7 @@ class OneRun:
         self.steps = [
             (step, step_figures(dumps, success) | {"gap": gaps.get(step)}) for step, dumps in found
         ]
-        self._listed_steps = list(places) if self._is_sampled else wanted or []
+        self._steps = list(places) if self._is_sampled else wanted or []
         self.dumps = [one for one in counted if one.sessions is not None]
         self._size = sum(one.dump.size for one in counted)
         known = [one.sessions for one in self.dumps if one.sessions is not None]
@@ -97,7 +97,6 @@ class OneRun:
             for one, sessions in zip(self.dumps, known, strict=True)
             for figures in group_figures(sessions)
         ]
-        # Those that are not read yet.
         self._order = by_interest(self._every.group, self._every.reward)
         # By place: sessions of a group are next to each other.
         self._listed = np.sort(self._order[: max_bytes // _INDEXED])
@@ -109,19 +108,13 @@ class OneRun:
     # -- sessions ----------------------------------------------------------------------------
 
     def read_sessions(self, budget: int) -> None:
-        """Read sessions until they take about `budget` bytes of the page."""
-        tokens = np.nan_to_num(self._every.length)
-        per_token, used = _TOKEN, 0
-        while len(self._order) and used < 0.9 * budget:
-            costs = np.cumsum(_SESSION + per_token * tokens[self._order])
-            n = max(1, int(np.searchsorted(costs, budget - used)))
-            some, self._order = self._order[:n], self._order[n:]
-            for d in np.unique(self._dump[some]).tolist():
-                self._read_dump(d, some[self._dump[some] == d].tolist())
-            self.shown += [i for i in some.tolist() if i in self._read]
-            used = sum(len(chunk) for chunk in self.chunks())
-            known = float(tokens[self.shown].sum()) or 1.0
-            per_token = max(0.1, (used - _SESSION * len(self.shown)) / known)
+        """Read sessions that take about `budget` bytes of the page."""
+        lengths = np.nan_to_num(self._every.length[self._order])
+        n = int(np.searchsorted(np.cumsum(_SESSION + _TOKEN * lengths), budget))
+        some = self._order[:n]
+        for d in np.unique(self._dump[some]).tolist():
+            self._read_dump(d, some[self._dump[some] == d].tolist())
+        self.shown = [i for i in some.tolist() if i in self._read]
 
     def _read_dump(self, d: int, chosen: Sequence[int]) -> None:
         assert self._run is not None
@@ -141,7 +134,6 @@ class OneRun:
         except (DumpError, IndexError) as error:  # IndexError: it was replaced meanwhile
             problem = error.what if isinstance(error, DumpError) else "it has changed"
             self.problems.append((f"dump {dump.name}", problem))
-            self._order = self._order[self._dump[self._order] != d]
 
     def _recorded(self, step: int) -> StepRecords | None:
         if self._records is None or step not in self._recorded_steps:
@@ -207,7 +199,7 @@ class OneRun:
         jobs = len({m.info["job"] for m in metas if isinstance(m.info.get("job"), str)})
         facts = {
             "run": self._run.name,
-            "steps": f"{compact(self._listed_steps)} ({len(self._listed_steps):,})",
+            "steps": f"{compact(self._steps)} ({len(self._steps):,})",
             "read": f"{len(self.steps):,} steps, evenly" if self._is_sampled else "",
             "sessions": f"{len(self._dump):,} in {len(self._groups):,} groups",
             "on disk": size(self._size),

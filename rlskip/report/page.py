@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
 from typing import Any
-
-import attrs
 
 from rlskip._human import finite, size
 from rlskip._version import __version__
@@ -29,49 +27,29 @@ _SCRIPTS = (
 _STYLES = ("uPlot.min.css", "page.css")
 
 
-@attrs.frozen
-class Verdict:
-    """What a comparison found, for the first screen: a sentence, and a table.
-
-    Columns whose names start with ``>`` are aligned to the right.
-    """
-
-    said: str
-    is_equal: bool
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
-@attrs.frozen
-class Page:
-    """A page, and how much it shows of how many sessions."""
-
-    html: bytes
-    sessions: int
-    groups: int
-    shown: int
-    steps: int
-
-
 def render(
     shown: Sequence[Shown],
     *,
     success: float,
     max_bytes: int,
-    verdict: Verdict | None = None,
+    verdict: Mapping[str, Any] | None = None,
     progress: Progress = iter,
-) -> Page:
+) -> tuple[bytes, dict[str, int]]:
     """The page of one or two runs, of at most `max_bytes`: sessions that do not fit are left out.
 
     A session succeeds from a reward of `success` on. Tokens are text by a run's tokenizer, else by
     the one that a dump names, where that can be loaded. `progress` shows how far the dumps are
     read. Raises RlskipError where not even the figures fit.
+
+    A `verdict` is ``said`` in a sentence, ``is_equal`` or not, and has a table: ``columns``, of
+    which those that start with ``>`` are aligned to the right, and ``rows``. Returned are the HTML,
+    and how many sessions, groups and steps it shows of how many.
     """
     sides = [OneRun(one, progress, success, max_bytes // len(shown)) for one in shown]
     head = {
         "version": __version__,
         "success": success,
-        "verdict": None if verdict is None else attrs.asdict(verdict),
+        "verdict": verdict,
     }
     least = len(_page(head, sides))
     if least > max_bytes:
@@ -86,13 +64,12 @@ def render(
         share = (max_bytes - least) / (len(html) - least)
         for side in sides:
             side.shown = side.shown[: int(len(side.shown) * share * 0.97)]
-    return Page(
-        html,
-        sessions=int(sum(side.total("sessions") for side in sides)),
-        groups=int(sum(side.total("groups") for side in sides)),
-        shown=sum(len(side.shown) for side in sides),
-        steps=sum(len(side.steps) for side in sides),
-    )
+    return html, {
+        "sessions": int(sum(side.total("sessions") for side in sides)),
+        "groups": int(sum(side.total("groups") for side in sides)),
+        "shown": sum(len(side.shown) for side in sides),
+        "steps": sum(len(side.steps) for side in sides),
+    }
 
 
 # -- the file ------------------------------------------------------------------------------------

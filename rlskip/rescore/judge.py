@@ -64,7 +64,8 @@ class Judge:
             self._signature = inspect.signature(function)
         except (TypeError, ValueError) as error:
             raise RewardError(f"it cannot be called: {error}", self.name) from error
-        kinds = {p.name: p.kind for p in self._signature.parameters.values()}
+        parameters = self._signature.parameters.values()
+        kinds = {p.name: p.kind for p in parameters}
         judged = [name for name in (*ONE, *MANY) if name in kinds]
         if not judged:
             raise RewardError(
@@ -79,7 +80,7 @@ class Judge:
         any_name = inspect.Parameter.VAR_KEYWORD in kinds.values()
         self.takes = None if any_name else frozenset(kinds)
         starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        named = [p for p in self._signature.parameters.values() if p.kind not in starred]
+        named = [p for p in parameters if p.kind not in starred]
         self.needs = frozenset(p.name for p in named if p.default is inspect.Parameter.empty)
         beside = _BESIDE - {p.name for p in named}
         self._ignored = (frozenset(ignore) | _NEUTRAL | beside) - {self.judged}
@@ -161,14 +162,13 @@ class Judge:
         counted = {k: v for k, v in arguments.items() if k not in self._ignored}
         if not self.takes_many:
             return [counted]
-        n = len(arguments[self.judged])
-        columns = {name: list(counted[name]) for name in self._columns(counted, n)}
+        columns = {name: list(counted[name]) for name in self._columns(counted)}
+        n = len(counted[self.judged])
         return [{**counted, **{name: columns[name][i] for name in columns}} for i in range(n)]
 
     def _key(self, row: Mapping[str, Any]) -> str:
-        about = {"": self._who}
         try:
-            return fingerprint({**row, **about}, ())
+            return fingerprint({**row, "": self._who}, ())
         except UnsupportedTypeError as error:
             what = f"an argument has no content that can be compared: {error.what}"
             remedy = "leave it out: rlskip.cached_reward(function, ..., ignore=[...])"
@@ -176,32 +176,27 @@ class Judge:
 
     def _call(self, arguments: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
         """The arguments for some of the sessions."""
-        if not self.takes_many:
+        if not self.takes_many or len(rows) == len(arguments[self.judged]):
             return dict(arguments)
-        n = len(arguments[self.judged])
-        if len(rows) == n:
-            return dict(arguments)
-        columns = self._columns(arguments, n)
-        return {**arguments, **{name: _cut(arguments[name], rows) for name in columns}}
+        some = {name: _cut(arguments[name], rows) for name in self._columns(arguments)}
+        return {**arguments, **some}
 
-    def _columns(self, arguments: Mapping[str, Any], n: int) -> list[str]:
+    def _columns(self, arguments: Mapping[str, Any]) -> list[str]:
         """The arguments that hold one value a session; a default holds none."""
-        defaults = {p.name: p.default for p in self._signature.parameters.values()}
+        n, own = len(arguments[self.judged]), self._signature.parameters
         return [
             name
             for name, value in arguments.items()
-            if _is_column(value, n) and value is not defaults.get(name)
+            if _is_column(value, n) and not (name in own and value is own[name].default)
         ]
 
     def _checked(self, values: Any, n: int) -> Sequence[Any]:
         if not self.takes_many:
             return [values]
-        if is_tensor(values):
-            values = values.tolist()
-        if not _is_column(values, n):
-            got = f"{len(values)} values" if hasattr(values, "__len__") else type(values).__name__
+        found: Sequence[Any] = values.tolist() if is_tensor(values) else values
+        if not _is_column(found, n):
+            got = f"{len(found)} values" if hasattr(found, "__len__") else type(found).__name__
             raise RewardError(f"it returned {got} for {n} sessions", self.name)
-        found: Sequence[Any] = values
         return found
 
 

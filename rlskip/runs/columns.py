@@ -1,4 +1,4 @@
-"""Rollouts of any trainer as columns, with what each of them holds.
+"""Rollouts of any trainer as columns: what each of them holds, and which rows these are.
 
 A dump describes that (:class:`~rlskip.batch.row_fields.RowFields`); columns of a dump that does not
 have their usual names.
@@ -6,7 +6,9 @@ have their usual names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -14,8 +16,12 @@ import numpy as np
 import xxhash
 
 from rlskip.batch import columns as batches
+from rlskip.batch.padding import Misfit
+from rlskip.batch.ragged import Ragged, numbers
 from rlskip.batch.row_fields import RowFields
+from rlskip.batch.rows import RecordError, RowColumns, Rows
 from rlskip.batch.tables import loaded
+from rlskip.keys import split_trajectory
 
 QUEUE_PART = {"groups", "keys", "fields"}
 """The keys of what role rollout_tq dumps."""
@@ -122,3 +128,161 @@ def plain(value: Any) -> Any:
         size = "x".join(map(str, value.size))
         return f"<image {value.mode} {size} {xxhash.xxh3_64_hexdigest(value.tobytes())}>"
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+# -- the tokens of each row ----------------------------------------------------------------------
+
+
+Arrays = Sequence[np.ndarray]
+"""An array of one dimension for each row."""
+Cells = Sequence[np.ndarray | None]
+"""The same; None where a row has no such value."""
+
+
+@attrs.frozen(eq=False)
+class Tokens:
+    """For each row its prompt and its response, as :class:`~rlskip.batch.rows.Rows` has them.
+
+    ``mask`` is true for each token of the response that was sampled, ``log_probs`` has its
+    log-prob. What the columns do not have is None, and so is what does not fit the tokens: the
+    `misfits`. `rows` are None if no column holds tokens. `rewards` has where in each row's rewards
+    those of its response are, if it has one for each token.
+    """
+
+    prompt: Arrays | None = None
+    response: Arrays | None = None
+    mask: Cells | None = None
+    log_probs: Cells | None = None
+    rows: Rows | None = None
+    rewards: Sequence[tuple[int, int] | None] = ()
+    misfits: Sequence[Misfit] = ()
+
+    @classmethod
+    def of(cls, columns: Columns) -> Tokens:
+        """Those that the columns hold. Text, and numbers that are no tokens, are none."""
+        try:
+            # What has no value for each row may be a mask of other rows.
+            found = RowColumns.of({**columns.whole, **columns.columns}, columns.fields)
+            rows = Rows.of(found)
+        except RecordError:
+            return cls()
+        probs, misfits = rows.spans(found, "log_probs")
+        rewards, more = rows.spans(found, "reward")
+        return cls(
+            rows.prompt.cells if rows.has_prompts else None,
+            rows.response.cells,
+            None if rows.mask is None else _where_given(rows.mask),
+            _parts(columns.of("log_probs"), probs),
+            rows,
+            rewards,
+            [*rows.misfits, *misfits, *more],
+        )
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each row's response; empty if no column holds tokens."""
+        return list(map(len, self.response or ()))
+
+
+def _where_given(mask: Ragged) -> Cells:
+    return [cell if given else None for cell, given in zip(mask.cells, mask.given, strict=True)]
+
+
+def _parts(
+    column: Sequence[object] | None, spans: Sequence[tuple[int, int] | None]
+) -> Cells | None:
+    if column is None or len(column) != len(spans):
+        return None
+    pairs = zip(column, spans, strict=True)
+    cells = [(None if span is None else numbers(cell), span) for cell, span in pairs]
+    return [None if cell is None or span is None else cell[slice(*span)] for cell, span in cells]
+
+
+def if_finite(value: float) -> float | None:
+    """`value`; None for NaN and the infinities."""
+    return value if math.isfinite(value) else None
+
+
+def total_of(value: Any, span: tuple[int, int] | None) -> float | None:
+    """A reward as one finite number: of one for each token the sum, without what padding has."""
+    if isinstance(value, int | float):
+        with contextlib.suppress(OverflowError):
+            return if_finite(float(value))
+        return None
+    if (given := numbers(value)) is None:
+        return None
+    return if_finite(float(given[slice(*span) if span else slice(None)].sum(dtype=np.float64)))
+
+
+# -- which group, session and turn each row is ---------------------------------------------------
+
+
+def row_names(columns: Columns, tokens: Tokens) -> list[tuple[str, Any, Any]]:
+    """Group, session and turn of each row.
+
+    Rows belong to one session if their keys say so (a queue's), or their columns of group and
+    session, or their trajectory ids (SkyRL), or if no earlier row is a session's last step. Else
+    each row is a session. Groups are those of the key, of the column of groups, of as many rows as
+    each prompt has, or of equal prompts.
+    """
+    n = columns.n
+    keys = [split_trajectory(str(key)) for key in values(columns.columns.get("key", ()))]
+    if len(keys) == n and all(keys):
+        return [key for key in keys if key is not None]
+    group, session, turn = (
+        _groups(columns),
+        _scalars(columns, "session"),
+        _scalars(columns, "turn"),
+    )
+    turns = turn if turn and all(isinstance(t, int) for t in turn) else [0] * n
+    if group and session:
+        return list(zip(group, session, turns, strict=True))
+    if session and columns.name_of("session") == "trajectory_ids":  # SkyRL's, as text
+        ids = [str(one) for one in session]
+        heads = [one.rpartition("_")[0] or one for one in ids]
+        return list(zip(heads, ids, turns, strict=True))
+    each = columns.fields.n
+    groups = group or ([str(i // each) for i in range(n)] if each else _prompts(tokens, n))
+    last = _scalars(columns, "last") or [True] * n
+    first, names = 0, []
+    for i in range(n):
+        names.append((groups[first], first, turns[i]))
+        first = i + 1 if last[i] else first
+    return names
+
+
+def _groups(columns: Columns) -> list[str] | None:
+    """The name of each row's group, by the column of groups: its text, or its number there."""
+    column, names = columns.of("group"), _scalars(columns, "group")
+    if column is None or names is not None:
+        return names and list(map(str, names))
+    return _numbered(repr(plain(value)) for value in column)
+
+
+def _prompts(tokens: Tokens, n: int) -> list[str]:
+    """For each row the number of its prompt among the prompts that differ."""
+    if tokens.prompt is None:
+        alike = tokens.response is not None  # responses without prompts are those of one group
+        return [str(0 if alike else i) for i in range(n)]
+    return _numbered(b"" if p is None else p.astype(np.int64).tobytes() for p in tokens.prompt)
+
+
+def _numbered(values: Iterable[Hashable]) -> list[str]:
+    """The number of each value among those that differ, in the order of their first ones."""
+    found: dict[Hashable, int] = {}
+    return [str(found.setdefault(value, len(found))) for value in values]
+
+
+def single(value: Any) -> Any:
+    """A cell that holds one value as that value; any other as it is."""
+    is_single = isinstance(value, np.ndarray | np.generic) and value.size == 1
+    return value.item() if is_single else value
+
+
+def _scalars(columns: Columns, what: str) -> list[Any] | None:
+    """The column that holds `what`, if it has a text or a whole number for each row."""
+    column = columns.of(what)
+    if column is None:
+        return None
+    cells = [single(v) for v in column]
+    return cells if all(isinstance(v, str | int) for v in cells) else None

@@ -1,7 +1,7 @@
 """Files of other programs, opened as runs.
 
 Their rows become dumps in a temporary directory, which goes with the process: whatever reads a run
-reads these, too. The directory is made once for a file as it is.
+reads these, too.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import atexit
 import shutil
 import tempfile
-from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 
 from rlskip.format.dump_errors import DumpError
@@ -40,17 +38,11 @@ def run_of_files(path: Path) -> Path:
     DumpError
         One cannot be read, or nothing tells which program wrote it.
     """
-    stats = [(file, file.stat()) for file in files_in(path)]
-    return _converted(path, tuple((file, one.st_mtime_ns, one.st_size) for file, one in stats))
-
-
-@lru_cache(maxsize=8)
-def _converted(path: Path, files: Sequence[tuple[Path, int, int]]) -> Path:
     root = Path(tempfile.mkdtemp(prefix="rlskip-foreign-"))
     atexit.register(shutil.rmtree, root, ignore_errors=True)
     run = root / path.stem / "GBSany_Nany_inany_outany"
     store, parts = StepStore(run), dict[int, int]()
-    for file, _, _ in files:
+    for file in files_in(path):
         for step, columns in read_rows(file):
             if not columns.n:
                 continue

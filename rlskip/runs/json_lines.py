@@ -65,7 +65,7 @@ def _steps_of(path: Path, first: Row, rows: Iterator[Row]) -> dict[int, list[Row
         ({"prompt", "completion"}, _of_trl),
     ):
         if names <= first.keys():
-            return _by_step(path, made(_alike(rows, names)))
+            return _by_step(path, made(_with(rows, names)))
     there = ", ".join(map(str, first))
     raise DumpError(
         f"its fields are those of no known program: {there:.200}",
@@ -74,7 +74,7 @@ def _steps_of(path: Path, first: Row, rows: Iterator[Row]) -> dict[int, list[Row
     )
 
 
-def _alike(rows: Iterable[Row], names: set[str]) -> Iterator[Row]:
+def _with(rows: Iterable[Row], names: set[str]) -> Iterator[Row]:
     for number, row in enumerate(rows, 1):
         if lacking := sorted(names - row.keys()):
             raise DumpError(f"row {number} has no {', '.join(lacking)}, as the first one has")
@@ -125,18 +125,15 @@ def _of_trl(rows: Iterator[Row]) -> Iterator[Row]:
         prompt, said = row.pop("prompt"), row.pop("completion")
         made = {"raw_prompt": prompt, "completions": said, **row}
         if not {"reward", "rewards", "score"} & row.keys():
+            named = {k: v for k, v in row.items() if k not in ("step", "advantage")}
             earned = {
-                k: v for k, v in row.items() if k not in ("step", "advantage") and _is_number(v)
+                k: v for k, v in named.items() if type(v) in (int, float) and math.isfinite(v)
             }
             made["reward"] = sum(earned.values()) if earned else None
             told |= {*earned}
         yield made
     if len(told) > 1:
         log.warning("rlskip: the reward of each row is the sum of %s", ", ".join(sorted(told)))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _of_verifiers(rows: Iterator[Row]) -> dict[int, list[Row]]:

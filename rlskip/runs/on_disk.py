@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -219,7 +220,9 @@ def _read(place: Place) -> Dump | None:
     """The dump of a place; None if there is none (any more)."""
     meta, problem, found = None, None, _files_of(place)
     # What the index says is true of the two files that it was said of.
-    known = _index_of(place.root).dumps.get(place.name)
+    index = _index(place.root)
+    index.refresh()
+    known = index.dumps.get(place.name)
     if known is not None and len(found) == 2 and known.stamp == stamp_of(found[1]):
         with contextlib.suppress(*DAMAGE):
             meta = known.meta
@@ -238,23 +241,18 @@ def _read(place: Place) -> Dump | None:
 
 def families(directory: Path) -> dict[int, list[Place]]:
     """By step the places of all dumps of a run, in order; they may hold nothing."""
-    global _listing
-    if _listing.directory != directory:
-        _listing = Listing(directory, folder_names)
-    return _listing.dumps()
+    return _listing(directory).dumps()
 
 
-def _index_of(directory: Path) -> Index:
-    """The index of a run, as it is now: a run of many steps has one line each to read."""
-    global _indexed
-    if _indexed is None or _indexed.directory != directory:
-        _indexed = Index(directory)
-    _indexed.refresh()
-    return _indexed
+# Of the directory that is read: a run of many steps is listed, and its index read, once.
+@lru_cache(maxsize=1)
+def _listing(directory: Path) -> Listing:
+    return Listing(directory, folder_names)
 
 
-_indexed: Index | None = None
-_listing = Listing(Path())
+@lru_cache(maxsize=1)
+def _index(directory: Path) -> Index:
+    return Index(directory)
 
 
 def has_dump(directory: Path, step: int) -> bool:

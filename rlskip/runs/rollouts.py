@@ -15,10 +15,18 @@ import numpy as np
 
 from rlskip.batch.columns import column_length
 from rlskip.format.dump_errors import DumpError
-from rlskip.runs.columns import Column, Columns, plain, values
+from rlskip.runs.columns import (
+    Column,
+    Columns,
+    Tokens,
+    if_finite,
+    plain,
+    row_names,
+    single,
+    total_of,
+    values,
+)
 from rlskip.runs.conversation import Conversation, Piece, messages_of, pieces_of
-from rlskip.runs.row_names import row_names, single
-from rlskip.runs.tokens import Tokens, if_finite, total_of
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +158,7 @@ class Rollouts:
 
     @property
     def sessions(self) -> list[SessionRows]:
-        """In the order of their first rows; :mod:`rlskip.runs.row_names` has which rows are one."""
+        """In the order of their first rows; :mod:`rlskip.runs.columns` has which rows are one."""
         return [SessionRows(*one, self) for one in self._sessions]
 
     @functools.cached_property

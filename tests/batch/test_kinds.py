@@ -36,8 +36,8 @@ def _objects(values: list[Any]) -> np.ndarray:
     return out
 
 
-def _tensordict(rows: list[Row], jagged: Any = torch.jagged) -> TensorDict:
-    ids = torch.nested.as_nested_tensor([torch.tensor(r["ids"]) for r in rows], layout=jagged)
+def _tensordict(rows: list[Row]) -> TensorDict:
+    ids = torch.nested.as_nested_tensor([torch.tensor(r["ids"]) for r in rows], layout=torch.jagged)
     return TensorDict(
         {
             "uid": NonTensorStack(*(row["uid"] for row in rows)),
@@ -83,14 +83,6 @@ def _proto(rows: list[Row]) -> DataProtoParts:
     )
 
 
-def _numpy_proto(rows: list[Row]) -> DataProtoParts:
-    columns = {name: _objects([row[name] for row in rows]) for name in ("uid", "x", "ids", "tools")}
-    sizes = np.array([[row["x"]] for row in rows])
-    return DataProtoParts(
-        None, {**columns, "image": [{"size": size} for size in sizes], "source": "web"}
-    )
-
-
 def _table(rows: list[Row]) -> Table:
     columns = {
         "uid": [row["uid"] for row in rows],
@@ -129,10 +121,8 @@ def _list(rows: list[Row]) -> list[Row]:
 
 KINDS: dict[str, Callable[[list[Row]], Any]] = {
     "TensorDict": _tensordict,
-    "strided": lambda rows: _tensordict(rows, torch.strided),
     "lazy": _lazy,
     "DataProto": _proto,
-    "DataProto without tensors": _numpy_proto,
     "table": _table,
     "mapping": _mapping,
     "rows": _list,

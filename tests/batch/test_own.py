@@ -16,15 +16,12 @@ from rlskip.batch.columns import own
 @pytest.mark.parametrize(
     ("wrap", "unwrap"),
     [
-        (lambda x: x, lambda x: x),
-        (lambda x: {"a": [x]}, lambda x: x["a"][0]),
-        (lambda x: (x, 1), lambda x: x[0]),
+        (lambda x: {"a": [(x, 1)]}, lambda x: x["a"][0][0]),
         (NonTensorData, lambda x: x.data),
         (lambda x: TensorDict({"a": NonTensorData(x)}, []), lambda x: x["a"]),
     ],
-    ids=["bare", "nested", "tuple", "NonTensorData", "TensorDict"],
 )
-@pytest.mark.parametrize("value", [[1, 2], np.array([1, 2])], ids=["list", "array"])
+@pytest.mark.parametrize("value", [[1, 2], np.array([1, 2])])
 @pytest.mark.filterwarnings("error")
 def test_a_copy_keeps_its_values(
     value: Any, wrap: Callable[[Any], Any], unwrap: Callable[[Any], Any]

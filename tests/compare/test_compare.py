@@ -84,10 +84,10 @@ def moved(step: int, *, parts: int = 1, pad: int = 0, by: str = "response") -> N
     "how", [{}, {"parts": 4}, {"pad": 5}, {"parts": 3, "pad": 1, "by": "sampled"}]
 )
 def test_moved_rows_are_the_same_rows(
-    job: Callable[..., Side], how: dict[str, Any], values: str
+    job_of: Callable[..., Side], how: dict[str, Any], values: str
 ) -> None:
-    a = job("a", train, values=values)
-    b = job("b", lambda step: moved(step, **how), values=values)
+    a = job_of("a", train, values=values)
+    b = job_of("b", lambda step: moved(step, **how), values=values)
     found = compared(a, b)
     assert found.is_equal, found.verdict()
     assert {(one.stage, one.state) for one in found.stages} == {
@@ -97,7 +97,7 @@ def test_moved_rows_are_the_same_rows(
 
 
 def test_the_verdict_comes_first_and_what_is_equal_or_follows_is_folded(
-    job: Callable[..., Side], rlskip: Any, monkeypatch: pytest.MonkeyPatch
+    job_of: Callable[..., Side], rlskip: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def long(step: int) -> None:
         train(step)
@@ -109,7 +109,7 @@ def test_the_verdict_comes_first_and_what_is_equal_or_follows_is_folded(
         for i in range(9):
             package.record(f"more{i}", torch.ones(3) * (i + (step == 2)))
 
-    a, b = job("a", long), job("b", changed)
+    a, b = job_of("a", long), job_of("b", changed)
     monkeypatch.setenv("COLUMNS", "160")
     said = rlskip("compare", a.directory, b.directory)
     lines = said.out.splitlines()
@@ -134,9 +134,12 @@ def planted(at: tuple[int, int], value: float) -> Callable[[torch.Tensor], torch
 
 
 def test_the_first_difference_is_named_with_row_token_and_values(
-    job: Callable[..., Side],
+    job_of: Callable[..., Side],
 ) -> None:
-    a, b = job("a", train), job("b", lambda step: train(step, planted((5, 3), math.nan)))
+    a, b = (
+        job_of("a", train),
+        job_of("b", lambda step: train(step, planted((5, 3), math.nan))),
+    )
     found = compared(a, b)
     first, at = first_of(found)
     assert (first.step, first.stage, first.off, first.largest) == (2, "log_probs", 1, math.inf)
@@ -150,9 +153,9 @@ def test_the_first_difference_is_named_with_row_token_and_values(
     assert found.verdict().endswith("; the rollouts are equal")
 
 
-def test_digests_name_the_row(job: Callable[..., Side]) -> None:
+def test_digests_name_the_row(job_of: Callable[..., Side]) -> None:
     a, b = (
-        job(name, lambda step, v=value: train(step, planted((4, 1), v)), values="digest")
+        job_of(name, lambda step, v=value: train(step, planted((4, 1), v)), values="digest")
         for name, value in (("a", -0.5), ("b", -0.75))
     )
     first, at = first_of(compared(a, b))
@@ -177,12 +180,12 @@ def test_digests_name_the_row(job: Callable[..., Side]) -> None:
     ],
 )
 def test_a_number_of_unknown_precision_counts_as_float32(
-    job: Callable[..., Side], kind: Callable[[float], Any], is_float32: bool
+    job_of: Callable[..., Side], kind: Callable[[float], Any], is_float32: bool
 ) -> None:
     """A trainer's metric was a float32 tensor before it was a Python float."""
     value = float(np.float32(244.8))
     a, b, other = (
-        job(name, lambda step, by=by: package.record("metric", kind(value * by)))
+        job_of(name, lambda step, by=by: package.record("metric", kind(value * by)))
         for name, by in (("a", 1.0), ("b", 1 + 2**-23), ("other", 1 + 1e-5))
     )
     states = {one.state for one in compared(a, b).stages}
@@ -190,14 +193,14 @@ def test_a_number_of_unknown_precision_counts_as_float32(
     assert {one.state for one in compared(a, other).stages} == {"differs"}
 
 
-def test_rollouts_come_first(job: Callable[..., Side]) -> None:
+def test_rollouts_come_first(job_of: Callable[..., Side]) -> None:
     def other(step: int) -> None:
         batch = rows(step)
         if step == 2:
             batch["responses"][4, 2] = 99
         package.record("advantages", torch.zeros(N), rows=batch)
 
-    a, b = job("a", lambda step: train(step)), job("b", other)
+    a, b = job_of("a", lambda step: train(step)), job_of("b", other)
     first = next(one for one in compared(a, b).stages if one.step == 2)
     assert (first.stage, first.off) == ("rollouts", 1)
     assert first.note == "1 rows only in A, 1 only in B"
@@ -205,17 +208,19 @@ def test_rollouts_come_first(job: Callable[..., Side]) -> None:
     assert (first.at.token, first.at.b) == (PROMPT + 2, 99)
 
 
-def test_what_only_one_side_has_is_listed(job: Callable[..., Side]) -> None:
+def test_what_only_one_side_has_is_listed(job_of: Callable[..., Side]) -> None:
     def more(step: int) -> None:
         train(step)
         package.record("kl", 0.1)
 
-    found = compared(job("a", train, steps=[1, 2, 3]), job("b", more))
+    found = compared(job_of("a", train, steps=[1, 2, 3]), job_of("b", more))
     assert (found.only_a, found.only_b, found.steps[0].only_b) == ([3], [], ["kl"])
     assert (found.first, found.is_equal) == (None, False)
     assert "not everything could be compared" in found.verdict()
-    digests = job("d", train, values="digest")
-    assert "1 stages of steps 1,2; not everything" in compared(job("c", train), digests).verdict()
+    digests = job_of("d", train, values="digest")
+    assert (
+        "1 stages of steps 1,2; not everything" in compared(job_of("c", train), digests).verdict()
+    )
 
 
 @pytest.mark.parametrize(
@@ -230,17 +235,19 @@ def test_what_only_one_side_has_is_listed(job: Callable[..., Side]) -> None:
     ],
 )
 def test_values_of_the_whole_step_need_one_form(
-    job: Callable[..., Side], a: list[Any], b: list[Any], state: str, note: str
+    job_of: Callable[..., Side], a: list[Any], b: list[Any], state: str, note: str
 ) -> None:
     def values(some: list[Any]) -> Callable[[int], None]:
         return lambda step: [package.record("loss", one) for one in some] and None
 
-    found = compared(job("a", values(a), steps=[1]), job("b", values(b), steps=[1]))
+    found = compared(job_of("a", values(a), steps=[1]), job_of("b", values(b), steps=[1]))
     assert [(one.state, one.note) for one in found.stages] == [(state, note)]
     assert not found.is_equal
 
 
-def test_what_differs_first_within_a_step_is_the_first_record(job: Callable[..., Side]) -> None:
+def test_what_differs_first_within_a_step_is_the_first_record(
+    job_of: Callable[..., Side],
+) -> None:
     """Mini-batches alternate: the second log-probs come before the second loss."""
 
     def epochs(change: float) -> Callable[[int], None]:
@@ -252,13 +259,16 @@ def test_what_differs_first_within_a_step_is_the_first_record(job: Callable[...,
 
         return body
 
-    found = compared(job("a", epochs(0.0), steps=[1]), job("b", epochs(0.5), steps=[1]))
+    found = compared(job_of("a", epochs(0.0), steps=[1]), job_of("b", epochs(0.5), steps=[1]))
     first, _ = first_of(found)
     assert (first.stage, first.order, first.off) == ("log_probs", 3, N)
 
 
-def test_in_a_test_the_failure_is_the_table(job: Callable[..., Side]) -> None:
-    a, b = job("a", train), job("b", lambda step: train(step, lambda values: values + 1))
+def test_in_a_test_the_failure_is_the_table(job_of: Callable[..., Side]) -> None:
+    a, b = (
+        job_of("a", train),
+        job_of("b", lambda step: train(step, lambda values: values + 1)),
+    )
     assert_same_training(a.directory, a.directory)
     assert_same_training(a.directory, b.directory, atol=1.1)
     with pytest.raises(AssertionError) as caught:
@@ -273,9 +283,9 @@ def test_in_a_test_the_failure_is_the_table(job: Callable[..., Side]) -> None:
 
 @pytest.mark.parametrize("name", ["job", "path", "dump_dir", "output"])
 def test_what_a_side_may_be(
-    job: Callable[..., Side], rlskip: Any, tmp_path: Path, name: str
+    job_of: Callable[..., Side], rlskip: Any, tmp_path: Path, name: str
 ) -> None:
-    a, b = job("20260101-a", train), job("20260102-b", train)
+    a, b = job_of("20260101-a", train), job_of("20260102-b", train)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "rlskip_summary.json").write_text(f'{{"stages": "{b.directory}"}}')
     given = {"job": b.name, "path": b.directory, "dump_dir": tmp_path, "output": tmp_path / "out"}
@@ -288,11 +298,11 @@ def test_what_a_side_may_be(
 
 @pytest.mark.parametrize("below", ["", "GBS4_N3_in4_out6", "GBS4_N3_in4_out6/generate"])
 def test_a_side_may_be_a_directory_of_runs_that_a_job_used(
-    job: Callable[..., Side], rlskip: Any, tmp_path: Path, below: str
+    job_of: Callable[..., Side], rlskip: Any, tmp_path: Path, below: str
 ) -> None:
     sides = []
     for name, value in (("a", 0.0), ("b", 1.0)):
-        job(name, lambda step, v=value: train(step, lambda values: values + v))
+        job_of(name, lambda step, v=value: train(step, lambda values: values + v))
         run = Path(f"{name}_p/GBS4_N3_in4_out6/generate")
         StepStore(tmp_path / run).save(1, rows())
         records = tmp_path / "records" / name
@@ -303,9 +313,9 @@ def test_a_side_may_be_a_directory_of_runs_that_a_job_used(
     assert (said.code, "Log_probs differs first, at step 2" in said.out) == (1, True)
 
 
-def test_exit_codes(job: Callable[..., Side], rlskip: Any, tmp_path: Path) -> None:
-    a = job("a", train)
-    b = job("b", lambda step: train(step, lambda values: values + 1))
+def test_exit_codes(job_of: Callable[..., Side], rlskip: Any, tmp_path: Path) -> None:
+    a = job_of("a", train)
+    b = job_of("b", lambda step: train(step, lambda values: values + 1))
     where = ("-d", tmp_path)
     assert rlskip("compare", "a", "a", *where).code == 0
     assert rlskip("compare", "a", "b", *where).code == 1
@@ -330,7 +340,7 @@ def test_exit_codes(job: Callable[..., Side], rlskip: Any, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_one_value_a_row_is_compared_with_one_a_token(
-    job: Callable[..., Side], swapped: bool
+    job_of: Callable[..., Side], swapped: bool
 ) -> None:
     """TRL has one advantage a row, verl one for each token; a reward is on the last token."""
     batch, one = rows(), torch.arange(N) / 7
@@ -348,7 +358,7 @@ def test_one_value_a_row_is_compared_with_one_a_token(
         package.record("other", (one[:, None] + (torch.arange(N) == 7)[:, None]) * real, rows=batch)
 
     bodies = [by_row, by_token][:: -1 if swapped else 1]
-    found = compared(job("a", bodies[0], steps=[1]), job("b", bodies[1], steps=[1]))
+    found = compared(job_of("a", bodies[0], steps=[1]), job_of("b", bodies[1], steps=[1]))
     states = {one.stage: one.state for one in found.stages}
     kept = {"rollouts": "equal", "mask": "equal", "advantages": "equal", "rewards": "equal"}
     assert states == {**kept, "other": "differs"}

@@ -52,7 +52,7 @@ OFF = VECTOR + (torch.arange(200) == 199) * 1e-2
 )
 @pytest.mark.parametrize("values", ["all", "digest"])
 def test_digests_judge_as_whole_values_do(
-    job: Callable[..., Side],
+    job_of: Callable[..., Side],
     values: str,
     a: torch.Tensor,
     b: torch.Tensor,
@@ -60,7 +60,7 @@ def test_digests_judge_as_whole_values_do(
     state: str,
 ) -> None:
     sides = (
-        job(name, lambda step, x=x: package.record("of", x), steps=[1], values=values)
+        job_of(name, lambda step, x=x: package.record("of", x), steps=[1], values=values)
         for name, x in (("a", a), ("b", b))
     )
     (found,) = compared(*sides, **tolerance).stages
@@ -69,10 +69,12 @@ def test_digests_judge_as_whole_values_do(
 
 
 @pytest.mark.parametrize(("values", "by"), [("all", 1e-5), ("digest", 1e-3)])
-def test_one_large_value_hides_no_other(job: Callable[..., Side], values: str, by: float) -> None:
+def test_one_large_value_hides_no_other(
+    job_of: Callable[..., Side], values: str, by: float
+) -> None:
     off = VECTOR + (torch.arange(200) == 199) * by
     sides = (
-        job(name, lambda step, x=x: package.record("of", x), steps=[1], values=values)
+        job_of(name, lambda step, x=x: package.record("of", x), steps=[1], values=values)
         for name, x in (("a", filled(900.0, slice(1))), ("b", filled(900.0, slice(1), off)))
     )
     (found,) = compared(*sides).stages

@@ -12,7 +12,7 @@ from rlskip.compare.sides import Side
 from tests.compare.test_compare import N, compared, log_probs, rows
 
 
-def test_rows_with_equal_tokens_are_told_by_their_sessions(job: Callable[..., Side]) -> None:
+def test_rows_with_equal_tokens_are_told_by_their_sessions(job_of: Callable[..., Side]) -> None:
     def twins(order: list[int]) -> Callable[[int], None]:
         def body(step: int) -> None:
             batch = {k: v[:1].repeat(3, 1) if v.dim() > 1 else v[:3] for k, v in rows().items()}
@@ -21,10 +21,10 @@ def test_rows_with_equal_tokens_are_told_by_their_sessions(job: Callable[..., Si
 
         return body
 
-    assert compared(job("a", twins([0, 1, 2])), job("b", twins([2, 0, 1]))).is_equal
+    assert compared(job_of("a", twins([0, 1, 2])), job_of("b", twins([2, 0, 1]))).is_equal
 
 
-def test_sessions_may_have_other_numbers_in_the_other_run(job: Callable[..., Side]) -> None:
+def test_sessions_may_have_other_numbers_in_the_other_run(job_of: Callable[..., Side]) -> None:
     """As where they are numbered through the batch, and prompts are drawn in another order."""
 
     def numbered(order: list[int]) -> Callable[[int], None]:
@@ -35,7 +35,7 @@ def test_sessions_may_have_other_numbers_in_the_other_run(job: Callable[..., Sid
         return body
 
     order = [*range(2, N), 0, 1]
-    assert compared(job("a", numbered([*range(N)])), job("b", numbered(order))).is_equal
+    assert compared(job_of("a", numbered([*range(N)])), job_of("b", numbered(order))).is_equal
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_sessions_may_have_other_numbers_in_the_other_run(job: Callable[..., Sid
     ],
 )
 def test_how_often_a_response_was_sampled_is_of_the_rollouts(
-    job: Callable[..., Side], a: list[int], b: list[int], epochs: int, only: tuple[int, int]
+    job_of: Callable[..., Side], a: list[int], b: list[int], epochs: int, only: tuple[int, int]
 ) -> None:
     """B trains for `epochs`: that is no difference of its rollouts."""
 
@@ -67,7 +67,7 @@ def test_how_often_a_response_was_sampled_is_of_the_rollouts(
 
         return body
 
-    found = compared(job("a", train_on(a, 1)), job("b", train_on(b, epochs)))
+    found = compared(job_of("a", train_on(a, 1)), job_of("b", train_on(b, epochs)))
     first = found.stages[0]
     note = "{} rows only in A, {} only in B".format(*only) if any(only) else ""
     assert (first.stage, first.note, first.off) == ("rollouts", note, max(only))

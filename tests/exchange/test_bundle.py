@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +10,9 @@ import pytest
 import torch
 
 import rlskip as package
-from rlskip import stages
-from rlskip.config.record import read_record
 from rlskip.exchange import losses
 from rlskip.exchange.bundle import open_bundle
-from rlskip.jobs.records import JOB_VARIABLE, Recorder
+from rlskip.jobs.records import Recorder
 from rlskip.store import StepStore
 
 NAMES = {"experiment_name": "e", "project_name": "p"}
@@ -28,6 +24,7 @@ def first(rewards, groups): return rewards[:1]
 def changes(rewards, groups): return rewards.zero_()
 def judge(completion_ids, **more): raise ValueError("at lunch")
 async def later(completion_ids, **more): return [1.0] * len(completion_ids)
+def wrong(completion_ids, **more): return [0.5] * len(completion_ids)
 """
 
 
@@ -36,7 +33,7 @@ def rewards() -> torch.Tensor:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(tmp_path: Path, job_of: Any) -> Path:
     """A step of 3 groups, with the records of a job that trained on it as verl's GRPO does."""
     earned, made = rewards(), torch.Generator().manual_seed(2)
     old = -torch.rand(GROUPS * N, TOKENS, generator=made)
@@ -54,23 +51,27 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ratio = torch.exp(new - old)
     gain = advantages[:, None]
     loss = torch.maximum(-gain * ratio, -gain * ratio.clamp(0.8, 1.2)).mean()
-    monkeypatch.setenv(JOB_VARIABLE, "trained")
-    node = {"record": {"enable": True, "dump_dir": str(tmp_path / "dumps")}}
-    stages.start(read_record(node), lambda: 2)
     batch = {name: [row[name] for row in rows] for name in ("prompt_ids", "completion_ids")}
     order = torch.randperm(len(rows), generator=made)
     moved = {name: [column[i] for i in order.tolist()] for name, column in batch.items()}
-    package.record("advantages", advantages[order], rows=moved)
-    package.record("old_log_probs", old, rows=batch)
-    package.record("log_probs", new, rows=batch)
-    package.record("loss", loss)
-    stages.stop()
+
+    def body(step: int) -> None:
+        package.record("advantages", advantages[order], rows=moved)
+        package.record("old_log_probs", old, rows=batch)
+        package.record("log_probs", new, rows=batch)
+        package.record("loss", loss)
+
+    job_of("trained", body, steps=[2], root=tmp_path / "dumps")
     Recorder(tmp_path / "dumps", "rollout").write("hit", run=step.run.name, step=2)
     return step.run.directory
 
 
 @pytest.fixture
-def bundled(rlskip: Any, run: Path, tmp_path: Path) -> Path:
+def bundled(rlskip: Any, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The bundle of that step, beside functions that compute its stages again."""
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     out = tmp_path / "step.bundle"
     said = rlskip("bundle", run, 2, "-o", out)
     assert said.code == 0, said.err
@@ -95,26 +96,20 @@ def test_a_step_is_computed_again(rlskip: Any, bundled: Path, tmp_path: Path) ->
         (["--advantages", "grpo,eps=0.1"], "Advantages differs first, in group"),
         (["--advantages", "grpo", "--loss", "ppo,clip=0.01"], "Loss differs first, in the step"),
         (
-            ["--reward", "bundled:wrong", "--advantages", "grpo"],
+            ["--reward", "own:wrong", "--advantages", "grpo"],
             "Reward differs first, in group",
         ),
     ],
 )
 def test_the_first_stage_that_differs_is_named(
-    rlskip: Any, bundled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    options: list[str], first: str,
-) -> None:  # fmt: skip
-    (tmp_path / "bundled.py").write_text(
-        "def wrong(completion_ids, **more):\n    return [0.5 for _ in completion_ids]\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+    rlskip: Any, bundled: Path, options: list[str], first: str
+) -> None:
     said = rlskip("bundle", "--replay", bundled, *options)
     assert (said.code, said.out.startswith(first)) == (1, True), said.out
 
 
 def test_rewards_are_those_that_a_job_recorded(
-    rlskip: Any, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rlskip: Any, run: Path, tmp_path: Path, job_of: Any
 ) -> None:
     """As of TRL, whose rollouts have none; the records may be anywhere."""
     rows = [{"prompt_ids": r["prompt"], "completion_ids": r["response"]}
@@ -123,14 +118,14 @@ def test_rewards_are_those_that_a_job_recorded(
     earned = torch.arange(GROUPS * N) ** 2 % 7 / 4
     by_group = earned.view(GROUPS, N)
     scale = by_group.std(1, keepdim=True) + 1e-4
-    monkeypatch.setenv(JOB_VARIABLE, "far")
-    node = {"record": {"enable": True, "dump_dir": str(tmp_path / "far")}}
-    stages.start(read_record(node), lambda: 1)
     batch = {name: [row[name] for row in rows] for name in rows[0]}
-    package.record("rewards", earned, rows=batch)
     gaps = (by_group - by_group.mean(1, keepdim=True)) / scale
-    package.record("advantages", gaps.view(-1), rows=batch)
-    stages.stop()
+
+    def body(step: int) -> None:
+        package.record("rewards", earned, rows=batch)
+        package.record("advantages", gaps.view(-1), rows=batch)
+
+    job_of("far", body, steps=[1], root=tmp_path / "far")
     out = tmp_path / "far.bundle"
     command = ("bundle", step.run.directory, 1, "-o", out)
     assert "without records" in " ".join(rlskip(*command).out.split())
@@ -145,18 +140,14 @@ TEXTS = {"prompt": "what is it? /home/me/x", "note": {"/home/me/key": ["file:///
 
 @pytest.mark.parametrize("redact", [False, True])
 def test_neither_groups_nor_records_have_texts_or_paths(
-    rlskip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redact: bool
+    rlskip: Any, tmp_path: Path, job_of: Any, redact: bool
 ) -> None:
     """A group may be named by its prompt, as in TRL."""
     columns = {"prompt": [TEXTS["prompt"], "what else? /home/me/x"], "completion_ids": [[1], [2]],
                "note": [TEXTS["note"]] * 2}  # fmt: skip
     run = tmp_path / "e_p" / "GBSany_Nany_inany_outany"
     StepStore(run).save(1, columns)
-    monkeypatch.setenv(JOB_VARIABLE, "texts")
-    node = {"record": {"enable": True, "dump_dir": str(tmp_path)}}
-    stages.start(read_record(node), lambda: 1)
-    package.record("said", "what was asked: /home/me/x")
-    stages.stop()
+    job_of("texts", lambda step: package.record("said", "what was asked: /home/me/x"), steps=[1])
     options = ["--redact"] * redact
     command = ("bundle", run, 1, "--records", "texts", "-d", tmp_path)
     assert rlskip(*command, "-o", tmp_path / "all", *options).code == 0
@@ -164,12 +155,12 @@ def test_neither_groups_nor_records_have_texts_or_paths(
     alone = rlskip(*command, "-o", tmp_path / "one", "--group", group, *options, "--json").json
     assert alone["sessions"] == 1
     for name in ("all", "one"):
-        with zipfile.ZipFile(tmp_path / name) as packed:
-            found = b"".join(packed.read(part) for part in packed.namelist())
-        assert (b"/home" in found, b"my dir" in found) == (False, False)
-        assert (b"what" in found) is not redact
-    with open_bundle(tmp_path / "all") as opened:
-        assert len(opened.rollouts.groups) == 2
+        opened = open_bundle(tmp_path / name)
+        assert opened.records is not None
+        found = repr((opened.manifest, list(opened.rollouts), opened.records.stages["said"]))
+        assert ("/home" in found, "my dir" in found, str(tmp_path) in found) == (False,) * 3
+        assert ("what" in found) is not redact
+    assert len(open_bundle(tmp_path / "all").rollouts.groups) == 2
 
 
 def test_a_group_is_taken_alone(rlskip: Any, run: Path, tmp_path: Path) -> None:
@@ -183,27 +174,20 @@ def test_a_group_is_taken_alone(rlskip: Any, run: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize("how", ["cut", "changed", "other", "text", "name"])
+@pytest.mark.parametrize("how", ["cut", "changed", "other", "text"])
 def test_what_is_no_sound_bundle_is_refused(
-    rlskip: Any, bundled: Path, tmp_path: Path, how: str
+    rlskip: Any, run: Path, bundled: Path, tmp_path: Path, how: str
 ) -> None:
+    whole = bundled.read_bytes()
     bad = tmp_path / "bad"
-    with zipfile.ZipFile(bundled) as packed, zipfile.ZipFile(bad, "w") as made:
-        for name in packed.namelist():
-            data = packed.read(name)
-            if how == "changed" and name.endswith(".dp"):
-                data = data[:-1] + bytes([data[-1] ^ 1])
-            if name == "bundle.json" and how in ("other", "name"):
-                manifest = json.loads(data)
-                manifest["format"] += how == "other"
-                if how == "name":
-                    manifest["parts"]["rollouts/../x"] = ""
-                data = json.dumps(manifest).encode()
-            made.writestr(name, data)
-    if how == "cut":
-        bad.write_bytes(bad.read_bytes()[:-100])
-    elif how == "text":
-        bad.write_text("no bundle")
+    bad.write_bytes(
+        {
+            "cut": whole[:-100],
+            "changed": whole[:100] + bytes([whole[100] ^ 1]) + whole[101:],
+            "other": (run / "2" / "gen_batch.dp").read_bytes(),
+            "text": b"no bundle",
+        }[how]
+    )
     said = rlskip("bundle", "--replay", bad, "--advantages", "grpo")
     assert (said.code, "bad: " in said.err) == (2, True), said.err
 
@@ -224,22 +208,13 @@ def test_what_is_no_sound_bundle_is_refused(
     ],
 )
 def test_what_is_missing_or_fails_is_named(
-    rlskip: Any, bundled: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-    arguments: list[str], message: str,
-) -> None:  # fmt: skip
-    (tmp_path / "own.py").write_text(OWN)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+    rlskip: Any, bundled: Path, arguments: list[str], message: str
+) -> None:
     said = rlskip("bundle", *[str(bundled) if one == "B" else one for one in arguments])
     assert (said.code, message in said.err) == (2, True), said.err
 
 
-def test_a_function_may_be_async_and_change_what_it_is_given(
-    rlskip: Any, bundled: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "own.py").write_text(OWN)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+def test_a_function_may_be_async_and_change_what_it_is_given(rlskip: Any, bundled: Path) -> None:
     command = ("bundle", "--replay", bundled, "--reward", "own:later", "--loss", "grpo")
     said = rlskip(*command, "--advantages", "own:changes", "--json").json["stages"]
     assert [one["state"] for one in said[:2]] == ["differs"] * 2

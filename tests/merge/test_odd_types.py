@@ -1,7 +1,6 @@
 """A field of an odd type, or a row or a token of one, is refused by name and never crashes."""
 
 import copy
-from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -29,40 +28,20 @@ class Odd:
 
 VALUES = {
     "int": lambda: 5,
-    "float": lambda: 0.5,
     "str": lambda: "ab",
-    "bytes": lambda: b"ab",
     "None": lambda: None,
     "dict": lambda: {"x": [1, 2]},
-    "empty dict": dict,
     "set": lambda: {1, 2},
     "tuple": lambda: (1, 2),
-    "range": lambda: range(2),
     "list": lambda: [1, 2],
-    "empty list": list,
     "nested list": lambda: [[1], [1, 2]],
-    "list of None": lambda: [None, None],
     "array": lambda: np.zeros((2, 3), np.int64),
-    "flat array": lambda: np.zeros(2),
-    "0-d array": lambda: np.array(1.0),
-    "object array": lambda: np.array([[1], [1, 2]], dtype=object),
-    "arrays": lambda: [np.zeros((2, 3)), np.zeros((4, 3))],
-    "equal arrays": lambda: [np.zeros(2), np.zeros(2)],
-    "tensor": lambda: torch.zeros(2, 3),
-    "0-d tensor": lambda: torch.tensor(1.0),
     "tensors": lambda: [torch.zeros(2, 3), torch.zeros(4, 3)],
-    "meta tensors": lambda: [torch.zeros(2, device="meta"), torch.zeros(2, device="meta")],
-    "0-d tensors": lambda: [torch.tensor(1), torch.tensor(1)],
     "TensorDict": lambda: TensorDict({"x": torch.zeros(2)}, [2]),
     "generator": lambda: (i for i in range(2)),
-    "object": object,
     "odd": Odd,
     "odds": lambda: [Odd(), Odd()],
     "strings": lambda: ["a", "b"],
-    "nan": lambda: [float("nan"), float("nan")],
-    "huge": lambda: [10**400, 10**400],
-    "complex": lambda: [1j, 1j],
-    "decimals": lambda: [Decimal(1), Decimal(2)],
 }
 
 TOKENS = ["prompt_token_ids", "response_ids", "rewards", "loss_masks", "rollout_logprobs"]
@@ -117,13 +96,6 @@ def test_a_field_or_a_row_or_a_token_of_an_odd_type(two_turns, call, name):
             refused_by_name(CALLS[call], two_turns | {name: rows}, name)
 
 
-@pytest.mark.parametrize("name", NOT_CARRIED)
-def test_unsupported_fields_are_refused_whatever_their_type(two_turns, name):
-    for value, make in VALUES.items():
-        if value != "None":
-            assert refused_by_name(CALLS["merge"], two_turns | {name: make()}, name)
-
-
 @pytest.mark.parametrize("value", VALUES)
 def test_a_batch_or_a_list_of_batches_of_an_odd_type(value):
     for call in (CALLS["merge"], concatenate_generator_outputs):
@@ -137,8 +109,8 @@ def test_uids_of_an_odd_type(two_turns):
         for value, make in VALUES.items()
         if refused_by_name(lambda uids: merge(two_turns, ON, uids), make(), "uids")
     }
-    assert refused >= {"int", "dict", "set", "generator", "object", "odd", "0-d array"}
-    assert not refused & {"None", "tuple", "flat array", "list", "strings"}
+    assert refused >= {"int", "dict", "set", "generator", "odd"}
+    assert not refused & {"None", "tuple", "list", "strings"}
 
 
 def jagged(*rows, dtype=torch.int64):
@@ -150,13 +122,8 @@ def jagged(*rows, dtype=torch.int64):
 
 PACKED_VALUES = {
     "dense": lambda: torch.zeros(2, 3),
-    "one per row": lambda: torch.zeros(2),
     "strings": lambda: NonTensorStack("a", "b"),
-    "lists": lambda: NonTensorStack([1], [1, 2]),
-    "TensorDict": lambda: TensorDict({"x": torch.zeros(2)}, [2]),
     "floats": lambda: jagged([1.0], [1.0, 2.0], dtype=torch.float32),
-    "half": lambda: jagged([1.0], [1.0, 2.0], dtype=torch.float16),
-    "bfloat16": lambda: jagged([1.0], [1.0, 2.0], dtype=torch.bfloat16),
     "float8": lambda: jagged([1.0], [1.0, 2.0], dtype=torch.float8_e4m3fn),
     "bool": lambda: jagged([True], [True, False], dtype=torch.bool),
     "complex": lambda: jagged([1j], [1j, 2j], dtype=torch.complex64),
@@ -165,10 +132,6 @@ PACKED_VALUES = {
     "strided": lambda: torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)]),
     "rows of vectors": lambda: torch.nested.nested_tensor(
         [torch.zeros(1, 3), torch.zeros(2, 3)], layout=torch.jagged
-    ),
-    "rows of vectors of ids": lambda: torch.nested.nested_tensor(
-        [torch.ones(1, 3, dtype=torch.int32), torch.ones(2, 3, dtype=torch.int32)],
-        layout=torch.jagged,
     ),
     "ragged in the second dimension": lambda: torch.nested.nested_tensor(
         [torch.zeros(3, 1), torch.zeros(3, 2)], layout=torch.jagged
@@ -186,9 +149,7 @@ def test_a_packed_field_of_an_odd_type(two_turns, strategy, name):
         refused_by_name(lambda batch: merge(batch, merge_config(strategy=strategy)), batch, name)
 
 
-@pytest.mark.parametrize(
-    "value", ["float8", "bfloat16", "half", "complex", "bool", "rows of vectors"]
-)
+@pytest.mark.parametrize("value", ["float8", "complex", "bool", "rows of vectors"])
 @pytest.mark.parametrize("place", ["custom", ("deep", "er", "custom")], ids=["top", "nested"])
 def test_packed_values_of_any_dtype_stay_with_their_tokens(value, place):
     batch = pack(turns(([10], [20]), ([10, 20, 30], [40, 41])))

@@ -2,7 +2,7 @@
 
 from rlskip import cached_reward
 from rlskip.rescore.judge import Judge
-from rlskip.rescore.scoring import Rescoring
+from rlskip.rescore.scoring import rescore as score_again
 from rlskip.runs.opened import Run
 from rlskip.store import StepStore
 
@@ -18,7 +18,7 @@ def other(text):
 def rescore(folder, columns):
     run = Run(folder / "e_p" / "GBS1_N1_in1_out1")
     StepStore(run.directory).save(3, columns)
-    Rescoring(Judge(judge, folder / "verdicts", version="1")).run([run])
+    score_again(Judge(judge, folder / "verdicts", version="1"), [run])
 
 
 CASES = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
@@ -134,11 +133,6 @@ class Window:
         code = {"windowsVirtualKeyCode": 13} if key == "Enter" else {}
         self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text, **code)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key, **code)
-
-    def picture(self, out: Path) -> None:
-        """A screenshot of the whole page."""
-        data = self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
-        out.write_bytes(base64.b64decode(data))
 
     @property
     def overflow(self) -> int:

@@ -6,7 +6,6 @@ policy refused nothing.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,7 @@ import numpy as np
 import pytest
 
 import rlskip as rlskip_package
-from rlskip import stages
 from rlskip._human import number
-from rlskip.config.record import read_record
-from rlskip.jobs.records import JOB_VARIABLE
 from rlskip.store import StepStore
 
 Look = Callable[..., Any]
@@ -57,28 +53,28 @@ def test_the_first_screen_has_curves_and_the_figures_of_show(
     assert facts["mean length"] == number(shown["figures"]["length"])
 
 
-def recorded(root: Path, name: str, loss: float) -> Path:
-    """A job that trained on the rollouts of the example's run."""
-    job = root / "stages" / name
-    os.environ[JOB_VARIABLE] = name
-    now = [0]
-    node = {"enable": True, "dump_dir": str(root)}
-    stages.start(read_record({"record": node}), lambda: now[0])
-    for now[0] in (1, 2, 3):
-        rows = {"prompt_ids": [[1, 2]] * 2, "completion_ids": [[3], [4, 5]]}
-        rlskip_package.record("loss", loss / now[0])
-        rlskip_package.record("metrics.actor/entropy", 0.0)
-        rlskip_package.record("metrics.actor/kl", 0.5)
-        rlskip_package.record("advantages", np.array([1.0, -0.5]), rows=rows)
-    stages.stop()
-    del os.environ[JOB_VARIABLE]
-    return job
+@pytest.fixture
+def recorded(dumps: Path, job_of: Any) -> Callable[[str, float], Path]:
+    """``recorded(name, loss)``: a job that trained on the rollouts of the example's run."""
+
+    def make(name: str, loss: float) -> Path:
+        def body(step: int) -> None:
+            rows = {"prompt_ids": [[1, 2]] * 2, "completion_ids": [[3], [4, 5]]}
+            rlskip_package.record("loss", loss / step)
+            rlskip_package.record("metrics.actor/entropy", 0.0)
+            rlskip_package.record("metrics.actor/kl", 0.5)
+            rlskip_package.record("advantages", np.array([1.0, -0.5]), rows=rows)
+
+        directory: Path = job_of(name, body, steps=(1, 2, 3), root=dumps).directory
+        return directory
+
+    return make
 
 
 def test_what_a_job_recorded_is_drawn_and_what_is_zero_is_not(
-    rlskip: Any, run_dir: Path, dumps: Path, tmp_path: Path, look: Look
+    rlskip: Any, recorded: Any, tmp_path: Path, look: Look
 ) -> None:
-    job = recorded(dumps, "only", 2.0)
+    job = recorded("only", 2.0)
     out = tmp_path / "page.html"
     assert rlskip("report", job, "--html", out).code == 0, "as compare takes it"
     window = look(out)
@@ -87,9 +83,9 @@ def test_what_a_job_recorded_is_drawn_and_what_is_zero_is_not(
 
 
 def test_two_jobs_share_a_chart_and_equal_curves_are_one(
-    rlskip: Any, dumps: Path, tmp_path: Path, look: Look
+    rlskip: Any, recorded: Any, tmp_path: Path, look: Look
 ) -> None:
-    a, b = recorded(dumps, "one", 2.0), recorded(dumps, "other", 3.0)
+    a, b = recorded("one", 2.0), recorded("other", 3.0)
     out = tmp_path / "page.html"
     assert rlskip("compare", a, b, "--html", out).code == 1
     window = look(out)
@@ -140,26 +136,6 @@ def test_groups_are_searched_filtered_and_sorted(page: Path, look: Look) -> None
         expected = click(lengths)
         assert lengths in (expected, expected[::-1])
     assert window.ask("document.querySelectorAll('th[aria-sort]').length") == 2
-    low = sorted(column(7))[1]
-    window.type("input[aria-label='length max']", str(low))
-    assert len(groups(window)) == 2
-    assert max(column(7)) <= low
-
-
-def test_a_bar_of_the_histogram_selects_its_sessions(run_dir: Path, page: Path, look: Look) -> None:
-    from rlskip.runs.opened import Run
-
-    rewards = [one.reward for one in Run(run_dir)[1].sessions()]
-    window = look(page)
-    window.go("#0/1")
-    window.click(".bin:last-child")
-    won = sum(reward == 1 for reward in rewards)
-    assert window.texts(".tab")[1] == f"Sessions ({won})"
-    window.click(".tab:nth-child(2)")
-    shown = window.texts("table[aria-label=sessions] tbody td:nth-child(3)")
-    assert shown == ["1"] * won
-    window.click(".bin:last-child")
-    assert window.texts(".tab")[1] == f"Sessions ({len(rewards)})"
 
 
 def test_a_session_is_reached_by_the_keyboard_and_by_its_address(

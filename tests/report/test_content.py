@@ -17,10 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rlskip as package
-from rlskip import stages
 from rlskip.batch.decoding import Decoder
-from rlskip.config.record import read_record
-from rlskip.jobs.records import JOB_VARIABLE, Recorder
+from rlskip.jobs.records import Recorder
 from rlskip.report.one_run import Shown
 from rlskip.report.page import render
 from rlskip.report.sessions import GAP, LOG_PROBS, Vocabulary
@@ -115,7 +113,7 @@ def test_turns_are_told_apart(rlskip: Any, tmp_path: Path, content: Any) -> None
 
 
 def test_tokens_have_what_a_job_recorded_of_them(
-    rlskip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: Any
+    rlskip: Any, tmp_path: Path, job_of: Any, content: Any
 ) -> None:
     n, width = 4, 3
     batch = {
@@ -126,16 +124,17 @@ def test_tokens_have_what_a_job_recorded_of_them(
     }
     run = tmp_path / "e_p" / "GBS4_N1_in1_out3"
     StepStore(run).save(1, batch)
-    monkeypatch.setenv(JOB_VARIABLE, "job")
-    Recorder(tmp_path, "rollout").write("consulted", run="e_p/GBS4_N1_in1_out3")
     order = torch.tensor([2, 0, 3, 1])
     moved = {name: column[order] for name, column in batch.items()}
     values = torch.arange(n * width).reshape(n, width) / 8
-    stages.start(read_record({"record": {"enable": True, "dump_dir": str(tmp_path)}}), lambda: 1)
-    package.record("engine_log_probs", moved["rollout_log_probs"], rows=moved)
-    package.record("old_log_probs", -values[order], rows=moved)
-    package.record("advantages", values[order, 0], rows=moved)
-    stages.stop()
+
+    def body(step: int) -> None:
+        Recorder(tmp_path, "rollout").write("consulted", run="e_p/GBS4_N1_in1_out3")
+        package.record("engine_log_probs", moved["rollout_log_probs"], rows=moved)
+        package.record("old_log_probs", -values[order], rows=moved)
+        package.record("advantages", values[order, 0], rows=moved)
+
+    job_of("job", body, steps=[1])
     rlskip("report", run, "--html", tmp_path / "page.html")
     found = content(tmp_path / "page.html").sessions()
     for i, one in enumerate(found.values()):
@@ -277,8 +276,8 @@ def test_the_texts_of_tokens_make_up_the_whole(said: str) -> None:
 
 def test_text_of_a_tokenizer_is_in_the_page(run_dir: Path, tmp_path: Path, content: Any) -> None:
     run = Run(run_dir, decode=Decoder(Letters()))
-    page = render([Shown("run", run, None)], success=0.5, max_bytes=10**6)
-    (tmp_path / "page.html").write_bytes(page.html)
+    page, _ = render([Shown("run", run, None)], success=0.5, max_bytes=10**6)
+    (tmp_path / "page.html").write_bytes(page)
     found = content(tmp_path / "page.html")
     prompt = next(iter(Run(run_dir).iter_rows(["prompt"])))["prompt"]
     assert found.index["runs"][0]["groups"]["prompt"][0] == bytes(prompt).decode()

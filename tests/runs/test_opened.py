@@ -18,7 +18,7 @@ import rlskip
 from rlskip.batch.columns import columns_of
 from rlskip.batch.row_fields import RowFields
 from rlskip.batch.tables import DataProtoParts
-from rlskip.runs.opened import NoSuchPlaceError, Run, Runs
+from rlskip.runs.opened import NoSuchPlaceError, Runs
 from rlskip.store import DumpError, StepStore
 from tests.faulty_files import FaultyFiles
 
@@ -275,12 +275,6 @@ def test_runs_and_steps_are_named_and_sliced(dumps: Path) -> None:
         runs["nothing"]
     with pytest.raises(ValueError, match="counted upwards"):
         run[-2:]
-
-
-def test_a_relative_path_names_the_same_run(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(run_dir)
-    assert rlskip.open(".") == rlskip.open(f"../{run_dir.name}") == Run(run_dir)
-    assert rlskip.open("..").run.name == f"{run_dir.parent.name}/{run_dir.name}"
 
 
 def test_sessions_have_their_turns_and_groups_their_sessions(directory: Path) -> None:

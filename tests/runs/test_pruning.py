@@ -27,14 +27,6 @@ def chosen(said: Any) -> list[str]:
     return sorted(f"{one['run'].split('_')[0]}/{one['name']}" for one in said.json)
 
 
-def test_it_only_tells_without_yes(rlskip: Any, dumps: Path, run_dir: Path) -> None:
-    said = rlskip("prune", dumps, "--keep-last", 1)
-    assert said.code == 0
-    assert "would remove 4 dumps" in said.out
-    assert "add --yes" in said.out
-    assert steps(run_dir) == [1, 2, 3]
-
-
 def test_keep_last_counts_per_run_by_when_they_were_written(
     rlskip: Any, dumps: Path, run_dir: Path
 ) -> None:

@@ -133,15 +133,6 @@ def test_a_stages_own_names_are_read(
     ]
 
 
-@pytest.mark.parametrize("found", ["text", {"response": 3}, {"what": "is it"}, {"n": 0}, None])
-def test_a_description_that_makes_no_sense_is_left_out(
-    rlskip: Any, tmp_path: Path, found: Any
-) -> None:
-    rows = {"responses": [[1, 2], [3]]}
-    StepStore(tmp_path / "e_p" / "s").save(1, rows, info={"rows": found})
-    assert rlskip("show", 1, "-d", tmp_path, "--json").json[0]["rows"] == 2
-
-
 def test_a_mask_of_another_length_is_never_taken_for_sampled_tokens(
     rlskip: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

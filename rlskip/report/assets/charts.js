@@ -1,4 +1,4 @@
-// Curves over steps, and histograms that select.
+// Curves over steps.
 "use strict";
 
 let charts = [];
@@ -164,62 +164,3 @@ addEventListener("resize", () => {
     drawCharts();
   }
 });
-
-/** At most 16 bins with round bounds over a range. */
-function roundBins(low, high) {
-  const power = 10 ** Math.floor(Math.log10((high - low) / 15));
-  const step =
-    power * [1, 2, 5, 10].find((by) => Math.floor(high / (by * power)) - Math.floor(low / (by * power)) < 16);
-  const first = Math.floor(low / step),
-    last = Math.ceil(high / step);
-  const round = (i) => Number((i * step).toPrecision(6));
-  return Array.from({ length: Math.max(1, last - first) }, (_, i) => [
-    round(first + i),
-    round(first + i + 1),
-  ]);
-}
-
-/** A histogram of rewards whose bars select: select(low, high) or select(null). */
-function histogram(values, select) {
-  const known = values.filter((v) => v !== null);
-  if (!known.length) return null;
-  const [low, high] = known.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
-  const different = [...new Set(known)].sort((a, b) => a - b);
-  const bins = different.length <= 12 ? different.map((v) => [v, v]) : roundBins(low, high);
-  const within = (v, i) =>
-    v >= bins[i][0] &&
-    (v < bins[i][1] || (v === bins[i][1] && (bins[i][0] === bins[i][1] || i === bins.length - 1)));
-  const counts = bins.map((_, i) => known.filter((v) => within(v, i)).length);
-  const most = Math.max(...counts);
-  let first = -1,
-    last = -1;
-  const bars = bins.map(([from, to], i) => {
-    const name = from === to ? number(from) : number(from) + " to " + number(to);
-    const bar = h("span.bar");
-    bar.style.height = Math.max(counts[i] ? 3 : 0, (100 * counts[i]) / most) + "%";
-    return h(
-      "button.bin",
-      {
-        "aria-pressed": "false",
-        title: "reward " + name + ": " + count(counts[i], "session"),
-        onclick: (event) => {
-          if (event.shiftKey && first >= 0) [first, last] = [Math.min(first, i), Math.max(last, i)];
-          else if (first === i && last === i) first = last = -1;
-          else first = last = i;
-          bars.forEach((one, k) => one.setAttribute("aria-pressed", String(k >= first && k <= last)));
-          first < 0
-            ? select(null)
-            : select((v) => v !== null && bins.some((_, k) => k >= first && k <= last && within(v, k)));
-        },
-      },
-      h("span.column", null, bar),
-      h("small", null, number(from)),
-    );
-  });
-  return h(
-    "figure.histogram",
-    null,
-    h("figcaption", null, "Reward of the sessions", h("small.dim", null, "choose a bar; with Shift a range")),
-    h("div.bins", null, bars),
-  );
-}

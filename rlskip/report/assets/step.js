@@ -13,24 +13,12 @@ function stepView({ run, step }) {
     view.before = i > 0 ? address(run, steps[i - 1]) : null;
     view.after = i + 1 < steps.length ? address(run, steps[i + 1]) : null;
   }
-  const filter = {
-    words: "",
-    chosen: null,
-    from: null,
-    to: null,
-    shortest: null,
-    longest: null,
-    signal: false,
-  };
+  const filter = { words: "", signal: false };
   const hasRewards = groups.some((group) => g.reward[group] !== null);
   const dumps = new Set(groups.map((group) => g.dump[group])).size > 1;
   const passes = (group) =>
     (!filter.words ||
       (g.name[group] + " " + (g.prompt[group] ?? "")).toLowerCase().includes(filter.words)) &&
-    (filter.from === null || g.high[group] >= filter.from) &&
-    (filter.to === null || (g.low[group] !== null && g.low[group] <= filter.to)) &&
-    (filter.shortest === null || g.length[group] >= filter.shortest) &&
-    (filter.longest === null || g.length[group] <= filter.longest) &&
     (!filter.signal || g.low[group] !== g.high[group]);
   const groupTable = table(
     [
@@ -75,27 +63,12 @@ function stepView({ run, step }) {
   function refresh() {
     const kept = groups.filter(passes),
       inside = new Set(kept);
-    const some = sessions.filter(
-      (k) => inside.has(s.group[k]) && (!filter.chosen || filter.chosen(s.reward[k])),
-    );
-    const withChosen = filter.chosen ? new Set(some.map((k) => s.group[k])) : null;
-    const last = withChosen ? kept.filter((group) => withChosen.has(group)) : kept;
-    groupTable.show(last);
+    const some = sessions.filter((k) => inside.has(s.group[k]));
+    groupTable.show(kept);
     sessionTable.show(some);
-    counts[0].textContent = "Groups (" + last.length.toLocaleString("en") + ")";
+    counts[0].textContent = "Groups (" + kept.length.toLocaleString("en") + ")";
     counts[1].textContent = "Sessions (" + some.length.toLocaleString("en") + ")";
   }
-  const bound = (name, label, key) =>
-    h("input.bound", {
-      type: "number",
-      step: "any",
-      placeholder: label,
-      "aria-label": name + " " + label,
-      oninput: (event) => {
-        filter[key] = event.target.value === "" ? null : Number(event.target.value);
-        refresh();
-      },
-    });
   const tabs = [groupTable, sessionTable];
   const buttons = counts.map((inner, k) =>
     h(
@@ -131,13 +104,6 @@ function stepView({ run, step }) {
     h("h1", null, badge(run), all ? "All steps" : "Step " + step),
     other && h("p", null, h("a", { href: other }, "The same step of " + runs[1 - run.id].label)),
     facts(figures),
-    histogram(
-      sessions.map((k) => s.reward[k]),
-      (chosen) => {
-        filter.chosen = chosen;
-        refresh();
-      },
-    ),
     h(
       "div.filters",
       null,
@@ -151,8 +117,6 @@ function stepView({ run, step }) {
           refresh();
         },
       }),
-      hasRewards && h("span.range", null, "reward", bound("reward", "min", "from"), bound("reward", "max", "to")),
-      h("span.range", null, "length", bound("length", "min", "shortest"), bound("length", "max", "longest")),
       hasRewards &&
         h(
           "label",
