@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import subprocess
@@ -27,6 +26,7 @@ from rlskip.hosts.verl.seams import (
     TABLE,
     V0_TRAINER,
     V1_TRAINER,
+    lacking,
     seams,
 )
 from tests.hosts import verl_stub
@@ -73,6 +73,7 @@ def config(tmp_path: Path, **skip: Any) -> dict[str, Any]:
 def test_a_release_with_every_seam_is_attached(site: Path) -> None:
     verl_stub.import_all()
     assert seams.missing == {}
+    assert lacking(site / "verl") == []
 
 
 @pytest.mark.parametrize("target", BY_TARGET)
@@ -82,6 +83,7 @@ def test_a_seam_that_is_gone_is_named(
     """A required one ends the import of verl; without an optional one a feature is off."""
     seam = BY_TARGET[target]
     rename(site, seam)
+    assert target in {gone.target for gone in lacking(site / "verl")}
     if not seam.feature:
         with pytest.raises(AttachError) as error:
             verl_stub.import_all()
@@ -102,6 +104,7 @@ def test_a_stage_that_verl_no_longer_decorates_ends_its_import(site: Path, targe
     file = site.joinpath(*seam.place.module.split(".")).with_suffix(".py")
     kept = [line for line in file.read_text().splitlines() if "@SkipManager" not in line]
     file.write_text("\n".join(kept))
+    assert target in {gone.target for gone in lacking(site / "verl")}
     with pytest.raises(AttachError, match="rlskip's decorator did not reach it"):
         verl_stub.import_all()
 
@@ -191,28 +194,6 @@ def test_verls_own_manager_does_not_know_that_key(python_of: Callable[[str], str
     assert "Key 'provider' not in 'SkipManagerConfig'" in done.stderr
 
 
-def is_in(package: Path, seam: Seam) -> bool:
-    """Whether a verl whose source is in `package` has a seam; imports nothing.
-
-    One that verl decorates must have the decorator, too.
-    """
-    file = package.joinpath(*seam.place.module.split(".")[1:])
-    file = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
-    node: ast.AST | None = ast.parse(file.read_text(encoding="utf-8")) if file.exists() else None
-    for name in seam.place.path.split("."):
-        node = next((n for n in getattr(node, "body", ()) if name in names(n)), None)
-    decorators = " ".join(map(ast.unparse, getattr(node, "decorator_list", ())))
-    return node is not None and (not seam.decorated or "SkipManager.annotate" in decorators)
-
-
-def names(node: ast.AST) -> set[str]:
-    """What a statement defines."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return {node.name}
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    return {target.id for target in targets if isinstance(target, ast.Name)}
-
-
 @pytest.mark.verl
 def test_releases_of_verl_have_every_seam() -> None:
     """Those in ``RLSKIP_VERL_SOURCES`` (folders of packages, with colons), and 0.9.1."""
@@ -224,6 +205,6 @@ def test_releases_of_verl_have_every_seam() -> None:
         folders.append(subprocess.check_output([python, "-c", code], text=True).strip())
     if not folders:
         pytest.skip("neither RLSKIP_VERL_SOURCES nor RLSKIP_VERL091 is set")
-    assert [
-        (folder, s.target) for folder in folders for s in TABLE if not is_in(Path(folder), s)
-    ] == []
+    assert {folder: lacking(Path(folder)) for folder in folders} == {
+        folder: [] for folder in folders
+    }

@@ -5,6 +5,9 @@ The modules beside this one declare what runs in a seam's place.
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 from rlskip._wrap import Seam, Seams
 
 #: Modules and classes of verl that hold the seams.
@@ -105,3 +108,33 @@ TABLE = (
 )
 
 seams = Seams("verl", TABLE)
+
+
+def lacking(package: Path) -> list[Seam]:
+    """The seams that a verl whose source is in `package` does not have; imports nothing.
+
+    One that verl decorates must have the decorator, too.
+    """
+    trees: dict[str, ast.Module | None] = {}
+    return [seam for seam in TABLE if not _is_in(package, seam, trees)]
+
+
+def _is_in(package: Path, seam: Seam, trees: dict[str, ast.Module | None]) -> bool:
+    module = seam.place.module
+    if module not in trees:
+        file = package.joinpath(*module.split(".")[1:])
+        file = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
+        trees[module] = ast.parse(file.read_text(encoding="utf-8")) if file.exists() else None
+    node: ast.AST | None = trees[module]
+    for name in seam.place.path.split("."):
+        node = next((n for n in getattr(node, "body", ()) if name in _names(n)), None)
+    decorators = " ".join(map(ast.unparse, getattr(node, "decorator_list", ())))
+    return node is not None and (not seam.decorated or "SkipManager.annotate" in decorators)
+
+
+def _names(node: ast.AST) -> set[str]:
+    """What a statement defines."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return {target.id for target in targets if isinstance(target, ast.Name)}
