@@ -228,9 +228,8 @@ def test_a_file_with_endless_nesting_is_refused(levels: int) -> None:
 
 @pytest.mark.parametrize(
     ("spec", "stored"),
-    [("i8", "f2"), ("i8", ""), ("i8", "x8"), ("i8", "i16"), ("i8", "u8"), ("i2", "i4"),
-     ("u8", "i4"), ("x8", "u4"), ("x8", "x4"), ("i8", None), ("i8", ["i4"]), ("i8", "2"),
-     ("", "i4"), (None, "i4"), ("f8", "f8"), ("x3", "x3"), ("i", "i"), ("i8", "i"), (["i8"], "i8")],
+    [("i8", "f2"), ("i8", "x8"), ("i8", "u8"), ("i2", "i4"), ("x8", "u4"), ("x8", "x4"),
+     ("i8", None), ("i8", ["i4"]), (None, "i4"), ("x3", "x3"), ("i8", "i")],
 )  # fmt: skip
 def test_the_spec_of_an_array_is_checked(
     spec: Any, stored: Any, seal: Callable[[Any, bytes], bytes]
@@ -246,12 +245,10 @@ def test_the_spec_of_an_array_is_checked(
 
 @pytest.mark.parametrize(
     "arrays",
-    [None, 5, "x", {}, [5], [[]], [[80, "i8", "i8"]], [[80, "i8", "i8", 5]],
-     [[80, "i8", "i8", [5]]], [[80, "i8", "i8", [[]]]], [[80, "i8", "i8", []]],
-     [[-80, "i8", "i8", [["SIZE"]]]], [[80.0, "i8", "i8", [["SIZE"]]]],
-     [[True, "x1", "x1", [["SIZE"]]]], [["80", "i8", "i8", [["SIZE"]]]],
-     [[81, "i8", "i8", [["SIZE"]]]], [[80, "i8", "i8", [["SIZE"], [0]]]],
-     [[80, "i8", "i8", [[2**70]]]], [[80, "i8", "i8", [[-1]]]], [[80, "i8", "i8", [[1.5]]]],
+    [None, [5], [[80, "i8", "i8"]], [[80, "i8", "i8", 5]], [[80, "i8", "i8", [[]]]],
+     [[80, "i8", "i8", []]], [[-80, "i8", "i8", [["SIZE"]]]], [[80.0, "i8", "i8", [["SIZE"]]]],
+     [[True, "x1", "x1", [["SIZE"]]]], [[81, "i8", "i8", [["SIZE"]]]],
+     [[80, "i8", "i8", [["SIZE"], [0]]]], [[80, "i8", "i8", [[-1]]]],
      [[2**70, "i8", "i8", [["SIZE"]]]]],
     ids=repr,
 )  # fmt: skip
