@@ -163,10 +163,7 @@ class Packer:
         return [how.tag, *parts]
 
     def array(self, data: np.ndarray, spec: str, owned: bool = True) -> int:
-        """The number of a 1-D contiguous array of `spec`; `data` may be narrower.
-
-        `owned` tells whether the memory is a copy that no other code changes.
-        """
+        """The number of a 1-D contiguous array; `owned`: no other code changes its memory."""
         self.arrays.append(Array.of(data, spec, owned))
         return len(self.arrays) - 1
 

@@ -96,7 +96,6 @@ _FORGED: dict[str, Callable[[], tuple[Any, list[np.ndarray]]]] = {
     "one tensor nested many times": lambda: (
         ["tensor", "nested", ["list", "any", [_dense(0, _N // 16)] * 2000]], [_ZEROS[: _N // 16]],
     ),
-    "text of no length, many times": lambda: (["ndarray", "<U0", [2**50], None], []),
     "empty lists": lambda: (["list", "any", [["list", "any", []]] * 5_000], []),
     "empty arrays": lambda: (["list", "any", [["ndarray", "|u1", [0], None]] * 25_000], []),
     "empty TensorDicts": lambda: (
