@@ -12,7 +12,6 @@ import contextlib
 import functools
 import itertools
 import os
-import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -44,10 +43,6 @@ _KINDS = {
 
 class RefusedFileError(RlskipError, OSError):
     """Not the kind of file that belongs here, or a larger one."""
-
-
-CLOCK = "clock-"
-"""How the names of files begin that :meth:`Folder.now` makes. Nobody needs one any longer."""
 
 
 @attrs.frozen
@@ -115,16 +110,6 @@ class Folder:
         """The content of a file of at most `max_bytes`; raises as :meth:`open` does."""
         with self.open(name, max_bytes=max_bytes) as file:
             return file.read(min(max_bytes, os.fstat(file.fileno()).st_size))
-
-    def now(self) -> int:
-        """The file system's own clock, in ns since the epoch: those of the hosts may differ."""
-        name = f"{CLOCK}{secrets.token_hex(8)}"
-        try:
-            with self.open(name, "x") as file:
-                return os.fstat(file.fileno()).st_mtime_ns
-        finally:
-            with contextlib.suppress(FileNotFoundError):  # another process took it for a dead one's
-                os.unlink(name, dir_fd=self.handle)
 
     def enter(self, name: str, *, create: bool = False) -> int:
         """Open a subdirectory; the caller closes it."""

@@ -9,9 +9,10 @@ it by its token::
     .work/lease-{step}[-{call}]   contains "{token}-{n}": who generates a step (rlskip.jobs.lease)
 
 A job is dead if its process has ended, which is known at once on its host and in its container;
-elsewhere if its file was not touched for `DEAD_S` seconds. What names nobody, as the lease of a job
-that was killed before it wrote it, is as old as itself. There are no locks. All depends on an
-order: a job's file is there before anything that the job holds, and goes after it.
+elsewhere if its file was not touched for `DEAD_S` seconds, by the clock of the file system: that of
+this host may differ. What names nobody, as the lease of a job that was killed before it wrote it,
+is as old as itself. There are no locks. All depends on an order: a job's file is there before
+anything that the job holds, and goes after it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from typing import Any
 
 import attrs
 
-from rlskip._files import CLOCK, Folder, RefusedFileError, open_folder
+from rlskip._files import Folder, RefusedFileError, open_folder
 from rlskip.jobs.processes import this_process, why_ended
 
 logger = logging.getLogger(__name__)
@@ -108,6 +109,11 @@ class _Heart:
                     if self._roots[root] != str(error):  # said once
                         logger.warning("%s: no sign of life can be given: %s", root, error)
                         self._roots[root] = str(error)
+
+    def now(self, root: Path) -> int:
+        """When this process's file was touched, which is now, in ns."""
+        self.begin(root)
+        return os.lstat(root / WORK / f"{_JOB}{self.token}").st_mtime_ns
 
     def close(self) -> None:
         """Stop for good; a disk that hangs is waited for briefly."""
@@ -249,40 +255,43 @@ def held(root: Path) -> list[tuple[str, str]]:
         return [
             (name.rpartition("~")[0] or name, sign.job)
             for name, sign, why in _judged(work)
-            if why is None and not name.startswith(_JOB)
+            if not why and not name.startswith(_JOB)
         ]
     return []
 
 
-def sweep(root: Path) -> None:
-    """Remove what jobs left that died."""
+def sweep(root: Path, only: str | None = None) -> dict[str, str]:
+    """Remove what jobs left that died, or `only` the entry of this name.
+
+    Returns why the job of each is dead.
+    """
+    removed: dict[str, str] = {}
     with contextlib.suppress(OSError), open_folder(root, WORK) as work:
-        dead = {name for name, _, why in _judged(work) if why is not None}
+        dead = {name for name, _, why in _judged(work, only) if why}
         # Listed again: between the first listing and its death a job may have made something more,
         # which nobody would know to be a dead job's once the job's file is gone.
-        for name, sign, why in _judged(work) if dead else ():
-            if why is not None and (name in dead or not name.startswith(_JOB)):
+        for name, sign, why in _judged(work, only) if dead else ():
+            if why and (name in dead or not name.startswith(_JOB)):
                 with contextlib.suppress(OSError):
                     remove(work, name, sign.owner)
+                    removed[name] = why
                     logger.info("removed %s: its job %s", work.path / name, why)
+    return removed
 
 
-def _judged(work: Folder) -> Iterator[tuple[str, Sign, str | None]]:
-    """What is in ``.work``, its sign of life, and why its job is dead; None: it may live."""
+def _judged(work: Folder, only: str | None = None) -> Iterator[tuple[str, Sign, str | None]]:
+    """What is in ``.work``, its sign of life, and why its job is dead; else it may live."""
     now: int | None = None
     # A job's file is the last: who is killed while it sweeps leaves what the next one can judge.
-    for name in sorted(work.names(), key=lambda name: name.startswith(_JOB)):
+    names = sorted(work.names(), key=lambda name: name.startswith(_JOB))
+    for name in names if only is None else [only]:
         sign, why = Sign("", 0, {}), None
-        if name.startswith(CLOCK):  # a living job's may go, too: it has what it made it for
-            yield name, sign, "was killed while it looked at the clock"
-            continue
         try:
             if not is_mine(name):
                 sign = Sign.of(work, name)
                 why = why_ended(sign.process)
                 if why is None and not is_mine(sign.owner):
-                    # What this process holds is alive, and needs no look at the clock.
-                    now = work.now() if now is None else now
+                    now = _HEART.now(work.path.parent) if now is None else now
                     is_silent = now - sign.touched > DEAD_S * 1e9
                     why = "shows no sign of life" if is_silent else None
         except FileNotFoundError:  # its owner, or another job, has removed it

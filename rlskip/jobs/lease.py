@@ -1,10 +1,8 @@
 """Single flight: of several jobs that lack a step one generates it, and the others wait for it.
 
-A lease is a file that one job can create, and that names its owner (:mod:`rlskip.jobs.alive`). A
-waiting job takes it over once the owner is dead: it has ended on this host, or its sign of life has
-not changed for `DEAD_S` seconds by the waiting job's own clock, which no change of a host's time
-and no suspended machine misleads. Leases save work; they are not what keeps dumps safe. If two jobs
-ever generate the same step, one dump is kept.
+A lease is a file that one job can create, and that names its owner. A waiting job takes it over
+once the owner is dead (:mod:`rlskip.jobs.alive`). Leases save work; they are not what keeps dumps
+safe. If two jobs ever generate the same step, one dump is kept.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ import attrs
 from rlskip._files import open_folder
 from rlskip.jobs import alive
 from rlskip.jobs.alive import LEASE, WORK, Sign
-from rlskip.jobs.processes import why_ended
 from rlskip.jobs.ranks import RankGroup
 
 logger = logging.getLogger(__name__)
@@ -34,17 +31,12 @@ class Lease(AbstractContextManager["Lease"]):
     """The right to generate a step, held until released or until the process ends.
 
     Until it is acquired it holds nothing, and nor does the copy in a forked child: the lease is its
-    parent's. Meanwhile it watches the owner: how long that one has given no sign of life is
-    measured by this process's `clock`.
+    parent's.
     """
 
     _root: Path
     _name: str
-    _clock: Callable[[], float] = time.monotonic
     _owner: str = attrs.field(init=False, default="")
-    # What was seen of the owner at the last look, and at every look since `_since`.
-    _sign: Sign | None = attrs.field(init=False, default=None)
-    _since: float = attrs.field(init=False, default=0.0)
 
     def acquire(self) -> bool:
         """Take it, unless another job has it.
@@ -83,25 +75,6 @@ class Lease(AbstractContextManager["Lease"]):
 
     def __exit__(self, *error: object) -> None:
         self.release()
-
-    def why_dead(self) -> str | None:
-        """What shows that another job that owns it is dead; None while it may be alive."""
-        sign = None
-        with contextlib.suppress(OSError), open_folder(self._root, WORK) as work:
-            sign = Sign.of(work, self._name)
-        if sign is None or sign != self._sign:  # gone, or it cannot be read just now
-            self._sign, self._since = sign, self._clock()
-        if sign is None:
-            return None
-        if (why := why_ended(sign.process)) is not None:
-            return why
-        return "shows no sign of life" if self._clock() - self._since > alive.DEAD_S else None
-
-    def take_away(self) -> None:
-        """Remove the very lease that was watched; of several watchers one succeeds."""
-        assert self._sign is not None
-        with contextlib.suppress(OSError), open_folder(self._root, WORK) as work:
-            alive.remove(work, self._name, self._sign.owner)
 
 
 @attrs.define(eq=False)
@@ -157,13 +130,14 @@ class SingleFlight:
         what, name = f"step {step}", f"{LEASE}{step}"
         if call:
             what, name = f"{what}, call {call}", f"{name}-{call}"
-        lease = Lease(self._directory, name, self._clock)
+        lease = Lease(self._directory, name)
         began = self._clock()
         logged = False
         while True:
             # Rank 0 tries, and all go on with what it got. Each round has the same exchanges on
             # all ranks, so none waits in one that another rank has left.
-            go = self._ranks.rank == 0 and self._may_go(lease, self._clock() - began, step)
+            waited = self._clock() - began
+            go = self._ranks.rank == 0 and self._may_go(lease, name, waited, step)
             go = bool(self._ranks.follow(go, what))
             try:
                 # Asked once the lease is ours: its last owner publishes its dump and then gives the
@@ -185,14 +159,13 @@ class SingleFlight:
             logged = True
             self._sleep(self._poll_s)
 
-    def _may_go(self, lease: Lease, waited: float, step: int) -> bool:
+    def _may_go(self, lease: Lease, name: str, waited: float, step: int) -> bool:
         """Whether this job has the lease, or generates the step without."""
         try:
             if lease.acquire():
                 return True
-            if (why := lease.why_dead()) is not None:
+            if (why := alive.sweep(self._directory, name).get(name)) is not None:
                 logger.warning("the job that generated step %d %s; taking over", step, why)
-                lease.take_away()
                 if lease.acquire():
                     return True
         except (OSError, RuntimeError) as error:
