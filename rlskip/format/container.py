@@ -182,7 +182,12 @@ class Reader:
         """Raise TooLargeDumpError if with `nbytes` more its values take more than `max_bytes`."""
         self._left -= nbytes
         if self._left < 0:
-            raise TooLargeDumpError.beyond(self._max_bytes, self.where)
+            raise TooLargeDumpError(
+                f"its values take more than {self._max_bytes} bytes of memory (max_bytes)",
+                self.where,
+                "allow more, if the process has it: skip.max_bytes; RLSKIP_MAX_BYTES=BYTES before "
+                "rlskip.open or a command; or by hand StepStore(directory, max_bytes=...)",
+            )
 
     def nbytes(self, number: int) -> int:
         """The size of array `number`."""

@@ -62,53 +62,43 @@ class _Heart:
         """Start empty: a forked child is another process, which holds nothing of its parent's."""
         self.token = secrets.token_hex(8)
         self.numbers = itertools.count()
-        self.thread: threading.Thread | None = None
-        self._roots: dict[Path, str] = {}  # with the failure that was told last
+        self._thread: threading.Thread | None = None
+        self._roots: set[Path] = set()
         self._starting = threading.Lock()
         self._ending = threading.Event()
 
     def begin(self, root: Path) -> str:
         root = Path(os.path.abspath(root))  # the thread finds it after a chdir, too
         self._show(root)
-        self._roots.setdefault(root, "")
+        self._roots.add(root)
         # Where the thread could not be started the next one tries again.
         with self._starting:
-            if self.thread is None and not self._ending.is_set():
+            if self._thread is None and not self._ending.is_set():
                 thread = threading.Thread(target=self._beat, name="rlskip-alive", daemon=True)
                 with contextlib.suppress(RuntimeError):  # no thread left, or the interpreter ends
                     thread.start()
-                    self.thread = thread
+                    self._thread = thread
         return f"{self.token}-{next(self.numbers)}"
 
-    def _show(self, root: Path) -> bool:
-        """Touch this process's file; False where it had to be made."""
+    def _show(self, root: Path) -> None:
+        """Touch this process's file, or make it."""
         name = f"{_JOB}{self.token}"
         try:
             os.utime(root / WORK / name, follow_symlinks=False)
-            return True
         except FileNotFoundError:
             # Of two threads that make it the second goes on before it has its content, and so does
             # another job that reads it: it is new, which will do for `DEAD_S` seconds.
             with open_folder(root, WORK) as work, contextlib.suppress(FileExistsError):
                 write_new(work, name, json.dumps(this_process()).encode())
-            return False
 
     def _beat(self) -> None:
         # It outlives what is held: a thread and a file for each would cost more than loading a
-        # small dump.
+        # small dump. A run that somebody has deleted is not forgotten here: another thread may be
+        # about to begin in it again.
         while not self._ending.wait(BEAT_S):
             for root in [*self._roots]:
-                try:
-                    if not self._show(root):
-                        logger.warning("%s: this job was taken for dead by others", root)
-                except FileNotFoundError:
-                    # Somebody has deleted the run. It is not forgotten here: another thread may be
-                    # about to begin in it again.
-                    pass
-                except OSError as error:
-                    if self._roots[root] != str(error):  # said once
-                        logger.warning("%s: no sign of life can be given: %s", root, error)
-                        self._roots[root] = str(error)
+                with contextlib.suppress(OSError):
+                    self._show(root)
 
     def now(self, root: Path) -> int:
         """When this process's file was touched, which is now, in ns."""
@@ -118,8 +108,8 @@ class _Heart:
     def close(self) -> None:
         """Stop for good; a disk that hangs is waited for briefly."""
         self._ending.set()
-        if self.thread is not None:
-            self.thread.join(_EXIT_S)
+        if self._thread is not None:
+            self._thread.join(_EXIT_S)
         for root in [*self._roots]:
             with contextlib.suppress(OSError):
                 os.unlink(root / WORK / f"{_JOB}{self.token}")
@@ -130,20 +120,12 @@ os.register_at_fork(after_in_child=lambda: _HEART.forget())
 atexit.register(lambda: _HEART.close())
 
 
-def own(root: Path, *, must_beat: bool = False) -> str:
+def own(root: Path) -> str:
     """``{token}-{n}``, which names this process as the owner of something that it is about to make.
 
-    Raises
-    ------
-    OSError
-        `root` has no ``.work`` that can be written.
-    RuntimeError
-        With `must_beat`: without a thread it would be believed for `DEAD_S` seconds only.
+    Raises OSError where `root` has no ``.work`` that can be written.
     """
-    owner = _HEART.begin(root)
-    if must_beat and _HEART.thread is None:
-        raise RuntimeError("can't start new thread")
-    return owner
+    return _HEART.begin(root)
 
 
 def is_mine(name: str) -> bool:

@@ -39,21 +39,13 @@ class Lease(AbstractContextManager["Lease"]):
     _owner: str = attrs.field(init=False, default="")
 
     def acquire(self) -> bool:
-        """Take it, unless another job has it.
-
-        Raises
-        ------
-        OSError
-            The file cannot be written.
-        RuntimeError
-            The system has no thread left to keep it alive.
-        """
+        """Take it, unless another job has it; raises OSError where it cannot be written."""
         with open_folder(self._root, WORK, create=True) as work:
             # A look that saves each poll of a waiting job a file of its own. It decides nothing:
             # to create the lease is one operation everywhere.
             if os.path.lexists(work.path / self._name):
                 return False
-            owner = alive.own(self._root, must_beat=True)
+            owner = alive.own(self._root)
             try:
                 alive.write_new(work, self._name, owner.encode())
             except FileExistsError:
@@ -81,18 +73,8 @@ class Lease(AbstractContextManager["Lease"]):
 class SingleFlight:
     """Lets one job at a time generate a step of the dumps in `directory`.
 
-    Parameters
-    ----------
-    directory
-        The store's.
-    ranks
-        The job's own: rank 0 takes the lease for all, and all wait or go on together.
-    wait_s
-        How long a job waits for another at most, in seconds, before it generates the step itself.
-    poll_s
-        Seconds between two looks.
-    clock, sleep
-        What measures and passes the time of a wait.
+    Of the job's own `ranks` rank 0 takes the lease for all, and all wait or go on together. A job
+    waits `wait_s` seconds at most before it generates the step itself, and looks every `poll_s`.
 
     Examples
     --------
@@ -115,12 +97,8 @@ class SingleFlight:
     def enter(self, step: int, is_there: Callable[[], bool], call: str = "") -> Lease | None:
         """Wait until the step's dump is there, or until this job may generate it.
 
-        Parameters
-        ----------
-        is_there
-            Whether this rank can load it. It is called at every look, so it should be cheap.
-        call
-            Names one of several calls of the step: letters, digits and hyphens.
+        `is_there` tells whether this rank can load it, and is called at every look. `call` names
+        one of several calls of the step: letters, digits and hyphens.
 
         Returns
         -------
@@ -168,7 +146,7 @@ class SingleFlight:
                 logger.warning("the job that generated step %d %s; taking over", step, why)
                 if lease.acquire():
                     return True
-        except (OSError, RuntimeError) as error:
+        except OSError as error:
             logger.warning("no lease for step %d, another job may generate it too: %s", step, error)
             return True
         if waited > self._wait_s:

@@ -171,18 +171,6 @@ def test_who_works_long_is_not_taken_for_dead(root: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_disk_that_takes_no_sign_of_life_is_told_once(
-    root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    own(root)
-    shutil.rmtree(root / WORK)
-    (root / WORK).write_text("a file")
-    assert eventually(lambda: "no sign of life can be given" in caplog.text)
-    time.sleep(0.5)
-    assert caplog.text.count("no sign of life can be given") == 1
-
-
-@pytest.mark.usefixtures("quick")
 def test_one_thread_and_one_file_say_that_a_process_lives(root: Path) -> None:
     before = {*threading.enumerate()}
     for _ in range(3):

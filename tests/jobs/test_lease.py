@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -223,22 +222,14 @@ def test_what_is_not_a_lease_is_taken_over_like_a_dead_one(
     assert victim.read_text() == "mine"
 
 
-@pytest.mark.parametrize("why", ["a link", "a FIFO", "no thread"])
+@pytest.mark.parametrize("why", ["a link", "a FIFO"])
 def test_without_a_lease_the_step_is_generated_all_the_same(
-    why: str, enter: Any, file: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    def fail(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
+    why: str, enter: Any, file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     file.parents[1].mkdir()
-    if why == "no thread":
-        monkeypatch.setattr(alive, "_HEART", alive._Heart())  # that of earlier tests beats yet
-        monkeypatch.setattr(threading.Thread, "start", fail)
-    else:
-        file.parent.symlink_to(outside) if why == "a link" else os.mkfifo(file.parent)
+    file.parent.symlink_to(outside) if why == "a link" else os.mkfifo(file.parent)
     lease = enter()
     assert "no lease for step 1" in caplog.text
     lease.release()
