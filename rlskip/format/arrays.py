@@ -69,7 +69,7 @@ def _unpack_ndarray(parts: list[Node], unpacker: Unpacker) -> np.ndarray:
                 raise ValueError("text of impossible characters")
         return np.reshape(array, shape)
 
-    return unpacker.once(content, (name, shape), build)
+    return unpacker.once(content, build)
 
 
 def _pack_scalar(value: np.generic, packer: Packer) -> list[Node]:

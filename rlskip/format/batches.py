@@ -85,9 +85,7 @@ def _unpack_tensor(parts: list[Node], unpacker: Unpacker) -> Any:
     name, shape, number, device = rest
     if number is None:
         return unpacker.make.tensor(np.empty(0, np.uint8), name, shape, None)
-    return unpacker.once(
-        number, (name, shape), lambda raw: unpacker.make.tensor(raw, name, shape, device)
-    )
+    return unpacker.once(number, lambda raw: unpacker.make.tensor(raw, name, shape, device))
 
 
 def check_jagged(make: Maker, values: Any, offsets: Any, lengths: Any, dim: Any) -> None:

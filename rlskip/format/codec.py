@@ -208,15 +208,12 @@ class Unpacker:
     def __init__(self, source: Reader, make: Maker) -> None:
         self._source = source
         self.make = make
-        self._shared: dict[int, tuple[Any, Any]] = {}
+        self._shared: dict[int, Any] = {}
         self._used: set[int] = set()
         self.charge = source.charge
-        self._depth = 0
 
     def node(self, node: Node) -> Any:
         if type(node) is not list:
-            if type(node) is dict:
-                raise ValueError("a mapping is not a node")
             return node
         tag, *parts = node
         if tag not in _BY_TAG:
@@ -227,13 +224,8 @@ class Unpacker:
                 if is_users
                 else "load it with the version of rlskip that wrote it",
             )
-        if self._depth == MAX_DEPTH:
-            raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
         self.charge(NODE)
-        self._depth += 1
-        value = _BY_TAG[tag].unpack(parts, self)
-        self._depth -= 1
-        return value
+        return _BY_TAG[tag].unpack(parts, self)
 
     def decoded(self, decode: Callable[[Any], T], node: Node) -> T:
         """What a registered codec makes of a node: it gets tensors, whatever else is made here."""
@@ -281,17 +273,14 @@ class Unpacker:
         self.charge(_OBJECTS * array.nbytes)
         return array
 
-    def once(self, number: int, form: Any, build: Callable[[np.ndarray], T]) -> T:
+    def once(self, number: int, build: Callable[[np.ndarray], T]) -> T:
         """What `build` makes of array `number`: one object wherever a tree names it.
 
-        One tensor under two names is one tensor again. `form` is what both places must say of it.
+        One tensor under two names is one tensor again.
         """
         if number not in self._shared:
-            self._shared[number] = form, build(self.array(number, "u1"))
-        same, found = self._shared[number]
-        if same != form:
-            raise ValueError("one array in two forms")
-        return found  # type: ignore[no-any-return]
+            self._shared[number] = build(self.array(number, "u1"))
+        return self._shared[number]  # type: ignore[no-any-return]
 
 
 def _with_hash(key: Any) -> Any:

@@ -49,8 +49,6 @@ _MAX_NAME = 120  # two make one name of a directory, which may have 255
 _JOURNAL = ".journal"
 _BAD = ".bad-"
 _SHAPE = re.compile(r"GBS(?P<gbs>.+)_N(?P<n>.+)_in(?P<prompt_len>.+)_out(?P<response_len>.+)")
-# verl's own files, too: `rlskip ls` lists their directories.
-_ROLLOUTS = re.compile(r"gen_batch\.(dp|pt)")
 _NUMBER = "0|[1-9][0-9]{0,18}"
 _PART = "part"
 _NAME = re.compile(
@@ -200,7 +198,7 @@ def holds_rollouts(names: Iterable[str], *, of_run: bool) -> bool:
 
     A lone ``meta.json`` may be of any program, except in the directory of a run (`of_run`).
     """
-    return any(_ROLLOUTS.fullmatch(name) or (of_run and name == Place.meta) for name in names)
+    return any(name == Place.dump or (of_run and name == Place.meta) for name in names)
 
 
 @attrs.frozen
@@ -232,10 +230,8 @@ class Place:
         if found is None:
             return None
         rank, ranks = int(found["rank"] or 0), int(found["ranks"] or 1)
-        is_shard = found["rank"] is not None
-        if is_shard and not (rank < ranks > 1 and name.endswith(f".r{rank}-of-{ranks}")):
-            return None
-        return cls(root, int(found["step"]), found["call"] or "", rank, ranks)
+        place = cls(root, int(found["step"]), found["call"] or "", rank, ranks)
+        return place if rank < ranks and place.name == name else None
 
     @property
     def name(self) -> str:
