@@ -70,21 +70,10 @@ class Folder:
     def open(
         self, name: str, mode: str = "r", *, max_bytes: int | None = None, buffering: int = -1
     ) -> BinaryIO:
-        """Open a regular file, in binary.
+        """Open a regular file of at most `max_bytes`, in binary.
 
-        Parameters
-        ----------
-        mode
-            ``r``, ``r+``, ``a``, ``a+``, ``w`` or ``x``, as :func:`open` has them.
-        max_bytes
-            The largest file to open; None for any.
-
-        Raises
-        ------
-        RefusedFileError
-            It is a link, a directory, a FIFO, a socket or a device, or larger than `max_bytes`.
-        OSError
-            As :func:`os.open` does.
+        `mode` is ``r``, ``r+``, ``a``, ``a+``, ``w`` or ``x``, as :func:`open` has them. Raises
+        RefusedFileError for a link, a directory, a FIFO, a socket, a device, or a larger file.
         """
         # Not blocking: a FIFO would wait for its other end.
         flags = _FLAGS[mode] | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
@@ -149,17 +138,8 @@ class Folder:
 def open_folder(root: str | Path, *parts: str, create: bool = False) -> Iterator[Folder]:
     """Open the directory `root` / `parts`; no part of it may be a link, `root` may.
 
-    Parameters
-    ----------
-    create
-        Make the directories that are missing.
-
-    Raises
-    ------
-    RefusedFileError
-        One of `parts` is not a directory.
-    FileNotFoundError
-        There is none.
+    Raises RefusedFileError where one of `parts` is not a directory, and FileNotFoundError where
+    there is none, unless it is to be created.
     """
     path, *above = _below_guard(root)
     parts = (*above, *parts)

@@ -62,15 +62,8 @@ NBytes = Callable[[int], int]
 class Kind:
     """Values that are written as nodes ``[tag, *parts]``.
 
-    Parameters
-    ----------
-    of
-        The class whose values these are, and not those of its subclasses; or a function that says
-        whether values of a class are of this kind. It is asked for classes that no kind names.
-    pack
-        ``pack(value, packer)`` returns the parts.
-    unpack
-        ``unpack(parts, unpacker)`` returns the value.
+    They are those of the class `of`, and not of its subclasses; or of classes that no kind names
+    and of which the function `of` says so.
     """
 
     tag: str
@@ -113,13 +106,7 @@ class Walk:
 
 
 class Packer:
-    """The walk from a value to a node.
-
-    Attributes
-    ----------
-    arrays
-        What the nodes refer to by number.
-    """
+    """The walk from a value to a node; the nodes refer to `arrays` by number."""
 
     def __init__(self) -> None:
         self.arrays: list[Array] = []
@@ -131,12 +118,7 @@ class Packer:
         """`value` as a node.
 
         `at` is its place in the enclosing value, for errors: ``(key,)`` or text such as
-        ``.values()``. It is formatted only when there is an error.
-
-        Raises
-        ------
-        UnsupportedTypeError
-            The value, or a part of it, cannot be kept.
+        ``.values()``. Raises UnsupportedTypeError where a part of it cannot be kept.
         """
         kind = type(value)
         if kind is bool or value is None:
@@ -192,17 +174,10 @@ class Packer:
 
 
 class Unpacker:
-    """The walk from a node to a value.
+    """The walk from a node to a value; `make` makes the tensors and batches.
 
     Whatever a node that does not fit raises, :func:`rlskip.format.kinds.rebuild` makes an
     :class:`~rlskip.format.dump_errors.UnreadableDumpError`.
-
-    Parameters
-    ----------
-    source
-        The file.
-    make
-        Makes the tensors and batches.
     """
 
     def __init__(self, source: Reader, make: Maker) -> None:

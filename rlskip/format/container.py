@@ -60,14 +60,8 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array]) -> str:
     """Write a dump's file and return its checksum.
 
-    Parameters
-    ----------
-    file
-        Open for writing in binary.
-    index
-        Any JSON. The key ``arrays`` is reserved.
-    arrays
-        The arrays. Besides them, only a few chunks are held in memory.
+    The `index` is any JSON, without the key ``arrays``. Besides the arrays, only a few chunks are
+    held in memory.
     """
     file.write(_HEAD.pack(_MAGIC, VERSION, 0))
     size = _HEAD.size + _TAIL.size
@@ -129,14 +123,8 @@ class Reader:
     max_bytes
         The most memory that the values may take; by default half of what there is.
 
-    Raises
-    ------
-    CorruptDumpError
-        The file is truncated, altered, or not a dump.
-    OtherFormatError
-        It is in another version of the format.
-    TooLargeDumpError
-        It needs more than `max_bytes`; also from the methods that load.
+    Raises :class:`CorruptDumpError`, :class:`OtherFormatError`, or :class:`TooLargeDumpError`, as
+    do the methods that load.
     """
 
     def __init__(

@@ -152,10 +152,7 @@ class IndexedDump:
 class Index:
     """The index of a run's directory, as far as it was read; :meth:`refresh` reads on.
 
-    Attributes
-    ----------
-    dumps
-        By the name of a dump's directory its last line, whether it is still there or not.
+    `dumps` has by the name of a dump's directory its last line, whether it is there or not.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -203,14 +203,9 @@ def holds_rollouts(names: Iterable[str], *, of_run: bool) -> bool:
 
 @attrs.frozen
 class Place:
-    """Where a dump is.
+    """Where a dump is: below the run's directory `root`, where no symbolic link is followed.
 
-    Parameters
-    ----------
-    root
-        The run's directory. Below it no symbolic link is followed.
-    call
-        Its name among those of its step, ``{digest}-{k}`` or ``part-{k}``; empty: it is the first.
+    `call` names it among those of its step, ``{digest}-{k}`` or ``part-{k}``; empty: the first.
     """
 
     root: Path
@@ -269,11 +264,7 @@ class Listing:
 
     A directory that changes again within a tick of the file system's clock may show no newer time.
     So a listing of one that has just changed, by this process or another, is believed for a second.
-
-    Parameters
-    ----------
-    list_names
-        Lists a directory, by default all of it. An OSError is logged and not remembered.
+    `list_names` lists a directory, by default all of it.
     """
 
     def __init__(
