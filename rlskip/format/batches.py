@@ -112,18 +112,6 @@ def _counts(make: Maker, tensor: Any) -> np.ndarray:
     return counts
 
 
-def _unpack_size(parts: list[Node], unpacker: Unpacker) -> Any:
-    return unpacker.make.size(parts[0])
-
-
-def _pack_dtype(value: torch.dtype, packer: Packer) -> list[Node]:
-    return [str(value).removeprefix("torch.")]
-
-
-def _unpack_dtype(parts: list[Node], unpacker: Unpacker) -> Any:
-    return unpacker.make.dtype(parts[0])
-
-
 # -- tensordict --------------------------------------------------------------------------
 
 
@@ -241,8 +229,18 @@ def _below(module: str, name: str) -> Callable[[type], bool]:
 KINDS = [
     # Jagged tensors are of a subclass.
     Kind("tensor", _below("torch", "Tensor"), _pack_tensor, _unpack_tensor),
-    Kind("size", _exactly("torch.Size"), lambda value, _: [list(value)], _unpack_size),
-    Kind("dtype", _exactly("torch.dtype"), _pack_dtype, _unpack_dtype),
+    Kind(
+        "size",
+        _exactly("torch.Size"),
+        lambda value, _: [list(value)],
+        lambda parts, unpacker: unpacker.make.size(parts[0]),
+    ),
+    Kind(
+        "dtype",
+        _exactly("torch.dtype"),
+        lambda value, _: [str(value).removeprefix("torch.")],
+        lambda parts, unpacker: unpacker.make.dtype(parts[0]),
+    ),
     Kind("tensordict", _exactly("tensordict.TensorDict"), _pack_tensordict, _unpack_tensordict),
     Kind(
         "tensordictstack",

@@ -49,7 +49,6 @@ _DAMAGES: dict[str, Callable[[Path], Any]] = {
     "meta edited": lambda d: (d / "meta.json").write_text(
         (d / "meta.json").read_text().replace('"n": 8', '"n": 9')
     ),
-    "meta endlessly nested": lambda d: (d / "meta.json").write_text("[" * 100_000),
     "meta huge": lambda d: os.truncate(d / "meta.json", 1 << 40),
     "no meta": lambda d: (d / "meta.json").unlink(),
     "no rollouts": lambda d: (d / "gen_batch.dp").unlink(),
