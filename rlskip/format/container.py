@@ -27,9 +27,8 @@ import json
 import os
 import struct
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
-import attrs
 import numpy as np
 import xxhash
 
@@ -94,15 +93,13 @@ def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array]) -> str
 # -- reading -----------------------------------------------------------------------------
 
 
-@attrs.frozen
-class _Chunk:
+class _Chunk(NamedTuple):
     offset: int
     size: int
     checksum: str
 
 
-@attrs.frozen
-class _Entry:
+class _Entry(NamedTuple):
     nbytes: int
     spec: str
     stored_as: str
@@ -267,8 +264,6 @@ class Reader:
             for nbytes, spec, stored_as, listed in self.index.pop("arrays"):
                 found = []
                 for size, checksum in listed:
-                    if type(size) is not int or size <= 0:
-                        raise ValueError(size)
                     found.append(_Chunk(offset, size, checksum))
                     offset += size
                 entries.append(_Entry(nbytes, spec, stored_as, found))
@@ -300,8 +295,8 @@ def _is_sound(entry: _Entry) -> bool:
     return (
         type(entry.nbytes) is int
         and entry.nbytes >= 0
-        and entry.spec in STORED_AS
         and entry.stored_as in STORED_AS[entry.spec]
         and entry.nbytes % int(entry.spec[1]) == 0
         and len(entry.chunks) == -(-entry.nbytes // CHUNK)
+        and all(type(chunk.size) is int and chunk.size > 0 for chunk in entry.chunks)
     )
