@@ -51,7 +51,7 @@ class BufferPool:
         # touched by both threads, or is split into small ones.
         start = -room.ctypes.data % _JOB
         # Not a view of the room, to which every view of the view would refer.
-        lent = np.frombuffer(memoryview(room), np.uint8, nbytes, start)
+        lent = np.frombuffer(room.data, np.uint8, nbytes, start)
         weakref.finalize(lent, self._release, room).atexit = False
         return lent
 

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import itertools
 import os
-import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -46,10 +45,6 @@ class RefusedFileError(RlskipError, OSError):
     """Not the kind of file that belongs here, or a larger one."""
 
 
-CLOCK = "clock-"
-"""How the names of files begin that :meth:`Folder.now` makes. Nobody needs one any longer."""
-
-
 @attrs.frozen
 class Folder:
     """A directory held open: what is done in it is done there, whatever is renamed.
@@ -75,21 +70,10 @@ class Folder:
     def open(
         self, name: str, mode: str = "r", *, max_bytes: int | None = None, buffering: int = -1
     ) -> BinaryIO:
-        """Open a regular file, in binary.
+        """Open a regular file of at most `max_bytes`, in binary.
 
-        Parameters
-        ----------
-        mode
-            ``r``, ``r+``, ``a``, ``a+``, ``w`` or ``x``, as :func:`open` has them.
-        max_bytes
-            The largest file to open; None for any.
-
-        Raises
-        ------
-        RefusedFileError
-            It is a link, a directory, a FIFO, a socket or a device, or larger than `max_bytes`.
-        OSError
-            As :func:`os.open` does.
+        `mode` is ``r``, ``r+``, ``a``, ``a+``, ``w`` or ``x``, as :func:`open` has them. Raises
+        RefusedFileError for a link, a directory, a FIFO, a socket, a device, or a larger file.
         """
         # Not blocking: a FIFO would wait for its other end.
         flags = _FLAGS[mode] | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
@@ -115,16 +99,6 @@ class Folder:
         """The content of a file of at most `max_bytes`; raises as :meth:`open` does."""
         with self.open(name, max_bytes=max_bytes) as file:
             return file.read(min(max_bytes, os.fstat(file.fileno()).st_size))
-
-    def now(self) -> int:
-        """The file system's own clock, in ns since the epoch: those of the hosts may differ."""
-        name = f"{CLOCK}{secrets.token_hex(8)}"
-        try:
-            with self.open(name, "x") as file:
-                return os.fstat(file.fileno()).st_mtime_ns
-        finally:
-            with contextlib.suppress(FileNotFoundError):  # another process took it for a dead one's
-                os.unlink(name, dir_fd=self.handle)
 
     def enter(self, name: str, *, create: bool = False) -> int:
         """Open a subdirectory; the caller closes it."""
@@ -164,17 +138,8 @@ class Folder:
 def open_folder(root: str | Path, *parts: str, create: bool = False) -> Iterator[Folder]:
     """Open the directory `root` / `parts`; no part of it may be a link, `root` may.
 
-    Parameters
-    ----------
-    create
-        Make the directories that are missing.
-
-    Raises
-    ------
-    RefusedFileError
-        One of `parts` is not a directory.
-    FileNotFoundError
-        There is none.
+    Raises RefusedFileError where one of `parts` is not a directory, and FileNotFoundError where
+    there is none, unless it is to be created.
     """
     path, *above = _below_guard(root)
     parts = (*above, *parts)

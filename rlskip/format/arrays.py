@@ -41,14 +41,12 @@ def _flat(array: np.ndarray) -> tuple[np.ndarray, str]:
 def _pack_ndarray(value: np.ndarray, packer: Packer) -> list[Node]:
     if value.dtype == object:
         return ["O", list(value.shape), packer.node(list(value.reshape(-1)))]
-    if value.dtype.kind not in "biufcSUmM":
+    if value.dtype.kind not in "biufcSUmM" or not value.dtype.itemsize:
         raise packer.unsupported(value, f"its dtype {value.dtype} has no codec")
 
     def elements() -> int | None:
-        if value.dtype.itemsize == 0 or value.size == 0:
+        if value.size == 0:
             return None
-        if value.dtype.kind == "U":  # what no reader takes for text is not written, either
-            check_characters(np.ascontiguousarray(value).reshape(-1))
         flat, spec = _flat(value)
         return packer.array(flat, spec, owned=not np.may_share_memory(flat, value))
 
@@ -61,25 +59,17 @@ def _unpack_ndarray(parts: list[Node], unpacker: Unpacker) -> np.ndarray:
         return np.reshape(objects_of(unpacker.list_of(content)), shape)
     dtype = _numpy_dtype(name)
     if content is None:
-        if dtype.itemsize and math.prod(shape):
-            raise ValueError("an array without its elements")
-        # numpy makes arrays of a type without a size only as fields; elsewhere it widens the type.
-        empty: np.ndarray = np.zeros(shape, [("", dtype)])["f0"]
-        return empty
+        return np.reshape(np.empty(0, dtype), shape)
 
     def build(raw: np.ndarray) -> np.ndarray:
-        return np.reshape(check_characters(raw.view(dtype)), shape)
+        array = raw.view(dtype)
+        if dtype.kind == "U":
+            points = array.view(np.dtype("u4").newbyteorder(dtype.byteorder))
+            if points.max() > _LAST_CODE_POINT:  # Python would make a string of it
+                raise ValueError("text of impossible characters")
+        return np.reshape(array, shape)
 
-    return unpacker.once(content, (name, shape), build)
-
-
-def check_characters(array: np.ndarray) -> np.ndarray:
-    """Return a 1-D `array`; raises if it is text with characters that there are not."""
-    if array.dtype.kind == "U" and array.size:
-        points = array.view(np.dtype("u4").newbyteorder(array.dtype.byteorder))
-        if points.max() > _LAST_CODE_POINT:
-            raise ValueError("text of impossible characters")
-    return array
+    return unpacker.once(content, build)
 
 
 def _pack_scalar(value: np.generic, packer: Packer) -> list[Node]:

@@ -46,15 +46,13 @@ def _pack_tensor(value: torch.Tensor, packer: Packer) -> list[Node]:
     def elements() -> int | None:
         if not value.numel():
             return None
-        near = torch_maker.narrowed(value)
-        flat = torch_maker.flat_bytes(near)
+        flat = torch_maker.flat_bytes(value)
         owned = flat.ctypes.data != value.data_ptr()
-        if value.dtype.is_floating_point or value.dtype.is_complex:
-            width = value.dtype.itemsize // (2 if value.dtype.is_complex else 1)
-            return packer.array(flat.view(f"u{width}"), f"x{width}", owned)
-        elements = flat.view(f"{'i' if near.dtype.is_signed else 'u'}{near.element_size()}")
-        kind = "i" if value.dtype.is_signed else "u"
-        return packer.array(elements, f"{kind}{value.element_size()}", owned)
+        size, kind = value.dtype.itemsize, "i" if value.dtype.is_signed else "u"
+        if value.dtype.is_complex or value.dtype.is_floating_point:
+            size = size // 2 if value.dtype.is_complex else size
+            return packer.array(flat.view(f"u{size}"), f"x{size}", owned)
+        return packer.array(flat.view(f"{kind}{size}"), f"{kind}{size}", owned)
 
     return ["dense", name, list(value.shape), packer.once(value, elements), device]
 
@@ -87,9 +85,7 @@ def _unpack_tensor(parts: list[Node], unpacker: Unpacker) -> Any:
     name, shape, number, device = rest
     if number is None:
         return unpacker.make.tensor(np.empty(0, np.uint8), name, shape, None)
-    return unpacker.once(
-        number, (name, shape), lambda raw: unpacker.make.tensor(raw, name, shape, device)
-    )
+    return unpacker.once(number, lambda raw: unpacker.make.tensor(raw, name, shape, device))
 
 
 def check_jagged(make: Maker, values: Any, offsets: Any, lengths: Any, dim: Any) -> None:
@@ -114,18 +110,6 @@ def _counts(make: Maker, tensor: Any) -> np.ndarray:
     if counts is None or counts.ndim != 1 or counts.dtype not in (np.int32, np.int64):
         raise ValueError("offsets or lengths are not integers")
     return counts
-
-
-def _unpack_size(parts: list[Node], unpacker: Unpacker) -> Any:
-    return unpacker.make.size(parts[0])
-
-
-def _pack_dtype(value: torch.dtype, packer: Packer) -> list[Node]:
-    return [str(value).removeprefix("torch.")]
-
-
-def _unpack_dtype(parts: list[Node], unpacker: Unpacker) -> Any:
-    return unpacker.make.dtype(parts[0])
 
 
 # -- tensordict --------------------------------------------------------------------------
@@ -245,8 +229,18 @@ def _below(module: str, name: str) -> Callable[[type], bool]:
 KINDS = [
     # Jagged tensors are of a subclass.
     Kind("tensor", _below("torch", "Tensor"), _pack_tensor, _unpack_tensor),
-    Kind("size", _exactly("torch.Size"), lambda value, _: [list(value)], _unpack_size),
-    Kind("dtype", _exactly("torch.dtype"), _pack_dtype, _unpack_dtype),
+    Kind(
+        "size",
+        _exactly("torch.Size"),
+        lambda value, _: [list(value)],
+        lambda parts, unpacker: unpacker.make.size(parts[0]),
+    ),
+    Kind(
+        "dtype",
+        _exactly("torch.dtype"),
+        lambda value, _: [str(value).removeprefix("torch.")],
+        lambda parts, unpacker: unpacker.make.dtype(parts[0]),
+    ),
     Kind("tensordict", _exactly("tensordict.TensorDict"), _pack_tensordict, _unpack_tensordict),
     Kind(
         "tensordictstack",

@@ -62,15 +62,8 @@ NBytes = Callable[[int], int]
 class Kind:
     """Values that are written as nodes ``[tag, *parts]``.
 
-    Parameters
-    ----------
-    of
-        The class whose values these are, and not those of its subclasses; or a function that says
-        whether values of a class are of this kind. It is asked for classes that no kind names.
-    pack
-        ``pack(value, packer)`` returns the parts.
-    unpack
-        ``unpack(parts, unpacker)`` returns the value.
+    They are those of the class `of`, and not of its subclasses; or of classes that no kind names
+    and of which the function `of` says so.
     """
 
     tag: str
@@ -113,13 +106,7 @@ class Walk:
 
 
 class Packer:
-    """The walk from a value to a node.
-
-    Attributes
-    ----------
-    arrays
-        What the nodes refer to by number.
-    """
+    """The walk from a value to a node; the nodes refer to `arrays` by number."""
 
     def __init__(self) -> None:
         self.arrays: list[Array] = []
@@ -131,12 +118,7 @@ class Packer:
         """`value` as a node.
 
         `at` is its place in the enclosing value, for errors: ``(key,)`` or text such as
-        ``.values()``. It is formatted only when there is an error.
-
-        Raises
-        ------
-        UnsupportedTypeError
-            The value, or a part of it, cannot be kept.
+        ``.values()``. Raises UnsupportedTypeError where a part of it cannot be kept.
         """
         kind = type(value)
         if kind is bool or value is None:
@@ -163,10 +145,7 @@ class Packer:
         return [how.tag, *parts]
 
     def array(self, data: np.ndarray, spec: str, owned: bool = True) -> int:
-        """The number of a 1-D contiguous array of `spec`; `data` may be narrower.
-
-        `owned` tells whether the memory is a copy that no other code changes.
-        """
+        """The number of a 1-D contiguous array; `owned`: no other code changes its memory."""
         self.arrays.append(Array.of(data, spec, owned))
         return len(self.arrays) - 1
 
@@ -195,31 +174,21 @@ class Packer:
 
 
 class Unpacker:
-    """The walk from a node to a value.
+    """The walk from a node to a value; `make` makes the tensors and batches.
 
     Whatever a node that does not fit raises, :func:`rlskip.format.kinds.rebuild` makes an
     :class:`~rlskip.format.dump_errors.UnreadableDumpError`.
-
-    Parameters
-    ----------
-    source
-        The file.
-    make
-        Makes the tensors and batches.
     """
 
     def __init__(self, source: Reader, make: Maker) -> None:
         self._source = source
         self.make = make
-        self._shared: dict[int, tuple[Any, Any]] = {}
+        self._shared: dict[int, Any] = {}
         self._used: set[int] = set()
         self.charge = source.charge
-        self._depth = 0
 
     def node(self, node: Node) -> Any:
         if type(node) is not list:
-            if type(node) is dict:
-                raise ValueError("a mapping is not a node")
             return node
         tag, *parts = node
         if tag not in _BY_TAG:
@@ -230,13 +199,8 @@ class Unpacker:
                 if is_users
                 else "load it with the version of rlskip that wrote it",
             )
-        if self._depth == MAX_DEPTH:
-            raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
         self.charge(NODE)
-        self._depth += 1
-        value = _BY_TAG[tag].unpack(parts, self)
-        self._depth -= 1
-        return value
+        return _BY_TAG[tag].unpack(parts, self)
 
     def decoded(self, decode: Callable[[Any], T], node: Node) -> T:
         """What a registered codec makes of a node: it gets tensors, whatever else is made here."""
@@ -284,17 +248,14 @@ class Unpacker:
         self.charge(_OBJECTS * array.nbytes)
         return array
 
-    def once(self, number: int, form: Any, build: Callable[[np.ndarray], T]) -> T:
+    def once(self, number: int, build: Callable[[np.ndarray], T]) -> T:
         """What `build` makes of array `number`: one object wherever a tree names it.
 
-        One tensor under two names is one tensor again. `form` is what both places must say of it.
+        One tensor under two names is one tensor again.
         """
         if number not in self._shared:
-            self._shared[number] = form, build(self.array(number, "u1"))
-        same, found = self._shared[number]
-        if same != form:
-            raise ValueError("one array in two forms")
-        return found  # type: ignore[no-any-return]
+            self._shared[number] = build(self.array(number, "u1"))
+        return self._shared[number]  # type: ignore[no-any-return]
 
 
 def _with_hash(key: Any) -> Any:

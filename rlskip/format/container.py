@@ -27,9 +27,8 @@ import json
 import os
 import struct
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
-import attrs
 import numpy as np
 import xxhash
 
@@ -60,14 +59,8 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array]) -> str:
     """Write a dump's file and return its checksum.
 
-    Parameters
-    ----------
-    file
-        Open for writing in binary.
-    index
-        Any JSON. The key ``arrays`` is reserved.
-    arrays
-        The arrays. Besides them, only a few chunks are held in memory.
+    The `index` is any JSON, without the key ``arrays``. Besides the arrays, only a few chunks are
+    held in memory.
     """
     file.write(_HEAD.pack(_MAGIC, VERSION, 0))
     size = _HEAD.size + _TAIL.size
@@ -100,15 +93,13 @@ def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array]) -> str
 # -- reading -----------------------------------------------------------------------------
 
 
-@attrs.frozen
-class _Chunk:
+class _Chunk(NamedTuple):
     offset: int
     size: int
     checksum: str
 
 
-@attrs.frozen
-class _Entry:
+class _Entry(NamedTuple):
     nbytes: int
     spec: str
     stored_as: str
@@ -129,14 +120,8 @@ class Reader:
     max_bytes
         The most memory that the values may take; by default half of what there is.
 
-    Raises
-    ------
-    CorruptDumpError
-        The file is truncated, altered, or not a dump.
-    OtherFormatError
-        It is in another version of the format.
-    TooLargeDumpError
-        It needs more than `max_bytes`; also from the methods that load.
+    Raises :class:`CorruptDumpError`, :class:`OtherFormatError`, or :class:`TooLargeDumpError`, as
+    do the methods that load.
     """
 
     def __init__(
@@ -182,7 +167,12 @@ class Reader:
         """Raise TooLargeDumpError if with `nbytes` more its values take more than `max_bytes`."""
         self._left -= nbytes
         if self._left < 0:
-            raise TooLargeDumpError.beyond(self._max_bytes, self.where)
+            raise TooLargeDumpError(
+                f"its values take more than {self._max_bytes} bytes of memory (max_bytes)",
+                self.where,
+                "allow more, if the process has it: skip.max_bytes; RLSKIP_MAX_BYTES=BYTES before "
+                "rlskip.open or a command; or by hand StepStore(directory, max_bytes=...)",
+            )
 
     def nbytes(self, number: int) -> int:
         """The size of array `number`."""
@@ -274,8 +264,6 @@ class Reader:
             for nbytes, spec, stored_as, listed in self.index.pop("arrays"):
                 found = []
                 for size, checksum in listed:
-                    if type(size) is not int or size <= 0:
-                        raise ValueError(size)
                     found.append(_Chunk(offset, size, checksum))
                     offset += size
                 entries.append(_Entry(nbytes, spec, stored_as, found))
@@ -307,8 +295,8 @@ def _is_sound(entry: _Entry) -> bool:
     return (
         type(entry.nbytes) is int
         and entry.nbytes >= 0
-        and entry.spec in STORED_AS
         and entry.stored_as in STORED_AS[entry.spec]
         and entry.nbytes % int(entry.spec[1]) == 0
         and len(entry.chunks) == -(-entry.nbytes // CHUNK)
+        and all(type(chunk.size) is int and chunk.size > 0 for chunk in entry.chunks)
     )

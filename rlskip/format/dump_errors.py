@@ -58,15 +58,6 @@ class OtherFormatError(DumpError):
 class TooLargeDumpError(DumpError):
     """A sound dump whose values take more memory than `max_bytes`. It stays as it is."""
 
-    @classmethod
-    def beyond(cls, max_bytes: int, where: str = "") -> TooLargeDumpError:
-        return cls(
-            f"its values take more than {max_bytes} bytes of memory (max_bytes)",
-            where,
-            "allow more, if the process has it: skip.max_bytes; RLSKIP_MAX_BYTES=BYTES before "
-            "rlskip.open or a command; or by hand StepStore(directory, max_bytes=...)",
-        )
-
 
 class UnknownTypeError(DumpError):
     """A sound dump of a type that this process has no codec for."""

@@ -69,8 +69,6 @@ _INFINITY = {
     "float32": 0x7F80_0000,
     "float64": 0x7FF0_0000_0000_0000,
 }
-_MOST_EMPTY = 1 << 24
-"""Strings of a type without characters take no memory, so a file can hold any number of them."""
 _PARTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
 
 
@@ -301,8 +299,6 @@ class Hasher:
 
 def _narrow(text: np.ndarray) -> np.ndarray:
     """An array of text as wide as its longest, and of one character at least."""
-    if not text.itemsize and text.size > _MOST_EMPTY:
-        raise UnsupportedTypeError(f"cannot compare an array of {text.size} empty strings")
     longest = int(np.char.str_len(text).max()) if text.size else 0
     return text.astype(f"{text.dtype.kind}{max(longest, 1)}")
 

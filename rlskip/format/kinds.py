@@ -70,28 +70,17 @@ def register_codec(
 def rebuild(
     source: Reader, tree: str, fields: Sequence[str] | None = None, into: Into = "host"
 ) -> Any:
-    """The value of one of a file's trees.
-
-    Parameters
-    ----------
-    fields
-        The fields of the outermost mapping or batch to rebuild; None for all.
-    into
-        What is made of tensors and batches.
+    """The value of one of a file's trees, or with `fields` of its outermost mapping or batch.
 
     Raises
     ------
-    CorruptDumpError
-        An array is altered.
-    TooLargeDumpError
-        It would take more memory than it may.
     UnknownTypeError
         The tree holds a type that this process does not know.
     UnreadableDumpError
         This process cannot make the value, for example for lack of memory, or because of what a
         codec raises. That proves nothing about the file: its checksum is sound.
     DumpError
-        It has no such field.
+        It has no such field, an array is altered, or it would take more memory than it may.
     OSError
         From the file.
     """

@@ -36,9 +36,8 @@ class NumpyMaker:
         self, raw: np.ndarray, dtype: str, shape: list[int], device: str | None
     ) -> np.ndarray:
         if dtype in _SAME:
-            if not _is_narrowed(raw, dtype):
-                raw = raw.view(dtype) if len(raw) else np.empty(0, dtype)
-            flat = raw
+            # What the reader has narrowed says so.
+            flat = raw if raw.dtype.metadata else raw.view(dtype)
         elif dtype == "bfloat16":
             flat = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
         else:
@@ -77,12 +76,6 @@ class NumpyMaker:
 
     def as_array(self, tensor: np.ndarray) -> np.ndarray:
         return tensor
-
-
-def _is_narrowed(raw: np.ndarray, dtype: str) -> bool:
-    """Whether the elements were of `dtype` and the reader narrows them."""
-    noted: Any = raw.dtype.metadata or {}
-    return bool(noted.get("of") == np.dtype(dtype).str[1:])
 
 
 def _stacked(parts: list[Any], dim: int) -> Any:

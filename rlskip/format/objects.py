@@ -171,32 +171,20 @@ def _unpack_namedtuple(parts: list[Node], unpacker: Unpacker) -> Any:
 
 # -- of the standard library -------------------------------------------------------------
 
-_PATHS = {kind.__name__: kind for kind in (pathlib.PurePosixPath, pathlib.PureWindowsPath)} | {
-    type(pathlib.Path()).__name__: type(pathlib.Path())
+_PATHS: dict[str, type[pathlib.PurePath]] = {
+    kind.__name__: kind
+    for kind in (pathlib.PurePosixPath, pathlib.PureWindowsPath, type(pathlib.Path()))
 }
-
-
-def _pack_path(value: pathlib.PurePath, packer: Packer) -> list[Node]:
-    return [type(value).__name__, str(value)]
-
-
-def _unpack_path(parts: list[Node], unpacker: Unpacker) -> pathlib.PurePath:
-    name, text = parts
-    if type(text) is not str:
-        raise ValueError("a path that is not text")
-    if name not in _PATHS:
-        raise UnknownTypeError(f"it holds a {name}, which this platform lacks")
-    return _PATHS[name](text)
-
-
-def _unpack_uuid(parts: list[Node], unpacker: Unpacker) -> uuid.UUID:
-    return uuid.UUID(int=int(parts[0], 16))
-
 
 KINDS = [
     Kind("namedtuple", _is_namedtuple, _pack_namedtuple, _unpack_namedtuple),
-    Kind("path", lambda kind: kind in _PATHS.values(), _pack_path, _unpack_path),
-    Kind("uuid", uuid.UUID, lambda value, _: [value.hex], _unpack_uuid),
+    Kind(
+        "path",
+        lambda kind: kind in _PATHS.values(),
+        lambda value, _: [type(value).__name__, str(value)],
+        lambda parts, _: _PATHS[parts[0]](parts[1]),
+    ),
+    Kind("uuid", uuid.UUID, lambda value, _: [value.hex], lambda parts, _: uuid.UUID(parts[0])),
     Kind(
         "dataclass", lambda kind: _fields_of(kind) is not None, _pack_dataclass, _unpack_dataclass
     ),

@@ -9,9 +9,10 @@ it by its token::
     .work/lease-{step}[-{call}]   contains "{token}-{n}": who generates a step (rlskip.jobs.lease)
 
 A job is dead if its process has ended, which is known at once on its host and in its container;
-elsewhere if its file was not touched for `DEAD_S` seconds. What names nobody, as the lease of a job
-that was killed before it wrote it, is as old as itself. There are no locks. All depends on an
-order: a job's file is there before anything that the job holds, and goes after it.
+elsewhere if its file was not touched for `DEAD_S` seconds, by the clock of the file system: that of
+this host may differ. What names nobody, as the lease of a job that was killed before it wrote it,
+is as old as itself. There are no locks. All depends on an order: a job's file is there before
+anything that the job holds, and goes after it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from typing import Any
 
 import attrs
 
-from rlskip._files import CLOCK, Folder, RefusedFileError, open_folder
+from rlskip._files import Folder, RefusedFileError, open_folder
 from rlskip.jobs.processes import this_process, why_ended
 
 logger = logging.getLogger(__name__)
@@ -61,59 +62,54 @@ class _Heart:
         """Start empty: a forked child is another process, which holds nothing of its parent's."""
         self.token = secrets.token_hex(8)
         self.numbers = itertools.count()
-        self.thread: threading.Thread | None = None
-        self._roots: dict[Path, str] = {}  # with the failure that was told last
+        self._thread: threading.Thread | None = None
+        self._roots: set[Path] = set()
         self._starting = threading.Lock()
         self._ending = threading.Event()
 
     def begin(self, root: Path) -> str:
         root = Path(os.path.abspath(root))  # the thread finds it after a chdir, too
         self._show(root)
-        self._roots.setdefault(root, "")
+        self._roots.add(root)
         # Where the thread could not be started the next one tries again.
         with self._starting:
-            if self.thread is None and not self._ending.is_set():
+            if self._thread is None and not self._ending.is_set():
                 thread = threading.Thread(target=self._beat, name="rlskip-alive", daemon=True)
                 with contextlib.suppress(RuntimeError):  # no thread left, or the interpreter ends
                     thread.start()
-                    self.thread = thread
+                    self._thread = thread
         return f"{self.token}-{next(self.numbers)}"
 
-    def _show(self, root: Path) -> bool:
-        """Touch this process's file; False where it had to be made."""
+    def _show(self, root: Path) -> None:
+        """Touch this process's file, or make it."""
         name = f"{_JOB}{self.token}"
         try:
             os.utime(root / WORK / name, follow_symlinks=False)
-            return True
         except FileNotFoundError:
             # Of two threads that make it the second goes on before it has its content, and so does
             # another job that reads it: it is new, which will do for `DEAD_S` seconds.
             with open_folder(root, WORK) as work, contextlib.suppress(FileExistsError):
                 write_new(work, name, json.dumps(this_process()).encode())
-            return False
 
     def _beat(self) -> None:
         # It outlives what is held: a thread and a file for each would cost more than loading a
-        # small dump.
+        # small dump. A run that somebody has deleted is not forgotten here: another thread may be
+        # about to begin in it again.
         while not self._ending.wait(BEAT_S):
             for root in [*self._roots]:
-                try:
-                    if not self._show(root):
-                        logger.warning("%s: this job was taken for dead by others", root)
-                except FileNotFoundError:
-                    # Somebody has deleted the run. It is not forgotten here: another thread may be
-                    # about to begin in it again.
-                    pass
-                except OSError as error:
-                    if self._roots[root] != str(error):  # said once
-                        logger.warning("%s: no sign of life can be given: %s", root, error)
-                        self._roots[root] = str(error)
+                with contextlib.suppress(OSError):
+                    self._show(root)
+
+    def now(self, root: Path) -> int:
+        """When this process's file was touched, which is now, in ns."""
+        self.begin(root)
+        return os.lstat(root / WORK / f"{_JOB}{self.token}").st_mtime_ns
 
     def close(self) -> None:
         """Stop for good; a disk that hangs is waited for briefly."""
         self._ending.set()
-        if self.thread is not None:
-            self.thread.join(_EXIT_S)
+        if self._thread is not None:
+            self._thread.join(_EXIT_S)
         for root in [*self._roots]:
             with contextlib.suppress(OSError):
                 os.unlink(root / WORK / f"{_JOB}{self.token}")
@@ -124,20 +120,12 @@ os.register_at_fork(after_in_child=lambda: _HEART.forget())
 atexit.register(lambda: _HEART.close())
 
 
-def own(root: Path, *, must_beat: bool = False) -> str:
+def own(root: Path) -> str:
     """``{token}-{n}``, which names this process as the owner of something that it is about to make.
 
-    Raises
-    ------
-    OSError
-        `root` has no ``.work`` that can be written.
-    RuntimeError
-        With `must_beat`: without a thread it would be believed for `DEAD_S` seconds only.
+    Raises OSError where `root` has no ``.work`` that can be written.
     """
-    owner = _HEART.begin(root)
-    if must_beat and _HEART.thread is None:
-        raise RuntimeError("can't start new thread")
-    return owner
+    return _HEART.begin(root)
 
 
 def is_mine(name: str) -> bool:
@@ -249,40 +237,43 @@ def held(root: Path) -> list[tuple[str, str]]:
         return [
             (name.rpartition("~")[0] or name, sign.job)
             for name, sign, why in _judged(work)
-            if why is None and not name.startswith(_JOB)
+            if not why and not name.startswith(_JOB)
         ]
     return []
 
 
-def sweep(root: Path) -> None:
-    """Remove what jobs left that died."""
+def sweep(root: Path, only: str | None = None) -> dict[str, str]:
+    """Remove what jobs left that died, or `only` the entry of this name.
+
+    Returns why the job of each is dead.
+    """
+    removed: dict[str, str] = {}
     with contextlib.suppress(OSError), open_folder(root, WORK) as work:
-        dead = {name for name, _, why in _judged(work) if why is not None}
+        dead = {name for name, _, why in _judged(work, only) if why}
         # Listed again: between the first listing and its death a job may have made something more,
         # which nobody would know to be a dead job's once the job's file is gone.
-        for name, sign, why in _judged(work) if dead else ():
-            if why is not None and (name in dead or not name.startswith(_JOB)):
+        for name, sign, why in _judged(work, only) if dead else ():
+            if why and (name in dead or not name.startswith(_JOB)):
                 with contextlib.suppress(OSError):
                     remove(work, name, sign.owner)
+                    removed[name] = why
                     logger.info("removed %s: its job %s", work.path / name, why)
+    return removed
 
 
-def _judged(work: Folder) -> Iterator[tuple[str, Sign, str | None]]:
-    """What is in ``.work``, its sign of life, and why its job is dead; None: it may live."""
+def _judged(work: Folder, only: str | None = None) -> Iterator[tuple[str, Sign, str | None]]:
+    """What is in ``.work``, its sign of life, and why its job is dead; else it may live."""
     now: int | None = None
     # A job's file is the last: who is killed while it sweeps leaves what the next one can judge.
-    for name in sorted(work.names(), key=lambda name: name.startswith(_JOB)):
+    names = sorted(work.names(), key=lambda name: name.startswith(_JOB))
+    for name in names if only is None else [only]:
         sign, why = Sign("", 0, {}), None
-        if name.startswith(CLOCK):  # a living job's may go, too: it has what it made it for
-            yield name, sign, "was killed while it looked at the clock"
-            continue
         try:
             if not is_mine(name):
                 sign = Sign.of(work, name)
                 why = why_ended(sign.process)
                 if why is None and not is_mine(sign.owner):
-                    # What this process holds is alive, and needs no look at the clock.
-                    now = work.now() if now is None else now
+                    now = _HEART.now(work.path.parent) if now is None else now
                     is_silent = now - sign.touched > DEAD_S * 1e9
                     why = "shows no sign of life" if is_silent else None
         except FileNotFoundError:  # its owner, or another job, has removed it

@@ -1,10 +1,8 @@
 """Single flight: of several jobs that lack a step one generates it, and the others wait for it.
 
-A lease is a file that one job can create, and that names its owner (:mod:`rlskip.jobs.alive`). A
-waiting job takes it over once the owner is dead: it has ended on this host, or its sign of life has
-not changed for `DEAD_S` seconds by the waiting job's own clock, which no change of a host's time
-and no suspended machine misleads. Leases save work; they are not what keeps dumps safe. If two jobs
-ever generate the same step, one dump is kept.
+A lease is a file that one job can create, and that names its owner. A waiting job takes it over
+once the owner is dead (:mod:`rlskip.jobs.alive`). Leases save work; they are not what keeps dumps
+safe. If two jobs ever generate the same step, one dump is kept.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ import attrs
 from rlskip._files import open_folder
 from rlskip.jobs import alive
 from rlskip.jobs.alive import LEASE, WORK, Sign
-from rlskip.jobs.processes import why_ended
 from rlskip.jobs.ranks import RankGroup
 
 logger = logging.getLogger(__name__)
@@ -34,34 +31,21 @@ class Lease(AbstractContextManager["Lease"]):
     """The right to generate a step, held until released or until the process ends.
 
     Until it is acquired it holds nothing, and nor does the copy in a forked child: the lease is its
-    parent's. Meanwhile it watches the owner: how long that one has given no sign of life is
-    measured by this process's `clock`.
+    parent's.
     """
 
     _root: Path
     _name: str
-    _clock: Callable[[], float] = time.monotonic
     _owner: str = attrs.field(init=False, default="")
-    # What was seen of the owner at the last look, and at every look since `_since`.
-    _sign: Sign | None = attrs.field(init=False, default=None)
-    _since: float = attrs.field(init=False, default=0.0)
 
     def acquire(self) -> bool:
-        """Take it, unless another job has it.
-
-        Raises
-        ------
-        OSError
-            The file cannot be written.
-        RuntimeError
-            The system has no thread left to keep it alive.
-        """
+        """Take it, unless another job has it; raises OSError where it cannot be written."""
         with open_folder(self._root, WORK, create=True) as work:
             # A look that saves each poll of a waiting job a file of its own. It decides nothing:
             # to create the lease is one operation everywhere.
             if os.path.lexists(work.path / self._name):
                 return False
-            owner = alive.own(self._root, must_beat=True)
+            owner = alive.own(self._root)
             try:
                 alive.write_new(work, self._name, owner.encode())
             except FileExistsError:
@@ -84,42 +68,13 @@ class Lease(AbstractContextManager["Lease"]):
     def __exit__(self, *error: object) -> None:
         self.release()
 
-    def why_dead(self) -> str | None:
-        """What shows that another job that owns it is dead; None while it may be alive."""
-        sign = None
-        with contextlib.suppress(OSError), open_folder(self._root, WORK) as work:
-            sign = Sign.of(work, self._name)
-        if sign is None or sign != self._sign:  # gone, or it cannot be read just now
-            self._sign, self._since = sign, self._clock()
-        if sign is None:
-            return None
-        if (why := why_ended(sign.process)) is not None:
-            return why
-        return "shows no sign of life" if self._clock() - self._since > alive.DEAD_S else None
-
-    def take_away(self) -> None:
-        """Remove the very lease that was watched; of several watchers one succeeds."""
-        assert self._sign is not None
-        with contextlib.suppress(OSError), open_folder(self._root, WORK) as work:
-            alive.remove(work, self._name, self._sign.owner)
-
 
 @attrs.define(eq=False)
 class SingleFlight:
     """Lets one job at a time generate a step of the dumps in `directory`.
 
-    Parameters
-    ----------
-    directory
-        The store's.
-    ranks
-        The job's own: rank 0 takes the lease for all, and all wait or go on together.
-    wait_s
-        How long a job waits for another at most, in seconds, before it generates the step itself.
-    poll_s
-        Seconds between two looks.
-    clock, sleep
-        What measures and passes the time of a wait.
+    Of the job's own `ranks` rank 0 takes the lease for all, and all wait or go on together. A job
+    waits `wait_s` seconds at most before it generates the step itself, and looks every `poll_s`.
 
     Examples
     --------
@@ -142,12 +97,8 @@ class SingleFlight:
     def enter(self, step: int, is_there: Callable[[], bool], call: str = "") -> Lease | None:
         """Wait until the step's dump is there, or until this job may generate it.
 
-        Parameters
-        ----------
-        is_there
-            Whether this rank can load it. It is called at every look, so it should be cheap.
-        call
-            Names one of several calls of the step: letters, digits and hyphens.
+        `is_there` tells whether this rank can load it, and is called at every look. `call` names
+        one of several calls of the step: letters, digits and hyphens.
 
         Returns
         -------
@@ -157,13 +108,14 @@ class SingleFlight:
         what, name = f"step {step}", f"{LEASE}{step}"
         if call:
             what, name = f"{what}, call {call}", f"{name}-{call}"
-        lease = Lease(self._directory, name, self._clock)
+        lease = Lease(self._directory, name)
         began = self._clock()
         logged = False
         while True:
             # Rank 0 tries, and all go on with what it got. Each round has the same exchanges on
             # all ranks, so none waits in one that another rank has left.
-            go = self._ranks.rank == 0 and self._may_go(lease, self._clock() - began, step)
+            waited = self._clock() - began
+            go = self._ranks.rank == 0 and self._may_go(lease, name, waited, step)
             go = bool(self._ranks.follow(go, what))
             try:
                 # Asked once the lease is ours: its last owner publishes its dump and then gives the
@@ -185,17 +137,16 @@ class SingleFlight:
             logged = True
             self._sleep(self._poll_s)
 
-    def _may_go(self, lease: Lease, waited: float, step: int) -> bool:
+    def _may_go(self, lease: Lease, name: str, waited: float, step: int) -> bool:
         """Whether this job has the lease, or generates the step without."""
         try:
             if lease.acquire():
                 return True
-            if (why := lease.why_dead()) is not None:
+            if (why := alive.sweep(self._directory, name).get(name)) is not None:
                 logger.warning("the job that generated step %d %s; taking over", step, why)
-                lease.take_away()
                 if lease.acquire():
                     return True
-        except (OSError, RuntimeError) as error:
+        except OSError as error:
             logger.warning("no lease for step %d, another job may generate it too: %s", step, error)
             return True
         if waited > self._wait_s:

@@ -15,7 +15,7 @@ def this_process() -> dict[str, Any]:
 
 
 def why_ended(process: dict[str, Any]) -> str | None:
-    """What shows that a process has ended, if it is one that this one could see; else None."""
+    """What shows that a process has ended; empty if it lives, None if it cannot be seen here."""
     pid, began, sees = (process.get(name) for name in ("pid", "began", "sees"))
     if type(pid) is not int or pid <= 0 or None in (began, sees) or sees != _sees():
         return None
@@ -28,7 +28,7 @@ def why_ended(process: dict[str, Any]) -> str | None:
         pass
     # The number may be another process's by now, which began at another time.
     now = _began(pid)
-    return None if now in (None, began) else ended
+    return None if now is None else "" if now == began else ended
 
 
 def _sees() -> str | None:

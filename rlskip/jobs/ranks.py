@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import secrets
 import sys
-from contextlib import nullcontext
+import time
 from datetime import timedelta
 from pathlib import Path
 
 from rlskip.errors import RlskipError
-from rlskip.jobs.shared import sees_token, token_in
+
+TOKEN = ".rlskip-shared-"
+PATIENCE_S = 5.0
+"""A network file system may show a new file that late."""
 
 
 class RankTimeoutError(RlskipError, TimeoutError):
@@ -39,17 +44,8 @@ class RankGroup:
 
     Constructing it is itself a collective where torch.distributed is initialised with more than one
     rank, so every rank constructs it at the same place. It uses its own gloo group, to touch no
-    accelerator's stream.
-
-    Parameters
-    ----------
-    timeout_s
-        How long to wait for the other ranks, in seconds.
-
-    Attributes
-    ----------
-    exchange_id
-        Names the last exchange: the same text on all its ranks, and for no other exchange.
+    accelerator's stream, and waits `timeout_s` seconds for the other ranks. `exchange_id` names the
+    last exchange: the same text on all its ranks, and for no other exchange.
     """
 
     def __init__(self, timeout_s: float = 600.0) -> None:
@@ -71,11 +67,22 @@ class RankGroup:
 
         Empty where rank 0 cannot write there. Raises as :meth:`exchange` does.
         """
-        what = f"a job with its dumps in {directory}"
-        with token_in(directory) if self.rank == 0 else nullcontext(0) as number:
-            number = self.follow(number, what)
-            answers = self.exchange(sees_token(directory, number), what=what)
-        return [rank for rank, (sees,) in enumerate(answers) if not sees]
+        what, written = f"a job with its dumps in {directory}", 0
+        if self.rank == 0:
+            number = secrets.randbits(60) + 1
+            with contextlib.suppress(OSError):
+                os.makedirs(directory, exist_ok=True)
+                _token(directory, number).touch(exist_ok=False)
+                written = number
+        try:
+            number = self.follow(written, what)
+            sees = not number or _appears(_token(directory, number))
+            answers = self.exchange(sees, what=what)
+        finally:
+            if written:
+                with contextlib.suppress(OSError):
+                    _token(directory, written).unlink()
+        return [rank for rank, (seen,) in enumerate(answers) if not seen]
 
     def exchange(
         self, *numbers: int, what: str = "the step", error: BaseException | None = None
@@ -131,3 +138,15 @@ class RankGroup:
                 remedy="a rank died, or not every rank calls the stage at this step",
             ) from error
         return [answer.tolist() for answer in answers]
+
+
+def _token(directory: str | Path, number: int) -> Path:
+    return Path(directory) / f"{TOKEN}{number:015x}"
+
+
+def _appears(path: Path) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
+    # Looked at again and again: NFS keeps for seconds that a file was not there.
+    while not (there := os.path.exists(path)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return there

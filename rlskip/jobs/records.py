@@ -70,12 +70,9 @@ _lock = threading.Lock()
 def begin_job(*, lasts: bool = False) -> None:
     """Begin another job in this process, unless it has a name that was given to it.
 
-    Parameters
-    ----------
-    lasts
-        Whether what begins in this process until :func:`end_job` is part of it. Then a name counts
-        as given only if the user names the job of several ranks, and not that of the job that
-        started this process. A name that is left in the environment would join one run to the next.
+    If it `lasts`, what begins in this process until :func:`end_job` is part of it. Then a name
+    counts as given only if the user names the job of several ranks, and not that of the job that
+    started this process. A name that is left in the environment would join one run to the next.
     """
     global _began
     given, ours = os.environ.get(JOB_VARIABLE), _ours()
@@ -142,19 +139,10 @@ def rank_of() -> tuple[int, int]:
 class Event:
     """One line of the records.
 
-    Parameters
-    ----------
-    kind
-        ``consulted``, ``hit``, ``miss``, ``dumped``, or ``lost``: it could not be dumped.
-    run
-        The role's directory below the dump_dir; None where it has none.
-    step
-        The step whose dump was replayed (a hit), or that was generated.
-    call
-        The name of the call whose dump was replayed or written. None where an event concerns
-        the whole step: a miss, and a hit of role ``rollout_tq``.
-    nbytes
-        Bytes of the dump's files, read (a hit) or written.
+    Its `kind` is ``consulted``, ``hit``, ``miss``, ``dumped``, or ``lost``: it could not be dumped.
+    `step` and `call` are those whose dump was replayed or written; the call is None where the event
+    concerns the whole step: a miss, and a hit of role ``rollout_tq``. `nbytes` are those of the
+    dump's files, read or written.
     """
 
     role: str
@@ -168,30 +156,23 @@ class Event:
     @classmethod
     def of(cls, record: Any) -> Event | None:
         """What a line says; None for one that is not an event."""
-        if not isinstance(record, dict):
-            return None
-        texts = (record.get(name) for name in ("role", "event", "run", "call"))
-        role, kind, run, call = (text if isinstance(text, str) else None for text in texts)
+        known = record if isinstance(record, dict) else {}
+        role, kind, run, call = map(_text, map(known.get, ("role", "event", "run", "call")))
         if role is None or kind is None:
             return None
-        return cls(
-            role,
-            kind,
-            run,
-            _count(record.get("source", record.get("step"))),
-            call,
-            _count(record.get("bytes")) or 0,
-            _seconds(record.get("seconds_saved")),
-        )
+        step, nbytes = _count(known.get("source", known.get("step"))), _count(known.get("bytes"))
+        seconds = known.get("seconds_saved")
+        if type(seconds) is not float or not math.isfinite(seconds):
+            seconds = float(_count(seconds) or 0)
+        return cls(role, kind, run, step, call, nbytes or 0, seconds)
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _count(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value < 1 << 63 else None
-
-
-def _seconds(value: Any) -> float:
-    plain = type(value) is float or _count(value) is not None
-    return float(value) if plain and math.isfinite(value) else 0.0
 
 
 def read_events(dump_dir: str | Path, job: str | None = None) -> Iterator[Event]:
@@ -239,15 +220,15 @@ class Tally:
 
     @classmethod
     def of(cls, event: Event) -> Tally:
-        kind, nbytes = event.kind, event.nbytes
+        read, written = event.kind == "hit", event.kind == "dumped"
         return cls(
             consulted=True,
-            hits=int(kind == "hit"),
-            misses=int(kind == "miss"),
-            bytes_read=nbytes if kind == "hit" else 0,
-            bytes_written=nbytes if kind == "dumped" else 0,
+            hits=int(read),
+            misses=int(event.kind == "miss"),
+            bytes_read=event.nbytes * read,
+            bytes_written=event.nbytes * written,
             seconds_saved=event.seconds_saved,
-            lost=int(kind == "lost"),
+            lost=int(event.kind == "lost"),
         )
 
     def __add__(self, other: Tally) -> Tally:
@@ -302,10 +283,7 @@ class Recorder:
 def acknowledge(dump_dir: str | Path, role: str, **facts: Any) -> None:
     """Record that this process acts for `role` in the present job.
 
-    Raises
-    ------
-    OSError
-        It cannot be written, and then dumps cannot be written either.
+    Raises OSError where it cannot be written: then dumps cannot be written either.
     """
     record = {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time(), **facts}
     _write(dump_dir, job_id(), f"{role}.active", f"{json.dumps(record)}\n", "w")

@@ -35,10 +35,7 @@ def opened(place: Place) -> Iterator[OpenDump]:
     """Hold a dump's directory open, so that its files belong together whatever is renamed.
 
     Who opened them by their paths could get one file of a dump, and one of the dump that replaced
-    it in between.
-
-    This is the boundary to the file system for whatever reads dumps: within the block, too,
-    its faults become one of these errors.
+    it in between. The file system's faults within the block become one of these errors, too.
 
     Raises
     ------
@@ -96,7 +93,12 @@ class OpenDump:
             meta = DumpMeta.from_bytes(self.folder.read(place.meta, MAX_META), where, identity)
             dump, found = f"{place.directory}/{place.dump}", self.folder.stat(place.dump)
         except FileNotFoundError:
-            self._refuse_half()
+            # One rename published both: where one of them is there, the other was removed.
+            missing = {place.dump, place.meta} - {*self.folder.names()}
+            if len(missing) == 1:
+                raise CorruptDumpError(
+                    f"{missing.pop()} is missing", f"{place.directory}"
+                ) from None
             raise
         self._check_whose(whose(meta), where)
         if not stat.S_ISREG(found.st_mode):
@@ -128,12 +130,6 @@ class OpenDump:
                 raise
             self._check_whose(reader.index, where)
             yield reader
-
-    def _refuse_half(self) -> None:
-        """Raise CorruptDumpError where one of the two files is there: one rename published both."""
-        missing = {self.place.dump, self.place.meta} - {*self.folder.names()}
-        if len(missing) == 1:
-            raise CorruptDumpError(f"{missing.pop()} is missing", where=str(self.place.directory))
 
     def _check_whose(self, found: Mapping[str, Any], where: str) -> None:
         if not whose(self.place).items() <= found.items():

@@ -1,16 +1,12 @@
 """The index of a run's directory: which prompts were dumped where.
 
 ``dumps.index`` has a line for each dump that was published: what ``meta.json`` says of it, but for
-its identity, and the digests of its prompts. It tells where to look, and nothing else: a dump is
-there if its directory is, and what it was made for its ``meta.json`` says. So whatever happens to
-the file costs time only. A dump without a line, or whose ``meta.json`` is another file than its
-line was written for, is read and indexed again. These may happen at any time:
-
-- A process is killed between the rename of a dump and its line, or within its line. Each line has a
-  checksum, and a line end on either side, so that a torn one costs no other.
-- Several jobs append at once. Each line is one write to a file opened with O_APPEND; where a
-  network file system lets two of them overlap, both are damaged.
-- Dumps are deleted, quarantined or replaced. Their lines stay, and are passed over.
+its identity, and the digests of its prompts. It tells where to look, and nothing else, so whatever
+happens to the file costs time only. A dump without a line, or whose ``meta.json`` is another file
+than its line was written for, is read and indexed again; lines of dumps that are gone are passed
+over. A process may be killed within its line, and several append at once: each line is one write to
+a file opened with O_APPEND, has a checksum, and a line end on either side, so that a torn one costs
+no other.
 """
 
 from __future__ import annotations
@@ -156,10 +152,7 @@ class IndexedDump:
 class Index:
     """The index of a run's directory, as far as it was read; :meth:`refresh` reads on.
 
-    Attributes
-    ----------
-    dumps
-        By the name of a dump's directory its last line, whether it is still there or not.
+    `dumps` has by the name of a dump's directory its last line, whether it is there or not.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -49,8 +49,6 @@ _MAX_NAME = 120  # two make one name of a directory, which may have 255
 _JOURNAL = ".journal"
 _BAD = ".bad-"
 _SHAPE = re.compile(r"GBS(?P<gbs>.+)_N(?P<n>.+)_in(?P<prompt_len>.+)_out(?P<response_len>.+)")
-# verl's own files, too: `rlskip ls` lists their directories.
-_ROLLOUTS = re.compile(r"gen_batch\.(dp|pt)")
 _NUMBER = "0|[1-9][0-9]{0,18}"
 _PART = "part"
 _NAME = re.compile(
@@ -200,19 +198,14 @@ def holds_rollouts(names: Iterable[str], *, of_run: bool) -> bool:
 
     A lone ``meta.json`` may be of any program, except in the directory of a run (`of_run`).
     """
-    return any(_ROLLOUTS.fullmatch(name) or (of_run and name == Place.meta) for name in names)
+    return any(name == Place.dump or (of_run and name == Place.meta) for name in names)
 
 
 @attrs.frozen
 class Place:
-    """Where a dump is.
+    """Where a dump is: below the run's directory `root`, where no symbolic link is followed.
 
-    Parameters
-    ----------
-    root
-        The run's directory. Below it no symbolic link is followed.
-    call
-        Its name among those of its step, ``{digest}-{k}`` or ``part-{k}``; empty: it is the first.
+    `call` names it among those of its step, ``{digest}-{k}`` or ``part-{k}``; empty: the first.
     """
 
     root: Path
@@ -232,10 +225,8 @@ class Place:
         if found is None:
             return None
         rank, ranks = int(found["rank"] or 0), int(found["ranks"] or 1)
-        is_shard = found["rank"] is not None
-        if is_shard and not (rank < ranks > 1 and name.endswith(f".r{rank}-of-{ranks}")):
-            return None
-        return cls(root, int(found["step"]), found["call"] or "", rank, ranks)
+        place = cls(root, int(found["step"]), found["call"] or "", rank, ranks)
+        return place if rank < ranks and place.name == name else None
 
     @property
     def name(self) -> str:
@@ -273,11 +264,7 @@ class Listing:
 
     A directory that changes again within a tick of the file system's clock may show no newer time.
     So a listing of one that has just changed, by this process or another, is believed for a second.
-
-    Parameters
-    ----------
-    list_names
-        Lists a directory, by default all of it. An OSError is logged and not remembered.
+    `list_names` lists a directory, by default all of it.
     """
 
     def __init__(

@@ -53,14 +53,8 @@ class NewDump:
         """Write it, sync it, and rename it into place.
 
         The rename decides who was first, and not a look before it. A dump that has the place
-        already stays, or this one goes where `on_conflict` says; a shard replaces it, because all
-        shards of a call are of one generation.
-
-        Parameters
-        ----------
-        read_meta
-            Reads the meta of the dump that has the place; it raises CorruptDumpError where there is
-            none, and AbsentDumpError where it is gone or cannot be read.
+        already, whose meta `read_meta` reads, stays, or this one goes where `on_conflict` says; a
+        shard replaces it, because all shards of a call are of one generation.
 
         Returns
         -------
@@ -122,12 +116,8 @@ class NewDump:
 def _there(place: Place, read_meta: Callable[[Place], DumpMeta]) -> DumpMeta | None:
     """The meta of the dump that another process has written to `place`; None: there is none now.
 
-    What has its name and is none is moved away.
-
-    Raises
-    ------
-    OSError
-        What is there cannot be read. It may be a sound dump, which nobody quarantines.
+    What has its name and is none is moved away. Raises OSError for what cannot be read: it may be
+    a sound dump, which nobody quarantines.
     """
     # Looked at before it is read: it may be replaced by a sound one before it is moved away. And
     # another process may be quicker to move or to replace it.

@@ -17,14 +17,9 @@ logger = logging.getLogger(__name__)
 
 
 class Retention:
-    """Removes old dumps as new ones are written.
+    """Removes old dumps as new ones are written: all but those of the `keep_last` steps.
 
     The step just written and one that a living job generates are never removed.
-
-    Parameters
-    ----------
-    keep_last
-        How many steps to keep, each with all its calls: those written last.
     """
 
     def __init__(self, root: Path, keep_last: int) -> None:

@@ -32,19 +32,18 @@ logger = logging.getLogger(__name__)
 class StepStore:
     """The dumps in one directory, as :func:`~rlskip.store.run_directory` names it.
 
-    A dump is named by its step and its call: the first call of a step has no name of its own. A
-    corrupt dump is never loaded: the reader that finds it quarantines it with a warning, and it
-    counts as absent. A dump that cannot be read at the moment counts as absent, too, and one in
-    another format raises; both stay where they are.
+    A dump is named by its step and its call: the first call of a step has no name of its own. The
+    reader that finds a corrupt dump quarantines it with a warning, and it counts as absent. A dump
+    that cannot be read at the moment counts as absent, too, and one in another format raises; both
+    stay where they are.
 
     Parameters
     ----------
     directory
         Created on the first save.
     rank, world_size
-        Of several ranks that call the stage together each keeps a shard of each call. The shards
-        of one call have the same ``info["generation"]``; whether all are there the ranks find out
-        together (:mod:`rlskip.skip.agreement`).
+        Of several ranks that call the stage together each keeps a shard of each call. Whether all
+        are there the ranks find out together (:mod:`rlskip.skip.agreement`).
     keep_last
         After each save remove the steps that were written longest ago, down to this number; never
         the step just saved. None: keep all.
@@ -102,11 +101,7 @@ class StepStore:
         )
 
     def listed_by_step(self) -> Mapping[int, Sequence[Place]]:
-        """By step the directories of the dumps of all ranks.
-
-        It is the same object until the directory is listed again; what this process publishes
-        meanwhile is added to it.
-        """
+        """By step the places of the dumps of all ranks; the same object until they change."""
         return self._listing.dumps()
 
     def calls(self, step: int) -> list[str]:
@@ -128,15 +123,9 @@ class StepStore:
         return [*dict.fromkeys(place.call for place in bad if self._is_mine(place))]
 
     def read_meta(self, step: int, call: str = "") -> DumpMeta | None:
-        """What ``meta.json`` of a dump holds; None where there is none.
+        """What ``meta.json`` of a dump holds; None where there is none that can be read.
 
-        Cheap: the rollouts are not read. A dump that is evidently corrupt is quarantined: None. One
-        that cannot be read at the moment is logged as a warning: None.
-
-        Raises
-        ------
-        OtherFormatError
-            Another version of rlskip wrote it.
+        Cheap: the rollouts are not read. Raises OtherFormatError for another version's.
         """
         try:
             os.lstat(self._place(step, call).directory)
@@ -176,9 +165,8 @@ class StepStore:
     def save(self, step: int, rollouts: Any, **about: Any) -> DumpMeta:
         """Write `rollouts` as a dump of `step`, completely or not at all.
 
-        A dump that is there already stays, and its meta is returned.
-
-        The other parameters are those of :meth:`prepare`.
+        A dump that is there already stays, and its meta is returned. `about` has the other
+        parameters of :meth:`prepare`.
 
         Raises
         ------
@@ -257,9 +245,6 @@ class StepStore:
         fields: Sequence[str] | None = None,
     ) -> Any:
         """The rollouts of `step`, verified, in newly allocated memory.
-
-        Large arrays use the memory of earlier rollouts that nothing refers to any more, where some
-        of their size is free: up to 256 MiB are kept for that.
 
         Parameters
         ----------

@@ -44,24 +44,17 @@ class _Job:
 class Writer:
     """Writes a store's dumps in a thread; the caller waits only while they are copied.
 
+    The thread lives while there is something to write and is not a daemon: an interpreter that
+    ends normally writes everything first. A process that is going to be killed must :meth:`flush`,
+    or not use this. Where the system has no thread left, the caller writes its dump itself.
+
     Parameters
     ----------
-    store
-        Where :meth:`~rlskip.store.StepStore.save` is called.
     max_bytes
         Size of the copies that may be held at a time. A save that would exceed it waits until
         earlier ones are written; one larger than that waits until it is the only one.
     timeout_s
         How long a save, a wait or a flush waits at most, in seconds.
-
-    Notes
-    -----
-    The copy of a dump is narrowed: it takes at most the size of the rollouts, and mostly far less.
-    The thread lives while there is something to write and is not a daemon: an interpreter that
-    ends normally writes everything first. A process that is going to be killed must :meth:`flush`,
-    or not use this. Where the system has no thread left, the caller writes its dump itself. Until
-    :meth:`flush`, up to `max_bytes` of the memory of copies are kept for the next ones: copying
-    into pages that have been used before is much faster.
 
     Examples
     --------
@@ -93,15 +86,10 @@ class Writer:
     def save(
         self, step: int, rollouts: Any, *, done: OnWritten | None = None, **about: Any
     ) -> None:
-        """Like :meth:`StepStore.save`, but return as soon as the rollouts are copied.
+        """Like :meth:`StepStore.save`, but return as soon as the rollouts are copied, narrowed.
 
-        The other parameters are those of :meth:`StepStore.prepare`.
-
-        Parameters
-        ----------
-        done
-            Called in the writer's thread with the dump's meta and None, or with None and the
-            error. Without it, an error is logged as a warning.
+        `done` is called in the writer's thread with the dump's meta and None, or with None and the
+        error. Without it, an error is logged as a warning.
 
         Raises
         ------
@@ -110,7 +98,6 @@ class Writer:
         WriterTimeoutError
             Earlier dumps were not written in time.
         """
-        self._forget_parent()
         dump = self.store.prepare(step, rollouts, **about)
         nbytes = sum(array.nbytes for array in dump.arrays)
         self._reserve(nbytes)
@@ -135,7 +122,6 @@ class Writer:
         What it returns must not change any more, and holds `nbytes` of memory until it is written.
         To put the records of a step's stages together takes as long as to copy them.
         """
-        self._forget_parent()
         self._reserve(nbytes)
         self._put(_Job(step, nbytes, lambda: self.store.prepare(step, rollouts(), **about), done))
 
@@ -157,39 +143,36 @@ class Writer:
         self._run()
 
     def memory(self, nbytes: int) -> np.ndarray:
-        """Bytes to copy into: where there is much, memory of copies that are written already."""
+        """Bytes to copy into: where they are many, memory of copies that are written already."""
         return self._pool.take(nbytes) if nbytes > CHUNK else fresh(nbytes)
 
     def wait(self) -> None:
-        """Wait until everything is written.
-
-        Raises
-        ------
-        WriterTimeoutError
-            Names the steps that are not.
-        """
-        self._forget_parent()
-        with self._changed:
-            self._wait_for(lambda: not self._jobs)
+        """Wait until everything is written; WriterTimeoutError names the steps that are not."""
+        self._wait_for(lambda: not self._jobs)
 
     def flush(self) -> None:
         """Like :meth:`wait`, and give the copies' memory back."""
         self.wait()
         self._pool.clear()
 
-    def _wait_for(self, condition: Callable[[], bool]) -> None:
-        if not self._changed.wait_for(condition, self.timeout_s):
-            steps = ", ".join(str(job.step) for job in self._jobs)
-            raise WriterTimeoutError(
-                f"the dumps of steps {steps} were not written within {self.timeout_s:g} s",
-                where=str(self.store.directory),
-                remedy="the file system is slow or hangs; see skip.background_write",
-            )
+    def _wait_for(self, condition: Callable[[], bool], nbytes: int = 0) -> None:
+        """Wait until a condition holds, and then hold as many more bytes."""
+        if self._process != os.getpid():
+            # A forked child has neither the parent's thread nor its dumps, and the lock may be held
+            # by a thread that was not forked.
+            self._start_empty()
+        with self._changed:
+            if not self._changed.wait_for(condition, self.timeout_s):
+                steps = ", ".join(str(job.step) for job in self._jobs)
+                raise WriterTimeoutError(
+                    f"the dumps of steps {steps} were not written within {self.timeout_s:g} s",
+                    where=str(self.store.directory),
+                    remedy="the file system is slow or hangs; see skip.background_write",
+                )
+            self._held += nbytes
 
     def _reserve(self, nbytes: int) -> None:
-        with self._changed:
-            self._wait_for(lambda: not self._held or self._held + nbytes <= self._max_bytes)
-            self._held += nbytes
+        self._wait_for(lambda: not self._held or self._held + nbytes <= self._max_bytes, nbytes)
 
     def _release(self, nbytes: int) -> None:
         with self._changed:
@@ -219,22 +202,14 @@ class Writer:
     def _write(self, job: _Job) -> None:
         meta: DumpMeta | None = None
         error: BaseException | None = None
-        step, began = job.step, time.perf_counter()
         try:
             meta = self.store.write(job.prepare())
         except BaseException as raised:
             error = raised
             if job.done is None:
-                logger.warning("step %d is NOT dumped: %s", step, raised)
-        else:
-            logger.debug("step %d dumped in %.2f s", step, time.perf_counter() - began)
+                logger.warning("step %d is NOT dumped: %s", job.step, raised)
         if job.done is not None:
             try:
                 job.done(meta, error)
             except BaseException:  # the next dump is to be written
-                logger.exception("after the dump of step %d", step)
-
-    def _forget_parent(self) -> None:
-        """Start empty in a forked child, which has neither the parent's thread nor its dumps."""
-        if self._process != os.getpid():
-            self._start_empty()  # the lock may be held by a thread that was not forked
+                logger.exception("after the dump of step %d", job.step)

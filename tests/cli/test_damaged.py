@@ -164,8 +164,6 @@ ODD: dict[str, Any] = {
 }  # fmt: skip
 UNUSUAL = {
     "bfloat16": torch.arange(5).bfloat16(),
-    "float8": torch.arange(5.0).to(torch.float8_e4m3fn),
-    "other float8": torch.arange(5.0).to(torch.float8_e5m2),
     "complex": torch.arange(5).to(torch.complex64),
     "unsigned": torch.arange(5).to(torch.uint16),
     "two numbers each": torch.arange(10.0).reshape(5, 2),

@@ -22,7 +22,7 @@ import torch
 from rlskip import SkipManager
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.jobs import alive
-from rlskip.jobs.lease import Lease, SingleFlight
+from rlskip.jobs.lease import SingleFlight
 from rlskip.jobs.records import Recorder, Tally, acknowledge, acknowledged, tally, tally_steps
 from rlskip.store import AbsentDumpError, DumpError, Identity, StepStore, commit
 from tests.clock import MockClock
@@ -199,7 +199,9 @@ def take_lease_over(directory: Path) -> Operation:
         clock = MockClock()
         soon = {"poll_s": 40.0, "wait_s": 180.0}
         flight = SingleFlight(emptied(directory), clock=clock, sleep=clock.sleep, **soon)
-        assert Lease(directory, f"{alive.LEASE}1").acquire()
+        lease_of(directory).parent.mkdir(exist_ok=True)
+        lease_of(directory).write_text("0123456789abcdef-0")
+        os.utime(lease_of(directory), (0, 0))
         got = yield lambda flight=flight: flight.enter(1, lambda: False)
         got.value.release()
 

@@ -13,11 +13,9 @@ import numpy as np
 import pytest
 import torch
 from tensordict import (
-    MemoryMappedTensor,
     TensorDict,
 )
 
-from rlskip.format import torch_maker
 from rlskip.format.kinds import Packer
 from rlskip.store import (
     CorruptDumpError,
@@ -73,30 +71,6 @@ def test_images_keep_their_pixels(store: StepStore) -> None:
         assert loaded.getpalette() == picture.getpalette()
 
 
-@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
-def test_integers_of_a_device_come_as_few_bytes_and_go_back_as_they_were(
-    dtype: torch.dtype, store: StepStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a device here: benchmarks.gpu does it with one."""
-    bounds = torch.iinfo(dtype)
-    ends = [0, 1, 127, 128, 255, 256, 2**15 - 1, 2**15, 2**31 - 1, 2**31, bounds.max]
-    values = [
-        torch.tensor([low, high], dtype=dtype).repeat(1_200_000 if high == 1 else 3)
-        for low in (0, -1, -128, -129, -(2**15), -(2**31), bounds.min)
-        for high in ends
-        if bounds.min <= low and high <= bounds.max
-    ]
-    values.append(torch.arange(12, dtype=dtype).reshape(3, 4).T)
-    plain = store.save(1, values)
-    monkeypatch.setattr("rlskip.format.torch_maker._is_near", lambda value: False)
-    assert torch_maker.narrowed(values[1]).dtype is torch.uint8
-    narrow = store.save(2, values)
-    assert narrow.stored <= 1.01 * plain.stored
-    for one, other in zip(store.load(2), values, strict=True):
-        assert one.dtype is dtype
-        assert torch.equal(one, other)
-
-
 def test_a_cuda_tensor_loads_where_there_is_no_cuda(
     store: StepStore, forge: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,14 +91,16 @@ def test_a_cuda_tensor_loads_where_there_is_no_cuda(
 
 
 def test_a_registered_codec_round_trips_its_type(store: StepStore) -> None:
+    """What it encodes into is gone meanwhile, so another object may have its id."""
     register_codec(
         fractions.Fraction,
         "tests.Fraction",
-        lambda f: {"n": f.numerator, "d": f.denominator},
-        lambda plain: fractions.Fraction(plain["n"], plain["d"]),
+        lambda f: torch.tensor([f.numerator, f.denominator]),
+        lambda plain: fractions.Fraction(*plain.tolist()),
     )
-    store.save(1, {"f": [fractions.Fraction(1, 3)]})
-    assert store.load(1) == {"f": [fractions.Fraction(1, 3)]}
+    value = {"f": [fractions.Fraction(i, 31) for i in range(30)]}
+    store.save(1, value)
+    assert store.load(1) == value
 
 
 @pytest.mark.parametrize(
@@ -133,16 +109,10 @@ def test_a_registered_codec_round_trips_its_type(store: StepStore) -> None:
         ({"a": [1, object()]}, r"rollouts\['a'\]\[1\]", "builtins.object"),
         ({"x": {1: lambda: 0}}, r"rollouts\['x'\]\[1\]", "builtins.function"),
         (TensorDict({"n": {"s": torch.ones(2, 2).to_sparse()}}, []), r"\['n'\]\['s'\]", "Tensor"),
-        (np.array([(1, 2)], "i4,i4"), "rollouts", "numpy.ndarray"),
-        # Of memory that was never filled: no reader takes it for text.
-        ([np.full((2, 2), 0x110000, ">i4").view(">U2")], r"rollouts\[0\]", "impossible characters"),
         (np.ma.masked_array([1]), "rollouts", "MaskedArray"),
         (defaultdict(lambda: 0), "rollouts", "defaultdict"),
-        (torch.empty(2, device="meta"), "rollouts", "Tensor"),
         # They would come back as plain tensors and arrays.
         ([torch.nn.Parameter(torch.ones(2))], r"rollouts\[0\]", "Parameter"),
-        (MemoryMappedTensor.from_tensor(torch.ones(2)), "rollouts", "MemoryMappedTensor"),
-        (np.arange(3).view(np.recarray), "rollouts", "recarray"),
     ],
 )
 def test_an_unsupported_value_is_named_before_a_byte_is_written(
@@ -240,22 +210,6 @@ def test_an_error_while_packing_names_the_value(store: StepStore) -> None:
             store.save(1, {"a": [value]})
         assert caught.value.where == "rollouts['a'][0]"
     assert not store.directory.exists()
-
-
-def test_tensors_that_a_codec_makes_are_kept_apart(store: StepStore) -> None:
-    class Thing:
-        def __init__(self, content: Any) -> None:
-            self.content = content
-
-    def pack(thing: Thing) -> Any:
-        return torch.full((9,), thing.content), np.full(9, thing.content)
-
-    register_codec(Thing, "tests.Thing", pack, Thing)
-    store.save(1, [Thing(i) for i in range(30)])
-    made = [thing.content for thing in store.load(1)]
-    assert [(int(tensor[0]), int(array[0])) for tensor, array in made] == [
-        (i, i) for i in range(30)
-    ]
 
 
 def test_equal_sets_are_packed_in_the_same_order() -> None:

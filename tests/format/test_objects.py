@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import numpy as np
 import pytest
 import torch
 
@@ -28,23 +27,7 @@ ran: list[str] = []
 class Stop(enum.Enum):
     LENGTH = "length"
     EOS = ("eos", 2)
-
-
-class Odd(enum.Enum):
-    """Of values that `==` does not find equal, or not with one answer."""
-
-    if sys.version_info >= (3, 11):  # earlier classes compare their values by `==`
-        ARRAY = np.arange(3)
-        TENSOR = torch.ones(2)
-        PAIR = (np.zeros(2).tobytes(), torch.zeros(2))
-    SCALAR = np.float32(1.0)
-    NAN = float("nan")
-    OWN = 1
-
-    @property
-    def value(self) -> Any:
-        ran.append("value")
-        return self.name
+    NAN = float("nan")  # not equal to itself
 
 
 Turn = namedtuple("Turn", ["role", "pass_rate"])
@@ -100,8 +83,7 @@ class Ender:
 
 
 VALUES: dict[str, Any] = {
-    "members": [Stop.LENGTH, Stop.EOS, Mode.GREEDY, Flags.B, Rollouts.Inner.ONE],
-    "members of odd values": list(Odd),
+    "members": [*Stop, Mode.GREEDY, Flags.B, Rollouts.Inner.ONE],
     "named tuples": [Turn("user", 0.5), {Turn("a", 1): Turn([1], None)}],
     "paths": [Path("/a/b"), Path(), pathlib.PurePosixPath("x/y"), pathlib.PureWindowsPath("c:/x")],
     "uuids": [uuid.UUID(int=0), uuid.UUID(int=2**128 - 1)],
@@ -251,8 +233,3 @@ def test_a_forged_dump_makes_no_instance_that_acts_when_it_ends(store: StepStore
         assert ran == []
     finally:
         del Ender.__del__  # type: ignore[attr-defined]
-
-
-def test_arrays_of_objects_hold_members(store: StepStore) -> None:
-    store.save(1, np.array([Stop.EOS, None], object))
-    assert store.load(1).tolist() == [Stop.EOS, None]

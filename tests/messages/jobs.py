@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 
 from rlskip.jobs.alive import LEASE as NAME
 from rlskip.jobs.alive import WORK
@@ -12,11 +13,16 @@ from tests.clock import MockClock
 LEASE = "rlskip.jobs.lease"
 
 
-def enter(folder, wait_s=1e9, **owner):
+def enter(folder, wait_s=1e9, silent=False, **owner):
     """Lack step 1, which another job has; `owner` changes what its job's file says."""
-    assert Lease(folder, f"{NAME}1").acquire()
-    (file,) = (folder / WORK).glob("job-*")
-    file.write_text(json.dumps({**json.loads(file.read_text()), **owner}))
+    lease = Lease(folder, f"{NAME}1")
+    assert lease.acquire()
+    (mine,) = (folder / WORK).glob("job-*")
+    theirs = mine.with_name("job-0123456789abcdef")
+    theirs.write_text(json.dumps({**json.loads(mine.read_text()), **owner}))
+    (folder / WORK / f"{NAME}1").write_text("0123456789abcdef-0")
+    if silent:
+        os.utime(theirs, (0, 0))
     clock = MockClock()
     flight = SingleFlight(folder, wait_s=wait_s, clock=clock, sleep=clock.sleep)
     flight.enter(1, lambda: False).release()
@@ -29,8 +35,12 @@ def write_record(folder):
 
 CASES = [
     ("a job that waits", lambda folder: enter(folder, wait_s=3600), logging.WARNING, LEASE),
-    ("an owner that hangs", lambda folder: enter(folder, wait_s=30), logging.WARNING, LEASE),
-    ("an owner that is gone", enter, logging.WARNING, LEASE),
+    (
+        "an owner that is gone",
+        lambda folder: enter(folder, silent=True, host="elsewhere", sees="another"),
+        logging.WARNING,
+        LEASE,
+    ),
     (
         "an owner that has ended",  # more than Linux gives: no such process
         lambda folder: enter(folder, pid=2**22 + 1),

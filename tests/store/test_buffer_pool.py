@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from hypothesis import given, settings
@@ -64,16 +63,3 @@ def test_no_two_living_arrays_share_memory(moves: list[tuple[bool, int]]) -> Non
             living.append((number, array))
     for number, array in living:
         assert (array[::4096] == number).all()
-
-
-def test_many_threads_take_and_release_memory() -> None:
-    buffers = BufferPool(1 << 28)
-
-    def work(mark: int) -> None:
-        for _ in range(200):
-            array = buffers.take(SIZE)
-            array[::4096] = mark
-            assert (array[::4096] == mark).all()
-
-    with ThreadPoolExecutor(6) as threads:
-        list(threads.map(work, range(6)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import multiprocessing
 import os
 import shutil
@@ -172,24 +171,6 @@ def test_an_index_that_grew_too_large_is_begun_anew(
     monkeypatch.undo()
     assert (store.directory / INDEX).stat().st_size < 1000
     assert there(mended(StepStore(store.directory))) == expected(_1="ab", _2="cd", _3="cd")
-
-
-def test_a_directory_that_cannot_be_written_is_read(
-    store: StepStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for step, batch in ((1, "ab"), (2, "cd")):
-        save(store, step, batch)
-    (store.directory / INDEX).unlink()
-    real = os.open
-
-    def read_only(path: Any, flags: int, *more: Any, **options: Any) -> int:
-        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
-        return real(path, flags, *more, **options)
-
-    monkeypatch.setattr(os, "open", read_only)
-    assert there(mended(StepStore(store.directory))) == expected(_1="ab", _2="cd")
-    assert not (store.directory / INDEX).exists()
 
 
 def _append(folder: Path, job: int, count: int, done: Any) -> None:
