@@ -26,26 +26,10 @@ from rlskip.queue.readiness import State
 
 @attrs.frozen
 class BatchReport:
-    """The outcome of a batch.
+    """The outcome of a batch, in numbers of its prompts and sessions.
 
-    Parameters
-    ----------
-    step, partition
-        Name the batch.
-    prompts, sessions
-        Their numbers.
-    resumed
-        Sessions taken from the journal.
-    succeeded
-        Sessions that succeeded, including resumed ones.
-    failed
-        ``(uid, session id)`` of each failed session to its cause.
-    attempts
-        The number of attempts at sessions.
-    tokens
-        Tokens generated.
-    seconds
-        From the call to the last marker.
+    `resumed` sessions were taken from the journal, and count as succeeded; `failed` has the cause
+    of each other one by uid and session id. `seconds` are those from the call to the last marker.
     """
 
     step: int

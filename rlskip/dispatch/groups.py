@@ -2,9 +2,8 @@
 
 Read from top to bottom: a batch begins, a session starts on the worker that the scheduler has for
 it, is tried again elsewhere if that fails, and ends with its rows or a cause in its prompt's
-:class:`Group`. If the batch has a sink, rows and marker are written before that.
-
-All of it runs on the dispatcher's event loop, where no worker's code does.
+:class:`Group`. If the batch has a sink, rows and marker are written before that. All of it runs on
+the dispatcher's event loop, where no worker's code does.
 """
 
 from __future__ import annotations
@@ -56,20 +55,9 @@ class _EndedSession:
 
 
 class Groups:
-    """The batches that a dispatcher runs; every call comes from its event loop.
+    """The batches that a dispatcher runs; every call comes from its event loop, `loop`.
 
-    Parameters
-    ----------
-    loop
-        That event loop.
-    pool, queue, config, held
-        The dispatcher's.
-    scheduler
-        Decides which session runs next, and where.
-    history
-        Learns the lengths of sessions; None if the policy does not use them.
-    journals
-        The journals of its steps; None: nothing is journaled.
+    `history` is None if the policy uses no lengths, `journals` if nothing is journaled.
     """
 
     def __init__(

@@ -31,7 +31,6 @@ import xxhash
 
 from rlskip._files import open_folder
 from rlskip.format import container
-from rlskip.format.dump_errors import TooLargeDumpError, UnknownTypeError, UnreadableDumpError
 from rlskip.format.kinds import Packer, rebuild
 from rlskip.store import commit
 from rlskip.store.identity import Identity
@@ -49,16 +48,10 @@ MAX_FRAME = 1 << 30
 
 
 class SessionJournal:
-    """The finished sessions of one step.
+    """The finished sessions of one step, in the file `path`, which the first append creates.
 
-    Parameters
-    ----------
-    path
-        The file; the first append creates it.
-    identity
-        What sessions are generated under now. Sessions of another identity are not resumed.
-    read
-        Whether to read the file; false for who only appends.
+    Sessions that were generated under another `identity` are not resumed. Who only appends does not
+    `read` the file.
 
     Attributes
     ----------
@@ -95,13 +88,12 @@ class SessionJournal:
         OSError
             The disk is full, for example. Sessions that were appended before are not affected.
         """
-        frames, refused = [], None
+        data, refused = b"", None
         for key, value in entries.items():
             try:
-                frames.append(_frame(self._written_as, key, value))
+                data += _frame(self._written_as, key, value)
             except Exception as error:  # a value may be anything
                 refused = error
-        data = b"".join(frames)
         with self._busy:
             # One write, so that frames of several processes never interleave.
             if data and self._open().write(data) != len(data):
@@ -191,19 +183,15 @@ def frames(file: IO[bytes], where: str) -> Iterator[tuple[int, bytes, Entry | No
         checksum, _, text = line.rstrip(b"\n").partition(b" ")
         if not checksum:  # between two frames
             continue
-        entry: Entry | None = None
-        try:
-            if checksum == _checksum(text):
-                entry = _entry(text, where)
-        except (
-            UnreadableDumpError, UnknownTypeError, TooLargeDumpError, MemoryError, RecursionError
-        ) as error:  # fmt: skip
-            # The frame is sound: its session is not resumed now, and there is no damage to keep.
-            logger.warning("%s: the frame at %d is not resumed: %s", where, start, error)
+        if checksum != _checksum(text):
+            yield start, line, None
             continue
-        except Exception as error:  # the nodes of a file may be anything
-            logger.warning("%s: the frame at %d cannot be read: %s", where, start, error)
-        yield start, line, entry
+        try:
+            entry = _entry(text, where)
+        except Exception as error:  # another version may have written it, or memory is short
+            logger.warning("%s: the frame at %d is not resumed: %s", where, start, error)
+        else:
+            yield start, line, entry
 
 
 def _entry(text: bytes, where: str) -> Entry:

@@ -95,14 +95,8 @@ Call = Callable[..., Coroutine[Any, Any, Any]]
 class _Home(LoopThread):
     """The thread and the event loop of a worker.
 
-    Parameters
-    ----------
-    results
-        Carries results to the dispatcher's event loop.
-    ended
-        Called there, with what :meth:`run` was told to await, its result, and its error.
-    first
-        What must have been called before its first session.
+    `ended` is called on the event loop of `results`, with what :meth:`run` was told to await, its
+    result and its error. The calls `first` come before its first session.
     """
 
     # Whatever code of the user's does here, it sees the tasks of this worker only, and ends no

@@ -31,18 +31,8 @@ STRIKES = 3
 class Leaving:
     """What is written once a session, or a prompt, has finished.
 
-    Parameters
-    ----------
-    written
-        Called once: with None when all is written, else with the error.
-    partition
-        The partition of its keys.
-    tags
-        Markers, and new statuses of prompts, by key: readers see them after the rows.
-    rows
-        Rows by key, each with its tag.
-    journal, entries
-        The journal, or None, and what is added to it.
+    `written` is called once: with None when all is written, else with the error. Readers see the
+    `tags` (markers, and roots) after the `rows`, which have tags of their own.
     """
 
     written: Callable[[Exception | None], object]

@@ -59,21 +59,9 @@ class QueueUnavailableError(RlskipError, RuntimeError):
 class KVBatchMeta:
     """Names a batch of rows without holding their data.
 
-    The fields are those of ``transfer_queue.KVBatchMeta`` (0.1.11), for trainers that were written
-    for that type: ``transfer_queue.KVBatchMeta(**vars(batch))`` makes one.
-
-    Attributes
-    ----------
-    keys
-        The rows' keys, without duplicates.
-    tags
-        One tag per key, copied.
-    partition_id
-        The partition that holds all keys.
-    fields
-        The fields that every row holds; None if unknown.
-    extra_info
-        Facts about the whole batch, e.g. ``extra_info["rollout_root_keys"]``.
+    `fields` are those that every row holds, or None if unknown; `extra_info` has facts about the
+    whole batch, such as ``extra_info["rollout_root_keys"]``. The fields are those of
+    ``transfer_queue.KVBatchMeta`` (0.1.11): ``KVBatchMeta(**vars(batch))`` makes one.
     """
 
     keys: list[str] = dataclasses.field(default_factory=list)
@@ -98,12 +86,8 @@ class KVBatchMeta:
 class Watch(ABC):
     """One reader's view of the changes in a queue, over all partitions.
 
-    Every reader runs this loop::
-
-        while not satisfied(watch.poll()):
-            watch.wait_change(timeout=1.0)
-
-    Any thread may call it, and each change is reported to one caller.
+    A reader polls, and waits where that did not bring what it needs. Any thread may call it, and
+    each change is reported to one caller.
     """
 
     @abstractmethod
