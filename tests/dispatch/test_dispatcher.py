@@ -12,7 +12,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from rlskip.batch.prompts import uids_of
-from rlskip.dispatch import BatchError, LocalPool, Placement
+from rlskip.dispatch import BatchError, LocalPool
 from rlskip.dispatch import RolloutDispatcher as Dispatcher
 from rlskip.errors import RlskipError
 from rlskip.queue import ReplayBuffer
@@ -88,40 +88,6 @@ def test_uids_of_any_kind_are_named_as_the_role_for_queues_names_them(make_dispa
     assert list(dict.fromkeys(rows["uid"])) == uids_of(batch) == ["7", "8"]
 
 
-def test_each_step_and_session_has_a_seed_of_its_own(make_dispatcher, make_prompts):
-    seeds = []
-
-    async def worker(prompt, sampling, session):
-        seeds.append(session.seed)
-        return {"responses": torch.ones(1)}
-
-    dispatcher = make_dispatcher(worker)
-    for step in (1, 2):
-        dispatcher.submit(make_prompts(2, of=f"{step}"), step=step).result()
-    assert len(set(seeds)) == 2 * 2 * 4
-
-
-def test_a_session_without_tokens_is_as_long_as_it_took(queue, make_prompts):
-    lengths = []
-
-    def policy(session):
-        lengths.append(session.expected)
-        return Placement()
-
-    async def worker(prompt, sampling, session):
-        await asyncio.sleep(0.05)  # and returns None: it writes its rows itself
-
-    config = {"dispatch": {"rollout_level": True, "n": 3, "max_concurrent_rollouts_per_worker": 1}}
-    with Dispatcher(LocalPool(worker, 1), queue, config, policy=policy) as dispatcher:
-        dispatcher.submit(make_prompts(1), step=1).result()
-    assert max(length for length in lengths if length is not None) >= 0.05
-
-
-def test_a_report_does_not_change_once_the_batch_is_done(make_dispatcher, make_prompts, echo):
-    batch = make_dispatcher(echo).submit(make_prompts(1), step=1)
-    assert batch.result(20) == batch.report()
-
-
 def test_a_batch_that_runs_has_no_result_and_counts_what_is_done(make_dispatcher, make_prompts):
     released = threading.Event()
 
@@ -135,17 +101,6 @@ def test_a_batch_that_runs_has_no_result_and_counts_what_is_done(make_dispatcher
     assert (batch.done(), batch.report().succeeded) == (False, 0)
     released.set()
     assert batch.result(20).succeeded == 4
-
-
-def test_closing_marks_the_sessions_that_run(make_dispatcher, make_prompts, queue):
-    async def worker(prompt, sampling, session):
-        await asyncio.sleep(60)
-
-    dispatcher = make_dispatcher(worker)
-    batch = dispatcher.submit(make_prompts(1), step=1)
-    dispatcher.close()
-    assert set(batch.result(1).failed.values()) == {"cancelled"}
-    assert len(queue.markers()) == 4
 
 
 def test_a_pool_that_does_not_open_leaves_no_thread(queue, echo):

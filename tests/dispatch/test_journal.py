@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import attrs
@@ -196,18 +194,6 @@ def test_sessions_of_another_identity_are_named_and_stay(tmp_path, caplog):
     assert steps_of(SessionJournal(path, IDENTITY)) == [0, 1]
 
 
-def test_a_journal_that_another_process_appends_to_stays(tmp_path):
-    path = tmp_path / "3.journal"
-    ours = SessionJournal(path, IDENTITY)
-    ours.append({("content", 0, 0): [{"text": "0"}]})
-    theirs = SessionJournal(path, Identity.of({"n": 4, "sampling.temperature": 0.5}))
-    assert theirs.entries == {}
-    theirs.append({("content", 0, 1): [{"text": "1"}]})
-    ours.append({("content", 0, 2): [{"text": "2"}]})
-    ours.close(), theirs.close()
-    assert steps_of(SessionJournal(path, IDENTITY)) == [0, 2]
-
-
 @pytest.mark.parametrize("gone", ["unlink", "rename"])
 def test_a_journal_that_was_moved_away_is_made_again(tmp_path, gone):
     path = tmp_path / "3.journal"
@@ -225,30 +211,3 @@ def test_another_model_is_resumed_with_a_warning(tmp_path, caplog):
     journal = SessionJournal(path, attrs.evolve(IDENTITY, noted={"model": "another"}))
     assert len(journal.entries) == 2
     assert "model: 'another' now" in caplog.text
-
-
-def test_a_file_that_is_not_a_journal_is_appended_to(tmp_path):
-    path = tmp_path / "3.journal"
-    path.write_bytes(b"something else entirely")
-    journal = SessionJournal(path, IDENTITY)
-    journal.append({"a": 1})
-    journal.close()
-    assert SessionJournal(path, IDENTITY).entries == {"a": 1}
-
-
-def test_closing_in_another_thread_disturbs_no_append(tmp_path):
-    journal, ends = SessionJournal(tmp_path / "3.journal", IDENTITY), threading.Event()
-
-    def close():
-        while not ends.is_set():
-            journal.close()
-
-    with ThreadPoolExecutor(1) as threads:
-        threads.submit(close)
-        try:
-            for i in range(1000):
-                journal.append({("content", 0, i): [{"text": "x"}]})
-        finally:
-            ends.set()
-    journal.close()
-    assert steps_of(SessionJournal(tmp_path / "3.journal", IDENTITY)) == list(range(1000))

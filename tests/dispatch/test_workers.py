@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -128,29 +127,6 @@ def test_a_call_that_never_returns_delays_its_own_step_only(workers, threads, qu
             assert calls == {1: 4, 2: 3, 3: 3}
     finally:
         hang.set()
-
-
-def test_a_broadcast_to_blocking_workers_delays_no_session(queue):
-    release = threading.Event()
-
-    class Worker:
-        def load(self, weights):
-            release.wait(60)
-            self.weights = weights
-
-        def __call__(self, prompt, sampling, session):
-            return {"responses": torch.ones(3), "weights": getattr(self, "weights", 0)}
-
-    config = {"dispatch": {"rollout_level": True, "n": 2, "session_timeout_s": 20}}
-    with (
-        Dispatcher(LocalPool(Worker, 1, threads=1), queue, config) as dispatcher,
-        ThreadPoolExecutor(1) as thread,
-    ):
-        loading = thread.submit(dispatcher.broadcast, "load", 7)
-        assert set(dispatcher.collect([{"uid": "a"}], step=1)[0]["weights"]) == {0}
-        release.set()
-        loading.result(60)
-        assert set(dispatcher.collect([{"uid": "b"}], step=1)[0]["weights"]) == {7}
 
 
 @pytest.mark.parametrize("workers", [0, None, 1.5, "2"])

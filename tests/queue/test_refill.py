@@ -1,7 +1,6 @@
 """Incomplete groups are replaced: replay.on_incomplete=refill."""
 
 import pytest
-import torch
 
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import prompt_tag, split_trajectory
@@ -31,22 +30,6 @@ def test_refill_runs_the_prompt_again_under_its_uid(make_buffer, rollouts, queue
     assert evicted == [("train", ["u"], [])] * 2  # evicted before it is refilled
     assert metrics["training/rollout_failure/refilled_samples"] == 2
     assert metrics["training/rollout_failure/evicted_samples"] == 2
-
-
-@pytest.mark.parametrize("kind", [int, torch.tensor])
-def test_uids_of_any_kind_are_those_of_the_queue(make_buffer, rollouts, queue, kind):
-    def refill(partition, prompts):
-        rollouts.counted("8")
-        return [kind(8)]
-
-    buffer = make_buffer(refill, on_incomplete="refill")
-    rollouts.counted("7", error="boom")
-    rollouts.counted("9")
-    uids = {kind(7)}
-    assert buffer.sample(1, "train", uids=uids)[0].keys == ["8_0_0", "8_1_0"]
-    assert uids == {"8"}
-    buffer.evict([kind(8), kind(9)], "train")
-    assert queue.list("train") == {}
 
 
 class PolledQueue(MemoryQueue):
