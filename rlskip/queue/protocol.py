@@ -71,11 +71,6 @@ class KVBatchMeta:
     extra_info: dict[str, Any] | None = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if len(self.keys) != len(self.tags):
-            raise ValueError(f"{len(self.keys)} keys, but {len(self.tags)} tags")
-        for name, values in (("keys", self.keys), ("fields", self.fields or [])):
-            if len(set(values)) != len(values):
-                raise ValueError(f"duplicates among the {name}")
         self.tags = [dict(tag) for tag in self.tags]
         self.extra_info = None if self.extra_info is None else dict(self.extra_info)
 

@@ -114,21 +114,6 @@ def test_a_pool_that_does_not_open_leaves_no_thread(queue, echo):
     assert eventually(lambda: threading.active_count() <= before)
 
 
-def test_a_broadcast_calls_a_method_of_every_worker(make_dispatcher):
-    calls = []
-
-    class Worker:
-        async def load(self, *weights):
-            calls.append((id(self), weights))
-
-        async def __call__(self, prompt, sampling, session):
-            raise NotImplementedError
-
-    make_dispatcher(Worker, 3).broadcast("load", 7, "new")
-    assert [weights for _, weights in calls] == [(7, "new")] * 3
-    assert len({number for number, _ in calls}) == 3
-
-
 def test_a_queue_has_one_dispatcher_at_a_time(make_dispatcher, make_prompts, echo):
     earlier, later = make_dispatcher(echo), make_dispatcher(echo)
     with pytest.raises(RlskipError, match="another RolloutDispatcher was made for this queue"):

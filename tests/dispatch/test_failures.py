@@ -127,14 +127,6 @@ def test_a_cancelled_batch_stops_its_sessions_and_starts_no_more(
     assert batch.result(10).sessions == 4
 
 
-def test_a_bad_row_is_named_by_its_number(make_dispatcher, make_prompts):
-    async def worker(prompt, sampling, session):
-        return [{"response_mask": torch.ones(2)}, {"response_mask": torch.tensor(float("nan"))}]
-
-    report = make_dispatcher(worker, n=1).submit(make_prompts(1), step=1).result()
-    assert "row 1: the length of its response_mask cannot be read" in report.failed["u_0", 0]
-
-
 def test_fields_that_only_share_the_name_count_no_tokens(make_dispatcher, make_prompts):
     async def worker(prompt, sampling, session):
         return {"response_mask": None, "responses": 7} if session.session_id else {"other": 1}

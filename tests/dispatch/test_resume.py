@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from rlskip.dispatch import LocalPool, RolloutDispatcher
 from rlskip.dispatch.journal import SessionJournal
@@ -148,18 +147,6 @@ def test_what_cannot_be_journaled_costs_one_warning_and_no_session(tmp_path, mak
     assert warning.levelno == logging.WARNING
     assert len(queue.list("train")) == 3 * (1 + 4 + 4), "all of them are in the queue"
     assert dispatch(store, make_prompts(3), worker)[1].resumed == 9
-
-
-def test_rows_that_no_queue_takes_are_not_journaled(tmp_path, make_prompts):
-    async def nested(prompt, sampling, session):
-        return TensorDict({"responses": TensorDict({"ids": torch.ones(2)})})
-
-    def run(worker):
-        return dispatch(StepStore(tmp_path), make_prompts(1), worker, n=1)[1]
-
-    (cause,) = run(nested).failed.values()
-    assert cause == "data: field 'responses' of row 0 is a nested TensorDict"
-    assert (run(worker).succeeded, run(worker).resumed) == (1, 1)
 
 
 @pytest.mark.parametrize("policy", ["least_loaded", "longest_first"])

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from rlskip.dispatch import (
-    DispatcherClosedError,
     InfrastructureFailure,
     LocalPool,
     RolloutDispatcher,
@@ -29,19 +28,7 @@ LIMIT = 100.0  # seconds of a test's own waits; the deadlines of the dispatcher 
 BLOCKS_S = 1000.0  # longer than a test may take
 
 
-class Custom(BaseException):
-    pass
-
-
-RAISED = [
-    asyncio.CancelledError,
-    KeyboardInterrupt,
-    SystemExit,
-    GeneratorExit,
-    StopIteration,
-    Custom,
-    MemoryError,
-]
+RAISED = [asyncio.CancelledError, SystemExit, StopIteration, MemoryError]
 
 
 @pytest.fixture(autouse=True)
@@ -240,18 +227,6 @@ def test_a_caller_that_stops_waiting_leaves_the_batch_going_on(make_prompts, que
         assert asyncio.run(impatient()).succeeded == 6
         assert batch.done()
         assert batch.result(0).succeeded == 6
-
-
-def test_close_ends_what_waits_for_a_batch(make_prompts):
-    fault = Fault(None)
-    dispatcher = RolloutDispatcher(LocalPool(answer, 2), Faulty(fault, "put"), config())
-    batch = dispatcher.submit(make_prompts(2), step=1)
-    dispatcher.close()
-    with pytest.raises((DispatcherClosedError, InfrastructureFailure)):
-        batch.result(0)
-    batch.cancel()  # too late, and harmless
-    dispatcher.close()
-    fault.released.set()
 
 
 def test_the_list_of_waits_is_that_of_the_code():

@@ -18,24 +18,6 @@ from rlskip.dispatch import LocalPool
 from rlskip.dispatch import RolloutDispatcher as Dispatcher
 from rlskip.keys import split_trajectory
 from rlskip.queue import MemoryQueue
-from tests.clock import eventually
-
-
-def test_the_cap_of_a_worker_holds(make_dispatcher, make_prompts):
-    running, most = Counter(), Counter()
-
-    class Worker:
-        async def __call__(self, prompt, sampling, session):
-            running[id(self)] += 1
-            most[id(self)] = max(most[id(self)], running[id(self)])
-            await asyncio.sleep(0.002)
-            running[id(self)] -= 1
-            return {"responses": torch.ones(1)}
-
-    make_dispatcher(Worker, max_concurrent_rollouts_per_worker=2).submit(
-        make_prompts(8), step=1
-    ).result()
-    assert list(most.values()) == [2] * 4
 
 
 def test_workers_of_every_kind(make_dispatcher, make_prompts, queue):
@@ -215,23 +197,3 @@ def test_what_a_worker_does_costs_its_own_sessions(act, monkeypatch):
                 assert batch.attempts == 16, "nothing waits for the worker that blocks"
     finally:
         BLOCKED.set()
-
-
-def test_a_session_given_up_in_the_turn_that_starts_it_is_cancelled(make_prompts):
-    ran, cancelled = [], []
-
-    async def worker(prompt, sampling, session):
-        ran.append(session)
-        try:
-            await asyncio.sleep(30)
-        except asyncio.CancelledError:
-            cancelled.append(session)
-            raise
-
-    config = {"dispatch": {"rollout_level": True, "n": 2}}
-    with Dispatcher(LocalPool(worker, 1), config=config) as dispatcher:
-        for i in range(20):
-            batch = dispatcher.submit(make_prompts(2, of=f"{i}"), step=1)
-            batch.cancel()
-            assert batch.result(20).succeeded == 0
-        assert eventually(lambda: len(ran) == len(cancelled))

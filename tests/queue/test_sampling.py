@@ -8,7 +8,6 @@ import torch
 from rlskip.errors import RlskipError
 from rlskip.keys import prompt_tag
 from rlskip.queue import (
-    IncompleteRolloutError,
     KVBatchMeta,
     ReplayBuffer,
     ReplayTimeoutError,
@@ -79,17 +78,6 @@ def test_stale_groups_are_dropped_counted_and_replaced(make_buffer, rollouts, qu
     assert [metrics[name] for name in names] == [2, 4, 5, 3]
     assert {prompt.uid for prompt in replaced} == {"u3", "stale and incomplete"}
     assert not any(key.startswith("u3_") for key in queue.list("train"))
-
-
-def test_a_refill_that_is_stale_itself_is_not_sampled_either(make_buffer, rollouts):
-    def refill(partition, prompts):
-        for prompt in prompts:
-            rollouts.counted(prompt.uid, step=1)
-
-    buffer = make_buffer(refill, max_off_policy_threshold=1, max_off_policy_strategy="drop")
-    rollouts.counted("u", step=1)
-    with pytest.raises(IncompleteRolloutError, match="stale groups after 3 refills"):
-        buffer.sample(5, "train", 1)
 
 
 def test_wait_lets_old_prompts_finish_before_anything_is_sampled(make_buffer, rollouts):
