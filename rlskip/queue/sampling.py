@@ -271,7 +271,7 @@ class SampleCall:
             "running prompts that are about to be stale come first": (
                 self.partition.about_to_be_stale(self.step)
             ),
-            f"not there at this step: {_some(absent)}": absent,
+            f"not submitted at this step, or deleted: {_some(absent)}": absent,
             f"{len(self._dropped)} were incomplete and dropped": self._dropped,
             f"{len(self._spans)} were stale and dropped": self._spans,
             self._rejections(): self.rejected,

@@ -80,7 +80,7 @@ def test_a_step_waits_for_refills_that_have_not_arrived(make_buffer, make_rollou
     rollouts, validation = make_rollouts("train"), make_rollouts("val")
     rollouts.counted("complete")
     rollouts.counted("u", error="boom")
-    with pytest.raises(ReplayTimeoutError, match="not there at this step: later"):
+    with pytest.raises(ReplayTimeoutError, match="not submitted at this step, or deleted: later"):
         buffer.sample(1, "train")
     validation.counted("v")
     assert buffer.sample(1, "val")[0].extra_info["rollout_root_keys"] == ["v"]  # not delayed
@@ -99,7 +99,9 @@ def test_a_refill_of_another_step_leaves_no_short_step(make_buffer, rollouts, na
     rollouts.counted("u", error="boom")
     uids = {"complete", "u"} if named else None
     for _ in range(2):
-        with pytest.raises(ReplayTimeoutError, match="not there at this step: late"):
+        with pytest.raises(
+            ReplayTimeoutError, match="not submitted at this step, or deleted: late"
+        ):
             buffer.sample(1, "train", uids=uids)
     rollouts.tag("late", {"global_steps": 1})
     batch, _ = buffer.sample(1, "train", uids=uids)
