@@ -195,7 +195,7 @@ class BatchHandle:
                 self._future.set_result(self.report())
             else:
                 self._future.set_exception(error)
-            self._held.batch_ended(self, error)
+            self._held.batch_ended(self)
         self.rooted.set()
 
     def report(self) -> BatchReport:
@@ -224,7 +224,6 @@ class Held:
     def __init__(self, config: ReplayConfig) -> None:
         self.changed = threading.Condition()
         self.waiting_for_some = 0
-        self.errors: list[BaseException] = []  # of batches that any call may take
         self._config = config
         self._prompts: dict[tuple[str, str], Prompt] = {}  # by partition and uid
         self._ahead: dict[str, Partition] = {}
@@ -276,13 +275,11 @@ class Held:
             if self.waiting_for_some:
                 self.changed.notify_all()
 
-    def batch_ended(self, batch: BatchHandle, error: BaseException | None) -> None:
-        """A batch has its report, or its error: then it has no groups."""
+    def batch_ended(self, batch: BatchHandle) -> None:
+        """A batch has its report, or its error."""
         with self.changed:
-            if error is not None:
+            if batch.sinks:
                 self.take(batch.partition, batch.groups_now())
-                if batch.within in self._ahead.values():
-                    self.errors.append(error)
             self.changed.notify_all()
 
     def take(self, partition: str, groups: Iterable[Group]) -> None:

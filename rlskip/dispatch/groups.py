@@ -28,6 +28,7 @@ from rlskip.dispatch.failures import (
     text_of,
 )
 from rlskip.dispatch.history import History, tokens_of
+from rlskip.dispatch.journal import Appender
 from rlskip.dispatch.pools import Pool, Rows, as_rows
 from rlskip.dispatch.resume import Journals, to_journal
 from rlskip.dispatch.scheduler import Job, Scheduler
@@ -37,7 +38,6 @@ from rlskip.dispatch.timeouts import failure_of, in_thread, write_seconds
 from rlskip.keys import ROWS_PER_ATTEMPT, row_tag, session_key, session_tag, trajectory_key
 from rlskip.queue import TrajectoryQueue
 
-_GIVEN_UP = 100_000  # the most given-up sessions that are remembered
 _A_TURN = 512  # the most sessions that one turn of the event loop starts
 
 logger = logging.getLogger(__name__)
@@ -87,11 +87,11 @@ class Groups:
         # When the next attempt is due; one alarm serves all, as nearly every one ends long before.
         self._alarm: asyncio.TimerHandle | None = None
         self._pumps = False  # whether what can run is started in the next turn
-        self._unjournaled = ""  # the cause that was warned of
         self._seconds = write_seconds(config)
-        self._sink = Sink(queue, self._seconds, self._warn_of_journal)
+        self._appender = Appender(self._seconds)
+        self._sink = Sink(queue, self._seconds, self._appender)
         self._beginning: set[asyncio.Task[None]] = set()  # asyncio keeps no reference to them
-        # The number of the next attempt at the sessions given up last, which may still write: a
+        # The number of the next attempt at the sessions given up, which may still write: a
         # prompt that is submitted again does not begin with the number of such an attempt.
         self._next_attempts: dict[tuple[str, int], int] = {}
 
@@ -131,13 +131,7 @@ class Groups:
             batch.journal = opened.result()
         cause = batch.unjournaled if error is None else text_of(error)
         if cause:
-            self._warn_of_journal(f"step {batch.step}", cause)
-
-    def _warn_of_journal(self, where: object, cause: str) -> None:
-        # Without a journal a killed step starts over; the step itself goes on.
-        if cause != self._unjournaled:
-            self._unjournaled = cause
-            logger.warning("%s: sessions are not journaled: %s", where, cause)
+            self._appender.warn(f"step {batch.step}", cause)
 
     def _add_sessions(self, batch: BatchHandle) -> None:
         """Resume the sessions that the journal holds, and queue the others."""
@@ -244,8 +238,6 @@ class Groups:
         """Stop an attempt that runs; it may write rows for a while."""
         del batch.running[job]
         self._next_attempts[job.group.uid, job.session_id] = job.attempt + 1
-        if len(self._next_attempts) > _GIVEN_UP:
-            del self._next_attempts[next(iter(self._next_attempts))]
         self._pool.stop(job)
 
     def _failed(self, job: Job, error: Exception) -> None:

@@ -27,9 +27,12 @@ from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+import attrs
 import xxhash
 
 from rlskip._files import open_folder
+from rlskip.dispatch.failures import text_of
+from rlskip.dispatch.timeouts import failure_of, in_thread
 from rlskip.format import container
 from rlskip.format.kinds import Packer, rebuild
 from rlskip.store import commit
@@ -57,8 +60,6 @@ class SessionJournal:
     ----------
     entries
         The sessions of earlier processes: key to value, as :meth:`append` takes them.
-    hangs
-        Set by who appends once an append has not returned in time: nothing more is appended.
 
     Raises
     ------
@@ -69,7 +70,6 @@ class SessionJournal:
     def __init__(self, path: str | Path, identity: Identity, *, read: bool = True) -> None:
         self.path = Path(path)
         self.entries: dict[Hashable, Any] = {}
-        self.hangs = False
         self._identity = identity
         self._written_as = json.dumps(identity.as_json()).encode()
         self._file: IO[bytes] | None = None
@@ -154,6 +154,33 @@ class SessionJournal:
             differs = "; ".join(sorted(refused))
             text = "%s holds sessions of another run, which are not resumed: %s"
             logger.warning(text, self.path, differs)
+
+
+@attrs.define(eq=False)
+class Appender:
+    """Appends within `seconds`; a fault costs one warning, and never the rows.
+
+    After an append that takes longer there are no more.
+    """
+
+    _seconds: float
+    _hangs: bool = attrs.field(default=False, init=False)
+    _warned: str = attrs.field(default="", init=False)
+
+    async def append(self, journal: SessionJournal, entries: Mapping[Hashable, Any]) -> None:
+        """Add finished sessions to a journal."""
+        if not self._hangs:
+            append = in_thread(journal.append, entries, name="rlskip-journal")
+            error = await failure_of(append, self._seconds, "the disk")
+            self._hangs = not append.done()
+            if error is not None:
+                self.warn(journal.path, text_of(error))
+
+    def warn(self, where: object, cause: str) -> None:
+        """Say that sessions are not journaled: if killed, the step starts over."""
+        if cause != self._warned:
+            self._warned = cause
+            logger.warning("%s: sessions are not journaled: %s", where, cause)
 
 
 def _frame(identity: bytes, key: Hashable, value: Any) -> bytes:

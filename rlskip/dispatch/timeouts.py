@@ -118,23 +118,18 @@ class LoopThread(Mailbox):
 
     def within(self, seconds: float, call: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         """Await ``call(*args)`` there, for at most `seconds`."""
-        outcome: Future[Any] = Future()
 
-        async def run() -> None:
-            if not outcome.set_running_or_notify_cancel():
-                return  # the caller no longer waits
+        async def run() -> Any:
             try:
-                outcome.set_result(await call(*args))
-            except asyncio.CancelledError:
-                outcome.set_exception(InfrastructureFailure(f"{name_of(call)} was cancelled"))
-            except BaseException as error:  # a pool may be the user's
-                outcome.set_exception(portable(error))
+                return await call(*args)
+            except BaseException as error:  # which nothing but the caller is to see
+                raise portable(error)  # noqa: B904 - it is the error itself, or has its cause
 
-        self.post(lambda: self.loop.create_task(run()))
-        if not wait([outcome], seconds).done:
-            outcome.cancel()
+        running = asyncio.run_coroutine_threadsafe(run(), self.loop)
+        if not wait([running], seconds).done:
+            running.cancel()
             raise InfrastructureFailure(f"{name_of(call)} took longer than {seconds:g} s")
-        return outcome.result()
+        return running.result()
 
     def close(self) -> None:
         """Cancel what runs, and end the thread, as soon as nothing blocks it."""
