@@ -43,20 +43,9 @@ class RayPool(Pool):
 
     A prompt is sent to an actor once, with the first of its sessions; sessions and results are
     gathered for a moment and sent together. When an actor dies its sessions fail, and another
-    actor replaces it, at most `restarts` times.
-
-    Parameters
-    ----------
-    worker
-        As for LocalPool; a class is made once in each actor, where it may load its model.
-    workers
-        The number of actors.
-    threads
-        The number of blocking calls that one actor runs at once.
-    options
-        Options of ``ray.remote`` for an actor, e.g. ``{"num_gpus": 1}``.
-    restarts
-        How often a worker that died is replaced.
+    actor replaces it, at most `restarts` times. `worker` and `threads` are as for LocalPool: a
+    class is made once in each actor, where it may load its model. `options` are those of
+    ``ray.remote`` for an actor, e.g. ``{"num_gpus": 1}``.
 
     Ray is initialised with its defaults unless it is already.
     """

@@ -16,7 +16,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from typing import Any
 
 from rlskip.config.dispatch import DispatchConfig

@@ -120,18 +120,13 @@ class TrajectoryQueue(ABC):
         ----------
         keys
             At least one key, without duplicates.
-        partition
-            The partition, created by its first key.
         fields
             One row per key: a TensorDict of batch size ``(len(keys),)``, or one mapping per
             key, whose tensors may differ in length. Copied.
         tags
             One tag per key. Give fields, tags or both.
 
-        Returns
-        -------
-        KVBatchMeta
-            The keys with their merged tags and the fields that all of them now hold.
+        Returns the keys with their merged tags and the fields that all of them now hold.
 
         Raises
         ------
@@ -151,17 +146,8 @@ class TrajectoryQueue(ABC):
     ) -> TensorDict:
         """Return the rows at `keys`, in that order.
 
-        Parameters
-        ----------
-        keys
-            The keys of the rows; no keys give an empty batch.
-        partition
-            Their partition.
-        fields
-            The fields to return; None for all.
-        fill_missing
-            Whether a field that some rows lack is None there, unless it is a tensor
-            (``dispatch.fill_missing``). Else all rows must hold the fields.
+        Those of `fields`, or all. With `fill_missing` (``dispatch.fill_missing``) a field that
+        some rows lack is None there, unless it is a tensor; else all rows must hold the fields.
 
         Returns
         -------

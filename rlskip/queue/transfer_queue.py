@@ -43,12 +43,8 @@ class TransferQueueAdapter(TrajectoryQueue):
     ``transfer_queue.init(conf)`` does. An adapter sent to a Ray task or actor joins from there.
 
     TransferQueue does not report changes, and it lists either everything or nothing. A watch
-    therefore polls, less often the longer nothing changes.
-
-    Parameters
-    ----------
-    conf
-        The argument of ``transfer_queue.init``, used only by the process that starts it.
+    therefore polls, less often the longer nothing changes. `conf` is the argument of
+    ``transfer_queue.init``, used only by the process that starts it.
 
     Raises
     ------
