@@ -12,11 +12,9 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from rlskip.batch.prompts import uids_of
-from rlskip.dispatch import BatchError, LocalPool
-from rlskip.dispatch import RolloutDispatcher as Dispatcher
+from rlskip.dispatch import BatchError
 from rlskip.errors import RlskipError
 from rlskip.queue import ReplayBuffer
-from tests.clock import eventually
 
 
 def test_a_buffer_knows_of_every_prompt_once_it_is_submitted(make_dispatcher, queue):
@@ -101,17 +99,6 @@ def test_a_batch_that_runs_has_no_result_and_counts_what_is_done(make_dispatcher
     assert (batch.done(), batch.report().succeeded) == (False, 0)
     released.set()
     assert batch.result(20).succeeded == 4
-
-
-def test_a_pool_that_does_not_open_leaves_no_thread(queue, echo):
-    class Closed(LocalPool):
-        async def open(self):
-            raise OSError("no cluster")
-
-    before = threading.active_count()
-    with pytest.raises(OSError, match="no cluster"):
-        Dispatcher(Closed(echo), queue)
-    assert eventually(lambda: threading.active_count() <= before)
 
 
 def test_a_queue_has_one_dispatcher_at_a_time(make_dispatcher, make_prompts, echo):

@@ -186,17 +186,6 @@ def test_sessions_of_another_identity_are_named_and_stay(tmp_path, caplog):
     assert steps_of(SessionJournal(path, IDENTITY)) == [0, 1]
 
 
-@pytest.mark.parametrize("gone", ["unlink", "rename"])
-def test_a_journal_that_was_moved_away_is_made_again(tmp_path, gone):
-    path = tmp_path / "3.journal"
-    journal = SessionJournal(path, IDENTITY)
-    journal.append({("content", 0, 0): [{"text": "0"}]})
-    path.unlink() if gone == "unlink" else path.rename(tmp_path / "elsewhere")
-    journal.append({("content", 0, 1): [{"text": "1"}]})
-    journal.close()
-    assert steps_of(SessionJournal(path, IDENTITY)) == [1]
-
-
 def test_another_model_is_resumed_with_a_warning(tmp_path, caplog):
     path = tmp_path / "3.journal"
     write(path, 2)

@@ -137,17 +137,6 @@ def test_prompts_of_equal_content_have_their_own_sessions(
     assert [report.resumed for report in twice.submit(first, second)] == [2 * N, 0]
 
 
-def test_prompts_that_have_only_uids_are_those_of_the_same_uid(tmp_path: Path) -> None:
-    def named(*uids: str) -> list[dict[str, Any]]:
-        return [{"uid": uid, "global_steps": 3} for uid in uids]
-
-    Run(tmp_path).submit(named("a", "b"))
-    again = Run(tmp_path)
-    (report,) = again.submit(named("b", "c"))
-    assert report.resumed == N
-    assert {uid for uid, _ in again.ran} == {"c"}
-
-
 @pytest.mark.parametrize("returns", [False, True])
 def test_a_run_resumes_nothing_of_its_own(tmp_path: Path, returns: bool) -> None:
     """Under one uid or another, also after many later steps; the next run resumes each batch."""

@@ -98,13 +98,6 @@ def test_expectations_missing_from_the_tag_come_from_the_config(make_buffer, que
     assert [(prompt.expected, prompt.actual) for prompt in error.value.prompts] == [(2, 1)]
 
 
-def test_a_prompt_may_expect_fewer_than_the_config(make_buffer, rollouts):
-    buffer = make_buffer(n=4)
-    rollouts.counted("counted", n=1)
-    rollouts.finished("finished", n=1)
-    assert len(buffer.sample(1, "train")[0]) == 2
-
-
 def test_drop_evicts_counts_and_logs(make_buffer, rollouts, queue, caplog):
     buffer = make_buffer(on_incomplete="drop")
     rollouts.counted("complete")
