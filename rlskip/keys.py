@@ -186,17 +186,8 @@ def session_tag(
 ) -> dict[str, Any]:
     """The tag of a session's marker, written once per session and after its rows.
 
-    Parameters
-    ----------
-    session_id
-        The session.
-    attempt
-        The attempt whose rows count; rows of any other do not.
-    error
-        Why the session failed; None if it succeeded.
-    rows
-        How many rows the attempt wrote, where the writer knows. A group in which another number
-        is found is incomplete.
+    Only rows of `attempt` count; `error` is why the session failed. A group in which another number
+    of `rows` is found than the attempt wrote is incomplete; None: the writer does not know it.
     """
     tag: dict[str, Any] = {IS_SESSION: True, SESSION_ID: session_id, ATTEMPT: attempt}
     if rows is not None:
@@ -207,14 +198,8 @@ def session_tag(
 def dump_tag(step: int, position: int, content: str | None) -> dict[str, Any]:
     """What skip adds to the root tag of a prompt whose group is dumped later.
 
-    Parameters
-    ----------
-    step
-        The step at which the prompt was submitted; its group belongs to that step's dump.
-    position
-        Its position in the submitted batch.
-    content
-        A hash of the prompt; None when the prompt holds nothing but its uid.
+    The step of the dump, that is of its submission; its position in the submitted batch; a hash of
+    its content, or None when it holds nothing but its uid.
     """
     return {DUMP_STEP: step, DUMP_POSITION: position, DUMP_CONTENT: content}
 

@@ -26,26 +26,10 @@ from rlskip.queue.readiness import State
 
 @attrs.frozen
 class BatchReport:
-    """The outcome of a batch.
+    """The outcome of a batch, in numbers of its prompts and sessions.
 
-    Parameters
-    ----------
-    step, partition
-        Name the batch.
-    prompts, sessions
-        Their numbers.
-    resumed
-        Sessions taken from the journal.
-    succeeded
-        Sessions that succeeded, including resumed ones.
-    failed
-        ``(uid, session id)`` of each failed session to its cause.
-    attempts
-        The number of attempts at sessions.
-    tokens
-        Tokens generated.
-    seconds
-        From the call to the last marker.
+    `resumed` sessions were taken from the journal, and count as succeeded; `failed` has the cause
+    of each other one by uid and session id. `seconds` are those from the call to the last marker.
     """
 
     step: int
@@ -211,7 +195,7 @@ class BatchHandle:
                 self._future.set_result(self.report())
             else:
                 self._future.set_exception(error)
-            self._held.batch_ended(self, error)
+            self._held.batch_ended(self)
         self.rooted.set()
 
     def report(self) -> BatchReport:
@@ -240,7 +224,6 @@ class Held:
     def __init__(self, config: ReplayConfig) -> None:
         self.changed = threading.Condition()
         self.waiting_for_some = 0
-        self.errors: list[BaseException] = []  # of batches that any call may take
         self._config = config
         self._prompts: dict[tuple[str, str], Prompt] = {}  # by partition and uid
         self._ahead: dict[str, Partition] = {}
@@ -292,13 +275,11 @@ class Held:
             if self.waiting_for_some:
                 self.changed.notify_all()
 
-    def batch_ended(self, batch: BatchHandle, error: BaseException | None) -> None:
-        """A batch has its report, or its error: then it has no groups."""
+    def batch_ended(self, batch: BatchHandle) -> None:
+        """A batch has its report, or its error."""
         with self.changed:
-            if error is not None:
+            if batch.sinks:
                 self.take(batch.partition, batch.groups_now())
-                if batch.within in self._ahead.values():
-                    self.errors.append(error)
             self.changed.notify_all()
 
     def take(self, partition: str, groups: Iterable[Group]) -> None:

@@ -217,13 +217,11 @@ class RolloutDispatcher:
         return joined(groups, name, self.config.fill_missing), call.metrics()
 
     def _raise_errors(self, own: BatchHandle | None) -> None:
-        """Raise what ended this batch, or one that any call may take, before its time."""
+        """Raise what ended the batch of a call, or the dispatcher."""
         if own is not None and own.done():
             own.result()
         if self._closed:  # what is there is a part of what the call asked for
             raise DispatcherClosedError("this dispatcher was closed while collect() waited")
-        if own is None and self._held.errors:
-            raise self._held.errors.pop(0)
 
     def submit(
         self,

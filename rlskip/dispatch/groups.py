@@ -2,9 +2,8 @@
 
 Read from top to bottom: a batch begins, a session starts on the worker that the scheduler has for
 it, is tried again elsewhere if that fails, and ends with its rows or a cause in its prompt's
-:class:`Group`. If the batch has a sink, rows and marker are written before that.
-
-All of it runs on the dispatcher's event loop, where no worker's code does.
+:class:`Group`. If the batch has a sink, rows and marker are written before that. All of it runs on
+the dispatcher's event loop, where no worker's code does.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from rlskip.dispatch.failures import (
     text_of,
 )
 from rlskip.dispatch.history import History, tokens_of
+from rlskip.dispatch.journal import Appender
 from rlskip.dispatch.pools import Pool, Rows, as_rows
 from rlskip.dispatch.resume import Journals, to_journal
 from rlskip.dispatch.scheduler import Job, Scheduler
@@ -38,16 +38,17 @@ from rlskip.dispatch.timeouts import failure_of, in_thread, write_seconds
 from rlskip.keys import ROWS_PER_ATTEMPT, row_tag, session_key, session_tag, trajectory_key
 from rlskip.queue import TrajectoryQueue
 
-_GIVEN_UP = 100_000  # the most given-up sessions that are remembered
 _A_TURN = 512  # the most sessions that one turn of the event loop starts
 
 logger = logging.getLogger(__name__)
 
 
 @attrs.define(eq=False)
-class _EndedSession:
+class _Ended:
     """How a session ended: with rows, which are None if the worker wrote them, or an error."""
 
+    prompt: Prompt
+    session: int
     attempt: int
     rows: Rows = None
     tokens: int = 0
@@ -56,20 +57,9 @@ class _EndedSession:
 
 
 class Groups:
-    """The batches that a dispatcher runs; every call comes from its event loop.
+    """The batches that a dispatcher runs; every call comes from its event loop, `loop`.
 
-    Parameters
-    ----------
-    loop
-        That event loop.
-    pool, queue, config, held
-        The dispatcher's.
-    scheduler
-        Decides which session runs next, and where.
-    history
-        Learns the lengths of sessions; None if the policy does not use them.
-    journals
-        The journals of its steps; None: nothing is journaled.
+    `history` is None if the policy uses no lengths, `journals` if nothing is journaled.
     """
 
     def __init__(
@@ -99,11 +89,11 @@ class Groups:
         # When the next attempt is due; one alarm serves all, as nearly every one ends long before.
         self._alarm: asyncio.TimerHandle | None = None
         self._pumps = False  # whether what can run is started in the next turn
-        self._unjournaled = ""  # the cause that was warned of
         self._seconds = write_seconds(config)
-        self._sink = Sink(queue, self._seconds, self._warn_of_journal)
+        self._appender = Appender(self._seconds)
+        self._sink = Sink(queue, self._seconds, self._appender)
         self._beginning: set[asyncio.Task[None]] = set()  # asyncio keeps no reference to them
-        # The number of the next attempt at the sessions given up last, which may still write: a
+        # The number of the next attempt at the sessions given up, which may still write: a
         # prompt that is submitted again does not begin with the number of such an attempt.
         self._next_attempts: dict[tuple[str, int], int] = {}
 
@@ -143,13 +133,7 @@ class Groups:
             batch.journal = opened.result()
         cause = batch.unjournaled if error is None else text_of(error)
         if cause:
-            self._warn_of_journal(f"step {batch.step}", cause)
-
-    def _warn_of_journal(self, where: object, cause: str) -> None:
-        # Without a journal a killed step starts over; the step itself goes on.
-        if cause != self._unjournaled:
-            self._unjournaled = cause
-            logger.warning("%s: sessions are not journaled: %s", where, cause)
+            self._appender.warn(f"step {batch.step}", cause)
 
     def _add_sessions(self, batch: BatchHandle) -> None:
         """Resume the sessions that the journal holds, and queue the others."""
@@ -159,8 +143,8 @@ class Groups:
             for session, found in journaled.get(prompt.uid, {}).items():
                 batch.resumed += 1
                 tokens = tokens_of(found.rows)
-                outcome = _EndedSession(first.pop(session), found.rows, tokens, tags=found.tags)
-                self._end(prompt, session, outcome)
+                attempt = first.pop(session)
+                self._end(_Ended(prompt, session, attempt, found.rows, tokens, tags=found.tags))
             self._scheduler.add(prompt, first)
 
     # -- a session runs on a worker ------------------------------------------------------------
@@ -236,7 +220,7 @@ class Groups:
                 self._scheduler.done(job, length)
             except Exception as policys:
                 self._abort(batch, policys)
-            self._end(prompt, job.session_id, _EndedSession(job.attempt, rows, tokens))
+            self._end(_Ended(prompt, job.session_id, job.attempt, rows, tokens))
         self._pump()
 
     def _expire(self) -> None:
@@ -256,8 +240,6 @@ class Groups:
         """Stop an attempt that runs; it may write rows for a while."""
         del batch.running[job]
         self._next_attempts[job.group.uid, job.session_id] = job.attempt + 1
-        if len(self._next_attempts) > _GIVEN_UP:
-            del self._next_attempts[next(iter(self._next_attempts))]
         self._pool.stop(job)
 
     def _failed(self, job: Job, error: Exception) -> None:
@@ -272,69 +254,64 @@ class Groups:
             return
         logger.error("%s failed for good: %s", job, text_of(failure), exc_info=failure)
         self._scheduler.done(job)
-        outcome = _EndedSession(job.attempt, error=cause_of(failure))
-        self._end(job.group, job.session_id, outcome)
+        self._end(_Ended(job.group, job.session_id, job.attempt, error=cause_of(failure)))
 
     # -- what a session leaves -----------------------------------------------------------------
 
-    def _end(self, prompt: Prompt, session: int, outcome: _EndedSession) -> None:
+    def _end(self, ended: _Ended) -> None:
         """A session has its outcome: write it, where it is written, and settle it."""
-        if session not in prompt.open:  # its batch was given up, and it has its outcome
+        prompt = ended.prompt
+        if ended.session not in prompt.open:  # its batch was given up, and it has its outcome
             return
-        prompt.open.remove(session)
-        prompt.batch.tokens += outcome.tokens
+        prompt.open.remove(ended.session)
+        prompt.batch.tokens += ended.tokens
         if not prompt.open:
             self._pool.forget(prompt)
-        entries = to_journal(prompt, session, outcome.rows, outcome.tags)
+        entries = to_journal(prompt, ended.session, ended.rows, ended.tags)
         if prompt.batch.sinks or entries:
-            self._write(prompt, session, outcome, entries)
+            self._write(ended, entries)
         else:
-            self._settle(prompt, session, outcome)
+            self._settle(ended)
 
-    def _write(
-        self, prompt: Prompt, session: int, outcome: _EndedSession, entries: Mapping[Any, Any]
-    ) -> None:
+    def _write(self, ended: _Ended, entries: Mapping[Any, Any]) -> None:
         """Write a session: journal, then rows, then its one marker."""
-        batch, rows = prompt.batch, outcome.rows
-        # Rows that are returned are written once, here. A worker that writes its own (those it
-        # journaled have tags) may still write for an attempt that was given up.
-        attempt = outcome.attempt if rows is None or outcome.tags else 0
-        written = functools.partial(self._written, prompt, session, outcome)
+        batch, uid, session = ended.prompt.batch, ended.prompt.uid, ended.session
+        written = functools.partial(self._written, ended)
         leaving = Leaving(written, batch.partition, journal=batch.journal, entries={**entries})
         if batch.sinks:
-            tag = row_tag(batch.step, attempt)
-            own_tags = outcome.tags or [{}] * len(rows or ())
-            leaving.rows = {
-                trajectory_key(prompt.uid, session, index): (row, {**own, **tag})
-                for index, (row, own) in enumerate(
-                    zip(rows or (), own_tags, strict=True), attempt * ROWS_PER_ATTEMPT
-                )
-            }
-            count = None if rows is None else len(rows)
-            marker = session_tag(session, attempt, outcome.error, count)
-            leaving.tags = {session_key(prompt.uid, session): marker}
+            # Rows that are returned are written once, here. A worker that writes its own (those it
+            # journaled have tags) may still write for an attempt that was given up.
+            attempt = ended.attempt if ended.rows is None or ended.tags else 0
+            rows, tag = ended.rows or [], row_tag(batch.step, attempt)
+            tags = [{**own, **tag} for own in ended.tags or [{}] * len(rows)]
+            first = attempt * ROWS_PER_ATTEMPT
+            keys = [trajectory_key(uid, session, first + i) for i in range(len(rows))]
+            leaving.rows = dict(zip(keys, zip(rows, tags, strict=True), strict=True))
+            count = None if ended.rows is None else len(rows)
+            marker = session_tag(session, attempt, ended.error, count)
+            leaving.tags = {session_key(uid, session): marker}
         self._sink.write(leaving)
 
-    def _written(
-        self, prompt: Prompt, session: int, outcome: _EndedSession, error: Exception | None
-    ) -> None:
-        if error is not None and outcome.error is None:
+    def _written(self, ended: _Ended, error: Exception | None) -> None:
+        prompt = ended.prompt
+        if error is not None and ended.error is None:
             # The queue refuses the session's rows, but perhaps not its marker.
             cause = cause_of(as_failure(error), "its rows could not be written: ")
-            logger.error("session %d of %s failed: %s", session, prompt.uid, cause)
-            self._write(prompt, session, _EndedSession(outcome.attempt, error=cause), {})
+            logger.error("session %d of %s failed: %s", ended.session, prompt.uid, cause)
+            self._write(_Ended(prompt, ended.session, ended.attempt, error=cause), {})
             return
         if error is not None:
             self._abort(prompt.batch, error)
-        self._settle(prompt, session, outcome)
+        self._settle(ended)
 
-    def _settle(self, prompt: Prompt, session: int, outcome: _EndedSession) -> None:
+    def _settle(self, ended: _Ended) -> None:
         """Its group has the session: the last one ends the prompt, and the batch."""
+        prompt, session = ended.prompt, ended.session
         batch = prompt.batch
-        if outcome.error is not None:
-            batch.failed[prompt.uid, session] = prompt.group.failed[session] = outcome.error
+        if ended.error is not None:
+            batch.failed[prompt.uid, session] = prompt.group.failed[session] = ended.error
         else:  # rows in the queue are not kept twice
-            prompt.group.rows[session] = [] if batch.sinks else outcome.rows or []
+            prompt.group.rows[session] = [] if batch.sinks else ended.rows or []
         batch.unwritten -= 1
         if not prompt.group.running:
             self._held.group_ended(prompt)
@@ -372,4 +349,4 @@ class Groups:
             self._scheduler.done(job)
         for prompt in batch.prompts:
             for session in sorted(prompt.open):
-                self._end(prompt, session, _EndedSession(0, error=batch.stopped))
+                self._end(_Ended(prompt, session, 0, error=batch.stopped))

@@ -27,11 +27,13 @@ from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+import attrs
 import xxhash
 
 from rlskip._files import open_folder
+from rlskip.dispatch.failures import text_of
+from rlskip.dispatch.timeouts import failure_of, in_thread
 from rlskip.format import container
-from rlskip.format.dump_errors import TooLargeDumpError, UnknownTypeError, UnreadableDumpError
 from rlskip.format.kinds import Packer, rebuild
 from rlskip.store import commit
 from rlskip.store.identity import Identity
@@ -49,23 +51,15 @@ MAX_FRAME = 1 << 30
 
 
 class SessionJournal:
-    """The finished sessions of one step.
+    """The finished sessions of one step, in the file `path`, which the first append creates.
 
-    Parameters
-    ----------
-    path
-        The file; the first append creates it.
-    identity
-        What sessions are generated under now. Sessions of another identity are not resumed.
-    read
-        Whether to read the file; false for who only appends.
+    Sessions that were generated under another `identity` are not resumed. Who only appends does not
+    `read` the file.
 
     Attributes
     ----------
     entries
         The sessions of earlier processes: key to value, as :meth:`append` takes them.
-    hangs
-        Set by who appends once an append has not returned in time: nothing more is appended.
 
     Raises
     ------
@@ -76,7 +70,6 @@ class SessionJournal:
     def __init__(self, path: str | Path, identity: Identity, *, read: bool = True) -> None:
         self.path = Path(path)
         self.entries: dict[Hashable, Any] = {}
-        self.hangs = False
         self._identity = identity
         self._written_as = json.dumps(identity.as_json()).encode()
         self._file: IO[bytes] | None = None
@@ -95,13 +88,12 @@ class SessionJournal:
         OSError
             The disk is full, for example. Sessions that were appended before are not affected.
         """
-        frames, refused = [], None
+        data, refused = b"", None
         for key, value in entries.items():
             try:
-                frames.append(_frame(self._written_as, key, value))
+                data += _frame(self._written_as, key, value)
             except Exception as error:  # a value may be anything
                 refused = error
-        data = b"".join(frames)
         with self._busy:
             # One write, so that frames of several processes never interleave.
             if data and self._open().write(data) != len(data):
@@ -164,6 +156,33 @@ class SessionJournal:
             logger.warning(text, self.path, differs)
 
 
+@attrs.define(eq=False)
+class Appender:
+    """Appends within `seconds`; a fault costs one warning, and never the rows.
+
+    After an append that takes longer there are no more.
+    """
+
+    _seconds: float
+    _hangs: bool = attrs.field(default=False, init=False)
+    _warned: str = attrs.field(default="", init=False)
+
+    async def append(self, journal: SessionJournal, entries: Mapping[Hashable, Any]) -> None:
+        """Add finished sessions to a journal."""
+        if not self._hangs:
+            append = in_thread(journal.append, entries, name="rlskip-journal")
+            error = await failure_of(append, self._seconds, "the disk")
+            self._hangs = not append.done()
+            if error is not None:
+                self.warn(journal.path, text_of(error))
+
+    def warn(self, where: object, cause: str) -> None:
+        """Say that sessions are not journaled: if killed, the step starts over."""
+        if cause != self._warned:
+            self._warned = cause
+            logger.warning("%s: sessions are not journaled: %s", where, cause)
+
+
 def _frame(identity: bytes, key: Hashable, value: Any) -> bytes:
     packer = Packer()
     record = packer.node([key, value])
@@ -191,19 +210,15 @@ def frames(file: IO[bytes], where: str) -> Iterator[tuple[int, bytes, Entry | No
         checksum, _, text = line.rstrip(b"\n").partition(b" ")
         if not checksum:  # between two frames
             continue
-        entry: Entry | None = None
-        try:
-            if checksum == _checksum(text):
-                entry = _entry(text, where)
-        except (
-            UnreadableDumpError, UnknownTypeError, TooLargeDumpError, MemoryError, RecursionError
-        ) as error:  # fmt: skip
-            # The frame is sound: its session is not resumed now, and there is no damage to keep.
-            logger.warning("%s: the frame at %d is not resumed: %s", where, start, error)
+        if checksum != _checksum(text):
+            yield start, line, None
             continue
-        except Exception as error:  # the nodes of a file may be anything
-            logger.warning("%s: the frame at %d cannot be read: %s", where, start, error)
-        yield start, line, entry
+        try:
+            entry = _entry(text, where)
+        except Exception as error:  # another version may have written it, or memory is short
+            logger.warning("%s: the frame at %d is not resumed: %s", where, start, error)
+        else:
+            yield start, line, entry
 
 
 def _entry(text: bytes, where: str) -> Entry:

@@ -22,17 +22,9 @@ class LocalPool(Pool):
 
     Each worker has an event loop and a thread of its own: what it cancels or blocks costs the
     sessions that run on it, by their deadline. Then another one takes its place, which gets the
-    last broadcasts first. Each call of a blocking worker has one more thread.
-
-    Parameters
-    ----------
-    worker
-        An async function, a blocking one, or a class with ``__call__`` (or a partial of it).
-    workers
-        The number of workers.
-    threads
-        The number of blocking calls that one worker runs at once, besides those that were given
-        up and have not returned.
+    last broadcasts first. A `worker` is an async function, a blocking one, or a class with
+    ``__call__`` (or a partial of it). Each call of a blocking one has a thread more: a worker runs
+    as many `threads` at once, besides those that were given up and have not returned.
     """
 
     def __init__(self, worker: Worker, workers: int = 4, *, threads: int = THREADS) -> None:
@@ -95,14 +87,8 @@ Call = Callable[..., Coroutine[Any, Any, Any]]
 class _Home(LoopThread):
     """The thread and the event loop of a worker.
 
-    Parameters
-    ----------
-    results
-        Carries results to the dispatcher's event loop.
-    ended
-        Called there, with what :meth:`run` was told to await, its result, and its error.
-    first
-        What must have been called before its first session.
+    `ended` is called on the event loop of `results`, with what :meth:`run` was told to await, its
+    result and its error. The calls `first` come before its first session.
     """
 
     # Whatever code of the user's does here, it sees the tasks of this worker only, and ends no

@@ -25,21 +25,10 @@ from rlskip.errors import ConfigError
 class PendingSession:
     """A session that waits, as policies see it.
 
-    Parameters
-    ----------
-    prompt, prompts
-        The position of its prompt in the batch, and how many prompts the batch has.
-    session, n
-        The session's id, and how many sessions its prompt gets.
-    number
-        The number of sessions submitted before it, over all batches.
-    workers
-        The number of workers.
-    started
-        The number of its prompt's sessions that have been dispatched.
-    expected
-        The mean length of the prompt's sessions, from those that have finished and from the
-        history; None when unknown.
+    Its prompt's position in the batch and the batch's number of `prompts`; its id and its prompt's
+    number `n` of sessions; its `number` among all sessions submitted so far; the number of
+    `workers`; how many of its prompt's sessions have `started`; and their mean length, from those
+    that have finished and from the history, or None when unknown (`expected`).
     """
 
     prompt: int
@@ -56,13 +45,8 @@ class PendingSession:
 class Placement:
     """Where and when a session runs.
 
-    Parameters
-    ----------
-    worker
-        The worker that runs it (another one if that worker is lost); None for the worker that
-        runs the fewest sessions.
-    rank
-        Lower ranks go first; equal ranks in order of arrival.
+    `worker` runs it (another one if that is lost); None for the worker that runs the fewest
+    sessions. Lower ranks go first; equal ranks in order of arrival.
     """
 
     worker: int | None = attrs.field(

@@ -42,17 +42,15 @@ THREADS = 16
 class Pool(ABC):
     """Workers ``0 .. workers-1``; every call comes from one event loop and must not block it."""
 
-    #: The number of sessions that a worker can run at once; None for any number. It is assigned
-    #: no more, so that no session waits while its deadline runs.
+    # The number of sessions that a worker can run at once; None for any number. It is assigned no
+    # more, so that no session waits while its deadline runs.
     slots: int | None = None
 
-    #: Set by who starts sessions here: called with a worker and what becomes of it, ``away`` (it
-    #: is being replaced), ``back`` or ``lost``.
-    changed: Callable[[int, str], None] = staticmethod(lambda worker, state: None)
-
-    #: Set by who starts sessions here: called once for each, on their event loop, with what the
-    #: worker returned, or with its error.
-    done: Callable[[Job, Any, BaseException | None], None] = staticmethod(lambda *_: None)
+    # Set by who starts sessions here, and called on their event loop: with a worker and what
+    # becomes of it, ``away`` (it is being replaced), ``back`` or ``lost``; and once for each
+    # session, with what the worker returned, or with its error.
+    changed: Callable[[int, str], None]
+    done: Callable[[Job, Any, BaseException | None], None]
 
     def __init__(self, workers: int) -> None:
         if (number := integer(workers)) is None or number < 1:
@@ -183,10 +181,8 @@ def as_rows(result: Any, written: bool = True) -> Rows:
         raise DataFailure("the worker returned no trajectory")
     for i, row in enumerate(rows):
         names = list(row.keys())  # to iterate over a TensorDict gives its rows
-        if not names:
-            raise DataFailure(f"row {i} has no fields")
-        if not all(isinstance(name, str) for name in names):
-            raise DataFailure(f"the names of the fields of row {i} are not all strings")
+        if not names or not all(isinstance(name, str) for name in names):
+            raise DataFailure(f"row {i} has no fields, or a name that is not a string")
         for name in names if type(row) is not OwnRow else ():  # which has plain values
             if is_tensor_collection(value := row[name]) and not is_non_tensor(value):
                 what = f"field {name!r} of row {i} is a nested {type(value).__name__}"

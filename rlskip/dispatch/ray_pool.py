@@ -34,9 +34,6 @@ from rlskip.dispatch.timeouts import failure_of, in_thread, settle
 
 logger = logging.getLogger(__name__)
 
-FULL = 256
-"""This many sessions are sent at once, without waiting."""
-
 START_S = 280.0
 """Seconds that Ray and the actors may take to start, placement groups included."""
 
@@ -46,20 +43,9 @@ class RayPool(Pool):
 
     A prompt is sent to an actor once, with the first of its sessions; sessions and results are
     gathered for a moment and sent together. When an actor dies its sessions fail, and another
-    actor replaces it, at most `restarts` times.
-
-    Parameters
-    ----------
-    worker
-        As for LocalPool; a class is made once in each actor, where it may load its model.
-    workers
-        The number of actors.
-    threads
-        The number of blocking calls that one actor runs at once.
-    options
-        Options of ``ray.remote`` for an actor, e.g. ``{"num_gpus": 1}``.
-    restarts
-        How often a worker that died is replaced.
+    actor replaces it, at most `restarts` times. `worker` and `threads` are as for LocalPool: a
+    class is made once in each actor, where it may load its model. `options` are those of
+    ``ray.remote`` for an actor, e.g. ``{"num_gpus": 1}``.
 
     Ray is initialised with its defaults unless it is already.
     """
@@ -90,7 +76,8 @@ class RayPool(Pool):
         # An actor that cannot start raises here.
         hellos = asyncio.gather(*(driver.actor.hello.remote() for driver in self._drivers))
         await self._until(ends, hellos, "Ray did not start all actors")
-        await asyncio.gather(*(driver.ready for driver in self._drivers))
+        ready = asyncio.gather(*(driver.ready.wait() for driver in self._drivers))
+        await self._until(ends, ready, "Ray did not start all actors")
 
     async def _until(self, ends: float, started: asyncio.Future[Any], what: str) -> None:
         """Wait for Ray; the error names what was asked of it, and what it has."""
@@ -169,7 +156,7 @@ def _start_ray() -> asyncio.Future[Any]:
 
 
 class _Driver:
-    """The driver's side of one actor."""
+    """The driver's side of one worker: an actor, and those that replace it."""
 
     def __init__(self, number: int, pool: RayPool) -> None:
         self._number = number
@@ -178,12 +165,14 @@ class _Driver:
         self._ids = itertools.count()
         self._calls: dict[str, Any] = {}  # the last broadcasts; a new actor gets them first
         self._loop = asyncio.get_running_loop()
+        self.ready = asyncio.Event()  # set once the first actor takes sessions, or none can
         self._start_actor()
+        self._task = self._loop.create_task(self._serve())
 
     def _start_actor(self) -> None:
-        pool = self._pool
-        actor = ray.remote(Actor).options(**pool._options)
-        self.actor: Any = actor.remote(pool._worker)
+        actor = ray.remote(Actor).options(**self._pool._options)
+        self.actor: Any = actor.remote(self._pool._worker)
+        self._up = False  # whether it takes sessions
         self._known: set[int] = set()
         self._forgotten: list[int] = []
         self._outbox: list[tuple[int, Job]] = []
@@ -191,8 +180,54 @@ class _Driver:
         self._timer: asyncio.Handle | None = None
         self._running: dict[int, Job] = {}
         self._asked = False  # whether its loop turns, and it has not answered
-        self._listener = self._loop.create_task(self._listen())
-        self.ready = self._loop.create_task(self._begin(self.actor))
+
+    async def _serve(self) -> None:
+        """Run sessions in an actor until it ends, and in another one after that."""
+        while self.actor is not None:
+            cause = await self._serve_actor(self.actor)
+            running, gone = self._running, self._restarts == 0
+            text = "worker %d ended with %d sessions: %s%s"
+            more = "" if gone else "; it is replaced"
+            logger.warning(text, self._number, len(running), cause, more)
+            ray.kill(self.actor)
+            if self._timer is not None:
+                self._timer.cancel()
+            if gone:
+                self.actor, self._running = None, {}
+                self.ready.set()
+            else:
+                self._restarts -= 1
+                self._start_actor()
+            self._pool.changed(self._number, "lost" if gone else "away")
+            for job in running.values():
+                self._pool.done(job, None, WorkerLostError(f"worker {self._number} died: {cause}"))
+
+    async def _serve_actor(self, actor: Any) -> str:
+        """Take an actor's results until it ends; returns why it did."""
+        repeated: dict[str, Any] = {}
+        try:
+            try:
+                await asyncio.wait_for(actor.hello.remote(), START_S)
+            except asyncio.TimeoutError:
+                self._restarts = 0
+                has = await self._pool.resources()
+                return f"Ray did not place it within {START_S:g} s; there is: {has}"
+            while todo := {m: p for m, p in self._calls.items() if repeated.get(m) is not p}:
+                for method, packed in todo.items():
+                    await actor.call.remote(method, packed)
+                repeated.update(todo)
+            self._up = True
+            self.ready.set()
+            self._pool.changed(self._number, "back")
+            self._soon()
+            while True:
+                for number, packed in pickle.loads(await actor.results.remote()):
+                    self._settle(number, packed and unpack(packed, "its result cannot be read"))
+        except RayActorError as error:
+            return " ".join(str(error).split())
+        except Exception as error:  # a broadcast failed, or results cannot be read
+            logger.exception("worker %d is given up", self._number)
+            return f"{type(error).__name__}: {text_of(error)}"
 
     def start(self, job: Job) -> None:
         if self.actor is None:
@@ -202,33 +237,29 @@ class _Driver:
         number = next(self._ids)
         self._running[number] = job
         self._outbox.append((number, job))
-        if len(self._outbox) >= FULL:
-            self._flush()
-        else:
-            self._soon()
+        self._soon()
 
     def stop(self, job: Job) -> None:
         if self.actor is None:
             return
         self._cancelled += [number for number, other in self._running.items() if other is job]
         self._soon()
-        if self.ready.done() and not self._asked:
+        if self._up and not self._asked:
             self._asked = True
             self._loop.create_task(self._ask(self.actor))
 
     async def _ask(self, actor: Any) -> None:
-        """End an actor whose event loop does not answer: the listener has another one started."""
+        """End an actor whose event loop does not answer; another one replaces it."""
         try:
             await asyncio.wait_for(actor.hello.remote(), timeouts.ASK_S)
         except asyncio.TimeoutError:
             if self.actor is actor:
                 logger.warning("worker %d blocks its event loop, and is replaced", self._number)
                 ray.kill(actor)
-        except Exception:  # it has died: the listener notices it
+        except Exception:  # it has died, which is noticed elsewhere
             pass
-        finally:
-            if self.actor is actor:
-                self._asked = False
+        if self.actor is actor:
+            self._asked = False
 
     def forget(self, prompt: int) -> None:
         if prompt in self._known:
@@ -237,38 +268,12 @@ class _Driver:
 
     async def call(self, method: str, packed: Any) -> None:
         self._calls[method] = packed
-        if self.actor is not None and self.ready.done():
+        if self._up:
             with contextlib.suppress(RayActorError):  # its successor gets the call first
                 await self.actor.call.remote(method, packed)
 
-    async def _begin(self, actor: Any) -> None:
-        """Wait until Ray has placed the actor; repeat the last broadcasts before its sessions."""
-        repeated: dict[str, Any] = {}
-        try:
-            await asyncio.wait_for(actor.hello.remote(), START_S)
-            while todo := {m: p for m, p in self._calls.items() if repeated.get(m) is not p}:
-                for method, packed in todo.items():
-                    await actor.call.remote(method, packed)
-                repeated.update(todo)
-        except RayActorError:
-            return  # the listener notices it
-        except asyncio.TimeoutError:
-            self._restarts = 0
-            self._listener.cancel()
-            ray.kill(actor)
-            has = await self._pool.resources()
-            self._lost(f"Ray did not place it within {START_S:g} s; there is: {has}")
-            return
-        except Exception:
-            logger.exception("worker %d cannot take the last broadcast", self._number)
-            ray.kill(actor)
-            return
-        self._pool.changed(self._number, "back")
-        self._loop.call_soon(self._soon)
-
     def close(self) -> None:
-        self._listener.cancel()
-        self.ready.cancel()
+        self._task.cancel()
         if self.actor is not None:
             ray.kill(self.actor)
             self.actor = None
@@ -279,10 +284,8 @@ class _Driver:
 
     def _flush(self) -> None:
         """Send what has gathered: sessions with the prompts they need, and cancellations."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if not self.ready.done():
+        self._timer = None
+        if not self._up:
             return
         jobs, self._outbox = self._outbox, []
         cancelled, self._cancelled = self._cancelled, []
@@ -306,38 +309,9 @@ class _Driver:
             for number, *_ in sessions:
                 self._settle(number, as_failure(error))
 
-    async def _listen(self) -> None:
-        actor = self.actor
-        try:
-            while True:
-                for number, packed in pickle.loads(await actor.results.remote()):
-                    self._settle(number, packed and unpack(packed, "its result cannot be read"))
-        except RayActorError as error:
-            self._lost(" ".join(str(error).split()))
-        except Exception as error:
-            logger.exception("the results of worker %d cannot be read", self._number)
-            ray.kill(actor)
-            self._lost(f"its results cannot be read: {error}")
-
     def _settle(self, number: int, result: Any) -> None:
         failed = result if isinstance(result, SessionFailure) else None
         self._pool.done(self._running.pop(number), None if failed else result, failed)
-
-    def _lost(self, cause: str) -> None:
-        running, gone = self._running, self._restarts == 0
-        text = "worker %d died with %d sessions: %s%s"
-        more = "" if gone else "; it is replaced"
-        logger.warning(text, self._number, len(running), cause, more)
-        if self._timer is not None:
-            self._timer.cancel()
-        if gone:
-            self.actor, self._running = None, {}
-        else:
-            self._restarts -= 1
-            self._start_actor()
-        self._pool.changed(self._number, "lost" if gone else "away")
-        for job in running.values():
-            self._pool.done(job, None, WorkerLostError(f"worker {self._number} died: {cause}"))
 
 
 # As attrs.astuple, which takes several times as long.

@@ -102,18 +102,9 @@ def name_contents(batch: BatchHandle) -> None:
 def extract_sample(batch: Any, i: int) -> dict[str, Any]:
     """Return sample `i` of a batch as a plain dict that shares no memory with it.
 
-    A view would carry the storage of the whole batch through every serialisation.
-
-    Parameters
-    ----------
-    batch
-        A TensorDict of batch size ``(prompts,)``, a mapping of columns, one mapping per prompt.
-
-    Returns
-    -------
-    dict
-        Tensors without the batch dimension, per-sample data unchanged, and batch-wide data
-        (NonTensorData) in every sample.
+    `batch` is a TensorDict of batch size ``(prompts,)``, a mapping of columns, or one mapping per
+    prompt. Tensors come without the batch dimension, batch-wide data (NonTensorData) in every
+    sample. A view would carry the storage of the whole batch through every serialisation.
     """
     (row,) = rows_of(select(batch, [i]))
     return {str(key): own(value) for key, value in row.items()}
@@ -131,20 +122,9 @@ def _common(name: str, samples: Sequence[Mapping[str, Any]], usual: Any = None) 
 def build_trajectory_info(step: Any, index: Any, validate: Any) -> list[dict[str, Any]]:
     """Name each prompt of a batch in plain Python scalars.
 
-    Parameters
-    ----------
-    step
-        The trainer's step: a number, or a tensor or array of one.
-    index
-        Each prompt's number in the data set: a tensor, an array or a list.
-    validate
-        Whether the batch is a validation batch.
-
-    Returns
-    -------
-    list of dict
-        Each with ``step``, ``sample_index``, ``rollout_n`` (0 for an index that differs from
-        the one before, else one more) and ``validate``.
+    `step` is a number, or a tensor or array of one; `index` each prompt's number in the data set, a
+    tensor, an array or a list. Returns dicts with ``step``, ``sample_index``, ``rollout_n`` (0 for
+    an index that differs from the one before, else one more) and ``validate``.
     """
     step, validate = _scalar(step), bool(_scalar(validate))
     info: list[dict[str, Any]] = []

@@ -13,7 +13,6 @@ is removed once
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import math
@@ -27,8 +26,7 @@ import attrs
 from rlskip.batch.meta import plain
 from rlskip.config.dispatch import DispatchConfig
 from rlskip.dispatch.batch import BatchHandle, Prompt
-from rlskip.dispatch.failures import text_of
-from rlskip.dispatch.journal import SessionJournal
+from rlskip.dispatch.journal import Appender, SessionJournal
 from rlskip.dispatch.pools import as_rows
 from rlskip.dispatch.sessions import Session
 from rlskip.jobs.served import ledger_of
@@ -205,7 +203,7 @@ class Journals:
 
     def of_worker(self, seconds: float) -> WorkerJournal:
         """For a worker that writes its rows itself; it can be sent to another process."""
-        return WorkerJournal(self._store.directory, self.identity, seconds)
+        return WorkerJournal(self._store.directory, self.identity, Appender(seconds))
 
     def _path(self, step: int) -> Path:
         return self._store.directory / journal_name(step)
@@ -230,43 +228,20 @@ def to_journal(
 
 @attrs.define(eq=False)
 class WorkerJournal:
-    """Journals the sessions of a worker that writes their rows itself, each within `seconds`.
-
-    After an append that takes longer there are no more.
-    """
+    """Journals the sessions of a worker that writes their rows itself."""
 
     _directory: Path
     _identity: Identity
-    _seconds: float
-    _hangs: bool = attrs.field(default=False, init=False)
-    _warned: str = attrs.field(default="", init=False)
+    _appender: Appender
 
     async def add(
         self, session: Session, rows: list[dict[str, Any]], tags: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Append a finished session; a fault costs a warning, and never the rows."""
-        if session.prompt_key is None or self._hangs:
-            return
-        key = (*session.prompt_key, session.session_id)
-        entry = Journaled(rows, tags, session.uid).packed()
-        path = self._directory / journal_name(session.step)
-        try:
-            append = asyncio.to_thread(self._append, path, {key: entry})
-            await asyncio.wait_for(append, self._seconds)
-        except asyncio.TimeoutError:
-            self._hangs = True
-            self._warn(path, f"the disk did not answer within {self._seconds:g} s")
-        except Exception as error:
-            self._warn(path, text_of(error))
-
-    def _warn(self, path: Path, cause: str) -> None:
-        if cause != self._warned:
-            self._warned = cause
-            logger.warning("%s: sessions are not journaled: %s", path, cause)
-
-    def _append(self, path: Path, entries: Mapping[Hashable, Any]) -> None:
-        journal = SessionJournal(path, self._identity, read=False)
-        try:
-            journal.append(entries)
-        finally:
+        """Append a finished session."""
+        if session.prompt_key is not None:
+            path = self._directory / journal_name(session.step)
+            journal = SessionJournal(path, self._identity, read=False)
+            key = (*session.prompt_key, session.session_id)
+            entry = Journaled(rows, tags, session.uid).packed()
+            await self._appender.append(journal, {key: entry})
             journal.close()

@@ -182,7 +182,7 @@ class Scheduler:
         raise ConfigError(
             f"the policy returned a {type(place).__name__}",
             "dispatch.policy",
-            "return a Placement",
+            "return a Placement: the number of a worker, or None, and a rank",
         )
 
     def _pin(self, worker: int, rank: float, job: Job) -> None:

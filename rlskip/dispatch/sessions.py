@@ -17,14 +17,10 @@ class BatchError(RlskipError, ValueError):
 
 @attrs.frozen
 class Session:
-    """Names the session that a worker runs.
+    """Names the session that a worker runs: number `session_id` of the `n` of prompt `uid`.
 
     Parameters
     ----------
-    uid
-        Its prompt.
-    session_id, n
-        Its number among the prompt's sessions, and their count.
     attempt
         The number of earlier attempts, including those given up when the same uid was submitted
         before.

@@ -14,8 +14,8 @@ from typing import Any
 
 import attrs
 
-from rlskip.dispatch.failures import InfrastructureFailure, text_of
-from rlskip.dispatch.journal import SessionJournal
+from rlskip.dispatch.failures import InfrastructureFailure
+from rlskip.dispatch.journal import Appender, SessionJournal
 from rlskip.dispatch.timeouts import failure_of, in_thread
 from rlskip.queue import TrajectoryQueue
 
@@ -31,18 +31,8 @@ STRIKES = 3
 class Leaving:
     """What is written once a session, or a prompt, has finished.
 
-    Parameters
-    ----------
-    written
-        Called once: with None when all is written, else with the error.
-    partition
-        The partition of its keys.
-    tags
-        Markers, and new statuses of prompts, by key: readers see them after the rows.
-    rows
-        Rows by key, each with its tag.
-    journal, entries
-        The journal, or None, and what is added to it.
+    `written` is called once: with None when all is written, else with the error. Readers see the
+    `tags` (markers, and roots) after the `rows`, which have tags of their own.
     """
 
     written: Callable[[Exception | None], object]
@@ -56,21 +46,15 @@ class Leaving:
 class Sink:
     """The only writer of a dispatcher: it writes from a thread, each time within `seconds`.
 
-    A write that takes longer is given up. `warn` is called with the place and the cause where
-    sessions are not journaled.
+    A write that takes longer is given up.
     """
 
-    def __init__(
-        self,
-        queue: TrajectoryQueue | None,
-        seconds: float,
-        warn: Callable[[object, str], None],
-    ) -> None:
+    def __init__(self, queue: TrajectoryQueue | None, seconds: float, appender: Appender) -> None:
         # `_writing` runs while something is gathered, and is None otherwise. What was gathered is
         # written in this order, and each is answered once, with or without an error.
         self._queue = queue
         self._seconds = seconds
-        self._warn = warn
+        self._appender = appender
         self._gathered: deque[Leaving] = deque()
         self._writing: asyncio.Task[None] | None = None
         self._stuck: list[asyncio.Future[None]] = []  # writes in a row that did not return
@@ -124,15 +108,9 @@ class Sink:
             queue.put(list(by_key), partition, tags=list(by_key.values()))
 
     async def _journal_all(self, batch: list[Leaving]) -> None:
-        """Append to the journals; a fault costs a warning, and never the rows."""
         entries: dict[SessionJournal, dict[Any, Any]] = defaultdict(dict)
         for leaving in batch:
-            journal = leaving.journal
-            if journal is not None and leaving.entries and not journal.hangs:
-                entries[journal].update(leaving.entries)
+            if leaving.journal is not None and leaving.entries:
+                entries[leaving.journal].update(leaving.entries)
         for journal, added in entries.items():
-            append = in_thread(journal.append, added, name="rlskip-journal")
-            error = await failure_of(append, self._seconds, "the disk")
-            journal.hangs = not append.done()
-            if error is not None:
-                self._warn(journal.path, text_of(error))
+            await self._appender.append(journal, added)

@@ -1,18 +1,4 @@
-"""Deadlines for every wait of the dispatcher, and threads for calls that may hang.
-
-===========================  ==========================================================
-what may hang                the dispatcher waits
-===========================  ==========================================================
-an attempt at a session      ``dispatch.session_timeout_s``
-a write to the queue,        ``dispatch.session_timeout_s``, but at least `WRITE_S[0]`
-to the journal               and at most `WRITE_S[1]` seconds
-``collect()``                ``replay.timeout_s``, with all that it waits for
-a worker's event loop        `TURN_S` seconds after a session's deadline, `ASK_S` under Ray; then
-                             it is replaced
-starting or calling workers  `OPEN_S` seconds
-``close()``                  `CLOSE_S` seconds for markers, and as long for the workers
-the end of the process       `EXIT_S` seconds
-===========================  ==========================================================
+"""Deadlines for every wait of the dispatcher (docs/dispatch.md lists them), and threads for them.
 
 Each call that may hang (a blocking worker, the queue, the disk) has a daemon thread of its own: one
 that is joined when the interpreter exits, as a ThreadPoolExecutor's are, would keep the process
@@ -30,7 +16,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from typing import Any
 
 from rlskip.config.dispatch import DispatchConfig
@@ -38,10 +24,10 @@ from rlskip.dispatch.failures import InfrastructureFailure, portable
 
 logger = logging.getLogger(__name__)
 
-WRITE_S = (5.0, 60.0)
-TURN_S = 1.0
-ASK_S = 5.0
-OPEN_S = 300.0
+WRITE_S = (5.0, 60.0)  # the least and the most; a session's deadline in between
+TURN_S = 1.0  # for a worker's event loop, after a session's deadline
+ASK_S = 5.0  # the same under Ray
+OPEN_S = 300.0  # for starting workers, and for calling all of them
 CLOSE_S = 20.0
 EXIT_S = 2.0
 
@@ -132,23 +118,18 @@ class LoopThread(Mailbox):
 
     def within(self, seconds: float, call: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         """Await ``call(*args)`` there, for at most `seconds`."""
-        outcome: Future[Any] = Future()
 
-        async def run() -> None:
-            if not outcome.set_running_or_notify_cancel():
-                return  # the caller no longer waits
+        async def run() -> Any:
             try:
-                outcome.set_result(await call(*args))
-            except asyncio.CancelledError:
-                outcome.set_exception(InfrastructureFailure(f"{name_of(call)} was cancelled"))
-            except BaseException as error:  # a pool may be the user's
-                outcome.set_exception(portable(error))
+                return await call(*args)
+            except BaseException as error:  # which nothing but the caller is to see
+                raise portable(error)  # noqa: B904 - it is the error itself, or has its cause
 
-        self.post(lambda: self.loop.create_task(run()))
-        if not wait([outcome], seconds).done:
-            outcome.cancel()
+        running = asyncio.run_coroutine_threadsafe(run(), self.loop)
+        if not wait([running], seconds).done:
+            running.cancel()
             raise InfrastructureFailure(f"{name_of(call)} took longer than {seconds:g} s")
-        return outcome.result()
+        return running.result()
 
     def close(self) -> None:
         """Cancel what runs, and end the thread, as soon as nothing blocks it."""

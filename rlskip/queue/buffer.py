@@ -47,8 +47,6 @@ class ReplayBuffer:
 
     Parameters
     ----------
-    queue
-        The queue to which sessions write their rows and markers.
     config
         A full DictConfig, a mapping with an entry `replay`, a :class:`ReplayConfig`, or None
         for the defaults. ``dispatch.fill_missing`` of a full one applies to :meth:`get`.
@@ -62,11 +60,6 @@ class ReplayBuffer:
         :meth:`sample` would return them, failed ones included. The buffer is locked meanwhile.
     clock
         Returns the time in seconds; the deadlines of :meth:`sample` are on it.
-
-    Raises
-    ------
-    ConfigError
-        The config is invalid; the error names every problem.
     """
 
     def __init__(

@@ -16,18 +16,10 @@ from rlskip.queue.readiness import PromptGroup
 class GroupFilter:
     """Rejects complete training groups in which a metric does not vary, or is not a number.
 
-    Parameters
-    ----------
-    metric
-        Called with keys of rows and their partition; returns the metric of each row.
-    refills
-        How many prompts to submit for each rejected one.
-    discards_surplus
-        Whether to wait for all that was submitted before a batch is sampled, and to discard what
-        the batch does not take: for trainers that must not train on an older policy.
-    max_inflight
-        The most prompts that run at once, when one is submitted for a rejected one; None: any
-        number.
+    `metric` is called with keys of rows and their partition, and returns the metric of each row.
+    `refills` prompts are submitted for each rejected one, of which at most `max_inflight` run at
+    once. For trainers that must not train on an older policy, `discards_surplus` waits for all that
+    was submitted before a batch is sampled, and discards what the batch does not take.
     """
 
     metric: Callable[[Sequence[str], str], Sequence[float]]

@@ -14,14 +14,8 @@ _NAMED = 20
 class IncompleteRolloutError(RlskipError, RuntimeError):
     """Finished groups are incomplete, and ``replay.on_incomplete`` does not accept them.
 
-    Attributes
-    ----------
-    partition
-        The sampled partition.
-    step
-        The step of the call.
-    prompts
-        A :class:`PromptOutcome` for each prompt concerned.
+    `prompts` has a :class:`PromptOutcome` for each prompt concerned, of this `partition` and the
+    call's `step`.
     """
 
     def __init__(

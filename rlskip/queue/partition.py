@@ -58,8 +58,8 @@ class Partition:
         self.validates = name == VAL
         self.refills: dict[str, tuple[int | None, int]] = {}
         self._viable = config.min_viable if config.on_incomplete == "min_viable" else None
-        self._strategy = "none" if self.validates else config.max_off_policy_strategy
-        self._most_steps = config.max_off_policy_threshold
+        self.strategy = "none" if self.validates else config.max_off_policy_strategy
+        self._most_steps = config.max_off_policy_threshold or 0  # which a strategy needs
         self._numbers = itertools.count()
         # Every group has one state, and is in the dict of that one.
         self._states: dict[str, State] = {}
@@ -102,19 +102,14 @@ class Partition:
         ]
         return sorted(found, key=_by_age)
 
-    def is_stale(self, submitted: int | None, step: int) -> bool:
+    def is_stale(self, submitted: int, step: int) -> bool:
         """Whether groups submitted at that step span more steps than the threshold allows."""
-        return self._spans("drop", submitted, step, 1)
+        return self.strategy == "drop" and step - submitted + 1 > self._most_steps
 
     def about_to_be_stale(self, step: int) -> bool:
         """Whether to wait for a running prompt that has reached the threshold."""
-        running = self._groups[State.RUNNING].values() if self._strategy == "wait" else ()
-        return any(self._spans("wait", group.step, step, 0) for group in running)
-
-    def _spans(self, strategy: str, submitted: int | None, step: int, more: int) -> bool:
-        """Whether the strategy is `strategy`, and a group spans the threshold and `more` steps."""
-        most = self._most_steps if self._strategy == strategy else None
-        return most is not None and submitted is not None and step - submitted + 1 >= most + more
+        running = self._groups[State.RUNNING].values() if self.strategy == "wait" else ()
+        return any(step - group.step + 1 >= self._most_steps for group in running)
 
 
 class QueuedPartition(Partition):

@@ -59,21 +59,9 @@ class QueueUnavailableError(RlskipError, RuntimeError):
 class KVBatchMeta:
     """Names a batch of rows without holding their data.
 
-    The fields are those of ``transfer_queue.KVBatchMeta`` (0.1.11), for trainers that were written
-    for that type: ``transfer_queue.KVBatchMeta(**vars(batch))`` makes one.
-
-    Attributes
-    ----------
-    keys
-        The rows' keys, without duplicates.
-    tags
-        One tag per key, copied.
-    partition_id
-        The partition that holds all keys.
-    fields
-        The fields that every row holds; None if unknown.
-    extra_info
-        Facts about the whole batch, e.g. ``extra_info["rollout_root_keys"]``.
+    `fields` are those that every row holds, or None if unknown; `extra_info` has facts about the
+    whole batch, such as ``extra_info["rollout_root_keys"]``. The fields are those of
+    ``transfer_queue.KVBatchMeta`` (0.1.11): ``KVBatchMeta(**vars(batch))`` makes one.
     """
 
     keys: list[str] = dataclasses.field(default_factory=list)
@@ -83,11 +71,6 @@ class KVBatchMeta:
     extra_info: dict[str, Any] | None = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if len(self.keys) != len(self.tags):
-            raise ValueError(f"{len(self.keys)} keys, but {len(self.tags)} tags")
-        for name, values in (("keys", self.keys), ("fields", self.fields or [])):
-            if len(set(values)) != len(values):
-                raise ValueError(f"duplicates among the {name}")
         self.tags = [dict(tag) for tag in self.tags]
         self.extra_info = None if self.extra_info is None else dict(self.extra_info)
 
@@ -98,12 +81,8 @@ class KVBatchMeta:
 class Watch(ABC):
     """One reader's view of the changes in a queue, over all partitions.
 
-    Every reader runs this loop::
-
-        while not satisfied(watch.poll()):
-            watch.wait_change(timeout=1.0)
-
-    Any thread may call it, and each change is reported to one caller.
+    A reader polls, and waits where that did not bring what it needs. Any thread may call it, and
+    each change is reported to one caller.
     """
 
     @abstractmethod
@@ -141,18 +120,13 @@ class TrajectoryQueue(ABC):
         ----------
         keys
             At least one key, without duplicates.
-        partition
-            The partition, created by its first key.
         fields
             One row per key: a TensorDict of batch size ``(len(keys),)``, or one mapping per
             key, whose tensors may differ in length. Copied.
         tags
             One tag per key. Give fields, tags or both.
 
-        Returns
-        -------
-        KVBatchMeta
-            The keys with their merged tags and the fields that all of them now hold.
+        Returns the keys with their merged tags and the fields that all of them now hold.
 
         Raises
         ------
@@ -172,17 +146,8 @@ class TrajectoryQueue(ABC):
     ) -> TensorDict:
         """Return the rows at `keys`, in that order.
 
-        Parameters
-        ----------
-        keys
-            The keys of the rows; no keys give an empty batch.
-        partition
-            Their partition.
-        fields
-            The fields to return; None for all.
-        fill_missing
-            Whether a field that some rows lack is None there, unless it is a tensor
-            (``dispatch.fill_missing``). Else all rows must hold the fields.
+        Those of `fields`, or all. With `fill_missing` (``dispatch.fill_missing``) a field that
+        some rows lack is None there, unless it is a tensor; else all rows must hold the fields.
 
         Returns
         -------

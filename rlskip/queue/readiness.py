@@ -180,19 +180,9 @@ def _of_last_attempt(rows: dict[int, Tag], marker: Tag) -> dict[int, Tag]:
 class PromptOutcome:
     """The outcome of one prompt, for errors, callbacks and log lines.
 
-    Attributes
-    ----------
-    uid, step
-        The prompt, and the step at which it was submitted.
-    status
-        The status in its root tag; None with session counting.
-    expected
-        The expected number of sessions; None if neither its tag nor the config has it, 0 if its
-        tag has none that is valid.
-    succeeded
-        Ids of the distinct sessions that succeeded.
-    failed
-        ``(session id, reason)`` of the sessions that failed; the reason may be empty.
+    `status` is that of its root tag, or None with session counting. `expected` sessions are those
+    of its tag, else of the config: None if neither has a number, 0 if that of its tag is invalid.
+    `succeeded` has the ids of distinct sessions, `failed` ids with a reason, which may be empty.
     """
 
     uid: str

@@ -84,14 +84,12 @@ def check_fields(
     form = split_trajectory(lacking[0])
     who = f" (session {form[1]} of prompt {form[0]!r})" if form else ""
     more = f", and so do {len(lacking) - 1} more" if len(lacking) > 1 else ""
-    others = sorted(name for name in lacked if name != field)
-    also = f"; rows also differ in {', '.join(others[:10])}" if others else ""
-    held = [name for name in counts if name not in lacked]
+    held = ", ".join(name for name in counts if name not in lacked)
     raise UnequalFieldsError(
-        f"the rows do not hold the same fields: {lacking[0]!r}{who} lacks {field!r}{more}{also}",
+        f"the rows do not hold the same fields: {lacking[0]!r}{who} lacks {field!r}{more}",
         where,
-        f"return the same fields from every session, or read those that all rows hold: "
-        f"{', '.join(held) or 'none'}",
+        "return the same fields from every session, or read those that all rows hold: "
+        f"{held or 'none'}",
     )
 
 

@@ -113,9 +113,9 @@ class SampleCall:
     def decide(self) -> Eviction | None:
         """Which groups to evict, and which prompts to replace; None: nothing is to be done."""
         found, policy = Eviction(), self._config.on_incomplete
-        if self.batch_size is not None:
-            there = self.groups(State.COMPLETE, State.INCOMPLETE)
-            found.stale = [g for g in there if self.partition.is_stale(g.step, self.step)]
+        if self.batch_size is not None and self.partition.strategy == "drop":
+            ended = self.groups(State.COMPLETE, State.INCOMPLETE)
+            found.stale = [g for g in ended if self.partition.is_stale(g.step, self.step)]
             if self._replaces_stale:
                 found.replaced += self._chain(found.stale, "stale")
         incomplete = [g for g in self.groups(State.INCOMPLETE) if g not in found.stale]
@@ -126,7 +126,7 @@ class SampleCall:
             found.refilled = incomplete
             found.replaced += self._chain(incomplete, "incomplete")
         elif incomplete:
-            raise self._incomplete(incomplete)
+            raise self._incomplete([group.outcome() for group in incomplete])
         if self._filter is not None:
             self._reject(self._filter, found)
         return found if found.groups else None
@@ -136,11 +136,15 @@ class SampleCall:
 
         Raises if one has had the most.
         """
-        most = self._config.max_refills
-        had = [self.partition.refills.get(group.uid, (0, 0))[1] for group in groups]
-        if spent := [group for group, refills in zip(groups, had, strict=True) if refills >= most]:
+        most, replaced, spent = self._config.max_refills, [], []
+        for group in groups:
+            _, refills = self.partition.refills.get(group.uid, (None, 0))
+            replaced.append((group.outcome(), refills + 1))
+            if refills >= most:
+                spent.append(group.outcome())
+        if spent:
             raise self._incomplete(spent, f" after {most} refills (replay.max_refills)", kind)
-        return [(group.outcome(), refills + 1) for group, refills in zip(groups, had, strict=True)]
+        return replaced
 
     def _reject(self, group_filter: GroupFilter, found: Eviction) -> None:
         """Evict and replace groups that teach nothing, as far as the limits allow.
@@ -167,7 +171,14 @@ class SampleCall:
         due = [(group.outcome(), 0) for group in found.rejected for _ in range(each)]
         found.replaced += due[:room]
         if self._kept_back and not (found.replaced or running or enough):
-            raise self._rejected_too_many(passed, rejected)
+            self.rejected.update(group.metric for group in rejected)
+            raise self._error(
+                f"{passed} of {self._wanted()} groups passed the filter, and {self._submitted} "
+                f"more prompts, the most allowed, were submitted; {self._rejections()}",
+                "are the prompts too easy or too hard? Raise replay.max_refills: so many refills "
+                "for each prompt that is wanted are allowed",
+                [group.outcome() for group in rejected],
+            )
 
     def _wanted(self) -> int:
         """How many prompts the call samples: the most that were there at once, if no number."""
@@ -229,9 +240,8 @@ class SampleCall:
             "rollout_failure/short_samples": self._short,
         }
         if self._spans:
-            metrics["off_policy/evicted_samples_staleness/mean"] = sum(self._spans) / len(
-                self._spans
-            )
+            mean = sum(self._spans) / len(self._spans)
+            metrics["off_policy/evicted_samples_staleness/mean"] = mean
             metrics["off_policy/evicted_samples_staleness/max"] = max(self._spans)
             metrics["off_policy/evicted_samples_staleness/min"] = min(self._spans)
         if rejected := self.rejected.total():
@@ -250,12 +260,20 @@ class SampleCall:
         """
         timeout_s, interval_s = self._config.timeout_s, self._config.progress_interval_s
         waited = now - self._started
-        if waited >= timeout_s:
-            raise self._timed_out(waited)
-        if now >= self._logged + interval_s:
+        due = self._logged + interval_s
+        if waited >= timeout_s or now >= due:
+            missing = [group.outcome() for group in self.groups(State.RUNNING)]
+            absent = [self.partition.find(uid) or PromptGroup(uid) for uid in self.absent()]
+            missing += [group.outcome() for group in absent]
+            said = self._situation() + name_prompts(missing)
+            if waited >= timeout_s:
+                remedy = (
+                    "find out why the sessions are missing; raise replay.timeout_s if they are "
+                    "only slow"
+                )
+                what = f"no batch after {waited:.1f} s; {said}"
+                raise self._error(what, remedy, missing, ReplayTimeoutError)
             self._logged = now
-            running = name_prompts([group.outcome() for group in self.groups(State.RUNNING)])
-            said = self._situation() + running
             log.info("%s: waiting for %.0f of %.0f s; %s", self, waited, timeout_s, said)
         return min(self._started + timeout_s, self._logged + interval_s) - now
 
@@ -271,7 +289,7 @@ class SampleCall:
             "running prompts that are about to be stale come first": (
                 self.partition.about_to_be_stale(self.step)
             ),
-            f"not there at this step: {_some(absent)}": absent,
+            f"not submitted at this step, or deleted: {_some(absent)}": absent,
             f"{len(self._dropped)} were incomplete and dropped": self._dropped,
             f"{len(self._spans)} were stale and dropped": self._spans,
             self._rejections(): self.rejected,
@@ -291,44 +309,15 @@ class SampleCall:
             f"number): {values}"
         )
 
-    def _timed_out(self, seconds: float) -> IncompleteRolloutError:
-        """``replay.timeout_s`` has passed."""
-        missing = [group.outcome() for group in self.groups(State.RUNNING)]
-        for uid in self.absent():
-            group = self.partition.find(uid) or PromptGroup(uid)
-            missing.append(group.outcome())
-        return self._error(
-            f"no batch after {seconds:.1f} s; {self._situation()}{name_prompts(missing)}",
-            "find out why the sessions are missing; raise replay.timeout_s if they are only slow",
-            missing,
-            ReplayTimeoutError,
-        )
-
     def _incomplete(
-        self, groups: Sequence[Any], when: str = "", kind: str = "incomplete"
+        self, prompts: Sequence[PromptOutcome], when: str = "", kind: str = "incomplete"
     ) -> IncompleteRolloutError:
         """Groups that ``replay.on_incomplete`` does not accept."""
-        prompts = [g if isinstance(g, PromptOutcome) else g.outcome() for g in groups]
         remedy = (
             "find the cause in the logs of the sessions; replay.on_incomplete can drop, refill or "
             "accept such groups (raise, drop, refill, min_viable)"
         )
         return self._error(f"{kind} groups{when}:{name_prompts(prompts)}", remedy, prompts)
-
-    def _rejected_too_many(
-        self, passed: int, rejected: Sequence[PromptGroup]
-    ) -> IncompleteRolloutError:
-        """The filter's limit was reached, and nothing is left to hope for."""
-        self.rejected.update(group.metric for group in rejected)
-        what = (
-            f"{passed} of {self._wanted()} groups passed the filter, and {self._submitted} more "
-            f"prompts, the most allowed, were submitted; {self._rejections()}"
-        )
-        remedy = (
-            "are the prompts too easy or too hard? Raise replay.max_refills: so many refills for "
-            "each prompt that is wanted are allowed"
-        )
-        return self._error(what, remedy, [group.outcome() for group in rejected])
 
     def _error(
         self,

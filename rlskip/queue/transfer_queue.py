@@ -6,6 +6,7 @@ import functools
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
@@ -42,12 +43,8 @@ class TransferQueueAdapter(TrajectoryQueue):
     ``transfer_queue.init(conf)`` does. An adapter sent to a Ray task or actor joins from there.
 
     TransferQueue does not report changes, and it lists either everything or nothing. A watch
-    therefore polls, less often the longer nothing changes.
-
-    Parameters
-    ----------
-    conf
-        The argument of ``transfer_queue.init``, used only by the process that starts it.
+    therefore polls, less often the longer nothing changes. `conf` is the argument of
+    ``transfer_queue.init``, used only by the process that starts it.
 
     Raises
     ------
@@ -58,7 +55,10 @@ class TransferQueueAdapter(TrajectoryQueue):
 
     def __init__(self, conf: Any = None) -> None:
         transfer_queue = _transfer_queue()
-        _within(START_S, "transfer_queue.init", lambda: _resources(conf), transfer_queue.init, conf)
+        try:
+            _within(START_S, "transfer_queue.init", transfer_queue.init, conf)
+        except QueueUnavailableError as error:
+            raise QueueUnavailableError(error.what, remedy=_resources(conf)) from error
         self._tq = _Bounded(transfer_queue)
 
     def __reduce__(self) -> Any:
@@ -125,31 +125,29 @@ class TransferQueueAdapter(TrajectoryQueue):
 
         controller = ray.get_actor("TransferQueueController", namespace="transfer_queue")
         asked = controller.get_partition_snapshot.remote(partition)
-        snapshot = self._tq.call("get_partition_snapshot", ray.get, asked)
+        snapshot = _within(CALL_S, "get_partition_snapshot", ray.get, asked)
         if snapshot is None:
             return {}  # no such partition: the keys are missing, which get() says
-        columns, table = snapshot.field_name_mapping, snapshot.production_status
         if missing := [key for key in keys if key not in snapshot.keys_mapping]:
             raise MissingKeysError.of_keys(missing, partition)
-        places = {key: snapshot.keys_mapping[key] for key in keys}
-        held = table[list(places.values())] == 1
+        held = snapshot.production_status[[snapshot.keys_mapping[key] for key in keys]] == 1
         if bool((held == held[:1]).all()):  # as nearly always
             return {}
+        columns = snapshot.field_name_mapping
         return {
-            key: [name for name, column in columns.items() if held[row, column]]
-            for row, key in enumerate(places)
+            key: [name for name, column in columns.items() if row[column]]
+            for key, row in zip(keys, held, strict=True)
         }
 
     def _filled(
         self, held: Mapping[str, Sequence[str]], partition: str, fields: Sequence[str] | None
     ) -> TensorDict:
         """Rows of unequal fields, read in parts that hold the same."""
-        parts: dict[tuple[str, ...], Any] = {}
+        parts = defaultdict[tuple[str, ...], list[str]](list)
         for key, names in held.items():
             wanted = names if fields is None else [name for name in fields if name in names]
-            parts.setdefault(tuple(wanted), []).append(key)
-        absent = {*(fields or ())}.difference(*parts)
-        if absent:
+            parts[tuple(wanted)].append(key)
+        if absent := {*(fields or ())}.difference(*parts):
             raise MissingKeysError.of_fields(sorted(absent), (), partition)
         rows: dict[str, Row] = {key: {} for key in held}
         for names, keys in parts.items():
@@ -165,8 +163,7 @@ class TransferQueueAdapter(TrajectoryQueue):
         held: Sequence[str] = (),
     ) -> MissingKeysError:
         there = self.list(partition)
-        missing = [key for key in keys if key not in there]
-        if missing:
+        if missing := [key for key in keys if key not in there]:
             return MissingKeysError.of_keys(missing, partition)
         if fields is None:
             return MissingKeysError("the requested rows hold no field", f"partition {partition!r}")
@@ -176,8 +173,8 @@ class TransferQueueAdapter(TrajectoryQueue):
 class PollingWatch(Watch):
     """Compares each full listing with the previous one."""
 
-    # `_listing` is what the last poll saw. Polls run one after the other, so that each change is
-    # reported to one caller; a wait needs no lock, because it only reads `_pause_s`.
+    # Polls run one after the other, so that each change is reported to one caller; a wait needs no
+    # lock, because it only reads `_pause_s`.
 
     def __init__(self, transfer_queue: Any, min_poll_s: float, max_poll_s: float) -> None:
         self._tq = transfer_queue
@@ -229,27 +226,11 @@ class _Bounded:
         self._module = module
 
     def __getattr__(self, name: str) -> Any:
-        return functools.partial(self.call, name, getattr(self._module, name))
-
-    def call(self, name: str, call: Callable[..., Any], *args: Any, **more: Any) -> Any:
-        return _within(
-            CALL_S,
-            f"transfer_queue.{name}",
-            lambda: "is its controller alive?",
-            call,
-            *args,
-            **more,
-        )
+        call = getattr(self._module, name)
+        return functools.partial(_within, CALL_S, f"transfer_queue.{name}", call)
 
 
-def _within(
-    seconds: float,
-    name: str,
-    why: Callable[[], str],
-    call: Callable[..., Any],
-    *args: Any,
-    **more: Any,
-) -> Any:
+def _within(seconds: float, name: str, call: Callable[..., Any], *args: Any, **more: Any) -> Any:
     """``call(*args, **more)`` on a thread of its own, which is abandoned after `seconds`."""
     if _in_ray_worker():  # Ray ties what a task or an actor awaits to its own thread
         return call(*args, **more)
@@ -263,7 +244,9 @@ def _within(
 
     threading.Thread(target=work, name="rlskip-transfer-queue", daemon=True).start()
     if not wait([outcome], seconds).done:
-        raise QueueUnavailableError(f"{name} did not answer within {seconds:g} s", remedy=why())
+        raise QueueUnavailableError(
+            f"{name} did not answer within {seconds:g} s", remedy="is its controller alive?"
+        )
     return outcome.result()
 
 

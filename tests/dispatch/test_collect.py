@@ -108,35 +108,10 @@ def test_a_trainer_that_generates_ahead_takes_the_oldest_groups(make, make_promp
     assert rows["step"].tolist() == [2] * 6
 
 
-def test_a_call_that_waits_for_some_prompts_does_not_wait_for_their_batch(make):
-    gate = threading.Event()
-
-    async def worker(prompt, sampling, session):
-        await asyncio.to_thread(gate.wait, 1 if session.uid == "first" else 60)
-        return await echo(prompt, sampling, session)
-
-    dispatcher = make(worker)
-    began = time.monotonic()
-    rows, _ = dispatcher.collect([{"uid": "first"}, {"uid": "later"}], step=1, batch_size=1)
-    assert (set(rows["uid"]), time.monotonic() - began < 15) == ({"first"}, True)
-    gate.set()
-
-
 @pytest.mark.parametrize(("step", "why"), [(None, "no step"), ("3", "expected a whole number")])
 def test_without_prompts_a_step_is_required(make, step, why):
     with pytest.raises(BatchError, match=why):
         make().collect(step=step)
-
-
-def test_a_partition_of_ones_own(make, make_prompts):
-    seen = set()
-
-    async def worker(prompt, sampling, session):
-        seen.add(session.partition)
-        return await echo(prompt, sampling, session)
-
-    rows, _ = make(worker).collect(make_prompts(2), step=1, partition="other")
-    assert (len(rows), seen) == (12, {"other"})
 
 
 def test_from_config_makes_as_many_threads_as_sessions_may_run(make_prompts):
@@ -150,27 +125,6 @@ def test_from_config_makes_as_many_threads_as_sessions_may_run(make_prompts):
     dispatch["max_concurrent_rollouts_per_worker"] = 20
     with RolloutDispatcher.from_config({"dispatch": dispatch}, worker) as dispatcher:
         assert dispatcher.submit(make_prompts(1), step=1).result().succeeded == 20
-
-
-def test_prompts_of_one_uid_are_not_in_flight_twice(make, make_prompts):
-    begun, others_tried = threading.Event(), threading.Event()
-
-    async def worker(prompt, sampling, session):
-        begun.set()
-        await asyncio.to_thread(others_tried.wait, 20)
-        return await echo(prompt, sampling, session)
-
-    dispatcher = make(worker)
-    with ThreadPoolExecutor(1) as thread:
-        first = thread.submit(dispatcher.collect, make_prompts(2), step=1)
-        assert begun.wait(20)
-        for more in ({}, {"step": 2}, {"batch_size": 1}):
-            with pytest.raises(BatchError, match="'u_0'"):
-                dispatcher.collect(make_prompts(1), **{"step": 1, **more})
-        dispatcher.submit(make_prompts(1), step=1, partition="other")
-        others_tried.set()
-        assert len(first.result(20)[0]) == 12
-    assert len(dispatcher.collect(make_prompts(1), step=1)[0]) == 6
 
 
 @pytest.mark.parametrize("leaves", ["collected", "taken", "cancelled"])
@@ -224,13 +178,6 @@ def test_no_field_is_lost(make, make_prompts, odd, fill, queue):
     assert len(make().collect(make_prompts(2), step=1)[0]) == 12, "its uids are free"
 
 
-def test_nothing_of_a_collected_batch_is_in_the_queue(make, make_prompts):
-    queue = MemoryQueue()
-    dispatcher = make(queue=queue)
-    assert len(dispatcher.collect(make_prompts(2), step=1)[0]) == 12
-    assert queue.list("train") == {}
-
-
 def test_collect_has_one_deadline(make, make_prompts):
     """Not one a prompt; the error names what is missing, and nothing runs on."""
     release, cancelled = threading.Event(), []
@@ -273,21 +220,6 @@ def test_an_incomplete_group_is_named_and_leaves_nothing(make, make_prompts):
     assert set(dispatcher.collect(step=1)[0]["uid"]) == {"u_0", "u_2"}, "of the batch ahead"
 
 
-def test_min_viable_accepts_and_counts_short_groups(make, make_prompts):
-    async def worker(prompt, sampling, session):
-        if session.uid == "u_1" and session.session_id == 0:
-            raise ValueError("bad prompt")
-        return await echo(prompt, sampling, session)
-
-    dispatcher = make(worker, replay={"on_incomplete": "min_viable", "min_viable": 2})
-    rows, metrics = dispatcher.collect(make_prompts(2), step=1)
-    assert len(rows) == (3 + 2) * 2
-    assert metrics["training/rollout_failure/short_samples"] == 1
-    strict = make(worker, replay={"on_incomplete": "min_viable", "min_viable": 3})
-    with pytest.raises(IncompleteRolloutError, match="u_1: expected 3, got 2"):
-        strict.collect(make_prompts(2), step=1)
-
-
 def test_stale_groups_are_dropped_and_counted(make):
     def prompts(step):
         return [{"uid": f"{step}-{i}"} for i in range(2)]
@@ -300,46 +232,6 @@ def test_stale_groups_are_dropped_and_counted(make):
     assert set(rows["uid"]) == {"4-0", "4-1", "5-0", "5-1"}
     prefix = "training/off_policy/evicted_samples"
     assert (metrics[prefix], metrics[f"{prefix}_staleness/max"]) == (4, 5)
-
-
-def test_a_prompt_that_is_about_to_be_stale_comes_first(make):
-    gate = threading.Event()
-
-    async def worker(prompt, sampling, session):
-        if session.step == 1:
-            await asyncio.to_thread(gate.wait, 20)
-        return await echo(prompt, sampling, session)
-
-    limits = {"max_off_policy_threshold": 2, "max_off_policy_strategy": "wait", "timeout_s": 0.5}
-    dispatcher = make(worker, replay=limits)
-    dispatcher.submit([{"uid": "old"}], step=1)
-    dispatcher.submit([{"uid": "new"}], step=2).result(20)
-    with pytest.raises(ReplayTimeoutError, match="old: expected 3, got 0"):
-        dispatcher.collect(step=2, batch_size=1)
-    gate.set()
-    assert set(dispatcher.collect(step=2, batch_size=1)[0]["uid"]) == {"old"}
-
-
-def test_an_interrupted_call_takes_nothing_from_the_next(make, monkeypatch):
-    release, waited = threading.Event(), []
-
-    async def worker(prompt, sampling, session):
-        await asyncio.to_thread(release.wait, 20)
-        return await echo(prompt, sampling, session)
-
-    dispatcher = make(worker)
-
-    def interrupted(*_):
-        waited.append(True)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(dispatcher._held.changed, "wait", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            dispatcher.collect([{"uid": "a"}, {"uid": "b"}], step=1, batch_size=2)
-    release.set()
-    assert set(dispatcher.collect(step=1, batch_size=2)[0]["uid"]) == {"a", "b"}
-    assert waited
 
 
 @pytest.mark.parametrize("size", [None, 1])

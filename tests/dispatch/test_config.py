@@ -49,24 +49,6 @@ def test_our_key_wins_over_the_host_s(host, ours):
     assert read_dispatch({**config, "dispatch": {"rollout_level": ours}}).rollout_level is ours
 
 
-def test_every_problem_is_named_at_once():
-    config = {
-        "dispatch": {"polcy": "chunk", "workers": 0, "pool": "rey", "session_timeout_s": "long"},
-        "trainer": {"v1": {"max_concurrent_rollouts_per_worker": -1}},
-    }
-    with pytest.raises(ConfigError) as caught:
-        read_dispatch(config)
-    said = str(caught.value)
-    for part in (
-        "did you mean dispatch.policy?",
-        "dispatch.workers: must be at least 1",
-        "did you mean 'ray'?",
-        "dispatch.session_timeout_s",
-        "trainer.v1.max_concurrent_rollouts_per_worker: must be at least 1",
-    ):
-        assert part in said
-
-
 def test_a_string_means_that_the_plug_in_is_missing():
     with pytest.raises(NotInstalledError, match="plain string"):
         read_dispatch({"dispatch": "rollout_level"})

@@ -12,11 +12,9 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from rlskip.batch.prompts import uids_of
-from rlskip.dispatch import BatchError, LocalPool, Placement
-from rlskip.dispatch import RolloutDispatcher as Dispatcher
+from rlskip.dispatch import BatchError
 from rlskip.errors import RlskipError
 from rlskip.queue import ReplayBuffer
-from tests.clock import eventually
 
 
 def test_a_buffer_knows_of_every_prompt_once_it_is_submitted(make_dispatcher, queue):
@@ -88,40 +86,6 @@ def test_uids_of_any_kind_are_named_as_the_role_for_queues_names_them(make_dispa
     assert list(dict.fromkeys(rows["uid"])) == uids_of(batch) == ["7", "8"]
 
 
-def test_each_step_and_session_has_a_seed_of_its_own(make_dispatcher, make_prompts):
-    seeds = []
-
-    async def worker(prompt, sampling, session):
-        seeds.append(session.seed)
-        return {"responses": torch.ones(1)}
-
-    dispatcher = make_dispatcher(worker)
-    for step in (1, 2):
-        dispatcher.submit(make_prompts(2, of=f"{step}"), step=step).result()
-    assert len(set(seeds)) == 2 * 2 * 4
-
-
-def test_a_session_without_tokens_is_as_long_as_it_took(queue, make_prompts):
-    lengths = []
-
-    def policy(session):
-        lengths.append(session.expected)
-        return Placement()
-
-    async def worker(prompt, sampling, session):
-        await asyncio.sleep(0.05)  # and returns None: it writes its rows itself
-
-    config = {"dispatch": {"rollout_level": True, "n": 3, "max_concurrent_rollouts_per_worker": 1}}
-    with Dispatcher(LocalPool(worker, 1), queue, config, policy=policy) as dispatcher:
-        dispatcher.submit(make_prompts(1), step=1).result()
-    assert max(length for length in lengths if length is not None) >= 0.05
-
-
-def test_a_report_does_not_change_once_the_batch_is_done(make_dispatcher, make_prompts, echo):
-    batch = make_dispatcher(echo).submit(make_prompts(1), step=1)
-    assert batch.result(20) == batch.report()
-
-
 def test_a_batch_that_runs_has_no_result_and_counts_what_is_done(make_dispatcher, make_prompts):
     released = threading.Event()
 
@@ -135,43 +99,6 @@ def test_a_batch_that_runs_has_no_result_and_counts_what_is_done(make_dispatcher
     assert (batch.done(), batch.report().succeeded) == (False, 0)
     released.set()
     assert batch.result(20).succeeded == 4
-
-
-def test_closing_marks_the_sessions_that_run(make_dispatcher, make_prompts, queue):
-    async def worker(prompt, sampling, session):
-        await asyncio.sleep(60)
-
-    dispatcher = make_dispatcher(worker)
-    batch = dispatcher.submit(make_prompts(1), step=1)
-    dispatcher.close()
-    assert set(batch.result(1).failed.values()) == {"cancelled"}
-    assert len(queue.markers()) == 4
-
-
-def test_a_pool_that_does_not_open_leaves_no_thread(queue, echo):
-    class Closed(LocalPool):
-        async def open(self):
-            raise OSError("no cluster")
-
-    before = threading.active_count()
-    with pytest.raises(OSError, match="no cluster"):
-        Dispatcher(Closed(echo), queue)
-    assert eventually(lambda: threading.active_count() <= before)
-
-
-def test_a_broadcast_calls_a_method_of_every_worker(make_dispatcher):
-    calls = []
-
-    class Worker:
-        async def load(self, *weights):
-            calls.append((id(self), weights))
-
-        async def __call__(self, prompt, sampling, session):
-            raise NotImplementedError
-
-    make_dispatcher(Worker, 3).broadcast("load", 7, "new")
-    assert [weights for _, weights in calls] == [(7, "new")] * 3
-    assert len({number for number, _ in calls}) == 3
 
 
 def test_a_queue_has_one_dispatcher_at_a_time(make_dispatcher, make_prompts, echo):

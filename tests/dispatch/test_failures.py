@@ -58,20 +58,6 @@ def test_a_deadline_runs_from_the_sessions_own_start(make_dispatcher, make_promp
     assert all("dispatch.session_timeout_s" in cause for cause in report.failed.values())
 
 
-@pytest.mark.parametrize("gone", [False, True])
-def test_a_worker_that_is_lost_for_good_gets_no_more_sessions(make_dispatcher, make_prompts, gone):
-    async def worker(prompt, sampling, session):
-        if session.attempt == 0:
-            if gone:
-                dispatcher._pool.changed(0, "lost")
-            raise WorkerLostError("its process died")
-        return {"responses": torch.ones(1)}
-
-    dispatcher = make_dispatcher(worker, 1, n=1, max_retries=1)
-    report = dispatcher.submit(make_prompts(1), step=1).result()
-    assert report.failed == ({("u_0", 0): "no worker is left"} if gone else {})
-
-
 def test_every_batch_ends_when_the_last_worker_is_lost(make_dispatcher, make_prompts):
     both = threading.Event()
 
@@ -139,39 +125,6 @@ def test_a_cancelled_batch_stops_its_sessions_and_starts_no_more(
     batch = dispatcher.submit(make_prompts(1, of="v"), step=1)
     batch.cancel()
     assert batch.result(10).sessions == 4
-
-
-def test_the_sessions_given_up_last_are_remembered(
-    monkeypatch, make_dispatcher, make_prompts, queue
-):
-    monkeypatch.setattr("rlskip.dispatch.groups._GIVEN_UP", 1)
-    started, hangs = [], True
-
-    async def worker(prompt, sampling, session):
-        started.append((session.uid, session.attempt))
-        if hangs:
-            await asyncio.Event().wait()
-        return {"responses": torch.ones(3)}
-
-    dispatcher = make_dispatcher(worker, n=1)
-    batch = dispatcher.submit(make_prompts(2), step=1)
-    assert eventually(lambda: len(started) == 2)
-    batch.cancel()
-    assert len(batch.result(30).failed) == 2
-    hangs = False
-    evict(queue, ["u_0", "u_1"])
-    assert dispatcher.submit(make_prompts(2), step=1).result().succeeded == 2
-    assert sorted(started[:2]) == [("u_0", 0), ("u_1", 0)]
-    attempts = sorted(attempt for _, attempt in started[2:])
-    assert attempts == [0, 1], "only one of the two was remembered"
-
-
-def test_a_bad_row_is_named_by_its_number(make_dispatcher, make_prompts):
-    async def worker(prompt, sampling, session):
-        return [{"response_mask": torch.ones(2)}, {"response_mask": torch.tensor(float("nan"))}]
-
-    report = make_dispatcher(worker, n=1).submit(make_prompts(1), step=1).result()
-    assert "row 1: the length of its response_mask cannot be read" in report.failed["u_0", 0]
 
 
 def test_fields_that_only_share_the_name_count_no_tokens(make_dispatcher, make_prompts):

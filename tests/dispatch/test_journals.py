@@ -15,7 +15,7 @@ import torch
 from rlskip.config.dispatch import read_dispatch
 from rlskip.dispatch import LocalPool, RolloutDispatcher
 from rlskip.dispatch.journal import SessionJournal
-from rlskip.dispatch.resume import Journaled, Journals, journal_identity
+from rlskip.dispatch.resume import Journals, journal_identity
 from rlskip.jobs.served import forget_served
 from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import MemoryQueue
@@ -137,17 +137,6 @@ def test_prompts_of_equal_content_have_their_own_sessions(
     assert [report.resumed for report in twice.submit(first, second)] == [2 * N, 0]
 
 
-def test_prompts_that_have_only_uids_are_those_of_the_same_uid(tmp_path: Path) -> None:
-    def named(*uids: str) -> list[dict[str, Any]]:
-        return [{"uid": uid, "global_steps": 3} for uid in uids]
-
-    Run(tmp_path).submit(named("a", "b"))
-    again = Run(tmp_path)
-    (report,) = again.submit(named("b", "c"))
-    assert report.resumed == N
-    assert {uid for uid, _ in again.ran} == {"c"}
-
-
 @pytest.mark.parametrize("returns", [False, True])
 def test_a_run_resumes_nothing_of_its_own(tmp_path: Path, returns: bool) -> None:
     """Under one uid or another, also after many later steps; the next run resumes each batch."""
@@ -188,15 +177,6 @@ def test_sessions_of_other_weights(
     assert len(told) == (not resumed)
     if not resumed:
         assert f"{N} sessions are not resumed: weights of step {weights} sampled them" in told[0]
-
-
-def test_the_oldest_weights_of_a_session_count(tmp_path: Path) -> None:
-    journals = Run(tmp_path, max_span=2).journals()
-    spans = [{"min_global_steps": w, "max_global_steps": w} for w in (0, 2)]
-    entry = Journaled([{}, {}], spans)
-    assert journals.why_not(entry, 2) == "weights of step 2 sampled them, and those are of step 1"
-    assert "weights of step 0 sampled them" in (journals.why_not(entry, 3) or "")
-    assert journals.why_not(attrs.evolve(entry, tags=spans[1:]), 3) is None
 
 
 # -- how long a journal stays --------------------------------------------------------------
@@ -251,17 +231,6 @@ def test_a_journal_of_other_prompts_is_named_once(tmp_path: Path, caplog: Any) -
     told = [r.message for r in caplog.records if "not resumed" in r.message]
     assert len(told) == 1
     assert f"3.journal: {N} sessions are not resumed: they are of other prompts" in told[0]
-
-
-def test_rows_that_no_session_wrote_are_generated_again(tmp_path: Path) -> None:
-    killed(tmp_path, 1, ran=N)
-    identity = journal_identity(IDENTITY, CONFIG)
-    journal = SessionJournal(tmp_path / "3.journal", identity)
-    odd = [7, ([], [], None), ([{}], [{}, {}], "u"), {"else": 1}]
-    journal.append(dict(zip(journal.entries, odd, strict=True)))
-    journal.close()
-    again = [Run(tmp_path, returns=True).submit(prompts(1)) for _ in range(2)]
-    assert [report.resumed for (report,) in again] == [0, N]
 
 
 def warnings(caplog: Any) -> list[str]:

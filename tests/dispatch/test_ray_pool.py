@@ -224,33 +224,6 @@ def test_a_result_that_cannot_be_unpickled_fails_its_session_alone(
     assert "its result cannot be read" in report.failed["u_0", 1]
 
 
-@pytest.mark.parametrize("kind", ["async", "blocking"])
-def test_whatever_a_worker_raises_is_noticed_at_once(make_ray_dispatcher, make_prompts, kind):
-    class Custom(BaseException):
-        pass
-
-    class Unprintable(Exception):
-        def __str__(self):
-            raise RuntimeError("no text")
-
-    errors = [StopIteration, GeneratorExit, KeyboardInterrupt, SystemExit, Custom, Unprintable]
-
-    def blocking(prompt, sampling, session):
-        if session.session_id < len(errors):
-            raise errors[session.session_id]
-        return {"responses": torch.ones(1)}
-
-    async def coroutine(prompt, sampling, session):
-        return blocking(prompt, sampling, session)
-
-    worker = blocking if kind == "blocking" else coroutine
-    dispatcher = make_ray_dispatcher(worker, n=8, max_data_retries=0, session_timeout_s=600)
-    report = dispatcher.submit(make_prompts(1), step=1).result(60)
-    assert {session for _, session in report.failed} == set(range(6))
-    for session, error in enumerate(errors):
-        assert error.__name__ in report.failed["u_0", session]
-
-
 @pytest.mark.parametrize("deaths", [1, 2])
 def test_a_worker_is_replaced_as_often_as_restarts_allow(
     make_ray_dispatcher, queue, tmp_path, deaths

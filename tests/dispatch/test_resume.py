@@ -6,19 +6,16 @@ import logging
 import os
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from rlskip.dispatch import LocalPool, RolloutDispatcher
 from rlskip.dispatch.journal import SessionJournal
-from rlskip.dispatch.resume import Journals
 from rlskip.jobs.served import forget_served
 from rlskip.queue import MemoryQueue
-from rlskip.store import Identity, StepStore
+from rlskip.store import StepStore
 from tests.dispatch.conftest import evict
 
 
@@ -152,18 +149,6 @@ def test_what_cannot_be_journaled_costs_one_warning_and_no_session(tmp_path, mak
     assert dispatch(store, make_prompts(3), worker)[1].resumed == 9
 
 
-def test_rows_that_no_queue_takes_are_not_journaled(tmp_path, make_prompts):
-    async def nested(prompt, sampling, session):
-        return TensorDict({"responses": TensorDict({"ids": torch.ones(2)})})
-
-    def run(worker):
-        return dispatch(StepStore(tmp_path), make_prompts(1), worker, n=1)[1]
-
-    (cause,) = run(nested).failed.values()
-    assert cause == "data: field 'responses' of row 0 is a nested TensorDict"
-    assert (run(worker).succeeded, run(worker).resumed) == (1, 1)
-
-
 @pytest.mark.parametrize("policy", ["least_loaded", "longest_first"])
 def test_prompts_that_cannot_be_compared_cost_one_warning_and_no_session(tmp_path, caplog, policy):
     def run(uid):
@@ -192,31 +177,3 @@ def test_a_disk_that_hangs_costs_one_warning(tmp_path, make_prompts, caplog, mon
     warnings = [r.message for r in caplog.records if "not journaled" in r.message]
     assert len(warnings) == 1
     assert "did not answer within 0.3 s" in warnings[0]
-
-
-def test_a_batch_cancelled_while_its_journal_opens_has_its_roots_first(
-    tmp_path, make_prompts, queue
-):
-    opening, gate = threading.Event(), threading.Event()
-
-    class Slow(Journals):
-        def open(self, step):
-            opening.set()
-            gate.wait(60)
-            return super().open(step)
-
-    config = {"dispatch": {"rollout_level": True, "n": 2, "journal": True}}
-    journals = Slow(StepStore(tmp_path), Identity(), queue)
-    with RolloutDispatcher(LocalPool(worker, 1), queue, config, journals=journals) as dispatcher:
-        with ThreadPoolExecutor(1) as caller:
-            submitted = caller.submit(dispatcher.submit, make_prompts(2), step=1)
-            assert opening.wait(60)
-            (batch,) = dispatcher._groups.batches
-            batch.cancel()
-            time.sleep(0.3)
-            assert not batch.done()
-            assert not submitted.done()
-            gate.set()
-        assert set(batch.result(60).failed.values()) == {"cancelled"}
-    assert [key for key, _ in queue.log][:2] == ["u_0", "u_1"]
-    assert len(queue.markers()) == 4

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import heapq
-import weakref
 from collections import Counter
 
 import numpy as np
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from rlskip.dispatch import POLICIES, PendingSession, Placement
-from rlskip.dispatch.policies import chunk, find_policy, least_loaded, longest_first, round_robin
+from rlskip.dispatch.policies import chunk, find_policy, longest_first, round_robin
 from rlskip.dispatch.scheduler import Job, Scheduler, SessionGroup
 from rlskip.errors import ConfigError
 
@@ -246,57 +245,3 @@ def test_policies_shorten_the_long_tail():
             figures[name] += makespan(lengths, policy, 8, 8, history) / bound / 3
     assert figures["chunk"] > figures["least_loaded"] > figures["longest_first"]
     assert 1.0 <= figures["history"] < figures["longest_first"] < 1.25
-
-
-@pytest.mark.parametrize(
-    ("history", "means"), [(10.0, [10.0, 45 / 5, 48 / 6]), (None, [None, 5.0, 8 / 2])]
-)
-def test_a_history_weighs_as_much_as_a_finished_group(history, means):
-    seen = []
-
-    def policy(session: PendingSession) -> Placement:
-        seen.append(session.expected)
-        return Placement()
-
-    scheduler = Scheduler(1, policy)
-    scheduler.add(SessionGroup(0, 1, 4, expected=history))
-    assert seen[-1] == means[0]
-    for length, expected in zip([5.0, 3.0], means[1:], strict=True):
-        scheduler.done(scheduler.next(), length)
-        assert seen[-1] == expected
-    scheduler.done(scheduler.next())  # failed: says nothing of the length
-    scheduler.next()
-    assert seen[-1] == means[-1]
-
-
-@pytest.mark.parametrize("policy", [round_robin, least_loaded, longest_first])
-def test_memory_is_bounded_by_what_is_in_flight(policy):
-    """At most so many prompts and sessions are alive, however many have been."""
-
-    def most_alive(prompts: int) -> int:
-        rng = np.random.default_rng(0)
-        scheduler, running, now, sent, ended = Scheduler(8, policy, 8), [], 0.0, 0, 0
-        groups: weakref.WeakSet[SessionGroup] = weakref.WeakSet()
-        sessions: weakref.WeakSet[Job] = weakref.WeakSet()
-        most = 0
-        while True:
-            job = scheduler.next()
-            if job is not None:
-                sessions.add(job)
-                heapq.heappush(running, (now + rng.random(), job.number, job))
-            elif sent < prompts and 8 * sent - ended < 128:
-                # By all that has not ended: on a worker that falls behind, any number may wait.
-                group = SessionGroup(sent, prompts, 8)
-                groups.add(group)
-                scheduler.add(group)
-                sent += 1
-            elif running:
-                now, _, job = heapq.heappop(running)
-                scheduler.done(job, now)
-                ended += 1
-                most = max(most, len(groups) + len(sessions))
-            else:
-                return most
-
-    # A void entry of the queue keeps its group until the queue is cleaned up.
-    assert most_alive(2000) <= most_alive(500) + 16 < 400

@@ -61,13 +61,6 @@ def test_a_batch_may_be_a_list_of_mappings():
     assert storage_bytes(sample["ids"]) == 8
 
 
-def test_a_prompt_may_hold_a_sparse_tensor():
-    mask = torch.eye(3).to_sparse()
-    sample = extract_sample([{"uid": "a", "mask": mask}], 0)
-    mask.values().zero_()
-    assert sample["mask"].to_dense().equal(torch.eye(3))
-
-
 @pytest.mark.parametrize("index", [torch.tensor([7, 7, 9]), np.array([7, 7, 9]), [7, 7, 9]])
 @pytest.mark.parametrize("step", [3, torch.tensor(3), np.int64(3)])
 def test_trajectory_info_is_plain_python(index, step):

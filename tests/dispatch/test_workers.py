@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -19,24 +18,6 @@ from rlskip.dispatch import LocalPool
 from rlskip.dispatch import RolloutDispatcher as Dispatcher
 from rlskip.keys import split_trajectory
 from rlskip.queue import MemoryQueue
-from tests.clock import eventually
-
-
-def test_the_cap_of_a_worker_holds(make_dispatcher, make_prompts):
-    running, most = Counter(), Counter()
-
-    class Worker:
-        async def __call__(self, prompt, sampling, session):
-            running[id(self)] += 1
-            most[id(self)] = max(most[id(self)], running[id(self)])
-            await asyncio.sleep(0.002)
-            running[id(self)] -= 1
-            return {"responses": torch.ones(1)}
-
-    make_dispatcher(Worker, max_concurrent_rollouts_per_worker=2).submit(
-        make_prompts(8), step=1
-    ).result()
-    assert list(most.values()) == [2] * 4
 
 
 def test_workers_of_every_kind(make_dispatcher, make_prompts, queue):
@@ -130,29 +111,6 @@ def test_a_call_that_never_returns_delays_its_own_step_only(workers, threads, qu
         hang.set()
 
 
-def test_a_broadcast_to_blocking_workers_delays_no_session(queue):
-    release = threading.Event()
-
-    class Worker:
-        def load(self, weights):
-            release.wait(60)
-            self.weights = weights
-
-        def __call__(self, prompt, sampling, session):
-            return {"responses": torch.ones(3), "weights": getattr(self, "weights", 0)}
-
-    config = {"dispatch": {"rollout_level": True, "n": 2, "session_timeout_s": 20}}
-    with (
-        Dispatcher(LocalPool(Worker, 1, threads=1), queue, config) as dispatcher,
-        ThreadPoolExecutor(1) as thread,
-    ):
-        loading = thread.submit(dispatcher.broadcast, "load", 7)
-        assert set(dispatcher.collect([{"uid": "a"}], step=1)[0]["weights"]) == {0}
-        release.set()
-        loading.result(60)
-        assert set(dispatcher.collect([{"uid": "b"}], step=1)[0]["weights"]) == {7}
-
-
 @pytest.mark.parametrize("workers", [0, None, 1.5, "2"])
 def test_a_pool_has_a_whole_number_of_workers(workers: Any) -> None:
     with pytest.raises(ValueError, match="at least one worker"):
@@ -239,23 +197,3 @@ def test_what_a_worker_does_costs_its_own_sessions(act, monkeypatch):
                 assert batch.attempts == 16, "nothing waits for the worker that blocks"
     finally:
         BLOCKED.set()
-
-
-def test_a_session_given_up_in_the_turn_that_starts_it_is_cancelled(make_prompts):
-    ran, cancelled = [], []
-
-    async def worker(prompt, sampling, session):
-        ran.append(session)
-        try:
-            await asyncio.sleep(30)
-        except asyncio.CancelledError:
-            cancelled.append(session)
-            raise
-
-    config = {"dispatch": {"rollout_level": True, "n": 2}}
-    with Dispatcher(LocalPool(worker, 1), config=config) as dispatcher:
-        for i in range(20):
-            batch = dispatcher.submit(make_prompts(2, of=f"{i}"), step=1)
-            batch.cancel()
-            assert batch.result(20).succeeded == 0
-        assert eventually(lambda: len(ran) == len(cancelled))

@@ -37,7 +37,6 @@ VIABLE = 2
 
 class BufferAgainstModel(RuleBasedStateMachine):
     make_queue = MemoryQueue
-    states_rows = False  # whether a marker says how many rows its attempt wrote
 
     def __init__(self):
         super().__init__()
@@ -51,9 +50,12 @@ class BufferAgainstModel(RuleBasedStateMachine):
         self.batches = []  # sampled and not deleted
         self.delivered = set()  # their keys
 
-    @initialize(policy=st.sampled_from(["raise", "drop", "refill", "min_viable"]))
-    def configure(self, policy):
+    @initialize(
+        policy=st.sampled_from(["raise", "drop", "refill", "min_viable"]), states_rows=st.booleans()
+    )
+    def configure(self, policy, states_rows):
         self.policy = policy
+        self.states_rows = states_rows  # whether a marker says how many rows its attempt wrote
         replay = {
             "on_incomplete": policy,
             "min_viable": VIABLE,
@@ -286,17 +288,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
 
 
 TestBufferAgainstModel = BufferAgainstModel.TestCase
-TestBufferAgainstModel.settings = settings(max_examples=100, stateful_step_count=40)
-
-
-class CountedRows(BufferAgainstModel):
-    """Markers say how many rows their attempts wrote."""
-
-    states_rows = True
-
-
-TestCountedRows = CountedRows.TestCase
-TestCountedRows.settings = settings(max_examples=60, stateful_step_count=40)
+TestBufferAgainstModel.settings = settings(max_examples=150, stateful_step_count=40)
 
 
 @pytest.mark.ray
@@ -304,7 +296,6 @@ TestCountedRows.settings = settings(max_examples=60, stateful_step_count=40)
 def test_the_same_on_a_real_transfer_queue(adapter):
     class OnTransferQueue(BufferAgainstModel):
         make_queue = staticmethod(lambda: adapter)
-        states_rows = True
 
     few = settings(max_examples=12, stateful_step_count=25)
     run_state_machine_as_test(OnTransferQueue, settings=few)

@@ -194,18 +194,6 @@ def test_a_metric_returns_one_number_a_row(prompts, values):
     assert error.value.where == "group_filter"
 
 
-def test_a_metric_may_return_a_tensor(prompts):
-    prompts.finish("a", SAME)
-    prompts.metric = lambda keys, partition: torch.ones(len(keys))
-    with pytest.raises(IncompleteRolloutError, match="rejected 4 groups"):
-        prompts.buffer().sample(1, "train", 1)
-
-
-def test_a_filter_replaces_what_it_rejects():
-    with pytest.raises(ValueError, match="refills"):
-        GroupFilter(len, refills=0)
-
-
 def test_a_filter_needs_a_refill(prompts):
     with pytest.raises(ConfigError) as error:
         ReplayBuffer(prompts.queue, group_filter=GroupFilter(prompts.metric))

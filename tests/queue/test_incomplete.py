@@ -98,13 +98,6 @@ def test_expectations_missing_from_the_tag_come_from_the_config(make_buffer, que
     assert [(prompt.expected, prompt.actual) for prompt in error.value.prompts] == [(2, 1)]
 
 
-def test_a_prompt_may_expect_fewer_than_the_config(make_buffer, rollouts):
-    buffer = make_buffer(n=4)
-    rollouts.counted("counted", n=1)
-    rollouts.finished("finished", n=1)
-    assert len(buffer.sample(1, "train")[0]) == 2
-
-
 def test_drop_evicts_counts_and_logs(make_buffer, rollouts, queue, caplog):
     buffer = make_buffer(on_incomplete="drop")
     rollouts.counted("complete")
@@ -130,16 +123,6 @@ def test_a_batch_that_dropped_everything_raises(make_buffer, make_rollouts, part
     assert [prompt.uid for prompt in error.value.prompts] == ["incomplete"]
 
 
-def test_a_batch_too_small_after_drops_names_them(make_buffer, rollouts):
-    buffer = make_buffer(on_incomplete="drop")
-    rollouts.counted("complete")
-    rollouts.counted("incomplete", error="boom")
-    with pytest.raises(
-        ReplayTimeoutError, match=r"1 of 2 prompts .* 1 were incomplete and dropped"
-    ):
-        buffer.sample(1, "train", 2)
-
-
 def test_a_batch_of_validation_is_smaller_by_what_was_dropped(make_buffer, make_rollouts, clock):
     buffer, rollouts = make_buffer(on_incomplete="drop"), make_rollouts("val")
     for uid in ("a", "b", "c"):
@@ -150,15 +133,6 @@ def test_a_batch_of_validation_is_smaller_by_what_was_dropped(make_buffer, make_
     assert batch.extra_info["rollout_root_keys"] == ["a", "b"]
     assert metrics["validation/rollout_failure/evicted_samples"] == 1
     assert buffer.sample(1, "val", 1)[0].extra_info["rollout_root_keys"] == ["c"]
-
-
-def test_a_batch_of_validation_waits_for_prompts_that_may_still_succeed(make_buffer, make_rollouts):
-    buffer, rollouts = make_buffer(on_incomplete="drop"), make_rollouts("val")
-    rollouts.counted("incomplete", error="boom")
-    rollouts.tag("running", prompt_tag(1, 1))
-    with pytest.raises(ReplayTimeoutError) as error:
-        buffer.sample(1, "val", 2)
-    assert [prompt.uid for prompt in error.value.prompts] == ["running"]
 
 
 def test_min_viable_takes_the_sessions_that_succeeded(make_buffer, rollouts, queue, caplog):

@@ -15,19 +15,6 @@ def test_tags_and_extra_info_are_copied():
     assert meta.extra_info == {"roots": ["u"]}
 
 
-@pytest.mark.parametrize(
-    ("keys", "tags", "fields"),
-    [
-        (["a", "b"], [{}], None),
-        (["a", "a"], [{}, {}], None),
-        (["a"], [{}], ["x", "x"]),
-    ],
-)
-def test_each_key_and_field_comes_once_and_each_key_with_one_tag(keys, tags, fields):
-    with pytest.raises(ValueError):
-        KVBatchMeta(keys, tags, "train", fields)
-
-
 def test_the_original_type_has_the_same_fields():
     original = pytest.importorskip("transfer_queue").KVBatchMeta
     ours = KVBatchMeta(["a", "b"], [{}, {"n": 1}], "train", ["x"], {"rollout_root_keys": ["u"]})

@@ -8,7 +8,6 @@ import torch
 from rlskip.errors import RlskipError
 from rlskip.keys import prompt_tag
 from rlskip.queue import (
-    IncompleteRolloutError,
     KVBatchMeta,
     ReplayBuffer,
     ReplayTimeoutError,
@@ -79,39 +78,6 @@ def test_stale_groups_are_dropped_counted_and_replaced(make_buffer, rollouts, qu
     assert [metrics[name] for name in names] == [2, 4, 5, 3]
     assert {prompt.uid for prompt in replaced} == {"u3", "stale and incomplete"}
     assert not any(key.startswith("u3_") for key in queue.list("train"))
-
-
-def test_a_call_that_names_prompts_drops_stale_ones_among_these(make_buffer, rollouts, queue):
-    def refill(partition, prompts):
-        rollouts.counted("new", step=5)
-        return ["new"]
-
-    buffer = make_buffer(refill, max_off_policy_threshold=1, max_off_policy_strategy="drop")
-    for uid, step in (("mine", 1), ("fresh", 5), ("another's", 1)):
-        rollouts.counted(uid, step=step)
-    batch, metrics = buffer.sample(5, "train", 2, uids={"mine", "fresh"})
-    assert batch.extra_info["rollout_root_keys"] == ["fresh", "new"]
-    assert metrics["training/off_policy/evicted_samples"] == 1
-    assert {"mine", "another's"} & queue.list("train").keys() == {"another's"}
-
-
-def test_staleness_is_logged_only_of_evicted_groups(make_buffer, rollouts):
-    buffer = make_buffer(max_off_policy_threshold=2, max_off_policy_strategy="drop")
-    rollouts.counted("u", step=5)
-    _, metrics = buffer.sample(5, "train", 1)
-    assert metrics["training/off_policy/evicted_samples"] == 0
-    assert not any("staleness" in name for name in metrics)
-
-
-def test_a_refill_that_is_stale_itself_is_not_sampled_either(make_buffer, rollouts):
-    def refill(partition, prompts):
-        for prompt in prompts:
-            rollouts.counted(prompt.uid, step=1)
-
-    buffer = make_buffer(refill, max_off_policy_threshold=1, max_off_policy_strategy="drop")
-    rollouts.counted("u", step=1)
-    with pytest.raises(IncompleteRolloutError, match="stale groups after 3 refills"):
-        buffer.sample(5, "train", 1)
 
 
 def test_wait_lets_old_prompts_finish_before_anything_is_sampled(make_buffer, rollouts):
