@@ -4,7 +4,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlskip.config.dispatch import read_dispatch
-from rlskip.errors import ConfigError, NotInstalledError
+from rlskip.errors import NotInstalledError
 
 
 def test_without_a_node_it_is_the_legacy_path():
