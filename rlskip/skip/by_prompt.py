@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +17,7 @@ from rlskip.skip.dumps import Dumps
 from rlskip.skip.matching import CallMatching, LoadedDump
 from rlskip.skip.run_dumps import Group, PromptGroups, RunDumps
 from rlskip.skip.step_calls import Key
-from rlskip.store import AbsentDumpError, DumpMeta
+from rlskip.store import AbsentDumpError, CorruptDumpError, DumpMeta
 
 _CACHED = 1 << 30
 """Bytes of dumps that are kept in memory, because the next batch needs other rows of them."""
@@ -30,39 +29,20 @@ class PromptMatching(CallMatching):
     def __init__(self, dumps: Dumps, run: RunDumps, ledger: Ledger) -> None:
         super().__init__(dumps, run, ledger)
         self._cache: OrderedDict[Key, tuple[Any, DumpMeta]] = OrderedDict()
-        self._lacks: dict[tuple[str, Group], bool] = {}
 
     def look_up(self, call: Call) -> Key | PromptGroups | None:
-        """The dump of this very call, else a group for each of its prompts.
-
-        Those without a field that this run needs are used only where there are no others, and then
-        refused by what they lack.
-        """
+        """The dump of this very call, else a group for each of its prompts."""
         if call.identity.prompts is None:
             return None
         own = self._in_step(call)
-        if own is not None and all(self._group_has(call, one) for one in self._run.groups_of(own)):
+        if own is not None:
             return own
         identity = call.identity.for_prompts(None)
         groups = self._gather(call, lambda group: identity.fits(group.made))
         if isinstance(groups, str):
             call.reason = groups
-            return own
-        return (
-            groups if own is None or all(self._group_has(call, g) for g in groups.groups) else own
-        )
-
-    def _group_has(self, call: Call, group: Group) -> bool:
-        """Whether a group has every field that this run needs, as `Dumps.lacking` tells."""
-        if call.stage.lacks is None:
-            return True
-        known = call.stage.name, group
-        if known not in self._lacks:
-            rollouts, meta = self._loaded(group.key, group.checksum)
-            fields, at = _fields_of(rollouts, meta), range(group.start, group.start + group.count)
-            some = Source.of(rollouts, fields, at).rollouts
-            self._lacks[known] = bool(self._dumps.lacking(call, some, meta))
-        return not self._lacks[known]
+            return None
+        return groups
 
     def has_served(self, key: Key, call: Call) -> bool:
         return any(self._ledger.has_served(part, call.writes) for part in self._run.parts_of(key))
@@ -107,7 +87,6 @@ class PromptMatching(CallMatching):
             metas: dict[Key, DumpMeta] = {}
             first = found.groups[0].key
             rollouts = self._assemble(call, found, metas)
-            self._dumps.check_fields(rollouts, metas[first], call, first, replaces=False)
         for dump, meta in metas.items():
             self._dumps.notices.changed(meta, self._dumps.stores[dump.size].directory)
             if meta.identity is not None:
@@ -132,7 +111,6 @@ class PromptMatching(CallMatching):
             prompts.digests,
             call.step,
             fits,
-            functools.partial(self._group_has, call),
             # How the model was then is what a validation shows.
             alone=self._dumps.role == VALIDATION_ROLE,
             again=self._dumps.local_config.action == SkipAction.REPEAT,
@@ -152,14 +130,25 @@ class PromptMatching(CallMatching):
         sources = []
         for dump, checksum in checksums.items():
             rollouts, metas[dump] = self._loaded(dump, checksum)
-            rollouts = self._dumps.without_dropped(rollouts)
-            sources.append(Source.of(rollouts, _fields_of(rollouts, metas[dump]), rows[dump]))
+            fields = _fields_of(rollouts, metas[dump])
+            source = Source.of(self._dumps.without_dropped(rollouts), fields, rows[dump])
+            self._check_fields(call, source, metas[dump], dump)
+            sources.append(source)
         if len(found.groups) == len(sources) == 1 and not sources[0].n:  # of a single prompt
             self._cache.pop(found.groups[0].key)  # what the trainer gets it may change
             return sources[0].rollouts
         digests = call.prompt_rows.digests if call.prompt_rows else []
         owners = [i for i, group in enumerate(found.groups) for _ in range(group.count)]
         return Assembly(sources, picks, call.prompts, digests, owners, call.stage.totals).batch()
+
+    def _check_fields(self, call: Call, source: Source, meta: DumpMeta, dump: Key) -> None:
+        """As `Dumps.check_fields`; a dump without a needed field serves no later call either."""
+        try:
+            self._dumps.check_fields(source.rollouts, meta, call, dump, replaces=False)
+        except CorruptDumpError as error:
+            if not dump.size:
+                self._dumps.store.quarantine(dump.step, error.what, dump.call)
+            raise
 
     def _loaded(self, dump: Key, checksum: str) -> tuple[Any, DumpMeta]:
         """A dump, which the next batch may need, too."""

@@ -186,7 +186,7 @@ class GroupRole(Role):
         present = submitted.conditions or self._identities.conditions
         contents = self._identities.contents_of(call)
         if self.dumps.by_prompt:
-            match = self._by_prompt(call, contents, present)
+            match = self._by_prompt(call.step, contents, present)
         else:
             if submitted.found is None:
                 submitted.source = self._source(call.step)
@@ -209,42 +209,25 @@ class GroupRole(Role):
         return plan
 
     def _by_prompt(
-        self, call: Call, contents: Sequence[str | None], present: Identity
+        self, step: int, contents: Sequence[str | None], present: Identity
     ) -> list[Group | None]:
         """For each prompt the first complete group of the run that was generated for it."""
-        self._run.first = call.step if self._run.first is None else self._run.first
-        has = functools.cache(functools.partial(self._has, call))
-        choose = functools.partial(
-            self._run.choose, contents, call.step, alone=self.serves_validation
-        )
-        found = choose(lambda group: present.fits(group.made), lambda group: has(group.key))
+        self._run.first = step if self._run.first is None else self._run.first
+        choose = functools.partial(self._run.choose, contents, step, alone=self.serves_validation)
+        found = choose(lambda group: present.fits(group.made))
         if None in found and None not in (others := choose(lambda group: True)):
             odd = next(one for one in others if one and not present.fits(one.made))
             self._reject(odd, present, replaces=False)
         return found
 
-    def _has(self, call: Call, key: Key) -> bool:
-        """Whether a dump has every field that this run needs."""
-        if call.stage.lacks is None:
-            return True
-        store = self.dumps.stores[key.size]
-        try:
-            meta = store.read_meta(key.step, key.call)
-            loaded = store.load(key.step, call=key.call, meta=meta)
-            return meta is not None and not self.dumps.lacking(call, loaded["fields"], meta)
-        except (DumpError, OSError, MemoryError, LookupError, TypeError):
-            return False  # that it cannot be used its replay says
-
-    def _by_step(
-        self, contents: Sequence[str | None], left: Sequence[Group]
-    ) -> Sequence[Group | None]:
+    def _by_step(self, contents: Sequence[str | None], left: list[Group]) -> list[Group | None]:
         """For each prompt a group that the visit found at its step, and has not used."""
         prompts = len(contents)
         if self._repeats:
             return [*left[:prompts], *[None] * (prompts - len(left))]
         if _are_told_apart(contents):
             return by_content(left, contents)
-        return left if len(left) == prompts else [None] * prompts
+        return [*left] if len(left) == prompts else [None] * prompts
 
     def _dumped(self, step: int, present: Identity) -> list[Group]:
         """The groups of a step's dump, if they were made under the `present` conditions."""

@@ -147,14 +147,13 @@ class RunDumps:
         digests: Sequence[str],
         step: int,
         fits: Callable[[Group], bool],
-        has: Callable[[Group], bool],
         **which: bool,
     ) -> PromptGroups | str:
         """A group for each of the prompts with these hashes, or why there is none for some.
 
         The parameters are those of :meth:`choose`.
         """
-        chosen = self.choose(digests, step, fits, has, **which)
+        chosen = self.choose(digests, step, fits, **which)
         found = [group for group in chosen if group is not None]
         if len(found) == len(digests):
             return PromptGroups(tuple(found))
@@ -168,7 +167,6 @@ class RunDumps:
         digests: Sequence[str | None],
         step: int,
         fits: Callable[[Group], bool],
-        has: Callable[[Group], bool] = lambda group: True,
         *,
         alone: bool = False,
         again: bool = False,
@@ -179,8 +177,6 @@ class RunDumps:
         ----------
         fits
             Whether a group was made for this, the prompts apart.
-        has
-            Whether a group has all that is needed: one that has not is taken only where none has.
         alone
             Whether only the dumps of `step` itself may.
         again
@@ -198,13 +194,7 @@ class RunDumps:
             if again:
                 groups = iter(sorted(groups, key=uses))
             fitting = (g for g in groups if g.count and (again or not uses(g)) and fits(g))
-            best = next(fitting, None)
-            for other in fitting:  # only then are dumps loaded to see what they have
-                if best is None or has(best):
-                    break
-                if has(other):
-                    best = other
-            if best is not None:
+            if (best := next(fitting, None)) is not None:
                 given[best] += 1
             found.append(best)
         return found

@@ -115,7 +115,7 @@ class Widths:
     def _is_both(self, name: str, widths: list[int]) -> bool:
         """Whether a field of these widths holds prompts followed by responses."""
         pairs = zip(self._prompts, self._responses, strict=True)
-        both = [None if None in pair else sum(pair) for pair in pairs]
+        both = [None if p is None or r is None else p + r for p, r in pairs]
         return widths == both and name not in (self._fields.prompt, self._fields.response)
 
     @functools.cached_property
@@ -166,8 +166,9 @@ class Widths:
 
 def _width(source: Source, what: str) -> int | None:
     column = columns_of(source.rollouts).get(getattr(source.fields, what))
-    is_table = isinstance(column, torch.Tensor | np.ndarray) and column.ndim > 1
-    return int(column.shape[1]) if is_table else None
+    if isinstance(column, torch.Tensor | np.ndarray) and column.ndim > 1:
+        return int(column.shape[1])
+    return None
 
 
 def _some(columns: Mapping[Any, Any], rows: Sequence[int], n: int) -> dict[Any, Any]:

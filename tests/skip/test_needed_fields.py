@@ -99,17 +99,19 @@ def test_more_fields_than_needed_are_no_mismatch(
     assert "lacks" not in caplog.text
 
 
-def test_a_dump_without_it_gives_way_to_one_that_has_it(init: Callable[..., Path]) -> None:
-    for step, names in ((4, "tokens"), (3, "tokens logprobs"), (2, "tokens")):
-        init(wait_s=0)
-        SkipManager.set_step(step)
-        generate([1], names)
+def test_prompt_by_prompt_a_dump_without_it_is_replaced(
+    init: Callable[..., Path],
+) -> None:
+    init(wait_s=0)
+    SkipManager.set_step(2)
+    generate([1], "tokens")
     needed.add("logprobs")
     made.clear()
-    init(match="prompt", on_miss="error")
-    SkipManager.set_step(5)
-    assert field_names(generate([1], "never called")) == {"tokens", "logprobs"}
-    assert made == []
+    for _ in range(2):
+        init(match="prompt", on_mismatch="regenerate", wait_s=0)
+        SkipManager.set_step(5)
+        assert field_names(generate([1], "tokens logprobs")) == {"tokens", "logprobs"}
+    assert made == ["tokens logprobs"]
 
 
 # -- through a queue -------------------------------------------------------------------------
@@ -131,21 +133,6 @@ def test_groups_of_a_queue_are_checked(init: Callable[..., Path]) -> None:
     fits = {"tokens", "logprobs"}
     assert step("tokens logprobs", on_mismatch="regenerate") == (fits, 2)
     assert step("never") == (fits, 0)
-
-
-def test_a_group_without_it_gives_way_to_one_that_has_it(init: Callable[..., Path]) -> None:
-    def step(number: int, fields: str, **skip: Any) -> tuple[set[str], int]:
-        init("rollout_tq", n=1, **skip)
-        SkipManager.set_step(number)
-        loop = Loop(fields, lacks=lacks)
-        loop.submit({"uid": ["a"], "text": ["x"]})
-        got = field_names(loop.queue.get(loop.sample().keys, "train"))
-        return got, len(loop.submitted)
-
-    for number, fields in ((1, "tokens"), (2, "tokens logprobs"), (3, "tokens")):
-        assert step(number, fields)[1] == 1
-    needed.add("logprobs")
-    assert step(1, "never", match="prompt") == ({"tokens", "logprobs"}, 0)
 
 
 def test_a_field_that_the_stage_never_returns_is_no_mismatch(init: Callable[..., Path]) -> None:

@@ -276,11 +276,7 @@ class Served(RuleBasedStateMachine):
         return [dump for dump in mine if dump not in self.taken]
 
     def expect(self, prompts: str) -> list[Any]:
-        """The dumps one of which serves the call; or for each prompt its groups.
-
-        By prompt none is used that lacks what the run needs, where there is one that does not. Else
-        those of the step come first.
-        """
+        """The dumps one of which serves the call; or for each prompt its groups."""
         # Those whose draws have served, and whose sessions are not resumed either.
         own = self.of_step(prompts)
         later = [  # of earlier runs, and taken by this visit: they served another call of it
@@ -302,12 +298,9 @@ class Served(RuleBasedStateMachine):
         self.groups, self.rejects = list[Any](), False
         if self.skip["match"] == "prompt":
             left = [[*self.left_of(others, prompt)] for prompt in prompts]
-            needs = self.skip["needs"]
-            whole = [[g for g in some if not needs or all(d.has for d in g)] for some in left]
-            self.groups = whole if all(whole) else []
-            self.rejects = not own and all(left) and not self.groups
-            lacks = needs and not any(dump.has for dump in own)
-            return self.groups if self.groups and lacks else own or self.groups
+            self.groups = left if all(left) else []
+            self.rejects = not own and self.may_lack(self.groups)
+            return own or self.groups
         elsewhere = [
             dump for dump in others
             if dump.prompts == prompts and dump.step != self.step
@@ -418,19 +411,6 @@ def test_what_a_call_gives_back_serves_the_next(served: Served, match: str) -> N
     for step in (2, 1):
         served.visit(step)
         served.refuse("ab")
-
-
-def test_a_group_that_lacks_a_field_gives_way_to_a_later_one(served: Served) -> None:
-    for step, needs in ((1, False), (2, True)):
-        served.start({**KEYS, "match": "step", "needs": needs})
-        served.visit(step)
-        served.call("ab", 0, 99)
-    served.start({**KEYS, "match": "prompt", "needs": True})
-    served.visit(3)
-    served.call("ba", 0, 99)
-    served.start({**KEYS, "match": "prompt", "needs": True})
-    served.visit(1)
-    served.call("ab", 0, 99)
 
 
 def test_groups_that_turn_out_unusable_leave_their_dump_to_its_own_call(served: Served) -> None:
