@@ -58,6 +58,8 @@ def sets_own_key(arguments: Sequence[str]) -> bool:
     for argument in arguments:
         name, _, value = argument.lstrip("+").partition("=")
         if name in NODES and value:
-            words = {*re.findall(r"\w+", value)}
-            is_option.append(not words.isdisjoint(options(name)))
+            from difflib import get_close_matches  # a misspelt option is one, and Hydra names it
+
+            words = re.findall(r"\w+", value)
+            is_option.append(any(get_close_matches(word, options(name)) for word in words))
     return bool(is_option) and not any(is_option)

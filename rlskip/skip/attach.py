@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 
@@ -22,8 +22,6 @@ from rlskip.skip.call import Call
 from rlskip.skip.stage import Stage, named
 
 log = logging.getLogger(__name__)
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 # What is attached in the present job. Functions stay wrapped (other modules may hold the wrapper
 # under another name) and look up here whether they are a stage.
@@ -64,24 +62,18 @@ def _attach(attachment: _Attachment) -> None:
     target = Target.parse(name)
     _attached[name] = attachment
 
+    @around
+    def stage_if_attached(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        present = _attached.get(name)
+        return (func if present is None else present.stage(func))(*args, **kwargs)
+
     def hook(module: ModuleType) -> None:
         if name in _attached:  # else this hook is of an earlier job of this process
-            wrap_in(module, target, _switched(name), "skip.attach")
+            wrap_in(module, target, stage_if_attached, "skip.attach")
 
     when_imported(target.module, hook)
     if target.module == _name_of_main():
         when_imported("__main__", hook)
-
-
-def _switched(target: str) -> Callable[[F], F]:
-    """A decorator that makes a function a stage while `target` is attached."""
-
-    @around
-    def stage_if_attached(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        attachment = _attached.get(target)
-        return (func if attachment is None else attachment.stage(func))(*args, **kwargs)
-
-    return stage_if_attached
 
 
 def _name_of_main() -> str | None:

@@ -140,6 +140,9 @@ def test_a_job_that_skips_beside_other_own_keys(make_app: Callable[..., Any]) ->
         (["-m", "+skip=rollout_cache,rollout_repeat"], False),
         (["+skip=[rollout_cache,async_rollout_cache]"], False),
         (["skip=rollout_cache", "record=true"], False),
+        # Misspelt, which Hydra says.
+        (["+skip=rolout_cache"], False),
+        (["merge=prefx"], False),
     ],
 )
 def test_what_sets_an_own_key(arguments: list[str], own: bool) -> None:
