@@ -155,10 +155,6 @@ def test_of_meta_info_only_what_all_have_is_kept(kind: str) -> None:
             {"response_mask": (torch.ones(1, 2), torch.ones(1, 2))},
             "response_mask has 2 values in ro",
         ),
-        (
-            {"response_mask": (torch.ones(1, 3), torch.ones(1, 3))},
-            "response_mask has 3 values in ro",
-        ),
         ({"response_mask": (torch.ones(1, 2), torch.ones(1, 3))}, "nothing tells how it is padded"),
         (
             {"rollout_log_probs": ([[-1.0] * 3], [[-1.0] * 4])},

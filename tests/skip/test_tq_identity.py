@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 
 from rlskip import SkipManager
@@ -72,13 +71,6 @@ def test_other_arguments_of_the_function_that_submits_count(
     if match == "step":
         with pytest.raises(MismatchError, match="serves 0 of the batch's 1"):
             submit("y", top_p=[print])
-    # A part that was written by hand records no defaults.
-    store = SkipManager.store("rollout_tq")
-    value, meta = store.load(1), store.read_meta(1)
-    store.quarantine(1, "for a test")
-    by_hand = attrs.evolve(meta.identity, noted={})
-    store.save(1, value, identity=by_hand, info=meta.info)
-    assert submit("y", default=0.6) == []
 
 
 def test_what_is_replayed_is_running_until_the_rest_is_submitted(start: Callable[..., Any]) -> None:
