@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
-
-import attrs
 
 from rlskip.config.skip import (
     BUILT_IN_ROLES,
@@ -26,41 +24,6 @@ if TYPE_CHECKING:
     from rlskip.jobs.records import Recorder
     from rlskip.skip.dumps import Dumps
     from rlskip.store import StepStore
-
-
-@attrs.define
-class Figures:
-    """What was generated and replayed since the host logged last; stages may run side by side."""
-
-    rollouts: int = 0
-    replayed: int = 0
-    #: Of the replayed ones those that were generated at another step.
-    off_policy: int = 0
-    seconds_saved: float = 0.0
-    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False, eq=False)
-
-    def add(
-        self, rollouts: int = 0, replayed: int = 0, off_policy: int = 0, seconds_saved: float = 0.0
-    ) -> None:
-        with self._lock:
-            self.rollouts += rollouts
-            self.replayed += replayed
-            self.off_policy += off_policy
-            self.seconds_saved += seconds_saved
-
-    def take(self) -> dict[str, float]:
-        """The figures by the names under which hosts log them; empty if there was no rollout."""
-        with self._lock:
-            taken = Figures(self.rollouts, self.replayed, self.off_policy, self.seconds_saved)
-            self.rollouts = self.replayed = self.off_policy = 0
-            self.seconds_saved = 0.0
-        if not taken.rollouts:
-            return {}
-        return {
-            "rlskip/replayed": taken.replayed / taken.rollouts,
-            "rlskip/off_policy": taken.off_policy / taken.rollouts,
-            "rlskip/seconds_saved": max(0.0, taken.seconds_saved),
-        }
 
 
 class Role:
@@ -92,8 +55,9 @@ class Role:
     #: Writes its records in this process; None before a function of the role was called.
     recorder: Recorder | None = None
 
-    #: What its calls were, for the metrics of a host that logs them; None: nobody asks.
-    figures: Figures | None = None
+    #: What a host logs next, of each call: how many rollouts it returned, how many of them were
+    #: replayed, how many of those from another step, and the seconds saved. None: nobody asks.
+    figures: deque[tuple[int, int, int, float]] | None = None
 
     def __init__(self, role: str, local_config: Any) -> None:
         self.role = role
@@ -156,13 +120,27 @@ class Role:
 
     def count(self, call: Call, result: Any, *, replayed: bool) -> None:
         """Count the rollouts that `call` returned; asked where it has :attr:`figures`."""
-        assert self.figures is not None
         from rlskip.batch.columns import length_of  # a job that skips nothing needs no numpy
 
         rows = max(1, length_of(result))
         elsewhere = replayed and call.facts.get("source") != call.step
         saved = call.facts.get("seconds_saved", 0.0)
-        self.figures.add(rows, rows * replayed, rows * elsewhere, saved)
+        assert self.figures is not None
+        self.figures.append((rows, rows * replayed, rows * elsewhere, saved))
+
+    def take_figures(self) -> dict[str, float]:
+        """The :attr:`figures` by the names of metrics; empty if there was no rollout."""
+        figures, taken = self.figures or deque(), [(0, 0, 0, 0.0)]
+        while figures:  # one after the other: a stage may add to them meanwhile
+            taken.append(figures.popleft())
+        rollouts, replayed, off_policy, saved = map(sum, zip(*taken, strict=True))
+        if not rollouts:
+            return {}
+        return {
+            "rlskip/replayed": replayed / rollouts,
+            "rlskip/off_policy": off_policy / rollouts,
+            "rlskip/seconds_saved": max(0.0, saved),
+        }
 
     def begin_visit(self) -> None:
         """Called when the training loop's step number changes: a step may have several calls."""
