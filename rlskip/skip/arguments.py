@@ -118,15 +118,7 @@ class Arguments:
 def read_arguments(
     bound: inspect.BoundArguments, ignored: Collection[str], prompts: Any, holder: str
 ) -> Arguments:
-    """The arguments that count of a call whose prompts are `prompts`.
-
-    Parameters
-    ----------
-    ignored
-        Names of arguments that do not; ``*`` is all names.
-    holder
-        The argument that holds the prompts.
-    """
+    """The arguments that count of a call whose prompts are `prompts`, or held by `holder`."""
     found = Arguments(ignored)
     for name, parameter in bound.signature.parameters.items() if ALL not in ignored else ():
         if name in ignored:
@@ -258,13 +250,7 @@ def _plain(value: Any) -> Any:
 
 
 def _simpler(value: Any) -> Any:
-    """A part as a single value, a small array, or a list or a mapping of parts.
-
-    Raises
-    ------
-    _NotPlain
-        It is something else.
-    """
+    """A part as a single value, a small array, or a list or a mapping of parts; else _NotPlain."""
     from rlskip.store.comparable import Marked  # needs torch
 
     cls = type_of(value)  # isinstance would ask the object for its class

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -110,11 +112,9 @@ class Role:
         raise NotImplementedError
 
     def observes(self, stage: Stage) -> bool:
-        """Whether `stage` always runs, at any step, and the role only reads its results.
+        """Whether `stage`, which has :attr:`stage_options`, always runs, and is only read.
 
-        Asked of stages that have options (:attr:`stage_options`).
-        Then only :meth:`keep` is called, with the step that ``set_step`` set last (-1 before the
-        first).
+        Then only :meth:`keep` is called, with the step that ``set_step`` set last, or -1.
         """
         return False
 
@@ -177,9 +177,8 @@ class BaseSkip(Role, ABC):
     """A role that keeps and replays results in its own way.
 
     Of a role whose results rlskip keeps no class is needed. This one has the methods of verl's
-    ``BaseSkip``: each gets the step and the arguments of the call. Their first parameters are
-    positional-only, because a stage may have arguments of the same names. For an ``async`` stage
-    they run in threads, several at a time, so an instance keeps no state of a single call.
+    ``BaseSkip``: each gets the step and the arguments of the call. For an ``async`` stage they run
+    in threads, several at a time, so an instance keeps no state of a single call.
 
     Parameters
     ----------
@@ -220,13 +219,29 @@ class BaseSkip(Role, ABC):
         """Keep `result`, which `func` returned, for the next run. Must not change it."""
 
     def find(self, call: Call) -> bool:
-        return self.meet_precondition(call.step, call.stage.func, *call.args, **call.kwargs)
+        with _at_hand(call):
+            return self.meet_precondition(call.step, call.stage.func, *call.args, **call.kwargs)
 
     def replay(self, call: Call) -> Any:
-        return self.warp_function(call.step, call.stage.func, *call.args, **call.kwargs)
+        with _at_hand(call):
+            return self.warp_function(call.step, call.stage.func, *call.args, **call.kwargs)
 
     def keep(self, call: Call, result: Any) -> None:
-        self.prepare_data(call.step, result, *call.args, **call.kwargs)
+        with _at_hand(call):
+            self.prepare_data(call.step, result, *call.args, **call.kwargs)
+
+
+present: ContextVar[Call | None] = ContextVar("rlskip_present", default=None)
+"""What the methods of `BaseSkip` are about while a decorated function is called."""
+
+
+@contextlib.contextmanager
+def _at_hand(call: Call) -> Iterator[None]:
+    token = present.set(call)
+    try:
+        yield
+    finally:
+        present.reset(token)
 
 
 C = TypeVar("C", bound=type[BaseSkip])

@@ -20,19 +20,12 @@ def uncalled(
     step: int,
     is_first: bool,
 ) -> list[str]:
-    """The roles that should have been called up to `step`, and were not.
+    """The roles that should have been called up to `step`, the first one or a later, and were not.
 
     Functions of a role with its own steps may be called in another process, validation may
     come later, or before the first step of training: at step 0, or at that of a checkpoint.
-
-    Parameters
-    ----------
-    bypassed
-        The roles of functions that were called although their role is off.
-    decorated
-        The roles of all decorated functions.
-    is_first
-        Whether `step` is the first one.
+    `bypassed` are the roles of functions that were called although their role is off, `decorated`
+    those of all decorated functions.
     """
     validated = any(skip.was_called and skip.serves_validation for skip in roles.values())
     if not bypassed and (step == 0 or (is_first and validated)):
