@@ -82,36 +82,24 @@ class _TooLarge(_NotPlain):
 
 @attrs.frozen
 class Arguments:
-    """The arguments of one call that count.
+    """The arguments of one call that count."""
 
-    Parameters
-    ----------
-    ignored
-        Names of arguments that do not count; ``*`` is all names.
-    values
-        By name what is compared, as plain JSON. Data that is not compared is in it as
-        `NOT_COMPARED`, so that it differs from a default.
-    usual
-        Names of those that have their default.
-    opaque
-        Those that are not compared as a whole: by name the value, and what it is.
-    large
-        Those of them that are left out for their size alone, such as a batch.
-    attributes
-        Those of objects that shape rollouts by their names, compared as well.
-    left
-        What is neither compared nor known to be neutral: what each is, by name.
-    changing
-        The names of compared attributes that change while stages run, so that no value is right.
-    """
-
+    #: Names of arguments that do not count; ``*`` is all names.
     ignored: Collection[str] = ()
+    #: What is compared, as plain JSON. Data that is not compared is in it as `NOT_COMPARED`, so
+    #: that it differs from a default.
     values: dict[str, Any] = attrs.field(factory=dict)
+    #: Names of those that have their default.
     usual: set[str] = attrs.field(factory=set)
+    #: Those that are not compared as a whole: the value, and what it is.
     opaque: dict[str, tuple[Any, str]] = attrs.field(factory=dict)
+    #: Those of them that are left out for their size alone, such as a batch.
     large: list[str] = attrs.field(factory=list)
+    #: Attributes of objects that shape rollouts by their names, compared as well.
     attributes: dict[str, Any] = attrs.field(factory=dict)
+    #: What is neither compared nor known to be neutral: what each is.
     left: dict[str, str] = attrs.field(factory=dict)
+    #: Compared attributes that change while stages run, so that no value is right.
     changing: list[str] = attrs.field(factory=list)
 
 

@@ -138,12 +138,6 @@ class StepStore:
         OtherFormatError
             Another version of rlskip wrote it.
         """
-        try:
-            os.lstat(self._place(step, call).directory)
-        except FileNotFoundError:  # as most that are asked for: to open one takes longer
-            return None
-        except OSError:
-            pass  # it is said below
         return next(self._sound([(step, call)]), None)
 
     def _is_mine(self, place: Place) -> bool:
