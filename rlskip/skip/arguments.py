@@ -82,51 +82,31 @@ class _TooLarge(_NotPlain):
 
 @attrs.frozen
 class Arguments:
-    """The arguments of one call that count.
+    """The arguments of one call that count."""
 
-    Parameters
-    ----------
-    ignored
-        Names of arguments that do not count; ``*`` is all names.
-    values
-        By name what is compared, as plain JSON. Data that is not compared is in it as
-        `NOT_COMPARED`, so that it differs from a default.
-    usual
-        Names of those that have their default.
-    opaque
-        Those that are not compared as a whole: by name the value, and what it is.
-    large
-        Those of them that are left out for their size alone, such as a batch.
-    attributes
-        Those of objects that shape rollouts by their names, compared as well.
-    left
-        What is neither compared nor known to be neutral: what each is, by name.
-    changing
-        The names of compared attributes that change while stages run, so that no value is right.
-    """
-
+    #: Names of arguments that do not count; ``*`` is all names.
     ignored: Collection[str] = ()
+    #: What is compared, as plain JSON. Data that is not compared is in it as `NOT_COMPARED`, so
+    #: that it differs from a default.
     values: dict[str, Any] = attrs.field(factory=dict)
+    #: Names of those that have their default.
     usual: set[str] = attrs.field(factory=set)
+    #: Those that are not compared as a whole: the value, and what it is.
     opaque: dict[str, tuple[Any, str]] = attrs.field(factory=dict)
+    #: Those of them that are left out for their size alone, such as a batch.
     large: list[str] = attrs.field(factory=list)
+    #: Attributes of objects that shape rollouts by their names, compared as well.
     attributes: dict[str, Any] = attrs.field(factory=dict)
+    #: What is neither compared nor known to be neutral: what each is.
     left: dict[str, str] = attrs.field(factory=dict)
+    #: Compared attributes that change while stages run, so that no value is right.
     changing: list[str] = attrs.field(factory=list)
 
 
 def read_arguments(
     bound: inspect.BoundArguments, ignored: Collection[str], prompts: Any, holder: str
 ) -> Arguments:
-    """The arguments that count of a call whose prompts are `prompts`.
-
-    Parameters
-    ----------
-    ignored
-        Names of arguments that do not; ``*`` is all names.
-    holder
-        The argument that holds the prompts.
-    """
+    """The arguments that count of a call whose prompts are `prompts`, or held by `holder`."""
     found = Arguments(ignored)
     for name, parameter in bound.signature.parameters.items() if ALL not in ignored else ():
         if name in ignored:
@@ -259,13 +239,7 @@ def _plain(value: Any) -> Any:
 
 
 def _simpler(value: Any) -> Any:
-    """A part as a single value, a small array, or a list or a mapping of parts.
-
-    Raises
-    ------
-    _NotPlain
-        It is something else.
-    """
+    """A part as a single value, a small array, or a list or a mapping of parts; else _NotPlain."""
     from rlskip.store.comparable import Marked  # needs torch
 
     cls = type_of(value)  # isinstance would ask the object for its class

@@ -51,12 +51,7 @@ class CallRole(Role):
     written there, they have no order in which ranks could agree, and none waits for another job,
     which would keep its thread from other calls.
 
-    Parameters
-    ----------
-    role, local_config, facts
-        Its name, its complete config, and what the host says of the run.
-    step_of
-        Where the step comes from: a function of a call's arguments; None: the training loop.
+    The step comes from `step_of`, a function of a call's arguments; None: from the training loop.
     """
 
     def __init__(

@@ -269,23 +269,13 @@ class Dumps:
 
 
 def capture_rng() -> dict[str, Any]:
-    """States of the global python, numpy and torch generators (CUDA's too, where in use).
-
-    Returns plain data: ints, strings, and uint8/uint32 arrays and tensors.
-    """
+    """States of the global python, numpy and torch generators (CUDA's too, where in use)."""
     import torch  # here and below: a job that starts without a call needs none
 
     version, words, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
-        "python": {"version": version, "words": np.array(words, dtype=np.int64), "gauss": gauss},
-        "numpy": {
-            "name": name,
-            "keys": keys,
-            "position": int(position),
-            "has_gauss": int(has_gauss),
-            "cached": float(cached),
-        },
+        "python": [version, np.array(words, dtype=np.int64), gauss],
+        "numpy": np.random.get_state(legacy=False),
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
     }
@@ -294,12 +284,7 @@ def capture_rng() -> dict[str, Any]:
 def restore_rng(states: dict[str, Any] | None) -> None:
     """Put the generators where :func:`capture_rng` found them.
 
-    Raises
-    ------
-    ConfigError
-        The dump has none.
-    CorruptDumpError
-        They are not states of generators.
+    Raises ConfigError where the dump has none, and CorruptDumpError where they are something else.
     """
     if states is None:
         raise ConfigError(
@@ -310,11 +295,9 @@ def restore_rng(states: dict[str, Any] | None) -> None:
     import torch
 
     try:
-        python, legacy = states["python"], states["numpy"]
-        words = tuple(python["words"].tolist())
-        random.setstate((python["version"], words, python["gauss"]))
-        names = ("name", "keys", "position", "has_gauss", "cached")
-        np.random.set_state(tuple(legacy[name] for name in names))
+        version, words, gauss = states["python"]
+        random.setstate((version, tuple(words.tolist()), gauss))
+        np.random.set_state(states["numpy"])
         torch.set_rng_state(states["torch"])
         if states["cuda"] and len(states["cuda"]) == torch.cuda.device_count():
             torch.cuda.set_rng_state_all(states["cuda"])

@@ -50,13 +50,9 @@ class Identities:
         self._first: dict[str, FirstValues] = {}
 
     def of_call(self, call: Call) -> Identity:
-        """What the call's rollouts depend on.
+        """What the call's rollouts depend on; without prompts where something is not comparable.
 
-        Raises
-        ------
-        UnsupportedTypeError
-            The prompts or a value of the stage's identity cannot be compared, and
-            ``on_mismatch`` is ``error``. Else the identity has no prompts' hash.
+        With ``on_mismatch=error`` that raises UnsupportedTypeError.
         """
         from rlskip.format.prompt_digests import digest_of_batch  # needs torch
 
@@ -193,11 +189,7 @@ class Identities:
     def contents_of(self, call: Call) -> list[str | None]:
         """What tells each of the prompts of a queue apart: itself, the stage, and what is asked.
 
-        Raises
-        ------
-        UnsupportedTypeError
-            The prompts cannot be compared, and ``on_mismatch`` is ``error``. Else the contents are
-            None, as those of prompts that have nothing but uids.
+        None for prompts that cannot be compared, as :meth:`of_call` has it, or have only uids.
         """
         from rlskip.format.prompt_digests import digests_of  # needs torch
 

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import logging
 import sys
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -23,7 +24,7 @@ from rlskip.keys import integer
 from rlskip.skip import refusals
 from rlskip.skip.attach import attach, detach
 from rlskip.skip.not_installed import Guard, before_init, refusing
-from rlskip.skip.role import Figures, Role
+from rlskip.skip.role import Role
 from rlskip.skip.said import say_what_is_kept, warn_of_idle_keys, warn_of_uncalled
 from rlskip.skip.stage import IdentitySpec, LacksSpec, PromptsSpec, RowsSpec, Stage, named
 from rlskip.skip.stage_runner import decorated
@@ -194,15 +195,14 @@ class SkipManager:
         """Count from now on what :meth:`logged` returns, for a host that logs it."""
         if cls.settings is not None and cls.settings.log_metrics:
             for role in cls.skip_instances.keys() & set(TRAINING_ROLES):
-                cls.skip_instances[role].figures = Figures()
+                cls.skip_instances[role].figures = deque()
 
     @classmethod
     def logged(cls) -> dict[str, float]:
         """What the host logs of the rollouts since the last call; empty without any."""
         found: dict[str, float] = {}
         for skip in cls.skip_instances.values():
-            if skip.figures is not None:
-                found |= skip.figures.take()
+            found |= skip.take_figures()
         return found
 
     @classmethod

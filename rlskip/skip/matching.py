@@ -22,13 +22,7 @@ LoadedDump = tuple[Any, DumpMeta, Any]
 
 
 class CallMatching:
-    """Finds the dump of a whole call, in its step or in another one of the run.
-
-    Parameters
-    ----------
-    dumps, run, ledger
-        The role's, those of its run, and what of them has served.
-    """
+    """Finds the dump of a whole call, in its step or in another one of the run."""
 
     def __init__(self, dumps: Dumps, run: RunDumps, ledger: Ledger) -> None:
         self._dumps, self._run, self._ledger = dumps, run, ledger
@@ -129,12 +123,9 @@ class CallMatching:
         call.visit.give_back(found, is_lost=is_lost)
 
     def load(self, call: Call, found: Any) -> LoadedDump:
-        """The rollouts that serve the call, verified, with one meta and the generators' states.
+        """The rollouts that serve the call, with one meta and the generators' states.
 
-        Raises
-        ------
-        DumpError
-            A dump is unusable.
+        Raises DumpError where a dump is unusable.
         """
         meta, states = call.meta, None
         load = functools.partial(self._dumps.store.load, found.step, call=found.call, meta=meta)

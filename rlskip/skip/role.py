@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
-
-import attrs
 
 from rlskip.config.skip import (
     BUILT_IN_ROLES,
@@ -26,41 +26,6 @@ if TYPE_CHECKING:
     from rlskip.jobs.records import Recorder
     from rlskip.skip.dumps import Dumps
     from rlskip.store import StepStore
-
-
-@attrs.define
-class Figures:
-    """What was generated and replayed since the host logged last; stages may run side by side."""
-
-    rollouts: int = 0
-    replayed: int = 0
-    #: Of the replayed ones those that were generated at another step.
-    off_policy: int = 0
-    seconds_saved: float = 0.0
-    _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False, eq=False)
-
-    def add(
-        self, rollouts: int = 0, replayed: int = 0, off_policy: int = 0, seconds_saved: float = 0.0
-    ) -> None:
-        with self._lock:
-            self.rollouts += rollouts
-            self.replayed += replayed
-            self.off_policy += off_policy
-            self.seconds_saved += seconds_saved
-
-    def take(self) -> dict[str, float]:
-        """The figures by the names under which hosts log them; empty if there was no rollout."""
-        with self._lock:
-            taken = Figures(self.rollouts, self.replayed, self.off_policy, self.seconds_saved)
-            self.rollouts = self.replayed = self.off_policy = 0
-            self.seconds_saved = 0.0
-        if not taken.rollouts:
-            return {}
-        return {
-            "rlskip/replayed": taken.replayed / taken.rollouts,
-            "rlskip/off_policy": taken.off_policy / taken.rollouts,
-            "rlskip/seconds_saved": max(0.0, taken.seconds_saved),
-        }
 
 
 class Role:
@@ -92,8 +57,9 @@ class Role:
     #: Writes its records in this process; None before a function of the role was called.
     recorder: Recorder | None = None
 
-    #: What its calls were, for the metrics of a host that logs them; None: nobody asks.
-    figures: Figures | None = None
+    #: What a host logs next, of each call: how many rollouts it returned, how many of them were
+    #: replayed, how many of those from another step, and the seconds saved. None: nobody asks.
+    figures: deque[tuple[int, int, int, float]] | None = None
 
     def __init__(self, role: str, local_config: Any) -> None:
         self.role = role
@@ -146,23 +112,35 @@ class Role:
         raise NotImplementedError
 
     def observes(self, stage: Stage) -> bool:
-        """Whether `stage` always runs, at any step, and the role only reads its results.
+        """Whether `stage`, which has :attr:`stage_options`, always runs, and is only read.
 
-        Asked of stages that have options (:attr:`stage_options`).
-        Then only :meth:`keep` is called, with the step that ``set_step`` set last (-1 before the
-        first).
+        Then only :meth:`keep` is called, with the step that ``set_step`` set last, or -1.
         """
         return False
 
     def count(self, call: Call, result: Any, *, replayed: bool) -> None:
         """Count the rollouts that `call` returned; asked where it has :attr:`figures`."""
-        assert self.figures is not None
         from rlskip.batch.columns import length_of  # a job that skips nothing needs no numpy
 
         rows = max(1, length_of(result))
         elsewhere = replayed and call.facts.get("source") != call.step
         saved = call.facts.get("seconds_saved", 0.0)
-        self.figures.add(rows, rows * replayed, rows * elsewhere, saved)
+        assert self.figures is not None
+        self.figures.append((rows, rows * replayed, rows * elsewhere, saved))
+
+    def take_figures(self) -> dict[str, float]:
+        """The :attr:`figures` by the names of metrics; empty if there was no rollout."""
+        figures, taken = self.figures or deque(), [(0, 0, 0, 0.0)]
+        while figures:  # one after the other: a stage may add to them meanwhile
+            taken.append(figures.popleft())
+        rollouts, replayed, off_policy, saved = map(sum, zip(*taken, strict=True))
+        if not rollouts:
+            return {}
+        return {
+            "rlskip/replayed": replayed / rollouts,
+            "rlskip/off_policy": off_policy / rollouts,
+            "rlskip/seconds_saved": max(0.0, saved),
+        }
 
     def begin_visit(self) -> None:
         """Called when the training loop's step number changes: a step may have several calls."""
@@ -199,9 +177,8 @@ class BaseSkip(Role, ABC):
     """A role that keeps and replays results in its own way.
 
     Of a role whose results rlskip keeps no class is needed. This one has the methods of verl's
-    ``BaseSkip``: each gets the step and the arguments of the call. Their first parameters are
-    positional-only, because a stage may have arguments of the same names. For an ``async`` stage
-    they run in threads, several at a time, so an instance keeps no state of a single call.
+    ``BaseSkip``: each gets the step and the arguments of the call. For an ``async`` stage they run
+    in threads, several at a time, so an instance keeps no state of a single call.
 
     Parameters
     ----------
@@ -242,13 +219,29 @@ class BaseSkip(Role, ABC):
         """Keep `result`, which `func` returned, for the next run. Must not change it."""
 
     def find(self, call: Call) -> bool:
-        return self.meet_precondition(call.step, call.stage.func, *call.args, **call.kwargs)
+        with _at_hand(call):
+            return self.meet_precondition(call.step, call.stage.func, *call.args, **call.kwargs)
 
     def replay(self, call: Call) -> Any:
-        return self.warp_function(call.step, call.stage.func, *call.args, **call.kwargs)
+        with _at_hand(call):
+            return self.warp_function(call.step, call.stage.func, *call.args, **call.kwargs)
 
     def keep(self, call: Call, result: Any) -> None:
-        self.prepare_data(call.step, result, *call.args, **call.kwargs)
+        with _at_hand(call):
+            self.prepare_data(call.step, result, *call.args, **call.kwargs)
+
+
+present: ContextVar[Call | None] = ContextVar("rlskip_present", default=None)
+"""What the methods of `BaseSkip` are about while a decorated function is called."""
+
+
+@contextlib.contextmanager
+def _at_hand(call: Call) -> Iterator[None]:
+    token = present.set(call)
+    try:
+        yield
+    finally:
+        present.reset(token)
 
 
 C = TypeVar("C", bound=type[BaseSkip])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 from rlskip.batch.columns import columns_of
@@ -17,7 +16,7 @@ from rlskip.errors import RlskipError
 from rlskip.skip.call import Call
 from rlskip.skip.call_role import CallRole
 from rlskip.skip.dumps import Dumps
-from rlskip.skip.role import BaseSkip, Role
+from rlskip.skip.role import BaseSkip, Role, present
 from rlskip.skip.stage import Stage
 from rlskip.skip.step_calls import StepCalls
 
@@ -71,13 +70,7 @@ class RoleByHand(CallRole):
     def warp_function(
         self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Any:
-        """What replaces ``func(*args, **kwargs)``.
-
-        Raises
-        ------
-        DumpError
-            No dump serves the call, or it is unusable.
-        """
+        """What replaces ``func(*args, **kwargs)``; DumpError where no dump that is usable does."""
         with self._call(step, func, args, kwargs) as call:
             if not call.name:
                 CallRole.find(self, call)
@@ -92,7 +85,11 @@ class RoleByHand(CallRole):
     def _call(
         self, step: int, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[Call]:
-        """The call that the arguments name."""
+        """The present call of a decorated function, or the one that the arguments name."""
+        call = present.get()
+        if call is not None and (call.stage.role, call.step) == (self.role, step):
+            yield call
+            return
         call = Call(Stage(func, "", _likely_prompts), args, kwargs, step)
         call.visit, call.by_hand = StepCalls(self.dumps.store, step), True
         with call.cleanup:
@@ -105,11 +102,6 @@ class RolloutSkip(RoleByHand, BaseSkip):
     Dumps, identity and ranks are those of :class:`~rlskip.skip.call_role.CallRole`. With
     ``support_online_step`` the subclass has an `extract_step`. Its methods of ``BaseSkip`` are
     called for each call of a decorated function, and may be called by hand, too.
-
-    Parameters
-    ----------
-    local_config, global_config
-        As of :class:`BaseSkip`.
     """
 
     def __init__(self, local_config: Any, global_config: Any) -> None:
@@ -117,42 +109,8 @@ class RolloutSkip(RoleByHand, BaseSkip):
         super().__init__(self.role, local_config, application_facts(global_config), step_of)
         self.global_config = global_config
 
-    def find(self, call: Call) -> bool:
-        with _at_hand(call):
-            return BaseSkip.find(self, call)
-
-    def replay(self, call: Call) -> Any:
-        with _at_hand(call):
-            return BaseSkip.replay(self, call)
-
-    def keep(self, call: Call, result: Any) -> None:
-        with _at_hand(call):
-            BaseSkip.keep(self, call, result)
-
-    @contextmanager
-    def _call(
-        self, step: int, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Iterator[Call]:
-        """The present call of a decorated function, or the one that the arguments name."""
-        call = _present.get()
-        if call is not None and (call.stage.role, call.step) == (self.role, step):
-            yield call
-            return
-        with super()._call(step, func, args, kwargs) as named:
-            yield named
-
-
-# What the methods of `BaseSkip` are about while a decorated function is called.
-_present: ContextVar[Call | None] = ContextVar("rlskip_present", default=None)
-
-
-@contextmanager
-def _at_hand(call: Call) -> Iterator[None]:
-    token = _present.set(call)
-    try:
-        yield
-    finally:
-        _present.reset(token)
+    # Of a decorated function, too, the methods are asked that a subclass may override.
+    find, replay, keep = BaseSkip.find, BaseSkip.replay, BaseSkip.keep
 
 
 def _likely_prompts(*args: Any, **kwargs: Any) -> Any:

@@ -87,7 +87,7 @@ class GroupRole(Role):
     def count(self, call: Call, result: Any, *, replayed: bool) -> None:
         """The seconds alone: prompts are counted as they are submitted."""
         if self.figures is not None and replayed:
-            self.figures.add(seconds_saved=call.facts["seconds_saved"])
+            self.figures.append((0, 0, 0, call.facts["seconds_saved"]))
 
     def begin_visit(self) -> None:
         for submitted in self._groups.submitted.values():
@@ -168,7 +168,7 @@ class GroupRole(Role):
         submitted.prompts += len(plan.uids)
         if self.figures is not None:
             elsewhere = sum(group.key.step != plan.step for group in taken)
-            self.figures.add(len(plan.uids), len(taken), elsewhere)
+            self.figures.append((len(plan.uids), len(taken), elsewhere, 0.0))
         return submitted.prompts - len(plan.uids)
 
     # -- which group for which prompt --------------------------------------------------------

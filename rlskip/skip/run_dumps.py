@@ -115,15 +115,8 @@ class RunDumps:
 
     What this process wrote serves no prompt of it, and each group serves one prompt: the k-th time
     that a prompt is asked for it gets the k-th group, by step. A process that starts at a later
-    step takes the groups of that step and of later ones first.
-
-    Parameters
-    ----------
-    stores
-        Returns where dumps are (:attr:`~rlskip.skip.dumps.Dumps.stores`): a job starts before its
-        ranks are known.
-    ledger
-        What has served in the run's directory.
+    step takes the groups of that step and of later ones first. `stores` returns where dumps are
+    (:attr:`~rlskip.skip.dumps.Dumps.stores`): a job starts before its ranks are known.
     """
 
     def __init__(self, stores: Callable[[], Mapping[str, StepStore]], ledger: Ledger) -> None:
@@ -149,10 +142,7 @@ class RunDumps:
         fits: Callable[[Group], bool],
         **which: bool,
     ) -> PromptGroups | str:
-        """A group for each of the prompts with these hashes, or why there is none for some.
-
-        The parameters are those of :meth:`choose`.
-        """
+        """As :meth:`choose`, a group for each of the prompts; or why there is none for some."""
         chosen = self.choose(digests, step, fits, **which)
         found = [group for group in chosen if group is not None]
         if len(found) == len(digests):
@@ -173,14 +163,8 @@ class RunDumps:
     ) -> list[Group | None]:
         """For each of the prompts with these hashes a group that is left; None where none is.
 
-        Parameters
-        ----------
-        fits
-            Whether a group was made for this, the prompts apart.
-        alone
-            Whether only the dumps of `step` itself may.
-        again
-            Whether a group may serve several times, where a prompt has no other one left.
+        A group `fits` if it was made for this, the prompts apart. If `alone`, only the dumps of
+        `step` itself may serve; and a group serves `again` where a prompt has no other one left.
         """
         self._refreshed(self._stores())
         given: Counter[Group] = Counter()

@@ -19,14 +19,8 @@ def warn_of_uncalled(
     """Warn of roles that should have been called up to `step`; returns whether there are any.
 
     Functions of a role with its own steps may be called in another process. Validation may come
-    later, or alone before the first step of training.
-
-    Parameters
-    ----------
-    bypassed
-        The roles of functions that were called although their role is off.
-    decorated
-        The roles of all decorated functions.
+    later, or alone before the first step of training. `bypassed` are the roles of functions that
+    were called although their role is off, `decorated` those of all decorated functions.
     """
     validated = any(skip.was_called and skip.serves_validation for skip in roles.values())
     if not bypassed and (step == 0 or validated):

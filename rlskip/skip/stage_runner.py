@@ -224,10 +224,7 @@ def replay(role: Role, call: Call) -> Any:
 def dump(role: Role, call: Call, result: Any) -> None:
     """Let the role keep `result`; if that fails, the rollouts reach the trainer.
 
-    Raises
-    ------
-    RowsError
-        The stage's description does not fit its rows: no dump of this run could be read by it.
+    But RowsError is raised: the stage's description fits no dump of this run.
     """
     if role.figures is not None and not call.is_observed:
         role.count(call, result, replayed=False)

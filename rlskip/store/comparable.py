@@ -59,18 +59,9 @@ class Marked(str):
 def comparable(value: Any, where: str, simplify: Callable[[Any], Any] | None = None) -> Any:
     """`value` as plain JSON that differs for any two values that are not equal.
 
-    Parameters
-    ----------
-    where
-        The name of the value, for errors.
-    simplify
-        Called with each part before it is converted; it returns a simpler value, or raises. What
-        it raises ends the conversion.
-
-    Raises
-    ------
-    UnsupportedTypeError
-        A part cannot be compared; `where` names its place.
+    Raises UnsupportedTypeError for a part that cannot be compared; `where` is the name of the
+    value. `simplify` is called with each part before it is converted: it returns a simpler value,
+    or raises what ends the conversion.
     """
     if value is None or type(value) in (bool, float):
         return value  # at once: most are

@@ -198,7 +198,7 @@ class Identity:
             raise ValueError("not an identity")
         compared, noted = data["compared"], data["noted"]
         lists = [noted.get(_DEFAULTS, []), noted.get(_CHANGING, [])]
-        texts = [*compared, *noted, *lists[0], *lists[1], compared.get("prompts") or ""]
+        texts = [*compared, *noted, *lists[0], *lists[1], compared.get("prompts", "")]
         if not {*map(type, lists)} <= {list} or not {*map(type, texts)} <= {str}:
             raise ValueError("an identity with entries of other types")
         return cls(compared, noted)

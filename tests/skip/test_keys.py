@@ -15,7 +15,7 @@ import torch
 from rlskip import SkipManager
 from rlskip.errors import ConfigError
 from rlskip.store import StepStore
-from tests.skip.trainers import Stage, steps_on_disk, visit
+from tests.skip.trainers import Stage, visit
 
 
 def test_drop_fields(init: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
@@ -76,9 +76,3 @@ def test_off_policy_is_said_once(
     shown = [line for line in caplog.messages if line.startswith("rlskip: step")]
     assert ["ago by job job" in line for line in shown] == [True, False]
     assert shown[1] == "rlskip: step 2 replayed"
-
-
-def test_keep_last(init: Callable[..., Path]) -> None:
-    dumps = init(keep_last=2)
-    [Stage().at(step) for step in (1, 2, 3)]
-    assert steps_on_disk(dumps) == ["2", "3"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlskip import SkipManager
-from rlskip.errors import MismatchError, MissError
+from rlskip.errors import MissError
 from rlskip.store import Identity, StepStore
 
 THEIRS = Identity.of({"prompts": "a" * 32})
@@ -91,14 +91,6 @@ def test_the_reason_of_a_miss_is_logged(
     with caplog.at_level(logging.INFO):
         step(1, "a", "b")
     assert "no dump of the step that is left was made for such a call" in caplog.text
-
-
-def test_a_mismatch_under_match_run_does_not_advise_it(dumped_calls: Any) -> None:
-    dumped_calls({1: "a", 2: "b"})
-    dumped_calls({}, match="run")
-    with pytest.raises(MismatchError) as caught:
-        step(1, "x")
-    assert "match=run" not in str(caught.value)
 
 
 def test_a_dump_that_is_replaced_before_it_is_loaded_is_a_miss(
