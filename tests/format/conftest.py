@@ -33,7 +33,7 @@ _TORCH = [
 ]  # fmt: skip
 _NUMPY = [
     "int64", "int32", "int8", "uint8", "uint64", "bool", "float64", "float32", "float16",
-    "complex64", ">i4", "<U5", "S3", "M8[ns]", "m8[s]",
+    "complex64", ">i4", ">f4", "<U5", ">U2", "S3", "M8[ns]", ">m8[s]",
 ]  # fmt: skip
 
 _shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
@@ -51,7 +51,9 @@ def _tensors(draw: st.DrawFn) -> torch.Tensor:
         raw &= 1
     elif draw(st.booleans()):
         raw[..., 1:] = 0  # small numbers, which are narrowed
-    return torch.from_numpy(raw.reshape(-1)).view(dtype).reshape(shape)
+    tensor = torch.from_numpy(raw.reshape(-1)).view(dtype).reshape(shape)
+    views = [tensor, tensor.conj(), tensor.conj().imag] if dtype.is_complex else [tensor]
+    return draw(st.sampled_from(views))
 
 
 @st.composite
@@ -61,11 +63,13 @@ def _arrays(draw: st.DrawFn) -> np.ndarray:
     if dtype.kind in "US":
         texts = draw(st.lists(st.text("aé☃", max_size=5), min_size=size, max_size=size))
         texts = [t.encode()[:3] for t in texts] if dtype.kind == "S" else texts
-        return np.array(texts, dtype).reshape(shape)
-    raw = _bits(shape, dtype.itemsize, draw(st.integers(0, 2**32)))
-    if dtype.kind == "b":
-        raw &= 1
-    return np.frombuffer(raw.tobytes(), dtype).reshape(shape)
+        array = np.array(texts, dtype).reshape(shape)
+    else:
+        raw = _bits(shape, dtype.itemsize, draw(st.integers(0, 2**32)))
+        if dtype.kind == "b":
+            raw &= 1
+        array = np.frombuffer(raw.tobytes(), dtype).reshape(shape)
+    return array[::-1].T if shape and draw(st.booleans()) else array
 
 
 # Lone surrogates, and two that are no character together.
@@ -150,6 +154,10 @@ def values() -> st.SearchStrategy:
     return _values
 
 
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
+
+
 def _same(a: Any, b: Any) -> bool:
     """Equal to the last bit: types, dtypes, shapes, order, NaN payloads, signs of zero."""
     if type(a) is not type(b):
@@ -161,9 +169,7 @@ def _same(a: Any, b: Any) -> bool:
         return (
             a.dtype == b.dtype
             and a.shape == b.shape
-            and torch.equal(
-                a.contiguous().reshape(-1).view(bits), b.contiguous().reshape(-1).view(bits)
-            )
+            and torch.equal(_flat(a).view(bits), _flat(b).view(bits))
         )
     if isinstance(a, np.ndarray) and a.dtype == object:
         return a.shape == b.shape and _same(list(a.reshape(-1)), list(b.reshape(-1)))

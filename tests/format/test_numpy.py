@@ -43,7 +43,7 @@ def _plain(value: Any) -> Any:
             return [_plain(row) for row in value.unbind()]
         wide = value.to(torch.complex64 if value.is_complex() else torch.float32)
         lacks = value.dtype not in _IN_NUMPY
-        return _plain((wide if lacks else value.resolve_conj()).numpy())
+        return _plain((wide if lacks else value).resolve_conj().resolve_neg().numpy())
     if isinstance(value, np.ndarray | np.generic):
         return _plain(value.tolist())
     if isinstance(value, NonTensorData | Whole):
