@@ -109,7 +109,7 @@ class RolloutDispatcher:
         self._journals = journals
         self._history = None if policy in _BLIND else History()
         caps = self.config.max_concurrent_rollouts_per_worker, pool.slots
-        per_worker = min(filter(None, caps), default=None)
+        scheduler = Scheduler(pool.workers, policy, min(filter(None, caps), default=None))
         self._closed = False
         self._closing = threading.Lock()
         self._loop = timeouts.LoopThread("rlskip-dispatch")
@@ -119,7 +119,7 @@ class RolloutDispatcher:
             queue,
             self.config,
             self._held,
-            Scheduler(pool.workers, policy, per_worker),
+            scheduler,
             self._history,
             journals,
         )
@@ -137,14 +137,11 @@ class RolloutDispatcher:
     ) -> RolloutDispatcher:
         """Make a dispatcher with the pool that ``dispatch.pool`` and ``dispatch.workers`` name."""
         dispatch = read_dispatch(config)
-        threads = dispatch.max_concurrent_rollouts_per_worker or THREADS
         make_pool: Callable[..., Pool] = LocalPool
         if dispatch.pool == "ray":
-            from rlskip.dispatch.ray_pool import RayPool
-
-            make_pool = RayPool
-        pool = make_pool(worker, dispatch.workers or 1, threads=threads)
-        return cls(pool, queue, config, **more)
+            from rlskip.dispatch.ray_pool import RayPool as make_pool
+        threads = dispatch.max_concurrent_rollouts_per_worker or THREADS
+        return cls(make_pool(worker, dispatch.workers or 1, threads=threads), queue, config, **more)
 
     def collect(
         self,
@@ -255,7 +252,7 @@ class RolloutDispatcher:
         ------
         BatchError
             The batch has no uid, duplicate uids, no step, or a session count below one; or an
-            earlier prompt of a uid is in flight.
+            earlier prompt of a uid is in flight, or in the queue.
         DispatcherClosedError
             After :meth:`close`.
         """

@@ -57,10 +57,7 @@ class _Ended:
 
 
 class Groups:
-    """The batches that a dispatcher runs; every call comes from its event loop, `loop`.
-
-    `history` is None if the policy uses no lengths, `journals` if nothing is journaled.
-    """
+    """The batches that a dispatcher runs; every call comes from its event loop, `loop`."""
 
     def __init__(
         self,
@@ -70,7 +67,7 @@ class Groups:
         config: DispatchConfig,
         held: Held,
         scheduler: Scheduler,
-        history: History | None,
+        history: History | None,  # None: the policy uses no lengths
         journals: Journals | None,
     ) -> None:
         # A batch is in `batches` until its last session is settled. A session waits in the
@@ -128,12 +125,12 @@ class Groups:
     async def _open_journal(self, batch: BatchHandle, journals: Journals) -> None:
         journals.name(batch)
         opened = in_thread(journals.open, batch.step)
-        error = await failure_of(opened, self._seconds, "the disk")
-        if error is None:
+        if error := await failure_of(opened, self._seconds, "the disk"):
+            batch.unjournaled = text_of(error)
+        else:
             batch.journal = opened.result()
-        cause = batch.unjournaled if error is None else text_of(error)
-        if cause:
-            self._appender.warn(f"step {batch.step}", cause)
+        if batch.unjournaled:
+            self._appender.warn(f"step {batch.step}", batch.unjournaled)
 
     def _add_sessions(self, batch: BatchHandle) -> None:
         """Resume the sessions that the journal holds, and queue the others."""
@@ -226,19 +223,19 @@ class Groups:
     def _expire(self) -> None:
         """Give up the attempts that are due."""
         now = self._loop.time()
-        running = [(batch, job) for batch in self.batches for job in batch.running]
+        running = [job for batch in self.batches for job in batch.running]
         cause = f"passed its deadline of {self._timeout_s:g} s (dispatch.session_timeout_s)"
-        then = min((job.due for _, job in running if job.due > now), default=None)
+        then = min((job.due for job in running if job.due > now), default=None)
         self._alarm = None if then is None else self._loop.call_at(then, self._expire)
-        for batch, job in running:
-            if job.due <= now and job in batch.running:
-                self._give_up(batch, job)
+        for job in running:
+            if job.due <= now and job in job.group.batch.running:
+                self._give_up(job)
                 self._failed(job, InfrastructureFailure(cause))
         self._pump()
 
-    def _give_up(self, batch: BatchHandle, job: Job) -> None:
+    def _give_up(self, job: Job) -> None:
         """Stop an attempt that runs; it may write rows for a while."""
-        del batch.running[job]
+        del job.group.batch.running[job]
         self._next_attempts[job.group.uid, job.session_id] = job.attempt + 1
         self._pool.stop(job)
 
@@ -306,14 +303,13 @@ class Groups:
 
     def _settle(self, ended: _Ended) -> None:
         """Its group has the session: the last one ends the prompt, and the batch."""
-        prompt, session = ended.prompt, ended.session
-        batch = prompt.batch
+        prompt, batch, group = ended.prompt, ended.prompt.batch, ended.prompt.group
         if ended.error is not None:
-            batch.failed[prompt.uid, session] = prompt.group.failed[session] = ended.error
+            batch.failed[prompt.uid, ended.session] = group.failed[ended.session] = ended.error
         else:  # rows in the queue are not kept twice
-            prompt.group.rows[session] = [] if batch.sinks else ended.rows or []
+            group.rows[ended.session] = [] if batch.sinks else ended.rows or []
         batch.unwritten -= 1
-        if not prompt.group.running:
+        if not group.running:
             self._held.group_ended(prompt)
         if batch.unwritten == 0:
             self.batches.discard(batch)
@@ -345,7 +341,7 @@ class Groups:
         for prompt in batch.prompts:
             self._scheduler.cancel(prompt)
         for job in list(batch.running):
-            self._give_up(batch, job)
+            self._give_up(job)
             self._scheduler.done(job)
         for prompt in batch.prompts:
             for session in sorted(prompt.open):

@@ -47,13 +47,6 @@ def make():
         dispatcher.close()
 
 
-def test_validation_that_was_submitted_before_is_taken_from_its_partition(make, make_prompts):
-    dispatcher = make(val_n=2)
-    dispatcher.submit(make_prompts(2), step=1, validate=True)
-    rows, _ = dispatcher.collect(step=1, validate=True)
-    assert len(rows) == 2 * 2 * 2
-
-
 def test_complete_groups_come_out_and_the_queue_is_empty(make, make_prompts):
     dispatcher = make()
     for step in (1, 2):

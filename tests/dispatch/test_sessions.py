@@ -54,13 +54,6 @@ def test_a_sample_shares_no_memory_with_its_batch(batch):
     assert again["input_ids"].tolist() == list(range(40, 48))
 
 
-def test_a_batch_may_be_a_list_of_mappings():
-    prompts = [{"uid": "a", "ids": torch.arange(100)[i : i + 1]} for i in range(3)]
-    sample = extract_sample(prompts, 2)
-    assert sample["ids"].tolist() == [2]
-    assert storage_bytes(sample["ids"]) == 8
-
-
 @pytest.mark.parametrize("index", [torch.tensor([7, 7, 9]), np.array([7, 7, 9]), [7, 7, 9]])
 @pytest.mark.parametrize("step", [3, torch.tensor(3), np.int64(3)])
 def test_trajectory_info_is_plain_python(index, step):

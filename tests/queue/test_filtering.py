@@ -70,16 +70,12 @@ def test_a_group_of_equal_scores_is_replaced(prompts):
 
 def test_each_row_is_read_once(prompts):
     prompts.finish("a", MIXED)
+    prompts.finish("b", SAME)
     buffer = prompts.buffer()
     assert buffer.get_sampleable_count(1, "train") == 1
+    assert "b" in prompts.queue.list("train"), "counting evicts nothing"
     buffer.sample(1, "train", 1)
-    assert prompts.read == ["a_0_0", "a_1_0"]
-
-
-def test_what_is_rejected_is_not_sampleable(prompts):
-    prompts.finish("a", SAME)
-    assert prompts.buffer().get_sampleable_count(1, "train") == 0
-    assert "a" in prompts.queue.list("train"), "counting evicts nothing"
+    assert len(prompts.read) == len({*prompts.read}) >= 4
 
 
 def test_validation_is_not_filtered(prompts):

@@ -1,8 +1,6 @@
 """MemoryQueue: the conformance suite, a model, and what only the embedded queue promises."""
 
-import gc
 import pickle
-import weakref
 
 import pytest
 
@@ -25,13 +23,6 @@ def test_an_idle_watch_does_not_grow():
         queue.put([f"u{i}"], "train", None, [{}])
         queue.delete([f"u{i}"], "train")
     assert watch.poll() == {"train": {"stays": {}}}
-
-
-def test_the_queue_keeps_no_unused_watch():
-    queue = MemoryQueue()
-    watch = weakref.ref(queue.watch())
-    gc.collect()
-    assert watch() is None
 
 
 def test_it_cannot_be_pickled():

@@ -83,12 +83,6 @@ def test_an_invalid_count_is_never_complete_and_named(make_buffer, rollouts, pol
         buffer.sample(1, "train")
 
 
-def test_numpy_integers_are_numbers(buffer, rollouts):
-    numpy = pytest.importorskip("numpy")
-    rollouts.counted("u", n=numpy.int64(2), step=numpy.int64(1))
-    assert len(buffer.sample(numpy.int64(1), "train")[0]) == 2
-
-
 def test_expected_rollouts_take_precedence_over_n(buffer, rollouts):
     rollouts.counted("u", n=2)
     rollouts.tag("u", {"expected_rollouts": 3})
