@@ -93,3 +93,9 @@ def record_chosen_by(config: Any) -> str | None:
     known = {field.name for field in dataclasses.fields(RecordConfig)}
     ours = OmegaConf.is_dict(node) and known.issuperset(node)
     return "record.enable: true" if ours else None
+
+
+def asked_to_record(config: Any) -> str | None:
+    """As :func:`record_chosen_by`; None as well where recording is not enabled."""
+    on = OmegaConf.select(config["hydra"], "..record.enable", throw_on_resolution_failure=False)
+    return record_chosen_by(config) if on is True else None

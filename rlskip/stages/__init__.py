@@ -10,7 +10,9 @@ package is light.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = ["comparable", "directory", "flush", "record", "start", "stop"]
 
+log = logging.getLogger(__name__)
+
 # What records in this process; None while recording is off.
 _recorder: Recorder | None = None
+# Hydra's own state, kept because to ask for it takes longer than a call may, and the config of the
+# job of which it is known whether it records.
+_hydra: Any = None
+_settled: Any = None
 
 
 def record(name: str, value: Any, *, rows: Any = None) -> None:
@@ -48,6 +56,33 @@ def record(name: str, value: Any, *, rows: Any = None) -> None:
     """
     if _recorder is not None:
         _recorder.record(name, value, rows)
+    elif "hydra.core.hydra_config" in sys.modules and (
+        _hydra is None or _hydra.cfg is not _settled
+    ):
+        _warn_if_lost(_settle())
+
+
+def _settle() -> Any:
+    """Hydra's config of the present job, of which it is known from now on whether it records."""
+    global _hydra, _settled
+    module = sys.modules.get("hydra.core.hydra_config")
+    if module is not None:
+        _hydra = module.HydraConfig.instance()
+        _settled = _hydra.cfg
+    return _settled
+
+
+def _warn_if_lost(job: Any) -> None:
+    """Warn where a job chose to record, and no callback of rlskip's has started that."""
+    from rlskip.config.choices import ADD_CALLBACK, dropped_callback
+    from rlskip.config.record import asked_to_record
+
+    if job is not None and (chosen := asked_to_record(job)):
+        log.warning(
+            "rlskip: %s was chosen for this job, and NOTHING is recorded: %s, or call "
+            "SkipManager.init(cfg) first",
+            chosen, dropped_callback(job) or ADD_CALLBACK,
+        )  # fmt: skip
 
 
 def comparable(metrics: Mapping[str, Any], of_the_machine: Sequence[str]) -> dict[str, Any]:
@@ -83,6 +118,7 @@ def start(settings: RecordConfig, step: Callable[[], int | None]) -> None:
     """
     global _recorder
     stop()
+    _settle()
     if not settings.enable:
         return
     from rlskip.jobs.records import begin_job

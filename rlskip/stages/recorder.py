@@ -79,7 +79,6 @@ class Recorder:
         self._nbytes = 0
         self._warned: set[str] = set()
         self._is_broken = False
-        self.names: set[str] = set()
         log.info(
             "rlskip: stages are recorded (%s values of %s at steps %s) in %s",
             settings.values, ", ".join(settings.stages), settings.steps, settings.dump_dir,
@@ -127,20 +126,14 @@ class Recorder:
 
     def close(self) -> None:
         """As :meth:`flush`, and give the copies' memory back; a failure is logged."""
+        if self._step is None:
+            return
         try:
             self.flush()
-            if self._step is not None:
-                self._writer.flush()
+            self._writer.flush()
         except Exception as error:
             log.warning("rlskip: the last stages were not recorded: %s", error)
-        if self.names:
-            names = sorted(self.names)
-            self.names.clear()
-            more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-            log.info(
-                "rlskip: recorded %s%s: compare two runs with `rlskip compare %s OTHER`",
-                ", ".join(names[:10]), more, self.directory,
-            )  # fmt: skip
+        log.info("rlskip: compare two runs with `rlskip compare %s OTHER`", self.directory)
 
     def _record(self, name: str, value: Any, rows: Any) -> None:
         leaves = [leaf for leaf in _leaves(name, value) if self._is_wanted(leaf[0])]
@@ -172,7 +165,6 @@ class Recorder:
         # Refuse a dtype that cannot be kept before it is among others.
         if entry.form in (WHOLE, ROWS):
             Packer().node(entry.value[:0])
-        self.names.add(name)
         self._gathered.append(entry)
         self._nbytes += entry.nbytes
         if self._nbytes > _GATHERED:

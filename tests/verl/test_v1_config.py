@@ -192,11 +192,6 @@ def test_every_problem_is_named() -> None:
     assert "2 problems" in str(refused.value)
 
 
-def test_the_fully_async_application_has_its_own_role() -> None:
-    config = verl("skip.async_rollout.enable=true", "async_training.staleness_threshold=1")
-    prepare(config)
-
-
 def test_verls_own_buffer_gets_a_counted_group_as_finished(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

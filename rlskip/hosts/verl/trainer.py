@@ -18,7 +18,7 @@ from rlskip.config.facts import HostFacts
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import NotInstalledError
-from rlskip.hosts.verl.facts import lacking, refuse_old_release
+from rlskip.hosts.verl.facts import lacking
 from rlskip.hosts.verl.handshake import acknowledge, find_job
 from rlskip.hosts.verl.later_stages import adapt
 from rlskip.hosts.verl.run_queue import run_queue
@@ -63,7 +63,6 @@ def begin(config: Any, *, v1: bool = False) -> SkipSettings:
     SkipManager.init(settings)
     SkipManager.count_rollouts()
     if SkipManager.skip_instances:
-        refuse_old_release()
         for feature, lacks in seams.off().items():
             log.warning("rlskip: this verl has no %s: off is %s", lacks, feature)
     for role, skip in SkipManager.skip_instances.items():
