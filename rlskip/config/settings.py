@@ -78,7 +78,7 @@ class SkipSettings:
         The enabled roles, each complete: ``steps`` is a :class:`Steps`, ``dump_dir`` an absolute
         path. Empty when `skip` is absent or switched off.
     attach
-        For each role the functions that ``skip.attach`` names.
+        For each role the function that ``skip.attach`` names.
     node
         The plain `skip` mapping, without the defaults that verl fills in; None if there is none.
     start_engine
@@ -89,7 +89,7 @@ class SkipSettings:
 
     facts: HostFacts
     roles: dict[str, RoleConfig] = attrs.field(factory=dict)
-    attach: dict[str, list[AttachConfig]] = attrs.field(factory=dict)
+    attach: dict[str, AttachConfig] = attrs.field(factory=dict)
     node: dict[str, Any] | None = None
     start_engine: bool = True
     log_metrics: bool = True

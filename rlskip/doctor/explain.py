@@ -58,8 +58,7 @@ def explain(command: Sequence[str]) -> list[Finding]:
     if roles:
         findings += [
             Finding("attach", OK, f"{one.target} becomes the stage {role}")
-            for role, entries in settings.attach.items()
-            for one in entries
+            for role, one in settings.attach.items()
         ]
     if roles and is_verls(config):
         findings += _verl(settings, split)
