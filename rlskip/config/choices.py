@@ -1,20 +1,17 @@
-"""Which options a Hydra job chose, and whether rlskip's node has what they say."""
+"""Which options a Hydra job chose, and whether their nodes are where rlskip reads them."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import OmegaConf
 
-from rlskip.config.check import Problem, leaves
+from rlskip.config.check import leaves
 from rlskip.config.register import SCHEMAS, hydra_config, options
 from rlskip.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rlskip.config.settings import SkipSettings
 
 ADD_CALLBACK = "add hydra/callbacks=rlskip"
 
@@ -63,9 +60,6 @@ def dropped_callback(config: Any) -> str | None:
         why = "Hydra drops the callback of an option that is swept, or that a swept choice makes"
         return f"{ADD_CALLBACK} ({why})"
     return None
-
-
-# -- an option whose node is not in its place ----------------------------------------------------
 
 
 def refuse_displaced(name: str, config: Any) -> None:
@@ -128,38 +122,3 @@ def _entries(config: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         if source is not None and not path.startswith("hydra/"):
             content = source.load_config(path).config
             yield path, dict(leaves(content, entry.package or "", resolve=False))
-
-
-# -- an option that something overrides ----------------------------------------------------------
-
-
-def why_off(settings: SkipSettings) -> list[Problem]:
-    """Why roles that the job chose are off; one problem at least if no role is on.
-
-    Parameters
-    ----------
-    settings
-        Those of a full config, with the node `hydra`.
-    """
-    node, config = settings.node, settings.facts.config
-    if node is None:
-        what = "the config has no such node"
-        return [Problem("skip", what, "add +skip=rollout_cache to the command")]
-    if node.get("enable") is False:
-        return [Problem("skip.enable", "it is false, so every role is off", "set skip.enable=true")]
-    chosen = {option.rpartition("_")[0]: option for option, _ in chosen_options(config, "skip")}
-    off = [
-        Problem(
-            f"skip.{role}.enable",
-            f"it is false, although the option {chosen[role]} was chosen: something after it in "
-            "the composition sets it",
-            "remove that override; or in the defaults list, put "
-            f"`- skip: {chosen[role]}` after that entry, which is `_self_` in verl's "
-            "ppo_trainer.yaml; or put it into a config that includes this one",
-        )
-        for role in chosen.keys() - settings.roles
-    ]
-    if not (off or settings.roles):
-        what = "no role is enabled"
-        return [Problem("skip", what, "choose an option, e.g. +skip=rollout_cache")]
-    return off

@@ -24,6 +24,7 @@ from rlskip.config.check import (
     raise_all,
     read,
 )
+from rlskip.config.choices import chosen_options
 from rlskip.config.facts import HostFacts
 from rlskip.config.nodes import find_node
 from rlskip.config.skip import (
@@ -261,6 +262,33 @@ def _inherit(
     if role.enable and role.on_miss == "error" and role.on_mismatch == "regenerate":
         what = f"{because} never runs the stage, and {typed('on_mismatch')}=regenerate runs it"
         yield Problem(never_runs, what, "choose one of them")
+
+
+def why_off(settings: SkipSettings) -> list[Problem]:
+    """Why roles that a Hydra job chose are off; one problem at least if no role is on."""
+    node, config = settings.node, settings.facts.config
+    if node is None:
+        what = "the config has no such node"
+        return [Problem("skip", what, "add +skip=rollout_cache to the command")]
+    if node.get("enable") is False:
+        return [Problem("skip.enable", "it is false, so every role is off", "set skip.enable=true")]
+    chosen = {option.rpartition("_")[0]: option for option, _ in chosen_options(config, "skip")}
+    off = [
+        Problem(
+            f"skip.{role}.enable",
+            f"it is false, although the option {option} was chosen: something after it in the "
+            "composition sets it",
+            f"remove that override; or in the defaults list, put `- skip: {option}` after that "
+            "entry, which is `_self_` in verl's ppo_trainer.yaml; or put it into a config that "
+            "includes this one",
+        )
+        for role, option in chosen.items()
+        if role not in settings.roles
+    ]
+    if not (off or settings.roles):
+        what = "no role is enabled"
+        return [Problem("skip", what, "choose an option, e.g. +skip=rollout_cache")]
+    return off
 
 
 def _without_class(

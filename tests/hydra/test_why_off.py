@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rlskip.config.choices import why_off
-from rlskip.config.settings import SkipSettings, read_skip
+from rlskip.config.settings import SkipSettings, read_skip, why_off
 from tests.hydra.conftest import compose_from
 
 
