@@ -318,9 +318,7 @@ def _unwritable(dumps: Dumps) -> list[Problem]:
     if local.on_miss == "error" or (reason := cannot_write(dumps.directory)) is None:
         return []
     there = {*dumps.store.steps()}
-    steps = local.steps
-    listed = not steps.everything and not steps.ranges and steps.singles <= there
-    if there if local.action == SkipAction.REPEAT else listed:
+    if there if local.action == SkipAction.REPEAT else local.steps.are_among(there):
         return []
     what = f"{local.dump_dir} cannot be written ({reason}), and role {dumps.role} has steps "
     remedy = "name a directory that can be written; to use only the dumps that are there, set "
