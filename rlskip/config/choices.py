@@ -92,7 +92,7 @@ def refuse_displaced(name: str, config: Any) -> None:
     if not (option or typed):
         return
     before: dict[str, str] = {}
-    for path, values in _entries(config):
+    for path, values in _entries(config, every=typed):
         own = values.get(name)  # what a mapping of rlskip's replaced
         if option and own is not None and not re.match(r"\{\}|\$\{|\?\?\?", str(own)):
             what = f"the application's own key `{name}` ({own!r}) is in the place of rlskip's node "
@@ -106,19 +106,25 @@ def refuse_displaced(name: str, config: Any) -> None:
         before |= {key: path for key in values if key.startswith(f"{name}.")}
 
 
-def _entries(config: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What a job was composed of, in that order: the path of each config, and its full keys."""
+def _entries(config: Any, every: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What a job was composed of, in that order: the path of each config, and its full keys.
+
+    Without `every` the primary config alone: to load all of a large application takes its time.
+    """
     from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
 
     if not GlobalHydra.instance().is_initialized():
         return
-    given = [*overrides_of(config, "hydra"), *overrides_of(config)]
-    config_name = OmegaConf.select(config, "hydra.job.config_name")
     loader = GlobalHydra.instance().config_loader()
-    for entry in loader.compute_defaults_list(config_name, given, RunMode.RUN).defaults:
-        path = entry.config_path or ""
-        source = next((one for one in loader.get_sources() if one.is_config(path)), None)
+    config_name = OmegaConf.select(config, "hydra.job.config_name")
+    places = [(config_name, "")]
+    if every:
+        given = [*overrides_of(config, "hydra"), *overrides_of(config)]
+        listed = loader.compute_defaults_list(config_name, given, RunMode.RUN).defaults
+        places = [(one.config_path, one.package or "") for one in listed]
+    for path, package in places:
+        sources = (one for one in loader.get_sources() if path and one.is_config(path))
+        source = next(sources, None)
         if source is not None and not path.startswith("hydra/"):
-            content = source.load_config(path).config
-            yield path, dict(leaves(content, entry.package or "", resolve=False))
+            yield path, dict(leaves(source.load_config(path).config, package, resolve=False))
