@@ -7,10 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from rlskip._human import age, duration, size
 from rlskip.cli.options import Dir, Json, Where, dump_dir
-from rlskip.cli.screen import Cell, put, table, text
-from rlskip.config.steps import compact
+from rlskip.cli.screen import Cell, listing, put, text
 from rlskip.jobs.records import StepTallies, Tally, tally_steps
 from rlskip.runs.find import find_runs
 from rlskip.runs.on_disk import Dump, dumps_at
@@ -45,21 +43,11 @@ def ls(
     lines = every[:limit]
     if not lines:
         return put(as_json, [], [f"no dumps in {place}"])
-    rows = [
-        (
-            line["run"],
-            compact(line["steps"]),
-            size(line["size"]),
-            age(line["written"]) if line["written"] else "",
-            line["hits"],
-            line["misses"],
-            duration(max(0.0, line["seconds_saved"])),
-            _note(line),
-        )
-        for line in lines
-    ]
-    shown = table(("run", "steps", ">size", ">age", ">hits", ">misses", ">saved", ""), rows)
-    return put(as_json, lines, [shown, *_more(len(every), lines)])
+    columns = {
+        "run": "run", "steps": "steps", ">size": "size", ">age": "written", ">hits": "hits",
+        ">misses": "misses", ">saved": "seconds_saved", "": "note",
+    }  # fmt: skip
+    return put(as_json, lines, [listing(lines, columns), *_more(len(every), lines)])
 
 
 def _of_run(run: Run, tallies: StepTallies) -> Line:
@@ -72,7 +60,7 @@ def _of_run(run: Run, tallies: StepTallies) -> Line:
     dumps = [dump for step in some for dump in dumps_at(places[step])]
     share = every / max(1, len(dumps)) if some is not steps else 1
     total = sum(tallies.values(), Tally())
-    return {
+    line = {
         "run": run.name,
         "directory": str(run.directory),
         "steps": sorted({dump.step for dump in dumps}) if some is steps else steps,
@@ -88,15 +76,16 @@ def _of_run(run: Run, tallies: StepTallies) -> Line:
         "misses": total.misses,
         "seconds_saved": total.seconds_saved,
     }
+    return {**line, "note": _note(line)}
 
 
-def _note(line: Line) -> Cell:
-    found = [f"{line['journals']} with a journal"] if line["journals"] else []
+def _note(line: Line) -> str:
+    found = [f"by {line['read']} of its dumps"] if line["read"] < line["dumps"] else []
+    found += [f"{line['journals']} with a journal"] if line["journals"] else []
     if jobs := len(line["jobs"]):
         found.append(f"{jobs} job{'s' * (jobs > 1)} at work")
-    bad = [f"{line[what]} {what}" for what in ("unreadable", "quarantined") if line[what]]
-    some = [f"by {line['read']} of its dumps"] if line["read"] < line["dumps"] else []
-    return text(", ".join([*some, *found, *bad]), "red" if bad else "")
+    found += [f"{line[what]} {what}" for what in ("unreadable", "quarantined") if line[what]]
+    return ", ".join(found)
 
 
 def _more(every: int, lines: Sequence[Line]) -> list[Cell]:
@@ -114,22 +103,13 @@ def _steps(run: Run, tallies: StepTallies, limit: int | None) -> tuple[Line, lis
         every += [_of_dump(dump, tallies) for dump in dumps_at(places[step])]
     lines = every[:limit]
     total = len(every) if limit is None else max(len(every), sum(map(len, places.values())))
-    rows = [
-        (
-            line["dump"],
-            size(line["size"]),
-            "" if line["nbytes"] is None else size(line["nbytes"]),
-            age(line["written"]),
-            "" if line["seconds"] is None else duration(line["seconds"]),
-            line["hits"],
-            text(line["problem"], "red") if line["problem"] else line["job"] or "",
-        )
-        for line in lines
-    ]
-    heads = (">step", ">size", ">in memory", ">age", ">generated in", ">hits", "made by job")
+    columns = {
+        ">step": "dump", ">size": "size", ">in memory": "nbytes", ">age": "written",
+        ">generated in": "seconds", ">hits": "hits", "made by job": "job", "": "problem",
+    }  # fmt: skip
     quarantined = [str(path.relative_to(run.directory)) for path in run.quarantine()]
     journals = [path.name for path in run.journals()]
-    view = [text(run.name, "bold"), table(heads, rows), *_more(total, lines)]
+    view = [text(run.name, "bold"), listing(lines, columns), *_more(total, lines)]
     jobs = run.jobs()
     view += [f"{who}: {', '.join(sorted(does))}" for who, does in sorted(jobs.items())]
     if journals:

@@ -8,9 +8,9 @@ from typing import Annotated
 import attrs
 import typer
 
-from rlskip._human import age, size
+from rlskip._human import size
 from rlskip.cli.options import Dir, Json, Where, dump_dir
-from rlskip.cli.screen import progress, put, table
+from rlskip.cli.screen import listing, progress, put
 from rlskip.errors import ConfigError
 from rlskip.runs.find import find_runs
 from rlskip.runs.pruning import choose, remove
@@ -35,11 +35,8 @@ def prune(
     A step that a job generates is kept.
     """
     if keep_last is None and older_than is None and not quarantined:
-        raise ConfigError(
-            "no limit is given",
-            "prune",
-            "give --keep-last, --older-than or --quarantined",
-        )
+        limits = "give --keep-last, --older-than or --quarantined"
+        raise ConfigError("no limit is given", "prune", limits)
     chosen = choose(
         find_runs(dump_dir(where or directory)),
         keep_last=keep_last,
@@ -49,16 +46,6 @@ def prune(
     old = [remove(one, really=yes) for one in progress(chosen, "removing")]
     if not old:
         return put(as_json, [], ["nothing to remove"])
-    rows = [
-        (
-            one.run.name,
-            one.name,
-            size(one.size),
-            age(one.written),
-            one.why if one.kept is None else f"{one.why}; kept: {one.kept}",
-        )
-        for one in old
-    ]
     going = [one for one in old if one.kept is None]
     total = f"{len(going)} dumps, {size(sum(one.size for one in going))}"
     last = f"removed {total}" if yes else f"would remove {total}; add --yes to remove them"
@@ -68,8 +55,10 @@ def prune(
         for one in old
     ]
     failed = any(one.kept is not None and "cannot" in one.kept for one in old)
-    shown = table(("run", "dump", ">size", ">age", "why"), rows)
-    return put(as_json, data, [shown, last], failed=failed)
+    columns = {"run": "run", "dump": "name", ">size": "size", ">age": "written", "why": "why"}
+    if len(going) < len(old):
+        columns["kept"] = "kept"
+    return put(as_json, data, [listing(data, columns), last], failed=failed)
 
 
 def _seconds(given: str) -> float:

@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlskip._human import finite, one_line
+from rlskip._human import age, duration, finite, one_line, size
+from rlskip.config.steps import compact
 from rlskip.errors import RlskipError
 
 T = TypeVar("T")
@@ -24,6 +25,15 @@ T = TypeVar("T")
 Cell = object
 """A text with a style (:func:`text`), or any value, which is shown as its ``str``."""
 
+# How a value is shown, by its key.
+_SHOWN: dict[str, Callable[[Any], str]] = {
+    "steps": compact,
+    "size": size,
+    "nbytes": size,
+    "written": age,
+    "seconds": duration,
+    "seconds_saved": lambda seconds: duration(max(0.0, seconds)),
+}
 _WIDTH = 120  # if the output is not a terminal and COLUMNS is not set
 
 
@@ -100,6 +110,19 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
     for row in rows:
         made.add_row(*map(text, row))
     return made
+
+
+def listing(lines: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> Table:
+    """A table of the lines' values by the heads of their columns; None is an empty cell.
+
+    Sizes, times and steps are shown as everywhere.
+    """
+    keys = columns.values()
+    rows = [
+        ["" if line[key] is None else _SHOWN.get(key, str)(line[key]) for key in keys]
+        for line in lines
+    ]
+    return table(list(columns), rows)
 
 
 def facts(pairs: Iterable[tuple[Cell, Cell]]) -> Table:

@@ -9,7 +9,7 @@ import typer
 
 from rlskip._human import size
 from rlskip.cli.options import Dir, Json, dump_dir
-from rlskip.cli.screen import progress, put, table, text
+from rlskip.cli.screen import listing, progress, put
 from rlskip.format.dump_errors import AbsentDumpError
 from rlskip.runs.find import find_runs, find_target
 from rlskip.runs.opened import NoSuchPlaceError
@@ -37,12 +37,11 @@ def verify(
         with contextlib.suppress(AbsentDumpError):  # a live run's keep_last was quicker
             problem = dump.verify()
             found.append({"run": run, "dump": dump.name, "size": dump.size, "problem": problem})
-    bad = [
-        (one["run"], one["dump"], text(one["problem"], "red")) for one in found if one["problem"]
-    ]
+    bad = [one for one in found if one["problem"]]
     total = f"{len(found) - len(bad)} of {len(found)} dumps are sound"
     if gone := len(dumps) - len(found):
         total += f"; {gone} were removed meanwhile"
-    shown = [table(("run", "step", "problem"), bad)] if bad else []
+    columns = {"run": "run", "step": "dump", "problem": "problem"}
+    shown = [listing(bad, columns)] if bad else []
     read = size(sum(one["size"] for one in found))
     return put(as_json, found, [*shown, f"{total} ({read} read)"], failed=bad)

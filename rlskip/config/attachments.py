@@ -91,42 +91,32 @@ class AttachConfig:
 
 def read_attach(
     node: Mapping[str, Any], registry: Mapping[str, RoleSpec], problems: list[Problem]
-) -> dict[str, list[AttachConfig]]:
-    """The functions of each role; `node` is the mapping at ``skip.attach``.
+) -> dict[str, AttachConfig]:
+    """The function of each role; `node` is the mapping at ``skip.attach``.
 
-    A role has one function, or a list of them. Problems are appended to `problems`.
+    Problems are appended to `problems`.
     """
-    attach: dict[str, list[AttachConfig]] = {}
+    attach: dict[str, AttachConfig] = {}
     attached: dict[str, str] = {}
-    for role, value in node.items():
+    for role, entry in node.items():
         at = f"skip.attach.{role}"
         if role not in registry:
             what = "this role is not registered"
             problems.append(Problem(at, what, did_you_mean(str(role), registry, "skip.attach")))
-            continue
-        if "queue" in registry[role].options:
+        elif "queue" in registry[role].options:
             what = "its stages need a queue, which no path names"
             remedy = f"decorate them: SkipManager.annotate({role!r}, queue=..., phase=...)"
             problems.append(Problem(at, what, remedy))
-            continue
-        several = isinstance(value, list)
-        entries = {f"{at}.{i}": e for i, e in enumerate(value)} if several else {at: value}
-        attach[role] = [_read_one(entry, key, problems) for key, entry in entries.items()]
-        for key, one in zip(entries, attach[role], strict=True):
+        elif not isinstance(entry, str | Mapping):
+            what = f"expected a function's name or a mapping, got {entry!r}"
+            problems.append(Problem(at, what, 'write "package.module:Class.method"'))
+        else:
+            given = {"target": entry} if isinstance(entry, str) else entry
+            one = attach[role] = read(AttachConfig, given, at, problems)
             if one.step and registry[role].online_step:
                 what = "this role reads the step from each call"
-                problems.append(Problem(f"{key}.step", what, "leave it out"))
-            if attached.setdefault(one.target, key) != key:
+                problems.append(Problem(f"{at}.step", what, "leave it out"))
+            if attached.setdefault(one.target, at) != at:
                 what = f"{one.target} is already attached at {attached[one.target]}"
-                problems.append(Problem(key, what, "one function is one stage"))
+                problems.append(Problem(at, what, "one function is one stage"))
     return attach
-
-
-def _read_one(entry: Any, at: str, problems: list[Problem]) -> AttachConfig:
-    if isinstance(entry, str):
-        entry = {"target": entry}
-    if not isinstance(entry, Mapping):
-        what = f"expected a function's name or a mapping, got {entry!r}"
-        problems.append(Problem(at, what, 'write "package.module:Class.method"'))
-        return AttachConfig()
-    return read(AttachConfig, entry, at, problems)

@@ -1,20 +1,17 @@
-"""Which options a Hydra job chose, and whether rlskip's node has what they say."""
+"""Which options a Hydra job chose, and whether their nodes are where rlskip reads them."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import OmegaConf
 
-from rlskip.config.check import Problem, leaves
+from rlskip.config.check import leaves
 from rlskip.config.register import SCHEMAS, hydra_config, options
 from rlskip.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rlskip.config.settings import SkipSettings
 
 ADD_CALLBACK = "add hydra/callbacks=rlskip"
 
@@ -65,9 +62,6 @@ def dropped_callback(config: Any) -> str | None:
     return None
 
 
-# -- an option whose node is not in its place ----------------------------------------------------
-
-
 def refuse_displaced(name: str, config: Any) -> None:
     """Raise if what a job chose for node `name` is not at key `name`, not alone, or not in order.
 
@@ -98,7 +92,7 @@ def refuse_displaced(name: str, config: Any) -> None:
     if not (option or typed):
         return
     before: dict[str, str] = {}
-    for path, values in _entries(config):
+    for path, values in _entries(config, every=typed):
         own = values.get(name)  # what a mapping of rlskip's replaced
         if option and own is not None and not re.match(r"\{\}|\$\{|\?\?\?", str(own)):
             what = f"the application's own key `{name}` ({own!r}) is in the place of rlskip's node "
@@ -112,54 +106,25 @@ def refuse_displaced(name: str, config: Any) -> None:
         before |= {key: path for key in values if key.startswith(f"{name}.")}
 
 
-def _entries(config: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What a job was composed of, in that order: the path of each config, and its full keys."""
+def _entries(config: Any, every: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What a job was composed of, in that order: the path of each config, and its full keys.
+
+    Without `every` the primary config alone: to load all of a large application takes its time.
+    """
     from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
 
     if not GlobalHydra.instance().is_initialized():
         return
-    given = [*overrides_of(config, "hydra"), *overrides_of(config)]
-    config_name = OmegaConf.select(config, "hydra.job.config_name")
     loader = GlobalHydra.instance().config_loader()
-    for entry in loader.compute_defaults_list(config_name, given, RunMode.RUN).defaults:
-        path = entry.config_path or ""
-        source = next((one for one in loader.get_sources() if one.is_config(path)), None)
+    config_name = OmegaConf.select(config, "hydra.job.config_name")
+    places = [(config_name, "")]
+    if every:
+        given = [*overrides_of(config, "hydra"), *overrides_of(config)]
+        listed = loader.compute_defaults_list(config_name, given, RunMode.RUN).defaults
+        places = [(one.config_path, one.package or "") for one in listed]
+    for path, package in places:
+        sources = (one for one in loader.get_sources() if path and one.is_config(path))
+        source = next(sources, None)
         if source is not None and not path.startswith("hydra/"):
-            content = source.load_config(path).config
-            yield path, dict(leaves(content, entry.package or "", resolve=False))
-
-
-# -- an option that something overrides ----------------------------------------------------------
-
-
-def why_off(settings: SkipSettings) -> list[Problem]:
-    """Why roles that the job chose are off; one problem at least if no role is on.
-
-    Parameters
-    ----------
-    settings
-        Those of a full config, with the node `hydra`.
-    """
-    node, config = settings.node, settings.facts.config
-    if node is None:
-        what = "the config has no such node"
-        return [Problem("skip", what, "add +skip=rollout_cache to the command")]
-    if node.get("enable") is False:
-        return [Problem("skip.enable", "it is false, so every role is off", "set skip.enable=true")]
-    chosen = {option.rpartition("_")[0]: option for option, _ in chosen_options(config, "skip")}
-    off = [
-        Problem(
-            f"skip.{role}.enable",
-            f"it is false, although the option {chosen[role]} was chosen: something after it in "
-            "the composition sets it",
-            "remove that override; or in the defaults list, put "
-            f"`- skip: {chosen[role]}` after that entry, which is `_self_` in verl's "
-            "ppo_trainer.yaml; or put it into a config that includes this one",
-        )
-        for role in chosen.keys() - settings.roles
-    ]
-    if not (off or settings.roles):
-        what = "no role is enabled"
-        return [Problem("skip", what, "choose an option, e.g. +skip=rollout_cache")]
-    return off
+            yield path, dict(leaves(source.load_config(path).config, package, resolve=False))

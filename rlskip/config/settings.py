@@ -24,6 +24,7 @@ from rlskip.config.check import (
     raise_all,
     read,
 )
+from rlskip.config.choices import chosen_options
 from rlskip.config.facts import HostFacts
 from rlskip.config.nodes import find_node
 from rlskip.config.skip import (
@@ -78,7 +79,7 @@ class SkipSettings:
         The enabled roles, each complete: ``steps`` is a :class:`Steps`, ``dump_dir`` an absolute
         path. Empty when `skip` is absent or switched off.
     attach
-        For each role the functions that ``skip.attach`` names.
+        For each role the function that ``skip.attach`` names.
     node
         The plain `skip` mapping, without the defaults that verl fills in; None if there is none.
     start_engine
@@ -89,7 +90,7 @@ class SkipSettings:
 
     facts: HostFacts
     roles: dict[str, RoleConfig] = attrs.field(factory=dict)
-    attach: dict[str, list[AttachConfig]] = attrs.field(factory=dict)
+    attach: dict[str, AttachConfig] = attrs.field(factory=dict)
     node: dict[str, Any] | None = None
     start_engine: bool = True
     log_metrics: bool = True
@@ -254,6 +255,33 @@ def _inherit(
     if role.enable and role.on_miss == "error" and role.on_mismatch == "regenerate":
         what = f"{because} never runs the stage, and {typed('on_mismatch')}=regenerate runs it"
         yield Problem(never_runs, what, "choose one of them")
+
+
+def why_off(settings: SkipSettings) -> list[Problem]:
+    """Why roles that a Hydra job chose are off; one problem at least if no role is on."""
+    node, config = settings.node, settings.facts.config
+    if node is None:
+        what = "the config has no such node"
+        return [Problem("skip", what, "add +skip=rollout_cache to the command")]
+    if node.get("enable") is False:
+        return [Problem("skip.enable", "it is false, so every role is off", "set skip.enable=true")]
+    chosen = {option.rpartition("_")[0]: option for option, _ in chosen_options(config, "skip")}
+    off = [
+        Problem(
+            f"skip.{role}.enable",
+            f"it is false, although the option {option} was chosen: something after it in the "
+            "composition sets it",
+            f"remove that override; or in the defaults list, put `- skip: {option}` after that "
+            "entry, which is `_self_` in verl's ppo_trainer.yaml; or put it into a config that "
+            "includes this one",
+        )
+        for role, option in chosen.items()
+        if role not in settings.roles
+    ]
+    if not (off or settings.roles):
+        what = "no role is enabled"
+        return [Problem("skip", what, "choose an option, e.g. +skip=rollout_cache")]
+    return off
 
 
 def _without_class(

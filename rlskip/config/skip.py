@@ -200,8 +200,8 @@ class SkipManagerConfig(RoleConfig):
     # Validation: generate, or replay (cached as the role rollout_val, beside any other role).
     validation: str = field(default="generate", metadata=_validation)
 
-    # Functions of third-party code that are stages: role to "package.module:Class.method", to
-    # a mapping (rlskip.config.attachments.AttachConfig), or to a list of these.
+    # Functions of third-party code that are stages: role to "package.module:Class.method", or to
+    # a mapping (rlskip.config.attachments.AttachConfig).
     attach: dict[str, Any] = field(default_factory=dict)
 
     # One call generates a whole step; steps are the trainer's global steps.

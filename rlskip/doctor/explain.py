@@ -14,12 +14,12 @@ import attrs
 from omegaconf import DictConfig
 
 from rlskip.config.check import look_up
-from rlskip.config.choices import ADD_CALLBACK, why_off
+from rlskip.config.choices import ADD_CALLBACK
 from rlskip.config.facts import HostFacts
 from rlskip.config.legacy import FLAG
 from rlskip.config.nodes import find_node
 from rlskip.config.origin import Origin
-from rlskip.config.settings import SkipSettings, read_skip
+from rlskip.config.settings import SkipSettings, read_skip, why_off
 from rlskip.config.skip import RoleConfig, role_specs, to_generate
 from rlskip.config.steps import compact
 from rlskip.doctor import ERROR, NOTE, OK, WARNING, Finding
@@ -58,8 +58,7 @@ def explain(command: Sequence[str]) -> list[Finding]:
     if roles:
         findings += [
             Finding("attach", OK, f"{one.target} becomes the stage {role}")
-            for role, entries in settings.attach.items()
-            for one in entries
+            for role, one in settings.attach.items()
         ]
     if roles and is_verls(config):
         findings += _verl(settings, split)

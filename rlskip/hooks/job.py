@@ -13,13 +13,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from rlskip import stages
-from rlskip.config.choices import why_off
 from rlskip.config.dump_dir import DIRECTORY_VARIABLE
 from rlskip.config.facts import HostFacts
 from rlskip.config.legacy import refuse_legacy_flag
 from rlskip.config.origin import ORIGIN_VARIABLE, Origin
 from rlskip.config.record import read_record, record_chosen_by
-from rlskip.config.settings import SkipSettings, has_own_key, read_skip
+from rlskip.config.settings import SkipSettings, has_own_key, read_skip, why_off
 from rlskip.errors import RlskipAbort, RlskipError
 from rlskip.hooks.summary import log_roles, write_summary
 from rlskip.hosts.verl import launcher

@@ -29,11 +29,11 @@ _attached: dict[str, _Attachment] = {}
 
 
 def attach(
-    functions: Mapping[str, list[AttachConfig]],
+    functions: Mapping[str, AttachConfig],
     roles: Collection[str],
     decorate: Callable[[Stage], Callable[..., Any]],
 ) -> None:
-    """Make the `functions` of each of the `roles` stages; `decorate` makes one's function.
+    """Make the function of each of the `roles` a stage; `decorate` makes one's function.
 
     Raises
     ------
@@ -42,10 +42,9 @@ def attach(
     ConfigError
         The function that returns the step cannot be imported, or `rows` describes no rows.
     """
-    for role, entries in functions.items():
+    for role, function in functions.items():
         if role in roles:
-            for entry in entries:
-                _attach(_Attachment(role, entry, decorate))
+            _attach(_Attachment(role, function, decorate))
         else:
             log.info("rlskip: skip.attach.%s has no effect: that role is off", role)
     for attachment in _attached.values():

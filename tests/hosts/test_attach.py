@@ -171,13 +171,12 @@ def test_own_loop_one_call(loop: Any, tmp_path: Any) -> None:
 
 
 def test_a_stage_within_a_stage_is_part_of_it(loop: Any, tmp_path: Any) -> None:
-    both = [
-        {"target": f"{loop.__name__}:{cls}.generate", "step": "step"} for cls in ("Loop", "Special")
-    ]
+    outer = SkipManager.annotate(role="rollout")(loop.Special.generate)
     for calls in ([1], []):
-        SkipManager.init(config(tmp_path, both, wait_s=1))
+        SkipManager.init(config(tmp_path, f"{loop.__name__}:Loop.generate", wait_s=1))
+        SkipManager.set_step(1)
         loop.calls.clear()
-        assert loop.Special.generate([1], step=1) == {"doubled": [2]}
+        assert outer([1], step=1) == {"doubled": [2]}
         assert loop.calls == calls
     # As a miss of its own, the inner call would have waited for the outer one to generate.
     counts = tally({"rollout": str(tmp_path / "dumps")}, job_id())["rollout"]
@@ -334,7 +333,7 @@ def test_a_target_that_is_imported_and_not_there_refuses(third_party: Any, tmp_p
         ({"target": "m:f", "identity": ["x-y"]}, "rollout.identity.0: 'x-y' is not a path"),
         ({"target": "m:f", "identity": "x"}, "rollout.identity: Invalid value assigned: str"),
         ({"target": "m:f", "phase": "sample"}, "skip.attach.rollout.phase: unknown key"),
-        (["m:f", "m:f"], "rollout.1: m:f is already attached at skip.attach.rollout.0"),
+        (["m:f"], "skip.attach.rollout: expected a function's name or a mapping"),
     ],
 )
 def test_bad_entries_are_named(entry: Any, what: str) -> None:

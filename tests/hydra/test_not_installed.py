@@ -12,8 +12,8 @@ from hydra.types import RunMode
 from omegaconf import open_dict
 
 from rlskip import SkipManager
-from rlskip.config.choices import refuse_displaced, why_off
-from rlskip.config.settings import read_skip
+from rlskip.config.choices import refuse_displaced
+from rlskip.config.settings import read_skip, why_off
 from rlskip.errors import NotInstalledError
 
 

@@ -10,9 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 import rlskip_conf
-from rlskip import SkipManager
 from rlskip._hydra import sets_own_key
-from rlskip.config.merge import read_merge
 from rlskip.config.register import NODES, options
 from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError
@@ -71,14 +69,6 @@ def test_another_place_is_refused(job: Any, node: str) -> None:
         assert caught.value.remedy == f"choose it with +{node}={option}"
 
 
-def test_an_own_group_of_that_name_may_be_anywhere(job: Any, tmp_path: Path) -> None:
-    (tmp_path / "merge").mkdir()
-    (tmp_path / "merge" / "linear.yaml").write_text("weight: 0.5\n", encoding="utf-8")
-    config = job("a: 1\n", "+merge@model=linear", "+skip=rollout_cache")
-    assert read_skip(config).roles
-    assert not read_merge(config).stepwise_output
-
-
 def test_an_own_option_of_that_name_is_no_option_of_rlskips(
     make_app: Callable[..., Any],
 ) -> None:
@@ -98,13 +88,6 @@ def test_a_job_is_refused_before_it_starts(make_app: Callable[..., Any], sweep: 
     run = app.run(*sweep, "+skip@rlskip=rollout_cache", fails=True)
     assert app.generated == []
     assert "choose it with +skip=rollout_cache" in run.said
-
-
-def test_init_refuses_every_call(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="if `skip` is the application's own key, rename it"):
-        SkipManager.init({"skip": 5})
-    with pytest.raises(Exception, match=r"SkipManager\.init failed"):
-        SkipManager.annotate(role="rollout")(lambda prompts: prompts)([1])
 
 
 # -- whoever chose nothing is left alone ---------------------------------------------------------

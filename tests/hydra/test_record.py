@@ -95,13 +95,6 @@ def test_what_is_asked_of_skip_is_checked_where_stages_are_recorded(
 
 
 @pytest.mark.slow
-def test_each_job_of_a_sweep_has_its_own_records(make_app: Callable[..., Any]) -> None:
-    app = make_app(task=TASK)
-    app.run("-m", "+record=stages", "record.dump_dir=dumps", "a=1,2")
-    assert len(list((app.folder / "dumps" / "stages").iterdir())) == 2
-
-
-@pytest.mark.slow
 def test_an_option_that_a_sweep_chooses_is_not_lost_in_silence(
     make_app: Callable[..., Any],
 ) -> None:
