@@ -31,14 +31,9 @@ class LengthError(RlskipError, ValueError):
 class Misfit:
     """Values of a row that are not one for each of its tokens.
 
-    Parameters
-    ----------
-    what, name
-        The entry of :class:`~rlskip.batch.row_fields.RowFields`, and the field that it names.
-    row
-        None: the field has `values` rows, and the batch `tokens`.
-    of
-        What has the `tokens`: ``response``, ``prompt`` or ``row``.
+    ``what`` is the entry of :class:`~rlskip.batch.row_fields.RowFields`, ``name`` the field that it
+    names, ``of`` what has the `tokens`: ``response``, ``prompt`` or ``row``. Without a row the
+    field has `values` rows, and the batch `tokens`.
     """
 
     what: str

@@ -103,16 +103,8 @@ class RowFields:
     def of(cls, names: Collection[str], given: Mapping[str, Any] | None = None) -> RowFields:
         """The description of rows with columns of these names.
 
-        Parameters
-        ----------
-        given
-            What is not as in :data:`CONVENTION`: entries of this class, None for one that no column
-            has.
-
-        Raises
-        ------
-        RowsError
-            `given` has an unknown entry.
+        `given` is what is not as in :data:`CONVENTION`: entries of this class, None for one that no
+        column has. Raises RowsError where it has an unknown entry.
         """
         given = given or {}
         check(given)

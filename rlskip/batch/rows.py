@@ -119,23 +119,13 @@ class RowColumns:
 class Rows:
     """B rows without their padding. What names them is computed when it is first asked for.
 
-    Parameters
-    ----------
-    prompt, response
-        The tokens of each row. A response whose row is one column begins with the first sampled
-        token.
-    mask
-        Which tokens of the response were sampled, bool; None where no column tells: all of them,
-        unless it is among the `misfits`.
-    has_prompts
-        Whether a column holds the prompts; else they are empty.
-    sessions, turns
-        What the batch calls them, int64 [B]; None where it has no such numbers.
-    misfits
-        The masks that are not one for each token: what they tell is not known.
-    extents
-        Of the columns of prompts, responses and whole rows where in each row what is not padding
-        starts and ends, int64 [B]; both are the row's length where nothing is.
+    A response whose row is one column begins with the first sampled token. ``mask`` tells which
+    tokens of the response were sampled, bool; None where no column tells: all of them, unless it
+    is among the ``misfits``, the masks that are not one for each token. ``has_prompts`` tells
+    whether a column holds the prompts; else they are empty. ``sessions`` and ``turns`` are int64
+    [B]; None where the batch has no such numbers. ``extents`` has of the columns of prompts,
+    responses and whole rows where in each row what is not padding starts and ends, int64 [B]; both
+    are the row's length where nothing is.
     """
 
     prompt: Ragged

@@ -32,12 +32,8 @@ _OF_ROWS = ("keys", "prompts", "masks", "lengths", "sessions", "turns")
 class Dumps:
     """A run, a step or a call as a side of a comparison.
 
-    Parameters
-    ----------
-    number
-        The number under which its only step is compared; None: its own.
-    has_texts
-        Whether some of what was read is text, without tokens.
+    Its only step is compared under a `number`; None: its own. ``has_texts`` tells whether some of
+    what was read is text, without tokens.
     """
 
     name: str

@@ -39,13 +39,7 @@ _MEANS = np.array([name in ("mean", "order") for name in MOMENTS])
 
 
 def compare_step(step: int, a: StepRecords, b: StepRecords, rounding: Rounding) -> StepResult:
-    """Compare what two jobs recorded at a step.
-
-    Raises
-    ------
-    DumpError
-        A value cannot be read.
-    """
+    """Compare what two jobs recorded at a step; raises DumpError where a value cannot be read."""
     found = _compare_rows(step, a, b)
     for name, mine in a.stages.items():
         if name in b.stages:

@@ -146,13 +146,7 @@ class Comparison:
         return not (self.first or incomparable or alone)
 
     def verdict(self, decode: Decode | None = None) -> str:
-        """One sentence: what differs first, where, and both values.
-
-        Parameters
-        ----------
-        decode
-            Makes text of tokens, to show those around the one that differs.
-        """
+        """One sentence: what differs first, where, and both values, in text by `decode`."""
         first = self.first
         if first is None:
             return self._verdict_of_equals()

@@ -14,7 +14,7 @@ import torch
 
 from rlskip.compare.records import StepRecords
 from rlskip.compare.rollouts import RowValues
-from rlskip.compare.rounding import LAMBDA
+from rlskip.compare.rounding import Rounding, differences
 from rlskip.compare.verdict import DIFFERS, EQUAL, ROUNDING
 from rlskip.errors import ConfigError
 from rlskip.exchange.bundle import Bundle
@@ -103,16 +103,13 @@ def _compared(
     stage: str, spec: str, old: np.ndarray, new: np.ndarray, names: list[str], scale: float = 0.0
 ) -> Recomputed:
     """`old` against `new` in float32: to the bit, or within rounding of `scale`."""
-    a, b = old.astype(np.float32), new.astype(np.float32)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    if same.all():
+    a, b = (some.astype(np.float32).astype(np.float64) for some in (old, new))
+    gaps = differences(a, b)
+    if not gaps.any():
         return Recomputed(stage, EQUAL, spec)
-    gaps = np.where(same, 0.0, np.abs(a.astype(np.float64) - b))
-    at = int(np.nanargmax(np.where(np.isnan(gaps), np.inf, gaps)))
-    is_close = bool(
-        (gaps <= LAMBDA * 2.0**-24 * np.maximum(np.maximum(np.abs(a), np.abs(b)), scale)).all()
-    )
-    state = ROUNDING if is_close else DIFFERS
+    at = int(gaps.argmax())
+    allowed = Rounding().allowed(a, b, ("float32", "float32"), 1, scale)
+    state = ROUNDING if (gaps <= allowed).all() else DIFFERS
     return Recomputed(stage, state, spec, float(a[at]), float(b[at]), names[at])
 
 

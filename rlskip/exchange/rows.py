@@ -38,10 +38,7 @@ class BadRowError(RlskipError, ValueError):
 def rows_of(given: Any) -> tuple[list[Row], RowFields]:
     """Copies of the rows, with tokens as lists and a uid, and what their fields hold.
 
-    Raises
-    ------
-    BadRowError
-        There is no row, or one does not fit the others or its own tokens.
+    Raises BadRowError where there is no row, or one does not fit the others or its own tokens.
     """
     copies: list[Row] = []
     for i, row in enumerate(_mappings(given)):

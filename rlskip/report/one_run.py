@@ -124,7 +124,7 @@ class OneRun:
             sessions = rollouts.sessions
             recorded = RowValues(self._recorded(dump.step), rollouts)
             decode = rollouts.decode or _recorded_decoder(dump)
-            words = self._words.setdefault(d, Vocabulary(decode))
+            words = self._words[d] = Vocabulary(decode)
             for i in chosen:
                 one = sessions[self._place[i]]
                 self._read[i] = session(one, words, recorded)

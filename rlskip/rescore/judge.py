@@ -233,7 +233,7 @@ def cached_reward(
     Raises
     ------
     RewardError
-        `function` takes none of these, or no version is given.
+        `function` takes none of these, or is a partial, or no version is given.
     """
     judge = Judge(function, directory, version, ignore)
     if not version:

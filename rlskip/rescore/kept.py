@@ -40,14 +40,9 @@ _MAX_CLAIM = 1 << 60
 
 
 class Verdicts:
-    """The verdicts of one function.
+    """The verdicts of one function, in a directory of its own that the first one creates.
 
     A directory that cannot be read or written costs a warning: verdicts are paid for again.
-
-    Parameters
-    ----------
-    directory
-        The function's own; the first verdict creates it.
     """
 
     def __init__(self, directory: Path) -> None:

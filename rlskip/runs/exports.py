@@ -33,10 +33,7 @@ def write_parquet(target: Scope, out: Path) -> int:
 def chats(target: Scope) -> Iterator[str]:
     """A line for each session: its chat messages, its reward, and where it is.
 
-    Raises
-    ------
-    RlskipError
-        A session has no chat messages, and no tokenizer makes text of its tokens.
+    Raises RlskipError where a session has none, and no tokenizer makes text of its tokens.
     """
     for session in target.sessions():
         messages = session.messages

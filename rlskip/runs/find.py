@@ -106,10 +106,7 @@ Target: TypeAlias = Run | Step | Call
 def find_target(name: str, within: Path, decode: Decode | None = None) -> Target:
     """What ``3``, ``3/0`` or a path means; a number is a step of the only run in `within`.
 
-    Raises
-    ------
-    NoSuchPlaceError
-        It does not exist, or a number is given and there are several runs.
+    Raises NoSuchPlaceError where it does not exist, or there are several runs for a number.
     """
     numbers = [as_step(part) for part in name.split("/")] if len(name) < 40 else [None]
     if len(numbers) <= 2 and None not in numbers:

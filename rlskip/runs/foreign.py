@@ -33,10 +33,7 @@ def files_in(path: Path) -> list[Path]:
 def run_of_files(path: Path) -> Path:
     """The directory of a run with the rows of a file, or of the files in a directory.
 
-    Raises
-    ------
-    DumpError
-        One cannot be read, or nothing tells which program wrote it.
+    Raises DumpError where one cannot be read, or nothing tells which program wrote it.
     """
     root = Path(tempfile.mkdtemp(prefix="rlskip-foreign-"))
     atexit.register(shutil.rmtree, root, ignore_errors=True)

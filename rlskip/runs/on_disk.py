@@ -162,10 +162,7 @@ class Dump:
     def verify(self) -> str | None:
         """Compare every byte with its checksum; the reason why the dump is unusable, or None.
 
-        Raises
-        ------
-        AbsentDumpError
-            It was removed since it was listed.
+        Raises AbsentDumpError where it was removed since it was listed.
         """
         try:
             with self._opened() as (reader, _):

@@ -49,10 +49,7 @@ def _fields(reader: Reader) -> dict[str, Node]:
 def read_columns(reader: Reader, meta: DumpMeta, fields: Sequence[str] | None) -> Columns:
     """The columns of a dump, verified: all, or those that `fields` of its rows need.
 
-    Raises
-    ------
-    DumpError
-        It has no such field, or it cannot be used.
+    Raises DumpError where it has no such field, or cannot be used.
     """
     nodes, described = _fields(reader), RowFields.from_meta(meta)
     known = described or RowFields.of(nodes)

@@ -169,14 +169,12 @@ def test_all_calls_of_a_step_are_compared(compared: Any) -> None:
     assert not compared([row(1)], {"prompt_ids": [], "completion_ids": []}).is_equal
 
 
-@pytest.mark.parametrize("lacks", ["A", "B"])
-def test_steps_that_one_side_lacks_are_a_difference(rlskip: Any, dumps: Path, lacks: str) -> None:
+def test_steps_that_one_side_lacks_are_a_difference(rlskip: Any, dumps: Path) -> None:
     sides = {"A": dumps / "grpo_tiny", "B": dumps / "other_tiny"}
     shutil.copytree(sides["A"], sides["B"])
-    shutil.rmtree(sides[lacks] / "GBS4_N2_in6_out8/3")
-    other = "B" if lacks == "A" else "A"
+    shutil.rmtree(sides["A"] / "GBS4_N2_in6_out8/3")
     said = rlskip("compare", *sides.values())
-    assert (said.code, f"only {other} has steps 3" in said.out) == (1, True)
+    assert (said.code, "only B has steps 3" in said.out) == (1, True)
     chosen = rlskip("compare", *sides.values(), "--steps", "1-2", "--json")
     assert (chosen.code, [step["step"] for step in chosen.json["steps"]]) == (0, [1, 2])
     assert rlskip("compare", *sides.values(), "--steps", "7").code == 2

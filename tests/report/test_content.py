@@ -57,19 +57,6 @@ def test_the_figures_are_those_of_show_and_of_open(
         )
 
 
-def test_what_a_session_says_is_what_its_rows_say(
-    rlskip: Any, run_dir: Path, tmp_path: Path, content: Callable[[Path], Any]
-) -> None:
-    rlskip("report", run_dir, "--html", tmp_path / "page.html")
-    found = content(tmp_path / "page.html").sessions()
-    for one in Run(run_dir).sessions():
-        (row,) = one.turns
-        prompt, response = found[one.place["step"], one.group, one.number]["parts"]
-        assert (prompt["kind"], prompt["ids"]) == ("prompt", row["prompt"])
-        assert (response["kind"], response["ids"]) == ("sampled", row["response"])
-        assert response["values"][LOG_PROBS] == pytest.approx(row["log_probs"], rel=1e-3)
-
-
 def test_calls_of_a_step_count_together(rlskip: Any, tmp_path: Path, content: Any) -> None:
     store = StepStore(tmp_path / "e_p" / "s")
     for step, number in [(1, 0), (2, 0), (2, 1)]:

@@ -81,16 +81,8 @@ def test_verify_tells_the_bad_ones_and_touches_none(rlskip: Any, run_dir: Path) 
     assert "missing" in verdicts["3"]
     assert rlskip("verify", 1, "-d", run_dir).code == 0
     assert rlskip("verify", run_dir / "2").code == 1
-    assert listing(run_dir) == before
-
-
-def test_looking_at_damage_sets_nothing_aside(rlskip: Any, run_dir: Path) -> None:
-    damage(run_dir, 2)
-    before = listing(run_dir)
     said = rlskip("show", 2, "-d", run_dir)
-    assert said.code == 2
-    assert "altered" in said.err
-    assert rlskip("ls", run_dir).code == 0
+    assert (said.code, "altered" in said.err) == (2, True)
     assert rlskip("compare", 1, 2, "-d", run_dir).code == 2
     assert listing(run_dir) == before
 
