@@ -101,15 +101,12 @@ class Notices:
         for stage, left in list(self._left.items()):
             names = [name for name in sorted(left) if self._is_new(f"left of {stage}: {name}")]
             if names:
-                others = len(names) - _MAX_CHANGES
-                more = f" and {others} more" if others > 0 else ""
-                del names[_MAX_CHANGES:]
                 log.warning(
-                    "rlskip: role %s: %s: not compared, so other values replay the same dump: %s%s"
+                    "rlskip: role %s: %s: not compared, so other values replay the same dump: %s"
                     "; annotate(identity=...) compares what shapes rollouts; "
                     "annotate(ignore=[...]) or '%s=[%s]' says what does not",
-                    self.role, stage, ", ".join(f"{name} ({left[name]})" for name in names), more,
-                    self.typed("skip.ignore"), ",".join(names),
+                    self.role, stage, _first([f"{name} ({left[name]})" for name in names]),
+                    self.typed("skip.ignore"), ",".join(names[:_MAX_CHANGES]),
                 )  # fmt: skip
             self._given.add(f"left of {stage}")
 
@@ -218,9 +215,7 @@ class Notices:
             advice = f"; {self.typed('skip.identity')}=[{named}] compares" if named else ""
             yield logging.WARNING, what + ", ".join(changed[key] for key in shaping) + advice
         if others:
-            more = len(others) - _MAX_CHANGES
-            ending = f" and {more} more" if more > 0 else ""
-            yield logging.INFO, what + ", ".join(others[:_MAX_CHANGES]) + ending
+            yield logging.INFO, what + _first(others)
 
     def _changes(self, meta: DumpMeta, directory: Path) -> dict[str, str]:
         """By key what changed in the config since a dump was made, and is not compared."""
@@ -259,6 +254,12 @@ def _steps_in(directory: Path) -> int:
         return len({place.step for place in places_among(directory, os.listdir(directory))})
     except OSError:
         return 0
+
+
+def _first(texts: list[str]) -> str:
+    """The first of these, and how many more there are."""
+    more = len(texts) - _MAX_CHANGES
+    return ", ".join(texts[:_MAX_CHANGES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _short(value: Any) -> str:
