@@ -60,6 +60,7 @@ class Partition:
         self._viable = config.min_viable if config.on_incomplete == "min_viable" else None
         self.strategy = "none" if self.validates else config.max_off_policy_strategy
         self._most_steps = config.max_off_policy_threshold or 0  # which a strategy needs
+        self._usual = config.val_n if self.validates else config.n
         self._numbers = itertools.count()
         # Every group has one state, and is in the dict of that one.
         self._states: dict[str, State] = {}
@@ -86,6 +87,10 @@ class Partition:
     def find(self, uid: str) -> Any:
         """The group of `uid`, or None."""
         return self._groups[self._states[uid]][uid] if uid in self._states else None
+
+    def empty_group(self, uid: str) -> PromptGroup:
+        """The group of a prompt that is not there."""
+        return PromptGroup(uid, self._usual)
 
     def groups(
         self, *states: State, step: int | None = None, uids: set[str] | None = None
@@ -115,10 +120,6 @@ class Partition:
 class QueuedPartition(Partition):
     """The groups of a queue's partition, by their tags."""
 
-    def __init__(self, name: str, config: ReplayConfig) -> None:
-        super().__init__(name, config)
-        self._usual = config.val_n if self.validates else config.n
-
     def apply(self, changes: Mapping[str, Tag | None]) -> None:
         """Apply what a watch reported: each key's current tag, or None for a deleted key."""
         touched: dict[str, PromptGroup] = {}
@@ -136,10 +137,6 @@ class QueuedPartition(Partition):
             group.sampled = True
             self.refills.pop(group.uid, None)
             self.file(group)
-
-    def empty_group(self, uid: str) -> PromptGroup:
-        """A group without a key."""
-        return PromptGroup(uid, self._usual)
 
     def _read(self, key: str, tag: Tag | None, touched: dict[str, PromptGroup]) -> None:
         """Give a key to the group that its tag names, or remove it; records touched groups.

@@ -263,8 +263,9 @@ class SampleCall:
         due = self._logged + interval_s
         if waited >= timeout_s or now >= due:
             missing = [group.outcome() for group in self.groups(State.RUNNING)]
-            absent = [self.partition.find(uid) or PromptGroup(uid) for uid in self.absent()]
-            missing += [group.outcome() for group in absent]
+            for uid in self.absent():
+                group = self.partition.find(uid) or self.partition.empty_group(uid)
+                missing += [group.outcome()]
             said = self._situation() + name_prompts(missing)
             if waited >= timeout_s:
                 remedy = (
