@@ -18,7 +18,7 @@ from rlskip.dispatch.sessions import BatchError
 from rlskip.format.dump_errors import UnsupportedTypeError
 from rlskip.format.fingerprint import fingerprint
 from rlskip.format.prompt_digests import digests_of
-from rlskip.jobs.enclosing import enclosing
+from rlskip.jobs.served import enclosing
 from rlskip.keys import DO_SAMPLE, ROLLOUT_N, TRAIN, VAL
 from rlskip.store.comparable import canonical
 

@@ -35,9 +35,14 @@ import xxhash
 from rlskip._copies import fresh, share
 from rlskip.format import chunks
 from rlskip.format.chunks import CHUNK, STORED_AS, Array
-from rlskip.format.dump_errors import CorruptDumpError, TooLargeDumpError, UnreadableDumpError
+from rlskip.format.dump_errors import (
+    VERSION,
+    CorruptDumpError,
+    TooLargeDumpError,
+    UnreadableDumpError,
+    check_version,
+)
 from rlskip.format.memory import half_of_memory
-from rlskip.format.version import VERSION, check_version
 
 MAX_RATIO = 1024
 """A file declares at most so many times its size; a smaller one is padded."""

@@ -13,6 +13,9 @@ import traceback
 
 from rlskip.errors import RlskipError
 
+VERSION = 4
+"""The version of the format: one, which this package writes and reads."""
+
 DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, struct.error)
 """What rlskip's own code raises over a structure that no writer makes.
 
@@ -65,3 +68,15 @@ class UnknownTypeError(DumpError):
 
 class UnsupportedTypeError(RlskipError, TypeError):
     """A value that cannot be kept or compared exactly, raised before a byte is written."""
+
+
+def check_version(version: object, where: str) -> None:
+    """Refuse every version but this one."""
+    if type(version) is not int or version < 1:
+        raise CorruptDumpError(f"{version!r:.60} is not a format version", where=where)
+    if version != VERSION:
+        raise OtherFormatError(
+            f"a dump of format {version}; this rlskip reads format {VERSION}",
+            where=where,
+            remedy="use the rlskip that wrote it, or generate again into another skip.dump_dir",
+        )

@@ -24,7 +24,6 @@ from rlskip.batch.tables import loaded
 from rlskip.format.codec import MAX_DEPTH, MAX_PARTS, Walk
 from rlskip.format.dump_errors import UnsupportedTypeError, text_of
 from rlskip.format.kinds import Packer
-from rlskip.format.scalars import is_number, scalar_of
 
 if TYPE_CHECKING:
     import torch
@@ -60,6 +59,7 @@ _REMEDY = (
 )
 Path: TypeAlias = "list[tuple[Any, Any]]"
 """The keys and numbers that lead to a part, each with what is there."""
+_PYTHON = (str, int, float, bool, type(None))
 _APART = object()
 """In a path, what has no key: an item of a set, or a key itself."""
 # The bits of infinity: those of NaN are larger.
@@ -162,6 +162,27 @@ def _is_array(value: Any) -> bool:
     if is_tensor(value):
         return not value.is_nested and value.ndim > 0
     return isinstance(value, np.ndarray) and value.dtype != object and value.ndim > 0
+
+
+def scalar_of(value: Any) -> Any:
+    """A scalar of numpy, a 0-d array or a 0-d tensor as Python's scalar of its value."""
+    if type(value) in _PYTHON:
+        return value
+    is_masked = isinstance(value, np.ma.MaskedArray)
+    if isinstance(value, np.ndarray | np.generic) and value.ndim == 0 and not is_masked:
+        return scalar_of(value.item()) if value.dtype.kind in "OSU" or is_number(value) else value
+    if is_tensor(value) and not value.is_nested and value.ndim == 0:
+        from rlskip.format.torch_maker import is_plain
+
+        with contextlib.suppress(NotImplementedError):  # of less than a byte
+            return value.item() if is_plain(value) else value
+    return value
+
+
+def is_number(array: np.ndarray | np.generic) -> bool:
+    """Whether numpy's elements are numbers without padding, as a long double's are not."""
+    kind, size = array.dtype.kind, array.dtype.itemsize
+    return kind in "biu" or (kind == "f" and size <= 8) or (kind == "c" and size <= 16)
 
 
 class Hasher:

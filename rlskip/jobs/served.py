@@ -22,6 +22,12 @@ logger = logging.getLogger(__name__)
 
 _UNKNOWN = "?"
 
+#: The calls of stages that enclose the present code: by role, the name of the call among the
+#: step's, which is the same in every run; empty where the role tells its calls apart by their
+#: prompts (``rollout_tq``). A stage that calls its own role again (its base class's function, say)
+#: is one call, and a dispatcher in a stage tells by the names which call submits a prompt.
+enclosing: ContextVar[Mapping[str, str]] = ContextVar("rlskip_enclosing")
+
 
 @attrs.define(eq=False)
 class Ledger:

@@ -11,7 +11,7 @@ import numpy as np
 from rlskip._human import finite
 from rlskip.batch.tables import Ragged
 from rlskip.errors import RlskipError
-from rlskip.format.scalars import is_number
+from rlskip.format.fingerprint import is_number
 from rlskip.runs.columns import Column, plain, values
 from rlskip.runs.rollouts import ROW, TEXTS, TOKENS, Rollouts
 

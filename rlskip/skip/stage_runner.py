@@ -20,9 +20,8 @@ from rlskip.batch.meta import is_validation
 from rlskip.batch.row_fields import RowsError
 from rlskip.config.skip import to_generate
 from rlskip.errors import ConfigError, MissError, RlskipError
-from rlskip.jobs.enclosing import enclosing
 from rlskip.jobs.records import Recorder
-from rlskip.jobs.served import needs
+from rlskip.jobs.served import enclosing, needs
 from rlskip.skip.call import Call
 from rlskip.skip.role import Role
 from rlskip.skip.stage import Stage

@@ -34,7 +34,7 @@ from rlskip._human import short
 from rlskip.batch.columns import is_tensor
 from rlskip.format.codec import MAX_DEPTH, Walk
 from rlskip.format.dump_errors import UnsupportedTypeError, text_of
-from rlskip.format.scalars import scalar_of
+from rlskip.format.fingerprint import scalar_of
 
 _LONG = 1 << 12  # characters
 _OF_JSON = (str, int, float, bool, type(None), dict, list, tuple)

@@ -23,8 +23,7 @@ import attrs
 import xxhash
 
 from rlskip._files import open_folder
-from rlskip.format.dump_errors import DAMAGE
-from rlskip.format.version import VERSION
+from rlskip.format.dump_errors import DAMAGE, VERSION
 from rlskip.store.layout import INDEX, Place
 from rlskip.store.meta import DumpMeta
 

@@ -13,8 +13,7 @@ import attrs
 import xxhash
 from attrs.validators import ge, instance_of, lt
 
-from rlskip.format.dump_errors import DAMAGE, CorruptDumpError
-from rlskip.format.version import VERSION, check_version
+from rlskip.format.dump_errors import DAMAGE, VERSION, CorruptDumpError, check_version
 
 if TYPE_CHECKING:
     from rlskip.store.identity import Identity

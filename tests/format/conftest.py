@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from rlskip.format.chunks import squeeze
-from rlskip.format.version import VERSION
+from rlskip.format.dump_errors import VERSION
 from rlskip.store import DumpMeta
 
 Turn = namedtuple("Turn", ["role", "tokens"])

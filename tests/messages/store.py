@@ -2,7 +2,7 @@
 
 import logging
 
-from rlskip.format.version import check_version
+from rlskip.format.dump_errors import check_version
 from rlskip.store import (
     StepStore,
     register_codec,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlskip.format.version import VERSION
+from rlskip.format.dump_errors import VERSION
 from rlskip.store import AbsentDumpError, Identity, StepStore, UnsupportedTypeError
 
 
