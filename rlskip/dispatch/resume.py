@@ -6,7 +6,7 @@ does (:class:`WorkerJournal`). The next run that submits the step takes them by 
 that submits them, the content of their prompt and their number, and generates the others. A journal
 is removed once
 
-- the dump of its step is there, or a checkpoint of its step or a later one,
+- the dump of its step is there,
 - a later step is submitted, or a batch was sampled: a dump may be that of another call, and
 - no prompt of its step is in the queue any more, where groups are sampled one by one.
 """
@@ -100,7 +100,6 @@ class Journals:
     identity: Identity
     _queue: TrajectoryQueue | None
     _max_span: int | None = None
-    _checkpoint: int = attrs.field(default=-1, init=False)
     _partitions: set[str] = attrs.field(factory=lambda: {TRAIN}, init=False)  # of prompts
 
     def open(self, step: int) -> SessionJournal:
@@ -108,17 +107,13 @@ class Journals:
         self.tidy(before=step)
         return SessionJournal(self._path(step), self.identity)
 
-    def tidy(self, checkpoint: int | None = None, before: float = math.inf) -> None:
-        """Remove the journals that are done with, of steps `before` this one.
-
-        `checkpoint` is the step of the last one.
-        """
-        self._checkpoint = max(self._checkpoint, -1 if checkpoint is None else checkpoint)
+    def tidy(self, before: float = math.inf) -> None:
+        """Remove the journals that are done with, of steps `before` this one."""
         there = [step for step in self.steps() if step < before]
         metas = {step: self._store.read_meta(step) for step in there}
         # Of a queue's step single groups are dumped: others of it may still be generated.
         whole = {step for step, meta in metas.items() if meta and "groups" not in meta.info}
-        done = {step for step in there if metas[step] or step <= self._checkpoint} - whole
+        done = {step for step in there if metas[step]} - whole
         if done and self._queue is not None:
             for partition in tuple(self._partitions):
                 tags = self._queue.list(partition).values()

@@ -109,7 +109,7 @@ def driver_in(directory: Path) -> int:
 def journaled(dumps: Path) -> set[tuple[str, int]]:
     with (dumps / f"{STEP}.journal").open("rb") as file:
         read = [found for *_, found in frames(file, "here") if found is not None]
-    return {(uid, key[-1]) for _, key, (_, _, uid) in read}
+    return {(uid, key[-1]) for _, key, (_, _, uid, _) in read}
 
 
 @functools.cache
