@@ -46,13 +46,15 @@ def _pack_tensor(value: torch.Tensor, packer: Packer) -> list[Node]:
     def elements() -> int | None:
         if not value.numel():
             return None
-        flat = torch_maker.flat_bytes(value)
+        near = torch_maker.narrowed(value)
+        flat = torch_maker.flat_bytes(near)
         owned = flat.ctypes.data != value.data_ptr()
         size, kind = value.dtype.itemsize, "i" if value.dtype.is_signed else "u"
         if value.dtype.is_complex or value.dtype.is_floating_point:
             size = size // 2 if value.dtype.is_complex else size
             return packer.array(flat.view(f"u{size}"), f"x{size}", owned)
-        return packer.array(flat.view(f"{kind}{size}"), f"{kind}{size}", owned)
+        elements = flat.view(f"{'i' if near.dtype.is_signed else 'u'}{near.element_size()}")
+        return packer.array(elements, f"{kind}{size}", owned)
 
     return ["dense", name, list(value.shape), packer.once(value, elements), device]
 

@@ -54,7 +54,7 @@ class Array:
     spec
         The elements as they must come back.
     parts
-        Contiguous 1-D arrays of a chunk each; the last may be shorter. Copied integers are
+        Contiguous 1-D arrays of a chunk each; the last may be shorter. Integers may already be
         narrower than `spec`.
     owned
         Whether no other code will change the parts' memory.

@@ -46,6 +46,28 @@ def flat_bytes(value: torch.Tensor) -> np.ndarray:
     return plain.as_strided((plain.numel(),), (1,)).numpy().view(np.uint8)
 
 
+_NARROW = (torch.uint8, torch.int8, torch.int16, torch.int32)
+
+
+def narrowed(value: torch.Tensor) -> torch.Tensor:
+    """A tensor as it crosses a device's bus: its signed integers in fewer bytes, if they fit.
+
+    A mask of int64 is an eighth of its size as bytes. The caller waits for two extremes instead.
+    """
+    if _is_near(value) or value.dtype not in (torch.int16, torch.int32, torch.int64):
+        return value
+    low, high = (int(extreme) for extreme in torch.aminmax(value.detach()))
+    for dtype in _NARROW:
+        bounds = torch.iinfo(dtype)
+        if bounds.bits < 8 * value.element_size() and bounds.min <= low and high <= bounds.max:
+            return value.detach().to(dtype)
+    return value
+
+
+def _is_near(value: torch.Tensor) -> bool:
+    return value.device.type == "cpu"
+
+
 class TorchMaker:
     """Makes tensors and batches from parts that fit together.
 

@@ -16,6 +16,7 @@ from tensordict import (
     TensorDict,
 )
 
+from rlskip.format import torch_maker
 from rlskip.format.kinds import Packer
 from rlskip.store import (
     CorruptDumpError,
@@ -69,6 +70,30 @@ def test_images_keep_their_pixels(store: StepStore) -> None:
         assert loaded.info == {"transparency": 3}, "of its notes what draws it"
         assert loaded.tobytes() == picture.tobytes()
         assert loaded.getpalette() == picture.getpalette()
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
+def test_integers_of_a_device_come_as_few_bytes_and_go_back_as_they_were(
+    dtype: torch.dtype, store: StepStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a device here: benchmarks.gpu does it with one."""
+    bounds = torch.iinfo(dtype)
+    ends = [0, 1, 127, 128, 255, 256, 2**15 - 1, 2**15, 2**31 - 1, 2**31, bounds.max]
+    values = [
+        torch.tensor([low, high], dtype=dtype).repeat(1_200_000 if high == 1 else 3)
+        for low in (0, -1, -128, -129, -(2**15), -(2**31), bounds.min)
+        for high in ends
+        if bounds.min <= low and high <= bounds.max
+    ]
+    values.append(torch.arange(12, dtype=dtype).reshape(3, 4).T)
+    plain = store.save(1, values)
+    monkeypatch.setattr("rlskip.format.torch_maker._is_near", lambda value: False)
+    assert torch_maker.narrowed(values[1]).dtype is torch.uint8
+    narrow = store.save(2, values)
+    assert narrow.stored <= 1.01 * plain.stored
+    for one, other in zip(store.load(2), values, strict=True):
+        assert one.dtype is dtype
+        assert torch.equal(one, other)
 
 
 def test_a_cuda_tensor_loads_where_there_is_no_cuda(
