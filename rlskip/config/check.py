@@ -209,10 +209,10 @@ def _checked(typed: DictConfig, field: dataclasses.Field[Any], value: Any) -> An
     value = typed[field.name]
     if OmegaConf.is_config(value):
         value = OmegaConf.to_container(value)
-    if value is None:
-        if field.default is None:
-            return None
-        raise ValueError(f"no value was given (null); the default is {field.default}")
+    if value is None:  # which OmegaConf has let pass
+        if field.type == "Any" and field.default is not None:
+            raise ValueError(f"no value was given (null); the default is {field.default}")
+        return None
     choices = field.metadata.get("choices")
     if choices is not None and value not in choices:
         near = difflib.get_close_matches(str(value), map(str, choices), n=1)

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlskip import SkipManager
 from rlskip.errors import ConfigError, MismatchError
-from rlskip.skip.rng import capture_rng
+from rlskip.skip.dumps import capture_rng
 
 OWN = {
     "draw": "${draw:}",

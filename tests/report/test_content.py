@@ -75,7 +75,7 @@ def test_calls_of_a_step_count_together(rlskip: Any, tmp_path: Path, content: An
     assert (facts["hits, misses"], facts["generation saved"]) == ("3, 1", "6 s")
     assert run["groups"]["dump"] == ["1", "2/0", "2/1"]
     calls = rlskip("show", 2, "-d", tmp_path, "--json").json
-    assert [one["figures"]["hits"] for one in calls] == [1, 2]
+    assert [one["figures"]["sessions"] for one in calls] == [1, 1]
 
 
 def test_turns_are_told_apart(rlskip: Any, tmp_path: Path, content: Any) -> None:

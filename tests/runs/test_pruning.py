@@ -119,9 +119,9 @@ def test_what_another_process_appends_to_or_generates_is_never_removed(
     assert job.stdout is not None
     try:
         assert job.stdout.readline() == "at work\n"
-        said = rlskip("prune", run_dir, *limit, "--yes")
-        why = {"append": "a process appends", "generate": "a job generates it"}[does]
-        assert f"kept: {why}" in said.out
+        said = rlskip("prune", run_dir, *limit, "--yes", "--json").json
+        why = {"append": "a process appends to it", "generate": "a job generates it"}[does]
+        assert [one["kept"] for one in said if one["kept"]] == [why]
         assert steps(run_dir) == [1]
         assert "1 job at work" in rlskip("ls", run_dir.parents[1]).out
         what = f"process {job.pid} on "
@@ -148,9 +148,9 @@ def test_a_dump_that_cannot_be_removed_is_reported(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(commit, "remove", remove)
-    answer = rlskip("prune", run_dir, "--keep-last", 2, "--yes")
-    said = " ".join(answer.out.split())
-    assert (answer.code, "kept: it cannot be removed: Permission" in said) == (1, True)
+    answer = rlskip("prune", run_dir, "--keep-last", 2, "--yes", "--json")
+    (one,) = answer.json
+    assert (answer.code, "it cannot be removed: Permission" in one["kept"]) == (1, True)
 
 
 def test_a_journal_is_listed_and_goes_by_age(rlskip: Any, tmp_path: Path) -> None:
