@@ -48,12 +48,6 @@ class Steps:
     def __str__(self) -> str:
         return self.text
 
-    def are_among(self, steps: set[int]) -> bool:
-        """Whether each of them is one of `steps`."""
-        # A range may be too long to be looked at.
-        within = (len(part) <= len(steps) and steps.issuperset(part) for part in self.ranges)
-        return not self.everything and self.singles <= steps and all(within)
-
     @classmethod
     def parse(cls, value: Any, key: str = "steps") -> Steps:
         """Parse any form of the grammar.

@@ -2,7 +2,6 @@
 
 from rlskip.queue.buffer import ReplayBuffer
 from rlskip.queue.filtering import GroupFilter
-from rlskip.queue.incomplete import IncompleteRolloutError, ReplayTimeoutError
 from rlskip.queue.memory import MemoryQueue
 from rlskip.queue.protocol import (
     Changes,
@@ -16,7 +15,7 @@ from rlskip.queue.protocol import (
     UnequalFieldsError,
     Watch,
 )
-from rlskip.queue.readiness import PromptOutcome
+from rlskip.queue.readiness import IncompleteRolloutError, PromptOutcome, ReplayTimeoutError
 from rlskip.queue.rows import to_batch, to_rows
 from rlskip.queue.transfer_queue import TransferQueueAdapter
 

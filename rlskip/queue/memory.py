@@ -174,10 +174,7 @@ class _MemoryWatch(Watch):
 
     def wait_change(self, timeout: float) -> None:
         with self._queue._changed:
-            self._queue._changed.wait_for(self._any, timeout)
-
-    def _any(self) -> bool:
-        return any(self._changes.values())
+            self._queue._changed.wait_for(lambda: any(self._changes.values()), timeout)
 
 
 def _common_fields(rows: Collection[Row]) -> dict[str, None]:

@@ -15,12 +15,13 @@ Only rows of the attempt that counts count, and only those whose status is succe
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any
 
 import attrs
 
+from rlskip.errors import RlskipError
 from rlskip.keys import (
     ERROR,
     EXPECTED_ROLLOUTS,
@@ -235,3 +236,44 @@ class PromptOutcome:
 def _positive(value: Any) -> int | None:
     number = integer(value)
     return number if number is not None and 0 < number <= _MOST_SESSIONS else None
+
+
+# -- the errors of incomplete groups --------------------------------------------------------------
+
+# A message names at most this many prompts; the attribute `prompts` holds all of them.
+_NAMED = 20
+
+
+class IncompleteRolloutError(RlskipError, RuntimeError):
+    """Finished groups are incomplete, and ``replay.on_incomplete`` does not accept them.
+
+    `prompts` has a :class:`PromptOutcome` for each prompt concerned, of this `partition` and the
+    call's `step`.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        where: str = "",
+        remedy: str = "",
+        *,
+        partition: str = "",
+        step: int | None = None,
+        prompts: Sequence[PromptOutcome] = (),
+    ) -> None:
+        super().__init__(what, where, remedy)
+        self.partition = partition
+        self.step = step
+        self.prompts = tuple(prompts)
+
+
+class ReplayTimeoutError(IncompleteRolloutError, TimeoutError):
+    """``replay.timeout_s`` has passed; `prompts` are those with missing sessions."""
+
+
+def name_prompts(prompts: Sequence[PromptOutcome]) -> str:
+    """One indented line per prompt, for the first twenty."""
+    lines = [f"\n  {prompt}" for prompt in prompts[:_NAMED]]
+    if len(prompts) > _NAMED:
+        lines.append(f"\n  and {len(prompts) - _NAMED} more")
+    return "".join(lines)

@@ -15,9 +15,15 @@ import attrs
 from rlskip.config.replay import ReplayConfig
 from rlskip.keys import TRAIN, integer
 from rlskip.queue.filtering import GroupFilter
-from rlskip.queue.incomplete import IncompleteRolloutError, ReplayTimeoutError, name_prompts
 from rlskip.queue.partition import Group, Partition
-from rlskip.queue.readiness import PromptGroup, PromptOutcome, State
+from rlskip.queue.readiness import (
+    IncompleteRolloutError,
+    PromptGroup,
+    PromptOutcome,
+    ReplayTimeoutError,
+    State,
+    name_prompts,
+)
 
 log = logging.getLogger(__name__)
 

@@ -57,7 +57,7 @@ def open(
 
 def _opened(where: Path, decode: Decode | None) -> Run | Runs:
     """The run of that very directory, whatever its roles have below it; else all runs below it."""
-    from rlskip.runs.foreign import files_in, run_of_files  # needs blosc2, as most verbs do not
+    from rlskip.runs.json_lines import files_in, run_of_files  # needs blosc2, as most verbs do not
 
     if files_in(where) and (where.is_file() or not find_runs(where)):
         return Run(run_of_files(where.resolve()), decode=decode)

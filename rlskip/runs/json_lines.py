@@ -5,10 +5,13 @@ What rows have in common has the names that :mod:`rlskip.runs` knows; other fiel
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import json
 import logging
 import math
+import shutil
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +21,7 @@ from rlskip.batch.row_fields import RowFields
 from rlskip.format.dump_errors import DAMAGE, DumpError
 from rlskip.runs.columns import Columns, rollout_columns
 from rlskip.runs.tables import extra
+from rlskip.store import StepStore
 from rlskip.store.layout import as_step
 
 log = logging.getLogger(__name__)
@@ -237,3 +241,42 @@ def _lines(path: Path) -> Iterator[Row]:
             if not isinstance(found, dict):
                 raise DumpError(f"line {number} is not an object")
             yield found
+
+
+# -- as runs ------------------------------------------------------------------------------------
+
+_ENDS = (".jsonl", ".parquet")
+
+
+def files_in(path: Path) -> list[Path]:
+    """The file of rollouts itself, or those in a directory: those of steps, else all."""
+    if path.is_file():
+        return [path] if path.suffix in _ENDS else []
+    if not path.is_dir():
+        return []
+    found = sorted(file for file in path.iterdir() if file.suffix in _ENDS and file.is_file())
+    steps = [file for file in found if as_step(file.stem) is not None]
+    return steps or found
+
+
+def run_of_files(path: Path) -> Path:
+    """The directory of a run with the rows of a file, or of the files in a directory.
+
+    Raises DumpError where one cannot be read, or nothing tells which program wrote it.
+    """
+    root = Path(tempfile.mkdtemp(prefix="rlskip-foreign-"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    run = root / path.stem / "GBSany_Nany_inany_outany"
+    store, parts = StepStore(run), dict[int, int]()
+    for file in files_in(path):
+        for step, columns in read_rows(file):
+            if not columns.n:
+                continue
+            part = parts[step] = parts.get(step, -1) + 1
+            call = f"part-{part}" if part else ""
+            rows = {name: list(column) for name, column in columns.columns.items()}
+            info = {**columns.fields.to_meta(), "job": str(file.name)}
+            store.save(step, rows, info=info, call=call)
+    if not parts:
+        raise DumpError("it has no rows", str(path))
+    return run

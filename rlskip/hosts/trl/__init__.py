@@ -11,7 +11,7 @@ import contextlib
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import attrs
 
@@ -22,7 +22,6 @@ from rlskip.config.settings import read_skip
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError
 from rlskip.hosts.standalone_config import ROLE, is_on, read_config
-from rlskip.hosts.trl.environments import hide
 from rlskip.hosts.trl.facts import evaluated, facts_of, sampling, uses_vllm
 from rlskip.hosts.trl.seams import NoGeneration, Seam, constructing, seam_of, stage_name
 from rlskip.hosts.trl.stages import record_stages
@@ -165,7 +164,7 @@ class _Generation:
             self._preflight(step)
         SkipManager.set_step(step)
         done = self._stages[role](prompts)
-        hide(self.trainer)
+        _hide_environments(self.trainer)
         # Generated or replayed, it is logged the same way.
         state, metrics = self.trainer.state, self.trainer._metrics["train" if training else "eval"]
         if done["num_tokens"] is not None:
@@ -257,3 +256,27 @@ def _restore_rng_by_default() -> None:
         local = SkipManager.skip_instances[role].local_config
         if SkipManager.settings and not SkipManager.settings.gives("restore_rng", role):
             local.restore_rng = local.match != "prompt"  # of several dumps none has the state
+
+
+def _hide_environments(trainer: Any) -> None:
+    """Replace the environments of the present batch, so that a reward that reads one is refused.
+
+    TRL resets its environments before it generates, so a replay resets them too. Their methods are
+    the tools that are called while it generates: a replay skips these calls, and leaves each
+    environment as `reset` left it.
+    """
+    if getattr(trainer, "environments", None):
+        trainer.environments = _Hidden()
+
+
+class _Hidden:
+    """Replaces a batch's environments where rewards are computed."""
+
+    def __getitem__(self, _: Any) -> NoReturn:  # to iterate is to ask for items, too
+        raise ConfigError(
+            "a reward reads `environments`, whose state a replay does not restore, because it "
+            "skips the calls that change it",
+            "rlskip.hosts.trl.attach",
+            "compute the reward from `completions`, which hold the calls of tools and their "
+            "results, or train without skip",
+        )
