@@ -115,7 +115,9 @@ def _shown(prompts: Any, n: int) -> Sequence[Any]:
     """What shows best what each of the first of `n` prompts is: a text, if there is one."""
     columns = {k: v for k, v in columns_of(prompts).items() if k not in VOLATILE}
     of_rows = [name for name, column in columns.items() if column_length(column) == n]
-    best = next((name for name in (*_TEXT_NAMES, *of_rows) if name in of_rows), None)
+    lists = [name for name in of_rows if isinstance(columns[name], list | tuple | np.ndarray)]
+    texts = [name for name in lists if isinstance(columns[name][0], str)]
+    best = next((name for name in (*_TEXT_NAMES, *texts, *of_rows) if name in of_rows), None)
     if best is None:
         return prompts if isinstance(prompts, list | tuple) else [prompts]
     column = columns[best]
