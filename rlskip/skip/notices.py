@@ -69,7 +69,8 @@ class Notices:
         if self._is_new(f"dumps of {job}"):
             written = datetime.fromisoformat(meta.created).timestamp()
             path = self.directory / getattr(found, "path", "")
-            what += f", from {path}, made {age(written)} ago by job {job}"
+            what += "" if what.endswith("replayed") else ","
+            what += f" from {path}, made {age(written)} ago by job {job}"
         log.info("rlskip: %s", what)
         if self.role == VALIDATION_ROLE:
             what = "replayed validation does not show how the weights have changed since"
