@@ -52,9 +52,8 @@ class Eviction:
 class SampleCall:
     """One call: its arguments, when it began, and what it evicted.
 
-    `uids` are the prompts to sample, or None for all; `refills` those that refills have submitted,
-    as :attr:`QueuedPartition.refills` has them. Every prompt that it evicts is counted once: as
-    stale, dropped, refilled, rejected or surplus.
+    `uids` are the prompts to sample, or None for all. Every prompt that it evicts is counted once:
+    as stale, dropped, refilled, rejected or surplus.
     """
 
     def __init__(

@@ -58,19 +58,19 @@ class Notices:
         The first dump of each job is named with its path and its age.
         """
         repeats = self._local_config.action == SkipAction.REPEAT
-        what = f"a call of step {step} replayed from {found} (match=run)"
-        if isinstance(found, str):
-            what = f"step {step} replayed: {found} (match=prompt)"
-        elif found.step == step:
-            what = f"{found} replayed"
-        elif repeats:
-            what = f"step {step} REPEATS {found}; its prompts were not checked"
-        job = meta.info.get("job", "unknown")
+        job, source = meta.info.get("job", "unknown"), ""
         if self._is_new(f"dumps of {job}"):
             written = datetime.fromisoformat(meta.created).timestamp()
             path = self.directory / getattr(found, "path", "")
-            what += "" if what.endswith("replayed") else ","
-            what += f" from {path}, made {age(written)} ago by job {job}"
+            source = f" from {path}, made {age(written)} ago by job {job}"
+        if isinstance(found, str):
+            what = f"step {step} replayed: {found} (match=prompt){source}"
+        elif found.step == step:
+            what = f"{found} replayed{source}"
+        elif repeats:
+            what = f"step {step} REPEATS {found}{source}; its prompts were not checked"
+        else:
+            what = f"a call of step {step} replayed from {found} (match=run){source}"
         log.info("rlskip: %s", what)
         if self.role == VALIDATION_ROLE:
             what = "replayed validation does not show how the weights have changed since"
