@@ -86,7 +86,7 @@ def _unpack_tensor(parts: list[Node], unpacker: Unpacker) -> Any:
         return unpacker.make.nested(tensors)
     name, shape, number, device = rest
     if number is None:
-        return unpacker.make.tensor(np.empty(0, np.uint8), name, shape, None)
+        return unpacker.make.tensor(np.empty(0, np.uint8), name, shape, device)
     return unpacker.once(number, lambda raw: unpacker.make.tensor(raw, name, shape, device))
 
 

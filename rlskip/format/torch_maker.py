@@ -37,13 +37,29 @@ def is_plain(value: torch.Tensor) -> bool:
 
 def flat_bytes(value: torch.Tensor) -> np.ndarray:
     """The elements in row-major order, as bytes: a view of the tensor's memory if possible."""
-    plain = value.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg().cpu()
+    plain = value.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
     if plain.is_complex():
         plain = torch.view_as_real(plain)
     # torch cannot copy elements of less than a byte, but it can copy them as integers.
-    plain = plain.view(_SIGNED[plain.element_size()]).contiguous()
+    plain = _fetched(plain.view(_SIGNED[plain.element_size()])).contiguous()
     # A dimension of one element may have any stride, and torch still calls it contiguous.
     return plain.as_strided((plain.numel(),), (1,)).numpy().view(np.uint8)
+
+
+def _fetched(value: torch.Tensor) -> torch.Tensor:
+    """The tensor in the CPU's memory.
+
+    What comes from a GPU comes to pinned memory, which torch keeps for the next step. To memory of
+    fresh pages the copy takes ten times as long, and the training thread waits for it
+    (``benchmarks.gpu``).
+    """
+    if value.device.type != "cuda":
+        return value.cpu()
+    try:
+        pinned = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+    except RuntimeError:  # the system gives no more memory to pin
+        return value.cpu()
+    return pinned.copy_(value)
 
 
 _NARROW = (torch.uint8, torch.int8, torch.int16, torch.int32)
@@ -101,10 +117,11 @@ class TorchMaker:
         kind = self.dtype(dtype)
         if len(raw) != math.prod(shape) * kind.itemsize:
             raise ValueError("a tensor of another size than its elements")
-        if not len(raw):
-            return torch.empty(shape, dtype=kind)
-        tensor = torch.from_numpy(raw).view(kind).reshape(shape)
-        return tensor.cuda() if device == "cuda" and torch.cuda.is_available() else tensor
+        # As bytes: torch cannot copy each dtype to a GPU.
+        loaded = torch.from_numpy(raw) if len(raw) else torch.empty(0, dtype=torch.uint8)
+        if device == "cuda" and torch.cuda.is_available():
+            loaded = loaded.cuda()
+        return loaded.view(kind).reshape(shape)
 
     def jagged(self, values: Any, offsets: Any, lengths: Any, dim: int) -> torch.Tensor:
         """A nested tensor of rows that differ in their dimension `dim`."""
