@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import dis
 import functools
 import inspect
@@ -14,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from rlskip.skip.stored import classes_of, is_neutral
+from rlskip.skip.stored import cells_of, classes_of, is_neutral
 
 _CODE = (
     types.FunctionType, types.MethodType, functools.partial, functools.partialmethod, staticmethod,
@@ -106,15 +105,6 @@ def _part(kind: Any, name: str) -> Any:
 
 def _is_users(func: types.FunctionType) -> bool:
     return "-packages" not in func.__code__.co_filename and not is_neutral(func)
-
-
-def cells_of(func: types.FunctionType) -> dict[str, Any]:
-    """What the closure of a function holds."""
-    found = {}
-    for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # it is not set yet
-            found[name] = cell.cell_contents
-    return found
 
 
 @functools.lru_cache(1 << 10)

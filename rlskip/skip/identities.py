@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import logging
-import types
 from typing import Any
 
 import attrs
@@ -16,17 +15,11 @@ from rlskip.batch.meta import meta_of
 from rlskip.batch.prompts import uids_of
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import VALIDATION_ROLE
-from rlskip.skip.arguments import (
-    ALL,
-    IGNORED,
-    NEUTRAL_META,
-    Arguments,
-    part_of,
-    read_arguments,
-)
+from rlskip.skip.arguments import Arguments, FirstValues, read_arguments
 from rlskip.skip.call import Call
-from rlskip.skip.hidden import SELF, FirstValues, add_hidden
+from rlskip.skip.names import IGNORED, NEUTRAL_META
 from rlskip.skip.notices import Notices
+from rlskip.skip.plain import plain_or_not
 from rlskip.store import DumpMeta, Identity, UnsupportedTypeError
 from rlskip.store.comparable import canonical, comparable, differences
 
@@ -89,7 +82,6 @@ class Identities:
         stage, given, prompts = call.stage, call, call.prompts
         if stage.ignore is None:
             return None
-        func = stage.whole.func
         if isinstance(stage.func, functools.partial):
             args, kwargs = (*stage.func.args, *call.args), {**stage.func.keywords, **call.kwargs}
             given = Call(stage.whole, args, kwargs)
@@ -97,19 +89,8 @@ class Identities:
         # What prompts are computed of counts as far as it is something else.
         whole = () if callable(stage.prompts) else (holder,)
         ignored = {*IGNORED, *stage.ignore, *(self._local_config.ignore or ()), *whole}
-        found = read_arguments(given.bound, ignored, prompts, holder)
-        if ALL not in ignored:
-            roots = {
-                name: value
-                for name, value in given.arguments.items()
-                if name in SELF or (name == holder and value is not prompts)
-            }
-            if (owner := getattr(func, "__self__", None)) is not None:
-                func, roots["self"] = getattr(func, "__func__", func), owner
-            elif not isinstance(func, types.FunctionType):
-                roots["self"] = func
-            first = self._first.setdefault(stage.name, FirstValues())
-            add_hidden(found, roots, func, call.code.functions, prompts, first)
+        first = self._first.setdefault(stage.name, FirstValues())
+        found = read_arguments(call, given, ignored, prompts, first)
         if stage.prompts is None and found.large and holder != "prompts":
             call.refuse_as_prompts(found.large[0])
         if stage.identity is None and (found.left or found.changing):
@@ -133,7 +114,7 @@ class Identities:
         """
         asked, known = {}, self.conditions.compared
         for name, value in meta_of(call.prompts).items():
-            plain = None if name in NEUTRAL_META else part_of(value)[0]
+            plain = None if name in NEUTRAL_META else plain_or_not(value)[0]
             usual = known.get(name if name == "n" else f"sampling.{name}")
             if plain is not None and differences(name, plain, usual):
                 asked[f"meta_info.{name}"] = plain

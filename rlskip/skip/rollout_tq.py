@@ -16,8 +16,6 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import attrs
-
 from rlskip.batch.columns import select
 from rlskip.batch.prompts import uids_of
 from rlskip.config.facts import HostFacts
@@ -180,7 +178,7 @@ class GroupRole(Role):
             arguments = self._identities.arguments_of(call)
             if arguments is not None:
                 usual = {n: v for n, v in arguments.values.items() if n in arguments.usual}
-                arguments = attrs.evolve(arguments, values=usual)
+                arguments.values = usual
             made = self._identities.made_by(call, arguments, {})
             submitted.conditions = made.without("stage")
         present = submitted.conditions or self._identities.conditions
