@@ -12,11 +12,12 @@ import contextlib
 import inspect
 import types
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from rlskip.config.check import is_below
 from rlskip.config.facts import OTHER_NODES, SHAPING_NAMES
 from rlskip.skip.code import names_in
 from rlskip.skip.names import ALL, SELF, SHAPING, read_name
@@ -93,9 +94,9 @@ class Arguments:
         data, why, is_large = plain_or_not(value)
         if why:
             self.at(name, value)
-            parts = _below(name, self.left)
-            if parts and not _below(name, self._shaping):  # it is left as a whole
-                self.left = {k: v for k, v in self.left.items() if k not in parts} | {name: why}
+            others = {k: v for k, v in self.left.items() if not is_below(k, [name])}
+            if len(others) < len(self.left) and not any(is_below(k, [name]) for k in self._shaping):
+                self.left = others | {name: why}  # nothing of it is compared
             if not is_data(value):
                 return
             if is_large or is_data_proto(value):
@@ -205,10 +206,6 @@ class Arguments:
             self._enter(place, part, owner, levels - 1, quiet)
         elif not quiet and part is not None:
             self.left[place] = in_words(part)
-
-
-def _below(name: str, places: Iterable[str]) -> list[str]:
-    return [place for place in places if f"{place}.".startswith(f"{name}.")]
 
 
 def read_arguments(

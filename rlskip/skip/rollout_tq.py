@@ -106,7 +106,7 @@ class GroupRole(Role):
     def find(self, call: Call) -> bool:
         plan = call.identity = self._plan(call)
         if plan.rest:
-            self.dumps.notices.log_hidden(call)
+            self.dumps.notices.log_hidden()
         if plan.served and plan.rest and self.local_config.on_miss == "error":
             call.record("miss", step=call.step)
             raise MissError(

@@ -18,7 +18,6 @@ from rlskip.batch.decoding import Decoder
 from rlskip.batch.tables import DataProtoParts
 from rlskip.errors import MismatchError, RlskipError
 from rlskip.skip import prompt_rows
-from tests.skip.trainers import visit
 
 
 @SkipManager.annotate(role="rollout")
@@ -179,29 +178,3 @@ def test_a_miss_names_the_dumps_of_another_batch_size(
     SkipManager.set_step(1)
     generate([1])
     assert "not found" not in caplog.text, "a hit"
-
-
-@pytest.mark.parametrize("name", ["experiment_name", "project_name"])
-@pytest.mark.parametrize("role", ["rollout", "critic"])
-def test_a_miss_names_the_dump_of_another_name(
-    init: Callable[..., Path], caplog: pytest.LogCaptureFixture, name: str, role: str
-) -> None:
-    stage = SkipManager.annotate(role=role)(lambda prompts: prompts)
-    for value in ("a", "b"):
-        init(role, **{name: value})
-        visit(1)
-        stage([1])
-    caplog.clear()
-    init(role, **{name: "c"})
-    for step in (2, 1):
-        visit(step)
-        stage([9])
-    assert "not found" not in caplog.text, "another experiment's dumps"
-    init(role, **{name: "d"})
-    for step in (1, 2):
-        visit(step)
-        stage([step])
-    (line,) = [record.message for record in caplog.records if "not found" in record.message]
-    now, then = ("d_", "b_") if name == "experiment_name" else ("_d", "_b")
-    assert line.startswith(f"rlskip: role {role}: ")
-    assert re.search(rf"the run is \S*{now}\S* now, \S*{then}\S* there", line)
