@@ -9,6 +9,7 @@ not known to be neutral is only named: it may be a counter, which no replay may 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import types
 import weakref
@@ -20,7 +21,7 @@ import attrs
 from rlskip.config.check import is_below
 from rlskip.config.facts import OTHER_NODES, SHAPING_NAMES
 from rlskip.skip.code import names_in
-from rlskip.skip.names import ALL, SELF, SHAPING, read_name
+from rlskip.skip.names import ALL, IGNORED, SELF, SHAPING, read_name
 from rlskip.skip.plain import is_data, is_data_proto, is_single, plain_or_not
 from rlskip.skip.stored import (
     UNREAD,
@@ -123,7 +124,8 @@ class Arguments:
         parts = [(above, name, there.get(name)) for name in read]
         for _, module, part in [*parts]:
             if isinstance(part, types.ModuleType) and not is_neutral(part):
-                parts += [(module, name, vars(part)[name]) for name in named & vars(part).keys()]
+                own = vars(part)
+                parts += [(module, name, own[name]) for name in named if name in own]
         for place, name, part in parts:
             if kind_of(type_of(part)) != "function":
                 with contextlib.suppress(Exception):  # as in `at`
@@ -208,35 +210,41 @@ class Arguments:
             self.left[place] = in_words(part)
 
 
-def read_arguments(
-    call: Call, given: Call, ignored: Collection[str], prompts: Any, first: FirstValues
-) -> Arguments:
-    """The arguments that count of a call; `given` is it with what a partial gives.
+def read_arguments(call: Call, ignored: Collection[str], first: FirstValues) -> Arguments:
+    """The arguments that count of a call, without what its stage or the config has `ignored`.
 
     Of what holds the prompts, only what shapes rollouts counts, and nothing is left.
     """
-    found, holder, func = Arguments(ignored, prompts), call.holder, given.stage.func
-    bound = given.bound
-    if ALL in ignored:
+    stage, given, prompts, holder = call.stage, call, call.prompts, call.holder
+    if isinstance(stage.func, functools.partial):  # what it gives counts, too
+        args, kwargs = (*stage.func.args, *call.args), {**stage.func.keywords, **call.kwargs}
+        given = attrs.evolve(call, stage=stage.whole, args=args, kwargs=kwargs)
+    # What prompts are computed of counts as far as it is something else.
+    whole = () if callable(stage.prompts) else (holder,)
+    found = Arguments({*IGNORED, *(stage.ignore or ()), *ignored, *whole}, prompts)
+    if ALL in found.ignored:
         return found
-    for name, parameter in bound.signature.parameters.items():
-        value, default = bound.arguments[name], parameter.default
+    for name, parameter in given.bound.signature.parameters.items():
+        value, default = given.bound.arguments[name], parameter.default
         if parameter.kind is parameter.VAR_POSITIONAL:
             default = ()
-        several = value if parameter.kind is parameter.VAR_KEYWORD else {name: value}
-        for each, one in several.items() if name not in ignored else ():
-            if each in ignored or each in (*SELF, holder):
-                continue
-            if one is not prompts or is_single(one):
+        parts = value if parameter.kind is parameter.VAR_KEYWORD else {name: value}
+        for each, one in parts.items() if name not in found.ignored else ():
+            is_counted = each not in (*found.ignored, *SELF, holder)
+            if is_counted and (one is not prompts or is_single(one)):
                 found.at_argument(each, one, default)
-    for name, value in given.arguments.items():
-        if name in SELF or (name == holder and value is not prompts):
-            found.at(name, value, quiet=name not in SELF, is_root=True)
+    roots = {
+        name: value
+        for name, value in given.arguments.items()
+        if name in SELF or (name == holder and value is not prompts)
+    }
+    func: Any = stage.whole.func
     if (owner := getattr(func, "__self__", None)) is not None:
-        found.at("self", owner, is_root=True)
-        func = getattr(func, "__func__", func)
+        func, roots["self"] = getattr(func, "__func__", func), owner
     elif not isinstance(func, types.FunctionType):
-        found.at("self", func, is_root=True)
+        roots["self"] = func
+    for name, value in roots.items():
+        found.at(name, value, quiet=name not in SELF, is_root=True)
     if not isinstance(func, types.FunctionType) or func.__closure__ or func.__dict__:
         found.at("", func)
     functions = call.code.functions
@@ -244,6 +252,8 @@ def read_arguments(
         if number:
             found.at(one.__name__, one)
         found.at_module(one, "" if one.__module__ == functions[0].__module__ else one.__module__)
+    if stage.prompts is None and found.large and holder != "prompts":
+        call.refuse_as_prompts(found.large[0])
     return found.settle(first)
 
 

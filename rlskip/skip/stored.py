@@ -214,10 +214,10 @@ def kept_by(kind: Any, stored: Mapping[Any, Any]) -> dict[str, Any]:
     What shapes rollouts by its name, `UNREAD` where it is computed; and of classes of the user's
     what is neither a single value nor called.
     """
-    is_class = isinstance(kind, type)
+    is_class = isinstance(kind, type)  # bases and the metaclass come last
     found: dict[str, Any] = {}
-    # Bases and the metaclass last.
-    for owner, own in _classes(kind) if is_class else [(kind, vars(kind))]:
+    classes = [*classes_of(kind), *classes_of(type(kind))] if is_class else [(kind, vars(kind))]
+    for owner, own in classes:
         is_users = is_class and not is_neutral(owner)
         for name, part in own.items():
             bare, shapes, _ = read_name(name)
@@ -227,10 +227,6 @@ def kept_by(kind: Any, stored: Mapping[Any, Any]) -> dict[str, Any]:
             elif is_users and type(part) not in _USUAL and name[:2] != "__":
                 found.setdefault(name, part)
     return {name: part for name, part in found.items() if name not in stored}
-
-
-def _classes(kind: type) -> list[tuple[type, Mapping[str, Any]]]:
-    return [*classes_of(kind), *classes_of(type(kind))]
 
 
 def _declared_fields(value: Any) -> dict[str, Any]:
@@ -244,9 +240,7 @@ def _declared_fields(value: Any) -> dict[str, Any]:
         return stored
     if not (names := declared_names(kind)):
         return {k: v for k, v in stored.items() if k[:1] != "_" and k != "transformers_version"}
-    usual = {k: v for _, own in reversed(classes_of(kind)) for k, v in own.items() if k in names}
-    usual = {k: UNREAD if hasattr(type(v), "__get__") else v for k, v in usual.items()}
-    return {name: stored.get(name, usual.get(name, UNREAD)) for name in names}
+    return {name: stored.get(name, UNREAD) for name in names}
 
 
 @functools.lru_cache(1 << 12)

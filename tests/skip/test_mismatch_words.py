@@ -14,10 +14,8 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 
 from rlskip import SkipManager
-from rlskip.batch.decoding import Decoder
 from rlskip.batch.tables import DataProtoParts
 from rlskip.errors import MismatchError, RlskipError
-from rlskip.skip import prompt_rows
 
 
 @SkipManager.annotate(role="rollout")
@@ -71,37 +69,6 @@ def test_a_mismatch_of_prompts_says_how_they_differ(
     with pytest.raises(MismatchError) as caught:
         generate(now)
     assert said in caught.value.what
-
-
-class Letters:
-    """A tokenizer: 0 pads, 1 is ``a``."""
-
-    def __len__(self) -> int:
-        return 27
-
-    def decode(self, tokens: list[int]) -> str:
-        return "".join(chr(ord("a") + token - 1) for token in tokens)
-
-
-def test_token_ids_are_decoded_where_the_host_names_a_tokenizer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        prompt_rows, "decoder_at", lambda path: Decoder({"my/model": Letters()}[path])
-    )
-
-    def begin(row: list[int]) -> None:
-        model = {"actor_rollout_ref": {"model": {"path": "my/model"}}}
-        SkipManager.init(
-            {**model, "skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}}
-        )
-        SkipManager.set_step(1)
-        generate(TensorDict({"input_ids": torch.tensor([row])}, [1]))
-
-    begin([0, 0, 3, 1, 20])
-    with pytest.raises(MismatchError) as caught:
-        begin([0, 0, 4, 15, 7])
-    assert "row 0 is 'dog' now, 'cat' in the dump" in caught.value.what
 
 
 @pytest.mark.parametrize(
