@@ -53,35 +53,23 @@ _COUNTS = ("n", "stop")
 
 
 class Arguments:
-    """What counts of one call besides its prompts, of which nothing counts.
-
-    Attributes
-    ----------
-    ignored
-        Names of arguments that do not count; ``*`` is all names.
-    values
-        The arguments that are compared, as plain JSON. Data that is not compared is in it as
-        `NOT_COMPARED`, so that it differs from a default.
-    usual
-        Names of those that have their default.
-    large
-        Those of them that are left out for their size alone, such as a batch.
-    attributes
-        Attributes of objects that shape rollouts by their names, compared as well.
-    left
-        What is neither compared nor known to be neutral: what each is.
-    changing
-        Compared attributes that change while stages run, so that no value is right.
-    """
+    """What counts of one call besides its prompts, of which nothing counts."""
 
     def __init__(self, ignored: Collection[str], prompts: Any) -> None:
+        # Names of arguments that do not count; ``*`` is all names.
         self.ignored = ignored
+        # What is compared, as plain JSON. Data that is not compared is in it as `NOT_COMPARED`, so
+        # that it differs from a default. Then the names of those that have their default, and of
+        # those that are left out for their size alone, such as a batch.
         self.values: dict[str, Any] = {}
         self.usual: set[str] = set()
         self.large: list[str] = []
+        # Attributes of objects that shape rollouts by their names, compared as well, and those of
+        # them that change while stages run, so that no value is right.
         self.attributes: dict[str, Any] = {}
-        self.left: dict[str, str] = {}
         self.changing: list[str] = []
+        # What is neither compared nor known to be neutral: what each is.
+        self.left: dict[str, str] = {}
         # By place, what shapes rollouts, and the outermost object that has it; None: it is in
         # lists and mappings of the call's own.
         self._shaping: dict[str, tuple[Any, Any]] = {}

@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from rlskip.batch.tables import loaded
 from rlskip.skip.stored import (
     NAMESPACES,
     UNREAD,
@@ -70,21 +71,19 @@ def _simpler(value: Any) -> Any:
         return value
     if issubclass(cls, bytes | bytearray) and len(value) > _MAX_ARRAY:
         raise _NotPlain(in_words(value))
-    is_plain = kind == "leaf" or (kind == "list" and not hasattr(cls, "_fields"))
-    parts = None if is_plain else parts_of(value, kind)
+    is_single_or_list = kind == "leaf" or (kind == "list" and not hasattr(cls, "_fields"))
+    parts = None if is_single_or_list else parts_of(value, kind)
     added = added_to(value, parts or {}) if kind in ("leaf", "list", "dict", "fields") else {}
     if added and kind != "fields":  # as an attribute of a text
         raise _NotPlain(f"{in_words(value)} with {', '.join(added)}")
-    if is_plain:
+    if is_single_or_list:
         return value
     if kind == "config" and not issubclass(cls, DictConfig):
         return [*(parts or {}).values()]
-    if parts is None:
-        is_listed = issubclass(cls, Sequence | Set | Mapping) and not issubclass(cls, memoryview)
-        if not is_listed:
+    if parts is None and not issubclass(cls, Mapping):
+        if issubclass(cls, memoryview) or not issubclass(cls, Sequence | Set):
             raise _NotPlain(in_words(value))
-        if not issubclass(cls, Mapping):
-            return value
+        return value
     # One that is no mapping of Python's says itself what it has.
     parts = value if parts is None else {**parts, **added}
     if is_whole_config(parts):
@@ -105,21 +104,14 @@ def is_single(value: Any) -> bool:
 
 def is_data(value: Any) -> bool:
     """Whether a value that is left out holds data, as an engine or a callable does not."""
-    from rlskip.batch.tables import loaded
-
     cls = type_of(value)
     kind = kind_of(cls)
     with contextlib.suppress(Exception):  # an object of the user's raises anything
-        if issubclass(cls, Mapping | DictConfig) or kind == "fields":
-            return not is_whole_config(parts_of(value, kind))
-        if kind in ("config", "list") or (issubclass(cls, Sequence) and not issubclass(cls, str)):
-            return len(value) > 0
-        return (
-            issubclass(cls, bytearray)
-            or issubclass(cls, loaded("PIL.Image", "Image"))
-            or is_array_type(cls)
-            or is_data_proto(value)
-        )
+        if kind == "list" or is_array_type(cls) or is_data_proto(value):
+            return True
+        holders = (Mapping, Sequence, loaded("PIL.Image", "Image"))
+        holds = kind == "fields" or (issubclass(cls, holders) and not issubclass(cls, str))
+        return holds and not is_whole_config(parts_of(value, kind))
     return False
 
 
