@@ -19,7 +19,7 @@ from rlskip.config.attachments import AttachConfig
 from rlskip.config.check import comments
 from rlskip.config.facts import NEUTRAL_WORDS, OTHER_NODES, SHAPING_NAMES, SHAPING_PATTERNS
 from rlskip.hosts.verl.seams import TABLE
-from rlskip.skip.arguments import IGNORED, NEUTRAL_META
+from rlskip.skip.names import IGNORED, NEUTRAL_META
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = (

@@ -132,6 +132,11 @@ def leaves(node: Any, at: str = "", *, resolve: bool = True) -> Iterator[tuple[s
         yield at, node
 
 
+def is_below(key: str, keys: Iterable[str]) -> bool:
+    """Whether a dotted key is one of these, or below one."""
+    return any(f"{key}.".startswith(f"{one}.") for one in keys)
+
+
 def is_node(value: Any) -> bool:
     is_instance = dataclasses.is_dataclass(value) and not isinstance(value, type)
     return isinstance(value, Mapping) or is_instance

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from rlskip.config.check import did_you_mean, leaves, look_up, readable
+from rlskip.config.check import did_you_mean, is_below, leaves, look_up, readable
 from rlskip.config.origin import Origin
 from rlskip.errors import ConfigError
 
@@ -134,15 +134,11 @@ class HostFacts:
         """
         config = readable(self.config)
         there = [name for name, _ in leaves(config, resolve=False)]
-        if not any(f"{name}.".startswith(f"{key}.") for name in there):
+        if not any(is_below(name, [key]) for name in there):
             remedy = did_you_mean(key, there, otherwise="name a full key of the config")
             raise ConfigError(f"the config has no key {key}", where, remedy)
         value = look_up(config, key)
         return dict(leaves(value, key)).get(key, dict(leaves(value)))
-
-    def is_settled(self, key: str) -> bool:
-        """Whether a change of a key is not logged: it is compared, or told elsewhere."""
-        return any(f"{key}.".startswith(f"{one}.") for one in self.known)
 
     def seems_to_shape(self, key: str) -> bool:
         """Whether a key shapes rollouts by its name."""

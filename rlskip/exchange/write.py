@@ -30,7 +30,7 @@ from rlskip.runs.columns import rollout_columns
 from rlskip.runs.find import the_run
 from rlskip.runs.on_disk import has_dump
 from rlskip.runs.opened import Run, Step
-from rlskip.skip.arguments import NEUTRAL_META
+from rlskip.skip.names import NEUTRAL_META
 from rlskip.skip.prompt_rows import PromptRows, prompt_groups
 from rlskip.store import DumpMeta, Identity, StepStore
 from rlskip.store.identity import GIVEN

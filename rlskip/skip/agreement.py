@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
@@ -33,8 +33,7 @@ class Mismatch:
     hint: str = ""
 
 
-@attrs.frozen
-class _Shard:
+class _Shard(NamedTuple):
     """What a rank has for call `place` of `step`, as numbers.
 
     Its dumps were made for another call (`differs`); or it has `loaded` one: a shard of the call
@@ -75,12 +74,18 @@ class SeveralRanks:
             mine = self._shard(call, found, load)
         except BaseException as raised:  # once the other ranks know
             error = raised
-        numbers = map(int, attrs.astuple(mine))
-        given = self.group.exchange(*numbers, what=f"step {call.step}", error=error)
+        given = self.group.exchange(*map(int, mine), what=f"step {call.step}", error=error)
         # Rank 0 made it for this exchange: a call that is generated has it as its generation.
         call.generation = self.group.exchange_id
         shards = [_Shard(*shard) for shard in given]
-        self._refuse_other_places(shards)
+        if len({(shard.step, shard.place) for shard in shards}) > 1:
+            made = ", ".join(
+                f"rank {rank} makes call {shard.place} of step {shard.step}"
+                for rank, shard in enumerate(shards)
+            )
+            what = f"the ranks call the stage unequally often: {made}"
+            remedy = "let every rank call the stage equally often in each step, one call after the "
+            raise RankTimeoutError(what, f"skip.{self._dumps.role}", f"{remedy}other")
         if {(one.loaded, one.generation) for one in shards} == {(1, mine.generation)}:
             return found
         return self._mismatch(call, found, shards)
@@ -99,7 +104,7 @@ class SeveralRanks:
             call.loaded = error
             return shard
         generation = int(loaded[1].info.get("generation", "0"), 16)
-        return attrs.evolve(shard, loaded=True, generation=generation)
+        return shard._replace(loaded=True, generation=generation)
 
     def _mismatch(self, call: Call, found: Any, shards: list[_Shard]) -> Mismatch | None:
         """The mismatch of a call that no dump serves if its dumps are whole, and another call's."""
@@ -132,19 +137,6 @@ class SeveralRanks:
             self.group.exchange(what=f"step {call.step}")
             call.generation = self.group.exchange_id
         return {"generation": call.generation}
-
-    def _refuse_other_places(self, shards: list[_Shard]) -> None:
-        if len({(shard.step, shard.place) for shard in shards}) == 1:
-            return
-        made = ", ".join(
-            f"rank {rank} makes call {shard.place} of step {shard.step}"
-            for rank, shard in enumerate(shards)
-        )
-        raise RankTimeoutError(
-            f"the ranks call the stage unequally often: {made}",
-            f"skip.{self._dumps.role}",
-            "let every rank call the stage equally often in each step, one call after the other",
-        )
 
 
 def only_on_one_rank(dumps: Dumps, own_steps: bool = False) -> Problem | None:

@@ -1,285 +1,280 @@
-"""A stage's arguments besides the prompts: which of them count, as plain data."""
+"""What counts of a call besides its prompts: its arguments, and what shapes rollouts inside them.
+
+An argument that is plain data is compared as a whole. Of any other, and of ``self``, of what a
+partial, a bound method or a closure holds, and of what the stage reads of its module, attributes
+with a name of :data:`~rlskip.config.facts.SHAPING_NAMES` are compared. What has another name and is
+not known to be neutral is only named: it may be a counter, which no replay may stumble over.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import inspect
-import itertools
-from collections.abc import Collection, Mapping, Sequence, Set
-from typing import Any
+import types
+import weakref
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
 
 import attrs
-from omegaconf import DictConfig
 
-from rlskip.config.facts import NEUTRAL_WORDS, SHAPING_NAMES
+from rlskip.config.check import is_below
+from rlskip.config.facts import OTHER_NODES, SHAPING_NAMES
+from rlskip.skip.code import names_in
+from rlskip.skip.names import ALL, IGNORED, SELF, SHAPING, read_name
+from rlskip.skip.plain import is_data, is_data_proto, is_single, plain_or_not
 from rlskip.skip.stored import (
-    CONFIG,
-    DICT,
-    FIELDS,
-    LEAF,
-    LIST,
-    MEMBERS,
-    NAMESPACES,
     UNREAD,
-    attributes_of,
-    classes_of,
-    is_array_type,
+    in_words,
+    inside,
+    is_neutral,
+    is_sealed,
     is_whole_config,
-    kind_name,
+    kept_by,
     kind_of,
-    parts_of,
     type_of,
 )
 
-#: Arguments with these names never shape a rollout, so they are not compared.
-IGNORED = (
-    "step", "steps", "global_step", "global_steps", "current_step", "train_step", "training_step",
-    "iteration", "epoch", "batch_idx", "sample_id", "uid", "uids", "request_id", "request_ids",
-    "seed", "validate", "timing", "timing_raw", "timeout", "timeout_s", "device", "devices", "rank",
-    "local_rank", "world_size", "num_workers", "verbose", "debug", "disable_tqdm", "use_tqdm",
-    "pbar", "progress", "progress_bar", "show_progress", "callback", "callbacks", "logger",
-    "tracker", "writer", "run_name", "log_dir", "log_file", "log_path", "out_dir", "output_dir",
-    "output_file", "output_path", "results_dir", "save_dir", "save_path", "checkpoint_dir",
-    "dump_dir", "dump_path",
-)  # fmt: skip
-
-#: What a batch's `meta_info` holds that shapes no rollout. All else in it is compared.
-NEUTRAL_META = (
-    *IGNORED, "eos_token_id", "pad_token_id", "recompute_log_prob", "calculate_entropy", "metrics",
-    "micro_batch_size", "max_token_len", "use_dynamic_bsz", "dp_size", "global_token_num",
-    "is_last_step", "training_phase", "reward_extra_keys",
-)  # fmt: skip
-
-#: All names, in ``annotate(ignore=...)``.
-ALL = "*"
-
-# Larger ones are data, and hashing them would take longer than a look at the dumps.
-_MAX_ARRAY = 1 << 16  # bytes
-_MAX_PARTS = 1_000_000
-_DRAW = "seed"
-_KINDS = inspect.Parameter
-_SCALARS = (str, int, float, bool, type(None))
-SHAPING = frozenset(SHAPING_NAMES)
-_VARIANTS = frozenset(
-    f"{a}{name}{b}"
-    for known in SHAPING_NAMES
-    for name in (known, known.upper())
-    for a, b in (("", ""), ("_", ""), ("", "_"))
-)
+if TYPE_CHECKING:
+    from rlskip.skip.call import Call
 
 #: Stands for data that is not compared: it equals other such data, and no value.
 NOT_COMPARED = "<not compared>"
 
+_DEPTH = 3
+_MAX_FIELDS = 256  # of an object
+_MAX_VALUES = 10_000  # of a call
 
-class _NotPlain(Exception):
-    """A value that is not plain data."""
+_LAST = {name.rpartition(".")[2] for name in SHAPING_NAMES if "." in name}
+# How deep to look into what is neutral, where sampling may be nevertheless.
+_NEUTRAL = {"weights": 1, "class": 1, "neutral": -1}
+# What a library's object, a progress bar, say, counts, or a method of it.
+_COUNTS = ("n", "stop")
 
 
-class _TooLarge(_NotPlain):
-    """Plain data that takes too long to compare."""
-
-
-@attrs.frozen
 class Arguments:
-    """The arguments of one call that count."""
+    """What counts of one call besides its prompts, of which nothing counts."""
 
-    #: Names of arguments that do not count; ``*`` is all names.
-    ignored: Collection[str] = ()
-    #: What is compared, as plain JSON. Data that is not compared is in it as `NOT_COMPARED`, so
-    #: that it differs from a default.
-    values: dict[str, Any] = attrs.field(factory=dict)
-    #: Names of those that have their default.
-    usual: set[str] = attrs.field(factory=set)
-    #: Those that are not compared as a whole: the value, and what it is.
-    opaque: dict[str, tuple[Any, str]] = attrs.field(factory=dict)
-    #: Those of them that are left out for their size alone, such as a batch.
-    large: list[str] = attrs.field(factory=list)
-    #: Attributes of objects that shape rollouts by their names, compared as well.
-    attributes: dict[str, Any] = attrs.field(factory=dict)
-    #: What is neither compared nor known to be neutral: what each is.
-    left: dict[str, str] = attrs.field(factory=dict)
-    #: Compared attributes that change while stages run, so that no value is right.
-    changing: list[str] = attrs.field(factory=list)
+    def __init__(self, ignored: Collection[str], prompts: Any) -> None:
+        # Names of arguments that do not count; ``*`` is all names.
+        self.ignored = ignored
+        # What is compared, as plain JSON. Data that is not compared is in it as `NOT_COMPARED`, so
+        # that it differs from a default. Then the names of those that have their default, and of
+        # those that are left out for their size alone, such as a batch.
+        self.values: dict[str, Any] = {}
+        self.usual: set[str] = set()
+        self.large: list[str] = []
+        # Attributes of objects that shape rollouts by their names, compared as well, and those of
+        # them that change while stages run, so that no value is right.
+        self.attributes: dict[str, Any] = {}
+        self.changing: list[str] = []
+        # What is neither compared nor known to be neutral: what each is.
+        self.left: dict[str, str] = {}
+        # By place, what shapes rollouts, and the outermost object that has it; None: it is in
+        # lists and mappings of the call's own.
+        self._shaping: dict[str, tuple[Any, Any]] = {}
+        self._seen, self._count = {id(prompts): prompts}, 0
 
+    def at_argument(self, name: str, value: Any, default: Any) -> None:
+        """Compare an argument as a whole, or look into it."""
+        from rlskip.store.comparable import canonical  # needs torch
 
-def read_arguments(
-    bound: inspect.BoundArguments, ignored: Collection[str], prompts: Any, holder: str
-) -> Arguments:
-    """The arguments that count of a call whose prompts are `prompts`, or held by `holder`."""
-    found = Arguments(ignored)
-    for name, parameter in bound.signature.parameters.items() if ALL not in ignored else ():
-        if name in ignored:
-            continue
-        value, default = bound.arguments[name], parameter.default
-        given = value if parameter.kind is _KINDS.VAR_KEYWORD else {name: value}
-        if parameter.kind is _KINDS.VAR_POSITIONAL:
-            default = ()
-        for each, one in given.items():
-            if each in ignored or each in ("self", "cls", holder):
-                continue
-            if one is not prompts or is_single(one):
-                _add(found, each, one, default)
-    return found
+        is_usual = value is default
+        data, why, is_large = plain_or_not(value)
+        if why:
+            self.at(name, value)
+            others = {k: v for k, v in self.left.items() if not is_below(k, [name])}
+            if len(others) < len(self.left) and not any(is_below(k, [name]) for k in self._shaping):
+                self.left = others | {name: why}  # nothing of it is compared
+            if not is_data(value):
+                return
+            if is_large or is_data_proto(value):
+                self.large.append(name)
+            data = NOT_COMPARED
+        elif not is_usual and default is not inspect.Parameter.empty:
+            usual, differs, _ = plain_or_not(default)
+            is_usual = not differs and canonical(usual) == canonical(data)
+        self.values[name] = data
+        if is_usual:
+            self.usual.add(name)
 
+    def at(self, place: str, value: Any, *, quiet: bool = False, is_root: bool = False) -> None:
+        """Look into a value that is not compared as a whole; if `quiet`, little is left."""
+        try:
+            self._enter(place, value, None, _DEPTH, quiet, is_root)
+        except Exception:  # an object of the user's raises anything
+            self.left[place] = in_words(value)
 
-def is_single(value: Any) -> bool:
-    """Whether a value is a number, a text or the like, which holds no prompts beside others."""
-    cls = type_of(value)
-    return kind_of(cls) == LEAF and not (is_array_type(cls) and value.shape)
+    def at_module(self, func: types.FunctionType, above: str) -> None:
+        """Look into the globals that a function reads, and what it names of modules among them."""
+        there = func.__globals__
+        read, named = names_in(func.__code__)
+        parts = [(above, name, there.get(name)) for name in read]
+        for _, module, part in [*parts]:
+            if isinstance(part, types.ModuleType) and not is_neutral(part):
+                own = vars(part)
+                parts += [(module, name, own[name]) for name in named if name in own]
+        for place, name, part in parts:
+            if kind_of(type_of(part)) != "function":
+                with contextlib.suppress(Exception):  # as in `at`
+                    self._sort(place, name, part, func, _DEPTH, quiet=True)
 
+    def settle(self, first: FirstValues) -> Arguments:
+        """Compare what shapes rollouts: of objects that were met before, the first values."""
+        owned: dict[int, tuple[Any, dict[str, Any]]] = {}
+        for place, (data, owner) in self._shaping.items():
+            owned.setdefault(id(owner), (owner, {}))[1][place] = data
+        for owner, now in owned.values():
+            if owner is None:
+                self.values.update(now)
+            else:
+                self.attributes.update(first.of(owner, now))
+        self.changing = sorted(first.changing & self.attributes.keys())
+        return self
 
-@functools.lru_cache(1 << 14)
-def read_name(name: str) -> tuple[str, bool, bool]:
-    """A name without underscores at its ends; whether it shapes rollouts, or is neutral."""
-    bare = name.rpartition("__")[2].strip("_") if name.startswith("_") else name.rstrip("_")
-    bare = bare.lower() if bare.isupper() else bare
-    shapes = bare in SHAPING
-    is_neutral = bare in IGNORED or not NEUTRAL_WORDS.isdisjoint(bare.split("_"))
-    return bare, shapes, is_neutral and not shapes
-
-
-def shaping_in(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: part for name, part in fields.items() if read_name(str(name))[1]}
-
-
-def of_class(kind: type, stored: Collection[str]) -> dict[str, Any]:
-    """What shapes rollouts among a class's attributes, or a module's; `UNREAD` what it computes."""
-    found: dict[str, Any] = {}
-    is_class = isinstance(kind, type)
-    classes = [*classes_of(kind), *classes_of(type(kind))] if is_class else [(kind, vars(kind))]
-    for _, own in classes:  # bases and the metaclass last
-        for name in _VARIANTS.intersection(own):
-            value, bare = own[name], read_name(name)[0]
-            if {bare, f"_{bare}"}.isdisjoint(stored) and type(value) not in MEMBERS:
-                is_computed = hasattr(type(value), "__get__")
-                if not callable(value):
-                    found.setdefault(name, UNREAD if is_computed else value)
-    return found
-
-
-def added_to(value: Any, parts: Collection[Any]) -> dict[str, Any]:
-    """What shapes rollouts among what an object, or its class, stores besides `parts`."""
-    stored = {**attributes_of(value), **dict.fromkeys(parts)}
-    found = {**stored, **of_class(type(value), stored)}
-    return {k: v for k, v in shaping_in(found).items() if k not in parts}
-
-
-def _add(found: Arguments, name: str, value: Any, default: Any) -> None:
-    from rlskip.store.comparable import canonical  # needs torch
-
-    is_usual = value is default
-    try:
-        data = found.values[name] = _plain(value)
-    except _NotPlain as error:
-        found.opaque[name] = value, str(error)
-        if not is_data(value):
+    def _enter(
+        self, place: str, value: Any, owner: Any, levels: int, quiet: bool, is_root: bool = False
+    ) -> None:
+        cls, kind = type_of(value), kind_of(type_of(value))
+        if place in self.ignored or id(value) in self._seen:
             return
-        if isinstance(error, _TooLarge) or _is_data_proto(value):
-            found.large.append(name)
-        found.values[name] = NOT_COMPARED
-    else:
-        if not is_usual and default is not _KINDS.empty:
-            with contextlib.suppress(_NotPlain):
-                is_usual = canonical(_plain(default)) == canonical(data)
-    if is_usual:
-        found.usual.add(name)
+        # Weights may have a generation_config, and a trainer much that is its library's.
+        of_library = kind in _NEUTRAL and not is_root
+        quiet = quiet or kind in _NEUTRAL
+        levels = min(levels, _NEUTRAL[kind]) if of_library else levels
+        if levels < 0 and quiet:
+            return
+        fields = inside(value, kind, _MAX_FIELDS + 1, is_stage=not place)
+        if is_whole_config(fields):
+            return  # skip.identity names keys of it
+        self._count += len(fields or ())
+        is_over = levels < 0 or len(fields or ()) > _MAX_FIELDS or self._count > _MAX_VALUES
+        is_hidden = fields is None or (not fields and kind == "object" and is_sealed(cls))
+        if fields is None or is_hidden or (fields and is_over):
+            if not quiet:
+                self.left[place] = in_words(value)
+            return
+        self._seen[id(value)] = value
+        is_object = kind in ("object", "fields", *_NEUTRAL)
+        if owner is None and (is_object or not place):
+            owner = value
+        for name, part in fields.items():
+            if of_library and name in _COUNTS:
+                continue
+            if kind != "list" or isinstance(name, str):
+                self._sort(place, str(name), part, owner, levels, quiet)
+            elif kind_of(type_of(part)) != "leaf":
+                self._enter(f"{place}.{name}", part, owner, levels - 1, quiet)
+            elif not quiet:
+                self.left[place] = in_words(value)
+        of_class = kept_by(value if kind == "class" else cls, fields) if is_object else {}
+        for name, part in of_class.items():
+            if not (of_library and name in _COUNTS):
+                self._sort(place, name, part, owner, levels, quiet=True)
+
+    def _sort(self, above: str, name: str, part: Any, owner: Any, levels: int, quiet: bool) -> None:
+        """Compare a field, look into it, or leave it."""
+        place = f"{above}.{name}" if name and above else above or name
+        bare, shapes, is_meaningless = read_name(name)
+        if is_meaningless or place in self.ignored:
+            return
+        kind = kind_of(type_of(part))
+        if not shapes and bare in _LAST:
+            shapes = f"{read_name(above.rpartition('.')[2])[0]}.{bare}" in SHAPING
+        if shapes and kind in ("holder", "function", "class", "neutral"):
+            return  # stop(), say
+        if part is UNREAD or (shapes and not OTHER_NODES.isdisjoint(place.split("."))):
+            if shapes or not quiet:
+                self.left[place] = "computed" if part is UNREAD else "of another model"
+        elif shapes:
+            data, why, _ = plain_or_not(part)
+            if why:
+                self.left[place] = why
+            else:
+                self._shaping[place] = data, owner
+        elif kind != "leaf":
+            self._enter(place, part, owner, levels - 1, quiet)
+        elif not quiet and part is not None:
+            self.left[place] = in_words(part)
 
 
-def part_of(value: Any) -> tuple[Any, str]:
-    """A part of an object as plain JSON; or what it is, where it is not plain."""
-    try:
-        return _plain(value), ""
-    except _NotPlain as error:
-        return None, str(error)
+def read_arguments(call: Call, ignored: Collection[str], first: FirstValues) -> Arguments:
+    """The arguments that count of a call, without what its stage or the config has `ignored`.
+
+    Of what holds the prompts, only what shapes rollouts counts, and nothing is left.
+    """
+    stage, given, prompts, holder = call.stage, call, call.prompts, call.holder
+    if isinstance(stage.func, functools.partial):  # what it gives counts, too
+        args, kwargs = (*stage.func.args, *call.args), {**stage.func.keywords, **call.kwargs}
+        given = attrs.evolve(call, stage=stage.whole, args=args, kwargs=kwargs)
+    # What prompts are computed of counts as far as it is something else.
+    whole = () if callable(stage.prompts) else (holder,)
+    found = Arguments({*IGNORED, *(stage.ignore or ()), *ignored, *whole}, prompts)
+    if ALL in found.ignored:
+        return found
+    for name, parameter in given.bound.signature.parameters.items():
+        value, default = given.bound.arguments[name], parameter.default
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            default = ()
+        parts = value if parameter.kind is parameter.VAR_KEYWORD else {name: value}
+        for each, one in parts.items() if name not in found.ignored else ():
+            is_counted = each not in (*found.ignored, *SELF, holder)
+            if is_counted and (one is not prompts or is_single(one)):
+                found.at_argument(each, one, default)
+    roots = {
+        name: value
+        for name, value in given.arguments.items()
+        if name in SELF or (name == holder and value is not prompts)
+    }
+    func: Any = stage.whole.func
+    if (owner := getattr(func, "__self__", None)) is not None:
+        func, roots["self"] = getattr(func, "__func__", func), owner
+    elif not isinstance(func, types.FunctionType):
+        roots["self"] = func
+    for name, value in roots.items():
+        found.at(name, value, quiet=name not in SELF, is_root=True)
+    if not isinstance(func, types.FunctionType) or func.__closure__ or func.__dict__:
+        found.at("", func)
+    functions = call.code.functions
+    for number, one in enumerate(functions):
+        if number:
+            found.at(one.__name__, one)
+        found.at_module(one, "" if one.__module__ == functions[0].__module__ else one.__module__)
+    if stage.prompts is None and found.large and holder != "prompts":
+        call.refuse_as_prompts(found.large[0])
+    return found.settle(first)
 
 
-def is_data(value: Any) -> bool:
-    """Whether a value that is left out holds data, as an engine or a callable does not."""
-    from rlskip.batch.tables import loaded
+@attrs.define(eq=False)
+class FirstValues:
+    """What the attributes of objects were when a stage of the job first met them.
 
-    cls = type_of(value)
-    kind = kind_of(cls)
-    with contextlib.suppress(Exception):  # an object of the user's raises anything
-        if issubclass(cls, Mapping | DictConfig) or kind == FIELDS:
-            return not is_whole_config(parts_of(value, kind))
-        if kind in (CONFIG, LIST) or (issubclass(cls, Sequence) and not issubclass(cls, str)):
-            return len(value) > 0
-        return (
-            issubclass(cls, bytearray)
-            or issubclass(cls, loaded("PIL.Image", "Image"))
-            or is_array_type(cls)
-            or _is_data_proto(value)
-        )
-    return False
+    A replay does not run the stage, nor what changes such an attribute in it. So each dump of a
+    job records the first values, at whatever step: jobs that begin alike record the same.
 
+    Parameters
+    ----------
+    changing
+        The names of those that have changed since, here or in a job whose dump was replayed.
+    """
 
-def _is_data_proto(value: Any) -> bool:
-    """Whether a value has the parts of verl's DataProto, which are stored."""
-    return {"batch", "non_tensor_batch"} <= attributes_of(value).keys()
+    changing: set[str] = attrs.field(factory=set)
+    _known: dict[int, tuple[Any, dict[str, Any]]] = attrs.field(init=False, factory=dict)
 
+    def of(self, owner: Any, now: dict[str, Any]) -> dict[str, Any]:
+        """The first values of an object's attributes that have these values now."""
+        from rlskip.store.comparable import canonical  # needs numpy
 
-def _plain(value: Any) -> Any:
-    """`value` as plain JSON; raises _NotPlain."""
-    from rlskip.store.comparable import comparable  # needs torch
-
-    parts = itertools.count(1)
-
-    def simpler(part: Any) -> Any:
-        if next(parts) > _MAX_PARTS:
-            raise _TooLarge("large data")
-        return part if type_of(part) in _SCALARS else _simpler(part)
-
-    try:
-        return comparable(value, "", simpler)
-    except _NotPlain:
-        raise
-    except Exception as error:  # nested too deep, or an object of the user's raises anything
-        raise _NotPlain(f"a {type(value).__qualname__} that cannot be compared") from error
-
-
-def _simpler(value: Any) -> Any:
-    """A part as a single value, a small array, or a list or a mapping of parts; else _NotPlain."""
-    from rlskip.store.comparable import Marked  # needs torch
-
-    cls = type_of(value)  # isinstance would ask the object for its class
-    kind = kind_of(cls)
-    if kind == LEAF:
-        _refuse_large(value)
-    is_plain = kind == LEAF or (kind == LIST and not hasattr(cls, "_fields"))
-    parts = None if is_plain else parts_of(value, kind)
-    if cls not in (list, dict, tuple) and kind in (LEAF, LIST, DICT, FIELDS):
-        added = {} if is_array_type(cls) else added_to(value, parts or ())
-        if added and kind != FIELDS:  # as an attribute of a text
-            raise _NotPlain(f"a {cls.__qualname__} with {', '.join(added)}")
-        parts = None if parts is None else {**parts, **added}
-    if is_plain:
-        return value
-    if kind == CONFIG and not issubclass(cls, DictConfig):
-        return [*(parts or {}).values()]
-    if parts is None and issubclass(cls, Sequence | Set | Mapping):
-        parts = value  # one whose class says what it has
-    if parts is None or issubclass(cls, memoryview):
-        raise _NotPlain(f"a {cls.__qualname__}")
-    if not issubclass(type(parts), Mapping):
-        return parts
-    if is_whole_config(parts):
-        raise _NotPlain("the application's config")
-    if any(part is UNREAD for part in parts.values()):
-        raise _NotPlain(f"a {cls.__qualname__} that computes a value")
-    # Which sample is drawn does not count; which class it is does, where it declares its fields.
-    parts = {key: part for key, part in parts.items() if key != _DRAW}
-    is_named = kind in (FIELDS, LIST) and not issubclass(cls, NAMESPACES)
-    return {Marked("<type>"): kind_name(cls), **parts} if is_named else parts
-
-
-def _refuse_large(value: Any) -> None:
-    """Raise _NotPlain for an array or bytes that no call waits for."""
-    cls: Any = type(value)
-    if is_array_type(cls):
-        if getattr(getattr(value, "device", None), "type", "cpu") != "cpu":
-            raise _NotPlain(f"a tensor on {value.device.type}")  # no stage waits for a copy
-        if value.shape and value.nbytes > _MAX_ARRAY:
-            raise _TooLarge(f"an array of {value.nbytes} bytes")
-    elif issubclass(cls, bytes | bytearray) and len(value) > _MAX_ARRAY:
-        raise _NotPlain(f"a {cls.__qualname__}")
+        known, key = self._known, id(owner)
+        if key not in known:
+            try:
+                known[key] = weakref.ref(owner, lambda _: known.pop(key, None)), now
+            except TypeError:  # it cannot be told from the next object at its address
+                return now
+        first = known[key][1]
+        self.changing |= {
+            name
+            for name, before in first.items()
+            if name not in now or canonical(before) != canonical(now[name])
+        }
+        return first

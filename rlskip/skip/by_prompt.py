@@ -121,34 +121,32 @@ class PromptMatching(CallMatching):
         checksums = {group.key: group.checksum for group in found.groups}
         numbers = {dump: number for number, dump in enumerate(checksums)}
         rows: dict[Key, list[int]] = {dump: [] for dump in checksums}
-        picks = []
-        for group in found.groups:
+        picks, owners = [], []
+        for owner, group in enumerate(found.groups):
             of_dump = rows[group.key]
             picks += [(numbers[group.key], len(of_dump) + i) for i in range(group.count)]
+            owners += [owner] * group.count
             of_dump += range(group.start, group.start + group.count)
         # One dump after the other: they may be too large to be in memory together.
         sources = []
         for dump, checksum in checksums.items():
-            rollouts, metas[dump] = self._loaded(dump, checksum)
-            fields = _fields_of(rollouts, metas[dump])
+            rollouts, meta = self._loaded(dump, checksum)
+            names = {str(name) for name in columns_of(rollouts)}
+            fields = RowFields.from_meta(meta) or RowFields.of(names)
             source = Source.of(self._dumps.without_dropped(rollouts), fields, rows[dump])
-            self._check_fields(call, source, metas[dump], dump)
+            try:
+                self._dumps.check_fields(source.rollouts, meta, call, dump, replaces=False)
+            except CorruptDumpError as error:  # it serves no later call either
+                if not dump.size:
+                    self._dumps.store.quarantine(dump.step, error.what, dump.call)
+                raise
+            metas[dump] = meta
             sources.append(source)
         if len(found.groups) == len(sources) == 1 and not sources[0].n:  # of a single prompt
             self._cache.pop(found.groups[0].key)  # what the trainer gets it may change
             return sources[0].rollouts
         digests = call.prompt_rows.digests if call.prompt_rows else []
-        owners = [i for i, group in enumerate(found.groups) for _ in range(group.count)]
         return Assembly(sources, picks, call.prompts, digests, owners, call.stage.totals).batch()
-
-    def _check_fields(self, call: Call, source: Source, meta: DumpMeta, dump: Key) -> None:
-        """As `Dumps.check_fields`; a dump without a needed field serves no later call either."""
-        try:
-            self._dumps.check_fields(source.rollouts, meta, call, dump, replaces=False)
-        except CorruptDumpError as error:
-            if not dump.size:
-                self._dumps.store.quarantine(dump.step, error.what, dump.call)
-            raise
 
     def _loaded(self, dump: Key, checksum: str) -> tuple[Any, DumpMeta]:
         """A dump, which the next batch may need, too."""
@@ -173,8 +171,3 @@ def _of_step(call: Call, found: Key | PromptGroups) -> dict[Key, str]:
     else:
         keys = {group.key: group.checksum for group in found.groups}
     return {key: keys[key] for key in keys if not key.size and key.step == call.step}
-
-
-def _fields_of(rollouts: Any, meta: DumpMeta) -> RowFields:
-    names = {str(name) for name in columns_of(rollouts)}
-    return RowFields.from_meta(meta) or RowFields.of(names)

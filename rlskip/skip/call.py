@@ -16,8 +16,8 @@ import attrs
 from rlskip.errors import ConfigError
 from rlskip.format.dump_errors import UnsupportedTypeError
 from rlskip.jobs.served import Needs
-from rlskip.skip.arguments import IGNORED, NEUTRAL_META, is_data, is_single
-from rlskip.skip.hidden import SELF
+from rlskip.skip.names import IGNORED, NEUTRAL_META, SELF
+from rlskip.skip.plain import is_data, is_single
 from rlskip.skip.stage import Stage
 
 if TYPE_CHECKING:

@@ -111,7 +111,7 @@ class CallRole(Role):
         call.visit = call.visit or self._visit(call.step)
         self._choose(call)
         if call.found is None:
-            self.dumps.notices.log_hidden(call)
+            self.dumps.notices.log_hidden()
             if self.local_config.on_miss == "generate":
                 _ = call.prompt_rows  # now: the stage may change its input
                 if self.flight is not None and not self._may_generate(call, self.flight):

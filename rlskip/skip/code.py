@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import dis
 import functools
 import inspect
 import textwrap
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
 
-from rlskip.skip.stored import classes_of, is_neutral
+from rlskip.skip.stored import cells_of, classes_of, is_neutral
 
 _CODE = (
     types.FunctionType, types.MethodType, functools.partial, functools.partialmethod, staticmethod,
@@ -58,20 +57,20 @@ class Code:
         func = innermost(func)
         found = [func] if isinstance(func, types.FunctionType) else []
         for one in found:  # which grows meanwhile
-            there = one.__globals__
-            named = [name for code in _codes(one.__code__) for name in code.co_names]
+            there, (_, named) = one.__globals__, names_in(one.__code__)
             near: list[Any] = [*cells_of(one).values(), *map(there.get, named)]
             for kind in (owner, there.get(one.__qualname__.partition(".")[0]), *near):
-                near += [_part(kind, name) for name in ("__init__", *named)] if _has(kind) else ()
+                if issubclass(type(kind), type | types.ModuleType) and not is_neutral(kind):
+                    near += [_part(kind, name) for name in ("__init__", *named)]
             for value in near:
                 value = value.fget if type(value) is property else value
                 helper = innermost(value) if issubclass(type(value), _CODE) else None
-                if not isinstance(helper, types.FunctionType) or len(found) > _MOST:
-                    continue
-                if helper not in found and (
-                    helper.__module__ == func.__module__ or _is_users(helper)
-                ):
-                    found.append(helper)
+                if isinstance(helper, types.FunctionType) and len(found) <= _MOST:
+                    is_users = "-packages" not in helper.__code__.co_filename
+                    is_users = is_users and not is_neutral(helper)
+                    is_near = is_users or helper.__module__ == func.__module__
+                    if is_near and helper not in found:
+                        found.append(helper)
         return cls(found)
 
     @functools.cached_property
@@ -92,11 +91,6 @@ class Code:
         return f"{self.functions[0].__qualname__}, {kind} {xxhash.xxh3_64_hexdigest(text.encode())}"
 
 
-def _has(value: Any) -> bool:
-    """Whether functions may be called by their names in it: a class, or a module."""
-    return issubclass(type(value), type | types.ModuleType) and not is_neutral(value)
-
-
 def _part(kind: Any, name: str) -> Any:
     """What a class or a module has by a name, read without calling it."""
     if isinstance(kind, types.ModuleType):
@@ -104,34 +98,15 @@ def _part(kind: Any, name: str) -> Any:
     return next((own[name] for _, own in classes_of(kind) if name in own), None)
 
 
-def _is_users(func: types.FunctionType) -> bool:
-    return "-packages" not in func.__code__.co_filename and not is_neutral(func)
-
-
-def cells_of(func: types.FunctionType) -> dict[str, Any]:
-    """What the closure of a function holds."""
-    found = {}
-    for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # it is not set yet
-            found[name] = cell.cell_contents
-    return found
-
-
 @functools.lru_cache(1 << 10)
-def names_in(code: types.CodeType) -> tuple[tuple[str, ...], frozenset[str]]:
+def names_in(code: types.CodeType) -> tuple[list[str], list[str]]:
     """The globals that a function, and those within it, read; and all names that they have."""
-    codes = [*_codes(code)]
+    codes = [code]
+    for one in codes:  # which grows meanwhile
+        codes += [const for const in one.co_consts if isinstance(const, types.CodeType)]
     parts = (part for one in codes for part in dis.get_instructions(one))
     read = {part.argval: None for part in parts if part.opname == "LOAD_GLOBAL"}
-    return tuple(read), frozenset(name for one in codes for name in one.co_names)
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """The code of a function, and of those within it."""
-    yield code
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            yield from _codes(const)
+    return [*read], [*dict.fromkeys(name for one in codes for name in one.co_names)]
 
 
 def _source(func: types.FunctionType) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import logging
-import types
 from typing import Any
 
 import attrs
@@ -16,17 +15,11 @@ from rlskip.batch.meta import meta_of
 from rlskip.batch.prompts import uids_of
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import VALIDATION_ROLE
-from rlskip.skip.arguments import (
-    ALL,
-    IGNORED,
-    NEUTRAL_META,
-    Arguments,
-    part_of,
-    read_arguments,
-)
+from rlskip.skip.arguments import Arguments, FirstValues, read_arguments
 from rlskip.skip.call import Call
-from rlskip.skip.hidden import SELF, FirstValues, add_hidden
+from rlskip.skip.names import NEUTRAL_META
 from rlskip.skip.notices import Notices
+from rlskip.skip.plain import plain_or_not
 from rlskip.store import DumpMeta, Identity, UnsupportedTypeError
 from rlskip.store.comparable import canonical, comparable, differences
 
@@ -86,32 +79,11 @@ class Identities:
 
         None where they are not known.
         """
-        stage, given, prompts = call.stage, call, call.prompts
+        stage = call.stage
         if stage.ignore is None:
             return None
-        func = stage.whole.func
-        if isinstance(stage.func, functools.partial):
-            args, kwargs = (*stage.func.args, *call.args), {**stage.func.keywords, **call.kwargs}
-            given = Call(stage.whole, args, kwargs)
-        holder = call.holder
-        # What prompts are computed of counts as far as it is something else.
-        whole = () if callable(stage.prompts) else (holder,)
-        ignored = {*IGNORED, *stage.ignore, *(self._local_config.ignore or ()), *whole}
-        found = read_arguments(given.bound, ignored, prompts, holder)
-        if ALL not in ignored:
-            roots = {
-                name: value
-                for name, value in given.arguments.items()
-                if name in SELF or (name == holder and value is not prompts)
-            }
-            if (owner := getattr(func, "__self__", None)) is not None:
-                func, roots["self"] = getattr(func, "__func__", func), owner
-            elif not isinstance(func, types.FunctionType):
-                roots["self"] = func
-            first = self._first.setdefault(stage.name, FirstValues())
-            add_hidden(found, roots, func, call.code.functions, prompts, first)
-        if stage.prompts is None and found.large and holder != "prompts":
-            call.refuse_as_prompts(found.large[0])
+        first = self._first.setdefault(stage.name, FirstValues())
+        found = read_arguments(call, self._local_config.ignore or (), first)
         if stage.identity is None and (found.left or found.changing):
             self._notices.leave(stage.name, found.left, found.changing)
         return found
@@ -133,7 +105,7 @@ class Identities:
         """
         asked, known = {}, self.conditions.compared
         for name, value in meta_of(call.prompts).items():
-            plain = None if name in NEUTRAL_META else part_of(value)[0]
+            plain = None if name in NEUTRAL_META else plain_or_not(value)[0]
             usual = known.get(name if name == "n" else f"sampling.{name}")
             if plain is not None and differences(name, plain, usual):
                 asked[f"meta_info.{name}"] = plain
@@ -163,27 +135,24 @@ class Identities:
 
     def differences(self, present: Identity, meta: DumpMeta) -> list[str]:
         """What makes the dump another call's. What is only noteworthy is logged."""
-        if meta.identity is None:
-            self._notices.once(
-                "no-identity", "dumps in %s record no prompts; they are not compared",
-                self._notices.directory,
-            )  # fmt: skip
+        once, made = self._notices.once, meta.identity
+        if made is None:
+            what = "dumps in %s record no prompts; they are not compared"
+            once("no-identity", what, self._notices.directory)
             return []
-        differs, noteworthy = present.differences(meta.identity)
+        differs, noteworthy = present.differences(made)
         if differs:
             return differs
-        if place := present.moved_from(meta.identity):
+        if place := present.moved_from(made):
             what = "the dumps were made in %s, by the same function, and are replayed in %s"
-            here = present.noted["place"]
-            self._notices.once(f"place {place}", what, place, here, level=logging.INFO)
+            once(f"place {place}", what, place, present.noted["place"], level=logging.INFO)
         if others := "; ".join(line for line in noteworthy if not line.startswith("code: ")):
-            self._notices.once(f"noteworthy {others}", "replayed although it differs: %s", others)
+            once(f"noteworthy {others}", "replayed although it differs: %s", others)
         if any(line.startswith("code: ") for line in noteworthy):
             name = present.noted["code"].partition(",")[0]
-            self._notices.once(
-                f"code of {name}", "replayed although the code of %s has changed since the dump "
-                "was made; %s=[code] compares it", name, self._notices.typed("skip.identity"),
-            )  # fmt: skip
+            what = "replayed although the code of %s has changed since the dump was made; %s=[code]"
+            typed = self._notices.typed("skip.identity")
+            once(f"code of {name}", f"{what} compares it", name, typed)
         return []
 
     def contents_of(self, call: Call) -> list[str | None]:
@@ -204,10 +173,8 @@ class Identities:
             self.refuse_uncomparable(error)
             return [None] * len(uids_of(call.prompts))
         if None in digests:
-            self._notices.once(
-                "by-position", "nothing but uids tells the prompts apart, so each is served by the "
-                "group at its position in the batch",
-            )  # fmt: skip
+            what = "nothing but uids tells the prompts apart, so each is served by the group at its"
+            self._notices.once("by-position", f"{what} position in the batch")
             return [None] * len(digests)
         return [xxhash.xxh3_128_hexdigest(f"{digest} {made}".encode()) for digest in digests]
 

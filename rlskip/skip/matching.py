@@ -153,7 +153,7 @@ class CallMatching:
         else has changed. Where the dump of a first call is gone, it was lost, or its job was
         killed: whatever is called first may be that call.
         """
-        visit, config = call.visit, self._dumps.local_config
+        visit, config, dumps = call.visit, self._dumps.local_config, self._dumps
         if config.action == SkipAction.REPEAT:
             return None
         there = [Key(visit.step, call.name)]
@@ -161,33 +161,39 @@ class CallMatching:
             there = [Key(visit.step, name) for name in visit.listed] if visit.is_whole else []
         nearest = self._nearest(call, there)
         if nearest is None:
-            if self._dumps.store.calls(visit.step):
-                call.reason = self._why_not(call)
-                self._dumps.notices.generated(call, call.reason)
+            if dumps.store.calls(visit.step):
+                call.reason = "no dump of the step that is left was made for such a call"
+                if not visit.is_whole:
+                    others = "the others were made for other calls"
+                    call.reason = f"a dump of the step is missing, and {others}"
+                elif call.identity.prompts is None:
+                    call.reason = "its prompts cannot be compared"
+                dumps.notices.generated(call, call.reason)
             return None
-        key, differs = nearest
+        key, meta, differs = nearest
         # What an earlier stage returned is new where that had to run again.
         follows = call.stage.derived and all(line.startswith("prompts: ") for line in differs)
         if config.on_mismatch == "error" and follows:
             call.reason = "; ".join(differs)
-            self._dumps.notices.generated(call, call.reason)
+            dumps.notices.generated(call, call.reason)
             return None
-        n = len(visit.listed)
+        n, hint = len(visit.listed), ""
         of = f", the nearest of its {n} calls," if n > 1 and not call.place else ""
-        differs = self._in_words(call, key, differs)
+        now, then = call.prompt_rows, PromptRows.recorded(meta.info.get(PROMPTS))
+        if how := now.difference(then) if now and then else "":
+            differs = [f"prompts: {how}" if d.startswith("prompts: ") else d for d in differs]
         call.reason = f"the dump of {key}{of} was made for another call: {'; '.join(differs)}"
         if call.identity.prompts is None:
             call.reason = f"the prompts cannot be compared with those of the dump of {key}"
-        hint = ""
         if config.on_mismatch == "error" and config.match == "step":
             elsewhere = next(self._run.find(call.identity.prompts, visit.step), None)
             if elsewhere is not None:
                 call.reason += f"; they are the same prompts as those of {elsewhere}"
-                looks = f"skip.{self._dumps.role}.match=run looks in the run's other steps, too"
-                hint = "" if self._dumps.role == VALIDATION_ROLE else looks
+                if dumps.role != VALIDATION_ROLE:
+                    hint = f"skip.{dumps.role}.match=run looks in the run's other steps, too"
         return Mismatch(key, hint)
 
-    def _nearest(self, call: Call, keys: Iterable[Key]) -> tuple[Key, list[str]] | None:
+    def _nearest(self, call: Call, keys: Iterable[Key]) -> tuple[Key, DumpMeta, list[str]] | None:
         """The dump that differs least from the call, and in what; None where none does.
 
         One that does not differ at all another job has dumped meanwhile, or it has served another
@@ -200,23 +206,6 @@ class CallMatching:
                 differs = call.identity.differences(meta.identity)[0]
                 if not differs and call.identity.prompts is not None:
                     return None
-                differing.append((key, differs))
+                differing.append((key, meta, differs))
         # By name where several differ in as much: not as the directory was listed.
-        return min(differing, key=lambda one: (len(one[1]), one[0].place.order), default=None)
-
-    def _in_words(self, call: Call, found: Key, differs: list[str]) -> list[str]:
-        """The lines of `differs`, with how the prompts differ, as far as the dump records them."""
-        meta = self._dumps.store.read_meta(found.step, found.call)
-        now = call.prompt_rows
-        then = None if meta is None else PromptRows.recorded(meta.info.get(PROMPTS))
-        how = now.difference(then, self._dumps.facts.tokenizer) if now and then else ""
-        if not how:
-            return differs
-        return [f"prompts: {how}" if line.startswith("prompts: ") else line for line in differs]
-
-    def _why_not(self, call: Call) -> str:
-        if not call.visit.is_whole:
-            return "a dump of the step is missing, and the others were made for other calls"
-        if call.identity.prompts is None:
-            return "its prompts cannot be compared"
-        return "no dump of the step that is left was made for such a call"
+        return min(differing, key=lambda one: (len(one[2]), one[0].place.order), default=None)

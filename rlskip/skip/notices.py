@@ -14,19 +14,19 @@ import attrs
 
 from rlskip._human import age, short
 from rlskip.batch.fields import field_names, score_fields
+from rlskip.config.check import is_below
 from rlskip.config.facts import HostFacts
 from rlskip.config.register import NODES
 from rlskip.config.skip import BUILT_IN_ROLES, TRAINING_ROLES, VALIDATION_ROLE, SkipAction, as_given
 from rlskip.skip.call import Call
 from rlskip.skip.kept_config import changed_keys, read_config
 from rlskip.skip.step_calls import Key
-from rlskip.store import DumpError, DumpMeta, StepStore
+from rlskip.store import DumpMeta
 from rlskip.store.layout import places_among, shape_of
 
 log = logging.getLogger(__name__)
 
 _MAX_CHANGES = 10
-_MAX_RUNS = 100
 
 
 @attrs.define(eq=False)
@@ -130,38 +130,19 @@ class Notices:
                 "%s=[%s]", ", ".join(scores), self.typed("skip.drop_fields"), ",".join(scores),
             )  # fmt: skip
 
-    def log_hidden(self, call: Call) -> None:
-        """On the first miss, name the dumps that another batch size, length or name hides."""
+    def log_hidden(self) -> None:
+        """On the first miss, name the dumps that another batch size or length hides."""
         if self._is_new("hidden"):
-            for hidden in (*self.other_shapes(), *self._other_names(call)):
+            for hidden in self.other_shapes():
                 log.warning("rlskip: role %s: %s", self.role, hidden)
-
-    def _other_names(self, call: Call) -> Iterator[str]:
-        """The run of another name that has a dump of this step for the call's prompts, and why."""
-        ours, wanted = self._shaped.parent, getattr(call.identity, "prompts", None)
-        if wanted is None:
-            return
-        try:
-            runs = [run for run in ours.parent.iterdir() if run != ours and not run.is_symlink()]
-            runs.sort(key=lambda run: run.stat().st_mtime, reverse=True)
-        except OSError:
-            return
-        for run in runs[:_MAX_RUNS]:
-            path = run / self.directory.relative_to(ours)
-            with contextlib.suppress(DumpError, OSError):
-                meta = StepStore(path, quarantines=False).read_meta(call.step)
-                if meta is not None and meta.identity and meta.identity.prompts == wanted:
-                    what = f"{path} has a dump for these prompts, which is not found"
-                    yield f"{what}: the run is {ours.name} now, {run.name} there"
-                    return
 
     def other_shapes(self) -> Iterator[str]:
         """The run's directories for another batch size or length that have dumps, and why."""
-        found = self.other_sizes() if self._local_config.match == "prompt" else {}
-        for path, steps, differing in self._siblings():
-            if path.name not in found:
-                differs = ", ".join(f"{what} is {a} now, {b} there" for what, a, b in differing)
-                yield f"{path} has dumps of {steps} steps, which are not found: {differs}"
+        for path, differing in self._siblings():
+            steps, run = _steps_in(path), self._run_of(path)
+            if steps and not (self._local_config.match == "prompt" and {*differing} == {"gbs"}):
+                differs = ", ".join(f"{k} is {a} now, {b} there" for k, (a, b) in differing.items())
+                yield f"{run} has dumps of {steps} steps, which are not found: {differs}"
 
     def other_sizes(self) -> dict[str, Path]:
         """The role's directories in those that differ in nothing but the number of prompts a step.
@@ -169,29 +150,25 @@ class Notices:
         They are by the name of the run's directory.
         """
         return {
-            path.name: path / self.directory.relative_to(self._shaped)
-            for path, _, differing in self._siblings()
-            if [what for what, *_ in differing] == ["gbs"]
+            self._run_of(path).name: path
+            for path, differing in self._siblings()
+            if {*differing} == {"gbs"} and _steps_in(path)
         }
 
-    @property
-    def _shaped(self) -> Path:
+    def _run_of(self, directory: Path) -> Path:
         """The directory whose name has batch size and lengths."""
-        return self.directory if self.role in TRAINING_ROLES else self.directory.parent
+        return directory if self.role in TRAINING_ROLES else directory.parent
 
-    def _siblings(self) -> Iterator[tuple[Path, int, list[tuple[str, str, str]]]]:
-        """The run's other directories, their numbers of steps, and what differs: now, there."""
-        ours = self._shaped
+    def _siblings(self) -> Iterator[tuple[Path, dict[str, tuple[str, str]]]]:
+        """The role's directories of other batch sizes or lengths, and what is other: now, there."""
+        ours = self._run_of(self.directory)
         mine = shape_of(ours.name)
-        try:
-            siblings = sorted(path for path in ours.parent.iterdir() if path != ours)
-        except OSError:
-            return
-        for path in siblings:
-            other = shape_of(path.name)
-            steps = _steps_in(path / self.directory.relative_to(ours)) if other else 0
-            if mine and other and steps:
-                yield path, steps, [(k, mine[k], other[k]) for k in mine if mine[k] != other[k]]
+        with contextlib.suppress(OSError):
+            for path in sorted(ours.parent.iterdir()) if mine else ():
+                other = shape_of(path.name)
+                if mine and other and path != ours:
+                    differing = {k: (mine[k], other[k]) for k in mine if mine[k] != other[k]}
+                    yield path / self.directory.relative_to(ours), differing
 
     def changed(self, meta: DumpMeta, directory: Path) -> None:
         """Log :meth:`changes`."""
@@ -206,29 +183,24 @@ class Notices:
         """
         if not self._is_new(f"config {meta.info.get('config')}"):
             return
-        changed = self._changes(meta, directory)
-        changed = {key: text for key, text in changed.items() if self._is_new(text)}
-        shaping = [key for key in changed if self._facts.seems_to_shape(key)]
-        others = [text for key, text in changed.items() if key not in shaping]
+        then, now = self.kept_config(meta, directory), self._config
+        settled = (*(self._local_config.identity or ()), "hydra", *NODES, *self._facts.known)
+        shaping, others = dict[str, str](), list[str]()
+        for key in changed_keys(then, now) if then else ():
+            text = f"{key} ({_short(then.get(key))} then, {_short(now.get(key))} now)"
+            if is_below(key, settled) or not self._is_new(text):
+                continue
+            if self._facts.seems_to_shape(key):
+                shaping[key] = text
+            else:
+                others.append(text)
         what = "changed since the dump was made, and not compared: "
         if shaping:
-            named = ",".join(key for key in shaping if key in self._config)
+            named = ",".join(key for key in shaping if key in now)
             advice = f"; {self.typed('skip.identity')}=[{named}] compares" if named else ""
-            yield logging.WARNING, what + ", ".join(changed[key] for key in shaping) + advice
+            yield logging.WARNING, what + ", ".join(shaping.values()) + advice
         if others:
             yield logging.INFO, what + _first(others)
-
-    def _changes(self, meta: DumpMeta, directory: Path) -> dict[str, str]:
-        """By key what changed in the config since a dump was made, and is not compared."""
-        if not (then := self.kept_config(meta, directory)):
-            return {}
-        left_out = {*(self._local_config.identity or ()), "hydra", *NODES}
-        return {
-            key: f"{key} ({_short(then.get(key))} then, {_short(self._config.get(key))} now)"
-            for key in changed_keys(then, self._config)
-            if not self._facts.is_settled(key)
-            and not any(f"{key}.".startswith(f"{one}.") for one in left_out)
-        }
 
     def kept_config(self, meta: DumpMeta, directory: Path) -> dict[str, Any]:
         """The config that is kept with a dump in the role's `directory`; empty without one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -45,12 +45,16 @@ def preflight(
         Whether the stages run on this machine.
     """
     all_dumps = [role.dumps for role in roles.values() if role.dumps is not None]
-    found = _shared(all_dumps)
-    if here:
-        found += [problem for dumps in all_dumps for problem in _unwritable(dumps)]
-    alone = os.environ.get("WORLD_SIZE", "1") == "1"
-    found += _holes(roles, facts) if alone else _several_ranks(all_dumps)
-    return found if engine else [*found, *_unlisted(roles, facts), *_validation(roles, facts)]
+    found = [*_of_directories(all_dumps, here)]
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        found += [problem for skip in roles.values() for problem in _holes(skip, facts)]
+    else:
+        found += [
+            attrs.evolve(why, what=f"there are several ranks, and {why.what}")
+            for dumps in all_dumps
+            if dumps.role != "rollout_tq" and (why := only_on_one_rank(dumps)) is not None
+        ]
+    return found if engine else [*found, *_without_engine(roles, facts)]
 
 
 # -- which steps have a dump -----------------------------------------------------------------
@@ -67,26 +71,22 @@ def unusable(
     step's dumps lack or how they differ; it is empty where there is none. `called_with` is what a
     call will add to the identity, as far as the host knows it.
     """
-    dumps, steps, local = skip.dumps, [*steps], skip.local_config
+    dumps, local = skip.dumps, skip.local_config
     why: dict[int, str | None] = dict.fromkeys(steps, "")
-    listed = [step for step in steps if step in local.steps]
-    if dumps is None:
-        return dict.fromkeys(steps, "")
-    # The role's own store makes the ranks agree; not all of them need ask here.
-    rank, ranks = shard()
-    store = dumps.store_at(dumps.directory, rank=rank, world_size=ranks, quarantines=False)
-    if local.action == SkipAction.REPEAT or local.match != "step":
-        stores = [store, *(dumps.other_sizes().values() if dumps.by_prompt else ())]
-        if skip.serves_validation and dumps.by_prompt:  # another step's shows another model
-            there = {step for one in stores for step in one.steps()}
-            why |= {step: None for step in listed if step in there}
+    listed = [step for step in why if step in local.steps] if dumps is not None else []
+    if dumps is not None and listed:
+        # The role's own store makes the ranks agree; not all of them need ask here.
+        rank, ranks = shard()
+        store = dumps.store_at(dumps.directory, rank=rank, world_size=ranks, quarantines=False)
+        if local.action != SkipAction.REPEAT and local.match == "step":
+            why |= {step: _why_not(dumps, store, step, called_with) for step in listed}
         else:
-            why |= dict.fromkeys(listed, _why_none(dumps, stores, called_with))
-    else:
-        why |= {step: _why_not(dumps, store, step, called_with) for step in listed}
-        if ranks > 1:
-            apart = _apart(store, [step for step, reason in why.items() if reason is None])
-            why |= dict.fromkeys(apart, "lack the shard of another rank")
+            stores = [store, *(dumps.other_sizes().values() if dumps.by_prompt else ())]
+            if skip.serves_validation and dumps.by_prompt:  # another step's shows another model
+                there = {step for one in stores for step in one.steps()}
+                why |= {step: None for step in listed if step in there}
+            else:
+                why |= dict.fromkeys(listed, _why_none(dumps, stores, called_with))
     return {step: reason for step, reason in why.items() if reason is not None}
 
 
@@ -96,7 +96,8 @@ def _why_not(
     """Why a step cannot be replayed, None if it can: each call, or part of a queue, is looked at.
 
     Names are enough: what was moved away as bad, and a gap in the places of the calls, shows that a
-    dump is missing. Only a deleted last call of a step is found when the run comes to it.
+    dump is missing. Only a deleted last call of a step is found when the run comes to it; so is
+    whether the shards of several ranks are of the same calls.
     """
     calls = store.calls(step)
     try:
@@ -112,21 +113,14 @@ def _why_not(
     damaged = {call for call, meta in metas.items() if meta is None}
     if lost := sorted(damaged | {*store.quarantined(step)} - {*calls}):
         return f"lack {', '.join(Key(step, call).path for call in lost)}, which is damaged"
-    return _made_for_others(dumps, there, called_with)
-
-
-def _apart(store: StepStore, steps: Iterable[int]) -> list[int]:
-    """The steps of which not all ranks have as many shards.
-
-    Whether these are of the same calls the ranks find when they come to the step.
-    """
-    found = []
-    for step in steps:
-        there = store.listed_by_step().get(step, ())
-        shards = Counter(one.rank for one in there if one.world_size == store.world_size)
-        if len(shards) < store.world_size or len({*shards.values()}) > 1:
-            found.append(step)
-    return found
+    if differs := _made_for_others(dumps, there, called_with):
+        return differs
+    if (ranks := store.world_size) > 1:
+        listed = store.listed_by_step().get(step, ())
+        shards = Counter(one.rank for one in listed if one.world_size == ranks)
+        if len(shards) < ranks or len({*shards.values()}) > 1:
+            return "lack the shard of another rank"
+    return None
 
 
 def _why_none(
@@ -146,107 +140,76 @@ def _why_none(
 def _made_for_others(
     dumps: Dumps, metas: Iterable[DumpMeta], called_with: Mapping[str, Any]
 ) -> str | None:
-    """What dumps were made for instead, if that is a mismatch."""
-    if dumps.local_config.action == SkipAction.REPEAT:
-        return None
-    made = [meta.identity for meta in metas if meta.identity]
-    differing = [line for one in made for line in _differences(dumps, one, called_with)]
+    """What dumps were made for instead, if that is a mismatch; prompts are not compared."""
+    differing: list[str] = []
+    for made in (meta.identity for meta in metas if meta.identity):
+        if dumps.local_config.action == SkipAction.REPEAT:
+            continue
+        # The config decides a part of what is compared; the call adds the others, its function's
+        # source among them.
+        known = {f"identity.{name}": value for name, value in called_with.items()}
+        known = {name: value for name, value in known.items() if name in made.compared}
+        ours = dumps.identities.conditions.adding(known)
+        added = {k: v for k, v in made.compared.items() if not k.startswith(_OF_CONFIG)}
+        source = {"code": made.noted["code"]} if "code" in made.noted else {}
+        ours = Identity({**added, **ours.compared}, {**ours.noted, **source})
+        differing += ours.differences(made)[0]
     named = "; ".join(dict.fromkeys(differing))
     return f"were made for other rollouts: {named}" if named else None
-
-
-def _differences(dumps: Dumps, made: Identity, called_with: Mapping[str, Any]) -> list[str]:
-    """How the config differs from the one that a dump was made with; prompts are not compared."""
-    # The config decides a part of what is compared; the call adds the others, its function's source
-    # among them.
-    known = {f"identity.{name}": value for name, value in called_with.items()}
-    known = {name: value for name, value in known.items() if name in made.compared}
-    ours = dumps.identities.conditions.adding(known)
-    added = {k: v for k, v in made.compared.items() if not k.startswith(_OF_CONFIG)}
-    source = {"code": made.noted["code"]} if "code" in made.noted else {}
-    compared, noted = {**added, **ours.compared}, {**ours.noted, **source}
-    return attrs.evolve(ours, compared=compared, noted=noted).differences(made)[0]
 
 
 # -- what is refused -------------------------------------------------------------------------
 
 
-def _holes(roles: Roles, facts: HostFacts) -> list[Problem]:
-    """A problem for each role that lists steps which it can neither replay nor generate."""
-    problems = []
+def _holes(skip: Role, facts: HostFacts) -> Iterator[Problem]:
+    """The steps that a role lists, and can neither replay nor generate."""
+    role, local, dumps = skip.role, skip.local_config, skip.dumps
+    if dumps is None or local.on_miss != "error" or skip.support_online_step:
+        return
+    listed = [step for step in _due(skip, facts) if step in local.steps]
+    missing = unusable(skip, listed, facts.called_with.get(role, {}))
+    if not missing:
+        return
+    absent = [step for step, reason in missing.items() if not reason]
+    generate, found = to_generate(role, local), []
+    remedy = f"generate them once with {generate}"
+    if absent:
+        found.append(f"steps {compact(absent)} have no usable dump in {dumps.directory}")
+    if hidden := list(dumps.notices.other_shapes()) if absent == listed else []:
+        found += hidden
+        remedy = f"set back what differs, or {remedy}"
+    for reason in sorted({*missing.values()} - {""}):
+        others = compact([step for step, why in missing.items() if why == reason])
+        found.append(f"the dumps of steps {others} in {dumps.directory} {reason}")
+        if reason.startswith("were made"):
+            remedy = "set back what differs, or name another skip.dump_dir and generate them "
+            remedy += f"there once with {generate}"
+    killed = [step for step in missing if (dumps.directory / journal_name(step)).exists()]
+    if killed:
+        has = f"step {compact(killed)} has a journal"
+        remedy += f"; {has}, which dispatch.journal=true completes"
+    # Without an engine every step must be listed.
+    if (there := {*listed} - {*missing}) and not local.lacks_engine:
+        remedy += f", or list those that have one: 'skip.steps=\"{compact(sorted(there))}\"'"
+    what, remedy = "; ".join(found), as_given(remedy, role, local)
+    yield Problem(f"skip.{role}.on_miss=error", what, remedy)
+
+
+def _without_engine(roles: Roles, facts: HostFacts) -> Iterator[Problem]:
+    """Steps that are not listed, and validation that is not replayed: both would generate."""
     for role, skip in roles.items():
-        local, dumps = skip.local_config, skip.dumps
-        if dumps is None or local.on_miss != "error" or skip.support_online_step:
-            continue
-        listed = [step for step in _due(skip, facts) if step in local.steps]
-        missing = unusable(skip, listed, facts.called_with.get(role, {})) if listed else {}
-        if not missing:
-            continue
-        absent = [step for step, reason in missing.items() if not reason]
-        found = []
-        if absent:
-            found.append(f"steps {compact(absent)} have no usable dump in {dumps.directory}")
-        generate = to_generate(role, local)
-        remedy = f"generate them once with {generate}"
-        if hidden := list(dumps.notices.other_shapes()) if absent == listed else []:
-            found += hidden
-            remedy = f"set back what differs, or {remedy}"
-        for reason in sorted({*missing.values()} - {""}):
-            others = compact([step for step, why in missing.items() if why == reason])
-            found.append(f"the dumps of steps {others} in {dumps.directory} {reason}")
-            if reason.startswith("were made"):
-                remedy = "set back what differs, or name another skip.dump_dir and generate them "
-                remedy += f"there once with {generate}"
-        killed = [step for step in missing if (dumps.directory / journal_name(step)).exists()]
-        if killed:
-            has = f"step {compact(killed)} has a journal"
-            remedy += f"; {has}, which dispatch.journal=true completes"
-        # Without an engine every step must be listed.
-        if (there := {*listed} - {*missing}) and not local.lacks_engine:
-            remedy += f", or list those that have one: 'skip.steps=\"{compact(sorted(there))}\"'"
-        remedy = as_given(remedy, role, local)
-        problems.append(Problem(f"skip.{role}.on_miss=error", "; ".join(found), remedy))
-    return problems
-
-
-def _several_ranks(all_dumps: Iterable[Dumps]) -> list[Problem]:
-    """A problem for each role whose calls the several ranks here cannot replay together."""
-    return [
-        attrs.evolve(why, what=f"there are several ranks, and {why.what}")
-        for dumps in all_dumps
-        if dumps.role != "rollout_tq" and (why := only_on_one_rank(dumps)) is not None
-    ]
-
-
-def _unlisted(roles: Roles, facts: HostFacts) -> list[Problem]:
-    """A problem for each role that does not list all of its steps, and never runs."""
-    found = []
-    for role, skip in roles.items():
-        if skip.local_config.on_miss != "error" or skip.support_online_step:
-            continue
-        due = _due(skip, facts)
-        unlisted = [step for step in due if step not in skip.local_config.steps]
-        if not unlisted:
-            continue
-        what = f"steps {compact(unlisted)} are not listed and would generate, and "
-        if skip.serves_validation:
-            remedy = f"set skip.{role}.steps=all"
-        else:
+        local, due = skip.local_config, _due(skip, facts)
+        unlisted = [step for step in due if step not in local.steps]
+        if unlisted and local.on_miss == "error" and not skip.support_online_step:
+            what = f"steps {compact(unlisted)} are not listed and would generate, and "
             remedy = f"set 'skip.steps=\"{compact(due)}\"'"
-        what += "skip.start_engine=false"
-        remedy = as_given(remedy, role, skip.local_config)
-        found.append(Problem(f"skip.{role}.steps", what, remedy))
-    return found
-
-
-def _validation(roles: Roles, facts: HostFacts) -> list[Problem]:
-    """A problem for each key of the host that makes it validate, which is not replayed."""
-    what = "validation generates, and skip.start_engine=false"
-    return [
-        Problem(key, what, f"set {key}={off}, or skip.validation=replay")
-        for key, off in facts.validates.items()
-        if VALIDATION_ROLE not in roles
-    ]
+            if skip.serves_validation:
+                remedy = f"set skip.{role}.steps=all"
+            remedy = as_given(remedy, role, local)
+            yield Problem(f"skip.{role}.steps", what + "skip.start_engine=false", remedy)
+    for key, off in facts.validates.items() if VALIDATION_ROLE not in roles else ():
+        what = "validation generates, and skip.start_engine=false"
+        yield Problem(key, what, f"set {key}={off}, or skip.validation=replay")
 
 
 def _due(skip: Role, facts: HostFacts) -> list[int]:
@@ -261,27 +224,17 @@ def _due(skip: Role, facts: HostFacts) -> list[int]:
     return due
 
 
-def _shared(all_dumps: Iterable[Dumps]) -> list[Problem]:
-    """A problem for each role whose dumps would be in another role's directory."""
+def _of_directories(all_dumps: Iterable[Dumps], here: bool) -> Iterator[Problem]:
+    """Directories of two roles, and such as cannot be written, where a role may generate."""
     owners: dict[Path, str] = {}
-    return [
-        Problem(
-            f"skip.{dumps.role}.dump_dir",
-            f"roles {owner} and {dumps.role} would both have their dumps in {dumps.directory}",
-            f"give one of them another directory: skip.{dumps.role}.dump_dir=/another/directory",
-        )
-        for dumps in all_dumps
-        if (owner := owners.setdefault(dumps.directory, dumps.role)) != dumps.role
-    ]
-
-
-def _unwritable(dumps: Dumps) -> list[Problem]:
-    """The problem of a directory that cannot be written, where a role may generate."""
-    local = dumps.local_config
-    if local.on_miss == "error" or (reason := cannot_write(dumps.directory)) is None:
-        return []
-    remedy = "name a directory that can be written; to use only the dumps that are there, set "
-    remedy += "skip.on_miss=error"
-    key, remedy = (as_given(text, dumps.role, local) for text in ("skip.dump_dir", remedy))
-    what = f"{local.dump_dir} cannot be written ({reason}), and role {dumps.role} may generate"
-    return [Problem(key, what, remedy)]
+    for dumps in all_dumps:
+        role, local, directory = dumps.role, dumps.local_config, dumps.directory
+        if (owner := owners.setdefault(directory, role)) != role:
+            what = f"roles {owner} and {role} would both have their dumps in {directory}"
+            remedy = f"give one of them another directory: skip.{role}.dump_dir=/another/directory"
+            yield Problem(f"skip.{role}.dump_dir", what, remedy)
+        if here and local.on_miss != "error" and (reason := cannot_write(directory)) is not None:
+            what = f"{local.dump_dir} cannot be written ({reason}), and role {role} may generate"
+            remedy = "name a directory that can be written; to use only the dumps that are there, "
+            remedy = as_given(remedy + "set skip.on_miss=error", role, local)
+            yield Problem(as_given("skip.dump_dir", role, local), what, remedy)

@@ -5,7 +5,6 @@ A dump records a hash of each prompt, how the first begin, and how many rows eac
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 from collections import Counter
@@ -25,10 +24,8 @@ from rlskip.batch.columns import (
     length_of,
     values_at,
 )
-from rlskip.batch.decoding import decoder_at
 from rlskip.batch.meta import plain
 from rlskip.batch.row_fields import RowFields
-from rlskip.errors import RlskipError
 from rlskip.format.fingerprint import VOLATILE
 
 _MAX_TEXTS = 64
@@ -74,11 +71,8 @@ class PromptRows:
         except (TypeError, AttributeError):
             return None
 
-    def difference(self, then: PromptRows, tokenizer: str | None = None) -> str:
-        """How these prompts differ from those of a dump; empty if the summaries do not show it.
-
-        Token ids are decoded where `tokenizer` is the directory of one.
-        """
+    def difference(self, then: PromptRows) -> str:
+        """How these prompts differ from those of a dump; empty if the summaries do not show it."""
         here, there = len(self.digests), len(then.digests)
         differ = [i for i in range(min(here, there)) if self.digests[i] != then.digests[i]]
         said = []
@@ -92,7 +86,7 @@ class PromptRows:
         if differ and Counter(self.digests) == Counter(then.digests):
             return "the same prompts in another order"
         for i in differ[:_SHOWN]:
-            row, other = (_at(texts, i, tokenizer) for texts in (self.texts, then.texts))
+            row, other = (_at(texts, i) for texts in (self.texts, then.texts))
             if row != other:
                 said.append(f"row {i} is {row} now, {other} in the dump")
             else:
@@ -148,17 +142,9 @@ def _without_padding(row: Any) -> Any:
     return row[int(starts[0]) :] if len(starts) else row
 
 
-def _at(texts: Sequence[str], i: int, tokenizer: str | None) -> str:
+def _at(texts: Sequence[str], i: int) -> str:
     """What a message shows of a row; empty where it was not recorded."""
-    if i >= len(texts):
-        return ""
-    text = texts[i]
-    if not text.startswith("["):
-        return text
-    if tokenizer is not None:
-        with contextlib.suppress(RlskipError, ValueError, TypeError):
-            return repr(short(decoder_at(tokenizer)(json.loads(text)), 48))
-    return short(text, 48)
+    return short(texts[i], 50) if i < len(texts) else ""
 
 
 # -- which rows are which prompt's ---------------------------------------------------------------

@@ -51,15 +51,13 @@ def refuse_other_objects(func: Any) -> None:
 def refuse_misspelt(role: str) -> None:
     """Refuse a role that is not known and looks like one that is, or has the name of a key."""
     known = {*BUILT_IN_ROLES, *SKIP_REGISTRY}
-    near = difflib.get_close_matches(str(role), known, n=1, cutoff=0.75)
     is_name = isinstance(role, str) and role.isidentifier()
     is_key = is_name and role in SHARED_KEYS
-    also = f": skip.{role} is a key" if is_key else ""
-    if not is_name or is_key or (near and role not in known):
-        raise ConfigError(
-            f"there is no role {role!r}{also}",
-            "SkipManager.annotate",
-            f"did you mean {near[0]!r}? A role of your own needs a name that is less alike"
-            if near
-            else f"known: {', '.join(sorted(known))}",
-        )
+    near = difflib.get_close_matches(str(role), known, n=1, cutoff=0.75)
+    if is_name and not is_key and (role in known or not near):
+        return
+    what = f"there is no role {role!r}" + (f": skip.{role} is a key" if is_key else "")
+    remedy = f"known: {', '.join(sorted(known))}"
+    if near:
+        remedy = f"did you mean {near[0]!r}? A role of your own needs a name that is less alike"
+    raise ConfigError(what, "SkipManager.annotate", remedy)

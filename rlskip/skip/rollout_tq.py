@@ -16,8 +16,6 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import attrs
-
 from rlskip.batch.columns import select
 from rlskip.batch.prompts import uids_of
 from rlskip.config.facts import HostFacts
@@ -108,7 +106,7 @@ class GroupRole(Role):
     def find(self, call: Call) -> bool:
         plan = call.identity = self._plan(call)
         if plan.rest:
-            self.dumps.notices.log_hidden(call)
+            self.dumps.notices.log_hidden()
         if plan.served and plan.rest and self.local_config.on_miss == "error":
             call.record("miss", step=call.step)
             raise MissError(
@@ -180,7 +178,7 @@ class GroupRole(Role):
             arguments = self._identities.arguments_of(call)
             if arguments is not None:
                 usual = {n: v for n, v in arguments.values.items() if n in arguments.usual}
-                arguments = attrs.evolve(arguments, values=usual)
+                arguments.values = usual
             made = self._identities.made_by(call, arguments, {})
             submitted.conditions = made.without("stage")
         present = submitted.conditions or self._identities.conditions

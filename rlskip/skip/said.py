@@ -34,10 +34,8 @@ def warn_of_uncalled(
         if bypassed or not skip.support_online_step
     ]
     if unused:
-        log.warning(
-            "rlskip: role %s is enabled and was NEVER CONSULTED up to step %d: %s",
-            ", ".join(unused), step, why_uncalled(bypassed),
-        )  # fmt: skip
+        what = "rlskip: role %s is enabled and was NEVER CONSULTED up to step %d: %s"
+        log.warning(what, ", ".join(unused), step, why_uncalled(bypassed))
     return bool(unused)
 
 
@@ -48,12 +46,12 @@ def why_uncalled(bypassed: Collection[str]) -> str:
             "no function decorated with it was called; decorate the stage with "
             "SkipManager.annotate, or name it: skip.attach.ROLE=package.module:function"
         )
-    called = sorted(bypassed)
-    choose = " ".join(
+    choose = [
         f"+skip={role}_cache" if role in BUILT_IN_ROLES else f"skip.{role}.enable=true"
-        for role in called
-    )
-    return f"functions of role {', '.join(called)} were called instead: {choose}"
+        for role in sorted(bypassed)
+    ]
+    called = ", ".join(sorted(bypassed))
+    return f"functions of role {called} were called instead: {' '.join(choose)}"
 
 
 def warn_of_idle_keys(node: Mapping[str, Any], roles: Mapping[str, Role]) -> None:

@@ -10,9 +10,8 @@ from typing import Any, NoReturn
 import attrs
 
 from rlskip.errors import ConfigError, RlskipError
-from rlskip.skip.arguments import ALL, IGNORED
 from rlskip.skip.code import Code, innermost
-from rlskip.skip.hidden import SELF
+from rlskip.skip.names import ALL, IGNORED, SELF
 
 PromptsSpec = str | Callable[..., Any] | None
 IdentitySpec = Mapping[str, Any] | Callable[..., Mapping[str, Any]] | None

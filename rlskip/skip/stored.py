@@ -20,12 +20,13 @@ import weakref
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from rlskip.config.check import readable
+from rlskip.skip.names import read_name, shaping_in
 
 UNREAD = object()
 """Stands for a value that only code of the user's returns."""
@@ -33,27 +34,29 @@ UNREAD = object()
 type_of: Callable[[Any], Any] = type
 
 NAMESPACES = (types.SimpleNamespace, Namespace)
-MEMBERS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+_MEMBERS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
-LEAF, LIST, DICT, CONFIG, FIELDS = "leaf", "list", "dict", "config", "fields"
-OBJECT, HOLDER, FUNCTION, CLASS = "object", "holder", "function", "class"
-WEIGHTS, MEANINGLESS = "weights", "neutral"
-"""The kinds of values, by their class; one with `FIELDS` declares which it has.
+Kind = Literal[
+    "leaf", "list", "dict", "config", "fields", "object", "holder", "function", "class", "weights",
+    "neutral",
+]  # fmt: skip
+"""The kinds of values, by their class; one with `fields` declares which it has.
 
 A holder gives another object on, with arguments maybe; the last three are neutral.
 """
 _LISTS = (list, tuple, set, frozenset, deque)
-_SINGLE = (str, bytes, bytearray, enum.Enum, os.PathLike)
-_FRAMES = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
-_KINDS: tuple[tuple[str, Any], ...] = (
-    (CLASS, (type, types.ModuleType)),
-    (MEANINGLESS, (types.BuiltinFunctionType, types.MethodWrapperType)),
-    (CONFIG, (DictConfig, ListConfig)), (DICT, dict), (LIST, _LISTS),
-    (HOLDER, (functools.partial, functools.partialmethod, staticmethod, classmethod)),
-    (HOLDER, (types.MethodType, weakref.ref, contextvars.ContextVar)),
-    (FUNCTION, (types.FunctionType, *_FRAMES)),
+_FRAMES = {
+    types.GeneratorType: "gi_frame", types.CoroutineType: "cr_frame",
+    types.AsyncGeneratorType: "ag_frame",
+}  # fmt: skip
+_KINDS: tuple[tuple[Kind, Any], ...] = (
+    ("class", (type, types.ModuleType)),
+    ("neutral", (types.BuiltinFunctionType, types.MethodWrapperType)),
+    ("config", (DictConfig, ListConfig)), ("dict", dict), ("list", _LISTS),
+    ("holder", (functools.partial, functools.partialmethod, staticmethod, classmethod)),
+    ("holder", (types.MethodType, weakref.ref, contextvars.ContextVar)),
+    ("function", (types.FunctionType, *_FRAMES)),
 )  # fmt: skip
-_OF_ARRAYS = ("dtype", "nbytes", "tolist")
 # Packages of engines, weights, tokenizers, data, clients, and of what logs, waits and computes.
 _PACKAGES = """
 accelerate aiohttp anthropic asyncio concurrent datasets deepspeed httpx hydra io jax litellm
@@ -62,72 +65,124 @@ sglang socket subprocess swanlab tempfile tensorboard tensorboardX threading tok
 torchdata tqdm transformers trl verl vllm wandb _asyncio _io _queue _random _thread
 """
 _NEUTRAL_PACKAGES = frozenset(_PACKAGES.split())
-_NEUTRAL_BASES = ("PreTrainedTokenizerBase", "ProcessorMixin")
-# How the names of the user's own classes end.
-_ENDINGS = (
+# How the names of classes end, the user's own too.
+_NEUTRAL_ENDINGS = (
     "Callback", "Callbacks", "Dataset", "DataLoader", "Dataloader", "Logger", "Meter", "Optimizer",
-    "Profiler", "Progress", "ProgressBar", "Timer", "Tokenizer", "Tracker", "Writer",
+    "PreTrainedTokenizerBase", "ProcessorMixin", "Profiler", "Progress", "ProgressBar", "Timer",
+    "Tokenizer", "Tracker", "Writer",
 )  # fmt: skip
-
 # Of most attributes of a class.
 _USUAL = {
-    types.FunctionType, property, str, int, float, bool, types.NoneType, *MEMBERS,
+    types.FunctionType, property, str, int, float, bool, types.NoneType, *_MEMBERS,
 }  # fmt: skip
 _WHOLE_CONFIG = {"skip", "rlskip", "hydra"}
-_MORE = ("__pydantic_extra__", "__pydantic_private__")
+_OF_PYDANTIC = ("__pydantic_extra__", "__pydantic_private__")
 # What a subclass may have and be no other kind of object.
-_NEUTRAL_METHODS = re.compile(r"__(?!call__|post_init__|getattr|annotations__)\w+__|_abc_impl")
+_NEUTRAL_METHODS = re.compile(r"__(?!call__|post_init__|getattr)\w+__|_abc_impl")
 
 
 @functools.lru_cache(1 << 12)
-def kind_of(cls: Any) -> str:
+def kind_of(cls: Any) -> Kind:
     """The kind of a class's objects: what can be looked into, and how; or that they are neutral."""
     from rlskip.store.comparable import is_text  # needs numpy
 
-    if issubclass(cls, (*_SINGLE, types.NoneType)) or is_text(cls) or is_array_type(cls):
-        return LEAF if not cls.__module__.startswith("torch.nn.parameter") else MEANINGLESS
+    single = (str, bytes, bytearray, enum.Enum, os.PathLike, types.NoneType)
+    if issubclass(cls, single) or is_text(cls) or is_array_type(cls):
+        return "leaf" if not cls.__module__.startswith("torch.nn.parameter") else "neutral"
     for kind, classes in _KINDS:
         if issubclass(cls, classes):
             return kind
     if declared_names(cls) is not None:
-        return FIELDS
+        return "fields"
     for base, _ in classes_of(cls):
-        package, name = base.__module__.partition(".")[0], base.__name__
-        if name in _NEUTRAL_BASES or name.endswith(_ENDINGS):
-            return MEANINGLESS
-        if package in _NEUTRAL_PACKAGES:
+        if base.__name__.endswith(_NEUTRAL_ENDINGS):
+            return "neutral"
+        if base.__module__.partition(".")[0] in _NEUTRAL_PACKAGES:
             is_weights = any(c.__module__ == "torch.nn.modules.module" for c in cls.__mro__)
             # What a class of the user's own adds to a library's may be sampling.
-            return WEIGHTS if is_weights or base is not cls else MEANINGLESS
-    return OBJECT
+            return "weights" if is_weights or base is not cls else "neutral"
+    return "object"
 
 
 @functools.lru_cache(1 << 12)
 def is_array_type(kind: type) -> bool:
-    return not issubclass(kind, Mapping) and all(hasattr(kind, name) for name in _OF_ARRAYS)
+    parts = ("dtype", "nbytes", "tolist")
+    return not issubclass(kind, Mapping) and all(hasattr(kind, name) for name in parts)
 
 
-def parts_of(value: Any, kind: str, most: int | None = None) -> dict[Any, Any] | None:
+def is_neutral(owner: Any) -> bool:
+    """Whether a class or a module is of Python, or of a package with no sampling of its own."""
+    name = owner.__name__ if isinstance(owner, types.ModuleType) else owner.__module__
+    package = (name or "").partition(".")[0]
+    return package in _NEUTRAL_PACKAGES or package in sys.stdlib_module_names
+
+
+@functools.lru_cache(1 << 12)
+def is_sealed(kind: type) -> bool:
+    """Whether a class keeps what its objects are where Python cannot read it, as C does."""
+    names = {name for _, own in classes_of(kind) for name in own}
+    readable = ("__dict__", "__slots__", "__next__", "__call__")
+    return kind is not object and names.isdisjoint(readable)
+
+
+def in_words(value: Any) -> str:
+    """What a message calls a value that is not compared."""
+    return f"a {type(value).__qualname__}"
+
+
+def is_whole_config(fields: Any) -> bool:
+    """Whether a value is the application's config: it has a node of rlskip's or Hydra's."""
+    if not issubclass(type(fields), dict):
+        return False
+    return any(issubclass(type(fields.get(key)), Mapping) for key in _WHOLE_CONFIG)
+
+
+# -- what is inside a value ----------------------------------------------------------------------
+
+
+def inside(value: Any, kind: Kind, most: int, *, is_stage: bool) -> dict[Any, Any] | None:
+    """What a value stores by name, index or key; None: it has no inside.
+
+    Of a long list or mapping only so many. The defaults of a stage are arguments of its calls.
+    """
+    if kind == "leaf":
+        return None
+    if kind == "holder":
+        return _held_by(value)
+    if kind == "function":
+        return _of_function(value, is_stage=is_stage)
+    if kind == "class":
+        return {}
+    if (parts := parts_of(value, kind, most)) is None:
+        return attributes_of(value)
+    return {**added_to(value, parts), **parts}
+
+
+def parts_of(value: Any, kind: Kind, most: int | None = None) -> dict[Any, Any] | None:
     """What a list, a mapping, or an object with declared fields has, by index, key or name.
 
-    Of a long list or mapping only so many. None for a value of another kind. What inherits from a
-    list of Python's is one; any other sequence or mapping is not: its items are what code of its
-    class returns.
+    None for a value of another kind. What inherits from a list of Python's is one; any other
+    sequence or mapping is not: its items are what code of its class returns.
     """
-    if kind == CONFIG:
-        return config_entries(value)
-    if kind == DICT:
+    if kind == "config":
+        return _entries(value)
+    if kind == "dict":
         return dict(itertools.islice(dict.items(value), most))
-    if kind == LIST:
-        items = base_of(type(value)).__iter__(value)
-        names = getattr(type(value), "_fields", itertools.count())
-        return dict(itertools.islice(zip(names, items, strict=False), most))
-    return declared_fields(value) if kind == FIELDS else None
+    if kind == "list":
+        cls = type_of(value)
+        base: Any = next(base for base in _LISTS if issubclass(cls, base))
+        names = getattr(cls, "_fields", itertools.count())
+        return dict(itertools.islice(zip(names, base.__iter__(value), strict=False), most))
+    return _declared_fields(value) if kind == "fields" else None
 
 
-def base_of(cls: type) -> Any:
-    """Which of Python's lists those of a class are."""
-    return next(base for base in _LISTS if issubclass(cls, base))
+def added_to(value: Any, parts: Mapping[Any, Any]) -> dict[str, Any]:
+    """What shapes rollouts among what an object, or its class, stores besides `parts`."""
+    if type(value) in _LISTS or type(value) is dict:
+        return {}
+    stored = {**attributes_of(value), **parts}
+    found = shaping_in({**kept_by(type(value), stored), **stored})
+    return {name: part for name, part in found.items() if name not in parts}
 
 
 def classes_of(kind: type) -> list[tuple[type, Mapping[str, Any]]]:
@@ -146,47 +201,46 @@ def attributes_of(value: Any) -> dict[str, Any]:
                 if type(member) is types.MemberDescriptorType:
                     with contextlib.suppress(AttributeError):  # it was never set
                         found.setdefault(name, member.__get__(value))
-    if type(where) in MEMBERS:
+    if type(where) in _MEMBERS:
         found |= where.__get__(value)  # type: ignore[union-attr]
-    for more in [found[name] for name in _MORE if isinstance(found.get(name), dict)]:
+    for more in [found[name] for name in _OF_PYDANTIC if isinstance(found.get(name), dict)]:
         found |= more
     return found
 
 
-def is_neutral(owner: Any) -> bool:
-    """Whether a class or a module is of Python, or of a package with no sampling of its own."""
-    name = owner.__name__ if isinstance(owner, types.ModuleType) else owner.__module__
-    package = (name or "").partition(".")[0]
-    return package in _NEUTRAL_PACKAGES or package in sys.stdlib_module_names
+def kept_by(kind: Any, stored: Mapping[Any, Any]) -> dict[str, Any]:
+    """What a class or a module keeps for all objects, besides what one of them has `stored`.
 
-
-def kept_by_class(kind: type) -> dict[str, Any]:
-    """What the user's classes keep for all objects, besides single values and what is called."""
+    What shapes rollouts by its name, `UNREAD` where it is computed; and of classes of the user's
+    what is neither a single value nor called.
+    """
+    is_class = isinstance(kind, type)  # bases and the metaclass come last
     found: dict[str, Any] = {}
-    for base, own in classes_of(kind):
+    classes = [*classes_of(kind), *classes_of(type(kind))] if is_class else [(kind, vars(kind))]
+    for owner, own in classes:
+        is_users = is_class and not is_neutral(owner)
         for name, part in own.items():
-            if type(part) not in _USUAL and name[:2] != "__" and not is_neutral(base):
+            bare, shapes, _ = read_name(name)
+            if shapes and not callable(part):
+                if type(part) not in _MEMBERS and {bare, f"_{bare}"}.isdisjoint(stored):
+                    found.setdefault(name, UNREAD if hasattr(type(part), "__get__") else part)
+            elif is_users and type(part) not in _USUAL and name[:2] != "__":
                 found.setdefault(name, part)
-    return found
+    return {name: part for name, part in found.items() if name not in stored}
 
 
-def declared_fields(value: Any) -> dict[str, Any] | None:
-    """The fields that the class of an object declares; None if it declares none.
+def _declared_fields(value: Any) -> dict[str, Any]:
+    """The fields that the class of an object declares.
 
     Parameters for sampling often are such objects: dataclasses, attrs' classes, vLLM's
     SamplingParams (msgspec), pydantic's models, transformers' GenerationConfig.
     """
-    kind = type_of(value)
-    if (names := declared_names(kind)) is None:
-        return None
-    stored = attributes_of(value)
+    kind, stored = type_of(value), attributes_of(value)
     if issubclass(kind, NAMESPACES):
         return stored
-    if not names:
+    if not (names := declared_names(kind)):
         return {k: v for k, v in stored.items() if k[:1] != "_" and k != "transformers_version"}
-    usual = {k: v for _, own in reversed(classes_of(kind)) for k, v in own.items() if k in names}
-    usual = {k: UNREAD if hasattr(type(v), "__get__") else v for k, v in usual.items()}
-    return {name: stored.get(name, usual.get(name, UNREAD)) for name in names}
+    return {name: stored.get(name, UNREAD) for name in names}
 
 
 @functools.lru_cache(1 << 12)
@@ -209,24 +263,12 @@ def kind_name(kind: type) -> str:
     """The name of a class; for a subclass that adds nothing that of its base."""
     for cls, own in classes_of(kind):
         ours = {name for name in own if not _NEUTRAL_METHODS.fullmatch(name)}
-        if cls.__base__ is object or ours - {"__annotations__"} or own.get("__annotations__"):
+        if cls.__base__ is object or ours or own.get("__annotations__"):
             return cls.__qualname__
     return kind.__qualname__
 
 
-def in_words(value: Any) -> str:
-    """What a message calls a value that is not compared."""
-    return f"a {type(value).__qualname__}"
-
-
-def is_whole_config(fields: Any) -> bool:
-    """Whether a value is the application's config: it has a node of rlskip's or Hydra's."""
-    if not issubclass(type(fields), dict):
-        return False
-    return any(issubclass(type(fields.get(key)), Mapping) for key in _WHOLE_CONFIG)
-
-
-def config_entries(node: DictConfig | ListConfig) -> dict[Any, Any]:
+def _entries(node: DictConfig | ListConfig) -> dict[Any, Any]:
     """The entries of a node of OmegaConf; one that a resolver of the user's makes is as written."""
     content = node._content
     whole: list[Any] = []
@@ -247,3 +289,44 @@ def config_entries(node: DictConfig | ListConfig) -> dict[Any, Any]:
 
     parts = content.items() if isinstance(content, dict) else enumerate(content)
     return {key: read(child) for key, child in parts}
+
+
+def _held_by(value: Any) -> dict[Any, Any]:
+    """What is given on by a partial, a bound method, a reference or a variable of a context."""
+    if isinstance(value, functools.partial | functools.partialmethod):
+        return {**dict(enumerate(value.args)), **value.keywords, "": value.func}
+    if isinstance(value, staticmethod | classmethod):
+        return {"": value.__func__}
+    if isinstance(value, types.MethodType):
+        return {"": value.__self__, "_": value.__func__}
+    if isinstance(value, contextvars.ContextVar):
+        return {"": value.get(None)}
+    return {"": weakref.ref.__call__(value)}
+
+
+def _of_function(value: Any, *, is_stage: bool) -> dict[str, Any]:
+    """What a function's closure holds, and what shapes rollouts among its defaults and attributes.
+
+    Of a generator it is what it has now.
+    """
+    if not isinstance(value, types.FunctionType):
+        frame = getattr(value, _FRAMES[type_of(value)])
+        return shaping_in(frame.f_locals) if frame else {}
+    code, found = value.__code__, shaping_in(value.__dict__)
+    if is_stage:
+        found = {name: part for name, part in found.items() if name not in code.co_varnames}
+    else:
+        usual = value.__defaults__ or ()
+        names = code.co_varnames[code.co_argcount - len(usual) : code.co_argcount]
+        by_name = {**dict(zip(names, usual, strict=True)), **(value.__kwdefaults__ or {})}
+        found = {**shaping_in(by_name), **found}
+    return {**cells_of(value), **found}
+
+
+def cells_of(func: types.FunctionType) -> dict[str, Any]:
+    """What the closure of a function holds."""
+    found = {}
+    for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # it is not set yet
+            found[name] = cell.cell_contents
+    return found

@@ -44,13 +44,15 @@ class Source:
         n = row_count(rollouts, fields)
         if n is None:
             return cls(rollouts, fields, 0)
+        some: Any
         if isinstance(rollouts, torch.Tensor | np.ndarray):
-            return cls(rollouts[[*rows]], fields, len(rows))
-        if isinstance(rollouts, dict):
-            return cls(_some(rollouts, rows, n), fields, len(rows))
-        some = select(rollouts, rows)
-        if is_data_proto(some):
-            some.meta_info = _some(some.meta_info, rows, n)
+            some = rollouts[[*rows]]
+        elif isinstance(rollouts, dict):
+            some = _some(rollouts, rows, n)
+        else:
+            some = select(rollouts, rows)
+            if is_data_proto(some):
+                some.meta_info = _some(some.meta_info, rows, n)
         return cls(some, fields, len(rows))
 
 
@@ -85,11 +87,9 @@ class Widths:
                 "skip.match=prompt",
                 f"name what it holds: annotate(rows=...); or skip.drop_fields=[{name}]",
             )
-        before, after = added
-        value = self._padding(name)
-        behind = [0, 0] * (len(sizes) - 1 - differ[0])
+        value, behind = self._padding(name), [0, 0] * (len(sizes) - 1 - differ[0])
         return [
-            torch.nn.functional.pad(cell, (*behind, before[source], after[source]), value=value)
+            torch.nn.functional.pad(cell, (*behind, *(n[source] for n in added)), value=value)
             for cell, source in zip(cells, sources, strict=True)
         ]
 
@@ -147,8 +147,8 @@ class Widths:
         is_marked = True
         for source, known in zip(self._sources, self._extents, strict=True):
             columns = columns_of(source.rollouts)
-            marks = [getattr(source.fields, mark) for mark in _MARKS[what]]
-            is_marked = is_marked and not columns.keys().isdisjoint(filter(None, marks))
+            marks = {getattr(source.fields, mark) for mark in _MARKS[what]}
+            is_marked = is_marked and not columns.keys().isdisjoint(marks)
             if what in known:
                 tokens, (starts, ends) = torch.as_tensor(columns[name]), known[what]
                 places = np.arange(tokens.shape[1])

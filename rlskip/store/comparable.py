@@ -65,27 +65,22 @@ def comparable(value: Any, where: str, simplify: Callable[[Any], Any] | None = N
     """
     if value is None or type(value) in (bool, float):
         return value  # at once: most are
-    return _shortened(_Conversion(simplify or _as_it_is).convert(value, where, MAX_DEPTH))
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
+    return _shortened(_Conversion(simplify).convert(value, where, MAX_DEPTH))
 
 
 @attrs.frozen(eq=False)
 class _Conversion:
-    _simplify: Callable[[Any], Any]
+    _simplify: Callable[[Any], Any] | None
     _walk: Walk = attrs.field(factory=Walk)
 
     def convert(self, value: Any, where: str, levels: int) -> Any:
-        value = self._simplify(value)
+        if self._simplify is not None:  # who gives one tells its own errors
+            return self._convert(self._simplify(value), where, levels)
         try:
             return self._convert(value, where, levels)
         except (UnsupportedTypeError, MemoryError):
             raise
         except Exception as error:  # an interpolation that fails, an object that is broken
-            if self._simplify is not _as_it_is:  # who gives one tells its own errors
-                raise
             what = f"cannot be compared: {text_of(error)}"
             raise UnsupportedTypeError(what, where, _REMEDY) from error
 
@@ -117,7 +112,7 @@ class _Conversion:
 
     def _key(self, key: Any, where: str) -> str:
         """A mapping's key as a text; the keys 1 and "1" stay two."""
-        key = _simple(scalar_of(self._simplify(key)))
+        key = _simple(scalar_of(self._simplify(key) if self._simplify else key))
         if isinstance(key, str):
             return _text(key)
         if key is None or isinstance(key, bool | int | float):
@@ -181,16 +176,14 @@ def _hash(value: Any, where: str) -> str:
 
 def _shortened(value: Any) -> Any:
     """Plain JSON with a hash of each text, list and mapping that is long."""
+    shorter = value
     if isinstance(value, dict):
         shorter = {key: _shortened(part) for key, part in value.items()}
-        return shorter if len(canonical(shorter)) <= _LONG else _digested(value)
-    return _digested(value) if isinstance(value, str | list) else value
-
-
-def _digested(value: Any) -> Any:
-    text = canonical(value)
-    if len(text) <= _LONG:
+    elif not isinstance(value, str | list):
         return value
+    if len(canonical(shorter)) <= _LONG:
+        return shorter
+    text = canonical(value)
     return f"<{type(value).__name__} of {len(value)}: {xxhash.xxh3_128_hexdigest(text.encode())}>"
 
 
@@ -232,13 +225,9 @@ def differences(name: str, now: Any, then: Any) -> list[str]:
         return []
     if now is not ABSENT and then is not ABSENT and canonical(now) == canonical(then):
         return []
-    return [_line(name, now, then)]
-
-
-def _line(name: str, now: Any, then: Any) -> str:
     now, then = repr(now), repr(then)
     # Of long values, show the part that differs.
     alike = next((i for i, (a, b) in enumerate(zip(now, then, strict=False)) if a != b), 0)
     if start := max(0, alike - 20) if max(len(now), len(then)) > 60 else 0:
         now, then = f"...{now[start:]}", f"...{then[start:]}"
-    return f"{name}: {short(now, 60)} now, {short(then, 60)} in the dump"
+    return [f"{name}: {short(now, 60)} now, {short(then, 60)} in the dump"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import attrs
 import xxhash
 
+from rlskip.config.check import is_below
 from rlskip.store.comparable import ABSENT, canonical, comparable, differences
 
 _NAMED = ("role", "stage", "prompts")
@@ -73,9 +74,9 @@ class Identity:
         more = {name: comparable(value, name) for name, value in compared.items()}
         return attrs.evolve(self, compared={**self.compared, **more})
 
-    def without(self, *names: str) -> Identity:
-        """This without some entries of `compared`."""
-        kept = {name: value for name, value in self.compared.items() if name not in names}
+    def without(self, name: str) -> Identity:
+        """This without an entry of `compared`."""
+        kept = {known: value for known, value in self.compared.items() if known != name}
         return attrs.evolve(self, compared=kept)
 
     def for_prompts(self, prompts: str | None) -> Identity:
@@ -108,47 +109,33 @@ class Identity:
         if _CODE in now and _CODE in other.noted:  # every dump notes it
             then = {_CODE: other.noted[_CODE], **then}
         names = sorted({*now, *then}, key=lambda name: (name != "prompts", name))
-        must = [
-            line
-            for name in names
-            if not self._passes(name, other)
-            for line in differences(name, now.get(name, ABSENT), then.get(name, ABSENT))
-        ]
+        must = _lines([name for name in names if not self._passes(name, other)], now, then)
         code = self.noted.get(_CODE)
         if (place := self.moved_from(other)) and (code is None or code != other.noted.get(_CODE)):
             must.append(
                 f"place: {self.noted[_PLACE]!r} now, {place!r} in the dump, and the function's "
                 "source is not the same; skip.experiment_name=NAME names this run"
             )
-        warn = [
-            line
-            for name in sorted({*self.noted, *other.noted} - {_DEFAULTS, _CHANGING, _PLACE, GIVEN})
-            if name != _CODE or self._code_kind() == other._code_kind()
-            for line in differences(
-                name, self.noted.get(name, ABSENT), other.noted.get(name, ABSENT)
-            )
-        ]
-        given = set[str]()
+        noted = {*self.noted, *other.noted} - {_DEFAULTS, _CHANGING, _PLACE, GIVEN}
+        if _kind_of_code(self.noted) != _kind_of_code(other.noted):
+            noted.discard(_CODE)
+        warn = _lines(sorted(noted), self.noted, other.noted)
+        unknown = set[str]()
         if _DEFAULTS not in other.noted:
-            given = {name for name in now if name.startswith(_ARGUMENTS)} - self._usual
+            unknown = {name for name in now if name.startswith(_ARGUMENTS)} - self._usual
         if other.noted.get(GIVEN):
-            given |= now.keys() - then.keys() - {"role", "stage"}
-        if given:
-            warn.append(f"the dump does not record {', '.join(sorted(given))}")
+            unknown |= now.keys() - then.keys() - {"role", "stage"}
+        if unknown:
+            warn.append(f"the dump does not record {', '.join(sorted(unknown))}")
         return must, warn
 
     def fits(self, other: Identity) -> bool:
-        """Whether a dump of this identity serves the call."""
         return not self.differences(other)[0]
 
     def moved_from(self, other: Identity) -> Any:
         """The place of `other`, a dump's, if both are known and it is another one than this."""
         here, there = self.noted.get(_PLACE), other.noted.get(_PLACE)
         return there if here and there and here != there else None
-
-    def _code_kind(self) -> str:
-        """Whether its code is that of a source or of Python's; empty: none is known."""
-        return str(self.noted.get(_CODE, "")).rpartition(" ")[0].rpartition(" ")[2]
 
     @property
     def _usual(self) -> set[str]:
@@ -158,22 +145,21 @@ class Identity:
     def _passes(self, name: str, other: Identity) -> bool:
         """Whether a name is not compared with `other`."""
         is_here, is_there = name in self.compared, name in other.compared
-        if not is_there and other.noted.get(GIVEN) and name != "prompts":
-            return True
         if name == _CODE:
             return not is_here
+        if other.noted.get(GIVEN) and not is_there and name != "prompts":
+            return True
         if not name.startswith(_ARGUMENTS):
             return not (is_here and is_there) and name in ("role", "stage")
         argument = name.removeprefix(_ARGUMENTS)
-        above = argument
-        while above not in self.ignored and above:
-            above = above.rpartition(".")[0]
-        if above or "*" in self.ignored or argument in self.changing | other.changing:
-            return True
-        if not (_DEFAULTS in self.noted and _DEFAULTS in other.noted):
-            return True
-        having = self if is_here else other
-        return not (is_here and is_there) and argument in having.noted[_DEFAULTS]
+        return (
+            "*" in self.ignored
+            or is_below(argument, self.ignored)
+            or argument in self.changing | other.changing
+            or not (_DEFAULTS in self.noted and _DEFAULTS in other.noted)
+            or (not is_there and name in self._usual)
+            or (not is_here and name in other._usual)
+        )
 
     def digest(self) -> str:
         """Where to look for its dumps: a hash of role, stage and prompts, 16 hex digits."""
@@ -202,3 +188,16 @@ class Identity:
         if not {*map(type, lists)} <= {list} or not {*map(type, texts)} <= {str}:
             raise ValueError("an identity with entries of other types")
         return cls(compared, noted)
+
+
+def _lines(names: Iterable[str], now: Mapping[str, Any], then: Mapping[str, Any]) -> list[str]:
+    return [
+        line
+        for name in names
+        for line in differences(name, now.get(name, ABSENT), then.get(name, ABSENT))
+    ]
+
+
+def _kind_of_code(noted: Mapping[str, Any]) -> str:
+    """Whether the code is that of a source or of Python's; empty: none is known."""
+    return str(noted.get(_CODE, "")).rpartition(" ")[0].rpartition(" ")[2]

@@ -14,11 +14,8 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 
 from rlskip import SkipManager
-from rlskip.batch.decoding import Decoder
 from rlskip.batch.tables import DataProtoParts
 from rlskip.errors import MismatchError, RlskipError
-from rlskip.skip import prompt_rows
-from tests.skip.trainers import visit
 
 
 @SkipManager.annotate(role="rollout")
@@ -72,37 +69,6 @@ def test_a_mismatch_of_prompts_says_how_they_differ(
     with pytest.raises(MismatchError) as caught:
         generate(now)
     assert said in caught.value.what
-
-
-class Letters:
-    """A tokenizer: 0 pads, 1 is ``a``."""
-
-    def __len__(self) -> int:
-        return 27
-
-    def decode(self, tokens: list[int]) -> str:
-        return "".join(chr(ord("a") + token - 1) for token in tokens)
-
-
-def test_token_ids_are_decoded_where_the_host_names_a_tokenizer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        prompt_rows, "decoder_at", lambda path: Decoder({"my/model": Letters()}[path])
-    )
-
-    def begin(row: list[int]) -> None:
-        model = {"actor_rollout_ref": {"model": {"path": "my/model"}}}
-        SkipManager.init(
-            {**model, "skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}}
-        )
-        SkipManager.set_step(1)
-        generate(TensorDict({"input_ids": torch.tensor([row])}, [1]))
-
-    begin([0, 0, 3, 1, 20])
-    with pytest.raises(MismatchError) as caught:
-        begin([0, 0, 4, 15, 7])
-    assert "row 0 is 'dog' now, 'cat' in the dump" in caught.value.what
 
 
 @pytest.mark.parametrize(
@@ -179,29 +145,3 @@ def test_a_miss_names_the_dumps_of_another_batch_size(
     SkipManager.set_step(1)
     generate([1])
     assert "not found" not in caplog.text, "a hit"
-
-
-@pytest.mark.parametrize("name", ["experiment_name", "project_name"])
-@pytest.mark.parametrize("role", ["rollout", "critic"])
-def test_a_miss_names_the_dump_of_another_name(
-    init: Callable[..., Path], caplog: pytest.LogCaptureFixture, name: str, role: str
-) -> None:
-    stage = SkipManager.annotate(role=role)(lambda prompts: prompts)
-    for value in ("a", "b"):
-        init(role, **{name: value})
-        visit(1)
-        stage([1])
-    caplog.clear()
-    init(role, **{name: "c"})
-    for step in (2, 1):
-        visit(step)
-        stage([9])
-    assert "not found" not in caplog.text, "another experiment's dumps"
-    init(role, **{name: "d"})
-    for step in (1, 2):
-        visit(step)
-        stage([step])
-    (line,) = [record.message for record in caplog.records if "not found" in record.message]
-    now, then = ("d_", "b_") if name == "experiment_name" else ("_d", "_b")
-    assert line.startswith(f"rlskip: role {role}: ")
-    assert re.search(rf"the run is \S*{now}\S* now, \S*{then}\S* there", line)

@@ -16,7 +16,7 @@ from rlskip import SkipManager
 from rlskip.batch.meta import is_validation
 from rlskip.batch.tables import DataProtoParts
 from rlskip.errors import ConfigError, MismatchError
-from rlskip.skip.arguments import NEUTRAL_META
+from rlskip.skip.names import NEUTRAL_META
 from rlskip.store import UnsupportedTypeError
 from tests.skip.trainers import Stage, steps_on_disk, visit
 

@@ -42,8 +42,8 @@ from rlskip.hosts.skyrl.facts import (
 from rlskip.hosts.skyrl.seams import NoClient, merge_turns, send_no_weights
 from rlskip.hosts.standalone_config import CONFIG_VARIABLE, ROLE, is_on, read_config
 from rlskip.merge import TrajectoryID
-from rlskip.skip.arguments import ALL
 from rlskip.skip.manager import SkipManager
+from rlskip.skip.names import ALL
 from rlskip.skip.preflight import preflight as problems
 
 # Training then routes the tokens as the engine did.

@@ -25,8 +25,8 @@ from rlskip.hosts.standalone_config import ROLE, is_on, read_config
 from rlskip.hosts.trl.facts import evaluated, facts_of, sampling, uses_vllm
 from rlskip.hosts.trl.seams import NoGeneration, Seam, constructing, seam_of, stage_name
 from rlskip.hosts.trl.stages import record_stages
-from rlskip.skip.arguments import ALL
 from rlskip.skip.manager import SkipManager
+from rlskip.skip.names import ALL
 from rlskip.skip.preflight import preflight
 
 # The stages of a trainer.

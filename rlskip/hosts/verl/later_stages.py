@@ -19,7 +19,7 @@ from rlskip.errors import ConfigError
 from rlskip.hosts.verl.names import SCORES
 from rlskip.hosts.verl.seams import LATER_STAGES, REWARD_LOOP, V0_TRAINER, V1_TRAINER, seams
 from rlskip.skip import SkipManager
-from rlskip.skip.arguments import ALL
+from rlskip.skip.names import ALL
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from rlskip.hosts.verl.preflight import before_workers
 from rlskip.hosts.verl.seams import SEPARATE_TRAINER, V0_TRAINER, seams
 from rlskip.hosts.verl.trainer import STAGES, begin, lacking_now, stated_step
 from rlskip.skip import SkipManager
-from rlskip.skip.arguments import ALL
+from rlskip.skip.names import ALL
 
 # Fields of a rollout that are not its agent loop's.
 _NOT_OF_THE_LOOP = ("__num_turns__", "multi_modal_inputs", "reward_extra_info")

@@ -31,7 +31,7 @@ from rlskip.keys import (
 )
 from rlskip.queue import KVBatchMeta, Tag, TrajectoryQueue
 from rlskip.skip import SkipManager
-from rlskip.skip.arguments import ALL
+from rlskip.skip.names import ALL
 
 _ROLE = "rollout_tq"
 _SUBMITTED_AT = "_rlskip_submitted_at"  # the trainer's attribute: the step of its last batch

@@ -1,0 +1,120 @@
+"""Values as plain JSON, where they are plain data; nothing of the user's runs for that."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
+
+from omegaconf import DictConfig
+
+from rlskip.batch.tables import loaded
+from rlskip.skip.stored import (
+    NAMESPACES,
+    UNREAD,
+    added_to,
+    attributes_of,
+    in_words,
+    is_array_type,
+    is_whole_config,
+    kind_name,
+    kind_of,
+    parts_of,
+    type_of,
+)
+
+# Larger ones are data, and hashing them would take longer than a look at the dumps.
+_MAX_ARRAY = 1 << 16  # bytes
+_MAX_PARTS = 1_000_000
+_SCALARS = (str, int, float, bool, type(None))
+
+
+class _NotPlain(Exception):
+    """A value that is not plain data; `is_large`: only because of its size."""
+
+    def __init__(self, what: str, *, is_large: bool = False) -> None:
+        super().__init__(what)
+        self.is_large = is_large
+
+
+def plain_or_not(value: Any) -> tuple[Any, str, bool]:
+    """A value as plain JSON; or, where it is not plain, what it is, and whether it is too large."""
+    from rlskip.store.comparable import comparable  # needs torch
+
+    parts = itertools.count(1)
+
+    def simpler(part: Any) -> Any:
+        if next(parts) > _MAX_PARTS:
+            raise _NotPlain("large data", is_large=True)
+        return part if type_of(part) in _SCALARS else _simpler(part)
+
+    try:
+        return comparable(value, "", simpler), "", False
+    except _NotPlain as error:
+        return None, str(error), error.is_large
+    except Exception:  # nested too deep, or an object of the user's raises anything
+        return None, f"a {type(value).__qualname__} that cannot be compared", False
+
+
+def _simpler(value: Any) -> Any:
+    """A part as a single value, a small array, or a list or a mapping of parts; else _NotPlain."""
+    from rlskip.store.comparable import Marked  # needs torch
+
+    cls = type_of(value)  # isinstance would ask the object for its class
+    kind = kind_of(cls)
+    if kind == "leaf" and is_array_type(cls):
+        if getattr(getattr(value, "device", None), "type", "cpu") != "cpu":
+            raise _NotPlain(f"a tensor on {value.device.type}")  # no stage waits for a copy
+        if value.shape and value.nbytes > _MAX_ARRAY:
+            raise _NotPlain(f"an array of {value.nbytes} bytes", is_large=True)
+        return value
+    if issubclass(cls, bytes | bytearray) and len(value) > _MAX_ARRAY:
+        raise _NotPlain(in_words(value))
+    is_single_or_list = kind == "leaf" or (kind == "list" and not hasattr(cls, "_fields"))
+    parts = None if is_single_or_list else parts_of(value, kind)
+    added = added_to(value, parts or {}) if kind in ("leaf", "list", "dict", "fields") else {}
+    if added and kind != "fields":  # as an attribute of a text
+        raise _NotPlain(f"{in_words(value)} with {', '.join(added)}")
+    if is_single_or_list:
+        return value
+    if kind == "config" and not issubclass(cls, DictConfig):
+        return [*(parts or {}).values()]
+    if parts is None and not issubclass(cls, Mapping):
+        if issubclass(cls, memoryview) or not issubclass(cls, Sequence | Set):
+            raise _NotPlain(in_words(value))
+        return value
+    # One that is no mapping of Python's says itself what it has.
+    parts = value if parts is None else {**parts, **added}
+    if is_whole_config(parts):
+        raise _NotPlain("the application's config")
+    if any(part is UNREAD for part in parts.values()):
+        raise _NotPlain(f"{in_words(value)} that computes a value")
+    # Which sample is drawn does not count; which class it is does, where it declares its fields.
+    parts = {key: part for key, part in parts.items() if key != "seed"}
+    is_named = kind in ("fields", "list") and not issubclass(cls, NAMESPACES)
+    return {Marked("<type>"): kind_name(cls), **parts} if is_named else parts
+
+
+def is_single(value: Any) -> bool:
+    """Whether a value is a number, a text or the like, which holds no prompts beside others."""
+    cls = type_of(value)
+    return kind_of(cls) == "leaf" and not (is_array_type(cls) and value.shape)
+
+
+def is_data(value: Any) -> bool:
+    """Whether a value that is left out holds data, as an engine or a callable does not."""
+    cls = type_of(value)
+    kind = kind_of(cls)
+    with contextlib.suppress(Exception):  # an object of the user's raises anything
+        if kind == "list" or is_array_type(cls) or is_data_proto(value):
+            return True
+        holders = (Mapping, Sequence, loaded("PIL.Image", "Image"))
+        holds = kind == "fields" or (issubclass(cls, holders) and not issubclass(cls, str))
+        return holds and not is_whole_config(parts_of(value, kind))
+    return False
+
+
+def is_data_proto(value: Any) -> bool:
+    """Whether a value has the parts of verl's DataProto, which are stored."""
+    return {"batch", "non_tensor_batch"} <= attributes_of(value).keys()
