@@ -39,6 +39,7 @@ PROMPTS = "prompts"
 QUEUED = "groups"
 """The entry that has a queue's groups one by one: what each is for, and more."""
 
+_OF_PROMPTS = {PROMPTS, QUEUED, ROWS_PER_PROMPT}
 _LARGEST = 1 << 30
 """Bytes of an index. A larger one is deleted, and made again."""
 
@@ -110,18 +111,18 @@ class IndexedDump:
         prompts = [digest for digest, _, _ in rows_of_prompts(meta.info)]
         if isinstance(queued, list):
             prompts = [one[0] for one in queued if isinstance(one, list) and one]
-        said = attrs.asdict(meta, filter=lambda field, _: field.name not in ("identity", "info"))
-        of_prompts = (PROMPTS, QUEUED, ROWS_PER_PROMPT)
-        said["info"] = {name: meta.info[name] for name in meta.info if name not in of_prompts}
-        batch = str(meta.identity.prompts or "") if meta.identity else ""
-        joined = ",".join(one for one in prompts if isinstance(one, str))
+        said = attrs.asdict(meta, recurse=False)
+        identity, info = said.pop("identity"), said["info"]
+        said["info"] = {name: info[name] for name in info.keys() - _OF_PROMPTS}
+        batch = str(identity.prompts or "") if identity else ""
+        joined = ",".join([one for one in prompts if isinstance(one, str)])
         return cls(place.name, stamp, batch, said, joined)
 
     @classmethod
     def parse(cls, line: bytes) -> IndexedDump | None:
         """None for a line that is torn, damaged or another version's."""
         checksum, _, text = line.rstrip(b"\n").partition(b" ")
-        if checksum != _checksum(text):
+        if checksum != xxhash.xxh3_64_hexdigest(text).encode():
             return None
         try:
             head, _, prompts = text.decode().partition("\t")
@@ -136,7 +137,7 @@ class IndexedDump:
     def line(self) -> bytes:
         head = json.dumps([self.name, self.stamp, self.batch, self.about], separators=(",", ":"))
         text = f"{head}\t{self.joined}".encode()
-        return b"\n%s %s\n" % (_checksum(text), text)
+        return b"\n%s %s\n" % (xxhash.xxh3_64_hexdigest(text).encode(), text)
 
     @property
     def prompts(self) -> list[str]:
@@ -145,7 +146,7 @@ class IndexedDump:
     @property
     def meta(self) -> DumpMeta:
         """Its meta without identity and single prompts."""
-        return DumpMeta(**self.about)
+        return DumpMeta.from_json(self.about)
 
 
 class Index:
@@ -210,14 +211,6 @@ class Index:
         return new
 
 
-def note(place: Place, meta: DumpMeta, stamp: Stamp) -> None:
-    """Index a dump that was published: nothing that happens here is an error of it."""
-    try:
-        append(place.root, [IndexedDump.of(place, meta, stamp)])
-    except Exception as error:
-        logger.debug("%s is not indexed: %s", place.directory, error)
-
-
 def append(directory: Path, dumps: Iterable[IndexedDump]) -> None:
     """Add lines to the index of a run's directory; what cannot be written is found without."""
     lines = [dump.line for dump in dumps]
@@ -234,7 +227,3 @@ def append(directory: Path, dumps: Iterable[IndexedDump]) -> None:
                 file.write(line)
     except OSError as error:
         logger.debug("the index of %s cannot be written: %s", directory, error)
-
-
-def _checksum(text: bytes) -> bytes:
-    return xxhash.xxh3_64_hexdigest(text).encode()

@@ -31,7 +31,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import attrs
 import xxhash
@@ -238,6 +238,16 @@ class Place:
     @property
     def directory(self) -> Path:
         return self.root / self.name
+
+    @property
+    def whose(self) -> dict[str, Any]:
+        """What both files of a dump record of its place."""
+        return {
+            "step": self.step,
+            "call": self.call,
+            "rank": self.rank,
+            "world_size": self.world_size,
+        }
 
     @property
     def order(self) -> tuple[int, bool, str, int, int]:

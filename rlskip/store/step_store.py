@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import logging
+import math
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,18 +18,22 @@ from rlskip.format.dump_errors import (
     AbsentDumpError,
     CorruptDumpError,
     UnreadableDumpError,
+    UnsupportedTypeError,
 )
 from rlskip.format.kinds import Packer, rebuild
 from rlskip.jobs import alive
 from rlskip.store import commit
+from rlskip.store.commit import NewDump
 from rlskip.store.dump import OpenDump, opened
 from rlskip.store.identity import Identity
 from rlskip.store.layout import Listing, Place
-from rlskip.store.meta import DumpMeta
-from rlskip.store.new_dump import NewDump, as_json
+from rlskip.store.meta import MAX_META, DumpMeta, check_info
 from rlskip.store.retention import Retention
 
 logger = logging.getLogger(__name__)
+
+# Of the identity and the info together: what else meta.json has takes less than the rest.
+_MAX_BOTH = MAX_META - (1 << 12)
 
 
 class StepStore:
@@ -73,6 +80,7 @@ class StepStore:
         self.rank = rank
         self.world_size = world_size
         self._listing = Listing(self.directory)
+        self._sweep_at = -math.inf
         self._retention = None if keep_last is None else Retention(self.directory, keep_last)
 
     # -- which dumps there are -----------------------------------------------------------
@@ -127,6 +135,12 @@ class StepStore:
 
         Cheap: the rollouts are not read. Raises OtherFormatError for another version's.
         """
+        try:  # a call that is generated looks for several dumps, and none is there
+            os.lstat(self._place(step, call).directory)
+        except FileNotFoundError:
+            return None
+        except OSError:
+            pass
         return next(self._sound([(step, call)]), None)
 
     def _is_mine(self, place: Place) -> bool:
@@ -201,12 +215,12 @@ class StepStore:
             that one. By default it is that.
         """
         packer = Packer()
-        index = {
+        trees = {
             "rollouts": packer.node(rollouts, "rollouts"),
             "aside": packer.node(sidecar, "sidecar"),
         }
-        place, plain = self._place(step, call), as_json(info or {}, identity)
-        return NewDump(place, index, packer.arrays, identity, plain, on_conflict)
+        kept = _kept(info or {}, identity)
+        return NewDump(self._place(step, call), trees, packer.arrays, identity, kept, on_conflict)
 
     def write(self, dump: NewDump) -> DumpMeta:
         """The second half: write it, sync it, rename it into place.
@@ -214,7 +228,10 @@ class StepStore:
         Returns the meta of the dump that has the place now.
         """
         # Before the dump is made: what a killed job left must not fill a disk that is nearly full.
-        alive.sweep(self.directory)
+        # Not before each: who has died since is found by the next look.
+        if time.monotonic() >= self._sweep_at:
+            self._sweep_at = time.monotonic() + alive.DEAD_S
+            alive.sweep(self.directory)
         try:
             place, meta = dump.publish(lambda place: self._meta(place.step, place.call))
         except OSError as error:
@@ -327,3 +344,24 @@ class StepStore:
             if here is None:  # what has the directory's name is not a directory
                 self.quarantine(step, error.what, call)
             raise
+
+
+def _kept(info: Mapping[str, Any], identity: Identity | None) -> dict[str, Any]:
+    """`info` as ``meta.json`` keeps it beside `identity`.
+
+    Raises UnsupportedTypeError for what it cannot keep, or where both are too large for it.
+    """
+    try:
+        text = json.dumps(dict(info))
+        plain: dict[str, Any] = json.loads(text)
+        check_info(plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UnsupportedTypeError(f"cannot keep this info: {error}", "info") from error
+    nbytes = len(text) + len(json.dumps(identity.as_json() if identity else None))
+    if nbytes > _MAX_BOTH:
+        raise UnsupportedTypeError(
+            f"the identity and the info take {nbytes} bytes, and meta.json holds {_MAX_BOTH}",
+            "info" if 2 * len(text) > nbytes else "identity",
+            "record a hash of what is large, or store it with the rollouts",
+        )
+    return plain
