@@ -27,7 +27,7 @@ from rlskip.skip.call import Call
 from rlskip.skip.identities import Identities
 from rlskip.skip.kept_config import FOLDER, flat_config, holds_time, keep_config, value_in
 from rlskip.skip.notices import Notices
-from rlskip.skip.prompt_rows import rows_per_prompt
+from rlskip.skip.prompt_rows import PromptRows, rows_per_prompt
 from rlskip.skip.stage import Stage
 from rlskip.skip.step_calls import Key
 from rlskip.store import (
@@ -39,6 +39,9 @@ from rlskip.store import (
 from rlskip.store.comparable import ABSENT, canonical
 from rlskip.store.index import PROMPTS, ROWS_PER_PROMPT
 from rlskip.store.layout import role_directory
+
+_FITTING = frozenset({"attention", "prompt_mask", "mask", "labels", "log_probs", "reward"})
+"""What has a value for each token."""
 
 
 class Dumps:
@@ -136,17 +139,26 @@ class Dumps:
             A mask, log-probs or rewards do not fit their tokens.
         """
         info: dict[str, Any] = {"seconds": call.seconds, "job": job_id()}
-        fields = self.fields_of(call.stage, result)
-        with contextlib.suppress(RecordError):  # it has no tokens
-            RowColumns.of(result, fields).refuse_misfits(call.stage.name)
-        info |= fields.to_meta()
+        fields = self._fields_of(call.stage, result)
+        info |= (described := fields.to_meta())
+        if not _FITTING.isdisjoint(*described.values()):
+            with contextlib.suppress(RecordError):  # it has no tokens
+                RowColumns.of(result, fields).refuse_misfits(call.stage.name)
         if self.facts.tokenizer is not None:
             info["tokenizer"] = str(self.facts.tokenizer)
-        lacking = call.stage.lacks(result) if call.stage.lacks else ()
-        if lacking and call.needs.is_told:
+        if call.stage.lacks and (lacking := call.stage.lacks(result)) and call.needs.is_told:
             info["lacks"] = list(lacking)
         if not call.is_observed:  # else its prompts are those of another call
-            info |= self._of_prompts(call, result, fields)
+            prompts: PromptRows | None = call.prompt_rows
+            counts: list[int] | str = "the prompts cannot be told apart"
+            if prompts is not None:
+                info[PROMPTS] = attrs.asdict(prompts)
+                counts = rows_per_prompt(result, len(prompts.digests), call.prompts, fields)
+            if not isinstance(counts, str):
+                info[ROWS_PER_PROMPT] = counts[0] if len({*counts}) == 1 else counts
+            elif self.by_prompt:
+                remedy = f"or set skip.{self.role}.match=step"
+                raise RowsError(counts, f"skip.{self.role}.match=prompt", remedy)
         try:
             if self._kept is None or not os.path.isdir(self.directory / FOLDER):
                 self._kept = keep_config(self.directory, self._config)
@@ -155,28 +167,17 @@ class Dumps:
             self.notices.once("config", "the config cannot be kept with the dumps: %s", error)
         return info
 
-    def _of_prompts(self, call: Call, result: Any, fields: RowFields) -> dict[str, Any]:
-        """The hashes of single prompts, and how many rows each has."""
-        if (prompts := call.prompt_rows) is None:
-            counts: list[int] | str = "the prompts cannot be told apart"
-            info: dict[str, Any] = {}
-        else:
-            counts = rows_per_prompt(result, len(prompts.digests), call.prompts, fields)
-            info = {PROMPTS: attrs.asdict(prompts)}
-        if not isinstance(counts, str):
-            info[ROWS_PER_PROMPT] = counts[0] if len({*counts}) == 1 else counts
-        elif self.by_prompt:
-            remedy = f"or set skip.{self.role}.match=step"
-            raise RowsError(counts, f"skip.{self.role}.match=prompt", remedy)
-        return info
-
     @staticmethod
-    def fields_of(stage: Stage, result: Any) -> RowFields:
+    def _fields_of(stage: Stage, result: Any) -> RowFields:
         """What the fields of `result` hold; raises RowsError where the stage describes others."""
-        columns = columns_of(result).items()
-        names = {str(name) for name, column in columns if column_length(column) is not None}
-        described = RowFields.of(names, stage.rows(result) if callable(stage.rows) else stage.rows)
-        described.refuse_missing(field_names(result))
+        names = []
+        for name, column in columns_of(result).items():
+            if column_length(column) is not None:
+                names.append(str(name))
+        rows = stage.rows(result) if callable(stage.rows) else stage.rows
+        described = RowFields.of(names, rows)
+        if rows:
+            described.refuse_missing(field_names(result))
         return described
 
     @property
@@ -186,15 +187,14 @@ class Dumps:
 
     @functools.cached_property
     def stores(self) -> dict[str, StepStore]:
-        """Where the role's dumps are looked for.
+        """Where the role's dumps are looked for: "" is its own store.
 
-        By the directory of the run, if that has another number of prompts a step: "" is the role's
-        own store.
+        Served prompt by prompt, also the directories of the run with other numbers of prompts a
+        step, by their names.
         """
         return {"": self.store, **(self.other_sizes() if self.by_prompt else {})}
 
     def other_sizes(self) -> dict[str, StepStore]:
-        """The dumps of the same run with other numbers of prompts a step."""
         return {name: self.store_at(path) for name, path in self.notices.other_sizes().items()}
 
     # -- what does not fit ---------------------------------------------------------------
@@ -236,26 +236,22 @@ class Dumps:
     def check_fields(
         self, rollouts: Any, meta: DumpMeta, call: Call, found: Key, *, replaces: bool = True
     ) -> None:
-        """Apply ``on_mismatch`` to a dump, `found`, without fields that this run needs."""
-        if call.stage.lacks is not None and (lacking := self.lacking(call, rollouts, meta)):
+        """Apply ``on_mismatch`` to a dump, `found`, without fields that this run needs.
+
+        A field that the stage itself did not return when the run that made the dump needed it
+        does not count, because generating again would not help.
+        """
+        if call.stage.lacks is None:
+            return
+        never = meta.info.get("lacks")
+        never = never if isinstance(never, list) else []
+        if lacking := [name for name in call.stage.lacks(rollouts) if name not in never]:
             what = f"the dump of {found} lacks what this run needs: {', '.join(lacking)}"
             self.reject(what, found, replaces=replaces)
             if replaces and found.step == call.step:
                 call.replaces = found.call  # as a mismatch: what is generated has its name
             call.again += f"-{meta.checksum}"  # its sessions in a journal lack it, too
             raise CorruptDumpError(what, self.path_of(found))
-
-    @staticmethod
-    def lacking(call: Call, rollouts: Any, meta: DumpMeta) -> list[str]:
-        """The fields that this run needs, and a dump's `rollouts` do not have.
-
-        A field that the stage itself did not return when the run that made the dump needed it
-        does not count, because generating again would not help.
-        """
-        never = meta.info.get("lacks")
-        never = never if isinstance(never, list) else []
-        needed = call.stage.lacks(rollouts) if call.stage.lacks else ()
-        return [name for name in needed if name not in never]
 
     def without_dropped(self, rollouts: Any) -> Any:
         """`rollouts` without the fields that ``drop_fields`` names."""
@@ -276,7 +272,7 @@ def capture_rng() -> dict[str, Any]:
     return {
         "python": [version, np.array(words, dtype=np.int64), gauss],
         "numpy": np.random.get_state(legacy=False),
-        "torch": torch.get_rng_state(),
+        "torch": torch.get_rng_state().numpy(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
     }
 
@@ -298,7 +294,7 @@ def restore_rng(states: dict[str, Any] | None) -> None:
         version, words, gauss = states["python"]
         random.setstate((version, tuple(words.tolist()), gauss))
         np.random.set_state(states["numpy"])
-        torch.set_rng_state(states["torch"])
+        torch.set_rng_state(torch.as_tensor(states["torch"]))
         if states["cuda"] and len(states["cuda"]) == torch.cuda.device_count():
             torch.cuda.set_rng_state_all(states["cuda"])
     except Exception as error:  # a file's values may be anything
