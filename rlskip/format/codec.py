@@ -268,4 +268,7 @@ def _with_hash(key: Any) -> Any:
 
 def pack_entries(items: Iterable[tuple[Any, Any]], packer: Packer) -> list[list[Node]]:
     """The items of a mapping as a list of ``[key node, value node]``."""
-    return [[packer.node(k, ".keys()"), packer.node(v, (k,))] for k, v in items]
+    entries = []
+    for key, value in items:
+        entries.append([packer.node(key, ".keys()"), packer.node(value, (key,))])
+    return entries

@@ -23,6 +23,7 @@ is expected before the decompressor sees it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import struct
@@ -69,20 +70,25 @@ def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array]) -> str
     """
     file.write(_HEAD.pack(_MAGIC, VERSION, 0))
     size = _HEAD.size + _TAIL.size
-    nbytes = sum(array.nbytes for array in arrays)
-    small = nbytes < 2 * CHUNK
-    parts = [(i, part) for i, array in enumerate(arrays) for part in array.parts]
-    fitting = share(lambda job: chunks.narrowest(job[1], arrays[job[0]].spec), parts, alone=small)
-    of_parts = iter(fitting)
-    stored_as = [chunks.narrowest_of_all([next(of_parts) for _ in a.parts], a.spec) for a in arrays]
-    listing: list[tuple[int, str, str, list]] = [
-        (array.nbytes, array.spec, spec, []) for array, spec in zip(arrays, stored_as, strict=True)
-    ]
-    for start in range(0, len(parts), _BATCH):
-        batch = parts[start : start + _BATCH]
-        packed = share(lambda job: chunks.pack(job[1], listing[job[0]][2]), batch, alone=small)
-        for (i, _), blob in zip(batch, packed, strict=True):
-            listing[i][3].append((len(blob), xxhash.xxh3_128_hexdigest(blob)))
+    nbytes = 0
+    parts: list[tuple[np.ndarray, str]] = []
+    for array in arrays:
+        nbytes += array.nbytes
+        parts += zip(array.parts, itertools.repeat(array.spec))
+    each: Any = map if nbytes < 2 * CHUNK else share  # of small arrays in this thread
+    fitting = iter(each(lambda job: chunks.narrowest(*job), parts))
+    listing: list[tuple[int, str, str, list]] = []
+    packing: list[tuple[np.ndarray, str, list]] = []
+    for array in arrays:
+        specs = {*itertools.islice(fitting, len(array.parts))}
+        spec = specs.pop() if len(specs) == 1 else chunks.narrowest_of_all(specs, array.spec)
+        listing.append((array.nbytes, array.spec, spec, []))
+        packing += zip(array.parts, itertools.repeat(spec), itertools.repeat(listing[-1][3]))
+    for start in range(0, len(packing), _BATCH):
+        batch = packing[start : start + _BATCH]
+        packed = each(lambda job: chunks.pack(*job[:2]), batch)
+        for (_, _, listed), blob in zip(batch, packed, strict=True):
+            listed.append((len(blob), xxhash.xxh3_128_hexdigest(blob)))
             file.write(blob)
             size += len(blob)
     plain = _encode({**index, "arrays": listing}).encode()

@@ -99,8 +99,10 @@ def _of_columns(
     path: Path = []
     hashers = [Hasher(Walk(), path) for _ in range(n)]
     told = [False] * n  # whether anything of a row counts
-    masks = [column for name, column in columns.items() if str(name).endswith(_MASK)]
-    masks = [mask for mask in masks if _is_table(mask, n)]
+    masks = []
+    for name, column in columns.items():
+        if str(name).endswith(_MASK) and _is_table(column, n):
+            masks.append(column)
     with explained(path, columns):
         for name in sorted(columns.keys() - left_out, key=str):
             column = columns[name]

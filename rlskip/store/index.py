@@ -15,7 +15,7 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,6 @@ PROMPTS = "prompts"
 QUEUED = "groups"
 """The entry that has a queue's groups one by one: what each is for, and more."""
 
-_OF_PROMPTS = {PROMPTS, QUEUED, ROWS_PER_PROMPT}
 _LARGEST = 1 << 30
 """Bytes of an index. A larger one is deleted, and made again."""
 
@@ -66,7 +65,7 @@ def rows_of_prompts(info: Mapping[str, Any]) -> list[tuple[str, int, int]]:
     """
     prompts, counts = info.get(PROMPTS), info.get(ROWS_PER_PROMPT)
     digests = prompts.get("digests") if isinstance(prompts, dict) else None
-    if not isinstance(digests, list) or not all(isinstance(one, str) for one in digests):
+    if not isinstance(digests, list):
         return []
     if type(counts) is int:
         counts = [counts] * len(digests)
@@ -74,7 +73,7 @@ def rows_of_prompts(info: Mapping[str, Any]) -> list[tuple[str, int, int]]:
         return []
     found, start = [], 0
     for digest, count in zip(digests, counts, strict=True):
-        if type(count) is not int or count < 1:
+        if type(count) is not int or count < 1 or not isinstance(digest, str):
             return []
         found.append((digest, start, count))
         start += count
@@ -107,16 +106,18 @@ class IndexedDump:
 
     @classmethod
     def of(cls, place: Place, meta: DumpMeta, stamp: Stamp) -> IndexedDump:
-        queued = meta.info.get(QUEUED)
-        prompts = [digest for digest, _, _ in rows_of_prompts(meta.info)]
-        if isinstance(queued, list):
-            prompts = [one[0] for one in queued if isinstance(one, list) and one]
         said = attrs.asdict(meta, recurse=False)
-        identity, info = said.pop("identity"), said["info"]
-        said["info"] = {name: info[name] for name in info.keys() - _OF_PROMPTS}
+        identity, said["info"] = said.pop("identity"), dict(meta.info)
+        for name in (PROMPTS, QUEUED, ROWS_PER_PROMPT):
+            said["info"].pop(name, None)
+        rows = rows_of_prompts(meta.info)
+        prompts = [*next(zip(*rows, strict=True))] if rows else []
+        queued = meta.info.get(QUEUED)
+        if isinstance(queued, list):
+            whose = [one[0] for one in queued if isinstance(one, list) and one]
+            prompts = [one for one in whose if isinstance(one, str)]
         batch = str(identity.prompts or "") if identity else ""
-        joined = ",".join([one for one in prompts if isinstance(one, str)])
-        return cls(place.name, stamp, batch, said, joined)
+        return cls(place.name, stamp, batch, said, ",".join(prompts))
 
     @classmethod
     def parse(cls, line: bytes) -> IndexedDump | None:
@@ -211,10 +212,9 @@ class Index:
         return new
 
 
-def append(directory: Path, dumps: Iterable[IndexedDump]) -> None:
+def append(directory: Path, dumps: Sequence[IndexedDump]) -> None:
     """Add lines to the index of a run's directory; what cannot be written is found without."""
-    lines = [dump.line for dump in dumps]
-    if not lines:
+    if not dumps:
         return
     try:
         with open_folder(directory) as folder, folder.open(INDEX, "a", buffering=0) as file:
@@ -223,7 +223,7 @@ def append(directory: Path, dumps: Iterable[IndexedDump]) -> None:
                 return
             # One write a line, and each goes to where the file ends at that moment: no other job's
             # line is overwritten, and who is killed in between leaves whole ones.
-            for line in lines:
-                file.write(line)
+            for dump in dumps:
+                file.write(dump.line)
     except OSError as error:
         logger.debug("the index of %s cannot be written: %s", directory, error)
