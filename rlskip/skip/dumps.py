@@ -38,7 +38,7 @@ from rlskip.store import (
 )
 from rlskip.store.comparable import ABSENT, canonical
 from rlskip.store.index import PROMPTS, ROWS_PER_PROMPT
-from rlskip.store.layout import role_directory
+from rlskip.store.layout import refuse_links
 
 _FITTING = frozenset({"attention", "prompt_mask", "mask", "labels", "log_probs", "reward"})
 """What has a value for each token."""
@@ -75,7 +75,8 @@ class Dumps:
         project = origin.project if c.project_name is None else c.project_name
         self.directory = run_directory(c.dump_dir, experiment, project, *shape)
         if role not in TRAINING_ROLES:
-            self.directory = role_directory(self.directory, role)
+            self.directory /= role
+            refuse_links(self.directory)
         self._config = flat_config(facts.config)
         self._kept: str | None = None  # the name under which the run's directory has it
         self.notices = Notices(role, c, facts, self.directory, self._config)

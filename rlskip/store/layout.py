@@ -83,18 +83,11 @@ def run_directory(
         (`dump_dir` itself may be one).
     """
     run = f"{safe_name(experiment_name)}_{safe_name(project_name)}"
-    shape = f"GBS{gbs}_N{n}_in{prompt_len}_out{response_len}"
+    shape = safe_name(f"GBS{gbs}_N{n}_in{prompt_len}_out{response_len}")
     outermost = parse_dump_dir(dump_dir)
-    directory = outermost / run / safe_name(shape)
+    directory = outermost / run / shape
     refuse_links(directory)
     guard(outermost)
-    return directory
-
-
-def role_directory(run: Path, role: str) -> Path:
-    """The directory of a role that has its own below the run's; raises as :func:`run_directory`."""
-    directory = run / role
-    refuse_links(directory)
     return directory
 
 
@@ -106,10 +99,7 @@ def stages_directory(dump_dir: str | Path, job: str) -> Path:
 
 
 def shape_of(name: str) -> dict[str, str] | None:
-    """What a directory of this name says of its run's batches; None for any other name.
-
-    The keys are ``gbs``, ``n``, ``prompt_len`` and ``response_len``.
-    """
+    """What a directory's name says: gbs, n, prompt_len, response_len; None for any other name."""
     found = _SHAPE.fullmatch(name)
     return found.groupdict() if found else None
 
@@ -153,7 +143,6 @@ def as_step(name: str) -> int | None:
 
 
 def journal_name(step: int) -> str:
-    """The name of the step's journal."""
     return f"{step}{_JOURNAL}"
 
 
@@ -262,9 +251,9 @@ def places_among(root: Path, names: Iterable[str]) -> list[Place]:
     return sorted(found, key=lambda place: place.order)
 
 
-def _by_step(places: Iterable[Place]) -> dict[int, list[Place]]:
+def _by_step(root: Path, names: Iterable[str]) -> dict[int, list[Place]]:
     found: dict[int, list[Place]] = {}
-    for place in places:
+    for place in places_among(root, names):
         found.setdefault(place.step, []).append(place)
     return found
 
@@ -282,6 +271,9 @@ class Listing:
     ) -> None:
         self.directory = directory
         self._list_names = list_names
+        self.forget()
+
+    def forget(self) -> None:
         self._listed = _Listed(None, 0.0, {}, {})
 
     def dumps(self, *, again: bool = False) -> dict[int, list[Place]]:
@@ -297,15 +289,11 @@ class Listing:
         listed = self._listed
         family = listed.dumps.setdefault(place.step, [])
         at = bisect.bisect_left(family, place.order, key=lambda other: other.order)
-        if listed.changed is None or family[at : at + 1] == [place]:
-            return
-        family.insert(at, place)  # not sorted again: a step may have thousands of calls
-        # This time hides what others added before: from now on it is believed for a second, too.
-        listed.changed = self._changed()
-        listed.until = min(listed.until, time.monotonic() + _TICK_S)
-
-    def forget(self) -> None:
-        self._listed = _Listed(None, 0.0, {}, {})
+        if listed.changed is not None and family[at : at + 1] != [place]:
+            family.insert(at, place)  # not sorted again: a step may have thousands of calls
+            # This time hides what others added before: from now on it is believed for a second.
+            listed.changed = self._changed()
+            listed.until = min(listed.until, time.monotonic() + _TICK_S)
 
     def _look(self, again: bool = False) -> _Listed:
         # The time before the names: what is added meanwhile is a change at the next look.
@@ -323,8 +311,8 @@ class Listing:
             return _Listed(None, 0.0, {}, {})
         is_settled = changed is not None and time.time() - changed / 1e9 > _TICK_S
         until = math.inf if is_settled else time.monotonic() + _TICK_S
-        dumps = _by_step(places_among(self.directory, names))
-        bad = _by_step(places_among(self.directory, map(name_before_quarantine, names)))
+        dumps = _by_step(self.directory, names)
+        bad = _by_step(self.directory, map(name_before_quarantine, names))
         self._listed = _Listed(changed, until, dumps, bad)  # as a whole: other threads read it
         return self._listed
 
