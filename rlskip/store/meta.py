@@ -12,19 +12,48 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import xxhash
 
-from rlskip.format.dump_errors import DAMAGE, VERSION, CorruptDumpError, check_version
+from rlskip.format.dump_errors import (
+    DAMAGE,
+    VERSION,
+    CorruptDumpError,
+    UnsupportedTypeError,
+    check_version,
+)
 
 if TYPE_CHECKING:
     from rlskip.store.identity import Identity
 
 MAX_META = 1 << 24
 """Bytes of a ``meta.json``."""
+# Of the identity and the info together: what else there is takes less than the rest.
+_MAX_BOTH = MAX_META - (1 << 12)
 _INDENTED = 1 << 20
 _COUNTS = ("step", "rank", "world_size", "nbytes", "stored", "version")
 _GENERATION = re.compile(r"[0-9a-f]{1,15}")
 
 
-def check_info(info: Mapping[str, Any]) -> None:
+def kept_info(info: Mapping[str, Any], identity: Identity | None) -> dict[str, Any]:
+    """`info` as ``meta.json`` keeps it beside `identity`.
+
+    Raises UnsupportedTypeError for what it cannot keep, or where both are too large for it.
+    """
+    try:
+        text = json.dumps(dict(info))
+        plain: dict[str, Any] = json.loads(text)
+        _check(plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UnsupportedTypeError(f"cannot keep this info: {error}", "info") from error
+    nbytes = len(text) + len(json.dumps(identity.as_json() if identity else None))
+    if nbytes > _MAX_BOTH:
+        raise UnsupportedTypeError(
+            f"the identity and the info take {nbytes} bytes, and meta.json holds {_MAX_BOTH}",
+            "info" if 2 * len(text) > nbytes else "identity",
+            "record a hash of what is large, or store it with the rollouts",
+        )
+    return plain
+
+
+def _check(info: Mapping[str, Any]) -> None:
     """Raise ValueError where entries that rlskip itself reads are not of their type."""
     seconds, generation = info.get("seconds", 0), info.get("generation", "0")
     if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
@@ -92,7 +121,7 @@ class DumpMeta:
             raise ValueError(f"{meta.created!r} has no time zone")
         if type(meta.info) is not dict:
             raise TypeError("not a mapping")
-        check_info(meta.info)
+        _check(meta.info)
         return meta
 
     @classmethod
