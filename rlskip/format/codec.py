@@ -221,8 +221,9 @@ class Unpacker:
 
     def entries(self, entries: list[list[Node]]) -> Iterator[tuple[Any, Any]]:
         """The items of a mapping."""
-        keys = self.hashable([self.node(key) for key, _ in entries])
-        return zip(keys, (self.node(value) for _, value in entries), strict=True)
+        for key, value in entries:
+            found = self.node(key)
+            yield found if self.make.host_classes else _with_hash(found), self.node(value)
 
     def hashable(self, keys: list[Any]) -> list[Any]:
         """Keys of a mapping or items of a set.

@@ -169,8 +169,8 @@ class Reader:
         self.narrow: Collection[int] = ()
         self._verified: set[int] = set()
         self._ready: dict[int, np.ndarray] = {}
+        self._nbytes = 0
         self._entries = self._parse_entries(_HEAD.size, size - _TAIL.size - stored)
-        self._nbytes = sum(entry.nbytes for entry in self._entries)
         if self._nbytes + plain > most:
             raise self._corrupt("it expands to more than a file of its size may")
 
@@ -270,18 +270,27 @@ class Reader:
 
     def _parse_entries(self, start: int, end: int) -> list[_Entry]:
         """The arrays as the index lists them; together they fill the file exactly."""
-        entries, offset = [], start
+        entries, offset, is_sound = [], start, True
         try:
             for nbytes, spec, stored_as, listed in self.index.pop("arrays"):
                 found = []
                 for size, checksum in listed:
+                    is_sound = is_sound and type(size) is int and size > 0
                     found.append(_Chunk(offset, size, checksum))
                     offset += size
                 entries.append(_Entry(nbytes, spec, stored_as, found))
-            sound = offset == end and all(map(_is_sound, entries))
+                is_sound = (
+                    is_sound
+                    and type(nbytes) is int
+                    and nbytes >= 0
+                    and stored_as in STORED_AS[spec]
+                    and nbytes % int(spec[1]) == 0
+                    and len(found) == -(-nbytes // CHUNK)
+                )
+                self._nbytes += nbytes
         except (KeyError, TypeError, ValueError):
-            sound = False
-        if not sound:
+            is_sound = False
+        if not is_sound or offset != end:
             raise self._corrupt("its index does not fit it")
         return entries
 
@@ -300,14 +309,3 @@ class Reader:
 
     def _unreadable(self, error: Exception) -> UnreadableDumpError:
         return UnreadableDumpError.by_process(error, self.where)
-
-
-def _is_sound(entry: _Entry) -> bool:
-    return (
-        type(entry.nbytes) is int
-        and entry.nbytes >= 0
-        and entry.stored_as in STORED_AS[entry.spec]
-        and entry.nbytes % int(entry.spec[1]) == 0
-        and len(entry.chunks) == -(-entry.nbytes // CHUNK)
-        and all(type(chunk.size) is int and chunk.size > 0 for chunk in entry.chunks)
-    )

@@ -79,6 +79,7 @@ class Dumps:
             refuse_links(self.directory)
         self._config = flat_config(facts.config)
         self._kept: str | None = None  # the name under which the run's directory has it
+        self._described: dict[tuple[str, ...], tuple[RowFields, dict[str, Any]]] = {}
         self.notices = Notices(role, c, facts, self.directory, self._config)
         names = {"experiment_name": experiment, "project_name": project, "dump_dir": c.dump_dir}
         given = {as_given(f"skip.{key}", role, c): value for key, value in names.items()}
@@ -140,8 +141,8 @@ class Dumps:
             A mask, log-probs or rewards do not fit their tokens.
         """
         info: dict[str, Any] = {"seconds": call.seconds, "job": job_id()}
-        fields = self._fields_of(call.stage, result)
-        info |= (described := fields.to_meta())
+        fields, described = self._fields_of(call.stage, result)
+        info |= described
         if not _FITTING.isdisjoint(*described.values()):
             with contextlib.suppress(RecordError):  # it has no tokens
                 RowColumns.of(result, fields).refuse_misfits(call.stage.name)
@@ -168,18 +169,24 @@ class Dumps:
             self.notices.once("config", "the config cannot be kept with the dumps: %s", error)
         return info
 
-    @staticmethod
-    def _fields_of(stage: Stage, result: Any) -> RowFields:
-        """What the fields of `result` hold; raises RowsError where the stage describes others."""
+    def _fields_of(self, stage: Stage, result: Any) -> tuple[RowFields, dict[str, Any]]:
+        """What the fields of `result` hold, and what a meta says of that.
+
+        Raises RowsError where the stage describes others.
+        """
         names = []
         for name, column in columns_of(result).items():
             if column_length(column) is not None:
                 names.append(str(name))
-        rows = stage.rows(result) if callable(stage.rows) else stage.rows
-        described = RowFields.of(names, rows)
-        if rows:
-            described.refuse_missing(field_names(result))
-        return described
+        if stage.rows is None:
+            known = self._described.get(key := tuple(names))  # most results have the same
+            if known is None:
+                fields = RowFields.of(names)
+                known = self._described[key] = fields, fields.to_meta()
+            return known
+        fields = RowFields.of(names, stage.rows(result) if callable(stage.rows) else stage.rows)
+        fields.refuse_missing(field_names(result))
+        return fields, fields.to_meta()
 
     @property
     def by_prompt(self) -> bool:

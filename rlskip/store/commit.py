@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import operator
 import os
 import shutil
 import stat
@@ -105,7 +106,7 @@ class NewDump:
         meta = DumpMeta(
             **place.whose,
             checksum=checksum,
-            nbytes=sum([array.nbytes for array in self.arrays]),
+            nbytes=sum(map(operator.attrgetter("nbytes"), self.arrays)),
             stored=stored,
             created=datetime.now(timezone.utc).isoformat(timespec="microseconds"),
             identity=self.identity,

@@ -28,7 +28,6 @@ MAX_META = 1 << 24
 # Of the identity and the info together: what else there is takes less than the rest.
 _MAX_BOTH = MAX_META - (1 << 12)
 _INDENTED = 1 << 20
-_COUNTS = ("step", "rank", "world_size", "nbytes", "stored", "version")
 _GENERATION = re.compile(r"[0-9a-f]{1,15}")
 
 
@@ -112,9 +111,10 @@ class DumpMeta:
     def from_json(cls, plain: Mapping[str, Any]) -> DumpMeta:
         """One with these entries; raises what DAMAGE lists where one is not of its type."""
         meta = cls(**plain)
-        counts = [getattr(meta, name) for name in _COUNTS]
-        if any(type(count) is not int or not 0 <= count < 1 << 63 for count in counts):
-            raise ValueError("not a number")
+        for name in ("step", "rank", "world_size", "nbytes", "stored", "version"):
+            count = getattr(meta, name)
+            if type(count) is not int or not 0 <= count < 1 << 63:
+                raise ValueError(f"{name} is not a number")
         if type(meta.checksum) is not str or type(meta.call) is not str:
             raise TypeError("not a text")
         if datetime.fromisoformat(meta.created).tzinfo is None:
