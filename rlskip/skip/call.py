@@ -106,14 +106,11 @@ class Call:
 
     @functools.cached_property
     def bound(self) -> inspect.BoundArguments:
-        """Its arguments, with defaults.
-
-        Where a decorator that only forwards supplies some, they are as the decorator takes them.
-        """
+        """Its arguments, with defaults."""
         signature = self.stage.signature
         try:
             bound = signature.bind(*self.args, **self.kwargs)
-        except TypeError:
+        except TypeError:  # of a decorator that forwards, and supplies some: as that takes them
             own = inspect.signature(self.stage.func, follow_wrapped=False)
             if own == signature:
                 raise
@@ -145,10 +142,7 @@ class Call:
 
     @functools.cached_property
     def prompts(self) -> Any:
-        """The prompts argument: named, computed, or found (:func:`_likely_prompts`).
-
-        None when the function takes no argument at all.
-        """
+        """Its prompts: named, computed, or found; None if the function takes no argument."""
         named = self.stage.prompts
         if callable(named):
             return named(*self.args, **self.kwargs)
@@ -215,20 +209,16 @@ class Call:
         digests = digests_of(self.prompts, stage.prompt_groups, NEUTRAL_META)
         is_none = self.prompts is None and stage.prompts is not None and given
         is_ignored = stage.has_only_ignored and is_single(self.prompts)
-        if None in digests or is_none or is_ignored:
-            raise self._nothing_to_tell_by()
-        return cast("list[str]", digests)
-
-    def _nothing_to_tell_by(self) -> UnsupportedTypeError:
-        """The error for prompts all of whose names are such as are never compared."""
+        if None not in digests and not is_none and not is_ignored:
+            return cast("list[str]", digests)
         from rlskip.batch.columns import columns_of  # needs numpy
 
-        names, by = [str(name) for name in columns_of(self.prompts)], "lambda ...: ..."
-        if self.stage.has_only_ignored and is_single(self.prompts):
-            names, by = self.stage.names, repr(self.stage.names[-1])
+        names, by = [*map(str, columns_of(self.prompts))], "lambda ...: ..."
+        if is_ignored:
+            names, by = stage.names, repr(stage.names[-1])
         has = f"only {', '.join(names)}, which no replay compares" if names else "no fields"
-        return UnsupportedTypeError(
-            f"nothing tells the prompts of {self.stage.name} apart: they have {has}",
+        raise UnsupportedTypeError(
+            f"nothing tells the prompts of {stage.name} apart: they have {has}",
             "prompts",
             f"give them a field with their content, or name what does: annotate(prompts={by})",
         )

@@ -47,11 +47,10 @@ class CallRole(Role):
     has some in their order, and compares no identity. While the loop is at a step
     (:class:`~rlskip.skip.step_calls.StepCalls`) each dump serves one call.
 
+    The step comes from `step_of`, a function of a call's arguments; None: from the training loop.
     Calls that have a step of their own run side by side, in threads already: their dumps are
     written there, they have no order in which ranks could agree, and none waits for another job,
     which would keep its thread from other calls.
-
-    The step comes from `step_of`, a function of a call's arguments; None: from the training loop.
     """
 
     def __init__(

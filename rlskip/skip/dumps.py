@@ -47,16 +47,9 @@ _FITTING = frozenset({"attention", "prompt_mask", "mask", "labels", "log_probs",
 class Dumps:
     """What a role keeps: where, with what, and for which calls.
 
-    Parameters
-    ----------
-    shard
-        The rank whose shards these are, and the number of ranks. It is asked when the store is
-        first used: a job starts before torch.distributed knows its ranks.
-
-    Attributes
-    ----------
-    is_named_by_time
-        Whether no later run will have the name of this one.
+    `shard` tells the rank whose shards these are, and the number of ranks. It is asked when the
+    store is first used: a job starts before torch.distributed knows its ranks. ``is_named_by_time``
+    tells whether no later run will have the name of this one.
     """
 
     def __init__(
@@ -104,28 +97,26 @@ class Dumps:
         return self.store_at(self.directory, rank=rank, world_size=ranks, keep_last=keep_last)
 
     def store_at(self, directory: Path, **options: Any) -> StepStore:
-        """A store of the role's whose metas have what ``skip.identity`` names now.
-
-        A dump that was made before a key was named has its value in the config that is kept with
-        it.
-        """
-        options = {"max_bytes": self.local_config.max_bytes, **options}
-        if not (keys := self.local_config.identity):
-            return StepStore(directory, **options)
+        """A store of the role's whose metas have what ``skip.identity`` names now."""
+        keys = self.local_config.identity or ()
 
         def complete(meta: DumpMeta) -> DumpMeta:
-            made, compared = meta.identity, self.identities.conditions.compared
-            lacking = [k for k in keys if made is not None and f"config.{k}" not in made.compared]
-            kept = self.notices.kept_config(meta, directory) if lacking else {}
-            known = {}
+            made, compared, known = meta.identity, self.identities.conditions.compared, {}
+            if made is None or not (
+                lacking := [k for k in keys if f"config.{k}" not in made.compared]
+            ):
+                return meta
+            # Made before a key was named, it has the value in the config that is kept with it.
+            kept = self.notices.kept_config(meta, directory)
             for key in lacking:
                 then, now = (value_in(config, key) for config in (kept, self._config))
                 if then is not ABSENT:
                     name = f"config.{key}"
                     known[name] = compared.get(name) if canonical(then) == canonical(now) else then
-            return meta if made is None else attrs.evolve(meta, identity=made.adding(known))
+            return attrs.evolve(meta, identity=made.adding(known))
 
-        return StepStore(directory, complete=complete, **options)
+        options = {"max_bytes": self.local_config.max_bytes, **options}
+        return StepStore(directory, complete=complete if keys else None, **options)
 
     # -- what a dump records -------------------------------------------------------------
 
@@ -277,10 +268,12 @@ def capture_rng() -> dict[str, Any]:
     import torch  # here and below: a job that starts without a call needs none
 
     version, words, gauss = random.getstate()
+    of_numpy: dict[str, Any] = np.random.get_state(legacy=False)
+    inner = {name: np.asarray(part).tolist() for name, part in of_numpy["state"].items()}
     return {
-        "python": [version, np.array(words, dtype=np.int64), gauss],
-        "numpy": np.random.get_state(legacy=False),
-        "torch": torch.get_rng_state().numpy(),
+        "python": [version, list(words), gauss],
+        "numpy": {**of_numpy, "state": inner},
+        "torch": torch.get_rng_state().numpy().tobytes(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
     }
 
@@ -300,9 +293,9 @@ def restore_rng(states: dict[str, Any] | None) -> None:
 
     try:
         version, words, gauss = states["python"]
-        random.setstate((version, tuple(words.tolist()), gauss))
+        random.setstate((version, tuple(words), gauss))
         np.random.set_state(states["numpy"])
-        torch.set_rng_state(torch.as_tensor(states["torch"]))
+        torch.set_rng_state(torch.frombuffer(bytearray(states["torch"]), dtype=torch.uint8))
         if states["cuda"] and len(states["cuda"]) == torch.cuda.device_count():
             torch.cuda.set_rng_state_all(states["cuda"])
     except Exception as error:  # a file's values may be anything

@@ -74,13 +74,8 @@ def run_directory(
     """The directory of a run's dumps; nothing is created.
 
     ``~`` is expanded; a relative `dump_dir` stays relative. Names are made safe: none leaves
-    `dump_dir`, and no two names are changed into the same one.
-
-    Raises
-    ------
-    ConfigError
-        `dump_dir` is a URL or empty, or the directory is reached by a symbolic link below it
-        (`dump_dir` itself may be one).
+    `dump_dir`, and no two names are changed into the same one. Raises ConfigError where `dump_dir`
+    is a URL or empty, or where a symbolic link below it leads to the directory.
     """
     run = f"{safe_name(experiment_name)}_{safe_name(project_name)}"
     shape = safe_name(f"GBS{gbs}_N{n}_in{prompt_len}_out{response_len}")
@@ -153,11 +148,10 @@ def journaled_step(name: str) -> int | None:
 
 def journaled_steps(directory: Path) -> list[int]:
     """The steps that have a journal in a run's directory, ascending; none if it cannot be read."""
-    try:
+    with contextlib.suppress(OSError):
         found = map(journaled_step, os.listdir(directory))
-    except OSError:
-        return []
-    return sorted({step for step in found if step is not None})
+        return sorted(step for step in found if step is not None)
+    return []
 
 
 def part_name(number: int) -> str:
@@ -183,10 +177,7 @@ def name_before_quarantine(name: str) -> str:
 
 
 def holds_rollouts(names: Iterable[str], *, of_run: bool) -> bool:
-    """Whether files of these names are those of a dump.
-
-    A lone ``meta.json`` may be of any program, except in the directory of a run (`of_run`).
-    """
+    """Whether files of these names are a dump's: `of_run`, a ``meta.json`` is no other program's."""
     return any(name == Place.dump or (of_run and name == Place.meta) for name in names)
 
 

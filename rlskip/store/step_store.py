@@ -122,11 +122,7 @@ class StepStore:
         return [*dict.fromkeys(self._mine(self._listing.bad().get(step, ())))]
 
     def _mine(self, family: Sequence[Place]) -> list[str]:
-        calls = []
-        for place in [*family]:  # other threads may add to it
-            if place.rank == self.rank and place.world_size == self.world_size:
-                calls.append(place.call)
-        return calls
+        return [place.call for place in [*family] if self._is_mine(place)]  # a thread may add some
 
     def _is_mine(self, place: Place) -> bool:
         return (place.rank, place.world_size) == (self.rank, self.world_size)
