@@ -102,9 +102,8 @@ class Dumps:
 
         def complete(meta: DumpMeta) -> DumpMeta:
             made, compared, known = meta.identity, self.identities.conditions.compared, {}
-            if made is None or not (
-                lacking := [k for k in keys if f"config.{k}" not in made.compared]
-            ):
+            lacking = [k for k in keys if made is not None and f"config.{k}" not in made.compared]
+            if made is None or not lacking:
                 return meta
             # Made before a key was named, it has the value in the config that is kept with it.
             kept = self.notices.kept_config(meta, directory)

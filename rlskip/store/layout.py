@@ -177,7 +177,7 @@ def name_before_quarantine(name: str) -> str:
 
 
 def holds_rollouts(names: Iterable[str], *, of_run: bool) -> bool:
-    """Whether files of these names are a dump's: `of_run`, a ``meta.json`` is no other program's."""
+    """Whether files of these names are a dump's; a lone ``meta.json`` is one only `of_run`."""
     return any(name == Place.dump or (of_run and name == Place.meta) for name in names)
 
 
