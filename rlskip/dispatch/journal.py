@@ -35,7 +35,7 @@ from rlskip.dispatch.failures import text_of
 from rlskip.dispatch.timeouts import failure_of, in_thread
 from rlskip.format import container
 from rlskip.format.kinds import Packer, rebuild
-from rlskip.store import commit
+from rlskip.store import retention
 from rlskip.store.identity import Identity
 from rlskip.store.layout import journaled_step
 
@@ -122,7 +122,7 @@ class SessionJournal:
             # The mark first: `rlskip prune` looks for it just before it removes an old journal. One
             # that had looked already takes this append with the file; the next begins another file.
             if (step := journaled_step(self.path.name)) is not None:
-                self._mark.enter_context(commit.appending(self.path.parent, step))
+                self._mark.enter_context(retention.appending(self.path.parent, step))
             with open_folder(self.path.parent, create=True) as folder:
                 self._file = folder.open(self.path.name, "a", buffering=0)
         return self._file

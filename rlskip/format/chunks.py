@@ -68,6 +68,8 @@ class Array:
     def of(cls, data: np.ndarray, spec: str, owned: bool = False) -> Array:
         """Views of 1-D contiguous `data`; copies nothing."""
         step = CHUNK // int(spec[1])
+        if 0 < len(data) <= step:  # most are
+            return cls(spec, [data], owned)
         return cls(spec, [data[i : i + step] for i in range(0, len(data), step)], owned)
 
     @property
@@ -83,7 +85,11 @@ def narrowest(part: np.ndarray, spec: str) -> str:
     low, high = 0, int(part.view(f"u{part.itemsize}").max())
     if part.dtype.kind == "i" and high >= 1 << (8 * part.itemsize - 1):
         low, high = int(part.min()), int(part.max())
-    return next(s for s in STORED_AS[spec] if _BOUNDS[s][0] <= low and high <= _BOUNDS[s][1])
+    for narrow in STORED_AS[spec]:
+        least, most = _BOUNDS[narrow]
+        if least <= low and high <= most:
+            break
+    return narrow
 
 
 def narrowest_of_all(specs: Iterable[str], spec: str) -> str:

@@ -221,8 +221,9 @@ class Unpacker:
 
     def entries(self, entries: list[list[Node]]) -> Iterator[tuple[Any, Any]]:
         """The items of a mapping."""
-        keys = self.hashable([self.node(key) for key, _ in entries])
-        return zip(keys, (self.node(value) for _, value in entries), strict=True)
+        for key, value in entries:
+            found = self.node(key)
+            yield found if self.make.host_classes else _with_hash(found), self.node(value)
 
     def hashable(self, keys: list[Any]) -> list[Any]:
         """Keys of a mapping or items of a set.
@@ -268,4 +269,7 @@ def _with_hash(key: Any) -> Any:
 
 def pack_entries(items: Iterable[tuple[Any, Any]], packer: Packer) -> list[list[Node]]:
     """The items of a mapping as a list of ``[key node, value node]``."""
-    return [[packer.node(k, ".keys()"), packer.node(v, (k,))] for k, v in items]
+    entries = []
+    for key, value in items:
+        entries.append([packer.node(key, ".keys()"), packer.node(value, (key,))])
+    return entries

@@ -23,6 +23,7 @@ is expected before the decompressor sees it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import struct
@@ -69,20 +70,25 @@ def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array]) -> str
     """
     file.write(_HEAD.pack(_MAGIC, VERSION, 0))
     size = _HEAD.size + _TAIL.size
-    nbytes = sum(array.nbytes for array in arrays)
-    small = nbytes < 2 * CHUNK
-    parts = [(i, part) for i, array in enumerate(arrays) for part in array.parts]
-    fitting = share(lambda job: chunks.narrowest(job[1], arrays[job[0]].spec), parts, alone=small)
-    of_parts = iter(fitting)
-    stored_as = [chunks.narrowest_of_all([next(of_parts) for _ in a.parts], a.spec) for a in arrays]
-    listing: list[tuple[int, str, str, list]] = [
-        (array.nbytes, array.spec, spec, []) for array, spec in zip(arrays, stored_as, strict=True)
-    ]
-    for start in range(0, len(parts), _BATCH):
-        batch = parts[start : start + _BATCH]
-        packed = share(lambda job: chunks.pack(job[1], listing[job[0]][2]), batch, alone=small)
-        for (i, _), blob in zip(batch, packed, strict=True):
-            listing[i][3].append((len(blob), xxhash.xxh3_128_hexdigest(blob)))
+    nbytes = 0
+    parts: list[tuple[np.ndarray, str]] = []
+    for array in arrays:
+        nbytes += array.nbytes
+        parts += zip(array.parts, itertools.repeat(array.spec))
+    each: Any = map if nbytes < 2 * CHUNK else share  # of small arrays in this thread
+    fitting = iter(each(lambda job: chunks.narrowest(*job), parts))
+    listing: list[tuple[int, str, str, list]] = []
+    packing: list[tuple[np.ndarray, str, list]] = []
+    for array in arrays:
+        specs = {*itertools.islice(fitting, len(array.parts))}
+        spec = specs.pop() if len(specs) == 1 else chunks.narrowest_of_all(specs, array.spec)
+        listing.append((array.nbytes, array.spec, spec, []))
+        packing += zip(array.parts, itertools.repeat(spec), itertools.repeat(listing[-1][3]))
+    for start in range(0, len(packing), _BATCH):
+        batch = packing[start : start + _BATCH]
+        packed = each(lambda job: chunks.pack(*job[:2]), batch)
+        for (_, _, listed), blob in zip(batch, packed, strict=True):
+            listed.append((len(blob), xxhash.xxh3_128_hexdigest(blob)))
             file.write(blob)
             size += len(blob)
     plain = _encode({**index, "arrays": listing}).encode()
@@ -163,8 +169,8 @@ class Reader:
         self.narrow: Collection[int] = ()
         self._verified: set[int] = set()
         self._ready: dict[int, np.ndarray] = {}
+        self._nbytes = 0
         self._entries = self._parse_entries(_HEAD.size, size - _TAIL.size - stored)
-        self._nbytes = sum(entry.nbytes for entry in self._entries)
         if self._nbytes + plain > most:
             raise self._corrupt("it expands to more than a file of its size may")
 
@@ -264,18 +270,27 @@ class Reader:
 
     def _parse_entries(self, start: int, end: int) -> list[_Entry]:
         """The arrays as the index lists them; together they fill the file exactly."""
-        entries, offset = [], start
+        entries, offset, is_sound = [], start, True
         try:
             for nbytes, spec, stored_as, listed in self.index.pop("arrays"):
                 found = []
                 for size, checksum in listed:
+                    is_sound = is_sound and type(size) is int and size > 0
                     found.append(_Chunk(offset, size, checksum))
                     offset += size
                 entries.append(_Entry(nbytes, spec, stored_as, found))
-            sound = offset == end and all(map(_is_sound, entries))
+                is_sound = (
+                    is_sound
+                    and type(nbytes) is int
+                    and nbytes >= 0
+                    and stored_as in STORED_AS[spec]
+                    and nbytes % int(spec[1]) == 0
+                    and len(found) == -(-nbytes // CHUNK)
+                )
+                self._nbytes += nbytes
         except (KeyError, TypeError, ValueError):
-            sound = False
-        if not sound:
+            is_sound = False
+        if not is_sound or offset != end:
             raise self._corrupt("its index does not fit it")
         return entries
 
@@ -294,14 +309,3 @@ class Reader:
 
     def _unreadable(self, error: Exception) -> UnreadableDumpError:
         return UnreadableDumpError.by_process(error, self.where)
-
-
-def _is_sound(entry: _Entry) -> bool:
-    return (
-        type(entry.nbytes) is int
-        and entry.nbytes >= 0
-        and entry.stored_as in STORED_AS[entry.spec]
-        and entry.nbytes % int(entry.spec[1]) == 0
-        and len(entry.chunks) == -(-entry.nbytes // CHUNK)
-        and all(type(chunk.size) is int and chunk.size > 0 for chunk in entry.chunks)
-    )

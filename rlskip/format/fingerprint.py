@@ -201,8 +201,12 @@ class Hasher:
         return self._digest.hexdigest()
 
     def put(self, sort: str, *data: Any) -> None:
-        views = [memoryview(part).cast("B") for part in data if len(part)]
-        self._digest.update(f"{sort}:{sum(map(len, views))};".encode())
+        views, size = [], 0
+        for part in data:
+            if len(part):
+                views.append(memoryview(part).cast("B"))
+                size += len(views[-1])
+        self._digest.update(f"{sort}:{size};".encode())
         for view in views:
             self._digest.update(view)
 

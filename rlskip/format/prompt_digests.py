@@ -68,9 +68,11 @@ def digests_of(
     if n := length_of(prompts) if columns else 0:
         return _of_columns(columns, n, left_out, neutral)
     if prompts is None:  # of a stage that takes none
-        return [_cut(fingerprint(None))]
+        return [fingerprint(None)[:DIGITS]]
     rows = prompts if isinstance(prompts, list | tuple) else [prompts]
-    return [None if _is_bare(row, left_out) else _cut(fingerprint(row, left_out)) for row in rows]
+    return [
+        None if _is_bare(row, left_out) else fingerprint(row, left_out)[:DIGITS] for row in rows
+    ]
 
 
 def digest_of_batch(prompts: Any, digests: Sequence[str]) -> str:
@@ -78,10 +80,6 @@ def digest_of_batch(prompts: Any, digests: Sequence[str]) -> str:
     is_batch = isinstance(prompts, list | tuple) or bool(columns_of(prompts))
     text = f"{'batch' if is_batch else 'one'} {' '.join(digests)}"
     return xxhash.xxh3_128_hexdigest(text.encode())
-
-
-def _cut(digest: str) -> str:
-    return digest[:DIGITS]
 
 
 def _is_bare(row: Any, left_out: Collection[str]) -> bool:
@@ -99,8 +97,10 @@ def _of_columns(
     path: Path = []
     hashers = [Hasher(Walk(), path) for _ in range(n)]
     told = [False] * n  # whether anything of a row counts
-    masks = [column for name, column in columns.items() if str(name).endswith(_MASK)]
-    masks = [mask for mask in masks if _is_table(mask, n)]
+    masks = []
+    for name, column in columns.items():
+        if str(name).endswith(_MASK) and _is_table(column, n):
+            masks.append(column)
     with explained(path, columns):
         for name in sorted(columns.keys() - left_out, key=str):
             column = columns[name]
@@ -131,7 +131,7 @@ def _of_columns(
                 hashers[row].feed_part(row, cell)
                 path.pop()
     return [
-        _cut(hasher.hexdigest()) if is_told else None
+        hasher.hexdigest()[:DIGITS] if is_told else None
         for hasher, is_told in zip(hashers, told, strict=True)
     ]
 

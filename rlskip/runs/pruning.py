@@ -12,7 +12,7 @@ import attrs
 
 from rlskip.runs.on_disk import families
 from rlskip.runs.opened import Run
-from rlskip.store import commit
+from rlskip.store import commit, retention
 from rlskip.store.layout import as_step, journaled_step
 
 
@@ -71,7 +71,7 @@ def remove(old: Old, *, really: bool) -> Old:
         # Checked again for each step: a replay may have begun since.
         journaled = journaled_step(old.name)
         step = as_step(old.name) if journaled is None else journaled
-        if step is not None and (does := commit.in_use(old.run.directory).get(step)):
+        if step is not None and (does := retention.in_use(old.run.directory).get(step)):
             return attrs.evolve(old, kept=does)
         for path in reversed(old.paths) if really else ():  # as `remove_family` does
             with contextlib.suppress(FileNotFoundError):  # another process was quicker

@@ -71,18 +71,12 @@ def _attach(attachment: _Attachment) -> None:
             wrap_in(module, target, stage_if_attached, "skip.attach")
 
     when_imported(target.module, hook)
-    if target.module == _name_of_main():
-        when_imported("__main__", hook)
-
-
-def _name_of_main() -> str | None:
-    """The name under which other modules would import what runs as ``__main__``."""
+    # Other modules would import what runs as ``__main__`` under another name.
     main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
-    if spec is not None:  # python -m
-        return str(spec.name)
-    file = getattr(main, "__file__", None)
-    return Path(file).stem if file else None
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    own = spec.name if spec is not None else file and Path(file).stem  # python -m, or a script
+    if target.module == own:
+        when_imported("__main__", hook)
 
 
 @attrs.define(eq=False)
@@ -122,9 +116,7 @@ class _Attachment:
     def _describe(self, func: Callable[..., Any]) -> Stage:
         config, where = self.config, f"skip.attach.{self.role}"
         entry = f'\'{where}={{target:"{config.target}",step:"..."}}\''
-        remedy = (
-            f"name its source: {entry}, step is PATH.IN.THE.ARGUMENTS or package.module:function"
-        )
+        source = "step is PATH.IN.THE.ARGUMENTS or package.module:function"
         readers = {path: self._reader(func, "identity", path) for path in config.identity}
 
         def identity(*args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -140,7 +132,7 @@ class _Attachment:
             ignore=config.ignore,
             holder=config.prompts and config.prompts.split(".")[0],
             step_of=functools.partial(self._step, func) if config.step else None,
-            no_step=(f"{where}.step", remedy),
+            no_step=(f"{where}.step", f"name its source: {entry}, {source}"),
         )
 
     def _step(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> int | None:
@@ -161,7 +153,12 @@ class _Attachment:
             value: Any = Call(stage, args, kwargs).arguments
             for i, name in enumerate(names := path.split(".")):
                 try:
-                    value = _part(value, name)
+                    if isinstance(value, Mapping) and name in value:
+                        value = value[name]
+                    elif name.isdecimal():
+                        value = value[int(name)]
+                    else:
+                        value = getattr(value, name) if hasattr(value, name) else value[name]
                 except (AttributeError, LookupError, TypeError):
                     holder = ".".join(names[:i]) or f"{named(func).__qualname__}()"
                     raise AttachError(f"{holder} has no {name!r}", self._where(key)) from None
@@ -171,12 +168,3 @@ class _Attachment:
 
     def _where(self, key: str) -> str:
         return f"skip.attach.{self.role}.{key}={getattr(self.config, key)}"
-
-
-def _part(value: Any, name: str) -> Any:
-    """An entry of a mapping or a sequence, else an attribute."""
-    if isinstance(value, Mapping) and name in value:
-        return value[name]
-    if name.isdecimal():
-        return value[int(name)]
-    return getattr(value, name) if hasattr(value, name) else value[name]

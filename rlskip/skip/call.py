@@ -33,16 +33,13 @@ _MAX_ENTRIES = 256
 
 
 class Cleanup(contextlib.ExitStack):
-    """Callbacks to run when a call ends, however it ends.
+    """Callbacks to run when a call ends, however it ends: `failed` tells whether with an error.
 
-    One that is added later runs at once: a thread continues when its task is cancelled. `failed`
-    tells whether the call ended with an error.
+    One that is added later runs at once: a thread continues when its task is cancelled.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.over = self.failed = False
-        self._lock = threading.Lock()
+    over = failed = False
+    _lock = threading.Lock()  # one for all calls: it is held for an append
 
     def add(self, act: Callable[[], object]) -> None:
         with self._lock:
@@ -50,10 +47,6 @@ class Cleanup(contextlib.ExitStack):
                 self.callback(act)
                 return
         act()
-
-    def undo(self, act: Callable[[], object]) -> None:
-        """As :meth:`add`, for a call that fails."""
-        self.add(lambda: act() if self.failed else None)
 
     def __exit__(self, *error: Any) -> bool | None:
         with self._lock:
@@ -75,53 +68,49 @@ class Call:
     step: int = -1
     #: Whether the stage always runs, and its result is only read.
     is_observed: bool = attrs.field(init=False, default=False)
-    #: What the role computed from the prompts before the stage ran (a stage may alter its input).
-    identity: Any = attrs.field(init=False, default=None)
-    #: The visit of the step that it belongs to, and the dump that serves it; None: no dump does.
-    visit: Any = attrs.field(init=False, default=None)
-    found: Key | PromptGroups | None = attrs.field(init=False, default=None)
-    #: The meta by which that dump was judged.
-    meta: Any = attrs.field(init=False, default=None)
-    #: What the ledger knows of that.
-    parts: Sequence[Hashable] = attrs.field(init=False, default=())
-    #: Its place among the calls of the visit, and its name among those of the step.
-    place: int = attrs.field(init=False, default=0)
-    name: str = attrs.field(init=False, default="")
     #: Whether nobody calls a decorated function: its role is asked by hand, and remembers nothing.
     by_hand: bool = attrs.field(init=False, default=False)
+    #: What the role computed from the prompts before the stage ran (a stage may alter its input).
+    identity: Any = attrs.field(init=False, default=None)
+    #: The visit of the step that it belongs to, its place there, and its name among the step's.
+    visit: Any = attrs.field(init=False, default=None)
+    place: int = attrs.field(init=False, default=0)
+    name: str = attrs.field(init=False, default="")
+    #: The dump that serves it (None: no dump does), the meta by which that was judged, and what the
+    #: ledger knows of it.
+    found: Key | PromptGroups | None = attrs.field(init=False, default=None)
+    meta: Any = attrs.field(init=False, default=None)
+    parts: Sequence[Hashable] = attrs.field(init=False, default=())
     #: The name of the dump that its own replaces, if any, and why no dump serves it.
     replaces: str | None = attrs.field(init=False, default=None)
     reason: str = attrs.field(init=False, default="")
     #: What its dump is, if no other call of the process has written one of that name.
     writes: Key | None = attrs.field(init=False, default=None)
+    #: Its dump, once that is written; none where another job has dumped this very call meanwhile.
+    written: Key | None = attrs.field(init=False, default=None)
     #: By what journals tell it from equal calls that were generated before, and are again: it
     #: resumes none of their sessions.
     again: str = attrs.field(init=False, default="")
-    #: Whether another job has dumped this very call meanwhile, and what it dumped stays.
-    is_dropped: bool = attrs.field(init=False, default=False)
     #: Writes an event to the job's records: ``record("dumped", bytes=...)``.
     record: Callable[..., None] = lambda event, **facts: None
     #: What the record of a hit adds: source, bytes, seconds_saved.
     facts: dict[str, Any] = attrs.field(init=False, factory=dict)
     #: Releases what the call holds.
     cleanup: Cleanup = attrs.field(init=False, factory=Cleanup)
-    #: Of several ranks: what the shards of the call have in common.
+    #: Of several ranks: what the shards of the call have in common, and what a rank loaded, or why
+    #: it could not, before the ranks agreed.
     generation: str = attrs.field(init=False, default="")
-    #: What a rank loaded, or why it could not, before the ranks agreed.
     loaded: Any = attrs.field(init=False, default=None)
     #: How long the stage itself ran, or the dump took to load, in seconds.
     seconds: float = attrs.field(init=False, default=0.0)
 
     @functools.cached_property
     def bound(self) -> inspect.BoundArguments:
-        """Its arguments, with defaults.
-
-        Where a decorator that only forwards supplies some, they are as the decorator takes them.
-        """
+        """Its arguments, with defaults."""
         signature = self.stage.signature
         try:
             bound = signature.bind(*self.args, **self.kwargs)
-        except TypeError:
+        except TypeError:  # of a decorator that forwards, and supplies some: as that takes them
             own = inspect.signature(self.stage.func, follow_wrapped=False)
             if own == signature:
                 raise
@@ -141,11 +130,11 @@ class Call:
     @functools.cached_property
     def code(self) -> Code:
         """What it runs: of a method, that of the class of its object, which may override it."""
-        func = self.stage.func
-        func = func.func if isinstance(func, functools.partial) else func
+        func = self.stage.whole.func
         owner = getattr(func, "__self__", None)
         if owner is None and isinstance(func, types.FunctionType):
-            owner = next((self.arguments[name] for name in SELF if name in self.arguments), None)
+            arguments = self.arguments
+            owner = arguments.get("self", arguments.get("cls"))
         elif owner is None:
             owner = func
         kind: Any = owner if issubclass(type(owner), type) else type(owner)
@@ -153,10 +142,7 @@ class Call:
 
     @functools.cached_property
     def prompts(self) -> Any:
-        """The prompts argument: named, computed, or found (:func:`_likely_prompts`).
-
-        None when the function takes no argument at all.
-        """
+        """Its prompts: named, computed, or found; None if the function takes no argument."""
         named = self.stage.prompts
         if callable(named):
             return named(*self.args, **self.kwargs)
@@ -223,20 +209,16 @@ class Call:
         digests = digests_of(self.prompts, stage.prompt_groups, NEUTRAL_META)
         is_none = self.prompts is None and stage.prompts is not None and given
         is_ignored = stage.has_only_ignored and is_single(self.prompts)
-        if None in digests or is_none or is_ignored:
-            raise self._nothing_to_tell_by()
-        return cast("list[str]", digests)
-
-    def _nothing_to_tell_by(self) -> UnsupportedTypeError:
-        """The error for prompts all of whose names are such as are never compared."""
+        if None not in digests and not is_none and not is_ignored:
+            return cast("list[str]", digests)
         from rlskip.batch.columns import columns_of  # needs numpy
 
-        names, by = [str(name) for name in columns_of(self.prompts)], "lambda ...: ..."
-        if self.stage.has_only_ignored and is_single(self.prompts):
-            names, by = self.stage.names, repr(self.stage.names[-1])
+        names, by = [*map(str, columns_of(self.prompts))], "lambda ...: ..."
+        if is_ignored:
+            names, by = stage.names, repr(stage.names[-1])
         has = f"only {', '.join(names)}, which no replay compares" if names else "no fields"
-        return UnsupportedTypeError(
-            f"nothing tells the prompts of {self.stage.name} apart: they have {has}",
+        raise UnsupportedTypeError(
+            f"nothing tells the prompts of {stage.name} apart: they have {has}",
             "prompts",
             f"give them a field with their content, or name what does: annotate(prompts={by})",
         )

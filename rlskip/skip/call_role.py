@@ -47,11 +47,10 @@ class CallRole(Role):
     has some in their order, and compares no identity. While the loop is at a step
     (:class:`~rlskip.skip.step_calls.StepCalls`) each dump serves one call.
 
+    The step comes from `step_of`, a function of a call's arguments; None: from the training loop.
     Calls that have a step of their own run side by side, in threads already: their dumps are
     written there, they have no order in which ranks could agree, and none waits for another job,
     which would keep its thread from other calls.
-
-    The step comes from `step_of`, a function of a call's arguments; None: from the training loop.
     """
 
     def __init__(
@@ -162,14 +161,6 @@ class CallRole(Role):
             release()
             raise
 
-    def begin_visit(self) -> None:
-        with self._lock:
-            self._visiting = None
-
-    def flush(self) -> None:
-        if self.writer is not None:
-            self.writer.flush()
-
     # -- which dump ----------------------------------------------------------------------
 
     def _visit(self, step: int) -> StepCalls:
@@ -178,22 +169,16 @@ class CallRole(Role):
             return StepCalls(self.dumps.store, step)
         with self._lock:
             if self._visiting is None or self._visiting.step != step:
-                if self.writer is not None:
-                    self._wait_for(self.writer)
+                # What earlier steps generated can be replayed from now on; what this visit writes
+                # serves none of it. A dump is complete or absent: to look without it is safe.
+                try:
+                    if self.writer is not None:
+                        self.writer.wait()
+                except WriterTimeoutError as error:
+                    log.warning("rlskip: the look at the dumps does not wait longer: %s", error)
                 self._visiting = StepCalls(self.dumps.store, step)
                 self._run.first = step if self._run.first is None else self._run.first
             return self._visiting
-
-    def _wait_for(self, writer: Writer) -> None:
-        """Wait at the first call of a visit until what earlier steps generated can be replayed.
-
-        What this visit writes serves none of it.
-        """
-        try:
-            writer.wait()
-        except WriterTimeoutError as error:
-            # A dump is complete or absent, so to look without it is safe.
-            log.warning("rlskip: the look at the dumps does not wait longer: %s", error)
 
     def _choose(self, call: Call) -> None:
         """Find the dump that serves the call, from now on no other one; without, it is a miss."""
@@ -213,7 +198,7 @@ class CallRole(Role):
             call.found = found
             if found is not None and not call.by_hand:
                 matching.take(call, found)
-                call.cleanup.undo(functools.partial(self._give_back, call, found))
+                call.cleanup.add(functools.partial(self._undo, call))
 
     def _look_up(self, call: Call) -> Key | PromptGroups | Mismatch | None:
         """Name the call, and find what serves it; what cannot be read counts as absent."""
@@ -226,16 +211,10 @@ class CallRole(Role):
 
     def _name(self, call: Call) -> None:
         """Give the call its identity, and by that its name and its place in the step."""
-        if call.name:
-            return
-        call.identity = call.identity or self.dumps.identities.of_call(call)
-        call.name, call.place = call.visit.begin(call.identity)
-        call.cleanup.undo(functools.partial(call.visit.end, call.name, call.place))
-
-    def _give_back(self, call: Call, found: Key | PromptGroups) -> None:
-        """Let dumps serve another call, if this one was cancelled or its stage failed."""
-        if call.found is found:
-            self._matching.give_back(call, found)
+        if not call.name:
+            call.identity = call.identity or self.dumps.identities.of_call(call)
+            call.name, call.place = call.visit.begin(call.identity)
+            call.cleanup.add(functools.partial(self._undo, call))
 
     def _may_generate(self, call: Call, flight: SingleFlight) -> bool:
         """Whether this job may generate the call; False once another job has dumped it.
@@ -270,11 +249,14 @@ class CallRole(Role):
         if self.ranks is not None:
             info = self.ranks.info(call)  # before anything that may raise: all ranks exchange
         self._name(call)
-        name = call.name if call.place else ""
-        key = Key(call.step, name if call.replaces is None else call.replaces)
-        while call.replaces is None and (key in visit.taken or self._is_anothers(call, key)):
-            key = Key(call.step, next_name(call.name, key.call))
-        self._take(call, key)
+        name = call.replaces
+        if name is None:
+            name = call.name if call.place else ""
+            while Key(call.step, name) in visit.taken or (
+                name in visit.listed and self._is_anothers(call, Key(call.step, name))
+            ):
+                name = next_name(call.name, name)
+        key = self._take(call, name)
 
         def on_conflict(other: DumpMeta) -> str | None:
             """Another name, unless another job has dumped this very call.
@@ -284,16 +266,16 @@ class CallRole(Role):
             """
             nonlocal key
             if not self._is_anothers(call, key, other):
-                call.is_dropped = self.ranks is None  # shards are replaced
                 return None
             # That dump may serve the call that it was made for, which may be one of this visit.
             visit.give_back(key)
             if call.writes == key:
                 self._ledger.write_not(key)
-            while (key := Key(call.step, next_name(call.name, key.call))) in visit.taken:
-                pass
-            self._take(call, key)
-            return key.call
+            name = next_name(call.name, key.call)
+            while Key(call.step, name) in visit.taken:
+                name = next_name(call.name, name)
+            key = self._take(call, name)
+            return name
 
         return {
             "call": key.call,
@@ -305,27 +287,47 @@ class CallRole(Role):
 
     def _is_anothers(self, call: Call, key: Key, there: DumpMeta | None = None) -> bool:
         """Whether another call's dump has this name, which may serve that one yet."""
-        if there is None and key.call in call.visit.listed:
-            there = self.dumps.store.read_meta(key.step, key.call)
+        there = there or self.dumps.store.read_meta(key.step, key.call)
         if there is None:
             return False
         fits = not there.identity or call.identity.fits(there.identity)
         return not fits or self._matching.has_served(key, call)
 
-    def _take(self, call: Call, key: Key) -> None:
-        """The call is going to write this dump, which serves no other one."""
-        call.visit.write(key)
+    def _take(self, call: Call, name: str) -> Key:
+        """The dump that the call is going to write, which serves no other one."""
+        key = Key(call.step, name)
+        call.visit.take(key, writes=True)
         call.writes = key if not call.by_hand and self._ledger.write(key) else None
+        return key
 
     def _note_written(self, call: Call, meta: DumpMeta) -> None:
+        key = Key(call.step, meta.call)
         if not call.by_hand:
-            self._ledger.write(Key(call.step, meta.call))
+            self._ledger.write(key)
         size = self.dumps.store.size_of(meta)
         call.record("dumped", step=call.step, call=meta.call, bytes=size)
-        if not call.is_dropped:  # else another job's dump of the call stays
-            call.cleanup.undo(functools.partial(self._withdraw, call, meta))
+        if meta.identity is call.identity:  # else another job's dump of the call stays
+            call.written = key
+            call.cleanup.add(functools.partial(self._undo, call))
 
-    def _withdraw(self, call: Call, meta: DumpMeta) -> None:
-        """Take back the dump of a call that was cancelled: the trainer got no such rollouts."""
-        self.dumps.store.quarantine(call.step, "its call was cancelled", meta.call)
-        call.visit.give_back(Key(call.step, meta.call))
+    def _undo(self, call: Call) -> None:
+        """If a call has failed or was cancelled, it is as if it had not been made."""
+        if not call.cleanup.failed:
+            return
+        name, found, written = call.name, call.found, call.written
+        call.name, call.found, call.written = "", None, None
+        if written is not None:  # the trainer got no such rollouts
+            self.dumps.store.quarantine(call.step, "its call was cancelled", written.call)
+            call.visit.give_back(written)
+        if found is not None:
+            self._matching.give_back(call, found)
+        if name:
+            call.visit.end(name, call.place)
+
+    def begin_visit(self) -> None:
+        with self._lock:
+            self._visiting = None
+
+    def flush(self) -> None:
+        if self.writer is not None:
+            self.writer.flush()

@@ -27,7 +27,7 @@ from rlskip.skip.call import Call
 from rlskip.skip.identities import Identities
 from rlskip.skip.kept_config import FOLDER, flat_config, holds_time, keep_config, value_in
 from rlskip.skip.notices import Notices
-from rlskip.skip.prompt_rows import rows_per_prompt
+from rlskip.skip.prompt_rows import PromptRows, rows_per_prompt
 from rlskip.skip.stage import Stage
 from rlskip.skip.step_calls import Key
 from rlskip.store import (
@@ -38,22 +38,18 @@ from rlskip.store import (
 )
 from rlskip.store.comparable import ABSENT, canonical
 from rlskip.store.index import PROMPTS, ROWS_PER_PROMPT
-from rlskip.store.layout import role_directory
+from rlskip.store.layout import refuse_links
+
+_FITTING = frozenset({"attention", "prompt_mask", "mask", "labels", "log_probs", "reward"})
+"""What has a value for each token."""
 
 
 class Dumps:
     """What a role keeps: where, with what, and for which calls.
 
-    Parameters
-    ----------
-    shard
-        The rank whose shards these are, and the number of ranks. It is asked when the store is
-        first used: a job starts before torch.distributed knows its ranks.
-
-    Attributes
-    ----------
-    is_named_by_time
-        Whether no later run will have the name of this one.
+    `shard` tells the rank whose shards these are, and the number of ranks. It is asked when the
+    store is first used: a job starts before torch.distributed knows its ranks. ``is_named_by_time``
+    tells whether no later run will have the name of this one.
     """
 
     def __init__(
@@ -72,9 +68,11 @@ class Dumps:
         project = origin.project if c.project_name is None else c.project_name
         self.directory = run_directory(c.dump_dir, experiment, project, *shape)
         if role not in TRAINING_ROLES:
-            self.directory = role_directory(self.directory, role)
+            self.directory /= role
+            refuse_links(self.directory)
         self._config = flat_config(facts.config)
         self._kept: str | None = None  # the name under which the run's directory has it
+        self._described: dict[tuple[str, ...], tuple[RowFields, dict[str, Any]]] = {}
         self.notices = Notices(role, c, facts, self.directory, self._config)
         names = {"experiment_name": experiment, "project_name": project, "dump_dir": c.dump_dir}
         given = {as_given(f"skip.{key}", role, c): value for key, value in names.items()}
@@ -99,28 +97,25 @@ class Dumps:
         return self.store_at(self.directory, rank=rank, world_size=ranks, keep_last=keep_last)
 
     def store_at(self, directory: Path, **options: Any) -> StepStore:
-        """A store of the role's whose metas have what ``skip.identity`` names now.
-
-        A dump that was made before a key was named has its value in the config that is kept with
-        it.
-        """
-        options = {"max_bytes": self.local_config.max_bytes, **options}
-        if not (keys := self.local_config.identity):
-            return StepStore(directory, **options)
+        """A store of the role's whose metas have what ``skip.identity`` names now."""
+        keys = self.local_config.identity or ()
 
         def complete(meta: DumpMeta) -> DumpMeta:
-            made, compared = meta.identity, self.identities.conditions.compared
+            made, compared, known = meta.identity, self.identities.conditions.compared, {}
             lacking = [k for k in keys if made is not None and f"config.{k}" not in made.compared]
-            kept = self.notices.kept_config(meta, directory) if lacking else {}
-            known = {}
+            if made is None or not lacking:
+                return meta
+            # Made before a key was named, it has the value in the config that is kept with it.
+            kept = self.notices.kept_config(meta, directory)
             for key in lacking:
                 then, now = (value_in(config, key) for config in (kept, self._config))
                 if then is not ABSENT:
                     name = f"config.{key}"
                     known[name] = compared.get(name) if canonical(then) == canonical(now) else then
-            return meta if made is None else attrs.evolve(meta, identity=made.adding(known))
+            return attrs.evolve(meta, identity=made.adding(known))
 
-        return StepStore(directory, complete=complete, **options)
+        options = {"max_bytes": self.local_config.max_bytes, **options}
+        return StepStore(directory, complete=complete if keys else None, **options)
 
     # -- what a dump records -------------------------------------------------------------
 
@@ -136,17 +131,26 @@ class Dumps:
             A mask, log-probs or rewards do not fit their tokens.
         """
         info: dict[str, Any] = {"seconds": call.seconds, "job": job_id()}
-        fields = self.fields_of(call.stage, result)
-        with contextlib.suppress(RecordError):  # it has no tokens
-            RowColumns.of(result, fields).refuse_misfits(call.stage.name)
-        info |= fields.to_meta()
+        fields, described = self._fields_of(call.stage, result)
+        info |= described
+        if not _FITTING.isdisjoint(*described.values()):
+            with contextlib.suppress(RecordError):  # it has no tokens
+                RowColumns.of(result, fields).refuse_misfits(call.stage.name)
         if self.facts.tokenizer is not None:
             info["tokenizer"] = str(self.facts.tokenizer)
-        lacking = call.stage.lacks(result) if call.stage.lacks else ()
-        if lacking and call.needs.is_told:
+        if call.stage.lacks and (lacking := call.stage.lacks(result)) and call.needs.is_told:
             info["lacks"] = list(lacking)
         if not call.is_observed:  # else its prompts are those of another call
-            info |= self._of_prompts(call, result, fields)
+            prompts: PromptRows | None = call.prompt_rows
+            counts: list[int] | str = "the prompts cannot be told apart"
+            if prompts is not None:
+                info[PROMPTS] = attrs.asdict(prompts)
+                counts = rows_per_prompt(result, len(prompts.digests), call.prompts, fields)
+            if not isinstance(counts, str):
+                info[ROWS_PER_PROMPT] = counts[0] if len({*counts}) == 1 else counts
+            elif self.by_prompt:
+                remedy = f"or set skip.{self.role}.match=step"
+                raise RowsError(counts, f"skip.{self.role}.match=prompt", remedy)
         try:
             if self._kept is None or not os.path.isdir(self.directory / FOLDER):
                 self._kept = keep_config(self.directory, self._config)
@@ -155,29 +159,24 @@ class Dumps:
             self.notices.once("config", "the config cannot be kept with the dumps: %s", error)
         return info
 
-    def _of_prompts(self, call: Call, result: Any, fields: RowFields) -> dict[str, Any]:
-        """The hashes of single prompts, and how many rows each has."""
-        if (prompts := call.prompt_rows) is None:
-            counts: list[int] | str = "the prompts cannot be told apart"
-            info: dict[str, Any] = {}
-        else:
-            counts = rows_per_prompt(result, len(prompts.digests), call.prompts, fields)
-            info = {PROMPTS: attrs.asdict(prompts)}
-        if not isinstance(counts, str):
-            info[ROWS_PER_PROMPT] = counts[0] if len({*counts}) == 1 else counts
-        elif self.by_prompt:
-            remedy = f"or set skip.{self.role}.match=step"
-            raise RowsError(counts, f"skip.{self.role}.match=prompt", remedy)
-        return info
+    def _fields_of(self, stage: Stage, result: Any) -> tuple[RowFields, dict[str, Any]]:
+        """What the fields of `result` hold, and what a meta says of that.
 
-    @staticmethod
-    def fields_of(stage: Stage, result: Any) -> RowFields:
-        """What the fields of `result` hold; raises RowsError where the stage describes others."""
-        columns = columns_of(result).items()
-        names = {str(name) for name, column in columns if column_length(column) is not None}
-        described = RowFields.of(names, stage.rows(result) if callable(stage.rows) else stage.rows)
-        described.refuse_missing(field_names(result))
-        return described
+        Raises RowsError where the stage describes others.
+        """
+        names = []
+        for name, column in columns_of(result).items():
+            if column_length(column) is not None:
+                names.append(str(name))
+        if stage.rows is None:
+            known = self._described.get(key := tuple(names))  # most results have the same
+            if known is None:
+                fields = RowFields.of(names)
+                known = self._described[key] = fields, fields.to_meta()
+            return known
+        fields = RowFields.of(names, stage.rows(result) if callable(stage.rows) else stage.rows)
+        fields.refuse_missing(field_names(result))
+        return fields, fields.to_meta()
 
     @property
     def by_prompt(self) -> bool:
@@ -186,15 +185,14 @@ class Dumps:
 
     @functools.cached_property
     def stores(self) -> dict[str, StepStore]:
-        """Where the role's dumps are looked for.
+        """Where the role's dumps are looked for: "" is its own store.
 
-        By the directory of the run, if that has another number of prompts a step: "" is the role's
-        own store.
+        Served prompt by prompt, also the directories of the run with other numbers of prompts a
+        step, by their names.
         """
         return {"": self.store, **(self.other_sizes() if self.by_prompt else {})}
 
     def other_sizes(self) -> dict[str, StepStore]:
-        """The dumps of the same run with other numbers of prompts a step."""
         return {name: self.store_at(path) for name, path in self.notices.other_sizes().items()}
 
     # -- what does not fit ---------------------------------------------------------------
@@ -236,26 +234,22 @@ class Dumps:
     def check_fields(
         self, rollouts: Any, meta: DumpMeta, call: Call, found: Key, *, replaces: bool = True
     ) -> None:
-        """Apply ``on_mismatch`` to a dump, `found`, without fields that this run needs."""
-        if call.stage.lacks is not None and (lacking := self.lacking(call, rollouts, meta)):
+        """Apply ``on_mismatch`` to a dump, `found`, without fields that this run needs.
+
+        A field that the stage itself did not return when the run that made the dump needed it
+        does not count, because generating again would not help.
+        """
+        if call.stage.lacks is None:
+            return
+        never = meta.info.get("lacks")
+        never = never if isinstance(never, list) else []
+        if lacking := [name for name in call.stage.lacks(rollouts) if name not in never]:
             what = f"the dump of {found} lacks what this run needs: {', '.join(lacking)}"
             self.reject(what, found, replaces=replaces)
             if replaces and found.step == call.step:
                 call.replaces = found.call  # as a mismatch: what is generated has its name
             call.again += f"-{meta.checksum}"  # its sessions in a journal lack it, too
             raise CorruptDumpError(what, self.path_of(found))
-
-    @staticmethod
-    def lacking(call: Call, rollouts: Any, meta: DumpMeta) -> list[str]:
-        """The fields that this run needs, and a dump's `rollouts` do not have.
-
-        A field that the stage itself did not return when the run that made the dump needed it
-        does not count, because generating again would not help.
-        """
-        never = meta.info.get("lacks")
-        never = never if isinstance(never, list) else []
-        needed = call.stage.lacks(rollouts) if call.stage.lacks else ()
-        return [name for name in needed if name not in never]
 
     def without_dropped(self, rollouts: Any) -> Any:
         """`rollouts` without the fields that ``drop_fields`` names."""
@@ -273,10 +267,12 @@ def capture_rng() -> dict[str, Any]:
     import torch  # here and below: a job that starts without a call needs none
 
     version, words, gauss = random.getstate()
+    of_numpy: dict[str, Any] = np.random.get_state(legacy=False)
+    inner = {name: np.asarray(part).tolist() for name, part in of_numpy["state"].items()}
     return {
-        "python": [version, np.array(words, dtype=np.int64), gauss],
-        "numpy": np.random.get_state(legacy=False),
-        "torch": torch.get_rng_state(),
+        "python": [version, list(words), gauss],
+        "numpy": {**of_numpy, "state": inner},
+        "torch": torch.get_rng_state().numpy().tobytes(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
     }
 
@@ -296,9 +292,9 @@ def restore_rng(states: dict[str, Any] | None) -> None:
 
     try:
         version, words, gauss = states["python"]
-        random.setstate((version, tuple(words.tolist()), gauss))
+        random.setstate((version, tuple(words), gauss))
         np.random.set_state(states["numpy"])
-        torch.set_rng_state(states["torch"])
+        torch.set_rng_state(torch.frombuffer(bytearray(states["torch"]), dtype=torch.uint8))
         if states["cuda"] and len(states["cuda"]) == torch.cuda.device_count():
             torch.cuda.set_rng_state_all(states["cuda"])
     except Exception as error:  # a file's values may be anything

@@ -74,10 +74,7 @@ def without_superseded(groups: Sequence[Group]) -> list[Group]:
 
 
 def by_content(groups: Sequence[Group], contents: Sequence[str | None]) -> list[Group | None]:
-    """For each prompt a group of the same content, each group once; None where there is none.
-
-    Complete groups come first.
-    """
+    """For each prompt a group of its content, complete ones first, each once; None without."""
     left: dict[str | None, deque[Group]] = defaultdict(deque)
     for group in sorted(groups, key=lambda group: not group.count):
         left[group.digest].append(group)
@@ -114,9 +111,6 @@ class Plan:
         return f"{what} {self.served} of the batch's {len(self.uids)} prompts"
 
 
-# -- back into the queue -------------------------------------------------------------------------
-
-
 @attrs.frozen
 class GroupReplay:
     """What enters the queue for the prompts that are replayed."""
@@ -144,19 +138,24 @@ class GroupReplay:
         new_keys: dict[str, str] = {}
         for uid, dumped in chosen:
             old = QueuedGroup(**loaded["groups"][dumped.start])
-            for suffix, tag in {"": old.root, **old.tags}.items():
+            for suffix, then in {"": old.root, **old.tags}.items():
                 key = uid + suffix
                 if suffix and uid_of(key) != uid:
                     raise ValueError(f"{suffix!r} is not a row or a marker of a group")
-                tag = _shifted(tag, step - dumped.key.step)
-                row = fields.get(old.uid + suffix)
+                shift = step - dumped.key.step
+                tag = {
+                    name: value + shift if name in STEP_TAGS and isinstance(value, int) else value
+                    for name, value in then.items()
+                }
                 if not suffix:
                     kept = {name: tag[name] for name in tag if name not in dump_tag(0, 0, None)}
                     self.roots[key] = {**kept, REPLAYED: dumped.key.step}
-                elif row is None:
+                elif (row := fields.get(old.uid + suffix)) is None:
                     self.bare[key] = tag
                 else:
-                    rows[key] = (_renamed(row, old.uid, uid), tag)
+                    if "uid" in row and str(plain(row["uid"])) == old.uid:
+                        row = {**row, "uid": uid}
+                    rows[key] = row, tag
                     new_keys[old.uid + suffix] = key
         # In the order in which they were sampled: a sampler that takes rows in order of arrival
         # then sums in the same order.
@@ -165,23 +164,8 @@ class GroupReplay:
 
     def put(self, queue: TrajectoryQueue, partition_id: str) -> None:
         """Rows, markers, then all roots at once: no group is finished before it is complete."""
-        for rows in self.rows:
-            if rows:
-                fields, tags = zip(*rows.values(), strict=True)
-                queue.put(list(rows), partition_id, fields, tags)
-        for tags_only in (self.bare, self.roots):
-            if tags_only:
-                queue.put(list(tags_only), partition_id, tags=list(tags_only.values()))
-
-
-def _shifted(tag: Tag, steps: int) -> Tag:
-    """As the trajectory would be tagged, had it been generated so many steps later."""
-    return {
-        name: value + steps if name in STEP_TAGS and isinstance(value, int) else value
-        for name, value in tag.items()
-    }
-
-
-def _renamed(row: Row, old: str, new: str) -> Row:
-    named = "uid" in row and str(plain(row["uid"])) == old
-    return {**row, "uid": new} if named and old != new else row
+        for rows in filter(None, self.rows):
+            fields, tags = zip(*rows.values(), strict=True)
+            queue.put(list(rows), partition_id, fields, tags)
+        for tags_only in filter(None, (self.bare, self.roots)):
+            queue.put(list(tags_only), partition_id, tags=list(tags_only.values()))

@@ -172,16 +172,15 @@ class SkipManager:
                 f"{step!r} is not a step", "SkipManager.set_step", "pass an integer >= 0"
             )
         before, cls.step = cls.step, number
+        enabled = cls.skip_instances
         if cls.step != before:
             if before is not None and not cls._warned:
-                cls._warned = warn_of_uncalled(
-                    cls.skip_instances, cls.bypassed, cls._decorated, before
-                )
-            for skip in cls.skip_instances.values():
+                cls._warned = warn_of_uncalled(enabled, cls.bypassed, cls._decorated, before)
+            for skip in enabled.values():
                 skip.begin_visit()
         cls._unlisted = frozenset(
             role
-            for role, skip in cls.skip_instances.items()
+            for role, skip in enabled.items()
             if not skip.support_online_step and cls.step not in skip.local_config.steps
         )
 
@@ -309,10 +308,8 @@ class SkipManager:
             enabled role is first called.
         """
         refusals.refuse_misspelt(role)
-        refusals.refuse_other_kinds(
-            role, prompts=prompts, identity=identity, lacks=lacks, ignore=ignore, rows=rows,
-            on_replay=on_replay,
-        )  # fmt: skip
+        kinds = {"prompts": prompts, "identity": identity, "lacks": lacks, "ignore": ignore}
+        refusals.refuse_other_kinds(role, **kinds, rows=rows, on_replay=on_replay)
         if isinstance(rows, Mapping):
             row_fields.check(rows)
         cls._decorated.add(role)

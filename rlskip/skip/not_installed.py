@@ -85,7 +85,9 @@ def chosen_by(config: Any, role: str = "") -> str | None:
     if config is None:
         return None
     typed, shipped = overrides_of(config), options("skip")
-    own = _is_own(config["hydra"], typed, role)
+    # None where nothing is, or it is broken.
+    node = OmegaConf.select(config["hydra"], "..skip", throw_on_resolution_failure=False)
+    own = _is_own(node, typed, role)
     for override in typed:
         key, _, value = override.lstrip("+").partition("=")
         asks = value.lower() not in ("false", "null", "none")
@@ -95,21 +97,15 @@ def chosen_by(config: Any, role: str = "") -> str | None:
             return override
     for option, _ in chosen_options(config, "skip"):
         return f"skip: {option}"
-    node = None if own else _node(config["hydra"])
-    for key in node or () if look_up(node, "enable") is not False else ():
-        if look_up(node, f"{key}.enable") is True:  # the application's own YAML says so
-            return f"skip.{key}.enable: true"
+    if not own and look_up(node, "enable") is not False:
+        for key in node or ():
+            if look_up(node, f"{key}.enable") is True:  # the application's own YAML says so
+                return f"skip.{key}.enable: true"
     return None
 
 
-def _node(hydra: Any) -> Any:
-    """The node `skip` of the config that has this node; None where nothing is, or it is broken."""
-    return OmegaConf.select(hydra, "..skip", throw_on_resolution_failure=False)
-
-
-def _is_own(hydra: Any, typed: Sequence[str], role: str) -> bool:
-    """Whether `skip` in the config of this node is not rlskip's, as far as it is there."""
-    node = _node(hydra)
+def _is_own(node: Any, typed: Sequence[str], role: str) -> bool:
+    """Whether this node `skip` is not rlskip's, as far as it is there."""
     if node is None:
         return True
     if not hasattr(node, "keys"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -97,26 +97,29 @@ class PromptRows:
 
 
 def _dtypes(prompts: Any) -> dict[str, str]:
-    return {
-        str(name): str(column.dtype).removeprefix("torch.")
-        for name, column in columns_of(prompts).items()
-        if is_tensor(column) or isinstance(column, np.ndarray)
-        if str(column.dtype) != "object" and name not in VOLATILE
-    }
+    dtypes = {}
+    for name, column in columns_of(prompts).items():
+        if is_tensor(column) or isinstance(column, np.ndarray):
+            dtype = str(column.dtype).removeprefix("torch.")
+            if dtype != "object" and name not in VOLATILE:
+                dtypes[str(name)] = dtype
+    return dtypes
 
 
 def _shown(prompts: Any, n: int) -> Sequence[Any]:
     """What shows best what each of the first of `n` prompts is: a text, if there is one."""
-    columns = {k: v for k, v in columns_of(prompts).items() if k not in VOLATILE}
-    of_rows = [name for name, column in columns.items() if column_length(column) == n]
-    lists = [name for name in of_rows if isinstance(columns[name], list | tuple | np.ndarray)]
-    texts = [name for name in lists if isinstance(columns[name][0], str)]
-    best = next((name for name in (*_TEXT_NAMES, *texts, *of_rows) if name in of_rows), None)
-    if best is None:
-        return prompts if isinstance(prompts, list | tuple) else [prompts]
-    column = columns[best]
-    is_table = is_tensor(column) and not column.is_nested
-    return column[:_MAX_TEXTS].unbind() if is_table else cells_of(column, n) or ()
+    columns, texts = {}, []
+    for name, column in columns_of(prompts).items():
+        if name not in VOLATILE and column_length(column) == n:
+            columns[name] = column
+            if isinstance(column, list | tuple | np.ndarray) and isinstance(column[0], str):
+                texts.append(name)
+    for name in (*_TEXT_NAMES, *texts, *columns):
+        if name in columns:
+            column = columns[name]
+            is_table = is_tensor(column) and not column.is_nested
+            return column[:_MAX_TEXTS].unbind() if is_table else cells_of(column, n) or ()
+    return prompts if isinstance(prompts, list | tuple) else [prompts]
 
 
 def _text_of(value: Any) -> str:
@@ -126,7 +129,7 @@ def _text_of(value: Any) -> str:
     if (is_tensor(value) or isinstance(value, np.ndarray)) and value.ndim:
         value = _without_padding(value)[:_MAX_TOKENS]
     value = plain(value)
-    if isinstance(value, list) and all(type(token) is int for token in value):
+    if isinstance(value, list) and {*map(type, value)} <= {int}:
         return json.dumps(value[:_MAX_TOKENS])
     if isinstance(value, list) and value and isinstance(value[-1], Mapping):  # a conversation
         value = value[-1].get("content", value)
@@ -162,18 +165,17 @@ def rows_per_prompt(result: Any, asked: int, prompts: Any, fields: RowFields) ->
     if rows is None:
         return f"the stage returns a {type(result).__name__}, whose rows are not known"
     groups = (values_at(result, fields.group) if fields.group else None) or ()
-    names = [plain(name) for name in prompt_groups(prompts, fields) or ()]
-    runs = [] if len(groups) != rows else _runs(map(plain, groups))
-    ordered = [name for name, _ in runs]
-    if {*map(repr, ordered)} == {*map(repr, names)} and ordered != [n for n, _ in _runs(names)]:
+    names, _ = _runs(prompt_groups(prompts, fields) or ())
+    ordered, counts = _runs(groups) if len(groups) == rows else ([], [])
+    if ordered != names and {*map(repr, ordered)} == {*map(repr, names)}:
         return (
             f"by {fields.group} the rows are in another order than the prompts: return each "
             "prompt's rows in its place"
         )
     if rows == asked:
         return [1] * asked
-    if len(runs) == asked and (not names or names == ordered):
-        return [count for _, count in runs]
+    if len(ordered) == asked and (not names or names == ordered):
+        return counts
     last = values_at(result, fields.last) if fields.last else None
     if last is not None and len(last) == rows:
         ends = [i + 1 for i, is_last in enumerate(last) if bool(is_last)]
@@ -187,9 +189,13 @@ def rows_per_prompt(result: Any, asked: int, prompts: Any, fields: RowFields) ->
     )
 
 
-def _runs(values: Iterable[Any]) -> list[tuple[Any, int]]:
-    """Each value with the number of times that it follows itself."""
-    return [(value, len([*run])) for value, run in itertools.groupby(values)]
+def _runs(values: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    """The values without those that follow themselves, and how often each of these does."""
+    ordered, counts = [], []
+    for value, run in itertools.groupby(map(plain, values)):
+        ordered.append(value)
+        counts.append(len([*run]))
+    return ordered, counts
 
 
 def row_count(result: Any, fields: RowFields) -> int | None:

@@ -43,11 +43,8 @@ def phase_of(stage: Stage) -> str:
     """Which seam of the trainer `stage` is; raises ConfigError for another than the four."""
     phase = stage.options.get("phase", SUBMIT)
     if phase not in _PHASES:
-        raise ConfigError(
-            f"phase {phase!r} is unknown",
-            f"SkipManager.annotate of {stage.name}",
-            f"use {', '.join(_PHASES)}",
-        )
+        where = f"SkipManager.annotate of {stage.name}"
+        raise ConfigError(f"phase {phase!r} is unknown", where, f"use {', '.join(_PHASES)}")
     return str(phase)
 
 
@@ -132,14 +129,12 @@ class GroupDumps:
     def parts(self, step: int) -> dict[Key, DumpMeta]:
         """The metas of a step's parts, up to the first missing number."""
         parts: dict[Key, DumpMeta] = {}
-        store = self.dumps.store
         try:
-            while (meta := store.read_meta(step, part_name(len(parts)))) is not None:
-                parts[Key(step, part_name(len(parts)))] = meta
+            while meta := self.dumps.store.read_meta(step, call := part_name(len(parts))):
+                parts[Key(step, call)] = meta
         except (DumpError, OSError) as error:
-            log.warning(
-                "rlskip: step %d of role %s is not replayed: %s", step, self.dumps.role, error
-            )
+            text = "rlskip: step %d of role %s is not replayed: %s"
+            log.warning(text, step, self.dumps.role, error)
             return {}
         return parts
 
@@ -162,8 +157,10 @@ class GroupDumps:
 
     def _dump(self, part: _Part, call: Call, seconds: float) -> None:
         """Write `part` as the next one of its step; `seconds` is its share of the sampling."""
-        conditions = self.submitted.get(part.step, Submitted()).conditions
-        n = self.dumps.identities.conditions.compared["n"]
+        conditions = self.dumps.identities.conditions
+        n = conditions.compared["n"]
+        if (submitted := self.submitted.get(part.step)) and submitted.conditions:
+            conditions = submitted.conditions
         number = len(self.parts(part.step))
         key = Key(part.step, part_name(number))
         is_new = self._ledger.write(key)
@@ -177,29 +174,20 @@ class GroupDumps:
             is_new = self._ledger.write(key)
             return key.call
 
+        queued = [
+            [root[DUMP_CONTENT], root[DUMP_POSITION], group.is_complete(part.keys, n)]
+            for group in part.groups
+            for root in [group.root]
+        ]
+        about = {QUEUED: queued, "seconds": seconds, "place": number}
+        groups = [attrs.asdict(group) for group in part.groups]
         store = self.dumps.store
         meta = store.save(
             part.step,
-            {
-                "groups": [attrs.asdict(group) for group in part.groups],
-                "keys": part.keys,
-                "fields": part.fields,
-            },
+            {"groups": groups, "keys": part.keys, "fields": part.fields},
             call=key.call,
-            identity=conditions or self.dumps.identities.conditions,
-            info={
-                **self.dumps.info(call, part.fields),
-                QUEUED: [
-                    [
-                        group.root[DUMP_CONTENT],
-                        group.root[DUMP_POSITION],
-                        group.is_complete(part.keys, n),
-                    ]
-                    for group in part.groups
-                ],
-                "seconds": seconds,
-                "place": number,
-            },
+            identity=conditions,
+            info={**self.dumps.info(call, part.fields), **about},
             sidecar=capture_rng(),
             on_conflict=on_conflict,
         )

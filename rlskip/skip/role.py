@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -57,6 +56,9 @@ class Role:
     #: Writes its records in this process; None before a function of the role was called.
     recorder: Recorder | None = None
 
+    #: The kinds of errors that kept a dump from being written, which have been logged.
+    failures: frozenset[str] = frozenset()
+
     #: What a host logs next, of each call: how many rollouts it returned, how many of them were
     #: replayed, how many of those from another step, and the seconds saved. None: nobody asks.
     figures: deque[tuple[int, int, int, float]] | None = None
@@ -64,11 +66,6 @@ class Role:
     def __init__(self, role: str, local_config: Any) -> None:
         self.role = role
         self.local_config = local_config
-
-    @functools.cached_property
-    def failures(self) -> set[str]:
-        """The kinds of errors that kept a dump from being written, which have been logged."""
-        return set()
 
     @property
     def was_called(self) -> bool:
@@ -100,10 +97,7 @@ class Role:
     def replay(self, call: Call) -> Any:
         """What replaces the result of `call`, which :meth:`find` found.
 
-        Raises
-        ------
-        DumpError
-            It turns out to be unusable: the call then counts as a miss, and the stage runs.
+        Raises DumpError where it turns out to be unusable: the stage then runs, as after a miss.
         """
         raise NotImplementedError
 
@@ -117,6 +111,16 @@ class Role:
         Then only :meth:`keep` is called, with the step that ``set_step`` set last, or -1.
         """
         return False
+
+    def begin_visit(self) -> None:
+        """Called when the training loop's step number changes: a step may have several calls."""
+
+    def flush(self) -> None:
+        """Finish what :meth:`keep` began; called when the job ends."""
+
+    def extract_step(self, *args: Any, **kwargs: Any) -> int:
+        """The step of a call with these arguments, where :attr:`support_online_step` is true."""
+        raise NotImplementedError(f"{type(self).__name__} has no online step")
 
     def count(self, call: Call, result: Any, *, replayed: bool) -> None:
         """Count the rollouts that `call` returned; asked where it has :attr:`figures`."""
@@ -142,28 +146,14 @@ class Role:
             "rlskip/seconds_saved": max(0.0, saved),
         }
 
-    def begin_visit(self) -> None:
-        """Called when the training loop's step number changes: a step may have several calls."""
-        return
-
     def check_options(self, stage: Stage) -> None:
         """Refuse options of ``annotate`` that this role does not have."""
-        unknown = sorted(stage.options.keys() - self.stage_options)
-        if unknown:
-            known = ", ".join(["prompts", "identity", *sorted(self.stage_options)])
+        if unknown := sorted(stage.options.keys() - self.stage_options):
             raise ConfigError(
                 f"role {self.role} has no option {', '.join(unknown)}",
                 f"SkipManager.annotate of {stage.name}",
-                f"known: {known}",
+                f"known: {', '.join(['prompts', 'identity', *sorted(self.stage_options)])}",
             )
-
-    def flush(self) -> None:
-        """Finish what :meth:`keep` began; called when the job ends."""
-        return
-
-    def extract_step(self, *args: Any, **kwargs: Any) -> int:
-        """The step of a call with these arguments, where :attr:`support_online_step` is true."""
-        raise NotImplementedError(f"{type(self).__name__} has no online step")
 
 
 # -- roles of the user's own --------------------------------------------------------------------

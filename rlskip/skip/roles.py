@@ -123,19 +123,18 @@ def _likely_prompts(*args: Any, **kwargs: Any) -> Any:
 
 def make_roles(roles: Mapping[str, RoleConfig], facts: HostFacts) -> dict[str, Role]:
     """These `roles`, each from its own config and the facts of the host."""
-    queued = "rollout_tq" in roles
-    return {role: _make(role, local, facts, queued) for role, local in roles.items()}
+    made: dict[str, Role] = {}
+    for role, local in roles.items():
+        if role in SKIP_REGISTRY:
+            own = made[role] = SKIP_REGISTRY[role](local, facts.config)
+            if isinstance(own, RolloutSkip):  # which read those of a plain application
+                own.use(Dumps(role, local, facts, own.shard))
+        # With role rollout_tq, validation travels through a queue in a partition of its own.
+        elif role == "rollout_tq" or (role == VALIDATION_ROLE and "rollout_tq" in roles):
+            from rlskip.skip.rollout_tq import GroupRole  # needs torch
 
-
-def _make(role: str, local: RoleConfig, facts: HostFacts, queued: bool) -> Role:
-    if role in SKIP_REGISTRY:
-        own: BaseSkip = SKIP_REGISTRY[role](local, facts.config)
-        if isinstance(own, RolloutSkip):  # which read those of a plain application
-            own.use(Dumps(role, local, facts, own.shard))
-        return own
-    # With role rollout_tq, validation travels through a queue in a partition of its own.
-    if role == "rollout_tq" or (role == VALIDATION_ROLE and queued):
-        from rlskip.skip.rollout_tq import GroupRole  # needs torch
-
-        return GroupRole(role, local, facts)
-    return RoleByHand(role, local, facts, sample_step if role == "async_rollout" else None)
+            made[role] = GroupRole(role, local, facts)
+        else:
+            step_of = sample_step if role == "async_rollout" else None
+            made[role] = RoleByHand(role, local, facts, step_of)
+    return made

@@ -150,11 +150,8 @@ class GroupRole(Role):
             log.info("rlskip: step %d: %s; the others are submitted", call.step, plan)
         first = self._count(plan, plan.groups if replay is not None else [])
         self._groups.submitted[call.step].generates = True
-        queue.put(
-            [plan.uids[i] for i in rest],
-            partition_id,
-            tags=[dump_tag(call.step, first + i, plan.contents[i]) for i in rest],
-        )
+        tags = [dump_tag(call.step, first + i, plan.contents[i]) for i in rest]
+        queue.put([plan.uids[i] for i in rest], partition_id, tags=tags)
 
     def _count(self, plan: Plan, replayed: Iterable[Group | None]) -> int:
         """Count a submitted batch; returns how many prompts its step had before."""
@@ -189,9 +186,7 @@ class GroupRole(Role):
             if submitted.found is None:
                 submitted.source = self._source(call.step)
                 submitted.found = self._dumped(submitted.source, present)
-            if self._repeats and len(submitted.left) < len(contents):
-                submitted.served.clear()  # one that used all starts over
-            match = self._by_step(contents, submitted.left)
+            match = self._by_step(contents, submitted)
         groups = [group if group and group.count else None for group in match]
         metas: dict[Key, DumpMeta] = {}
         for key in dict.fromkeys(group.key for group in groups if group):
@@ -218,14 +213,16 @@ class GroupRole(Role):
             self._reject(odd, present, replaces=False)
         return found
 
-    def _by_step(self, contents: Sequence[str | None], left: list[Group]) -> list[Group | None]:
+    def _by_step(self, contents: Sequence[str | None], submitted: Submitted) -> list[Group | None]:
         """For each prompt a group that the visit found at its step, and has not used."""
         prompts = len(contents)
         if self._repeats:
-            return [*left[:prompts], *[None] * (prompts - len(left))]
-        if _are_told_apart(contents):
-            return by_content(left, contents)
-        return [*left] if len(left) == prompts else [None] * prompts
+            if len(submitted.left) < prompts:
+                submitted.served.clear()  # one that used all starts over
+            return [*submitted.left, *[None] * prompts][:prompts]
+        if any(contents):  # they have more than uids
+            return by_content(submitted.left, contents)
+        return [*submitted.left] if len(submitted.left) == prompts else [None] * prompts
 
     def _dumped(self, step: int, present: Identity) -> list[Group]:
         """The groups of a step's dump, if they were made under the `present` conditions."""
@@ -251,7 +248,7 @@ class GroupRole(Role):
         """
         if self._groups.submitted.get(plan.source, submitted).generates:
             return
-        what, told_apart = str(plan), self._repeats or _are_told_apart(plan.contents)
+        what, told_apart = str(plan), self._repeats or any(plan.contents)
         if not told_apart:
             groups = len(submitted.found or ())
             what += f": only uids tell them apart, and it holds {groups} groups"
@@ -297,9 +294,12 @@ class GroupRole(Role):
         return replay
 
     def _replay_some(self, plan: Plan, call: Call) -> GroupReplay | None:
-        """As `_replay` where some prompts are to be submitted; None when it must be all."""
+        """As `_replay` where some prompts are to be submitted; None when it must be all.
+
+        Without a `rest` the dump has just proved unusable.
+        """
         if not plan.served or not plan.rest:
-            return None  # without a rest the dump has just proved unusable
+            return None
         try:
             replay = self._replay(plan, call)
         except TooLargeDumpError:
@@ -313,8 +313,3 @@ class GroupRole(Role):
             "computed", "%s; all prompts are submitted: no argument holds them", plan
         )
         return None
-
-
-def _are_told_apart(contents: Sequence[str | None]) -> bool:
-    """Whether the prompts of a batch have more than uids."""
-    return any(content is not None for content in contents)

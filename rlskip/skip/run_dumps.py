@@ -76,25 +76,29 @@ class _OneSize:
         listed = self.store.listed_by_step()
         if listed is self._mended:
             return
-        families = [*listed.values()]  # a thread may add to them
-        places = [place for some in families for place in [*some] if self._is_mine(place)]
-        # At first each line is compared with its dump. Later a dump that is replaced has a new
-        # line, unless its process was killed before: then it is not found until the next run.
-        some = [p for p in places if self._mended is None or p.name not in self.index.dumps]
+        # Copied, as a thread may add to them. At first each line is compared with its dump. Later a
+        # dump that is replaced has a new line, unless its process was killed before: then it is not
+        # found until the next run.
+        places = [place for family in [*listed.values()] for place in [*family]]
+        some = [
+            place
+            for place in places
+            if self._is_mine(place) and (self._mended is None or place.name not in self.index.dumps)
+        ]
         self._mended = listed
         if some:
             self._add(self.index.mend(some, lambda p: self.store.read_meta(p.step, p.call)))
 
-    def place(self, step: int, call: str) -> Place:
+    def place(self, key: Key) -> Place:
         store = self.store
-        return Place(store.directory, step, call, store.rank, store.world_size)
-
-    def _is_mine(self, place: Place) -> bool:
-        return (place.rank, place.world_size) == (self.store.rank, self.store.world_size)
+        return Place(store.directory, key.step, key.call, store.rank, store.world_size)
 
     def is_last(self, listed: _Listed) -> bool:
         """Whether no later line replaces that of a dump."""
         return self.index.dumps.get(listed.line.name) is listed.line
+
+    def _is_mine(self, place: Place) -> bool:
+        return (place.rank, place.world_size) == (self.store.rank, self.store.world_size)
 
     def _add(self, lines: Iterable[IndexedDump]) -> None:
         for line in lines:
@@ -132,7 +136,7 @@ class RunDumps:
             (own,) = self._refreshed([""])
             found = [one for one in own.by_batch.get(prompts_hash, ()) if one.key.step != step]
         for one in sorted(found, key=lambda one: one.key.order(step)):
-            if own.is_last(one) and stamp_at(own.place(one.key.step, one.key.call)):
+            if own.is_last(one) and stamp_at(own.place(one.key)):
                 yield one.key
 
     def gather(
@@ -144,13 +148,18 @@ class RunDumps:
     ) -> PromptGroups | str:
         """As :meth:`choose`, a group for each of the prompts; or why there is none for some."""
         chosen = self.choose(digests, step, fits, **which)
-        found = [group for group in chosen if group is not None]
+        found = tuple(group for group in chosen if group is not None)
         if len(found) == len(digests):
-            return PromptGroups(tuple(found))
-        alone = step if which.get("alone") else None
+            return PromptGroups(found)
+        alone, said = step if which.get("alone") else None, []
         lacking = [digest for digest, one in zip(digests, chosen, strict=True) if one is None]
         unknown = sum(not any(map(fits, self._groups_for(one, alone))) for one in lacking)
-        return _why_not(len(digests), unknown, len(lacking) - unknown)
+        if unknown:
+            said.append(f"{unknown} of {len(digests)} prompts are in no dump of the run")
+        if again := len(lacking) - unknown:
+            what = "prompts are asked for more often than they were dumped"
+            said.append(f"{again} of {len(digests)} {what}")
+        return ", ".join(said)
 
     def choose(
         self,
@@ -185,8 +194,7 @@ class RunDumps:
 
     def groups_of(self, key: Key) -> list[Group]:
         """The groups of the dump that lies there; none where it does not record them."""
-        place = self._sizes[key.size].place(key.step, key.call)
-        stamp = stamp_at(place)
+        stamp = stamp_at(self._sizes[key.size].place(key))
         known = self._groups.get(key)
         if known is None or known[0] != stamp:
             known = self._groups[key] = stamp, self._read(key)
@@ -248,13 +256,3 @@ def queued_groups(key: Key, meta: DumpMeta) -> list[Group]:
         return []
     is_sound = all((type(g.digest), type(g.position)) == (str, int) for g in groups)
     return groups if is_sound else []
-
-
-def _why_not(prompts: int, unknown: int, again: int) -> str:
-    """Of how many prompts of a call no dump ever was, and of how many others none is left."""
-    said = []
-    if unknown:
-        said.append(f"{unknown} of {prompts} prompts are in no dump of the run")
-    if again:
-        said.append(f"{again} of {prompts} prompts are asked for more often than they were dumped")
-    return ", ".join(said)

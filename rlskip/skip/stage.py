@@ -67,11 +67,6 @@ class Stage:
         return functools.cache(functools.partial(Code.of, self.func))
 
     @functools.cached_property
-    def innermost(self) -> Any:
-        """The function that runs in the end."""
-        return innermost(self.func)
-
-    @functools.cached_property
     def signature(self) -> inspect.Signature:
         return signature_of(self.func)
 
@@ -107,7 +102,7 @@ class Stage:
         if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             return
         names = [*(self.ignore or ()), *([self.holder] if self.holder else [])]
-        code = getattr(self.innermost, "__code__", None)
+        code = getattr(innermost(self.func), "__code__", None)
         more = (*code.co_freevars, *code.co_names) if code else ()  # of its closure and its module
         known = (ALL, *SELF, *parameters, *more)
         if unknown := [name for name in names if name.partition(".")[0] not in known]:
@@ -118,12 +113,8 @@ class Stage:
             )
 
     def refuse_without_step(self) -> NoReturn:
-        where, remedy = (
-            self.name,
-            "call SkipManager.set_step(step) in the training loop, before the stage",
-        )
-        if self.no_step is not None:
-            where, remedy = self.no_step
+        remedy = "call SkipManager.set_step(step) in the training loop, before the stage"
+        where, remedy = self.no_step or (self.name, remedy)
         raise StepNotSetError(f"skip.{self.role} is enabled, but no step is set", where, remedy)
 
 
@@ -135,13 +126,11 @@ def named(func: Callable[..., Any]) -> Any:
 
 
 def signature_of(func: Callable[..., Any]) -> inspect.Signature:
-    """The arguments of a callable; raises ConfigError where they are not known.
-
-    A decorator that forwards what it gets, ``(*args, **kwargs)``, takes what the function below it
-    takes. One that names all its arguments takes those: it may supply some itself.
-    """
+    """The arguments of a callable; raises ConfigError where they are not known."""
     try:
         own = inspect.signature(func, follow_wrapped=False)
+        # A decorator that forwards what it gets takes what the function below it takes. One that
+        # names all its arguments takes those: it may supply some itself.
         if _REST.isdisjoint(p.kind for p in own.parameters.values()):
             return own
         below = getattr(func, "__wrapped__", None) if inspect.isfunction(func) else None

@@ -9,11 +9,11 @@ import inspect
 import logging
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
-from typing import Any, NoReturn
+from typing import Any
 
 from rlskip._compat import WithoutSelf, gets_self
 from rlskip.batch.meta import is_validation
@@ -34,8 +34,6 @@ _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _FORBIDDEN),
 }
-
-
 _MAX_LOOKERS = 256
 _MOST_ENDING_S = 60.0
 
@@ -82,35 +80,16 @@ def _wrap_sync(manager: Any, stage: Stage) -> Callable[..., Any]:
             replayed = replay(skip, call)
             if replayed is not Miss:
                 return replayed
-            with running(skip, call):
+            with _running(skip, call):
                 result = func(*call.args, **call.kwargs)
             if inspect.iscoroutine(result) or asyncio.isfuture(result):
-                _refuse_to_await(stage, result)
+                result.close() if inspect.iscoroutine(result) else result.cancel()
+                what = f"it is a plain function, and returns a {type(result).__name__}"
+                raise ConfigError(what, stage.name, "decorate the function that is `async def`")
             dump(skip, call, result)
             return result
 
     return wrapper
-
-
-def _refuse_to_await(stage: Stage, result: Any) -> NoReturn:
-    """Raise ConfigError for a plain function whose result is there only once it was awaited."""
-    if inspect.iscoroutine(result):
-        result.close()
-    else:
-        result.cancel()
-    what = f"it is a plain function, and returns a {type(result).__name__}"
-    raise ConfigError(what, stage.name, "decorate the function that is `async def`")
-
-
-async def _ended(work: Coroutine[Any, Any, Any]) -> None:
-    """Await `work`; where that is cancelled, until it has ended: then what it dumped is known."""
-    task = asyncio.ensure_future(work)
-    task.add_done_callback(lambda task: task.cancelled() or task.exception())  # it is retrieved
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task], timeout=_MOST_ENDING_S)
-        raise
 
 
 def _wrap_async(manager: Any, stage: Stage) -> Callable[..., Any]:
@@ -128,12 +107,19 @@ def _wrap_async(manager: Any, stage: Stage) -> Callable[..., Any]:
         if call is None:
             return await func(*args, **kwargs)
         with call.cleanup:
-            replayed = await in_thread(_lookers(os.getpid()), replay, skip, call)
+            replayed = await _in_thread(_lookers(os.getpid()), replay, skip, call)
             if replayed is not Miss:
                 return replayed
-            with running(skip, call):
+            with _running(skip, call):
                 result = await func(*call.args, **call.kwargs)
-            await _ended(in_thread(None, dump, skip, call, result))
+            dumping = asyncio.ensure_future(_in_thread(None, dump, skip, call, result))
+            # Its error is retrieved, also where nobody awaits it any more.
+            dumping.add_done_callback(lambda done: done.cancelled() or done.exception())
+            try:
+                await asyncio.shield(dumping)
+            except asyncio.CancelledError:  # once it has ended, what it dumped is known
+                await asyncio.wait([dumping], timeout=_MOST_ENDING_S)
+                raise
             return result
 
     return wrapper
@@ -220,6 +206,24 @@ def replay(role: Role, call: Call) -> Any:
     return Miss
 
 
+@contextmanager
+def _running(role: Role, call: Call) -> Iterator[None]:
+    """While the stage runs: its own calls of the role (of its base class, say) are part of it."""
+    calls = enclosing.get({})
+    if not call.is_observed:
+        # By what a journal knows it: a call with other arguments resumes none of its sessions.
+        digest = call.identity.compared_digest() if call.name else ""
+        calls = {**calls, role.role: f"{call.name}-{digest}{call.again}" if call.name else ""}
+    token = enclosing.set(calls)
+    needed = needs.set(call.needs)
+    try:
+        with call.timed():
+            yield
+    finally:
+        needs.reset(needed)
+        enclosing.reset(token)
+
+
 def dump(role: Role, call: Call, result: Any) -> None:
     """Let the role keep `result`; if that fails, the rollouts reach the trainer.
 
@@ -243,7 +247,7 @@ def not_dumped(role: Role, call: Call, error: BaseException) -> None:
     if kind in role.failures:
         log.debug("rlskip: step %d of role %s was NOT dumped: %s", call.step, role.role, error)
         return
-    role.failures.add(kind)
+    role.failures |= {kind}
     log.warning(
         "rlskip: step %d of role %s was NOT dumped, training goes on (said once; the summary of "
         "the job counts such steps): %s: %s%s",
@@ -252,22 +256,7 @@ def not_dumped(role: Role, call: Call, error: BaseException) -> None:
     )  # fmt: skip
 
 
-@contextmanager
-def running(role: Role, call: Call) -> Iterator[None]:
-    """While the stage runs: its own calls of the role (of its base class, say) are part of it."""
-    calls = enclosing.get({})
-    if not call.is_observed:
-        # By what a journal knows it: a call with other arguments resumes none of its sessions.
-        digest = call.identity.compared_digest() if call.name else ""
-        calls = {**calls, role.role: f"{call.name}-{digest}{call.again}" if call.name else ""}
-    token = enclosing.set(calls)
-    needed = needs.set(call.needs)
-    try:
-        with call.timed():
-            yield
-    finally:
-        needs.reset(needed)
-        enclosing.reset(token)
+# -- threads for async stages --------------------------------------------------------------------
 
 
 @functools.cache
@@ -280,7 +269,7 @@ def _lookers(process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_MAX_LOOKERS, "rlskip-look")
 
 
-async def in_thread(
+async def _in_thread(
     executor: ThreadPoolExecutor | None, function: Callable[..., Any], *args: Any
 ) -> Any:
     """As `asyncio.to_thread`; where no thread can be started, the event loop is held instead."""

@@ -136,21 +136,17 @@ class StepCalls:
         """The checksums of later dumps of such a call that have served another one of the visit."""
         return self._served.get(name.rpartition("-")[0], {}).values()
 
-    def take(self, key: Key, checksum: str = "") -> None:
-        """This dump serves a call, and no other one."""
+    def take(self, key: Key, checksum: str = "", *, writes: bool = False) -> None:
+        """This dump serves a call, or a call `writes` it: it serves no other one."""
         with self.lock:
             self.taken.add(key)
+            if writes:
+                self._written.add(key)
             if key.step == self.step:  # another step's has the same names
                 digest = key.call.rpartition("-")[0]
                 self._siblings.get(digest, {}).pop(key.call, None)
                 if checksum and digest:
                     self._served.setdefault(digest, {})[key.call] = checksum
-
-    def write(self, key: Key) -> None:
-        """This dump is what a call returned."""
-        with self.lock:
-            self._written.add(key)
-            self.take(key)
 
     def give_back(self, key: Key, *, is_lost: bool = False) -> None:
         """It did not serve the call after all: it may serve another one, unless it is unusable."""

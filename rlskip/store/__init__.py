@@ -50,7 +50,6 @@ __all__ = [
     "register_codec",
     "run_directory",
 ]
-
 __getattr__ = load_on_use(
     __name__,
     {

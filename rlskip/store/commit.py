@@ -10,19 +10,29 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import operator
 import os
 import shutil
 import stat
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import attrs
 
 from rlskip import _files
 from rlskip._files import Folder, open_folder
+from rlskip.format.dump_errors import AbsentDumpError, CorruptDumpError, UnreadableDumpError
 from rlskip.jobs import alive
 from rlskip.jobs.alive import WORK
-from rlskip.store.layout import Place, as_step, quarantine_name
+from rlskip.store import index
+from rlskip.store.layout import Place, quarantine_name
+from rlskip.store.meta import DumpMeta
+
+if TYPE_CHECKING:
+    from rlskip.format.chunks import Array
+    from rlskip.store.identity import Identity
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +40,81 @@ _ATTEMPTS = 10
 _NOT_NOW = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.ENOENT)
 
 
-# -- writing -------------------------------------------------------------------------------
+@attrs.frozen(eq=False)
+class NewDump:
+    """A dump that can be written: a codec keeps everything in it.
+
+    Its arrays are views of the rollouts. `on_conflict` is asked where another process's dump has
+    the place: for the call's name to write to instead, or None.
+    """
+
+    place: Place
+    trees: dict[str, Any]
+    arrays: list[Array]
+    identity: Identity | None
+    info: dict[str, Any]
+    on_conflict: Callable[[DumpMeta], str | None] | None = None
+
+    def publish(self, read_meta: Callable[[Place], DumpMeta]) -> tuple[Place | None, DumpMeta]:
+        """Write it, sync it, and rename it into place.
+
+        The rename decides who was first, and not a look before it. A dump that has the place
+        already, whose meta `read_meta` reads, stays, or this one goes where `on_conflict` says; a
+        shard replaces it, because all shards of a call are of one generation.
+
+        Returns
+        -------
+        place, meta
+            Where it is now, None if it was dropped; the meta of the dump that is there.
+        """
+        place = self.place
+        while True:
+            with staging_directory(place.root, place.name) as staging:
+                meta = self._write_files(staging, place)
+                # The stamp now: no other dump has it, once this one is in its place.
+                stamp = index.stamp_of(staging.stat(place.meta))
+                listed = index.IndexedDump.of(place, meta, stamp)
+                for _ in range(_ATTEMPTS):
+                    if _rename(staging, place):
+                        index.append(place.root, [listed])
+                        return place, meta
+                    if (other := _there(place, read_meta)) is None:
+                        continue
+                    elsewhere = self.on_conflict(other) if self.on_conflict else None
+                    if elsewhere is not None:
+                        break
+                    if place.world_size == 1:
+                        return None, other
+                    # Gone before the next attempt, so that none sees a mixture. Of two that replace
+                    # one name at once the last one stays.
+                    with contextlib.suppress(FileNotFoundError):
+                        remove(place.directory, place.root)
+                else:
+                    what = "other processes dump it again and again"
+                    raise FileExistsError(errno.EEXIST, what, str(place.directory))
+            # Written again, not renamed: both files name the call. And asked again, because another
+            # job may have taken that name as well.
+            place = attrs.evolve(place, call=elsewhere)
+
+    def _write_files(self, staging: Folder, place: Place) -> DumpMeta:
+        """Write both files into a directory, and sync them."""
+        from rlskip.format import container  # who only removes dumps needs no numpy
+
+        with _synced(staging, place.dump) as file:
+            checksum = container.write(file, {**place.whose, **self.trees}, self.arrays)
+            stored = file.tell()
+        meta = DumpMeta(
+            **place.whose,
+            checksum=checksum,
+            nbytes=sum(map(operator.attrgetter("nbytes"), self.arrays)),
+            stored=stored,
+            created=datetime.now(timezone.utc).isoformat(timespec="microseconds"),
+            identity=self.identity,
+            info=self.info,
+        )
+        with _synced(staging, place.meta) as file:
+            file.write(meta.to_bytes())
+        return meta
 
 
 @contextlib.contextmanager
@@ -38,27 +122,21 @@ def staging_directory(root: Path, label: str) -> Iterator[Folder]:
     """A new directory below `root` to write in; gone afterwards unless renamed away."""
     # Owned before it is made: who sweeps between the two would else find a directory of nobody's.
     # The token keeps two writers of one dump apart.
-    with (
-        _work(root),
-        open_folder(root, WORK, f"{label}~{alive.own(root)}", create=True) as folder,
-    ):
+    try:
+        owner = alive.own(root)
+    except OSError:  # the first time, or somebody has deleted the run
+        _make_work(root)
+        owner = alive.own(root)
+    with open_folder(root, WORK, f"{label}~{owner}", create=True) as folder:
         try:
             yield folder
         finally:
-            _remove_tree(folder.path)
+            if os.path.lexists(folder.path):
+                _remove_tree(folder.path)
 
 
 @contextlib.contextmanager
-def _work(root: Path) -> Iterator[Folder]:
-    """The folder of what jobs hold in `root`; anything else of that name is moved away."""
-    make_directory(root)
-    quarantine_other_than_directory(root / WORK)
-    with open_folder(root, WORK, create=True) as work:
-        yield work
-
-
-@contextlib.contextmanager
-def synced(folder: Folder, name: str) -> Iterator[BinaryIO]:
+def _synced(folder: Folder, name: str) -> Iterator[BinaryIO]:
     """A new file to write; when the block ends, it is on the disk."""
     with folder.open(name, "x", buffering=1 << 20) as file:
         yield file
@@ -66,26 +144,64 @@ def synced(folder: Folder, name: str) -> Iterator[BinaryIO]:
         os.fsync(file.fileno())
 
 
-def publish(staging: Folder, final: Path) -> bool:
-    """Rename the staging directory to `final`, durably; False where it is to be tried again.
+def _rename(staging: Folder, place: Place) -> bool:
+    """Rename the staging directory into place, durably; False where it is to be tried again.
 
     Then something has the name, or was removed in this moment.
     """
-    # The order is important: both files are on the disk by now (`synced`); then the directory that
+    # The order is important: both files are on the disk by now (`_synced`); then the directory that
     # lists them, then the name, then the directory that lists the name. So after a power cut there
     # is a whole dump of this name, or none.
-    _sync(staging)
+    with contextlib.suppress(OSError):
+        os.fsync(staging.handle)
     try:
-        make_directory(final.parent)
         # A directory replaces an empty one only. A dump has files: the second writer of a name
         # always fails here, and a look before it could decide nothing.
-        os.rename(staging.path, final)
+        os.rename(staging.path, place.directory)
     except OSError as error:
         if error.errno not in _NOT_NOW or not os.path.lexists(staging.path):
             raise
         return False
-    sync_directory(final.parent)
+    _sync_directory(place.root)
     return True
+
+
+def _there(place: Place, read_meta: Callable[[Place], DumpMeta]) -> DumpMeta | None:
+    """The meta of the dump that another process has written to `place`; None: there is none now.
+
+    What has its name and is none is moved away. Raises OSError for what cannot be read: it may be
+    a sound dump, which nobody quarantines.
+    """
+    # Looked at before it is read: it may be replaced by a sound one before it is moved away. And
+    # another process may be quicker to move or to replace it.
+    with contextlib.suppress(FileNotFoundError):
+        judged = os.lstat(place.directory)
+        try:
+            other = read_meta(place)
+        except (CorruptDumpError, AbsentDumpError) as error:
+            # What is stale counts as absent for a reader. It may have been moved, and be sound.
+            stale = getattr(error.__cause__, "errno", None) == errno.ESTALE
+            if stale or isinstance(error, UnreadableDumpError):
+                raise OSError(errno.EIO, error.what, error.where) from error
+            kept = move_away(place, judged)
+            logger.warning("%s holds no readable dump. It is kept as %s", place.directory, kept)
+        else:
+            logger.info("%s has a dump already", place.directory)
+            return other
+    return None
+
+
+def _make_work(root: Path) -> None:
+    """Make the folder of what jobs hold in `root`; anything else of that name is moved away."""
+    make_directory(root)
+    work = root / WORK
+    with contextlib.suppress(FileNotFoundError):  # or another process was quicker
+        if not stat.S_ISDIR(os.lstat(work).st_mode):
+            kept = work.with_name(quarantine_name(work.name))
+            os.rename(work, kept)
+            logger.warning("%s is not a directory. It is kept as %s", work, kept.name)
+    with open_folder(root, WORK, create=True):
+        pass
 
 
 def make_directory(path: Path) -> None:
@@ -96,17 +212,12 @@ def make_directory(path: Path) -> None:
     make_directory(path.parent)
     with contextlib.suppress(FileExistsError):
         os.mkdir(path)
-    sync_directory(path.parent)
+    _sync_directory(path.parent)
 
 
-def sync_directory(path: Path) -> None:
+def _sync_directory(path: Path) -> None:
     """Bring a directory's entries to the disk, on file systems that can."""
     with contextlib.suppress(OSError), open_folder(path) as folder:
-        _sync(folder)
-
-
-def _sync(folder: Folder) -> None:
-    with contextlib.suppress(OSError):
         os.fsync(folder.handle)
 
 
@@ -136,26 +247,14 @@ def move_away(place: Place, judged: os.stat_result | None = None) -> str:
     return kept
 
 
-def quarantine_other_than_directory(path: Path) -> None:
-    """Rename whatever has the name of one of our directories and is not one, such as a link."""
-    try:
-        if stat.S_ISDIR(os.lstat(path).st_mode):
-            return
-        kept = path.with_name(quarantine_name(path.name))
-        os.rename(path, kept)
-    except FileNotFoundError:  # nothing is there, or another process was quicker
-        return
-    logger.warning("%s is not a directory. It is kept as %s", path, kept.name)
-
-
 def remove(path: Path, root: Path) -> None:
     """Delete a dump: it vanishes in one rename, its files follow."""
-    with _work(root) as work:
-        # The rename first: no reader finds a dump of which a part is gone. What is left of it by a
-        # process that is killed now is owned, so the next save removes it.
-        doomed = work.path / f"removed-{path.name}~{alive.own(root)}"
-        os.rename(path, doomed)
-        _remove_tree(doomed)
+    _make_work(root)
+    # The rename first: no reader finds a dump of which a part is gone. What is left of it by a
+    # process that is killed now is owned, so the next sweep removes it.
+    doomed = root / WORK / f"removed-{path.name}~{alive.own(root)}"
+    os.rename(path, doomed)
+    _remove_tree(doomed)
 
 
 def _remove_tree(path: Path) -> None:
@@ -164,27 +263,3 @@ def _remove_tree(path: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
         if not os.path.lexists(path):
             return
-
-
-# -- what living jobs are at, so that nobody removes it -----------------------------------------
-
-_APPENDING = "appending-"
-
-
-def appending(root: Path, step: int) -> AbstractContextManager[None]:
-    """Mark the step's journal as one that grows, where a mark can be written."""
-    with contextlib.suppress(OSError), open_folder(root, WORK, create=True):
-        pass
-    return alive.holding(root, f"{_APPENDING}{step}")
-
-
-def in_use(root: Path) -> dict[int, str]:
-    """The steps that living jobs generate; raises OSError where that cannot be seen."""
-    uses = {alive.LEASE: "a job generates it", _APPENDING: "a process appends to it"}
-    found: dict[int, str] = {}
-    for label, _ in alive.held(root):
-        for prefix in filter(label.startswith, uses):
-            step = as_step(label.removeprefix(prefix).partition("-")[0])
-            if step is not None:
-                found[step] = uses[prefix]
-    return found

@@ -20,16 +20,6 @@ if TYPE_CHECKING:
     from rlskip.format import container
 
 
-def whose(place: Place | DumpMeta) -> dict[str, Any]:
-    """What both files of a dump record of its place."""
-    return {
-        "step": place.step,
-        "call": place.call,
-        "rank": place.rank,
-        "world_size": place.world_size,
-    }
-
-
 @contextlib.contextmanager
 def opened(place: Place) -> Iterator[OpenDump]:
     """Hold a dump's directory open, so that its files belong together whatever is renamed.
@@ -91,16 +81,16 @@ class OpenDump:
         where = f"{place.directory}/{place.meta}"
         try:
             meta = DumpMeta.from_bytes(self.folder.read(place.meta, MAX_META), where, identity)
-            dump, found = f"{place.directory}/{place.dump}", self.folder.stat(place.dump)
+            found = self.folder.stat(place.dump)
         except FileNotFoundError:
             # One rename published both: where one of them is there, the other was removed.
             missing = {place.dump, place.meta} - {*self.folder.names()}
             if len(missing) == 1:
-                raise CorruptDumpError(
-                    f"{missing.pop()} is missing", f"{place.directory}"
-                ) from None
+                what = f"{missing.pop()} is missing"
+                raise CorruptDumpError(what, str(place.directory)) from None
             raise
-        self._check_whose(whose(meta), where)
+        self._check_whose(attrs.asdict(meta, recurse=False), where)
+        dump = f"{place.directory}/{place.dump}"
         if not stat.S_ISREG(found.st_mode):
             raise CorruptDumpError("it is not a regular file", dump)
         if found.st_size != meta.stored:
@@ -132,7 +122,7 @@ class OpenDump:
             yield reader
 
     def _check_whose(self, found: Mapping[str, Any], where: str) -> None:
-        if not whose(self.place).items() <= found.items():
+        if not self.place.whose.items() <= found.items():
             raise CorruptDumpError(
                 f"it was written for step {found.get('step')}, call {found.get('call')!r}, "
                 f"rank {found.get('rank')} of {found.get('world_size')}",

@@ -15,7 +15,7 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def rows_of_prompts(info: Mapping[str, Any]) -> list[tuple[str, int, int]]:
     """
     prompts, counts = info.get(PROMPTS), info.get(ROWS_PER_PROMPT)
     digests = prompts.get("digests") if isinstance(prompts, dict) else None
-    if not isinstance(digests, list) or not all(isinstance(one, str) for one in digests):
+    if not isinstance(digests, list):
         return []
     if type(counts) is int:
         counts = [counts] * len(digests)
@@ -73,7 +73,7 @@ def rows_of_prompts(info: Mapping[str, Any]) -> list[tuple[str, int, int]]:
         return []
     found, start = [], 0
     for digest, count in zip(digests, counts, strict=True):
-        if type(count) is not int or count < 1:
+        if type(count) is not int or count < 1 or not isinstance(digest, str):
             return []
         found.append((digest, start, count))
         start += count
@@ -106,22 +106,24 @@ class IndexedDump:
 
     @classmethod
     def of(cls, place: Place, meta: DumpMeta, stamp: Stamp) -> IndexedDump:
+        said = attrs.asdict(meta, recurse=False)
+        identity, said["info"] = said.pop("identity"), dict(meta.info)
+        for name in (PROMPTS, QUEUED, ROWS_PER_PROMPT):
+            said["info"].pop(name, None)
+        rows = rows_of_prompts(meta.info)
+        prompts = [*next(zip(*rows, strict=True))] if rows else []
         queued = meta.info.get(QUEUED)
-        prompts = [digest for digest, _, _ in rows_of_prompts(meta.info)]
         if isinstance(queued, list):
-            prompts = [one[0] for one in queued if isinstance(one, list) and one]
-        said = attrs.asdict(meta, filter=lambda field, _: field.name not in ("identity", "info"))
-        of_prompts = (PROMPTS, QUEUED, ROWS_PER_PROMPT)
-        said["info"] = {name: meta.info[name] for name in meta.info if name not in of_prompts}
-        batch = str(meta.identity.prompts or "") if meta.identity else ""
-        joined = ",".join(one for one in prompts if isinstance(one, str))
-        return cls(place.name, stamp, batch, said, joined)
+            whose = [one[0] for one in queued if isinstance(one, list) and one]
+            prompts = [one for one in whose if isinstance(one, str)]
+        batch = str(identity.prompts or "") if identity else ""
+        return cls(place.name, stamp, batch, said, ",".join(prompts))
 
     @classmethod
     def parse(cls, line: bytes) -> IndexedDump | None:
         """None for a line that is torn, damaged or another version's."""
         checksum, _, text = line.rstrip(b"\n").partition(b" ")
-        if checksum != _checksum(text):
+        if checksum != xxhash.xxh3_64_hexdigest(text).encode():
             return None
         try:
             head, _, prompts = text.decode().partition("\t")
@@ -136,7 +138,7 @@ class IndexedDump:
     def line(self) -> bytes:
         head = json.dumps([self.name, self.stamp, self.batch, self.about], separators=(",", ":"))
         text = f"{head}\t{self.joined}".encode()
-        return b"\n%s %s\n" % (_checksum(text), text)
+        return b"\n%s %s\n" % (xxhash.xxh3_64_hexdigest(text).encode(), text)
 
     @property
     def prompts(self) -> list[str]:
@@ -145,7 +147,7 @@ class IndexedDump:
     @property
     def meta(self) -> DumpMeta:
         """Its meta without identity and single prompts."""
-        return DumpMeta(**self.about)
+        return DumpMeta.from_json(self.about)
 
 
 class Index:
@@ -210,18 +212,9 @@ class Index:
         return new
 
 
-def note(place: Place, meta: DumpMeta, stamp: Stamp) -> None:
-    """Index a dump that was published: nothing that happens here is an error of it."""
-    try:
-        append(place.root, [IndexedDump.of(place, meta, stamp)])
-    except Exception as error:
-        logger.debug("%s is not indexed: %s", place.directory, error)
-
-
-def append(directory: Path, dumps: Iterable[IndexedDump]) -> None:
+def append(directory: Path, dumps: Sequence[IndexedDump]) -> None:
     """Add lines to the index of a run's directory; what cannot be written is found without."""
-    lines = [dump.line for dump in dumps]
-    if not lines:
+    if not dumps:
         return
     try:
         with open_folder(directory) as folder, folder.open(INDEX, "a", buffering=0) as file:
@@ -230,11 +223,7 @@ def append(directory: Path, dumps: Iterable[IndexedDump]) -> None:
                 return
             # One write a line, and each goes to where the file ends at that moment: no other job's
             # line is overwritten, and who is killed in between leaves whole ones.
-            for line in lines:
-                file.write(line)
+            for dump in dumps:
+                file.write(dump.line)
     except OSError as error:
         logger.debug("the index of %s cannot be written: %s", directory, error)
-
-
-def _checksum(text: bytes) -> bytes:
-    return xxhash.xxh3_64_hexdigest(text).encode()

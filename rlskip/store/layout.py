@@ -31,7 +31,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import attrs
 import xxhash
@@ -74,27 +74,15 @@ def run_directory(
     """The directory of a run's dumps; nothing is created.
 
     ``~`` is expanded; a relative `dump_dir` stays relative. Names are made safe: none leaves
-    `dump_dir`, and no two names are changed into the same one.
-
-    Raises
-    ------
-    ConfigError
-        `dump_dir` is a URL or empty, or the directory is reached by a symbolic link below it
-        (`dump_dir` itself may be one).
+    `dump_dir`, and no two names are changed into the same one. Raises ConfigError where `dump_dir`
+    is a URL or empty, or where a symbolic link below it leads to the directory.
     """
     run = f"{safe_name(experiment_name)}_{safe_name(project_name)}"
-    shape = f"GBS{gbs}_N{n}_in{prompt_len}_out{response_len}"
+    shape = safe_name(f"GBS{gbs}_N{n}_in{prompt_len}_out{response_len}")
     outermost = parse_dump_dir(dump_dir)
-    directory = outermost / run / safe_name(shape)
+    directory = outermost / run / shape
     refuse_links(directory)
     guard(outermost)
-    return directory
-
-
-def role_directory(run: Path, role: str) -> Path:
-    """The directory of a role that has its own below the run's; raises as :func:`run_directory`."""
-    directory = run / role
-    refuse_links(directory)
     return directory
 
 
@@ -106,10 +94,7 @@ def stages_directory(dump_dir: str | Path, job: str) -> Path:
 
 
 def shape_of(name: str) -> dict[str, str] | None:
-    """What a directory of this name says of its run's batches; None for any other name.
-
-    The keys are ``gbs``, ``n``, ``prompt_len`` and ``response_len``.
-    """
+    """What a directory's name says: gbs, n, prompt_len, response_len; None for any other name."""
     found = _SHAPE.fullmatch(name)
     return found.groupdict() if found else None
 
@@ -153,7 +138,6 @@ def as_step(name: str) -> int | None:
 
 
 def journal_name(step: int) -> str:
-    """The name of the step's journal."""
     return f"{step}{_JOURNAL}"
 
 
@@ -164,11 +148,10 @@ def journaled_step(name: str) -> int | None:
 
 def journaled_steps(directory: Path) -> list[int]:
     """The steps that have a journal in a run's directory, ascending; none if it cannot be read."""
-    try:
+    with contextlib.suppress(OSError):
         found = map(journaled_step, os.listdir(directory))
-    except OSError:
-        return []
-    return sorted({step for step in found if step is not None})
+        return sorted(step for step in found if step is not None)
+    return []
 
 
 def part_name(number: int) -> str:
@@ -194,10 +177,7 @@ def name_before_quarantine(name: str) -> str:
 
 
 def holds_rollouts(names: Iterable[str], *, of_run: bool) -> bool:
-    """Whether files of these names are those of a dump.
-
-    A lone ``meta.json`` may be of any program, except in the directory of a run (`of_run`).
-    """
+    """Whether files of these names are a dump's; a lone ``meta.json`` is one only `of_run`."""
     return any(name == Place.dump or (of_run and name == Place.meta) for name in names)
 
 
@@ -240,6 +220,16 @@ class Place:
         return self.root / self.name
 
     @property
+    def whose(self) -> dict[str, Any]:
+        """What both files of a dump record of its place."""
+        return {
+            "step": self.step,
+            "call": self.call,
+            "rank": self.rank,
+            "world_size": self.world_size,
+        }
+
+    @property
     def order(self) -> tuple[int, bool, str, int, int]:
         """Within a run: by step, the first call first, then by name, and by rank."""
         digest, _, _ = self.call.rpartition("-")
@@ -252,9 +242,9 @@ def places_among(root: Path, names: Iterable[str]) -> list[Place]:
     return sorted(found, key=lambda place: place.order)
 
 
-def _by_step(places: Iterable[Place]) -> dict[int, list[Place]]:
+def _by_step(root: Path, names: Iterable[str]) -> dict[int, list[Place]]:
     found: dict[int, list[Place]] = {}
-    for place in places:
+    for place in places_among(root, names):
         found.setdefault(place.step, []).append(place)
     return found
 
@@ -272,6 +262,9 @@ class Listing:
     ) -> None:
         self.directory = directory
         self._list_names = list_names
+        self.forget()
+
+    def forget(self) -> None:
         self._listed = _Listed(None, 0.0, {}, {})
 
     def dumps(self, *, again: bool = False) -> dict[int, list[Place]]:
@@ -287,15 +280,11 @@ class Listing:
         listed = self._listed
         family = listed.dumps.setdefault(place.step, [])
         at = bisect.bisect_left(family, place.order, key=lambda other: other.order)
-        if listed.changed is None or family[at : at + 1] == [place]:
-            return
-        family.insert(at, place)  # not sorted again: a step may have thousands of calls
-        # This time hides what others added before: from now on it is believed for a second, too.
-        listed.changed = self._changed()
-        listed.until = min(listed.until, time.monotonic() + _TICK_S)
-
-    def forget(self) -> None:
-        self._listed = _Listed(None, 0.0, {}, {})
+        if listed.changed is not None and family[at : at + 1] != [place]:
+            family.insert(at, place)  # not sorted again: a step may have thousands of calls
+            # This time hides what others added before: from now on it is believed for a second.
+            listed.changed = self._changed()
+            listed.until = min(listed.until, time.monotonic() + _TICK_S)
 
     def _look(self, again: bool = False) -> _Listed:
         # The time before the names: what is added meanwhile is a change at the next look.
@@ -313,8 +302,8 @@ class Listing:
             return _Listed(None, 0.0, {}, {})
         is_settled = changed is not None and time.time() - changed / 1e9 > _TICK_S
         until = math.inf if is_settled else time.monotonic() + _TICK_S
-        dumps = _by_step(places_among(self.directory, names))
-        bad = _by_step(places_among(self.directory, map(name_before_quarantine, names)))
+        dumps = _by_step(self.directory, names)
+        bad = _by_step(self.directory, map(name_before_quarantine, names))
         self._listed = _Listed(changed, until, dumps, bad)  # as a whole: other threads read it
         return self._listed
 

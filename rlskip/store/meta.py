@@ -11,26 +11,48 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import xxhash
-from attrs.validators import ge, instance_of, lt
 
-from rlskip.format.dump_errors import DAMAGE, VERSION, CorruptDumpError, check_version
+from rlskip.format.dump_errors import (
+    DAMAGE,
+    VERSION,
+    CorruptDumpError,
+    UnsupportedTypeError,
+    check_version,
+)
 
 if TYPE_CHECKING:
     from rlskip.store.identity import Identity
 
 MAX_META = 1 << 24
 """Bytes of a ``meta.json``."""
+# Of the identity and the info together: what else there is takes less than the rest.
+_MAX_BOTH = MAX_META - (1 << 12)
 _INDENTED = 1 << 20
-_COUNT = [instance_of(int), ge(0), lt(1 << 63)]
 _GENERATION = re.compile(r"[0-9a-f]{1,15}")
 
 
-def _is_time(meta: DumpMeta, field: attrs.Attribute, value: str) -> None:
-    if datetime.fromisoformat(value).tzinfo is None:
-        raise ValueError(f"{value!r} has no time zone")
+def kept_info(info: Mapping[str, Any], identity: Identity | None) -> dict[str, Any]:
+    """`info` as ``meta.json`` keeps it beside `identity`.
+
+    Raises UnsupportedTypeError for what it cannot keep, or where both are too large for it.
+    """
+    try:
+        text = json.dumps(dict(info))
+        plain: dict[str, Any] = json.loads(text)
+        _check(plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UnsupportedTypeError(f"cannot keep this info: {error}", "info") from error
+    nbytes = len(text) + len(json.dumps(identity.as_json() if identity else None))
+    if nbytes > _MAX_BOTH:
+        raise UnsupportedTypeError(
+            f"the identity and the info take {nbytes} bytes, and meta.json holds {_MAX_BOTH}",
+            "info" if 2 * len(text) > nbytes else "identity",
+            "record a hash of what is large, or store it with the rollouts",
+        )
+    return plain
 
 
-def check_info(info: Mapping[str, Any]) -> None:
+def _check(info: Mapping[str, Any]) -> None:
     """Raise ValueError where entries that rlskip itself reads are not of their type."""
     seconds, generation = info.get("seconds", 0), info.get("generation", "0")
     if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
@@ -65,28 +87,42 @@ class DumpMeta:
         The format's version.
     """
 
-    step: int = attrs.field(validator=_COUNT)
-    checksum: str = attrs.field(validator=instance_of(str))
-    nbytes: int = attrs.field(validator=_COUNT)
-    stored: int = attrs.field(validator=_COUNT)
-    created: str = attrs.field(validator=_is_time)
-    call: str = attrs.field(default="", validator=instance_of(str))
-    rank: int = attrs.field(default=0, validator=_COUNT)
-    world_size: int = attrs.field(default=1, validator=_COUNT)
+    step: int
+    checksum: str
+    nbytes: int
+    stored: int
+    created: str
+    call: str = ""
+    rank: int = 0
+    world_size: int = 1
     identity: Identity | None = None
-    info: Mapping[str, Any] = attrs.field(
-        factory=dict, validator=[instance_of(dict), lambda meta, field, info: check_info(info)]
-    )
-    version: int = attrs.field(default=VERSION, validator=_COUNT)
+    info: Mapping[str, Any] = attrs.field(factory=dict)
+    version: int = VERSION
 
     def to_bytes(self) -> bytes:
-        plain = attrs.asdict(self)
+        plain = attrs.asdict(self, recurse=False)
         if self.identity is not None:
             plain["identity"] = self.identity.as_json()
-        text = _canonical(plain)
-        plain["seal"] = _seal(text)
-        indent = 2 if len(text) < _INDENTED else None
+        plain["seal"], size = _seal(plain)
+        indent = 2 if size < _INDENTED else None
         return json.dumps(plain, indent=indent, allow_nan=True).encode() + b"\n"
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> DumpMeta:
+        """One with these entries; raises what DAMAGE lists where one is not of its type."""
+        meta = cls(**plain)
+        for name in ("step", "rank", "world_size", "nbytes", "stored", "version"):
+            count = getattr(meta, name)
+            if type(count) is not int or not 0 <= count < 1 << 63:
+                raise ValueError(f"{name} is not a number")
+        if type(meta.checksum) is not str or type(meta.call) is not str:
+            raise TypeError("not a text")
+        if datetime.fromisoformat(meta.created).tzinfo is None:
+            raise ValueError(f"{meta.created!r} has no time zone")
+        if type(meta.info) is not dict:
+            raise TypeError("not a mapping")
+        _check(meta.info)
+        return meta
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str, identity: bool = True) -> DumpMeta:
@@ -102,7 +138,7 @@ class DumpMeta:
             raise CorruptDumpError("meta.json cannot be read", where=where) from error
         check_version(version, where)
         try:
-            if plain.pop("seal", None) != _seal(_canonical(plain)):
+            if plain.pop("seal", None) != _seal(plain)[0]:
                 raise CorruptDumpError("meta.json was altered", where=where)
             if not identity:
                 plain["identity"] = None
@@ -110,16 +146,14 @@ class DumpMeta:
                 from rlskip.store.identity import Identity
 
                 plain["identity"] = Identity.from_json(plain["identity"])
-            return cls(**plain)
+            return cls.from_json(plain)
         except CorruptDumpError:
             raise
         except DAMAGE as error:  # a file's entries may be anything
             raise CorruptDumpError("meta.json has invalid entries", where=where) from error
 
 
-def _canonical(plain: Mapping[str, Any]) -> str:
-    return json.dumps(plain, sort_keys=True, separators=(",", ":"))
-
-
-def _seal(canonical: str) -> str:
-    return xxhash.xxh3_128_hexdigest(canonical.encode())
+def _seal(plain: Mapping[str, Any]) -> tuple[str, int]:
+    """The hash of the entries, and the size of what it is of."""
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    return xxhash.xxh3_128_hexdigest(text.encode()), len(text)

@@ -1,4 +1,4 @@
-"""How many steps to keep: those written last."""
+"""How many steps to keep, and which ones living jobs are at, so that nobody removes those."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ import os
 import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+from rlskip._files import open_folder
+from rlskip.jobs import alive
+from rlskip.jobs.alive import WORK
 from rlskip.store import commit
-from rlskip.store.layout import Place
+from rlskip.store.layout import Place, as_step
 
 logger = logging.getLogger(__name__)
+
+_APPENDING = "appending-"
 
 
 class Retention:
@@ -41,24 +47,23 @@ class Retention:
             self._known[written.step] = time.time_ns()
             return
         try:
-            removed = self._remove(families(), written.step, self._keep_last)
+            removed = self._remove(families(), written.step)
         except Exception as error:  # the new dump is published: nothing may fail any more
             logger.warning("old dumps in %s cannot be removed: %s", self._root, error)
         else:
             if removed:
-                logger.info("removed the dumps of steps %s: keep_last=%d", removed, self._keep_last)
+                text = "removed the dumps of steps %s: keep_last=%d"
+                logger.info(text, removed, self._keep_last)
 
-    def _remove(
-        self, families: Mapping[int, list[Place]], just_written: int, keep_last: int
-    ) -> list[int]:
+    def _remove(self, families: Mapping[int, list[Place]], just_written: int) -> list[int]:
         present = {step: self._known.get(step) or _written(of) for step, of in families.items()}
         self._known = {step: when for step, when in present.items() if when is not None}
         # Who reads one meanwhile needs no mark: who has opened it reads it to the end, or is told
         # that it is gone (NFS), and who comes later finds none. A miss, never a part of one.
-        spared = {*commit.in_use(self._root), just_written}
+        spared = {*in_use(self._root), just_written}
         removed = []
         for step in sorted(self._known, key=self._known.__getitem__):
-            if len(self._known) <= keep_last:
+            if len(self._known) <= self._keep_last:
                 break
             if step in spared:
                 continue
@@ -87,3 +92,22 @@ def _written(places: Sequence[Place]) -> int | None:
             found.append(os.lstat(place.directory))
     # A link or a file that has the name of a dump is not counted as a step.
     return max((of.st_mtime_ns for of in found if stat.S_ISDIR(of.st_mode)), default=None)
+
+
+def appending(root: Path, step: int) -> AbstractContextManager[None]:
+    """Mark the step's journal as one that grows, where a mark can be written."""
+    with contextlib.suppress(OSError), open_folder(root, WORK, create=True):
+        pass
+    return alive.holding(root, f"{_APPENDING}{step}")
+
+
+def in_use(root: Path) -> dict[int, str]:
+    """The steps that living jobs generate; raises OSError where that cannot be seen."""
+    uses = {alive.LEASE: "a job generates it", _APPENDING: "a process appends to it"}
+    found: dict[int, str] = {}
+    for label, _ in alive.held(root):
+        for prefix in filter(label.startswith, uses):
+            step = as_step(label.removeprefix(prefix).partition("-")[0])
+            if step is not None:
+                found[step] = uses[prefix]
+    return found

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,11 @@ from rlskip.format.dump_errors import (
 from rlskip.format.kinds import Packer, rebuild
 from rlskip.jobs import alive
 from rlskip.store import commit
+from rlskip.store.commit import NewDump
 from rlskip.store.dump import OpenDump, opened
 from rlskip.store.identity import Identity
 from rlskip.store.layout import Listing, Place
-from rlskip.store.meta import DumpMeta
-from rlskip.store.new_dump import NewDump, as_json
+from rlskip.store.meta import DumpMeta, kept_info
 from rlskip.store.retention import Retention
 
 logger = logging.getLogger(__name__)
@@ -68,11 +70,11 @@ class StepStore:
         max_bytes: int | None = None,
     ) -> None:
         self.directory = Path(directory)
+        self.rank, self.world_size = rank, world_size
         self._max_bytes = max_bytes
         self._quarantines, self._complete = quarantines, complete
-        self.rank = rank
-        self.world_size = world_size
         self._listing = Listing(self.directory)
+        self._sweep_at = -math.inf
         self._retention = None if keep_last is None else Retention(self.directory, keep_last)
 
     # -- which dumps there are -----------------------------------------------------------
@@ -92,11 +94,10 @@ class StepStore:
 
     def listed(self) -> list[int]:
         """The steps whose first call has a directory, ascending, without a look into it."""
-        dumps = [*self._listing.dumps().items()]  # other threads may add to it
         # The first call's shards come first: the others of a step of thousands are not looked at.
         return sorted(
             step
-            for step, family in dumps
+            for step, family in [*self._listing.dumps().items()]  # other threads may add to it
             if any(map(self._is_mine, itertools.takewhile(lambda one: not one.call, [*family])))
         )
 
@@ -106,8 +107,7 @@ class StepStore:
 
     def calls(self, step: int) -> list[str]:
         """The names of the calls of `step` that have a directory, the first call first."""
-        places = [*self._listing.dumps().get(step, ())]  # other threads may add to them
-        return [place.call for place in places if self._is_mine(place)]
+        return self._mine(self._listing.dumps().get(step, ()))
 
     def in_order(self, step: int) -> list[str]:
         """The names of the calls of `step` that have a sound dump, as they were made.
@@ -119,31 +119,38 @@ class StepStore:
 
     def quarantined(self, step: int) -> list[str]:
         """The names of the calls of `step` of which something was moved away as bad."""
-        bad = self._listing.bad().get(step, ())
-        return [*dict.fromkeys(place.call for place in bad if self._is_mine(place))]
+        return [*dict.fromkeys(self._mine(self._listing.bad().get(step, ())))]
+
+    def _mine(self, family: Sequence[Place]) -> list[str]:
+        return [place.call for place in [*family] if self._is_mine(place)]  # a thread may add some
+
+    def _is_mine(self, place: Place) -> bool:
+        return (place.rank, place.world_size) == (self.rank, self.world_size)
 
     def read_meta(self, step: int, call: str = "") -> DumpMeta | None:
         """What ``meta.json`` of a dump holds; None where there is none that can be read.
 
         Cheap: the rollouts are not read. Raises OtherFormatError for another version's.
         """
+        try:  # a call that is generated looks for several dumps, and none is there
+            os.lstat(self._place(step, call).directory)
+        except FileNotFoundError:
+            return None
+        except OSError:
+            pass
         return next(self._sound([(step, call)]), None)
-
-    def _is_mine(self, place: Place) -> bool:
-        return (place.rank, place.world_size) == (self.rank, self.world_size)
 
     def _sound(self, named: Iterable[tuple[int, str]]) -> Iterator[DumpMeta]:
         """The metas of those of these dumps that can be read; one warning for all others."""
         unread: list[UnreadableDumpError] = []
         try:
             for step, call in named:
-                with contextlib.suppress(AbsentDumpError, CorruptDumpError):
-                    try:
-                        meta = self._meta(step, call)
-                    except UnreadableDumpError as error:
-                        unread.append(error)
-                    else:
-                        yield meta
+                try:
+                    yield self._meta(step, call)
+                except UnreadableDumpError as error:
+                    unread.append(error)
+                except (AbsentDumpError, CorruptDumpError):
+                    pass
         finally:  # whoever has found one does not read on
             if unread:
                 more = f" (and {len(unread) - 1} more)" if len(unread) > 1 else ""
@@ -201,12 +208,12 @@ class StepStore:
             that one. By default it is that.
         """
         packer = Packer()
-        index = {
+        trees = {
             "rollouts": packer.node(rollouts, "rollouts"),
             "aside": packer.node(sidecar, "sidecar"),
         }
-        place, plain = self._place(step, call), as_json(info or {}, identity)
-        return NewDump(place, index, packer.arrays, identity, plain, on_conflict)
+        kept, place = kept_info(info or {}, identity), self._place(step, call)
+        return NewDump(place, trees, packer.arrays, identity, kept, on_conflict)
 
     def write(self, dump: NewDump) -> DumpMeta:
         """The second half: write it, sync it, rename it into place.
@@ -214,7 +221,10 @@ class StepStore:
         Returns the meta of the dump that has the place now.
         """
         # Before the dump is made: what a killed job left must not fill a disk that is nearly full.
-        alive.sweep(self.directory)
+        # Not before each: who has died since is found by the next look.
+        if time.monotonic() >= self._sweep_at:
+            self._sweep_at = time.monotonic() + alive.DEAD_S
+            alive.sweep(self.directory)
         try:
             place, meta = dump.publish(lambda place: self._meta(place.step, place.call))
         except OSError as error:
@@ -287,24 +297,22 @@ class StepStore:
         the one that was `judged`. Returns where the dump is; None when it is gone or cannot be
         moved.
         """
-        place = self._place(step, call)
+        where = (place := self._place(step, call)).directory
         if not self._quarantines:
-            logger.warning("%s cannot be used: %s", place.directory, reason)
+            logger.warning("%s cannot be used: %s", where, reason)
             return None
         try:
             kept = commit.move_away(place, judged)
         except FileNotFoundError:
             return None
         except OSError as error:
-            logger.warning(
-                "%s cannot be used: %s. It stays there, because it cannot be renamed: %s",
-                place.directory, reason, error,
-            )  # fmt: skip
+            text = "%s cannot be used: %s. It stays there, because it cannot be renamed: %s"
+            logger.warning(text, where, reason, error)
             return None
         # Else the next dump that is published would keep it listed for a second.
         self._listing.forget()
-        logger.warning("%s cannot be used: %s. It is kept as %s", place.directory, reason, kept)
-        return place.directory.with_name(kept)
+        logger.warning("%s cannot be used: %s. It is kept as %s", where, reason, kept)
+        return where.with_name(kept)
 
     def _place(self, step: int, call: str) -> Place:
         return Place(self.directory, step, call, self.rank, self.world_size)
@@ -312,9 +320,9 @@ class StepStore:
     @contextlib.contextmanager
     def _opened(self, step: int, call: str) -> Iterator[OpenDump]:
         """Open the dump's directory; a dump that turns out to be corrupt is quarantined."""
-        place, here = self._place(step, call), None
+        here = None
         try:
-            with opened(place) as here:
+            with opened(self._place(step, call)) as here:
                 try:
                     yield here
                 except (CorruptDumpError, RefusedFileError) as error:

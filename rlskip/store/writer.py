@@ -17,8 +17,8 @@ from rlskip._copies import BufferPool, fresh
 from rlskip.errors import RlskipError
 from rlskip.format import chunks
 from rlskip.format.chunks import CHUNK
+from rlskip.store.commit import NewDump
 from rlskip.store.meta import DumpMeta
-from rlskip.store.new_dump import NewDump
 from rlskip.store.step_store import StepStore
 
 logger = logging.getLogger(__name__)

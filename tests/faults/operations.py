@@ -24,7 +24,8 @@ from rlskip.dispatch.journal import SessionJournal
 from rlskip.jobs import alive
 from rlskip.jobs.lease import SingleFlight
 from rlskip.jobs.records import Recorder, Tally, acknowledge, acknowledged, tally, tally_steps
-from rlskip.store import AbsentDumpError, DumpError, Identity, StepStore, commit
+from rlskip.store import AbsentDumpError, DumpError, Identity, StepStore
+from rlskip.store.retention import appending
 from tests.clock import MockClock
 from tests.faulty_files import FaultyFiles
 from tests.skip.trainers import Loop
@@ -164,7 +165,7 @@ def retention(directory: Path) -> Operation:
         store = StepStore(emptied(directory), keep_last=1)
         for step, call in ((1, ""), (1, LATER), (2, ""), (2, LATER)):
             StepStore(directory).save(step, f"{step}{call}", call=call)
-        with commit.appending(directory, 1):
+        with appending(directory, 1):
             got = yield lambda store=store: store.save(3, "new")
             after = StepStore(directory)
             assert (got.error is None) == (after.read_meta(3) is not None)

@@ -15,7 +15,7 @@ from rlskip._human import size
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.runs import on_disk, pruning
 from rlskip.runs.opened import Run
-from rlskip.store import Identity, StepStore, commit
+from rlskip.store import Identity, StepStore, commit, retention
 from rlskip.store.layout import Place
 
 
@@ -96,10 +96,10 @@ JOB = """
 import sys
 from pathlib import Path
 from rlskip.jobs.lease import SingleFlight
-from rlskip.store import commit
+from rlskip.store import retention
 run, does = Path(sys.argv[1]), sys.argv[2]
 flight = SingleFlight(run)
-with commit.appending(run, 1) if does == "append" else flight.enter(1, lambda: False, "a-0"):
+with retention.appending(run, 1) if does == "append" else flight.enter(1, lambda: False, "a-0"):
     print("at work", flush=True)
     sys.stdin.readline()
 """
@@ -136,7 +136,7 @@ def test_what_another_process_appends_to_or_generates_is_never_removed(
 
 def test_what_is_kept_is_not_in_the_total(rlskip: Any, run_dir: Path) -> None:
     nbytes = sum(f.stat().st_size for step in "23" for f in (run_dir / step).iterdir())
-    with commit.appending(run_dir, 1):
+    with retention.appending(run_dir, 1):
         said = rlskip("prune", run_dir, "--keep-last", 0)
     assert f"would remove 2 dumps, {size(nbytes)};" in said.out
 
@@ -179,14 +179,14 @@ def test_a_journal_that_prune_has_looked_at_is_begun_again(
     old.append({("prompt", 0, 0): [{"responses": [1]}]})
     old.close()
     os.utime(path, (0, 0))
-    look = commit.in_use
+    look = retention.in_use
 
     def looked(root: Path) -> dict[int, str]:
         found = look(root)
         journal.append({("prompt", 0, 1): [{"responses": [2]}]})
         return found
 
-    monkeypatch.setattr(commit, "in_use", looked)
+    monkeypatch.setattr(retention, "in_use", looked)
     (said,) = rlskip("prune", tmp_path, "--older-than", "1h", "--yes", "--json").json
     assert said["removed"] is True
     journal.append({("prompt", 0, 2): [{"responses": [3]}]})

@@ -16,7 +16,6 @@ from rlskip.store.layout import (
     name_before_quarantine,
     places_among,
     quarantine_name,
-    role_directory,
     run_name,
     safe_name,
     shape_of,
@@ -79,9 +78,7 @@ def test_a_quarantined_name_is_no_step_and_tells_what_it_was(name: str) -> None:
 def test_a_run_is_named_after_its_directory() -> None:
     directory = run_directory("/dumps", "exp", "proj", 256, 8, "any", 4096)
     assert run_name(directory) == "exp_proj/GBS256_N8_inany_out4096"
-    assert (
-        run_name(role_directory(directory, "reward")) == "exp_proj/GBS256_N8_inany_out4096/reward"
-    )
+    assert run_name(directory / "reward") == "exp_proj/GBS256_N8_inany_out4096/reward"
     assert shape_of(directory.name) == {
         "gbs": "256", "n": "8", "prompt_len": "any", "response_len": "4096",
     }  # fmt: skip

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlskip.jobs.alive import WORK
-from rlskip.store import StepStore, commit
+from rlskip.store import StepStore, commit, retention
 
 
 def test_a_step_is_as_old_as_the_last_call_added_to_it(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_a_step_goes_with_all_its_calls_and_ranks_the_first_call_last(
 def test_a_step_being_generated_stays(tmp_path: Path) -> None:
     store = StepStore(tmp_path, keep_last=1)
     store.save(1, "x")
-    with commit.appending(tmp_path, 1):  # by whatever process
+    with retention.appending(tmp_path, 1):  # by whatever process
         store.save(2, "y")
         store.save(3, "z")
         assert store.steps() == [1, 3]

@@ -16,7 +16,7 @@ import torch
 
 from rlskip._copies import BufferPool
 from rlskip.store import DumpMeta, StepStore, UnsupportedTypeError, WriterTimeoutError
-from rlskip.store.step_store import NewDump
+from rlskip.store.commit import NewDump
 from rlskip.store.writer import Writer
 
 
