@@ -105,14 +105,9 @@ def test_a_job_of_another_host_lives_as_long_as_its_file_is_touched(
 def test_what_has_no_jobs_file_is_as_old_as_itself(age: float, root: Path) -> None:
     job, staging = another_job(root)
     job.unlink()
-    for path in (staging, staging / "gen_batch.dp"):
-        os.utime(path, (time.time() - age,) * 2)
+    os.utime(staging, (time.time() - age,) * 2)
     sweep(root)
     assert staging.exists() == (age < 60)
-    if staging.exists():
-        os.utime(staging, (0, 0))  # but what is in it was written to a moment ago
-        sweep(root)
-        assert staging.exists()
 
 
 @LINUX
@@ -121,11 +116,9 @@ def test_what_has_no_jobs_file_is_as_old_as_itself(age: float, root: Path) -> No
     [
         ({}, False),
         ({"began": "1"}, True),  # the number belongs to another process by now
-        ({"pid": 1 << 40}, False),
         ({"pid": "1"}, False),
         ({"pid": 2**22 + 1}, True),  # more than Linux gives
         ({"pid": 2**22 + 1, "sees": "another host"}, False),
-        ({"pid": 2**22 + 1, "sees": None}, False),
         ({"pid": 2**22 + 1, "began": None}, False),
     ],
     ids=str,
@@ -145,7 +138,7 @@ def test_a_file_that_says_nothing_is_judged_by_its_age(text: str, root: Path) ->
     job.write_text(text)
     sweep(root)
     assert staging.exists()
-    for path in (job, staging, staging / "gen_batch.dp"):
+    for path in (job, staging):
         os.utime(path, (0, 0))
     sweep(root)
     assert not job.exists()
