@@ -10,8 +10,6 @@ import pytest
 
 import rlskip as package
 from rlskip.format.dump_errors import DumpError
-from rlskip.runs.json_lines import read_rows
-from rlskip.runs.rollouts import Rollouts
 
 ASKED = [{"role": "user", "content": "Hi"}]
 
@@ -20,8 +18,7 @@ def read(file: Path, *lines: Any) -> list[dict[str, Any]]:
     """The rows of a file of these lines."""
     text = (line if isinstance(line, str) else json.dumps(line) for line in lines)
     file.write_text("\n".join(text), encoding="utf-8")
-    steps = read_rows(file)
-    return [row for step, columns in steps for row in Rollouts(columns, {"step": step})]
+    return list(package.open(file).run.iter_rows())
 
 
 def test_text_of_verl(tmp_path: Path) -> None:
