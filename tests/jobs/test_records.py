@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from rlskip.jobs.records import (
-    FOLDER,
     JOB_VARIABLE,
     Recorder,
     Tally,
@@ -110,11 +109,3 @@ def test_a_line_that_is_not_an_event_is_skipped(value: Any, tmp_path: Path) -> N
     recorder.write("hit", run="e_p/shape", step=2, seconds_saved=[value])
     recorder.write("miss", run="e_p/shape", step=2)
     assert tally({"rollout": str(tmp_path)}, "job")["rollout"] == Tally(True, 0, 1)
-
-
-def test_a_huge_file_is_left_out(tmp_path: Path) -> None:
-    recorded(tmp_path)
-    huge = tmp_path / FOLDER / "job" / "huge.jsonl"
-    huge.touch()
-    os.truncate(huge, 1 << 40)
-    assert tally({"rollout": str(tmp_path)}, "job")["rollout"] == EVENTS

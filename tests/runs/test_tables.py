@@ -45,8 +45,7 @@ NAMES = ["prompt", "response", "mask", "log_probs"]
 @pytest.mark.data
 @pytest.mark.parametrize(
     ("stored", "low", "span", "true"),
-    [("u1", 0, 200, 1), ("u2", 0, 60_000, 300), ("u4", 2**31, 2**31, 70_000),
-     ("i1", -100, 200, -1), ("i2", -200, 30_000, -300), ("i4", -(2**31), 2**32 - 1, -70_000),
+    [("u1", 0, 200, 1), ("u2", 0, 60_000, 300), ("i4", -(2**31), 2**32 - 1, -70_000),
      ("i8", -(2**62), 2**63 - 1, 2**40)],
 )  # fmt: skip
 def test_tokens_and_masks_are_the_same_however_narrow_they_are_stored(
