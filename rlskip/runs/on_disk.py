@@ -114,7 +114,7 @@ class Dump:
     ) -> Rollouts:
         """The rollouts as rows, sessions and groups, verified; torch is not needed.
 
-        `fields` are those of :meth:`~rlskip.runs.scope.Scope.rollouts`. `decode` makes text of
+        `fields` are those of :meth:`~rlskip.runs.opened.Scope.rollouts`. `decode` makes text of
         tokens; by default the recorded tokenizer does, where `fields` ask for text. `more` is what
         each row says of its place besides step and call, and `told` has the fields of which it was
         said that they do not fit their tokens.

@@ -118,4 +118,5 @@ def _dumped(dtype: np.dtype) -> np.dtype:
     """What a column's dtype was before its integers were read narrower, in this byte order."""
     noted: Any = dtype.metadata or {}
     is_narrow = dtype.kind in "iu" and "torch" in noted
-    return np.dtype(noted["torch"] if is_narrow else dtype.str).newbyteorder("=")
+    dumped: np.dtype = np.dtype(noted["torch"] if is_narrow else dtype.str).newbyteorder("=")
+    return dumped

@@ -142,8 +142,10 @@ def _described(entries: Sequence[Entry], tokens: bool) -> dict[str, Any]:
     found = [(one.rows, one.describes) for one in entries if one.rows and one.describes]
 
     def column(values: Any) -> np.ndarray | None:
-        cut = [None if (whole := values(rows)) is None else whole[some] for rows, some in found]
-        return None if not cut or any(one is None for one in cut) else np.concatenate(cut)
+        wholes = [values(rows) for rows, _ in found]
+        if not wholes or any(whole is None for whole in wholes):
+            return None
+        return np.concatenate([whole[some] for whole, (_, some) in zip(wholes, found, strict=True)])
 
     def flat(name: str) -> np.ndarray | None:
         if not tokens or not found:
