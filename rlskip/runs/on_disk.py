@@ -83,14 +83,8 @@ class Dump:
         with opened(self.place) as here:
             return here.read_meta()
 
-    def load(
-        self,
-        part: str = "rollouts",
-        *,
-        into: Into = "torch",
-        fields: Sequence[str] | None = None,
-    ) -> Any:
-        """The rollouts, or with `part` ``aside`` what is stored beside them, verified.
+    def load(self, *, into: Into = "torch", fields: Sequence[str] | None = None) -> Any:
+        """The rollouts, verified.
 
         `into` is ``torch``, or ``numpy``: then torch is not loaded, and tensors and batches come as
         :mod:`rlskip.format.numpy_maker` says. Of the outermost mapping or batch only `fields` are
@@ -99,7 +93,7 @@ class Dump:
         from rlskip.format.kinds import rebuild
 
         with self._opened() as (reader, _):
-            value = rebuild(reader, part, fields, into)
+            value = rebuild(reader, "rollouts", fields, into)
             if fields is None:
                 reader.verify()
             return value

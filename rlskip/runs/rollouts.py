@@ -240,11 +240,11 @@ class Rollouts:
 
     def _held(self) -> set[str | None]:
         """The columns of which rows have everything but padding."""
-        columns, reward = self.columns, self.columns.array("reward")
-        held = [what for what in TOKENS if self._is_read(what)]
+        columns, tokens = self.columns, self.tokens
+        held = [what for what in TOKENS if getattr(tokens, what) is not None]
         if held:
-            masks = ("attention", "prompt_mask", "labels")
-            held += [what for what in masks if columns.array(what) is not None]
+            held += ["attention", "prompt_mask", "labels"]
+        reward = columns.array("reward")
         if reward is not None and reward.ndim == 1:
             held.append("reward")
         found = (columns.array(what) for what in ("prompt", "response", "whole"))
@@ -254,13 +254,7 @@ class Rollouts:
             np.concatenate(parts[:2], 1), parts[2]
         ):  # fmt: skip
             held.append("whole")
-        return {columns.name_of(what) for what in held}
-
-    def _is_read(self, what: str) -> bool:
-        cells, given = getattr(self.tokens, what), self.columns.of(what) or ()
-        if cells is None:
-            return False
-        return all(c is not None or v is None for c, v in zip(cells, given, strict=False))
+        return {columns.name_of(what) for what in held} - {odd.name for odd in tokens.misfits}
 
     def cell(self, name: str, i: int) -> Any:
         """What row `i` has under a key."""
