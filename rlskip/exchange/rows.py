@@ -11,6 +11,7 @@ import numpy as np
 
 from rlskip.batch.columns import UIDS, columns_of, is_data_proto, is_tensordict
 from rlskip.batch.meta import plain
+from rlskip.batch.padding import refuse
 from rlskip.batch.prompts import named
 from rlskip.batch.ragged import numbers
 from rlskip.batch.row_fields import CONVENTION, RowFields
@@ -39,7 +40,8 @@ class BadRowError(RlskipError, ValueError):
 def rows_of(given: Any) -> tuple[list[Row], RowFields]:
     """Copies of the rows, with tokens as lists and a uid, and what their fields hold.
 
-    Raises BadRowError where there is no row, or one does not fit the others or its own tokens.
+    Raises BadRowError where there is no row, or one does not fit the others, and LengthError where
+    values do not fit their tokens.
     """
     copies: list[Row] = []
     for i, row in enumerate(_mappings(given)):
@@ -135,10 +137,8 @@ def _check_lengths(rows: Sequence[Row], fields: RowFields) -> None:
     """Refuse values that are not one a token, by the rule of :mod:`rlskip.batch.padding`."""
     if fields.response is not None or fields.whole is not None:
         columns = {name: [row[name] for row in rows] for name in rows[0]}
-        if misfits := Tokens.of(rollout_columns(columns, fields, len(rows))).misfits:
-            first = misfits[0]
-            remedy = f"give {first.name} one value for each token, or None in a row without values"
-            raise BadRowError(str(first), _ROWS, remedy)
+        misfits = Tokens.of(rollout_columns(columns, fields, len(rows))).misfits
+        refuse(misfits, _ROWS, annotated=False)
         return
     for name in filter(None, (fields.mask, fields.log_probs, fields.reward)):
         for i, row in enumerate(rows):

@@ -114,9 +114,10 @@ def write(
     Raises
     ------
     BadRowError
-        There is no row; a row has other fields than the first one, a mask or log-probs of another
-        length than its tokens, or no prompt; or the groups are not those of the prompts, or as
-        large as the directory's name says.
+        There is no row; a row has other fields than the first one, or no prompt; or the groups are
+        not those of the prompts, or as large as the directory's name says.
+    LengthError
+        A mask, log-probs or rewards have another length than their tokens.
     StepExistsError
         The step has a dump, which stays.
     ConfigError
