@@ -80,12 +80,8 @@ def gathered(data: np.ndarray, spans: np.ndarray, memory: Memory) -> tuple[np.nd
     """Copy what spans of the first dimension of contiguous `data` hold.
 
     The spans, int64 [B, 2], may be many and short, so what is copied are the blocks that they
-    touch: between two spans in the copy there may be some items that belong to neither.
-
-    Returns
-    -------
-    tuple
-        The copy, and where in it the spans are.
+    touch: between two spans in the copy there may be some items that belong to neither. Returns the
+    copy, and where in it the spans are.
     """
     if not data.size:
         return data, spans
@@ -130,12 +126,7 @@ def share(function: Callable[[T], R], jobs: Sequence[T], alone: bool = False) ->
 
     The thread is started for the call. Kept threads do not survive a fork, and hosts fork; the
     interpreter's own pools refuse work while it shuts down, when a last dump may still have to be
-    written.
-
-    Returns
-    -------
-    list
-        The results, in the order of the jobs.
+    written. The results are in the order of the jobs.
     """
     if alone or len(jobs) < 3 or (os.cpu_count() or 1) == 1:
         return [function(job) for job in jobs]

@@ -66,19 +66,11 @@ def wrap(target: str, decorate: Callable[[F], F], *, key: str) -> None:
 class Seam:
     """A place of a trainer that a host depends on: a row of the host's table.
 
-    Parameters
-    ----------
-    target
-        As for :func:`wrap`.
-    purpose
-        What rlskip does there: "rlskip <purpose>".
-    feature
-        What is off without it. Empty: it is required, and the import of its module fails.
-    role
-        The role whose first step calls it, or another one with this purpose; empty: not each run
-        does.
-    decorated
-        Whether the trainer itself decorates it, with a decorator that the host replaces.
+    `target` is that of :func:`wrap`, and `purpose` what rlskip does there: "rlskip <purpose>".
+    `feature` is off without it; empty: it is required, and the import of its module fails. `role`
+    is the role whose first step calls it, or another one with this purpose; empty: not each run
+    does. `decorated` says whether the trainer itself decorates it, with a decorator that the host
+    replaces.
     """
 
     target: str
@@ -95,14 +87,8 @@ class Seam:
 class Seams:
     """A host's table of seams, and what the host's modules run in their place.
 
-    A seam without a body is called, and not wrapped: it is only looked up.
-
-    Parameters
-    ----------
-    trainer
-        The distribution that has them, for messages.
-    table
-        The rows.
+    A seam without a body is called, and not wrapped: it is only looked up. `trainer` is the
+    distribution that has them, for messages.
     """
 
     def __init__(self, trainer: str, table: Iterable[Seam]) -> None:

@@ -12,7 +12,7 @@ from rlskip.cli.options import Dir, Json, Target, Tokenizer, decoder, dump_dir
 from rlskip.cli.screen import encode_stdout, progress, put, writing
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.runs.find import find_target
-from rlskip.runs.scope import Scope
+from rlskip.runs.opened import Scope
 
 
 def export(

@@ -17,11 +17,10 @@ from rlskip.config.steps import Steps, compact
 from rlskip.errors import ConfigError
 from rlskip.rescore.named import named_function
 from rlskip.runs.find import find_target
-from rlskip.runs.opened import NoSuchPlaceError, Run
+from rlskip.runs.opened import NoSuchPlaceError, Run, Scope
 
 if TYPE_CHECKING:
     from rlskip.rescore.judge import Judge
-    from rlskip.runs.scope import Scope
 
 _NAMED = 10  # groups of a line
 _COLUMNS = ("count", "mean", "std", "min", "p10", "p50", "p90", "max")

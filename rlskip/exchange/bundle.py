@@ -58,8 +58,8 @@ def make_bundle(
     """Write the bundle of a step, and return what it says of itself.
 
     It takes the records of the job that is `side`, all groups or the one named, and with `redact`
-    in place of each text its length and a hash; token ids remain. Raises BundleError where the step
-    has no such group, DumpError where a dump cannot be read.
+    in place of each text its length and a hash. Raises BundleError where the step has no such
+    group, DumpError where a dump cannot be read.
     """
     dumps = list(step.iter_dumps())
     rows = _rows_of(step, dumps, group, redact)

@@ -12,7 +12,6 @@ import attrs
 import numpy as np
 import torch
 
-from rlskip.compare.records import StepRecords
 from rlskip.compare.rollouts import RowValues
 from rlskip.compare.rounding import Rounding, differences
 from rlskip.compare.verdict import DIFFERS, EQUAL, ROUNDING
@@ -52,8 +51,10 @@ def recompute(bundle: Bundle, functions: Mapping[str, str]) -> list[Recomputed]:
     log-probs, advantages and mask, a value for each token. Raises ConfigError where a function does
     not exist.
     """
+    values = RowValues(bundle.records, bundle.rollouts)
     stages = {REWARD: _reward, ADVANTAGE: _advantages, LOSS: _loss}
-    return [make(bundle, functions[name]) for name, make in stages.items() if name in functions]
+    wanted = {name: make for name, make in stages.items() if name in functions}
+    return [make(bundle, values, functions[name]) for name, make in wanted.items()]
 
 
 def _function(spec: str, own: Mapping[str, Callable[..., Any]], stage: str) -> Callable[..., Any]:
@@ -80,8 +81,8 @@ def _numbers_of(
     """What a function made of a stage: `n` numbers. What it raises is the user's to see."""
     try:
         said = function(*args, **given)
-        if inspect.isawaitable(said):
-            said = asyncio.run(_awaited(said))
+        if inspect.iscoroutine(said):
+            said = asyncio.run(said)
         said = said.tolist() if hasattr(said, "tolist") else said
         is_many = isinstance(said, Iterable) and not isinstance(said, Mapping | str)
         scores = [score_of(one, finite=False) for one in (said if is_many else [said])]
@@ -93,10 +94,6 @@ def _numbers_of(
     if problem is not None:
         raise ConfigError(f"{spec}: {problem}", f"--{stage}")
     return np.array(scores, np.float64)
-
-
-async def _awaited(said: Any) -> Any:
-    return await said
 
 
 def _compared(
@@ -113,10 +110,10 @@ def _compared(
     return Recomputed(stage, state, spec, float(a[at]), float(b[at]), names[at])
 
 
-def _reward(bundle: Bundle, spec: str) -> Recomputed:
+def _reward(bundle: Bundle, values: RowValues, spec: str) -> Recomputed:
     judge = Judge(_function(spec, {}, REWARD), None, None)
     new, old, names = list[float](), [], []
-    sessions, earned = bundle.rollouts.sessions, _rewards(bundle)
+    sessions, earned = bundle.rollouts.sessions, _rewards(bundle, values)
     for cut in [sessions] if judge.takes_many else [[one] for one in sessions]:
         given = arguments(judge, cut, bundle.rollouts.decode)
         new += _numbers_of(judge.function, spec, REWARD, len(cut), **given).tolist()
@@ -125,9 +122,9 @@ def _reward(bundle: Bundle, spec: str) -> Recomputed:
     return _compared(REWARD, spec, np.array(old), np.array(new), names)
 
 
-def _advantages(bundle: Bundle, spec: str) -> Recomputed:
-    sessions, values = bundle.rollouts.sessions, _values(bundle)
-    rewards = torch.tensor(list(_rewards(bundle).values()), dtype=torch.float32)
+def _advantages(bundle: Bundle, values: RowValues, spec: str) -> Recomputed:
+    sessions = bundle.rollouts.sessions
+    rewards = torch.tensor(list(_rewards(bundle, values).values()), dtype=torch.float32)
     function, groups = _function(spec, ADVANTAGES, ADVANTAGE), [one.group for one in sessions]
     new = _numbers_of(function, spec, ADVANTAGE, len(sessions), rewards, groups)
     if ADVANTAGE not in values.names:
@@ -142,9 +139,8 @@ def _advantages(bundle: Bundle, spec: str) -> Recomputed:
     return _compared(ADVANTAGE, spec, np.array(old), np.array(computed), names)
 
 
-def _rewards(bundle: Bundle) -> dict[tuple[str, int], float]:
+def _rewards(bundle: Bundle, values: RowValues) -> dict[tuple[str, int], float]:
     """What each session earned: of its turns, as recorded, else as the rollouts have it."""
-    values = _values(bundle)
     name = next((name for name in _REWARDS if name in values.names), "")
     found: dict[tuple[str, int], float] = {}
     for one in bundle.rollouts.sessions:
@@ -154,17 +150,18 @@ def _rewards(bundle: Bundle) -> dict[tuple[str, int], float]:
     return found
 
 
-def _loss(bundle: Bundle, spec: str) -> Recomputed:
+def _loss(bundle: Bundle, values: RowValues, spec: str) -> Recomputed:
     """The loss of a step's only update, or of its first: there both policies are one.
 
     A trainer then records the log-probs once, before the update or in it.
     """
     function = _function(spec, LOSSES, LOSS)
-    numbers = [] if bundle.records is None else _numbers(bundle.records)
+    stages = {} if bundle.records is None else bundle.records.stages
+    recorded = next((stages[name] for name in _LOSSES if name in stages), [])
+    numbers = [float(one.number) for one in recorded if one.form == NUMBER]
     if len(numbers) > 1:
         what = f"not comparable: {len(numbers)} losses of mini-batches were recorded"
         return Recomputed(LOSS, what, spec)
-    values = _values(bundle)
     known = [name for name in (NEW, OLD) if name in values.names]
     if not numbers or not known or ADVANTAGE not in values.names:
         return Recomputed(LOSS, "not recorded", spec)
@@ -182,12 +179,3 @@ def _loss(bundle: Bundle, spec: str) -> Recomputed:
     computed = _numbers_of(function, spec, LOSS, 1, *[one.clone() for one in made])
     scale = float((made[2].abs() * made[3]).mean()) * float(np.sqrt(len(made[0])))
     return _compared(LOSS, spec, np.array(numbers), computed, ["the step"], scale)
-
-
-def _numbers(records: StepRecords) -> list[float]:
-    stage = next((records.stages[name] for name in _LOSSES if name in records.stages), None)
-    return [float(one.number) for one in stage or () if one.form == NUMBER]
-
-
-def _values(bundle: Bundle) -> RowValues:
-    return RowValues(bundle.records, bundle.rollouts)

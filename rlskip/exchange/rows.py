@@ -11,6 +11,7 @@ import numpy as np
 
 from rlskip.batch.columns import UIDS, columns_of, is_data_proto, is_tensordict
 from rlskip.batch.meta import plain
+from rlskip.batch.padding import refuse
 from rlskip.batch.prompts import named
 from rlskip.batch.ragged import numbers
 from rlskip.batch.row_fields import CONVENTION, RowFields
@@ -23,6 +24,7 @@ from rlskip.runs.rollouts import ROW, Rollouts
 Row = dict[str, Any]
 Groups = dict[str, list[Row]]
 
+_ROWS, _GIVEN = "rlskip.write(rows=...)", "rlskip.write(prompts=...)"
 _IDS = ("prompt", "response", "whole")
 _OF_TOKENS = ("mask", "log_probs")
 _PROMPTS = ("prompt", "raw_prompt", *CONVENTION["prompt"])
@@ -38,25 +40,32 @@ class BadRowError(RlskipError, ValueError):
 def rows_of(given: Any) -> tuple[list[Row], RowFields]:
     """Copies of the rows, with tokens as lists and a uid, and what their fields hold.
 
-    Raises BadRowError where there is no row, or one does not fit the others or its own tokens.
+    Raises BadRowError where there is no row, or one does not fit the others, and LengthError where
+    values do not fit their tokens.
     """
     copies: list[Row] = []
     for i, row in enumerate(_mappings(given)):
         if not isinstance(row, Mapping):
             raise BadRowError(f"it is a {type(row).__name__}, not a mapping", f"row {i}")
         copies.append(dict(row))
-    if not copies:
-        raise BadRowError("there are no rows", "rlskip.write(rows=...)")
-    names = copies[0].keys()
-    for i, row in enumerate(copies):
-        if odd := sorted(map(str, row.keys() ^ names)):
+        if odd := sorted(map(str, row.keys() ^ copies[0].keys())):
             what = f"it and row 0 do not both have {', '.join(odd)}"
             raise BadRowError(what, f"row {i}", "give all rows the same fields; None for no value")
-    fields = _fields_of(copies)
+    if not copies:
+        raise BadRowError("there are no rows", _ROWS)
+    usual = RowFields.of(copies[0])
+    # Fields with a trainer's names, else those with the names that `rlskip.open` gives.
+    own = {
+        what: what
+        for what in ("prompt", "response", *_OF_TOKENS)
+        if getattr(usual, what) is None
+        and any(_one_a_token(row.get(what)) is not None for row in copies)
+    }
+    fields = RowFields.of(copies[0], own)
     for i, row in enumerate(copies):
         _make_plain(row, fields, f"row {i}")
     _check_lengths(copies, fields)
-    if any(later_turns(copies, fields)) and not (fields.session and fields.group in UIDS):
+    if any(_later_turns(copies, fields)) and not (fields.session and fields.group in UIDS):
         remedy = "give each row the uid of its prompt, and its session_id"
         raise BadRowError(f"{fields.turn} numbers the turns of sessions", "row 0", remedy)
     if fields.group in UIDS:
@@ -70,13 +79,13 @@ def _mappings(given: Any) -> Iterable[Any]:
     """The rows of a batch, a DataFrame or a table; anything else is a sequence of rows."""
     if is_data_proto(given) or is_tensordict(given) or isinstance(given, Mapping):
         return _of_batch(given)
-    for module, to_rows in (("pandas", lambda frame: frame.to_dict("records")),
-                            ("pyarrow", lambda table: table.to_pylist())):  # fmt: skip
-        if type(given).__module__.partition(".")[0] == module:
-            return to_rows(given)  # type: ignore[no-any-return]
+    if hasattr(given, "to_pylist"):  # a table of pyarrow
+        return given.to_pylist()  # type: ignore[no-any-return]
+    if hasattr(given, "iloc"):  # a DataFrame of pandas
+        return given.to_dict("records")  # type: ignore[no-any-return]
     if not isinstance(given, Iterable):
         what = f"it is a {type(given).__name__}, neither rows nor a batch"
-        raise BadRowError(what, "rlskip.write(rows=...)", "give a list of mappings")
+        raise BadRowError(what, _ROWS, "give a list of mappings")
     return given
 
 
@@ -103,17 +112,6 @@ def named_row(rollouts: Rollouts, i: int) -> Row:
     return made
 
 
-def _fields_of(rows: Sequence[Row]) -> RowFields:
-    """What the fields hold: those with a trainer's names, else those with `rlskip.open`'s."""
-    usual = RowFields.of(rows[0])
-    own = {
-        what: what
-        for what in ("prompt", "response", *_OF_TOKENS)
-        if getattr(usual, what) is None and any(_one_a_token(r.get(what)) is not None for r in rows)
-    }
-    return RowFields.of(rows[0], own)
-
-
 def _make_plain(row: Row, fields: RowFields, where: str) -> None:
     """Make lists of a row's tokens, mask, log-probs and reward, and refuse other values."""
     for what in (*_IDS, *_OF_TOKENS, "reward"):
@@ -137,20 +135,16 @@ def _make_plain(row: Row, fields: RowFields, where: str) -> None:
 
 def _check_lengths(rows: Sequence[Row], fields: RowFields) -> None:
     """Refuse values that are not one a token, by the rule of :mod:`rlskip.batch.padding`."""
-    names = rows[0]
-    if fields.response is None and fields.whole is None:
-        for what in (*_OF_TOKENS, "reward"):
-            name = getattr(fields, what)
-            for i, row in enumerate(rows):
-                if name is not None and isinstance(row[name], list):
-                    remedy = "give completion_ids, too"
-                    raise BadRowError(f"{name} needs the tokens of a response", f"row {i}", remedy)
+    if fields.response is not None or fields.whole is not None:
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        misfits = Tokens.of(rollout_columns(columns, fields, len(rows))).misfits
+        refuse(misfits, _ROWS, annotated=False)
         return
-    columns = {name: [row[name] for row in rows] for name in names}
-    if misfits := Tokens.of(rollout_columns(columns, fields, len(rows))).misfits:
-        first = misfits[0]
-        remedy = f"give {first.name} one value for each token, or None in a row without values"
-        raise BadRowError(str(first), "rlskip.write(rows=...)", remedy)
+    for name in filter(None, (fields.mask, fields.log_probs, fields.reward)):
+        for i, row in enumerate(rows):
+            if isinstance(row[name], list):
+                remedy = "give completion_ids, too"
+                raise BadRowError(f"{name} needs the tokens of a response", f"row {i}", remedy)
 
 
 def _one_a_token(value: Any) -> np.ndarray | None:
@@ -168,7 +162,7 @@ def known_prompt(row: Row) -> Any:
     if (prompt := _prompt_of(row)) is None:
         what = f"a row has no prompt, only {', '.join(row)}"
         remedy = f"give all rows one of {', '.join(_PROMPTS)}; or a uid, and rlskip.write(prompts=)"
-        raise BadRowError(what, "rlskip.write(rows=...)", remedy)
+        raise BadRowError(what, _ROWS, remedy)
     return prompt
 
 
@@ -180,7 +174,7 @@ def groups_of(rows: Sequence[Row], fields: RowFields, n: int | None) -> tuple[Gr
     groups: Groups = {}
     firsts: dict[str, Row] = {}
     sessions: Counter[str] = Counter()
-    uids, are_later = named(row[fields.group or ""] for row in rows), later_turns(rows, fields)
+    uids, are_later = named(row[fields.group or ""] for row in rows), _later_turns(rows, fields)
     for i, (uid, row, is_later) in enumerate(zip(uids, rows, are_later, strict=True)):
         groups.setdefault(uid, []).append(row)
         if is_later:
@@ -197,23 +191,7 @@ def groups_of(rows: Sequence[Row], fields: RowFields, n: int | None) -> tuple[Gr
     return groups, [firsts.get(uid, of_uid[0]) for uid, of_uid in groups.items()]
 
 
-def refuse_longer(
-    rows: Sequence[Row], fields: RowFields, prompt_len: int | None, response_len: int | None
-) -> None:
-    """Raise BadRowError for tokens that do not fit the sizes in the name of the run's directory."""
-    are_later = later_turns(rows, fields)
-    for name, most, size in (
-        (fields.prompt, prompt_len, "in"),
-        (fields.response, response_len, "out"),
-    ):
-        for i, row in enumerate(rows if name and most else ()):
-            grows = size == "in" and are_later[i]  # by the turns before it
-            if not grows and (length := len(row[name or ""])) > (most or 0):
-                what = f"{name} has {length} tokens, and the directory's name says {size}{most}"
-                raise BadRowError(what, f"row {i}", f"cut it, or write to {size}any")
-
-
-def later_turns(rows: Sequence[Row], fields: RowFields) -> list[bool]:
+def _later_turns(rows: Sequence[Row], fields: RowFields) -> list[bool]:
     """Which rows are not the first turns of their sessions."""
     turns = [row[fields.turn] if fields.turn else 0 for row in rows]
     least = min((turn for turn in turns if isinstance(turn, int)), default=0)
@@ -224,8 +202,7 @@ def in_order(groups: Groups, uids: Sequence[str]) -> Groups:
     """The groups in the order of these uids, which must be theirs."""
     if odd := sorted(groups.keys() ^ {*uids}):
         what = f"the rows and the prompts do not both have {', '.join(odd)[:80]}"
-        remedy = "give each prompt the uid of its rows"
-        raise BadRowError(what, "rlskip.write(prompts=...)", remedy)
+        raise BadRowError(what, _GIVEN, "give each prompt the uid of its rows")
     return {uid: groups[uid] for uid in uids}
 
 
@@ -234,6 +211,5 @@ def refuse_other_order(rows: Sequence[Row], digests: Sequence[str]) -> None:
     own = digests_of([_prompt_of(row) for row in rows])
     if own != [*digests] and Counter(own) == Counter(digests):
         at = next(i for i, (a, b) in enumerate(zip(own, digests, strict=True)) if a != b)
-        what = f"prompt {at} is that of other rows"
         remedy = "give the prompts in the order of the rows, or both a uid"
-        raise BadRowError(what, "rlskip.write(prompts=...)", remedy)
+        raise BadRowError(f"prompt {at} is that of other rows", _GIVEN, remedy)

@@ -21,7 +21,6 @@ from rlskip.exchange.rows import (
     groups_of,
     in_order,
     known_prompt,
-    refuse_longer,
     refuse_other_order,
     rows_of,
 )
@@ -78,10 +77,9 @@ def write(
         Fields have the names that :func:`rlskip.open` gives its rows, or those of verl, TRL and
         SkyRL:
 
-        - ``prompt_ids`` [P] and ``completion_ids`` [R]: lists, arrays or tensors of integers, kept
-          as lists;
+        - ``prompt_ids`` [P] and ``completion_ids`` [R]: integers, kept as lists;
         - ``completion_mask`` and ``logprobs``: one number for each token of the response, or of
-          prompt and response, kept as lists; None in a row that has none;
+          prompt and response; None in a row that has none;
         - ``reward``: a number, or one for each token, or None;
         - ``prompt`` and ``completions``: text, or chat messages;
         - ``uid``: names the prompt. Without it, rows with equal prompts are one group.
@@ -116,20 +114,16 @@ def write(
     Raises
     ------
     BadRowError
-        There is no row; a row has other fields than the first one, a mask or log-probs of another
-        length than its tokens, or no prompt; or the groups are not those of the prompts; or
-        sessions or tokens are more than the directory's name says.
+        There is no row; a row has other fields than the first one, or no prompt; or the groups are
+        not those of the prompts, or as large as the directory's name says.
+    LengthError
+        A mask, log-probs or rewards have another length than their tokens.
     StepExistsError
         The step has a dump, which stays.
     ConfigError
         `step` is not a whole number from 1 on, or the run's directory is not known.
     UnsupportedTypeError
         A value cannot be kept, or the prompts cannot be compared.
-
-    Examples
-    --------
-    >>> rows = [{"prompt": "1+1=", "completion_ids": [17, 2], "reward": 1.0}]
-    >>> rlskip.write("dumps", rows, step=1, experiment_name="mine", project_name="math")
     """
     if step is not None and (type(step) is not int or step < 1):
         what = f"{step!r:.80} is not a whole number from 1 on"
@@ -141,7 +135,6 @@ def write(
     if step is not None and has_dump(run, step):
         raise _exists(run, step)
     given, fields = rows_of(rows)
-    refuse_longer(given, fields, shape["prompt_len"], shape["response_len"])
     groups, firsts = groups_of(given, fields, shape["n"])
     if prompts is None:
         prompts = [known_prompt(row) for row in firsts]
@@ -172,7 +165,18 @@ def write(
         ROWS_PER_PROMPT: counts[0] if len({*counts}) == 1 else counts,
     }
     written = _save(run, step, made, identity, info)
-    _tell_what_lacks(written, fields)
+    lacking = []
+    if fields.response is None and fields.whole is None:
+        lacking.append("tokens")
+    elif fields.log_probs is None:
+        lacking.append("log-probs of the engine")
+    if fields.reward is None:
+        lacking.append("rewards")
+    if lacking:
+        log.warning(
+            "rlskip.write: %s has no %s; a trainer that needs them refuses the dump",
+            written.name, ", ".join(lacking),
+        )  # fmt: skip
     return written
 
 
@@ -212,13 +216,10 @@ def _directory(
         if size is not None and (type(size) is not int or size < 1):
             what = f"a size is {size!r:.80}, not a whole number from 1 on"
             raise ConfigError(what, "rlskip.write", "give gbs, n, prompt_len, response_len so")
-    named_by = [any((*names, *sizes)), like is not None, for_command is not None]
-    if sum(named_by) > 1:
+    if sum([any((*names, *sizes)), like is not None, for_command is not None]) > 1:
         what = "names and sizes, like= and for_command= each name the run"
         raise ConfigError(what, "rlskip.write", "give one of them")
-    outermost = None
-    if dump_dir is not None:
-        outermost = parse_dump_dir(os.fspath(dump_dir), "rlskip.write")
+    found = None if dump_dir is None else parse_dump_dir(os.fspath(dump_dir), "rlskip.write")
     if like is not None or for_command is not None:
         if isinstance(like, Run):
             named = like.directory
@@ -227,16 +228,16 @@ def _directory(
         else:
             words = shlex.split(for_command) if isinstance(for_command, str) else for_command
             named = directory_of(list(words or ()))
-        return Path(os.path.abspath(outermost / run_name(named) if outermost else named))
-    if outermost is None:
+        found = named if found is None else found / run_name(named)
+    elif found is None:
         raise ConfigError("it is missing", "rlskip.write(dump_dir=...)", "give a skip.dump_dir")
-    if all(names):
+    elif all(names):
         known = ["any" if size is None else size for size in sizes]
-        outermost = run_directory(outermost, str(names[0]), str(names[1]), *known)
+        found = run_directory(found, str(names[0]), str(names[1]), *known)
     elif any((*names, *sizes)):
         what = "experiment_name and project_name name a run only together"
         raise ConfigError(what, "rlskip.write", "give both")
-    return Path(os.path.abspath(outermost))
+    return Path(os.path.abspath(found))
 
 
 def _shape_of(directory: Path) -> dict[str, int | None]:
@@ -262,19 +263,3 @@ def _recorded(prompts: Any, shape: Mapping[str, int | None]) -> tuple[Identity, 
     sizes = {name: shape[name] for name in ("n", "prompt_len", "response_len")}
     identity = Identity.of(sizes, {GIVEN: True}).for_prompts(digest_of_batch(prompts, told))
     return identity, PromptRows.of(prompts, told)
-
-
-def _tell_what_lacks(written: Step, fields: RowFields) -> None:
-    """Name, before a run starts, what it may need and the rows do not have."""
-    lacking = []
-    if fields.response is None and fields.whole is None:
-        lacking.append("tokens")
-    elif fields.log_probs is None:
-        lacking.append("log-probs of the engine")
-    if fields.reward is None:
-        lacking.append("rewards")
-    if lacking:
-        log.warning(
-            "rlskip.write: %s has no %s; a trainer that needs them refuses the dump",
-            written.name, ", ".join(lacking),
-        )  # fmt: skip

@@ -26,16 +26,14 @@ import os
 import re
 import secrets
 import shutil
+import socket
 import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import attrs
-
 from rlskip._files import Folder, RefusedFileError, open_folder
-from rlskip.jobs.processes import this_process, why_ended
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +44,7 @@ DEAD_S = 60.0
 _JOB = "job-"
 _OWNER = re.compile(r"([0-9a-f]{16})-[0-9]+")
 _MAX_FILE = 4096  # bytes
-_EXIT_S = 2.0
+_EXIT_S = 2.0  # how long the end of a process waits for a disk that hangs
 
 
 # -- what this process holds -----------------------------------------------------------------
@@ -67,9 +65,10 @@ class _Heart:
         self._starting = threading.Lock()
         self._ending = threading.Event()
 
-    def begin(self, root: Path) -> str:
+    def begin(self, root: Path) -> int:
+        """Show it now, and from now on; when that was by the file system's clock, in ns."""
         root = Path(os.path.abspath(root))  # the thread finds it after a chdir, too
-        self._show(root)
+        touched = self._show(root)
         self._roots.add(root)
         # Where the thread could not be started the next one tries again.
         with self._starting:
@@ -78,18 +77,19 @@ class _Heart:
                 with contextlib.suppress(RuntimeError):  # no thread left, or the interpreter ends
                     thread.start()
                     self._thread = thread
-        return f"{self.token}-{next(self.numbers)}"
+        return touched
 
-    def _show(self, root: Path) -> None:
+    def _show(self, root: Path) -> int:
         """Touch this process's file, or make it."""
-        name = f"{_JOB}{self.token}"
+        file = root / WORK / f"{_JOB}{self.token}"
         try:
-            os.utime(root / WORK / name, follow_symlinks=False)
+            os.utime(file, follow_symlinks=False)
         except FileNotFoundError:
             # Of two threads that make it the second goes on before it has its content, and so does
             # another job that reads it: it is new, which will do for `DEAD_S` seconds.
             with open_folder(root, WORK) as work, contextlib.suppress(FileExistsError):
-                write_new(work, name, json.dumps(this_process()).encode())
+                write_new(work, file.name, json.dumps(_this_process()).encode())
+        return os.lstat(file).st_mtime_ns
 
     def _beat(self) -> None:
         # It outlives what is held: a thread and a file for each would cost more than loading a
@@ -100,13 +100,7 @@ class _Heart:
                 with contextlib.suppress(OSError):
                     self._show(root)
 
-    def now(self, root: Path) -> int:
-        """When this process's file was touched, which is now, in ns."""
-        self.begin(root)
-        return os.lstat(root / WORK / f"{_JOB}{self.token}").st_mtime_ns
-
     def close(self) -> None:
-        """Stop for good; a disk that hangs is waited for briefly."""
         self._ending.set()
         if self._thread is not None:
             self._thread.join(_EXIT_S)
@@ -125,7 +119,8 @@ def own(root: Path) -> str:
 
     Raises OSError where `root` has no ``.work`` that can be written.
     """
-    return _HEART.begin(root)
+    _HEART.begin(root)
+    return f"{_HEART.token}-{next(_HEART.numbers)}"
 
 
 def is_mine(name: str) -> bool:
@@ -169,77 +164,19 @@ def write_new(work: Folder, name: str, data: bytes = b"") -> None:
 # -- what others hold ------------------------------------------------------------------------
 
 
-@attrs.frozen
-class Sign:
-    """Whether the owner of something in ``.work`` lives.
-
-    `touched` is in ns: of its job's file; where it has none, of the thing itself.
-    """
-
-    owner: str
-    touched: int
-    process: dict[str, Any]
-
-    @property
-    def job(self) -> str:
-        process = self.process
-        return f"process {process.get('pid')} on {process.get('host')}" if process else ""
-
-    @classmethod
-    def of(cls, work: Folder, name: str) -> Sign:
-        """Raises OSError where it cannot be read, and FileNotFoundError where it is gone."""
-        if name.startswith(LEASE):
-            owner = _content(work, name)
-        else:
-            is_job = name.startswith(_JOB)
-            owner = f"{name.removeprefix(_JOB)}-0" if is_job else name.rpartition("~")[2]
-        if (found := _OWNER.fullmatch(owner)) is not None:
-            # Opened, because NFS shows a file's new times to who opens it, and old ones for up to a
-            # minute to who only looks.
-            with (
-                contextlib.suppress(FileNotFoundError, RefusedFileError),
-                work.open(f"{_JOB}{found[1]}", max_bytes=_MAX_FILE) as file,
-            ):
-                return cls(owner, os.fstat(file.fileno()).st_mtime_ns, _parsed(file.read()))
-        return cls(owner, _written(work, name), {})
-
-
-def _content(work: Folder, lease: str) -> str:
-    try:
-        return work.read(lease, _MAX_FILE).decode("utf-8", "replace")
-    except RefusedFileError:  # a link, a FIFO or a directory
-        return ""
-
-
-def _parsed(data: bytes) -> dict[str, Any]:
-    try:
-        process = json.loads(data)
-    except (ValueError, RecursionError):
-        return {}
-    return process if isinstance(process, dict) else {}
-
-
-def _written(work: Folder, name: str) -> int:
-    """When something, or a file in it, was written last."""
-    times = [work.stat(name).st_mtime_ns]
-    with contextlib.suppress(OSError), open_folder(work.path, name) as folder:
-        times += [folder.stat(file).st_mtime_ns for file in folder.names()]
-    return max(times)
-
-
 def held(root: Path) -> list[tuple[str, str]]:
     """What living jobs hold in `root`: its label, and the job as a user would name it.
 
     The job's name is empty where it is not known, and of this process. Raises OSError where nothing
     can be seen.
     """
+    found = []
     with contextlib.suppress(FileNotFoundError), open_folder(root, WORK) as work:
-        return [
-            (name.rpartition("~")[0] or name, sign.job)
-            for name, sign, why in _judged(work)
-            if not why and not name.startswith(_JOB)
-        ]
-    return []
+        for name, _, process, why in _judged(work):
+            if not why and not name.startswith(_JOB):
+                job = f"process {process.get('pid')} on {process.get('host')}" if process else ""
+                found.append((name.rpartition("~")[0] or name, job))
+    return found
 
 
 def sweep(root: Path, only: str | None = None) -> dict[str, str]:
@@ -249,38 +186,69 @@ def sweep(root: Path, only: str | None = None) -> dict[str, str]:
     """
     removed: dict[str, str] = {}
     with contextlib.suppress(OSError), open_folder(root, WORK) as work:
-        dead = {name for name, _, why in _judged(work, only) if why}
+        dead = {name for name, _, _, why in _judged(work, only) if why}
         # Listed again: between the first listing and its death a job may have made something more,
         # which nobody would know to be a dead job's once the job's file is gone.
-        for name, sign, why in _judged(work, only) if dead else ():
+        for name, owner, _, why in _judged(work, only) if dead else ():
             if why and (name in dead or not name.startswith(_JOB)):
                 with contextlib.suppress(OSError):
-                    remove(work, name, sign.owner)
+                    remove(work, name, owner)
                     removed[name] = why
                     logger.info("removed %s: its job %s", work.path / name, why)
     return removed
 
 
-def _judged(work: Folder, only: str | None = None) -> Iterator[tuple[str, Sign, str | None]]:
-    """What is in ``.work``, its sign of life, and why its job is dead; else it may live."""
+def _judged(
+    work: Folder, only: str | None = None
+) -> Iterator[tuple[str, str, dict[str, Any], str | None]]:
+    """What is in ``.work``, its owner, that one's process, and why that is dead; else it may live.
+
+    A job's file is the last: who is killed while it sweeps leaves what the next one can judge.
+    """
     now: int | None = None
-    # A job's file is the last: who is killed while it sweeps leaves what the next one can judge.
     names = sorted(work.names(), key=lambda name: name.startswith(_JOB))
     for name in names if only is None else [only]:
-        sign, why = Sign("", 0, {}), None
+        owner, process, why = "", dict[str, Any](), None
         try:
             if not is_mine(name):
-                sign = Sign.of(work, name)
-                why = why_ended(sign.process)
-                if why is None and not is_mine(sign.owner):
-                    now = _HEART.now(work.path.parent) if now is None else now
-                    is_silent = now - sign.touched > DEAD_S * 1e9
+                owner = owner_of(work, name)
+                touched, process = _sign_of(work, name, owner)
+                why = _why_ended(process)
+                if why is None and not is_mine(owner):
+                    now = _HEART.begin(work.path.parent) if now is None else now
+                    is_silent = now - touched > DEAD_S * 1e9
                     why = "shows no sign of life" if is_silent else None
         except FileNotFoundError:  # its owner, or another job, has removed it
             continue
         except OSError:  # what cannot be read at the moment may live
             pass
-        yield name, sign, why
+        yield name, owner, process, why
+
+
+def owner_of(work: Folder, name: str) -> str:
+    """Who made an entry of ``.work``; raises FileNotFoundError where a lease is gone."""
+    if name.startswith(LEASE):
+        try:
+            return work.read(name, _MAX_FILE).decode("utf-8", "replace")
+        except RefusedFileError:  # a link, a FIFO or a directory
+            return ""
+    return f"{name.removeprefix(_JOB)}-0" if name.startswith(_JOB) else name.rpartition("~")[2]
+
+
+def _sign_of(work: Folder, name: str, owner: str) -> tuple[int, dict[str, Any]]:
+    """When the owner showed that it lives, in ns, and its process; without one, the entry's age."""
+    if (found := _OWNER.fullmatch(owner)) is not None:
+        # Opened, because NFS shows a file's new times to who opens it, and old ones for up to a
+        # minute to who only looks.
+        with (
+            contextlib.suppress(FileNotFoundError, RefusedFileError),
+            work.open(f"{_JOB}{found[1]}", max_bytes=_MAX_FILE) as file,
+        ):
+            touched, process = os.fstat(file.fileno()).st_mtime_ns, None
+            with contextlib.suppress(ValueError, RecursionError):
+                process = json.loads(file.read())
+            return touched, process if isinstance(process, dict) else {}
+    return work.stat(name).st_mtime_ns, {}
 
 
 def remove(work: Folder, name: str, owner: str) -> None:
@@ -291,12 +259,57 @@ def remove(work: Folder, name: str, owner: str) -> None:
     """
     if name.startswith(LEASE):
         at = {"src_dir_fd": work.handle, "dst_dir_fd": work.handle}
-        lease, name = name, f"taken-{secrets.token_hex(8)}"
+        lease, name = name, f"{LEASE}taken-{secrets.token_hex(8)}"
         os.rename(lease, name, **at)
-        if _content(work, name) != owner:
+        if owner_of(work, name) != owner:
             with contextlib.suppress(OSError):
                 os.link(name, lease, **at, follow_symlinks=False)
     if stat.S_ISDIR(work.stat(name).st_mode):
         shutil.rmtree(work.path / name)
     else:
         os.unlink(name, dir_fd=work.handle)
+
+
+# -- the processes of this host ----------------------------------------------------------------
+
+
+def _this_process() -> dict[str, Any]:
+    """What names this process, for those that can see it: on this host, in its container."""
+    pid = os.getpid()
+    return {"host": socket.gethostname(), "pid": pid, "began": _began(pid), "sees": _sees()}
+
+
+def _why_ended(process: dict[str, Any]) -> str | None:
+    """What shows that a process has ended; empty if it lives, None if it cannot be seen here."""
+    pid, began, sees = (process.get(name) for name in ("pid", "began", "sees"))
+    if type(pid) is not int or pid <= 0 or None in (began, sees) or sees != _sees():
+        return None
+    ended = f"has ended (process {pid} on this host)"
+    try:
+        os.kill(pid, 0)  # not the entry in /proc, which may be hidden
+    except ProcessLookupError:
+        return ended
+    except (OSError, OverflowError):
+        pass
+    # The number may be another process's by now, which began at another time.
+    now = _began(pid)
+    return None if now is None else "" if now == began else ended
+
+
+def _sees() -> str | None:
+    """Which processes can be seen here: those of a boot and a pid namespace. None: not known."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:  # not Linux, or no /proc
+        return None
+
+
+def _began(pid: int) -> str | None:
+    """When a process began, in ticks since the boot, or that it has ended; None: not known."""
+    try:
+        # Behind the name in parentheses, which may hold anything, comes the state.
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return None
+    return "ended" if state in "ZX" else fields[18]

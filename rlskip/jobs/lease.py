@@ -20,7 +20,7 @@ import attrs
 
 from rlskip._files import open_folder
 from rlskip.jobs import alive
-from rlskip.jobs.alive import LEASE, WORK, Sign
+from rlskip.jobs.alive import LEASE, WORK
 from rlskip.jobs.ranks import RankGroup
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Lease(AbstractContextManager["Lease"]):
             return
         with contextlib.suppress(OSError), open_folder(self._root, WORK) as work:
             # A job that was suspended and taken over must not remove its successor's.
-            if Sign.of(work, self._name).owner == self._owner:
+            if alive.owner_of(work, self._name) == self._owner:
                 os.unlink(self._name, dir_fd=work.handle)
         self._owner = ""
         atexit.unregister(self.release)
@@ -75,16 +75,6 @@ class SingleFlight:
 
     Of the job's own `ranks` rank 0 takes the lease for all, and all wait or go on together. A job
     waits `wait_s` seconds at most before it generates the step itself, and looks every `poll_s`.
-
-    Examples
-    --------
-    >>> flight = SingleFlight(store.directory)
-    >>> lease = flight.enter(step, lambda: store.read_meta(step) is not None)
-    >>> if lease is None:
-    ...     return store.load(step)
-    >>> with lease:
-    ...     rollouts = generate(prompts)
-    ...     store.save(step, rollouts)
     """
 
     _directory: Path = attrs.field(converter=Path)
@@ -98,43 +88,41 @@ class SingleFlight:
         """Wait until the step's dump is there, or until this job may generate it.
 
         `is_there` tells whether this rank can load it, and is called at every look. `call` names
-        one of several calls of the step: letters, digits and hyphens.
-
-        Returns
-        -------
-        lease
-            None once the dump is there, on all ranks; else the lease to generate it.
+        one of several calls of the step: letters, digits and hyphens. Returns None once the dump is
+        there, on all ranks; else the lease to generate it.
         """
-        what, name = f"step {step}", f"{LEASE}{step}"
-        if call:
-            what, name = f"{what}, call {call}", f"{name}-{call}"
-        lease = Lease(self._directory, name)
-        began = self._clock()
-        logged = False
+        what = f"step {step}, call {call}" if call else f"step {step}"
+        name = f"{LEASE}{step}-{call}" if call else f"{LEASE}{step}"
+        lease, began, is_told = Lease(self._directory, name), self._clock(), False
         while True:
             # Rank 0 tries, and all go on with what it got. Each round has the same exchanges on
             # all ranks, so none waits in one that another rank has left.
             waited = self._clock() - began
             go = self._ranks.rank == 0 and self._may_go(lease, name, waited, step)
             go = bool(self._ranks.follow(go, what))
+            there, error = False, None
             try:
                 # Asked once the lease is ours: its last owner publishes its dump and then gives the
                 # lease back, so who looked before could miss a dump, and generate it again.
-                there = self._agree(is_there, what)
+                there = is_there()
+            except BaseException as raised:  # the other ranks must not wait for this one
+                error = raised
+            try:
+                answers = self._ranks.exchange(there, what=what, error=error)
             except BaseException:
                 lease.release()
                 raise
-            if there:
+            if (0,) not in answers:
                 lease.release()
                 return None
             if go:
                 return lease
-            if not logged and self._ranks.rank == 0:
+            if not is_told and self._ranks.rank == 0:
                 logger.warning(  # the job seems to hang
                     "another job generates step %d; waiting for it, %g s at most",
                     step, self._wait_s,
                 )  # fmt: skip
-            logged = True
+            is_told = True
             self._sleep(self._poll_s)
 
     def _may_go(self, lease: Lease, name: str, waited: float, step: int) -> bool:
@@ -154,11 +142,3 @@ class SingleFlight:
             logger.warning(text, waited, step)
             return True
         return False
-
-    def _agree(self, is_there: Callable[[], bool], what: str) -> bool:
-        there, error = False, None
-        try:
-            there = is_there()
-        except BaseException as raised:  # the other ranks must not wait for this one
-            error = raised
-        return (0,) not in self._ranks.exchange(there, what=what, error=error)

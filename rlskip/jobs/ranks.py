@@ -21,9 +21,8 @@ class RankTimeoutError(RlskipError, TimeoutError):
     """Some rank did not take part in a decision in time."""
 
 
-def world_size() -> int:
-    """The number of ranks that torch.distributed has; 1 without it."""
-    return shard()[1]
+class RankError(RlskipError, RuntimeError):
+    """Another rank raised instead of taking part in a decision."""
 
 
 def shard() -> tuple[int, int]:
@@ -35,8 +34,8 @@ def shard() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-class RankError(RlskipError, RuntimeError):
-    """Another rank raised instead of taking part in a decision."""
+def world_size() -> int:
+    return shard()[1]
 
 
 class RankGroup:
@@ -89,11 +88,8 @@ class RankGroup:
     ) -> list[tuple[int, ...]]:
         """The `numbers` of every rank, each of 63 bits, in one round.
 
-        Parameters
-        ----------
-        error
-            What this rank is about to raise. It is raised here, once all ranks know that they
-            decide nothing: none waits for a rank that has left.
+        An `error` is what this rank is about to raise. It is raised here, once all ranks know that
+        they decide nothing: none waits for a rank that has left.
 
         Raises
         ------
@@ -102,15 +98,10 @@ class RankGroup:
         RankTimeoutError
             Some rank did not answer within `timeout_s`.
         """
-        if self.world_size == 1:
-            self.exchange_id = f"{secrets.randbits(60):015x}"
-            if error is not None:
-                raise error
-            return [tuple(map(int, numbers))]
         # Who is about to raise takes part first: a rank that left without it would keep the others
         # here until their timeout.
         mine = [secrets.randbits(60), int(error is not None), *map(int, numbers)]
-        answers = self._gather(mine, what)
+        answers = [mine] if self.world_size == 1 else self._gather(mine, what)
         self.exchange_id = f"{answers[0][0]:015x}"
         if error is not None:
             raise error

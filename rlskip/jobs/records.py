@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import operator
 import os
 import re
@@ -34,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from attrs.validators import and_, ge, instance_of, lt, optional
 
 from rlskip._files import open_folder
 from rlskip._human import size
@@ -47,6 +47,9 @@ SUMMARY = "rlskip_summary.json"
 _MAX_FILE = 256 << 20  # bytes; a line has about 150
 
 log = logging.getLogger(__name__)
+
+
+# -- the job of this process -------------------------------------------------------------------
 
 
 @attrs.define
@@ -135,71 +138,7 @@ def rank_of() -> tuple[int, int]:
     return rank, max(world, rank + 1)
 
 
-@attrs.frozen
-class Event:
-    """One line of the records.
-
-    Its `kind` is ``consulted``, ``hit``, ``miss``, ``dumped``, or ``lost``: it could not be dumped.
-    `step` and `call` are those whose dump was replayed or written; the call is None where the event
-    concerns the whole step: a miss, and a hit of role ``rollout_tq``. `nbytes` are those of the
-    dump's files, read or written.
-    """
-
-    role: str
-    kind: str
-    run: str | None = None
-    step: int | None = None
-    call: str | None = None
-    nbytes: int = 0
-    seconds_saved: float = 0.0
-
-    @classmethod
-    def of(cls, record: Any) -> Event | None:
-        """What a line says; None for one that is not an event."""
-        known = record if isinstance(record, dict) else {}
-        role, kind, run, call = map(_text, map(known.get, ("role", "event", "run", "call")))
-        if role is None or kind is None:
-            return None
-        step, nbytes = _count(known.get("source", known.get("step"))), _count(known.get("bytes"))
-        seconds = known.get("seconds_saved")
-        if type(seconds) is not float or not math.isfinite(seconds):
-            seconds = float(_count(seconds) or 0)
-        return cls(role, kind, run, step, call, nbytes or 0, seconds)
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _count(value: Any) -> int | None:
-    return value if type(value) is int and 0 <= value < 1 << 63 else None
-
-
-def read_events(dump_dir: str | Path, job: str | None = None) -> Iterator[Event]:
-    """The events of `job` (of all jobs by default), each with its run.
-
-    Lines and files that cannot be read are skipped.
-    """
-    for name in _names(dump_dir, FOLDER) if job is None else [job]:
-        for file in _names(dump_dir, FOLDER, name):
-            run, lines = None, _lines(dump_dir, name, file) if file.endswith(".jsonl") else ()
-            for event in filter(None, map(Event.of, lines)):
-                run = event.run or run
-                yield attrs.evolve(event, run=run)
-
-
-def _names(dump_dir: str | Path, *parts: str) -> list[str]:
-    with contextlib.suppress(OSError), open_folder(dump_dir, *parts) as folder:
-        return sorted(folder.names())
-    return []
-
-
-def _lines(dump_dir: str | Path, job: str, name: str) -> Iterator[Any]:
-    """What the lines of a file say, but for those that are torn."""
-    with contextlib.suppress(OSError), open_folder(dump_dir, FOLDER, job) as folder:
-        for line in folder.read(name, _MAX_FILE).decode("utf-8", "replace").splitlines():
-            with contextlib.suppress(ValueError, RecursionError):
-                yield json.loads(line)
+# -- events ------------------------------------------------------------------------------------
 
 
 @attrs.frozen
@@ -219,16 +158,16 @@ class Tally:
     lost: int = 0
 
     @classmethod
-    def of(cls, event: Event) -> Tally:
-        read, written = event.kind == "hit", event.kind == "dumped"
+    def of(cls, kind: str, nbytes: int = 0, seconds_saved: float = 0.0) -> Tally:
+        """One event, as :class:`Event` has it."""
         return cls(
             consulted=True,
-            hits=int(read),
-            misses=int(event.kind == "miss"),
-            bytes_read=event.nbytes * read,
-            bytes_written=event.nbytes * written,
-            seconds_saved=event.seconds_saved,
-            lost=int(event.kind == "lost"),
+            hits=int(kind == "hit"),
+            misses=int(kind == "miss"),
+            bytes_read=nbytes if kind == "hit" else 0,
+            bytes_written=nbytes if kind == "dumped" else 0,
+            seconds_saved=seconds_saved,
+            lost=int(kind == "lost"),
         )
 
     def __add__(self, other: Tally) -> Tally:
@@ -243,8 +182,97 @@ class Tally:
         )
 
 
+_TEXT = instance_of(str)
+_COUNT = and_(instance_of(int), ge(0), lt(1 << 63))
+
+
+@attrs.frozen
+class Event:
+    """One line of the records.
+
+    Its `kind` is ``consulted``, ``hit``, ``miss``, ``dumped``, or ``lost``: it could not be dumped.
+    `step` and `call` are those whose dump was replayed or written; the call is None where the event
+    concerns the whole step: a miss, and a hit of role ``rollout_tq``. `nbytes` are those of the
+    dump's files, read or written.
+    """
+
+    role: str = attrs.field(validator=_TEXT)
+    kind: str = attrs.field(validator=_TEXT)
+    run: str | None = attrs.field(default=None, validator=optional(_TEXT))
+    step: int | None = attrs.field(default=None, validator=optional(_COUNT))
+    call: str | None = attrs.field(default=None, validator=optional(_TEXT))
+    nbytes: int = attrs.field(default=0, validator=_COUNT)
+    seconds_saved: float = attrs.field(
+        default=0.0, converter=float, validator=[ge(-float(1 << 63)), lt(float(1 << 63))]
+    )
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Event:
+        """What a line says; raises for one that is not an event."""
+        return cls(
+            record["role"],
+            record["event"],
+            record.get("run"),
+            record.get("source", record.get("step")),
+            record.get("call"),
+            record.get("bytes", 0),
+            record.get("seconds_saved", 0.0),
+        )
+
+    @property
+    def tally(self) -> Tally:
+        return Tally.of(self.kind, self.nbytes, self.seconds_saved)
+
+
+_NOT_AN_EVENT = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+
+
+def read_events(dump_dir: str | Path, job: str | None = None) -> Iterator[Event]:
+    """The events of `job` (of all jobs by default), each with its run.
+
+    Lines and files that cannot be read are skipped.
+    """
+    for name in _names(dump_dir, FOLDER) if job is None else [job]:
+        for file in (one for one in _names(dump_dir, FOLDER, name) if one.endswith(".jsonl")):
+            run, text = None, ""
+            with contextlib.suppress(OSError), open_folder(dump_dir, FOLDER, name) as folder:
+                text = folder.read(file, _MAX_FILE).decode("utf-8", "replace")
+            for line in text.splitlines():
+                with contextlib.suppress(*_NOT_AN_EVENT):  # a torn line, or another program's
+                    event = Event.of(json.loads(line))
+                    run = event.run or run
+                    yield attrs.evolve(event, run=run)
+
+
+def _names(dump_dir: str | Path, *parts: str) -> list[str]:
+    with contextlib.suppress(OSError), open_folder(dump_dir, *parts) as folder:
+        return sorted(folder.names())
+    return []
+
+
+def tally(dump_dirs: Mapping[str, str], job: str) -> dict[str, Tally]:
+    """The events of `job` by role, over all processes; `dump_dirs` has each role's dump_dir."""
+    return {
+        role: sum((e.tally for e in read_events(path, job) if e.role == role), Tally())
+        for role, path in dump_dirs.items()
+    }
+
+
 #: By step and call; a call of None is the whole step (see :class:`Event`).
 StepTallies = dict[tuple[int, str | None], Tally]
+
+
+def tally_steps(dump_dir: Path) -> dict[str, StepTallies]:
+    """The hits and misses of all jobs in a dump_dir by run, and by step and call of it."""
+    steps: dict[str, StepTallies] = {}
+    for event in read_events(dump_dir):
+        if event.run is not None and event.step is not None and event.kind in ("hit", "miss"):
+            of_run, key = steps.setdefault(event.run, {}), (event.step, event.call)
+            of_run[key] = of_run.get(key, Tally()) + event.tally
+    return steps
+
+
+# -- what a process writes ---------------------------------------------------------------------
 
 
 class Recorder:
@@ -276,8 +304,8 @@ class Recorder:
                         "report` will not know of this job: %s",
                         self._role, error,
                     )  # fmt: skip
-                if (lost := Event.of(record)) is not None:
-                    self.unwritten += Tally.of(lost)
+                counted = (facts.get("bytes", 0), facts.get("seconds_saved", 0.0))
+                self.unwritten += Tally.of(event, *counted)
 
 
 def acknowledge(dump_dir: str | Path, role: str, **facts: Any) -> None:
@@ -289,33 +317,11 @@ def acknowledge(dump_dir: str | Path, role: str, **facts: Any) -> None:
     _write(dump_dir, job_id(), f"{role}.active", f"{json.dumps(record)}\n", "w")
 
 
-def _write(dump_dir: str | Path, job: str, name: str, line: str, mode: str) -> None:
-    with open_folder(dump_dir, FOLDER, job, create=True) as folder, folder.open(name, mode) as file:
-        file.write(line.encode())
-
-
 def acknowledged(dump_dir: str | Path, role: str, job: str) -> bool:
     """Whether a process of `job` acknowledged that it acts for `role`."""
     return f"{role}.active" in _names(dump_dir, FOLDER, job)
 
 
-def tally(dump_dirs: Mapping[str, str], job: str) -> dict[str, Tally]:
-    """The events of `job` by role, over all processes that wrote any.
-
-    `dump_dirs` gives the dump_dir of each role.
-    """
-    return {
-        role: sum((Tally.of(e) for e in read_events(path, job) if e.role == role), Tally())
-        for role, path in dump_dirs.items()
-    }
-
-
-def tally_steps(dump_dir: Path) -> dict[str, StepTallies]:
-    """The hits and misses of all jobs in a dump_dir by run, and by step and call of it."""
-    steps: dict[str, StepTallies] = {}
-    for event in read_events(dump_dir):
-        if event.run is None or event.step is None or event.kind not in ("hit", "miss"):
-            continue
-        of_run, key = steps.setdefault(event.run, {}), (event.step, event.call)
-        of_run[key] = of_run.get(key, Tally()) + Tally.of(event)
-    return steps
+def _write(dump_dir: str | Path, job: str, name: str, line: str, mode: str) -> None:
+    with open_folder(dump_dir, FOLDER, job, create=True) as folder, folder.open(name, mode) as file:
+        file.write(line.encode())

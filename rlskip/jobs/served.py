@@ -33,13 +33,9 @@ enclosing: ContextVar[Mapping[str, str]] = ContextVar("rlskip_enclosing")
 class Ledger:
     """What has served in one directory. Hold `lock` from the look until it is told.
 
-    Attributes
-    ----------
-    journaled
-        The steps whose sessions are journaled here, or were.
-    copies
-        How many prompts of each content each of the steps had that were submitted last: a prompt
-        that comes again is another one, whose sessions are other draws.
+    ``journaled`` are the steps whose sessions are journaled here, or were. ``copies`` says how many
+    prompts of each content each of the steps had that were submitted last: a prompt that comes
+    again is another one, whose sessions are other draws.
     """
 
     lock: threading.RLock = attrs.field(factory=threading.RLock)
@@ -98,13 +94,9 @@ class Needs:
     lacks nothing else now (:meth:`why_not`): what the call that generated it needed, too, and did
     not get, generating again does not bring.
 
-    Attributes
-    ----------
-    lacks
-        A function of rows as columns, which returns the names that they lack; None: any will do.
-    is_told
-        Whether of all sessions that were resumed it is known what they lack. Else what the result
-        lacks may be their lack, which is not recorded as the stage's own.
+    ``lacks`` returns of rows, as columns, the names that they lack; None: any rows will do.
+    ``is_told`` says whether of all sessions that were resumed it is known what they lack. Else what
+    the result lacks may be their lack, which is not recorded as the stage's own.
     """
 
     lacks: Callable[[Any], Sequence[str]] | None = None
@@ -129,13 +121,14 @@ class Needs:
         lacking = [name for name in now if name not in then]
         if not lacking:
             self.is_told = self.is_told and _UNKNOWN not in now
+            return None
         if lacking == [_UNKNOWN]:
             return "the function `lacks` of the stage cannot tell whether they lack a field"
-        return f"they lack what this run needs: {', '.join(lacking)}" if lacking else None
+        return f"they lack what this run needs: {', '.join(lacking)}"
 
 
+#: Of the call of a stage that encloses the present code.
 needs: ContextVar[Needs] = ContextVar("rlskip_needs")
-"""Of the call of a stage that encloses the present code."""
 
 
 _ledgers: dict[Path, Ledger] = {}

@@ -19,8 +19,8 @@ from rlskip.format.dump_errors import DumpError
 from rlskip.rescore.arguments import Data, arguments, score_of
 from rlskip.rescore.judge import Judge, RewardError
 from rlskip.runs.on_disk import Dump
+from rlskip.runs.opened import Scope
 from rlskip.runs.rollouts import Decode, Rollouts, SessionRows
-from rlskip.runs.scope import Scope
 
 SHOWN = 10  # sessions that changed most
 _KEPT_ERRORS = 20

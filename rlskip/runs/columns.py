@@ -17,7 +17,7 @@ import xxhash
 
 from rlskip.batch import columns as batches
 from rlskip.batch.padding import Misfit
-from rlskip.batch.ragged import Ragged, numbers
+from rlskip.batch.ragged import numbers
 from rlskip.batch.row_fields import RowFields
 from rlskip.batch.rows import RecordError, RowColumns, Rows
 from rlskip.batch.tables import loaded
@@ -52,10 +52,16 @@ class Columns:
         return None if name is None else batches.values_at(self.columns, name)
 
     def array(self, what: str) -> np.ndarray | None:
-        """The column that holds `what`, if it is an array of numbers; complex ones are none."""
-        name = self.name_of(what)
-        column = None if name is None else self.columns[name]
+        """The column that holds `what`, if it is an array of real numbers."""
+        column = self.columns.get(self.name_of(what) or "")
         return column if isinstance(column, np.ndarray) and column.dtype.kind in "biuf" else None
+
+    def scalars(self, what: str) -> list[Any] | None:
+        """The values of `what`, if they are a text or a whole number for each row."""
+        if (column := self.of(what)) is None:
+            return None
+        cells = [single(value) for value in column]
+        return cells if all(isinstance(cell, str | int) for cell in cells) else None
 
 
 def rollout_columns(
@@ -69,7 +75,7 @@ def rollout_columns(
     """
     batch, named = rollouts, batches.columns_of(rollouts)
     whole: dict[str, Any] = {}
-    if is_queue_part(rollouts):
+    if isinstance(rollouts, dict) and rollouts.keys() == QUEUE_PART:
         batch, whole = rollouts["fields"], {"groups": rollouts["groups"]}
         named = {"key": rollouts["keys"], **batches.columns_of(batch)}
     elif batches.is_data_proto(rollouts):
@@ -82,9 +88,10 @@ def rollout_columns(
         n = _length_of(batch, fields or RowFields.of(named))
     columns: dict[str, Column] = {}
     for name, column in named.items():
+        within = column if n and isinstance(column, dict) else {}
         if batches.column_length(column) == n:
             columns[str(name)] = column
-        elif _holds_columns(column, n):
+        elif within and all(batches.column_length(one) == n for one in within.values()):
             columns |= {f"{name}.{key}": column[key] for key in column}
         else:
             whole.setdefault(str(name), batches.unwrapped(column))
@@ -98,17 +105,6 @@ def _length_of(batch: Any, fields: RowFields) -> int:
             if name in batch and (n := batches.column_length(batch[name])) is not None:
                 return n
     return batches.length_of(batch)
-
-
-def _holds_columns(value: Any, n: int) -> bool:
-    if not isinstance(value, dict) or not value or not n:
-        return False
-    return all(batches.column_length(column) == n for column in value.values())
-
-
-def is_queue_part(rollouts: Any) -> bool:
-    """Whether `rollouts` are what role rollout_tq dumps."""
-    return isinstance(rollouts, dict) and rollouts.keys() == QUEUE_PART
 
 
 def values(column: Column) -> Sequence[Any]:
@@ -130,13 +126,16 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
+def single(value: Any) -> Any:
+    """A cell that holds one value as that value; any other as it is."""
+    is_single = isinstance(value, np.ndarray | np.generic) and value.size == 1
+    return value.item() if is_single else value
+
+
 # -- the tokens of each row ----------------------------------------------------------------------
 
-
-Arrays = Sequence[np.ndarray]
-"""An array of one dimension for each row."""
 Cells = Sequence[np.ndarray | None]
-"""The same; None where a row has no such value."""
+"""An array of one dimension for each row; None where a row has no such value."""
 
 
 @attrs.frozen(eq=False)
@@ -149,8 +148,8 @@ class Tokens:
     those of its response are, if it has one for each token.
     """
 
-    prompt: Arrays | None = None
-    response: Arrays | None = None
+    prompt: Sequence[np.ndarray] | None = None
+    response: Sequence[np.ndarray] | None = None
     mask: Cells | None = None
     log_probs: Cells | None = None
     rows: Rows | None = None
@@ -166,13 +165,19 @@ class Tokens:
             rows = Rows.of(found)
         except RecordError:
             return cls()
-        probs, misfits = rows.spans(found, "log_probs")
+        spans, misfits = rows.spans(found, "log_probs")
         rewards, more = rows.spans(found, "reward")
+        mask = probs = None
+        if rows.mask is not None:
+            pairs = zip(rows.mask.cells, rows.mask.given, strict=True)
+            mask = [cell if is_given else None for cell, is_given in pairs]
+        if (given := columns.of("log_probs")) is not None and len(given) == len(spans):
+            probs = list(map(_cut, given, spans))
         return cls(
             rows.prompt.cells if rows.has_prompts else None,
             rows.response.cells,
-            None if rows.mask is None else _where_given(rows.mask),
-            _parts(columns.of("log_probs"), probs),
+            mask,
+            probs,
             rows,
             rewards,
             [*rows.misfits, *misfits, *more],
@@ -184,18 +189,9 @@ class Tokens:
         return list(map(len, self.response or ()))
 
 
-def _where_given(mask: Ragged) -> Cells:
-    return [cell if given else None for cell, given in zip(mask.cells, mask.given, strict=True)]
-
-
-def _parts(
-    column: Sequence[object] | None, spans: Sequence[tuple[int, int] | None]
-) -> Cells | None:
-    if column is None or len(column) != len(spans):
-        return None
-    pairs = zip(column, spans, strict=True)
-    cells = [(None if span is None else numbers(cell), span) for cell, span in pairs]
-    return [None if cell is None or span is None else cell[slice(*span)] for cell, span in cells]
+def _cut(cell: object, span: tuple[int, int] | None) -> np.ndarray | None:
+    found = None if span is None else numbers(cell)
+    return None if found is None or span is None else found[slice(*span)]
 
 
 def if_finite(value: float) -> float | None:
@@ -229,11 +225,7 @@ def row_names(columns: Columns, tokens: Tokens) -> list[tuple[str, Any, Any]]:
     keys = [split_trajectory(str(key)) for key in values(columns.columns.get("key", ()))]
     if len(keys) == n and all(keys):
         return [key for key in keys if key is not None]
-    group, session, turn = (
-        _groups(columns),
-        _scalars(columns, "session"),
-        _scalars(columns, "turn"),
-    )
+    group, session, turn = _groups(columns), columns.scalars("session"), columns.scalars("turn")
     turns = turn if turn and all(isinstance(t, int) for t in turn) else [0] * n
     if group and session:
         return list(zip(group, session, turns, strict=True))
@@ -243,7 +235,7 @@ def row_names(columns: Columns, tokens: Tokens) -> list[tuple[str, Any, Any]]:
         return list(zip(heads, ids, turns, strict=True))
     each = columns.fields.n
     groups = group or ([str(i // each) for i in range(n)] if each else _prompts(tokens, n))
-    last = _scalars(columns, "last") or [True] * n
+    last = columns.scalars("last") or [True] * n
     first, names = 0, []
     for i in range(n):
         names.append((groups[first], first, turns[i]))
@@ -253,7 +245,7 @@ def row_names(columns: Columns, tokens: Tokens) -> list[tuple[str, Any, Any]]:
 
 def _groups(columns: Columns) -> list[str] | None:
     """The name of each row's group, by the column of groups: its text, or its number there."""
-    column, names = columns.of("group"), _scalars(columns, "group")
+    column, names = columns.of("group"), columns.scalars("group")
     if column is None or names is not None:
         return names and list(map(str, names))
     return _numbered(repr(plain(value)) for value in column)
@@ -271,18 +263,3 @@ def _numbered(values: Iterable[Hashable]) -> list[str]:
     """The number of each value among those that differ, in the order of their first ones."""
     found: dict[Hashable, int] = {}
     return [str(found.setdefault(value, len(found))) for value in values]
-
-
-def single(value: Any) -> Any:
-    """A cell that holds one value as that value; any other as it is."""
-    is_single = isinstance(value, np.ndarray | np.generic) and value.size == 1
-    return value.item() if is_single else value
-
-
-def _scalars(columns: Columns, what: str) -> list[Any] | None:
-    """The column that holds `what`, if it has a text or a whole number for each row."""
-    column = columns.of(what)
-    if column is None:
-        return None
-    cells = [single(v) for v in column]
-    return cells if all(isinstance(v, str | int) for v in cells) else None

@@ -17,41 +17,6 @@ _SAID = {
 
 
 @attrs.frozen
-class Conversation:
-    """The first turn's prompt, and what followed it.
-
-    ``mask`` has for each token of the completion whether the policy sampled it; others are
-    observations between the turns. Their log-probs are None. It is None where that of a turn is.
-    """
-
-    prompt: list[int]
-    completion: list[int]
-    mask: list[bool] | None
-    log_probs: list[float | None] | None
-
-    @classmethod
-    def of(cls, turns: Turns, pieces: Sequence[Piece]) -> Conversation | None:
-        """None if no column holds tokens.
-
-        Where a turn's prompt does not begin with the turn before it, because the context was
-        rewritten, its observations are left out; what was sampled is always there.
-        """
-        if not pieces:
-            return None
-        prompt, completion = pieces[0].added, list(pieces[0].response)
-        mask, probs = list(pieces[0].mask or ()), list(pieces[0].log_probs)
-        for piece in pieces[1:]:
-            added = piece.added if piece.continues else []
-            completion += added + piece.response
-            mask += [False] * len(added) + (piece.mask or [])
-            probs += [None] * len(added) + piece.log_probs
-        has_log_probs = any(turn.get("log_probs") is not None for turn in turns)
-        is_known = all(piece.mask is not None for piece in pieces)
-        known = mask if is_known else None
-        return cls(prompt, completion, known, probs if has_log_probs else None)
-
-
-@attrs.frozen
 class Piece:
     """A turn of a session, without what the turn before it said.
 
@@ -88,6 +53,41 @@ def pieces_of(turns: Turns, unknown: Sequence[bool] = ()) -> list[Piece]:
     return found
 
 
+@attrs.frozen
+class Conversation:
+    """The first turn's prompt, and what followed it.
+
+    ``mask`` has for each token of the completion whether the policy sampled it; others are
+    observations between the turns. Their log-probs are None. It is None where that of a turn is.
+    """
+
+    prompt: list[int]
+    completion: list[int]
+    mask: list[bool] | None
+    log_probs: list[float | None] | None
+
+    @classmethod
+    def of(cls, pieces: Sequence[Piece]) -> Conversation | None:
+        """None if no column holds tokens.
+
+        Where a turn's prompt does not begin with the turn before it, because the context was
+        rewritten, its observations are left out; what was sampled is always there.
+        """
+        if not pieces:
+            return None
+        completion, mask = list[int](), list[bool]()
+        probs: list[float | None] = []
+        for i, piece in enumerate(pieces):
+            added = piece.added if i and piece.continues else []
+            completion += added + piece.response
+            mask += [False] * len(added) + (piece.mask or [])
+            probs += [None] * len(added) + piece.log_probs
+        is_known = all(piece.mask is not None for piece in pieces)
+        has_log_probs = any(one is not None for one in probs)
+        known, said = mask if is_known else None, probs if has_log_probs else None
+        return cls(pieces[0].added, completion, known, said)
+
+
 def messages_of(
     turns: Turns, text: Callable[[Sequence[int]], str] | None
 ) -> list[dict[str, Any]] | None:
@@ -103,23 +103,15 @@ def messages_of(
         return None
     found: list[dict[str, Any]] = []
     for turn, piece, answer in zip_longest(turns, pieces_of(turns), answers):
-        told = _observed(found, turn, piece, text) if found else asked
-        found += [*told, *(answer or ())]
+        chat = recorded(turn, "user")
+        if not found:
+            found += asked
+        elif isinstance(chat, list) and _said(chat[: len(found)]) == _said(found):
+            found += map(dict, chat[len(found) :])
+        elif piece and piece.continues and piece.added and text is not None:
+            found.append({"role": "user", "content": text(piece.added)})
+        found += answer or ()
     return found
-
-
-def _observed(
-    before: Sequence[Mapping[str, Any]],
-    turn: Mapping[str, Any],
-    piece: Piece | None,
-    text: Callable[[Sequence[int]], str] | None,
-) -> list[dict[str, Any]]:
-    chat = recorded(turn, "user")
-    if isinstance(chat, list) and _said(chat[: len(before)]) == _said(before):
-        return [dict(one) for one in chat[len(before) :]]
-    if piece and piece.continues and piece.added and text is not None:
-        return [{"role": "user", "content": text(piece.added)}]
-    return []
 
 
 def _said(messages: Sequence[Mapping[str, Any]]) -> list[Any]:

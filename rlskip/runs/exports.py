@@ -10,7 +10,7 @@ from typing import Any
 
 from rlskip._human import finite
 from rlskip.errors import RlskipError
-from rlskip.runs.scope import Scope
+from rlskip.runs.opened import Scope
 from rlskip.runs.tables import extra
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

@@ -15,7 +15,6 @@ from rlskip.runs.opened import Run
 from rlskip.runs.rollouts import Rollouts
 
 _FIELDS = ("group", "session", "turn", "reward", "response")
-_FIGURES = ("number", "reward", "length", "turns")
 QUARTILES = ("low", "median", "high")
 
 
@@ -54,7 +53,8 @@ class Sessions:
         """The sessions of several dumps, each of which has groups of its own."""
         firsts = np.cumsum([0, *(len(one.groups) for one in some)])
         group = [one.group + first for one, first in zip(some, firsts, strict=False)]
-        columns = [group, *([getattr(one, name) for one in some] for name in _FIGURES)]
+        names = ("number", "reward", "length", "turns")
+        columns = [group, *([getattr(one, name) for one in some] for name in names)]
         arrays = (np.concatenate(parts or [np.empty(0, np.int64)]) for parts in columns)
         return cls([name for one in some for name in one.groups], *arrays)
 
@@ -95,9 +95,6 @@ def count(
     return found
 
 
-# -- the figures of steps and groups -------------------------------------------------------------
-
-
 def by_step(counted: Sequence[CountedDump]) -> Iterator[tuple[int, list[CountedDump]]]:
     for step, dumps in groupby(counted, lambda one: one.dump.step):
         yield step, list(dumps)
@@ -131,17 +128,13 @@ def step_figures(dumps: Sequence[CountedDump], success: float) -> dict[str, floa
 
 def _spread(name: str, values: np.ndarray) -> dict[str, float | None]:
     values = values[~np.isnan(values)]
-    found: list[Any] = [None] * 3
-    if len(values):
-        found = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
+    found = np.quantile(values, (0.25, 0.5, 0.75)).tolist() if len(values) else [None] * 3
     quartiles = zip(QUARTILES, found, strict=True)
     return {name: _mean(values), **{f"{name}_{which}": value for which, value in quartiles}}
 
 
 def _mean(values: Any) -> float | None:
-    found = np.asarray(values, np.float64)
-    found = found[~np.isnan(found)]
-    return float(found.mean()) if len(found) else None
+    return float(np.mean(values, dtype=np.float64)) if len(values) else None
 
 
 def group_figures(sessions: Sessions) -> list[dict[str, Any]]:
@@ -165,9 +158,6 @@ def group_figures(sessions: Sessions) -> list[dict[str, Any]]:
     ]
 
 
-# -- which sessions are shown --------------------------------------------------------------------
-
-
 def by_interest(group: np.ndarray, reward: np.ndarray) -> np.ndarray:
     """The indices of sessions, the first to be shown first; always the same for the same sessions.
 
@@ -180,5 +170,4 @@ def by_interest(group: np.ndarray, reward: np.ndarray) -> np.ndarray:
     in_turn = np.stack([worst[::-1], worst, drawn[: len(worst)]], axis=1).reshape(-1)
     every = np.concatenate([drawn[np.sort(first)], in_turn, drawn])
     _, at = np.unique(every, return_index=True)
-    ordered: np.ndarray = every[np.sort(at)]
-    return ordered
+    return np.asarray(every[np.sort(at)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -40,12 +40,6 @@ def open(
     ------
     NoSuchPlaceError
         There is no such directory.
-
-    Examples
-    --------
-    >>> run = rlskip.open("dumps/grpo_tiny").run
-    >>> for row in run[1:10].iter_rows(["group", "reward"]):
-    ...     print(row["step"], row["group"], row["reward"])
     """
     decode = None
     if tokenizer is not None:
@@ -109,8 +103,9 @@ def find_target(name: str, within: Path, decode: Decode | None = None) -> Target
     Raises NoSuchPlaceError where it does not exist, or there are several runs for a number.
     """
     numbers = [as_step(part) for part in name.split("/")] if len(name) < 40 else [None]
-    if len(numbers) <= 2 and None not in numbers:
-        return _below(the_run(within, decode), [n for n in numbers if n is not None])
+    if len(numbers) <= 2 and numbers[0] is not None and numbers[-1] is not None:
+        step = Step(the_run(within, decode), numbers[0])
+        return step if len(numbers) == 1 else Call(step, numbers[1] or 0)
     path = Path(name).expanduser()
     if not path.exists():
         raise NoSuchPlaceError("no such file or directory", name)
@@ -121,11 +116,6 @@ def find_target(name: str, within: Path, decode: Decode | None = None) -> Target
     step = Step(Run(place.root, decode=decode), place.step)
     named = (dump for dump in step.iter_dumps() if dump.place == place and place.call)
     return next((Call(step, dump.call) for dump in named), step)
-
-
-def _below(run: Run, numbers: Sequence[int]) -> Step | Call:
-    step = Step(run, numbers[0])
-    return step if len(numbers) == 1 else Call(step, numbers[1])
 
 
 def the_run(within: Path, decode: Decode | None = None) -> Run:

@@ -1,4 +1,4 @@
-"""Rollouts that other programs write, as columns: JSON lines, and the Parquet of TRL.
+"""Rollouts that other programs write, as a run: JSON lines, and the Parquet of TRL.
 
 What rows have in common has the names that :mod:`rlskip.runs` knows; other fields keep theirs.
 """
@@ -12,14 +12,13 @@ import logging
 import math
 import shutil
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlskip.batch.row_fields import RowFields
 from rlskip.format.dump_errors import DAMAGE, DumpError
-from rlskip.runs.columns import Columns, rollout_columns
 from rlskip.runs.tables import extra
 from rlskip.store import StepStore
 from rlskip.store.layout import as_step
@@ -27,40 +26,79 @@ from rlskip.store.layout import as_step
 log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
+_ENDS = (".jsonl", ".parquet")
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, Columns]]:
-    """The steps of a file, ascending, each with its rows as columns.
+def files_in(path: Path) -> list[Path]:
+    """The file of rollouts itself, or those in a directory: those of steps, else all."""
+    if path.is_file():
+        return [path] if path.suffix in _ENDS else []
+    if not path.is_dir():
+        return []
+    found = sorted(file for file in path.iterdir() if file.suffix in _ENDS and file.is_file())
+    steps = [file for file in found if as_step(file.stem) is not None]
+    return steps or found
 
-    The fields of its first row tell the program: verl's ``trainer.rollout_data_dir`` (its name is
-    the step), ``traces.jsonl`` of verifiers and prime-rl, the completions of TRL, or lines with
-    chat ``messages``. Raises DumpError where it has other fields, or cannot be read.
+
+def run_of_files(path: Path) -> Path:
+    """The directory of a run, gone at exit, with the rows of a file or of those in a directory.
+
+    Raises DumpError where one cannot be read, or nothing tells which program wrote it.
+    """
+    root = Path(tempfile.mkdtemp(prefix="rlskip-foreign-"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    run = root / path.stem / "GBSany_Nany_inany_outany"
+    store, parts = StepStore(run), Counter[int]()
+    for file in files_in(path):
+        for step, rows in sorted(_read(file).items()):
+            if not rows:
+                continue
+            names = dict.fromkeys(name for row in rows for name in row)
+            columns = {name: [row.get(name) for row in rows] for name in names}
+            known = {"group": "uid", "session": "session" if "session" in names else None}
+            info = {**RowFields.of(names, known).to_meta(), "job": file.name}
+            call = f"part-{parts[step]}" if parts[step] else ""
+            store.save(step, columns, info=info, call=call)
+            parts[step] += 1
+    if not parts:
+        raise DumpError("it has no rows", str(path))
+    return run
+
+
+def _read(path: Path) -> dict[int, list[Row]]:
+    """The rows of a file by step. The fields of its first row tell the program:
+
+    verl's ``trainer.rollout_data_dir`` (its name is the step), ``traces.jsonl`` of verifiers and
+    prime-rl, the completions of TRL, or lines with chat ``messages``. Raises DumpError where it has
+    other fields, or cannot be read.
     """
     try:
         rows = _lines(path)
         if path.suffix == ".parquet":
             rows = iter(extra("pyarrow.parquet").read_table(path).to_pylist())
         first = next(rows, None)
-        if first is None:
-            return
-        steps = _steps_of(path, first, itertools.chain([first], rows))
-        for number, of_step in sorted(steps.items()):
-            yield number, _columns(of_step)
+        return {} if first is None else _steps_of(path, first, itertools.chain([first], rows))
     except DumpError as error:
         raise DumpError(error.what, str(path), error.remedy) from error
     except (*DAMAGE, RecursionError) as error:
         raise DumpError(f"it cannot be read: {type(error).__name__}: {error}", str(path)) from error
 
 
-def _columns(rows: list[Row]) -> Columns:
-    names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: [row.get(name) for row in rows] for name in names}
-    known = {"group": "uid", "session": "session" if "session" in names else None}
-    return rollout_columns(columns, RowFields.of(names, known), len(rows))
+def _lines(path: Path) -> Iterator[Row]:
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                found = json.loads(line)
+            except ValueError as error:
+                raise DumpError(f"line {number} is not JSON") from error
+            if not isinstance(found, dict):
+                raise DumpError(f"line {number} is not an object")
+            yield found
 
 
 def _steps_of(path: Path, first: Row, rows: Iterator[Row]) -> dict[int, list[Row]]:
-    """The rows by step; the names of the first one's fields tell the program."""
     if path.name == "traces.jsonl" or "traces" in first:
         return _of_verifiers(rows)
     for names, made in (
@@ -69,7 +107,7 @@ def _steps_of(path: Path, first: Row, rows: Iterator[Row]) -> dict[int, list[Row
         ({"prompt", "completion"}, _of_trl),
     ):
         if names <= first.keys():
-            return _by_step(path, made(_with(rows, names)))
+            return _by_step(as_step(path.stem), made(_with(rows, names)))
     there = ", ".join(map(str, first))
     raise DumpError(
         f"its fields are those of no known program: {there:.200}",
@@ -85,20 +123,18 @@ def _with(rows: Iterable[Row], names: set[str]) -> Iterator[Row]:
         yield row
 
 
-def _by_step(path: Path, rows: Iterable[Row]) -> dict[int, list[Row]]:
+def _by_step(of_file: int | None, rows: Iterable[Row]) -> dict[int, list[Row]]:
     """By the step that the file's name is, or that each row names; 0 without one.
 
     Rows with equal prompts are one group of their step.
     """
     steps: dict[int, list[Row]] = defaultdict(list)
-    groups: dict[int, dict[str, str]] = {}
-    of_file = as_step(path.stem)
+    groups: dict[int, dict[str, str]] = defaultdict(dict)
     for number, row in enumerate(rows, 1):
         named = row.pop("step", None)
         step = _step_of(named, f"row {number}") if of_file is None else of_file
         asked = json.dumps(row.get("input", row.get("raw_prompt")), sort_keys=True, default=str)
-        of_step = groups.setdefault(step, {})
-        name = of_step.setdefault(asked, str(len(of_step)))
+        name = groups[step].setdefault(asked, str(len(groups[step])))
         steps[step].append({"uid": name, **row})
     return steps
 
@@ -126,12 +162,14 @@ def _of_trl(rows: Iterator[Row]) -> Iterator[Row]:
     """TRL's completions: a reward for each function, whose sum is the session's."""
     told: set[str] = set()
     for row in rows:
-        prompt, said = row.pop("prompt"), row.pop("completion")
-        made = {"raw_prompt": prompt, "completions": said, **row}
+        made = {"raw_prompt": row.pop("prompt"), "completions": row.pop("completion"), **row}
         if not {"reward", "rewards", "score"} & row.keys():
-            named = {k: v for k, v in row.items() if k not in ("step", "advantage")}
             earned = {
-                k: v for k, v in named.items() if type(v) in (int, float) and math.isfinite(v)
+                name: value
+                for name, value in row.items()
+                if name not in ("step", "advantage")
+                and type(value) in (int, float)
+                and math.isfinite(value)
             }
             made["reward"] = sum(earned.values()) if earned else None
             told |= {*earned}
@@ -177,28 +215,24 @@ def _of_episode(episode: Row, number: int) -> Iterator[Row]:
 
 
 def _branches(nodes: Sequence[Row]) -> Iterator[list[Row]]:
+    """The path to each message that is not another one's parent."""
     parents = {node.get("parent") for node in nodes}
-    for leaf in range(len(nodes)):
-        if leaf not in parents:
-            path: list[Row] = []
-            at: int | None = leaf
-            while at is not None:
-                if len(path) == len(nodes):
-                    raise DumpError("a message of a trace is its own parent")
-                path.append(nodes[at])
-                at = nodes[at].get("parent")
-            yield path[::-1]
+    for leaf in (i for i in range(len(nodes)) if i not in parents):
+        path: list[Row] = []
+        at: int | None = leaf
+        while at is not None:
+            if len(path) == len(nodes):
+                raise DumpError("a message of a trace is its own parent")
+            path.append(nodes[at])
+            at = nodes[at].get("parent")
+        yield path[::-1]
 
 
 def _of_nodes(nodes: Sequence[Row]) -> Row:
     """A path of messages: up to the first sampled token it is the prompt.
 
-    Log-probs are 0 at tokens that were not sampled, and NaN where they are not known.
-
-    Raises
-    ------
-    DumpError
-        A message has another number of masks than tokens, or of log-probs than sampled tokens.
+    Log-probs are 0 at tokens that were not sampled, and NaN where they are not known. Raises
+    DumpError for another number of masks than tokens, or of log-probs than sampled tokens.
     """
     tokens: list[int] = []
     mask: list[int] = []
@@ -212,11 +246,10 @@ def _of_nodes(nodes: Sequence[Row]) -> Row:
                 f"a message of a trace has {len(own)} tokens, a mask of {len(flags)} with "
                 f"{sum(flags)} sampled ones, and {len(known)} log-probs"
             )
-        given = iter(known)
+        given = (math.nan if value is None else value for value in known)
         tokens += own
         mask += flags
-        said = (next(given) if flag else 0.0 for flag in flags)
-        probs += [math.nan if value is None else value for value in said]
+        probs += [next(given) if flag else 0.0 for flag in flags]
     first = mask.index(1) if 1 in mask else len(tokens)
     is_known = any(flag and p == p for flag, p in zip(mask, probs, strict=True))
     turn = next((i for i, node in enumerate(nodes) if node.get("sampled")), len(nodes))
@@ -227,56 +260,3 @@ def _of_nodes(nodes: Sequence[Row]) -> Row:
         row["completion_mask"] = mask[first:]
         row["logprobs"] = probs[first:] if is_known else None
     return row
-
-
-def _lines(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                found = json.loads(line)
-            except ValueError as error:
-                raise DumpError(f"line {number} is not JSON") from error
-            if not isinstance(found, dict):
-                raise DumpError(f"line {number} is not an object")
-            yield found
-
-
-# -- as runs ------------------------------------------------------------------------------------
-
-_ENDS = (".jsonl", ".parquet")
-
-
-def files_in(path: Path) -> list[Path]:
-    """The file of rollouts itself, or those in a directory: those of steps, else all."""
-    if path.is_file():
-        return [path] if path.suffix in _ENDS else []
-    if not path.is_dir():
-        return []
-    found = sorted(file for file in path.iterdir() if file.suffix in _ENDS and file.is_file())
-    steps = [file for file in found if as_step(file.stem) is not None]
-    return steps or found
-
-
-def run_of_files(path: Path) -> Path:
-    """The directory of a run with the rows of a file, or of the files in a directory.
-
-    Raises DumpError where one cannot be read, or nothing tells which program wrote it.
-    """
-    root = Path(tempfile.mkdtemp(prefix="rlskip-foreign-"))
-    atexit.register(shutil.rmtree, root, ignore_errors=True)
-    run = root / path.stem / "GBSany_Nany_inany_outany"
-    store, parts = StepStore(run), dict[int, int]()
-    for file in files_in(path):
-        for step, columns in read_rows(file):
-            if not columns.n:
-                continue
-            part = parts[step] = parts.get(step, -1) + 1
-            call = f"part-{part}" if part else ""
-            rows = {name: list(column) for name, column in columns.columns.items()}
-            info = {**columns.fields.to_meta(), "job": str(file.name)}
-            store.save(step, rows, info=info, call=call)
-    if not parts:
-        raise DumpError("it has no rows", str(path))
-    return run

@@ -44,8 +44,7 @@ class Dump:
     ``meta`` is None if it cannot be read, and ``problem`` is the reason. It lacks the identity, and
     what is recorded of single prompts (:meth:`full_meta`). ``written`` is in seconds since the
     epoch, by the file system's clock; ``size`` in bytes on disk. ``call`` is its number among the
-    calls of its step, as they were made, or that of the mini-batch. The shards of one call have the
-    same generation.
+    calls of its step, as they were made, or that of the mini-batch.
     """
 
     place: Place
@@ -80,28 +79,21 @@ class Dump:
         return path if isinstance(path, str) else None
 
     def full_meta(self) -> DumpMeta:
-        """Its whole meta, read again; raises DumpError where it cannot be read."""
+        """Its whole meta, read again; raises DumpError."""
         with opened(self.place) as here:
             return here.read_meta()
 
-    def load(
-        self,
-        part: str = "rollouts",
-        *,
-        into: Into = "torch",
-        fields: Sequence[str] | None = None,
-    ) -> Any:
-        """The rollouts, or with `part` ``aside`` what is stored beside them, verified.
+    def load(self, *, into: Into = "torch", fields: Sequence[str] | None = None) -> Any:
+        """The rollouts, verified.
 
         `into` is ``torch``, or ``numpy``: then torch is not loaded, and tensors and batches come as
-        :mod:`rlskip.format.numpy_maker` says. A DataProto comes as its parts; verl is not needed.
-        Of the outermost mapping or batch only `fields` are read. Raises DumpError where it cannot
-        be used; it stays where it is.
+        :mod:`rlskip.format.numpy_maker` says. Of the outermost mapping or batch only `fields` are
+        read. Raises DumpError where it cannot be used; it stays where it is.
         """
         from rlskip.format.kinds import rebuild
 
         with self._opened() as (reader, _):
-            value = rebuild(reader, part, fields, into)
+            value = rebuild(reader, "rollouts", fields, into)
             if fields is None:
                 reader.verify()
             return value
@@ -116,17 +108,10 @@ class Dump:
     ) -> Rollouts:
         """The rollouts as rows, sessions and groups, verified; torch is not needed.
 
-        Parameters
-        ----------
-        fields
-            What the rows are to have, as of :meth:`~rlskip.runs.scope.Scope.rollouts`.
-        decode
-            Makes text of tokens. By default the recorded tokenizer does, where `fields` asks for
-            text.
-        more
-            What each row says of its place besides step and call.
-        told
-            The fields of which it was said that they do not fit their tokens.
+        `fields` are those of :meth:`~rlskip.runs.opened.Scope.rollouts`. `decode` makes text of
+        tokens; by default the recorded tokenizer does, where `fields` ask for text. `more` is what
+        each row says of its place besides step and call, and `told` has the fields of which it was
+        said that they do not fit their tokens.
         """
         from rlskip.batch.decoding import decoder_at
         from rlskip.runs.reading import read_columns
@@ -146,7 +131,7 @@ class Dump:
         return Rollouts(columns, place, fields, decode, told)
 
     def fields(self) -> list[str]:
-        """The names of the trainer's fields. Only the index is read, unless it has rows alone."""
+        """The names of the trainer's fields."""
         from rlskip.runs.reading import field_names
 
         with self._opened() as (reader, meta):
@@ -186,13 +171,19 @@ def dumps_of(directory: Path, step: int, call: int | None = None) -> list[Dump]:
 
 
 def dumps_at(places: Sequence[Place]) -> list[Dump]:
-    """The dumps at all places of one step, in order."""
+    """The dumps at all places of one step: as the calls were made; what cannot be read is last."""
     groups: dict[str, list[Dump]] = {}
     for dump in filter(None, map(_read, places)):
+        # The shards of one call have the same generation.
         generation = dump.meta.info.get("generation") if dump.meta else None
         is_shard = dump.place.world_size > 1 and isinstance(generation, str)
         groups.setdefault(str(generation) if is_shard else dump.place.name, []).append(dump)
-    ordered = sorted(groups.values(), key=_order)
+
+    def order(shards: Sequence[Dump]) -> tuple[int, Any]:
+        first = min(shards, key=lambda dump: dump.place.rank)
+        unknown = 1 << 62 if first.place.call else 0
+        return first.meta.info.get("place", 0) if first.meta else unknown, first.place.order
+
     several = len(groups) > 1 or any(place.call for place in places)
     return [
         attrs.evolve(
@@ -201,16 +192,9 @@ def dumps_at(places: Sequence[Place]) -> list[Dump]:
             is_one_of_several=several,
             has_all_shards=len(group) == dump.place.world_size,
         )
-        for number, group in enumerate(ordered)
+        for number, group in enumerate(sorted(groups.values(), key=order))
         for dump in group
     ]
-
-
-def _order(shards: Sequence[Dump]) -> tuple[int, Any]:
-    """By what calls are in order: as they were made, then by name; what cannot be read is last."""
-    first = min(shards, key=lambda dump: dump.place.rank)
-    unknown = 1 << 62 if first.place.call else 0
-    return first.meta.info.get("place", 0) if first.meta else unknown, first.place.order
 
 
 def _read(place: Place) -> Dump | None:

@@ -20,7 +20,6 @@ from rlskip.errors import RlskipError
 from rlskip.jobs import alive
 from rlskip.runs import on_disk
 from rlskip.runs.on_disk import Dump
-from rlskip.runs.scope import Scope
 from rlskip.store.layout import (
     Place,
     journal_name,
@@ -30,13 +29,108 @@ from rlskip.store.layout import (
 )
 
 if TYPE_CHECKING:
-    from rlskip.runs.rollouts import Decode, Rollouts
+    import pandas as pd
+    import pyarrow as pa
+    from datasets import Dataset
+
+    import rlskip.runs.rollouts
+    from rlskip.runs.rollouts import Decode, Rollouts, SessionRows
 
 _SHOWN = 20  # runs that are named
+_Fields = Sequence[str] | None
 
 
 class NoSuchPlaceError(RlskipError, FileNotFoundError):
     """The directory, run, step or call that was named does not exist."""
+
+
+class Scope:
+    """What rollouts are read of: runs, a run, a step or a call."""
+
+    @property
+    def run(self) -> Run:
+        """The run that it belongs to; of runs the only one."""
+        raise NotImplementedError
+
+    def iter_dumps(self) -> Iterator[Dump]:
+        """The dumps in order, looked up one after the other; NoSuchPlaceError without the place."""
+        raise NotImplementedError
+
+    def dumps(self) -> list[Dump]:
+        """All dumps, in order."""
+        return list(self.iter_dumps())
+
+    def fields(self) -> list[str]:
+        """The names of the trainer's own fields, in any dump; of a list of rows all is read."""
+        return list(dict.fromkeys(name for dump in self.iter_dumps() for name in dump.fields()))
+
+    def rollouts(self, fields: _Fields = None) -> Iterator[Rollouts]:
+        """The rollouts of each dump; one dump is in memory at a time.
+
+        Parameters
+        ----------
+        fields
+            What the rows are to have: ``group``, ``session``, ``turn``, ``uid``, ``prompt``,
+            ``response``, ``mask``, ``log_probs``, ``reward``, or names of the trainer's own fields.
+            Only what these need is read and verified. None for everything.
+
+        Raises
+        ------
+        DumpError
+            A dump cannot be used, or has no such field. It stays where it is.
+        """
+        return (self.read(dump, fields) for dump in self.iter_dumps())
+
+    def read(self, dump: Dump, fields: _Fields = None) -> Rollouts:
+        """The rollouts of one of its dumps."""
+        return self.run.read(dump, fields)
+
+    def iter_rows(self, fields: _Fields = None) -> Iterator[dict[str, Any]]:
+        """The rows as mappings, with ``step``, ``call`` and ``row``; `fields` as in `rollouts`.
+
+        Tokens, masks and log-probs are lists without padding.
+        """
+        return (row for part in self.rollouts(fields) for row in part)
+
+    def sessions(self, fields: _Fields = None) -> Iterator[SessionRows]:
+        """The sessions, each with its turns; `fields` are those of the turns, as in `rollouts`."""
+        return (session for part in self._named(fields) for session in part.sessions)
+
+    def groups(self, fields: _Fields = None) -> Iterator[rlskip.runs.rollouts.Group]:
+        """The groups of sessions of one prompt; `fields` are those of the turns."""
+        return (group for part in self._named(fields) for group in part.groups)
+
+    def _named(self, fields: _Fields) -> Iterator[Rollouts]:
+        """With what tells which session a row belongs to, its reward and its length."""
+        needed = ("group", "session", "turn", "reward", "response")
+        return self.rollouts(None if fields is None else [*needed, *fields])
+
+    # -- as tables (the extra `data`) --------------------------------------------------------
+
+    def iter_tables(self, fields: _Fields = None) -> Iterator[pa.Table]:
+        """As :meth:`to_arrow`, a table for each dump, one after the other."""
+        from rlskip.runs.tables import table_of
+
+        return map(table_of, self.rollouts(fields))
+
+    def to_arrow(self, fields: _Fields = None) -> pa.Table:
+        """All rows as a table of pyarrow; `fields` and errors as in `rollouts`.
+
+        Raises RlskipError where pyarrow is not installed.
+        """
+        from rlskip.runs.tables import joined
+
+        return joined(list(self.iter_tables(fields)))
+
+    def to_pandas(self, fields: _Fields = None) -> pd.DataFrame:
+        """As :meth:`to_arrow`, as a DataFrame of pandas."""
+        return self.to_arrow(fields).to_pandas()
+
+    def to_datasets(self, fields: _Fields = None) -> Dataset:
+        """As :meth:`to_arrow`, as a Dataset of Hugging Face."""
+        from rlskip.runs.tables import extra
+
+        return extra("datasets").Dataset(self.to_arrow(fields))
 
 
 @attrs.frozen(repr=False)
@@ -80,7 +174,6 @@ class Step(Scope):
         return [Call(self, number) for number in sorted({dump.call for dump in self.dumps()})]
 
     def iter_dumps(self) -> Iterator[Dump]:
-        """Its dumps, in order; raises NoSuchPlaceError if there is none."""
         found = on_disk.dumps_of(self.run.directory, self.number)
         if not found:
             raise self.run._no_step(self.number)
@@ -116,6 +209,11 @@ class Run(Scope):
     @property
     def dump_dir(self) -> Path:
         return self.directory.parents[self.name.count("/")]
+
+    def places(self) -> dict[int, list[Place]]:
+        """By step where dumps have a directory, ascending, without a look into it."""
+        found = on_disk.families(self.directory)
+        return {step: found[step] for step in sorted(found) if self._covers(step)}
 
     def steps(self) -> list[int]:
         """The numbers of the steps that have a dump, ascending; the directory of each is listed."""
@@ -157,27 +255,20 @@ class Run(Scope):
         for places in self.places().values():
             yield from on_disk.dumps_at(places)
 
-    def places(self) -> dict[int, list[Place]]:
-        """By step where dumps have a directory, ascending, without a look into it."""
-        found = on_disk.families(self.directory)
-        return {step: found[step] for step in sorted(found) if self._covers(step)}
-
-    def read(self, dump: Dump, fields: Sequence[str] | None = None, **more: Any) -> Rollouts:
+    def read(self, dump: Dump, fields: _Fields = None, **more: Any) -> Rollouts:
         return dump.rollouts(fields, decode=self._decode, more=more, told=self._told)
 
     def quarantine(self) -> list[Path]:
         """The directories of quarantined dumps."""
-        names = on_disk.names_in(self.directory)
         return [
             self.directory / name
-            for name in names
+            for name in on_disk.names_in(self.directory)
             if (before := name_before_quarantine(name)) and Place.parse(self.directory, before)
         ]
 
     def journals(self) -> list[Path]:
         """The journals of steps that were interrupted, or are under way."""
-        steps = journaled_steps(self.directory)
-        return [self.directory / journal_name(step) for step in steps]
+        return [self.directory / journal_name(step) for step in journaled_steps(self.directory)]
 
     def jobs(self) -> dict[str, list[str]]:
         """The jobs that are at work here, and what each of them reads, writes or generates."""
@@ -235,7 +326,7 @@ class Runs(Scope, Sequence[Run]):
         for run in self._runs:
             yield from run.iter_dumps()
 
-    def read(self, dump: Dump, fields: Sequence[str] | None = None) -> Rollouts:
+    def read(self, dump: Dump, fields: _Fields = None) -> Rollouts:
         return self[0].read(dump, fields, run=run_name(dump.place.root))
 
     def __repr__(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
@@ -45,24 +45,25 @@ def choose(
     `keep_last` steps of each run stay, the last written; `older_than` seconds is too old; and what
     is `quarantined` is chosen, too.
     """
-    steps = [one for run in runs for one in _steps_of(run)]
-    chosen: dict[tuple[Path, str], Old] = {}
-
-    def add(some: Iterable[Old], why: str) -> None:
-        for one in some:
-            chosen.setdefault((one.run.directory, one.name), attrs.evolve(one, why=why))
-
-    if quarantined:
-        add(_alone_in(runs, Run.quarantine), "quarantined")
-    if older_than is not None:
-        limit = time.time() - older_than
-        journals = _alone_in(runs, Run.journals)
-        add((one for one in steps + journals if one.written < limit), "too old")
-    if keep_last is not None:
-        for run in runs:
-            mine = sorted((one for one in steps if one.run == run), key=lambda one: one.written)
-            add(mine[: max(0, len(mine) - keep_last)], f"not among the last {keep_last}")
-    return sorted(chosen.values(), key=lambda one: (one.run.name, one.written))
+    limit = 0.0 if older_than is None else time.time() - older_than
+    chosen: list[Old] = []
+    for run in runs:
+        places = families(run.directory)
+        paths = {str(step): [p.directory for p in places.get(step, ())] for step in run.steps()}
+        steps = sorted(_measured(run, paths), key=lambda one: one.written)
+        first = 0 if keep_last is None else len(steps) - keep_last
+        chosen += [attrs.evolve(one, why="too old") for one in steps if one.written < limit]
+        chosen += [
+            attrs.evolve(one, why=f"not among the last {keep_last}")
+            for i, one in enumerate(steps)
+            if i < first and one.written >= limit
+        ]
+        journals = _measured(run, {path.name: [path] for path in run.journals()})
+        chosen += [attrs.evolve(one, why="too old") for one in journals if one.written < limit]
+        if quarantined:
+            bad = _measured(run, {path.name: [path] for path in run.quarantine()})
+            chosen += [attrs.evolve(one, why="quarantined") for one in bad]
+    return sorted(chosen, key=lambda one: (one.run.name, one.written))
 
 
 def remove(old: Old, *, really: bool) -> Old:
@@ -84,32 +85,19 @@ def remove(old: Old, *, really: bool) -> Old:
     return attrs.evolve(old, removed=really)
 
 
-def _steps_of(run: Run) -> Iterator[Old]:
-    """The steps of a run, each with all its dumps."""
-    for step in run.steps():
-        paths = [place.directory for place in families(run.directory).get(step, ())]
-        yield from _measured(run, str(step), paths)
-
-
-def _alone_in(runs: Sequence[Run], paths: Callable[[Run], list[Path]]) -> list[Old]:
-    """Each of the `paths` of the runs."""
-    return [
-        old
-        for run in runs
-        for path in paths(run)
-        for old in _measured(run, str(path.relative_to(run.directory)), [path])
-    ]
-
-
-def _measured(run: Run, name: str, paths: Sequence[Path]) -> Iterator[Old]:
-    """What there is of these paths; nothing where all were removed meanwhile."""
-    found = []
-    for path in paths:
-        # A live run may be removing it, or a file in it.
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            found += [file.lstat() for file in (path, *path.rglob("*"))]
-    # What a directory holds counts, not the directory.
-    files = [one for one in found if not stat.S_ISDIR(one.st_mode)]
-    if found:
-        when = max(one.st_mtime for one in files or found)
-        yield Old(run, name, tuple(paths), sum(one.st_size for one in files), when)
+def _measured(run: Run, named: dict[str, list[Path]]) -> list[Old]:
+    """What there is at some paths, by name; nothing of what was removed meanwhile."""
+    measured = []
+    for name, paths in named.items():
+        found = []
+        for path in paths:
+            # A live run may be removing it, or a file in it.
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                found += [file.lstat() for file in (path, *path.rglob("*"))]
+        # What a directory holds counts, not the directory.
+        files = [one for one in found if not stat.S_ISDIR(one.st_mode)]
+        if found:
+            when = max(one.st_mtime for one in files or found)
+            nbytes = sum(one.st_size for one in files)
+            measured.append(Old(run, name, tuple(paths), nbytes, when))
+    return measured

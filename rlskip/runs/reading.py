@@ -72,22 +72,21 @@ def _read_some(
     reader: Reader, nodes: Mapping[str, Node], known: RowFields, wanted: Sequence[str]
 ) -> Columns | None:
     """The `wanted` columns; None where they are not the same among all columns, or may not be."""
-    sized = reader.index[_FIELDS if _FIELDS in reader.index else _TREE][0] in _SIZED
+    is_queue = _FIELDS in reader.index
     counted = [name for name in (known.response, known.whole) if name and name in nodes]
-    lengths = (length_of(nodes[name], reader.nbytes) for name in counted)
-    n = None if sized else next((length for length in lengths if length is not None), None)
-    if n is None and not sized:
-        return None
+    n = None
+    if reader.index[_FIELDS if is_queue else _TREE][0] not in _SIZED:
+        lengths = (length_of(nodes[name], reader.nbytes) for name in counted)
+        if (n := next((length for length in lengths if length is not None), None)) is None:
+            return None
     wanted = wanted or [*counted, *nodes][:1]
-    if _FIELDS not in reader.index:
-        found = rollout_columns(rebuild(reader, _TREE, wanted, "numpy"), known, n)
-    else:
-        part: dict[str, Any] = {"groups": [], "keys": []}
-        if "key" in wanted:
-            part["keys"] = rebuild(reader, _TREE, ["keys"], "numpy")["keys"]
+    if is_queue:
         own = [name for name in wanted if name != "key"]
-        part["fields"] = rebuild(reader, _FIELDS, own, "numpy")
-        found = rollout_columns(part, known, n)
+        keys = rebuild(reader, _TREE, ["keys"], "numpy")["keys"] if "key" in wanted else []
+        part: Any = {"groups": [], "keys": keys, "fields": rebuild(reader, _FIELDS, own, "numpy")}
+    else:
+        part = rebuild(reader, _TREE, wanted, "numpy")
+    found = rollout_columns(part, known, n)
     # Others take the place of what has the right name, but another length, or no tokens.
     named = {entry.partition(".")[0] for entry in attrs.astuple(known) if type(entry) is str}
     if not found.columns or not {*wanted} & named <= found.columns.keys():
@@ -115,13 +114,11 @@ def _columns_of(field: str, names: Mapping[str, Node], described: RowFields) -> 
         return [name for name in columns if name in names]
 
     field = TEXTS.get(field, field)
-    masks = of("attention", "prompt_mask", "mask", "labels")
     # Rewards may be one a token, if they fit them.
     rewards = of("reward") if field == "reward" else []
     if field in TOKENS or not all(is_flat(names[name]) for name in rewards):
-        if not of("response"):
-            return of("whole", field) + masks
-        return of("prompt", "response", field) + masks  # the width of one tells what a mask is of
+        tokens = of("prompt", "response", field) if of("response") else of("whole", field)
+        return tokens + of("attention", "prompt_mask", "mask", "labels")
     if field in NAMING:
         if "key" in names:
             return ["key", *of("group")]

@@ -45,16 +45,9 @@ TEXTS = {"prompt_text": "prompt", "response_text": "response"}
 class SessionRows:
     """One sampled attempt at a prompt: its rows, in the order of its turns.
 
-    Parameters
-    ----------
-    number
-        Among the sessions of its group, from 0.
-    rows
-        Their numbers in the dump.
-    reward
-        The sum over the turns; None without a finite one.
-    length
-        Tokens of the responses, over the turns; None if no column holds tokens.
+    ``number`` counts the sessions of its group from 0. ``rows`` are its rows' numbers in the dump.
+    ``reward`` is the sum over the turns, None without a finite one; ``length`` the tokens of the
+    responses over the turns, None if no column holds tokens.
     """
 
     group: str
@@ -83,7 +76,7 @@ class SessionRows:
     @property
     def conversation(self) -> Conversation | None:
         """The tokens of all turns in one piece; None if no column holds tokens."""
-        return Conversation.of(self.turns, self.pieces)
+        return Conversation.of(self.pieces)
 
     @property
     def messages(self) -> list[dict[str, Any]] | None:
@@ -144,6 +137,10 @@ class Rollouts:
                 )  # fmt: skip
         return found
 
+    @property
+    def has_tokens(self) -> bool:
+        return self.tokens.response is not None
+
     @functools.cached_property
     def rewards(self) -> list[float | None]:
         """The reward of each row, summed over its tokens.
@@ -202,23 +199,19 @@ class Rollouts:
     @functools.cached_property
     def names(self) -> list[str]:
         """The keys of a row, besides its place."""
-        if self.fields is not None:
-            names = [name for field in ("row", *self.fields) for name in self._named(field)]
-            return list(dict.fromkeys(names))
-        texts = TEXTS if self.decode is not None and self.has_tokens else ()
-        return [*ROW, *texts, *self.others]
-
-    def _named(self, field: str) -> list[str]:
-        """The keys of a row that a field is: of a mapping of columns those of its entries."""
+        if self.fields is None:
+            texts = TEXTS if self.decode is not None and self.has_tokens else ()
+            return [*ROW, *texts, *self.others]
+        names: dict[str, None] = {"row": None}
         columns = self.columns.columns
-        if field in self.place or (field in PLACE and field not in columns):
-            return []
-        within = [name for name in columns if name.startswith(f"{field}.")]
-        return [field] if field in columns or field in ROW or not within else within
-
-    @property
-    def has_tokens(self) -> bool:
-        return self.tokens.response is not None
+        for field in self.fields:
+            # Of a mapping of columns those of its entries.
+            within = [name for name in columns if name.startswith(f"{field}.")]
+            if field in columns or field in ROW or not within:
+                within = [field]
+            if field not in self.place and (field not in PLACE or field in columns):
+                names.update(dict.fromkeys(within))
+        return list(names)
 
     @functools.cached_property
     def others(self) -> dict[str, Column]:
@@ -247,11 +240,11 @@ class Rollouts:
 
     def _held(self) -> set[str | None]:
         """The columns of which rows have everything but padding."""
-        columns, reward = self.columns, self.columns.array("reward")
-        held = [what for what in TOKENS if self._is_read(what)]
+        columns, tokens = self.columns, self.tokens
+        held = [what for what in TOKENS if getattr(tokens, what) is not None]
         if held:
-            masks = ("attention", "prompt_mask", "labels")
-            held += [what for what in masks if columns.array(what) is not None]
+            held += ["attention", "prompt_mask", "labels"]
+        reward = columns.array("reward")
         if reward is not None and reward.ndim == 1:
             held.append("reward")
         found = (columns.array(what) for what in ("prompt", "response", "whole"))
@@ -261,13 +254,7 @@ class Rollouts:
             np.concatenate(parts[:2], 1), parts[2]
         ):  # fmt: skip
             held.append("whole")
-        return {columns.name_of(what) for what in held}
-
-    def _is_read(self, what: str) -> bool:
-        cells, given = getattr(self.tokens, what), self.columns.of(what) or ()
-        if cells is None:
-            return False
-        return all(c is not None or v is None for c, v in zip(cells, given, strict=False))
+        return {columns.name_of(what) for what in held} - {odd.name for odd in tokens.misfits}
 
     def cell(self, name: str, i: int) -> Any:
         """What row `i` has under a key."""
@@ -283,10 +270,7 @@ class Rollouts:
     def column(self, name: str) -> Column:
         """A column by its own name, or by its name among the `others`.
 
-        Raises
-        ------
-        DumpError
-            There is none that has a value for each row.
+        Raises DumpError where there is none that has a value for each row.
         """
         columns = self.columns.columns
         for found in (columns.get(name), self.others.get(name), columns.get(column_of(name, ()))):

@@ -51,7 +51,10 @@ def joined(found: Sequence[pa.Table]) -> pa.Table:
 def table_of(rollouts: Rollouts) -> pa.Table:
     """A table of a dump, a row for each row of its rollouts."""
     pa = extra("pyarrow")
-    types, n = _types(pa), len(rollouts)
+    # The types of keys that are no lists, whatever the values are.
+    types = dict.fromkeys(("step", "call", "rank", "row", "session", "turn"), pa.int64())
+    types |= dict.fromkeys(("run", "group", "uid", *TEXTS), pa.string()) | {"reward": pa.float64()}
+    n = len(rollouts)
     columns = {name: pa.array([v] * n, types[name]) for name, v in rollouts.place.items()}
     for name in rollouts.names:
         if name in columns:
@@ -61,33 +64,10 @@ def table_of(rollouts: Rollouts) -> pa.Table:
             columns[name] = _lists(pa, getattr(rollouts.tokens, name), n, dtype)
         elif name in ROW or name in TEXTS:
             cells = [rollouts.cell(name, i) for i in range(n)]
-            columns[name] = _array(pa, cells, types[name])
+            columns[name] = pa.array(cells, types[name])
         else:
             columns[name] = _own(pa, rollouts.column(name))
     return pa.table(columns)
-
-
-def _types(pa: Any) -> dict[str, Any]:
-    """The types of keys that are no lists, whatever the values are."""
-    numbers = dict.fromkeys(("step", "call", "rank", "row", "session", "turn"), pa.int64())
-    texts = dict.fromkeys(("run", "group", "uid", *TEXTS), pa.string())
-    return {**numbers, **texts, "reward": pa.float64()}
-
-
-def _array(pa: Any, cells: list[Any], dtype: Any = None) -> Any:
-    """An array of `cells`; in text ``?`` takes the place of what has no UTF-8 form."""
-    try:
-        return pa.array(cells, dtype)
-    except UnicodeEncodeError:  # half of a character, which a tokenizer may leave
-        return pa.array([_encodable(cell) for cell in cells], dtype)
-
-
-def _encodable(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, dict):
-        return {_encodable(key): _encodable(item) for key, item in value.items()}
-    return [_encodable(item) for item in value] if isinstance(value, list) else value
 
 
 def _lists(pa: Any, cells: Sequence[np.ndarray | None] | None, n: int, dtype: Any = None) -> Any:
@@ -120,10 +100,10 @@ def _own(pa: Any, column: Column) -> Any:
 
 def _cells(pa: Any, cells: list[Any]) -> Any:
     try:
-        found = _array(pa, cells)
+        found = pa.array(cells)
         # Parquet has no type for mappings without entries.
-        return found if "struct<>" not in str(found.type) else _array(pa, list(map(_filled, cells)))
-    except (pa.ArrowException, OverflowError):
+        return found if "struct<>" not in str(found.type) else pa.array(list(map(_filled, cells)))
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError):
         return pa.array([json.dumps(finite(cell)) for cell in cells], pa.string())
 
 
@@ -135,10 +115,7 @@ def _filled(value: Any) -> Any:
 
 
 def _dumped(dtype: np.dtype) -> np.dtype:
-    """What a column's dtype was in the rollouts, in this machine's byte order, as Arrow has it.
-
-    Its integers may have been read narrower.
-    """
+    """What a column's dtype was before its integers were read narrower, in this byte order."""
     noted: Any = dtype.metadata or {}
     is_narrow = dtype.kind in "iu" and "torch" in noted
     dumped: np.dtype = np.dtype(noted["torch"] if is_narrow else dtype.str).newbyteorder("=")

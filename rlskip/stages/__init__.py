@@ -44,32 +44,30 @@ def record(name: str, value: Any, *, rows: Any = None) -> None:
         The stage's name, such as ``advantages``. All records of one name and step are one stage.
     value
         A tensor or an array of real numbers, on any device, a number, a text, or a mapping of
-        these, whose entries are recorded as ``{name}.{key}``. It is copied, so that it may change
-        afterwards.
+        these, whose entries are recorded as ``{name}.{key}``. It is copied.
     rows
         The batch that the value belongs to (a TensorDict, a DataProto, a mapping of columns): its
         rows are named by their tokens, so that their order, their padding and their division into
         batches may differ between two runs. The value then has one entry for each row: shape [B],
-        [B, ...], or [B, T] where T is the width of the responses, of the rows, or one less. It may
-        also be flat and have one entry for each sampled token of the batch. None: the value belongs
-        to the whole step.
+        [B, ...], or [B, T] where T is the width of the responses, of the rows, or one less; or one
+        for each sampled token of the batch. None: the value belongs to the whole step.
     """
     if _recorder is not None:
         _recorder.record(name, value, rows)
     elif "hydra.core.hydra_config" in sys.modules and (
         _hydra is None or _hydra.cfg is not _settled
     ):
-        _warn_if_lost(_settle())
+        _settle()
+        _warn_if_lost(_settled)
 
 
-def _settle() -> Any:
-    """Hydra's config of the present job, of which it is known from now on whether it records."""
+def _settle() -> None:
+    """It is known from now on whether the present job of Hydra's records."""
     global _hydra, _settled
     module = sys.modules.get("hydra.core.hydra_config")
     if module is not None:
         _hydra = module.HydraConfig.instance()
         _settled = _hydra.cfg
-    return _settled
 
 
 def _warn_if_lost(job: Any) -> None:
@@ -86,35 +84,26 @@ def _warn_if_lost(job: Any) -> None:
 
 
 def comparable(metrics: Mapping[str, Any], of_the_machine: Sequence[str]) -> dict[str, Any]:
-    """The numbers among a host's metrics, without those whose names have a part that is named.
+    """The numbers among a host's metrics, without those whose names have a part that is named."""
 
-    A number may be an array or a tensor without dimensions.
-    """
+    def is_number(value: Any) -> bool:
+        # A tensor is not asked for its value: of one that is spread over processes, all must ask.
+        if getattr(value, "ndim", None) == 0 and hasattr(value, "dtype"):
+            return getattr(value.dtype, "kind", "f") in "biuf"
+        return isinstance(value, int | float)
+
     return {
         name: value
         for name, value in metrics.items()
-        if not any(part in name for part in (*of_the_machine, "rlskip/")) and _is_number(value)
+        if not any(part in name for part in (*of_the_machine, "rlskip/")) and is_number(value)
     }
-
-
-def _is_number(value: Any) -> bool:
-    # A tensor is not asked for its value: of one that is spread over processes, all must ask.
-    if getattr(value, "ndim", None) == 0 and hasattr(value, "dtype"):
-        return getattr(value.dtype, "kind", "f") in "biuf"
-    return isinstance(value, int | float)
 
 
 def start(settings: RecordConfig, step: Callable[[], int | None]) -> None:
     """Record from now on in this process, if `settings` say so; end what was recorded before.
 
     What is recorded is a job of its own, unless Hydra's callback or the user has named the job.
-
-    Parameters
-    ----------
-    settings
-        What :func:`rlskip.config.record.read_record` returned.
-    step
-        Returns the present step of the training loop; None before the first.
+    `step` returns the present step of the training loop; None before the first.
     """
     global _recorder
     stop()

@@ -33,25 +33,23 @@ def digest(entry: Entry) -> Entry:
     """
     if entry.form == NUMBER:
         return entry
-    parts = [_wide(part) for part in _parts(_as_array(entry.value), entry)]
-    checksums, bits = (
-        np.array([xxhash.xxh3_64_intdigest(np.ascontiguousarray(part).data) for part in some],
-                 np.uint64)
-        for some in ([part + part.dtype.type(0) for part in parts], parts)
-    )  # fmt: skip
-    moments = np.array([_moments(part) for part in parts], np.float64)
+    parts = [whole := _as_array(entry.value)]
+    if entry.layout is not None and entry.rows is not None:
+        parts = [entry.layout.part(whole, row) for row in range(len(entry.rows))]
+    parts = list(map(_wide, parts))
+    moments = np.array(list(map(_moments, parts)), np.float64)
     found = {
-        "checksums": checksums,
-        "bits": bits,
+        # Without the sign of a zero.
+        "checksums": _hashes([part + part.dtype.type(0) for part in parts]),
+        "bits": _hashes(parts),
         "moments": moments.reshape(-1, len(MOMENTS)),
     }
     return attrs.evolve(entry, form=DIGEST, value=found)
 
 
-def _parts(value: np.ndarray, entry: Entry) -> list[np.ndarray]:
-    if entry.layout is None or entry.rows is None:
-        return [value]
-    return [entry.layout.part(value, row) for row in range(len(entry.rows))]
+def _hashes(parts: list[np.ndarray]) -> np.ndarray:
+    found = [xxhash.xxh3_64_intdigest(np.ascontiguousarray(part).data) for part in parts]
+    return np.array(found, np.uint64)
 
 
 def _as_array(value: Any) -> np.ndarray:

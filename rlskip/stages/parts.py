@@ -46,18 +46,11 @@ FLOAT = "float"
 class Entry:
     """One record.
 
-    Parameters
-    ----------
-    order
-        Among the records of its step in this process.
-    dtype
-        The value's, by torch's or numpy's name; :data:`FLOAT` of Python floats.
-    value
-        A number or a text, a tensor, an array, or what :func:`rlskip.stages.digest.digest` made.
-    rows, layout
-        The value's rows, and where in it they are; None for a value of the whole step.
-    describes
-        The rows that this part of the step describes.
+    ``order`` is among the records of its step in this process. ``dtype`` is the value's, by torch's
+    or numpy's name, or :data:`FLOAT`. ``value`` is a number or a text, a tensor, an array, or what
+    :func:`rlskip.stages.digest.digest` made. ``rows`` and ``layout`` are the value's rows, and
+    where in it they are; None for a value of the whole step. ``describes`` are the rows that this
+    part of the step describes.
     """
 
     name: str
@@ -74,15 +67,11 @@ class Entry:
     def of(cls, name: str, value: Any, rows: Rows | None, *, order: int, rank: int) -> Entry:
         """The record of a value.
 
-        Raises
-        ------
-        RecordError
-            It is of no kind that can be recorded, or has no part for each row.
+        Raises RecordError where it is of no kind that can be recorded, or has no part for each row.
         """
         if is_tensor(value):
             _refuse_spread(value)
-        number = None if rows is not None else _as_number(value)
-        if number is not None:
+        if rows is None and (number := _as_number(value)) is not None:
             return cls(name, order, rank, NUMBER, number[1], number[0])
         array, lengths = _as_array(value)
         shape = tuple(array.shape)
@@ -124,46 +113,39 @@ class Entry:
 
 def encode(entries: Sequence[Entry], *, tokens: bool) -> dict[str, Any]:
     """The part that holds `entries`, and with `tokens` those of the rows that it describes."""
-    part: dict[str, Any] = {"index": [_item(entry) for entry in entries]}
+    part: dict[str, Any] = {"index": []}
     for i, entry in enumerate(entries):
-        rows, layout = entry.rows, entry.layout
+        rows, layout, is_number = entry.rows, entry.layout or Layout(), entry.form == NUMBER
+        part["index"].append(
+            {
+                "name": entry.name,
+                "order": entry.order,
+                "rank": entry.rank,
+                "form": entry.form,
+                "dtype": entry.dtype,
+                "value": entry.value if is_number else None,
+                "align": layout.align,
+                "flat": layout.flat,
+            }
+        )
         part |= {
-            f"{i}": None if entry.form == NUMBER else entry.value,
+            f"{i}": None if is_number else entry.value,
             f"{i}.keys": None if rows is None else rows.keys,
             f"{i}.sessions": None if rows is None else rows.sessions,
-            f"{i}.spans": layout.spans if layout is not None and entry.form == ROWS else None,
+            f"{i}.spans": layout.spans if entry.form == ROWS else None,
         }
     return part | _described(entries, tokens)
 
 
-def _item(entry: Entry) -> dict[str, Any]:
-    layout = entry.layout or Layout()
-    return {
-        "name": entry.name,
-        "order": entry.order,
-        "rank": entry.rank,
-        "form": entry.form,
-        "dtype": entry.dtype,
-        "value": entry.value if entry.form == NUMBER else None,
-        "align": layout.align,
-        "flat": layout.flat,
-    }
-
-
 def _described(entries: Sequence[Entry], tokens: bool) -> dict[str, Any]:
     """The columns ``rows.*``."""
-    found: list[tuple[Rows, list[int]]] = [
-        (entry.rows, entry.describes)
-        for entry in entries
-        if entry.rows is not None and entry.describes
-    ]
+    found = [(one.rows, one.describes) for one in entries if one.rows and one.describes]
 
     def column(values: Any) -> np.ndarray | None:
         wholes = [values(rows) for rows, _ in found]
         if not wholes or any(whole is None for whole in wholes):
             return None
-        cut = [whole[some] for whole, (_, some) in zip(wholes, found, strict=True)]
-        return np.concatenate(cut)
+        return np.concatenate([whole[some] for whole, (_, some) in zip(wholes, found, strict=True)])
 
     def flat(name: str) -> np.ndarray | None:
         if not tokens or not found:

@@ -39,15 +39,12 @@ _BATCHES = 2
 
 @attrs.define(eq=False)
 class _Step:
-    """The step that is being recorded.
-
-    ``numbers`` are those of its parts, ``order`` counts its records; ``known`` are the keys of the
-    rows that a part of it on disk describes already: only the writer's thread has these.
-    """
+    """The step that is being recorded: the numbers of its parts, and of its records."""
 
     number: int
     numbers: Iterator[int]
     order: Iterator[int] = attrs.field(factory=itertools.count)
+    # The keys of the rows that a part on disk describes already: the writer's thread alone has it.
     known: set[int] = attrs.field(factory=set)
     # Each with references to its columns: another column may have the id of one that is gone.
     batches: dict[tuple[Any, ...], tuple[list[weakref.ref[Any]], Rows]] = attrs.field(factory=dict)
@@ -59,13 +56,6 @@ class Recorder:
     A step's records are written as parts of one step in the dumps' format: a large value at once,
     small ones together. Values and tokens are copied before :meth:`record` returns; rows are named
     and parts are written in the background. Nothing that fails here ends a training.
-
-    Parameters
-    ----------
-    settings
-        What :func:`~rlskip.config.record.read_record` returned.
-    step
-        Returns the present step of the training loop; None before the first.
     """
 
     def __init__(self, settings: RecordConfig, step: Callable[[], int | None]) -> None:
@@ -73,7 +63,6 @@ class Recorder:
         self._step_of = step
         self.process = os.getpid()
         self._lock = threading.Lock()
-        self._wanted: dict[str, bool] = {}
         self._step: _Step | None = None
         self._gathered: list[Entry] = []
         self._nbytes = 0
@@ -101,7 +90,6 @@ class Recorder:
         return rank_of()
 
     def record(self, name: str, value: Any, rows: Any) -> None:
-        """As :func:`rlskip.record` has it."""
         if self.process != os.getpid():  # what was gathered is its parent's
             what = "a forked child of the process that records does not"
             self._warn(name, RecordError(what, remedy="record what it returns, in its parent"))
@@ -136,7 +124,12 @@ class Recorder:
         log.info("rlskip: compare two runs with `rlskip compare %s OTHER`", self.directory)
 
     def _record(self, name: str, value: Any, rows: Any) -> None:
-        leaves = [leaf for leaf in _leaves(name, value) if self._is_wanted(leaf[0])]
+        wanted = self._settings.stages
+        leaves = [
+            (leaf, part)
+            for leaf, part in _leaves(name, value)
+            if any(fnmatch.fnmatchcase(leaf, pattern) for pattern in wanted)
+        ]
         if not leaves:
             return
         number = self._step_of()
@@ -144,21 +137,21 @@ class Recorder:
             raise RecordError("no step was set", remedy="call SkipManager.set_step before")
         if number not in self._settings.steps:
             return
+        rank, ranks = self._ranks
         if self._step is None or self._step.number != number:
             self._save()
             # The parts of a rank have numbers of their own.
-            self._step = _Step(number, itertools.count(*self._ranks))
+            self._step = _Step(number, itertools.count(rank, ranks))
         named = None if rows is None else self._rows_of(rows, self._step)
         for leaf, part in leaves:
             try:
-                self._add(leaf, part, named, self._step)
+                self._add(Entry.of(leaf, part, named, order=next(self._step.order), rank=rank))
             except WriterTimeoutError:
                 raise
             except Exception as error:  # the others of a mapping are recorded
                 self._warn(leaf, error)
 
-    def _add(self, name: str, value: Any, rows: Rows | None, step: _Step) -> None:
-        entry = Entry.of(name, value, rows, order=next(step.order), rank=self._ranks[0])
+    def _add(self, entry: Entry) -> None:
         if self._settings.values == "digest":
             entry = digest(entry)
         entry = entry.copied(self._writer.memory)
@@ -225,12 +218,6 @@ class Recorder:
         refuse(rows.misfits, "rlskip.record(rows=...)", annotated=False)
         self._nbytes += rows.nbytes
         return rows
-
-    def _is_wanted(self, name: str) -> bool:
-        if name not in self._wanted:
-            patterns = self._settings.stages
-            self._wanted[name] = any(fnmatch.fnmatchcase(name, one) for one in patterns)
-        return self._wanted[name]
 
     def _warn(self, what: str, error: BaseException) -> None:
         """Say once for each kind of failure of a stage what is not recorded."""

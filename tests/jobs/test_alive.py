@@ -83,12 +83,6 @@ def test_a_killed_job_of_this_host_is_known_at_once(root: Path) -> None:
     assert names(root) == []
 
 
-def test_an_ordered_end_leaves_nothing(root: Path, python: Any) -> None:
-    done = python.run("-c", textwrap.dedent(HOLDER), root, stdin=subprocess.DEVNULL)
-    assert done.returncode == 0, done.stderr
-    assert names(root) == []
-
-
 @pytest.mark.parametrize(("age", "lives"), [(50, True), (70, False)])
 def test_a_job_of_another_host_lives_as_long_as_its_file_is_touched(
     age: float, lives: bool, root: Path, monkeypatch: pytest.MonkeyPatch
@@ -101,31 +95,15 @@ def test_a_job_of_another_host_lives_as_long_as_its_file_is_touched(
     assert [file.exists() for file in files] == [lives, lives]
 
 
-@pytest.mark.parametrize("age", [50, 70])
-def test_what_has_no_jobs_file_is_as_old_as_itself(age: float, root: Path) -> None:
-    job, staging = another_job(root)
-    job.unlink()
-    for path in (staging, staging / "gen_batch.dp"):
-        os.utime(path, (time.time() - age,) * 2)
-    sweep(root)
-    assert staging.exists() == (age < 60)
-    if staging.exists():
-        os.utime(staging, (0, 0))  # but what is in it was written to a moment ago
-        sweep(root)
-        assert staging.exists()
-
-
 @LINUX
 @pytest.mark.parametrize(
     ("change", "ended"),
     [
         ({}, False),
         ({"began": "1"}, True),  # the number belongs to another process by now
-        ({"pid": 1 << 40}, False),
         ({"pid": "1"}, False),
         ({"pid": 2**22 + 1}, True),  # more than Linux gives
         ({"pid": 2**22 + 1, "sees": "another host"}, False),
-        ({"pid": 2**22 + 1, "sees": None}, False),
         ({"pid": 2**22 + 1, "began": None}, False),
     ],
     ids=str,
@@ -139,14 +117,14 @@ def test_only_a_process_that_could_be_seen_has_ended(
     assert ("3" not in dict(held(root))) == ended
 
 
-@pytest.mark.parametrize("text", ["", "[]", "[" * 4000, "\0" * 5000])
-def test_a_file_that_says_nothing_is_judged_by_its_age(text: str, root: Path) -> None:
+@pytest.mark.parametrize("text", [None, "", "[]", "\0" * 5000])
+def test_what_no_file_says_anything_of_is_judged_by_its_age(text: str | None, root: Path) -> None:
     job, staging = another_job(root)
-    job.write_text(text)
+    job.unlink() if text is None else job.write_text(text)
     sweep(root)
     assert staging.exists()
-    for path in (job, staging, staging / "gen_batch.dp"):
-        os.utime(path, (0, 0))
+    for path in (staging, *(root / WORK).glob("job-0*")):
+        os.utime(path, (time.time() - 70,) * 2)
     sweep(root)
     assert not job.exists()
     assert not staging.exists()

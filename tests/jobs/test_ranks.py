@@ -81,17 +81,11 @@ def test_ranks_record_into_one_job(tmp_path: Path) -> None:
     assert len(found[2].rows.keys) == 8
 
 
-def test_without_torch_distributed_one_is_rank_0_of_1() -> None:
-    ranks = RankGroup()
-    assert (ranks.rank, ranks.world_size) == (0, 1)
-    assert ranks.exchange(4, 5) == [(4, 5)]
-    assert ranks.follow(3) == 3
-
-
-def test_every_decision_has_a_name_of_its_own() -> None:
+def test_without_torch_distributed_one_is_rank_0_of_1_and_each_decision_has_a_name() -> None:
     ranks, names = RankGroup(), set()
+    assert (ranks.rank, ranks.world_size, ranks.follow(3)) == (0, 1, 3)
     for hit in (True, False) * 20:
-        assert ranks.exchange(hit) == [(hit,)]
+        assert ranks.exchange(hit, 5) == [(hit, 5)]
         names.add(ranks.exchange_id)
     assert len(names) == 40
     assert {len(name) for name in names} == {15}, "as meta.json expects it"

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from rlskip.jobs.records import (
-    FOLDER,
     JOB_VARIABLE,
     Recorder,
     Tally,
@@ -27,28 +26,18 @@ from tests.faults.operations import EVENTS, recorded
 pytestmark = pytest.mark.usefixtures("job")
 
 
-def test_events_are_counted_by_role_and_by_step(tmp_path: Path) -> None:
+def test_events_are_counted_by_role_and_by_step_and_call(tmp_path: Path) -> None:
     for _ in range(2):
         assert recorded(tmp_path).unwritten == Tally()
     dump_dirs = {"rollout": str(tmp_path), "other": str(tmp_path)}
     assert tally(dump_dirs, "job") == {"rollout": EVENTS + EVENTS, "other": Tally()}
     assert tally(dump_dirs, "another job")["rollout"] == Tally()
     assert "0 bytes read, 0.0 s of" in str(Tally(seconds_saved=-0.1)), "loading may take longer"
-    steps = tally_steps(tmp_path)["e_p/shape"]
-    assert set(steps) == {(2, None), (4, None)}, "the step whose dump was replayed counts"
-    replayed, generated = steps[2, None], steps[4, None]
-    assert (replayed.hits, replayed.seconds_saved, generated.misses) == (2, 3.0, 2)
-
-
-def test_the_calls_of_a_step_are_counted_apart(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, "rollout")
-    recorder.write("consulted", run="e_p/shape")
-    for call in ("", "part-1", "part-1"):
-        recorder.write("hit", step=3, source=2, call=call)
-    recorder.write("hit", step=2)
-    recorder.write("miss", step=2)
-    counted = {key: (t.hits, t.misses) for key, t in tally_steps(tmp_path)["e_p/shape"].items()}
-    assert counted == {(2, ""): (1, 0), (2, "part-1"): (2, 0), (2, None): (1, 1)}
+    recorder.write("hit", run="e_p/shape", step=3, source=2, call="part-1")
+    steps = tally_steps(tmp_path)["e_p/shape"]
+    counted = {key: (t.hits, t.misses, t.seconds_saved) for key, t in steps.items()}
+    assert counted == {(2, None): (2, 0, 3.0), (4, None): (0, 2, 0.0), (2, "part-1"): (1, 0, 0.0)}
 
 
 def test_only_a_job_that_began_here_ends_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,10 +61,9 @@ def test_only_a_job_that_began_here_ends_for_another_one(monkeypatch: pytest.Mon
 
 def test_a_process_is_acknowledged_once_it_says_so(tmp_path: Path) -> None:
     assert not acknowledged(tmp_path, "rollout", "job")
-    for _ in range(2):
-        acknowledge(tmp_path, "rollout", by="a test")
-        assert acknowledged(tmp_path, "rollout", "job")
-    assert not acknowledged(tmp_path, "other", "job")
+    acknowledge(tmp_path, "rollout", by="a test")
+    found = [acknowledged(tmp_path, *of) for of in (("rollout", "job"), ("other", "job"))]
+    assert found == [True, False]
     assert not acknowledged(tmp_path, "rollout", "another job")
 
 
@@ -87,16 +75,10 @@ def test_a_value_that_is_not_json_ends_nothing(tmp_path: Path) -> None:
     assert tally({"rollout": str(tmp_path)}, "job")["rollout"].hits == 1
 
 
-def _zero(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("level", ["records", "records/job", "records/job/x.jsonl"])
 @pytest.mark.parametrize(
-    "make",
-    [lambda p: p.symlink_to(p.parents[2] / "outside"), lambda p: p.symlink_to(p), os.mkfifo, _zero],
-    ids=["link", "loop", "FIFO", "device"],
+    "make", [lambda p: p.symlink_to(p.parents[2] / "outside"), os.mkfifo], ids=["link", "FIFO"]
 )
 def test_nothing_is_followed_or_waited_for(
     make: Callable[[Path], Any], level: str, tmp_path: Path
@@ -119,18 +101,11 @@ def test_nothing_is_followed_or_waited_for(
     assert sorted(tmp_path.rglob("outside/**/*")) == before
 
 
-@pytest.mark.parametrize("value", ["x", None, True, -1, 1.5, 10**400, [1]])
-def test_a_forged_number_counts_as_none(value: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", ["x", None, -1, 1.5, 10**400, [1]])
+def test_a_line_that_is_not_an_event_is_skipped(value: Any, tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, "rollout")
-    recorder.write("hit", run="e_p/shape", step=value, bytes=value)
-    recorder.write("miss", run="e_p/shape", step=2, call=[value])
-    assert tally({"rollout": str(tmp_path)}, "job")["rollout"] == Tally(True, 1, 1)
-    assert set(tally_steps(tmp_path)["e_p/shape"]) == {(2, None)}
-
-
-def test_a_huge_file_is_left_out(tmp_path: Path) -> None:
-    recorded(tmp_path)
-    huge = tmp_path / FOLDER / "job" / "huge.jsonl"
-    huge.touch()
-    os.truncate(huge, 1 << 40)
-    assert tally({"rollout": str(tmp_path)}, "job")["rollout"] == EVENTS
+    recorder.write("hit", run="e_p/shape", step=2, bytes=value)
+    recorder.write("hit", run="e_p/shape", step=2, call=[value])
+    recorder.write("hit", run="e_p/shape", step=2, seconds_saved=[value])
+    recorder.write("miss", run="e_p/shape", step=2)
+    assert tally({"rollout": str(tmp_path)}, "job")["rollout"] == Tally(True, 0, 1)

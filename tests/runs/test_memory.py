@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,16 +14,10 @@ from rlskip.compare.rollouts import Dumps
 from rlskip.compare.rounding import Rounding
 from rlskip.compare.sides import compare_sides
 from rlskip.config.steps import Steps
-from rlskip.rescore.judge import Judge
-from rlskip.rescore.scoring import rescore as score_again
 from rlskip.runs.opened import Run
 from rlskip.store import StepStore
 
 STEPS, ROWS, WIDTH = 100, 8, 200
-
-
-def judge(completions: list[list[int]]) -> list[float]:
-    return [float(completion[0] % 7) for completion in completions]
 
 
 @pytest.fixture(scope="module")
@@ -42,20 +35,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return found
 
 
-def rescore(run: Run, folder: Path) -> None:
-    asked = Judge(judge, folder, version="1")
-    outcome = score_again(asked, list(run), workers=1)
-    assert outcome.sessions == len(run) * ROWS
-
-
-def compare(run: Run, folder: Path) -> None:
+def compare(run: Run) -> None:
     assert compare_sides(*Dumps.pair(run, run), Rounding(), Steps.parse("all")).is_equal
 
 
-READERS: dict[str, Callable[[Run, Path], object]] = {
-    "rows": lambda run, folder: sum(1 for _ in run.iter_rows()),
-    "groups": lambda run, folder: sum(len(group.sessions) for group in run.groups()),
-    "rescore": rescore,
+READERS: dict[str, Callable[[Run], object]] = {
+    "rows": lambda run: sum(1 for _ in run.iter_rows()),
+    "groups": lambda run: sum(len(group.sessions) for group in run.groups()),
     "compare": compare,
 }
 
@@ -74,18 +60,18 @@ def traced() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.usefixtures("no_fsync", "traced")
-def test_memory_does_not_grow_with_the_steps(run: Run, tmp_path: Path, name: str) -> None:
-    def peak(some: Run, folder: str) -> int:
+def test_memory_does_not_grow_with_the_steps(run: Run, name: str) -> None:
+    def peak(some: Run) -> int:
         tracemalloc.reset_peak()
         before = tracemalloc.get_traced_memory()[0]
-        READERS[name](some, tmp_path / folder)
+        READERS[name](some)
         return tracemalloc.get_traced_memory()[1] - before
 
-    peak(run[:3], "first")  # imports
-    few = peak(run[:21], "few")
+    peak(run[:3])  # imports
+    few = peak(run[:21])
     # What one step takes, and 2 kB for each step; its rows take 13 kB. What another thread of the
     # tests takes meanwhile counts, too, but not every time.
     found: list[int] = []
     while not found or (found[-1] >= few + 2000 * STEPS and len(found) < 3):
-        found.append(peak(run, f"many {len(found)}"))
+        found.append(peak(run))
     assert found[-1] < few + 2000 * STEPS, (few, found)

@@ -130,14 +130,7 @@ def test_a_home_directory_is_written_as_in_a_shell(
     assert found == Step(Run(run_dir.resolve()), 2)
 
 
-@pytest.mark.parametrize(
-    ("steps", "text"),
-    [([], ""), ([1], "1"), ([1, 2], "1,2"), ([1, 2, 3], "1-3"), ([1, 2, 3, 7], "1-3,7"),
-     ([10, 20, 30, 31], "10-30:10,31"), ([0, 5, 6, 7, 8], "0,5-8")],
-)  # fmt: skip
-def test_steps_are_written_as_the_grammar_reads_them(steps: list[int], text: str) -> None:
-
-    assert compact(steps) == text
-    if steps:
-        parsed = Steps.parse(text)
-        assert [step for step in range(100) if step in parsed] == steps
+@pytest.mark.parametrize("text", ["", "1", "1,2", "1-3", "1-3,7", "10-30:10,31", "0,5-8"])
+def test_steps_are_written_as_the_grammar_reads_them(text: str) -> None:
+    steps = Steps.parse(text) if text else []
+    assert compact([step for step in range(100) if step in steps]) == text

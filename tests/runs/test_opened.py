@@ -95,7 +95,6 @@ ODD: dict[str, Any] = {
     "mapping": {**COLUMNS, "extra": {"score": [1, 2, 3]}, "one": "text", "other": [1, 2, 3, 4]},
     "own names": {**COLUMNS, "uid": list(UIDS), "mask": [None] * 3, "rank": [7, 8, 9]},
     "no prompts": {"responses": COLUMNS["responses"], "rm_scores": COLUMNS["rm_scores"]},
-    "no reward": {**COLUMNS, "rm_scores": None},
     "chats that are the prompts": {
         "num_tokens": 99,
         "prompt": [CHAT, CHAT, [*CHAT, *CHAT]],
@@ -106,12 +105,6 @@ ODD: dict[str, Any] = {
     "no tokens": {"one": 1, "prompts": ["a", "b"], "texts": list("xyz"), "labels": [1, 0, 1]},
     "uids of another length": {**COLUMNS, "uid": ["a", "b"], "score": [1, 2], "reward": None},
     "uids that are none": {**COLUMNS, "uid": [None, 0.5, None]},
-    "fewer responses than values": {
-        "responses": [[1], [2], [3]],
-        "uid": list("abcd"),
-        "x": list("abcd"),
-        "y": list("abcd"),
-    },
     "jagged": {
         "responses": torch.nested.nested_tensor_from_jagged(
             torch.arange(4), torch.tensor([0, 1, 3, 4])

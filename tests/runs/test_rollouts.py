@@ -53,9 +53,7 @@ QUOTED = {"role": "assistant", "content": ""}
     [
         ([ASKED, QUOTED, TOOL], [TOOL]),
         ([ASKED, CALL, TOOL, ASKED], [TOOL, ASKED]),
-        ([ASKED, CALL], []),
         ([ASKED], [{"role": "user", "content": "<20>"}]),  # as verl repeats a prompt
-        ("Q?", [{"role": "user", "content": "<20>"}]),
         ([ASKED, TOOL], [{"role": "user", "content": "<20>"}]),  # rewritten
     ],
 )

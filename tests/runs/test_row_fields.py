@@ -28,7 +28,6 @@ OUTPUTS: dict[str, tuple[Any, ...]] = {
     ),
     "RLOOTrainer": (PROMPTS, COMPLETIONS, TEXTS),
     "SDPOTrainer": (PROMPTS, COMPLETIONS),
-    "SDPOTrainer of another version": (PROMPTS, COMPLETIONS, TEXTS),
 }  # fmt: skip
 
 
