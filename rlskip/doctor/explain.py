@@ -13,11 +13,10 @@ from typing import Any
 import attrs
 from omegaconf import DictConfig
 
+from rlskip.config.application import LEGACY_FLAG
 from rlskip.config.check import look_up
-from rlskip.config.choices import ADD_CALLBACK
 from rlskip.config.facts import HostFacts
-from rlskip.config.legacy import FLAG
-from rlskip.config.nodes import find_node
+from rlskip.config.nodes import ADD_CALLBACK, find_node
 from rlskip.config.origin import Origin
 from rlskip.config.settings import SkipSettings, read_skip, why_off
 from rlskip.config.skip import RoleConfig, role_specs, to_generate
@@ -52,9 +51,9 @@ def explain(command: Sequence[str]) -> list[Finding]:
     settings = _started_by(split, settings)
     roles = settings.roles
     findings += [*_wiring(config, split, bool(roles)), *about]
-    if "rollout" in roles and look_up(config, FLAG) is True:
-        what = f"{FLAG} is true, too, and is forced to False"
-        findings.append(Finding("legacy flag", WARNING, what, f"set {FLAG}=False"))
+    if "rollout" in roles and look_up(config, LEGACY_FLAG) is True:
+        what = f"{LEGACY_FLAG} is true, too, and is forced to False"
+        findings.append(Finding("legacy flag", WARNING, what, f"set {LEGACY_FLAG}=False"))
     if roles:
         findings += [
             Finding("attach", OK, f"{one.target} becomes the stage {role}")

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from omegaconf import OmegaConf
 
 from rlskip.config.check import look_up
-from rlskip.config.choices import (
+from rlskip.config.nodes import (
     ADD_CALLBACK,
     chosen_options,
     dropped_callback,

@@ -103,7 +103,7 @@ def test_all_bad_keys_are_named_at_once(bad: Any, chosen: set[tuple[str, str]]) 
 @pytest.mark.parametrize(
     ("node", "problem"),
     [
-        ({"skip": {"wait_s": float("nan")}}, "skip.wait_s: must be a finite number, got nan"),
+        ({"skip": {"wait_s": float("nan")}}, "skip.wait_s: must be at least 0, got nan"),
         ({"skip": {"steps": "1-" + "9" * 30}}, "skip.steps: "),
         ({"skip": {"steps": "9" * 5000}}, "skip.steps: "),
         (

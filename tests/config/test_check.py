@@ -15,7 +15,7 @@ from rlskip.errors import ConfigError
 class Schema:
     flag: bool = False
     count: int = field(default=1, metadata={"min": 1})
-    rate: float = 0.5
+    rate: float = field(default=0.5, metadata={"min": 0})
     mode: str = field(default="a", metadata={"choices": ("abacus", "banana")})
     names: list[str] = field(default_factory=list)
     table: dict[str, int] = field(default_factory=dict)
@@ -34,7 +34,7 @@ def problems_of(node: dict[str, Any]) -> list[str]:
         ({"count": 1.5}, "root.count: Value '1.5' of type 'float' could not be converted"),
         ({"count": 0}, "root.count: must be at least 1, got 0"),
         ({"count": None}, "root.count: field 'count' is not Optional"),
-        ({"rate": float("nan")}, "root.rate: must be a finite number, got nan"),
+        ({"rate": float("nan")}, "root.rate: must be at least 0, got nan"),
         ({"mode": "bananna"}, "did you mean 'banana'?"),
         ({"names": "a"}, "root.names: Invalid value assigned: str is not a ListConfig"),
         ({"names": [["a"]]}, "root.names: Cannot convert 'list' to string"),

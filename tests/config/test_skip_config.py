@@ -180,7 +180,7 @@ def test_a_role_needs_no_class() -> None:
         ),
         ({"dump_dir": "s3://bucket/x"}, "'s3://bucket/x' is a URL"),
         ({"dump_dir": ""}, "skip.dump_dir: it is empty\n  -> name a directory"),
-        ({"dump_dir": "???"}, "skip.dump_dir: no value was given (???)"),
+        ({"dump_dir": "???"}, "skip.dump_dir: Missing mandatory value"),
         ({"steps": None}, "skip.steps: no value was given (null); the default is all"),
         ({1: {"enable": True}}, "skip.1: unknown key"),
         ({"rollout": OmegaConf.create({"steps": "${nowhere}"})}, "skip.rollout.steps: Interp"),

@@ -47,7 +47,7 @@ def test_an_application_without_a_skip_node(composed: Compose) -> None:
     assert said(config) == {"rollout": {"enable": True}}
     assert config.hydra.callbacks.rlskip._target_ == "rlskip.hooks.SkipCallback"
     role = roles(config)["rollout"]
-    assert role.steps.everything
+    assert str(role.steps) == "all"
     assert role.dump_dir == str(Path("~/.rlskip/rollout_dump").expanduser())
     assert (role.action, role.on_miss, role.on_mismatch) == ("cache", "generate", "error")
     # What Hydra names the application; compose() names it so.
@@ -156,7 +156,7 @@ def test_verl_composes_every_option(verl_configs: Path, action: str) -> None:
     for role in found.values():
         # The shared key counts even though verl filled the role's own leaf.
         expected = "cache" if action == "replay" else action
-        assert (role.action, role.dump_dir, role.steps.everything) == (expected, "/d", True)
+        assert (role.action, role.dump_dir, str(role.steps)) == (expected, "/d", "all")
         assert (role.on_miss == "error") is (action == "replay")
         assert (role.experiment_name, role.project_name) == ("gsm8k", "verl_examples")
         assert (role.gbs, role.n, role.prompt_len, role.response_len) == (1024, 1, 512, 512)
