@@ -20,8 +20,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import ConfigTypeError, OmegaConfBaseException
 
-from rlskip.config.register import NODES
 from rlskip.errors import ConfigError
+from rlskip_conf import NODES
 
 T = TypeVar("T")
 

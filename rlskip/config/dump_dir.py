@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
+from typing import Any
 
-from rlskip.config.register import hydra_config
 from rlskip.errors import ConfigError
 
 DEFAULT_DUMP_DIR = "~/.rlskip/rollout_dump"
@@ -44,6 +45,12 @@ def parse_dump_dir(value: str | Path, key: str = "skip.dump_dir") -> Path:
 def parse_directory(value: str | Path, key: str) -> str:
     """As :func:`parse_dump_dir`; a relative path starts at :func:`original_directory`."""
     return str(original_directory() / parse_dump_dir(value, key))
+
+
+def hydra_config() -> Any:
+    """Hydra's runtime config of the present job; None outside a job. Imports nothing."""
+    module = sys.modules.get("hydra.core.hydra_config")
+    return None if module is None else module.HydraConfig.instance().cfg
 
 
 def original_directory() -> Path:

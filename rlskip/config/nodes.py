@@ -23,8 +23,9 @@ from rlskip.config.check import (
     read,
     readable,
 )
-from rlskip.config.register import SCHEMAS, hydra_config, options
+from rlskip.config.dump_dir import hydra_config
 from rlskip.errors import ConfigError, NotInstalledError
+from rlskip_conf import SCHEMAS, options
 
 T = TypeVar("T")
 

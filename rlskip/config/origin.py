@@ -11,8 +11,7 @@ from typing import Any
 import attrs
 
 from rlskip.config.check import look_up
-from rlskip.config.dump_dir import original_directory
-from rlskip.config.register import hydra_config
+from rlskip.config.dump_dir import hydra_config, original_directory
 
 # For the processes that a job starts: their own script is another one.
 ORIGIN_VARIABLE = "RLSKIP_ORIGIN"

@@ -13,7 +13,7 @@ import importlib
 from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from rlskip.config.register import NODES, SCHEMAS
+from rlskip_conf import NODES, SCHEMAS
 
 PROVIDER = "rlskip"
 

@@ -38,24 +38,14 @@ from rlskip.config.skip import (
 )
 from rlskip.errors import ConfigError
 
-# Keys of a role that the host's facts fill where they are null.
+# Keys of a role that these facts of the host fill where they are null.
 _FROM_HOST = {
-    "experiment_name": "experiment",
-    "project_name": "project",
-    "gbs": "prompts",
-    "n": "n",
-    "prompt_len": "prompt_len",
-    "response_len": "response_len",
-}
+    "experiment_name": "experiment", "project_name": "project", "gbs": "prompts", "n": "n",
+    "prompt_len": "prompt_len", "response_len": "response_len",
+}  # fmt: skip
 
 # verl fills every leaf of every role with these, so they do not mean that a user set them.
-_VERL_TARGET = "verl.utils.skip"
-_VERL_DEFAULTS: dict[str, Any] = {
-    "enable": False,
-    "steps": [],
-    "dump_dir": "~/.verl/rollout_dump",
-    "action": "cache",
-}
+_OF_VERL = {"enable": False, "steps": [], "dump_dir": "~/.verl/rollout_dump", "action": "cache"}
 
 # The remedies for an unknown key that is near to none: of `skip`, and of a role without a class.
 _ALL_KEYS = "docs/keys.md lists all keys"
@@ -251,14 +241,12 @@ def _without_class(node: Mapping[str, Any], registry: Mapping[str, Any]) -> set[
 
 def _without_host_defaults(node: dict[str, Any]) -> dict[str, Any]:
     """`node` without verl's `_target_` and every leaf of a role that holds verl's own default."""
-    ours = {key: value for key, value in node.items() if key != "_target_"}
-    if str(node.get("_target_")).startswith(_VERL_TARGET):
-        defaults = {**_VERL_DEFAULTS}.items()
-        for key, value in ours.items():
-            if isinstance(value, Mapping):
-                given = ((k, v) for k, v in value.items() if k != "_target_")
-                ours[key] = {k: v for k, v in given if (k, v) not in defaults}
-    return ours
+    of_verl = str(node.pop("_target_", None)).startswith("verl.utils.skip")
+    for name, value in node.items():
+        if of_verl and isinstance(value, Mapping):
+            given = ((k, v) for k, v in value.items() if k != "_target_")
+            node[name] = {k: v for k, v in given if k not in _OF_VERL or v != _OF_VERL[k]}
+    return node
 
 
 # -- what is said of a node --------------------------------------------------------------------

@@ -17,10 +17,10 @@ from rlskip import RoleConfig
 from rlskip.config.dispatch import read_dispatch
 from rlskip.config.merge import read_merge
 from rlskip.config.origin import Origin
-from rlskip.config.register import NODES, options
 from rlskip.config.replay import read_replay
 from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError
+from rlskip_conf import NODES, options
 from tests.hydra.conftest import compose_from
 
 CONF = Path(rlskip_conf.__file__).parent

@@ -11,9 +11,9 @@ from omegaconf import OmegaConf
 
 import rlskip_conf
 from rlskip._hydra import sets_own_key
-from rlskip.config.register import NODES, options
 from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError
+from rlskip_conf import NODES, options
 from tests.readers import READERS
 
 

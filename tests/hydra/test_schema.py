@@ -15,10 +15,10 @@ from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip import SkipManagerConfig
-from rlskip.config.register import NODES
 from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError
 from rlskip.jobs.records import SUMMARY
+from rlskip_conf import NODES
 from tests.hydra.conftest import compose_from
 from tests.readers import READERS
 
