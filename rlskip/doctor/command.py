@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip.config.origin import is_own
@@ -47,17 +48,14 @@ class Command:
         given = [word for word in rest if word not in ("-m", "--multirun")]
         multirun = len(given) < len(rest)
         sweeps = {word: sweep for word in given if multirun and (sweep := _sweep_of(word))}
-        firsts = [sweeps[word][1] if word in sweeps else word for word in given]
         said = []
         if launcher:
             said.append(f"composed by {' '.join(['python', *start[1:]])}, without {launcher}")
         if multirun:
-            left_out = ", ".join(word for word, (_, first) in sweeps.items() if not first)
-            without = f", without {left_out}" if left_out else ""
-            said.append(f"a multirun: its first job is explained{without}")
+            said.append("a multirun: its first job is explained")
         return cls(
             start,
-            [word for word in firsts if word],
+            [sweeps[word][1] if word in sweeps else word for word in given],
             multirun,
             [key for key, _ in sweeps.values()],
             [word for word in given if word not in sweeps],
@@ -81,21 +79,19 @@ class Command:
 
 
 def _sweep_of(argument: str) -> tuple[str, str] | None:
-    """The key that an argument of a multirun sweeps, and the argument with its first value.
-
-    That is empty where only the sweeper finds the values: of a glob or an interval.
-    """
+    """The key that an argument of a multirun sweeps, and the argument with its first value."""
     try:
         override = OverridesParser.create().parse_override(argument)
         if not override.is_sweep_override():
             return None
-    except Exception:  # an option of Hydra's; of what is wrong, the command itself reports
+    except HydraException:  # an option of Hydra's; of what is wrong, the command itself reports
         return None
     try:
         first = next(iter(override.sweep_string_iterator()))
-        return override.key_or_group, f"{override.get_key_element()}={first}"
-    except Exception:
-        return override.key_or_group, ""
+    except Exception as error:
+        what = f"only the sweeper finds the values of {argument}"
+        raise CannotComposeError(what, remedy="give it one value") from error
+    return override.key_or_group, f"{override.get_key_element()}={first}"
 
 
 def _start_of(command: list[str]) -> tuple[list[str], list[str], str]:
