@@ -14,8 +14,8 @@ from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-from rlskip.config.register import NODES, OPTIONS, options
 from rlskip.config.schema import store_schemas
+from rlskip_conf import NODES, OPTIONS, options
 
 store_schemas()
 

@@ -10,13 +10,16 @@ from typing import Any
 import attrs
 
 from rlskip.config.check import Problem, did_you_mean, read
-from rlskip.config.skip import RoleSpec
 from rlskip.errors import ConfigError
 
 _NAMES = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
-_TARGET = re.compile(rf"({_NAMES}):({_NAMES})")
+_TARGET = rf"({_NAMES}):({_NAMES})"
 # After the first name, a part may also be a key of a mapping or an index.
-_PATH = re.compile(r"[^\W\d]\w*(?:\.\w+)*")
+_PATH = r"[^\W\d]\w*(?:\.\w+)*"
+
+_FUNCTION = "package.module:Class.method or package.module:function"
+_path = {"pattern": _PATH, "like": "a path, such as self.state.global_step"}
+_step = {"pattern": f"{_PATH}|{_TARGET}", "like": f"{_path['like']}, or {_FUNCTION}"}
 
 
 @attrs.frozen
@@ -27,37 +30,14 @@ class Target:
     path: str
 
     @classmethod
-    def parse(cls, text: str, where: str = "") -> Target:
-        """Parse `text`, the value of config key `where`; raises ConfigError."""
-        match = _TARGET.fullmatch(text)
-        if match is None:
-            raise ConfigError(
-                f"{text!r} does not name a function",
-                where,
-                'write "package.module:Class.method" or "package.module:function"',
-            )
-        return cls(match[1], match[2])
+    def parse(cls, text: str) -> Target:
+        """Parse `text`; raises ConfigError."""
+        if match := re.fullmatch(_TARGET, text):
+            return cls(match[1], match[2])
+        raise ConfigError(f"{text!r} does not name a function", remedy=f"write {_FUNCTION}")
 
     def __str__(self) -> str:
         return f"{self.module}:{self.path}"
-
-
-def _parse_target(value: str, key: str) -> str:
-    return str(Target.parse(value, key))
-
-
-def _parse_path(value: str, key: str) -> str:
-    if _PATH.fullmatch(value):
-        return value
-    raise ConfigError(f"{value!r} is not a path", key, "write e.g. self.state.global_step")
-
-
-def _parse_paths(values: list[str], key: str) -> list[str]:
-    return [_parse_path(value, f"{key}.{i}") for i, value in enumerate(values)]
-
-
-def _parse_step(value: str, key: str) -> str:
-    return _parse_target(value, key) if ":" in value else _parse_path(value, key)
 
 
 @dataclass
@@ -69,18 +49,18 @@ class AttachConfig:
     """
 
     # The function: package.module:Class.method or package.module:function.
-    target: str = field(default="", metadata={"parse": _parse_target})
+    target: str = field(default="", metadata={"pattern": _TARGET, "like": _FUNCTION})
 
     # Path of the step, or a package.module:function that takes the call's arguments and returns
     # the step, or None if the call must not be skipped. null: the step of SkipManager.set_step.
-    step: str | None = field(default=None, metadata={"parse": _parse_step})
+    step: str | None = field(default=None, metadata=_step)
 
     # Path of the prompts; null: the argument called prompts, else the first after self and
     # after a step or seed.
-    prompts: str | None = field(default=None, metadata={"parse": _parse_path})
+    prompts: str | None = field(default=None, metadata=_path)
 
     # Paths of other values that must be equal for a dump to replace the call.
-    identity: list[str] = field(default_factory=list, metadata={"parse": _parse_paths})
+    identity: list[str] = field(default_factory=list, metadata=_path)
 
     # Names of arguments that are not compared, although they are plain data.
     ignore: list[str] = field(default_factory=list)
@@ -90,9 +70,9 @@ class AttachConfig:
 
 
 def read_attach(
-    node: Mapping[str, Any], registry: Mapping[str, RoleSpec], problems: list[Problem]
+    node: Mapping[str, Any], registry: Mapping[str, Any], problems: list[Problem]
 ) -> dict[str, AttachConfig]:
-    """The function of each role; `node` is the mapping at ``skip.attach``.
+    """The function of each role of `registry`; `node` is the mapping at ``skip.attach``.
 
     Problems are appended to `problems`.
     """
@@ -101,22 +81,22 @@ def read_attach(
     for role, entry in node.items():
         at = f"skip.attach.{role}"
         if role not in registry:
-            what = "this role is not registered"
-            problems.append(Problem(at, what, did_you_mean(str(role), registry, "skip.attach")))
-        elif "queue" in registry[role].options:
-            what = "its stages need a queue, which no path names"
+            known = did_you_mean(str(role), registry, "skip.attach")
+            problems.append(Problem(at, "this role is not registered", known))
+        elif "queue" in registry[role].stage_options:
             remedy = f"decorate them: SkipManager.annotate({role!r}, queue=..., phase=...)"
-            problems.append(Problem(at, what, remedy))
+            problems.append(Problem(at, "its stages need a queue, which no path names", remedy))
         elif not isinstance(entry, str | Mapping):
             what = f"expected a function's name or a mapping, got {entry!r}"
-            problems.append(Problem(at, what, 'write "package.module:Class.method"'))
+            problems.append(Problem(at, what, f"write {_FUNCTION}"))
         else:
-            given = {"target": entry} if isinstance(entry, str) else entry
+            given = {"target": entry} if isinstance(entry, str) else {"target": "", **entry}
             one = attach[role] = read(AttachConfig, given, at, problems)
-            if one.step and registry[role].online_step:
+            if one.step and registry[role].support_online_step:
                 what = "this role reads the step from each call"
                 problems.append(Problem(f"{at}.step", what, "leave it out"))
-            if attached.setdefault(one.target, at) != at:
-                what = f"{one.target} is already attached at {attached[one.target]}"
+            other = attached.setdefault(one.target, at)
+            if one.target and other != at:
+                what = f"{one.target} is already attached at {other}"
                 problems.append(Problem(at, what, "one function is one stage"))
     return attach

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
@@ -21,14 +20,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import ConfigTypeError, OmegaConfBaseException
 
-from rlskip.config.register import NODES
 from rlskip.errors import ConfigError
+from rlskip_conf import NODES
 
 T = TypeVar("T")
 
-_RESOLVER = re.compile(r"\$\{\s*([\w.]+)\s*:")
 _FIELD = re.compile(r"^((?:    # .*\n)+)    (\w+): ", re.MULTILINE)
-_KNOWN_RESOLVER = re.compile(r"oc\.|(hydra|now|python_version)$")
+# A resolver of neither OmegaConf's nor Hydra's.
+_OWN_RESOLVER = re.compile(r"\$\{\s*(?!oc\.|(?:hydra|now|python_version)\s*:)[\w.]+\s*:")
 
 #: For keys of a node: a key of the host's, and the value there.
 OfHost = Mapping[str, tuple[str, Any]]
@@ -57,18 +56,22 @@ def raise_all(problems: list[Problem]) -> None:
         raise ConfigError(f"{len(problems)} problems in the configuration:{lines}")
 
 
+# -- any form of config ------------------------------------------------------------------------
+
+
 def calls_own_resolver(value: Any) -> bool:
-    """Whether a text has an interpolation by another resolver than OmegaConf's and Hydra's.
+    """Whether a text has an interpolation by a resolver of the application's own.
 
     It may count or draw, so rlskip never calls it.
     """
-    return isinstance(value, str) and not all(map(_KNOWN_RESOLVER.match, _RESOLVER.findall(value)))
+    return isinstance(value, str) and _OWN_RESOLVER.search(value) is not None
 
 
 def readable(config: Any) -> Any:
     """A config in which interpolations by the application's own resolvers are plain texts."""
-    known = all(map(_KNOWN_RESOLVER.match, getattr(BaseContainer, "_resolvers", ("unknown",))))
-    if known or not isinstance(config, DictConfig):
+    registered = getattr(BaseContainer, "_resolvers", ("unknown",))
+    may_call = any(calls_own_resolver(f"${{{name}:") for name in registered)
+    if not (may_call and isinstance(config, DictConfig)):
         return config
 
     def escaped(value: Any) -> Any:
@@ -81,23 +84,28 @@ def readable(config: Any) -> Any:
     return OmegaConf.create(escaped(OmegaConf.to_container(config, resolve=False)))
 
 
+def is_node(value: Any) -> bool:
+    is_instance = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return isinstance(value, Mapping) or is_instance
+
+
 def look_up(config: Any, key: str) -> Any:
     """The value at a dotted key of a DictConfig, mapping or dataclass; None when not there.
 
-    Raises
-    ------
-    ConfigError
-        An interpolation on the way does not resolve.
+    Raises ConfigError for an interpolation on the way that does not resolve.
     """
     try:
         if isinstance(config, DictConfig):
             return OmegaConf.select(config, key, default=None)
         for name in key.split("."):
-            config = entry(config, name)
+            if isinstance(config, Mapping):  # a DictConfig is one, too
+                config = config.get(name)
+            else:
+                config = getattr(config, name, None) if is_node(config) else None
     except ConfigTypeError:  # a list is on the way
         return None
     except OmegaConfBaseException as error:
-        raise ConfigError(str(error).splitlines()[0], key) from error
+        raise ConfigError(str(error).splitlines()[0], error.full_key or key) from error
     return config
 
 
@@ -116,20 +124,18 @@ def leaves(node: Any, at: str = "", *, resolve: bool = True) -> Iterator[tuple[s
         node = OmegaConf.to_container(node, resolve=False)
     if is_node(node) and not isinstance(node, Mapping):
         node = vars(node)
-    if isinstance(node, Mapping) and node:
-        for name in list(node):
-            try:
-                value = node[name]
-            except OmegaConfBaseException:  # unresolved, or ???
-                continue
-            yield from leaves(value, f"{at}.{name}" if at else str(name), resolve=resolve)
-    elif OmegaConf.is_config(node):
-        try:
-            yield at, OmegaConf.to_container(node, resolve=True)
-        except OmegaConfBaseException:
+    try:
+        if not (isinstance(node, Mapping) and node):
+            yield at, OmegaConf.to_container(node) if OmegaConf.is_config(node) else node
             return
-    else:
-        yield at, node
+    except OmegaConfBaseException:
+        return
+    for name in list(node):
+        try:
+            value = node[name]
+        except OmegaConfBaseException:  # unresolved, or ???
+            continue
+        yield from leaves(value, f"{at}.{name}" if at else str(name), resolve=resolve)
 
 
 def is_below(key: str, keys: Iterable[str]) -> bool:
@@ -137,15 +143,7 @@ def is_below(key: str, keys: Iterable[str]) -> bool:
     return any(f"{key}.".startswith(f"{one}.") for one in keys)
 
 
-def is_node(value: Any) -> bool:
-    is_instance = dataclasses.is_dataclass(value) and not isinstance(value, type)
-    return isinstance(value, Mapping) or is_instance
-
-
-def entry(holder: Any, name: str) -> Any:
-    if isinstance(holder, Mapping):  # a DictConfig is one, too
-        return holder.get(name)
-    return getattr(holder, name, None) if is_node(holder) else None
+# -- the fields of a dataclass -----------------------------------------------------------------
 
 
 def read(
@@ -159,10 +157,13 @@ def read(
 ) -> T:
     """Build `schema` from `node`, the mapping at key `at`; append what is wrong to `problems`.
 
-    OmegaConf checks and converts each value by the type of its field. A key that is wrong or
-    missing keeps the schema's default, so that reading continues. The metadata of a field may have
-    ``choices``, numbers under ``min`` and ``max``, and ``parse``: a function of a value (not None)
-    and its full key that returns what the field holds, or raises ConfigError.
+    A key that is wrong or missing keeps the schema's default, so that reading continues. The
+    metadata of a field may have
+
+    - ``choices``, numbers under ``min`` and ``max``, and a ``pattern`` of texts that are ``like``
+    - ``parse``: a function of a value (not None) and its full key that returns what the field
+      holds, or raises ConfigError
+    - ``needed_by``: another field, and the values of it that need one here
 
     Parameters
     ----------
@@ -174,63 +175,62 @@ def read(
     """
     fields = {f.name: f for f in dataclasses.fields(schema)}  # type: ignore[arg-type]
     given = {str(name): (f"{at}.{name}", value) for name, value in node.items()}
-    given |= {
-        name: (key, value)
-        for name, (key, value) in of_host.items()
-        if name in fields and node.get(name) is None and value is not None
-    }
-    typed = OmegaConf.structured(schema)
-    values: dict[str, Any] = {}
-    for name, (key, value) in given.items():
-        if (field := fields.get(name)) is None:
-            remedy = did_you_mean(name, fields, at, otherwise)
-            problems.append(Problem(key, "unknown key", remedy))
-        elif value == "???":  # OmegaConf's mark of a value that is still missing
-            problems.append(Problem(key, "no value was given (???)", f"add {key}=<value>"))
-        else:
-            try:
-                values[name] = _checked(typed, field, value)
-            except ValueError as error:
-                what = str(error).splitlines()[0]
-                said = "" if "choices" in field.metadata else comments(schema).get(name, "")
-                first = re.split(r"[.] ", said, maxsplit=1)[0].rstrip(".")
-                problems.append(Problem(key, what, first[:1].lower() + first[1:]))
-    made = schema(**values)
+    null = {name for name in fields if node.get(name) is None}
+    given |= {name: of_host[name] for name in null & {*of_host} if of_host[name][1] is not None}
+    made, typed = schema(), OmegaConf.structured(schema)
     for name, field in fields.items():
-        value, parse = getattr(made, name), field.metadata.get("parse")
-        if parse is not None and value is not None:
-            key, _ = given.get(name, (f"{at}.{name}", None))
-            try:
-                setattr(made, name, parse(value, key))
-            except ConfigError as error:
-                problems.append(Problem(error.where, error.what, error.remedy))
-                setattr(made, name, None)
+        if "parse" in field.metadata:  # of a default, too
+            given.setdefault(name, (f"{at}.{name}", getattr(made, name)))
+    for name, (key, value) in given.items():
+        if name not in fields:
+            problems.append(Problem(key, "unknown key", did_you_mean(name, fields, at, otherwise)))
+            continue
+        try:
+            typed[name] = value
+            setattr(made, name, _checked(typed[name], fields[name], key))
+        except ConfigError as error:
+            problems.append(Problem(error.where, error.what, error.remedy))
+        except (ValueError, OmegaConfBaseException) as error:
+            is_told = {"choices", "like"} & {*fields[name].metadata}
+            meant = "" if is_told else _meaning(schema, name)
+            problems.append(Problem(key, str(error).splitlines()[0], meant))
+    for name, field in fields.items():
+        other, values = field.metadata.get("needed_by", ("", ()))
+        if other and getattr(made, name) is None and getattr(made, other) in values:
+            what = f"{other}: {getattr(made, other)} needs a value here"
+            problems.append(Problem(f"{at}.{name}", what, _meaning(schema, name)))
     return made
 
 
-def _checked(typed: DictConfig, field: dataclasses.Field[Any], value: Any) -> Any:
-    """`value` as the `typed` node holds it; raises ValueError, as OmegaConf does."""
-    typed[field.name] = value
-    value = typed[field.name]
+def _meaning(schema: type, name: str) -> str:
+    """The first sentence of a field's comment."""
+    first = re.split(r"[.] ", comments(schema).get(name, ""), maxsplit=1)[0].rstrip(".")
+    return first[:1].lower() + first[1:]
+
+
+def _checked(value: Any, field: dataclasses.Field[Any], key: str) -> Any:
+    """`value`, of the field's type, as the field holds it; raises ValueError."""
+    rules = field.metadata
     if OmegaConf.is_config(value):
         value = OmegaConf.to_container(value)
     if value is None:  # which OmegaConf has let pass
         if field.type == "Any" and field.default is not None:
             raise ValueError(f"no value was given (null); the default is {field.default}")
         return None
-    choices = field.metadata.get("choices")
-    if choices is not None and value not in choices:
-        near = difflib.get_close_matches(str(value), map(str, choices), n=1)
+    if value not in rules.get("choices", (value,)):
+        known = [*map(str, rules["choices"])]
+        near = difflib.get_close_matches(str(value), known, n=1)
         hint = f", did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{value!r} is not one of {', '.join(map(str, choices))}{hint}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"must be a finite number, got {value!r}")
-    least, most = field.metadata.get("min"), field.metadata.get("max")
-    if least is not None and value < least:
-        raise ValueError(f"must be at least {least}, got {value!r}")
-    if most is not None and value > most:
-        raise ValueError(f"must be at most {most}, got {value!r}")
-    return value
+        raise ValueError(f"{value!r} is not one of {', '.join(known)}{hint}")
+    # As `not >=`, which holds for nan.
+    if "min" in rules and not value >= rules["min"]:
+        raise ValueError(f"must be at least {rules['min']}, got {value!r}")
+    if "max" in rules and not value <= rules["max"]:
+        raise ValueError(f"must be at most {rules['max']}, got {value!r}")
+    for part in value if isinstance(value, list) else [value]:
+        if "pattern" in rules and not re.fullmatch(rules["pattern"], part):
+            raise ValueError(f"{part!r} is not {rules['like']}")
+    return rules["parse"](value, key) if "parse" in rules else value
 
 
 def comments(schema: type) -> dict[str, str]:

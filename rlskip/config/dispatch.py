@@ -8,8 +8,6 @@ from typing import Any
 from rlskip.config.application import of_host
 from rlskip.config.nodes import read_node
 
-POOLS = ("local", "ray")
-
 _positive = {"min": 1}
 _not_negative = {"min": 0}
 
@@ -33,7 +31,7 @@ class DispatchConfig:
 
     # Where workers run: local (in this process) or ray (actors). This key and the next apply to
     # ``RolloutDispatcher.from_config``, which makes the pool.
-    pool: str = field(default="local", metadata={"choices": POOLS})
+    pool: str = field(default="local", metadata={"choices": ("local", "ray")})
 
     # Number of workers; null: the host's number, else 4.
     workers: int | None = field(default=None, metadata=_positive)
@@ -73,16 +71,15 @@ class DispatchConfig:
     journal: bool = False
 
 
-# For keys that are null, and so is the host's.
 _DEFAULTS = {"rollout_level": False, "workers": 4, "n": 1, "val_n": 1, "seed": 0}
 
 
 def read_dispatch(config: Any) -> DispatchConfig:
     """The `dispatch` node of a config, as :func:`~rlskip.config.nodes.read_node` reads it.
 
-    It is complete: null keys get the host's values.
+    It is complete: null keys get the host's values, else their defaults.
     """
-    dispatch = read_node(DispatchConfig, "dispatch", config, of_host=of_host(config))
+    dispatch = read_node(DispatchConfig, "dispatch", config, of_host(config))
     for key, default in _DEFAULTS.items():
         if getattr(dispatch, key) is None:
             setattr(dispatch, key, default)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
+from typing import Any
 
-from rlskip.config.register import hydra_config
 from rlskip.errors import ConfigError
 
 DEFAULT_DUMP_DIR = "~/.rlskip/rollout_dump"
@@ -21,10 +22,8 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 def parse_dump_dir(value: str | Path, key: str = "skip.dump_dir") -> Path:
     """`value`, that of config key `key`, as a path with ``~`` expanded; a relative one stays so.
 
-    Raises
-    ------
-    ConfigError
-        `value` is empty, a URL, holds too long a name, or names the home of an unknown user.
+    Raises ConfigError where it is empty, a URL, holds too long a name, or names the home of an
+    unknown user.
     """
     text = str(value)
     if not text.strip():
@@ -43,17 +42,20 @@ def parse_dump_dir(value: str | Path, key: str = "skip.dump_dir") -> Path:
     return path
 
 
+def parse_directory(value: str | Path, key: str) -> str:
+    """As :func:`parse_dump_dir`; a relative path starts at :func:`original_directory`."""
+    return str(original_directory() / parse_dump_dir(value, key))
+
+
+def hydra_config() -> Any:
+    """Hydra's runtime config of the present job; None outside a job. Imports nothing."""
+    module = sys.modules.get("hydra.core.hydra_config")
+    return None if module is None else module.HydraConfig.instance().cfg
+
+
 def original_directory() -> Path:
     """Where the user typed the command: Hydra may have changed the working directory since."""
     job = hydra_config()
     # In a process that the job started, the callback has set the variable.
     typed_in = job.hydra.runtime.cwd if job else os.environ.get(DIRECTORY_VARIABLE)
     return Path(typed_in or os.getcwd())
-
-
-def parse_directory(value: str | Path, key: str) -> str:
-    """`value` as an absolute path; a relative one starts at :func:`original_directory`.
-
-    Raises what :func:`parse_dump_dir` raises.
-    """
-    return str(original_directory() / parse_dump_dir(value, key))

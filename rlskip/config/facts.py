@@ -1,8 +1,7 @@
-"""What a host says of its run, in rlskip's own words.
+"""What a host says of its run, in rlskip's own words, and names by which anybody's keys shape it.
 
-Each host makes :class:`HostFacts` once; what reads, compares, dispatches and replays takes its
-values and the names of the host's keys from there. :mod:`rlskip.config.application` reads those of
-a plain Hydra application.
+Each host makes :class:`HostFacts` once. :mod:`rlskip.config.application` has those of a plain Hydra
+application.
 """
 
 from __future__ import annotations
@@ -52,71 +51,57 @@ OTHER_NODES = frozenset(
 
 @attrs.frozen(eq=False)
 class HostFacts:
-    """What a host says of its run. None: it does not know.
+    """What a host says of its run. None: it does not know."""
 
-    Parameters
-    ----------
-    config
-        The host's whole config, in which ``skip.identity`` names keys. A copy of it is kept with
-        the dumps.
-    experiment, project
-        The two names of the run. Without them it is named after its `origin`.
-    origin
-        Its script and project, where that is not this process's.
-    prompts
-        Prompts a step.
-    queued_prompts
-        Prompts that a step submits to a queue, where that is another number.
-    n
-        Sessions a prompt.
-    prompt_len, response_len
-        Longest prompt and longest response in tokens.
-    steps, validated
-        The steps that the run will take, and those at which it validates, as far as they are known.
-    samples_dynamically
-        Whether a step takes batch after batch until a filter has kept enough: other rewards move
-        prompts to other steps, so ``skip.match`` is ``run`` by default, and `steps` are the most
-        that the run may take.
-    called_with
-        By role what each call adds to the identity of its dump, as far as it is known before: the
-        check before the first step names what differs.
-    validates
-        The host's keys that make it validate, each with the value that keeps it from that.
-    model, engine
-        Names of the model and of the kind of inference engine.
-    tokenizer
-        The path or the name of the tokenizer.
-    shaping, val_shaping
-        The values that shape a rollout, in training and in validation, by dotted key. A dump that
-        was made with others is a mismatch.
-    known
-        Keys of `config`, each with all keys below it, whose changes are not logged: they are
-        compared, or told elsewhere. Of any other, a name of :data:`SHAPING_NAMES`, or one like
-        :data:`SHAPING_PATTERNS`, is a warning.
-    keys
-        The host's keys by the names of these facts, for messages.
-    """
-
+    #: The host's config, in which ``skip.identity`` names keys. A copy is kept with the dumps.
     config: Any = None
+
+    #: The two names of the run; without them it is named after its `origin`, which is that of this
+    #: process unless it is given.
     experiment: str | None = None
     project: str | None = None
     origin: Origin | None = None
+
+    #: Prompts a step; those that a step submits to a queue, where that is another number; sessions
+    #: a prompt; longest prompt and longest response in tokens.
     prompts: int | None = None
     queued_prompts: int | None = None
     n: int | None = None
     prompt_len: int | None = None
     response_len: int | None = None
+
+    #: The steps that the run will take, and those at which it validates, as far as they are known.
     steps: Sequence[int] = ()
     validated: Sequence[int] = ()
+
+    #: Whether a step takes batch after batch until a filter has kept enough: other rewards move
+    #: prompts to other steps, so ``skip.match`` is ``run`` by default, and `steps` are the most
+    #: that the run may take.
     samples_dynamically: bool = False
+
+    #: By role what each call adds to the identity of its dump, as far as it is known before: the
+    #: check before the first step names what differs.
     called_with: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
+
+    #: The host's keys that make it validate, each with the value that keeps it from that.
     validates: Mapping[str, Any] = attrs.field(factory=dict)
+
+    #: Names of the model and of the kind of inference engine; path or name of the tokenizer.
     model: str | None = None
     engine: str | None = None
     tokenizer: str | None = None
+
+    #: The values that shape a rollout, in training and in validation, by dotted key. A dump that
+    #: was made with others is a mismatch.
     shaping: Mapping[str, Any] = attrs.field(factory=dict)
     val_shaping: Mapping[str, Any] = attrs.field(factory=dict)
+
+    #: Keys of `config`, each with all keys below it, whose changes are not logged: they are
+    #: compared, or told elsewhere. Of any other, a name of :data:`SHAPING_NAMES`, or one like
+    #: :data:`SHAPING_PATTERNS`, is a warning.
     known: tuple[str, ...] = ()
+
+    #: The host's keys by the names of these facts, for messages.
     keys: Mapping[str, str] = attrs.field(factory=dict)
 
     @property
@@ -127,10 +112,7 @@ class HostFacts:
     def value_at(self, key: str, where: str) -> Any:
         """The value of a key of `config` that the list at config key `where` names.
 
-        Raises
-        ------
-        ConfigError
-            The config has no such key.
+        Raises ConfigError where the config has no such key.
         """
         config = readable(self.config)
         there = [name for name, _ in leaves(config, resolve=False)]

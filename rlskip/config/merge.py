@@ -9,7 +9,7 @@ from rlskip.config.check import look_up
 from rlskip.config.nodes import read_node
 
 # SkyRL's name for `merge.stepwise_output`.
-HOST_FLAG = "generator.merge_stepwise_output"
+_HOST_FLAG = "generator.merge_stepwise_output"
 
 
 @dataclass
@@ -36,7 +36,7 @@ def read_merge(config: Any) -> MergeConfig:
 
     ``stepwise_output`` is complete.
     """
-    of_host = {"stepwise_output": (HOST_FLAG, look_up(config, HOST_FLAG))}
-    merging = read_node(MergeConfig, "merge", config, of_host=of_host)
+    of_host = {"stepwise_output": (_HOST_FLAG, look_up(config, _HOST_FLAG))}
+    merging = read_node(MergeConfig, "merge", config, of_host)
     merging.stepwise_output = bool(merging.stepwise_output)
     return merging

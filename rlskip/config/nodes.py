@@ -1,8 +1,10 @@
-"""The node of a job's config, whatever the form of the config, as a mapping or a dataclass."""
+"""rlskip's nodes in a job's config: what chose them, whether they are in place, their values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import dataclasses
+import re
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
@@ -13,32 +15,130 @@ from rlskip.config.check import (
     OfHost,
     Problem,
     calls_own_resolver,
-    entry,
     if_own,
     is_node,
     leaves,
+    look_up,
     raise_all,
     read,
     readable,
 )
-from rlskip.config.choices import refuse_displaced
+from rlskip.config.dump_dir import hydra_config
 from rlskip.errors import ConfigError, NotInstalledError
+from rlskip_conf import SCHEMAS, options
 
 T = TypeVar("T")
 
+ADD_CALLBACK = "add hydra/callbacks=rlskip"
+
+
+# -- what a Hydra job chose --------------------------------------------------------------------
+
+
+def overrides_of(config: Any, kind: str = "task") -> list[str]:
+    """The overrides of a job, as they were typed.
+
+    Iterating over the list would resolve each one's interpolations, which have another place there.
+    """
+    given = OmegaConf.select(config, f"hydra.overrides.{kind}") or []
+    typed: Any = OmegaConf.to_container(given) if OmegaConf.is_config(given) else given
+    return list(typed)
+
+
+def chosen_options(config: Any, group: str) -> list[tuple[str, str]]:
+    """Those of rlskip's options of a group that a job chose, each with the package of its node.
+
+    An application may have a group of that name, and options of its own in it.
+    """
+    ours = options(group)
+    choices = OmegaConf.select(config, "hydra.runtime.choices") or {}
+    chosen = [(str(choices[key]), key) for key in choices if key.partition("@")[0] == group]
+    if not any(option in ours for option, _ in chosen):
+        # Hydra records no list of options there.
+        for override in overrides_of(config):
+            if listed := re.fullmatch(rf"\+?({group}(?:@\w+)?)=(\[.*)", override):
+                chosen = [(option, listed[1]) for option in re.findall(r"\w+", listed[2])]
+    return [(option, key.partition("@")[2]) for option, key in chosen if option in ours]
+
+
+def dropped_callback(config: Any) -> str | None:
+    """What to add to a sweep's command of which Hydra dropped rlskip's callback; else None."""
+    # The job's config has the callback, and the one from which Hydra built callbacks had not.
+    composed = "rlskip" in (OmegaConf.select(config, "hydra.callbacks") or {})
+    if composed and str(OmegaConf.select(config, "hydra.mode")) == "RunMode.MULTIRUN":
+        why = "Hydra drops the callback of an option that is swept, or that a swept choice makes"
+        return f"{ADD_CALLBACK} ({why})"
+    return None
+
+
+def refuse_displaced(name: str, config: Any) -> None:
+    """Raise if what a job chose for node `name` is not at key `name`, not alone, or not in order.
+
+    `config` is a job's with its node `hydra`; if it is another, the job is that of this process.
+    """
+    is_config = OmegaConf.is_dict(config)
+    there = is_config and name in config  # a struct refuses what is not there
+    typed = there and dataclasses.is_dataclass(OmegaConf.get_type(config, name))
+    job = config if is_config and "hydra" in config else hydra_config()
+    if job is None:
+        return
+    roles: dict[str, str] = {}
+    option = ""
+    for option, package in chosen_options(job, name):
+        if package not in ("", "_global_"):
+            what = f"it puts the node below `{package}`, where it is not read"
+            raise ConfigError(what, f"{name}@{package}", f"choose it with +{name}={option}")
+        other = roles.setdefault(option.rpartition("_")[0], option)
+        if other != option and name == "skip":
+            what = f"{other} and {option} are options of one role"
+            raise ConfigError(what, name, f"choose one of them: +{name}={other}")
+    before: dict[str, str] = {}
+    for path, values in _composed_of(job, every=typed) if option or typed else ():
+        own = values.get(name)  # what a mapping of rlskip's replaced
+        if option and own is not None and not re.match(r"\{\}|\$\{|\?\?\?", str(own)):
+            what = f"the application's own key `{name}` ({own!r}) is in the place of rlskip's node "
+            what += f"`{name}`, which the option {option} sets"
+            raise ConfigError(what, name, "rename the application's key")
+        # Hydra merges the entries in their order, so the schema's defaults win in silence.
+        if path == f"{SCHEMAS}/{name}" and before:
+            lost = ", ".join(f"{key} (in {where})" for key, where in before.items())
+            what = f"{path} comes too late in the defaults list: its defaults replace {lost}"
+            raise ConfigError(what, name, f"put {path} first in the defaults list, before `_self_`")
+        before |= {key: path for key in values if key.startswith(f"{name}.")}
+
+
+def _composed_of(job: Any, every: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What a job was composed of, in that order: the path of each config, and its full keys.
+
+    Without `every` the primary config alone: to load all of a large application takes its time.
+    """
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.types import RunMode
+
+    if not GlobalHydra.instance().is_initialized():
+        return
+    loader = GlobalHydra.instance().config_loader()
+    config_name = OmegaConf.select(job, "hydra.job.config_name")
+    places = [(config_name, "")]
+    if every:
+        given = [*overrides_of(job, "hydra"), *overrides_of(job)]
+        listed = loader.compute_defaults_list(config_name, given, RunMode.RUN).defaults
+        places = [(one.config_path, one.package or "") for one in listed]
+    for path, package in places:
+        sources = (one for one in loader.get_sources() if path and one.is_config(path))
+        source = next(sources, None)
+        if source is not None and not path.startswith("hydra/"):
+            yield path, dict(leaves(source.load_config(path).config, package, resolve=False))
+
+
+# -- the values of a node ----------------------------------------------------------------------
+
 
 def find_node(config: Any, name: str, schema: type | None = None) -> dict[str, Any] | None:
-    """The node `name` of a config, as a plain mapping with interpolations resolved; None without.
+    """The top-level node `name` as a plain mapping with interpolations resolved; None without.
 
-    Parameters
-    ----------
-    config
-        A full config (a DictConfig, a mapping, or an instance of a dataclass), an instance of
-        `schema`, which is the node itself, or None.
-    name
-        A top-level key.
-    schema
-        The node's dataclass.
+    `config` is a full one (a DictConfig, a mapping, or an instance of a dataclass), an instance of
+    `schema`, which is the node itself, or None.
 
     Raises
     ------
@@ -49,67 +149,47 @@ def find_node(config: Any, name: str, schema: type | None = None) -> dict[str, A
         application's own resolver, or the job chose an option whose node is not here, or not alone.
     """
     if config is not None and not is_node(config):
-        raise ConfigError(
-            f"expected a config with an entry {name!r}, got {config!r}",
-            name,
-            "give a DictConfig, a mapping or a dataclass",
-        )
+        what = f"expected a config with an entry {name!r}, got {config!r}"
+        raise ConfigError(what, name, "give a DictConfig, a mapping or a dataclass")
+    node = config
+    if schema is None or not isinstance(config, schema):
+        refuse_displaced(name, config)
+        node = look_up(readable(config), name)
     try:
-        node = config
-        if schema is None or not isinstance(config, schema):
-            refuse_displaced(name, config)
-            node = entry(readable(config), name)
-    except OmegaConfBaseException as error:
-        raise ConfigError(str(error).splitlines()[0], error.full_key or name) from error
-    node = _plain(node, name)
-    if isinstance(node, str):
-        raise NotInstalledError(
-            f"{node!r} arrived as a plain string, so Hydra did not discover rlskip's plug-in",
-            name,
-            "install rlskip into the environment that runs this application and check with "
-            "`python <app> --info plugins` (look for RlskipSearchPathPlugin)" + if_own(name),
-        )
-    if node is None or isinstance(node, dict):
-        return node
-    raise ConfigError(f"expected a mapping, got {node!r}", name, if_own(name).removeprefix("; "))
-
-
-def read_node(
-    schema: type[T],
-    name: str,
-    config: Any,
-    contradictions: Callable[[T], Iterable[Problem]] = lambda _: (),
-    *,
-    of_host: OfHost = NOTHING,
-) -> T:
-    """The node `name` of a config as its dataclass; the defaults when the config has none.
-
-    The config is as for :func:`find_node`; what this function returned reads as itself. Of what was
-    read, `contradictions` returns what is wrong with it as a whole. Raises one ConfigError that
-    names *every* problem by its full key.
-    """
-    problems: list[Problem] = []
-    node = find_node(config, name, schema) or {}
-    settings = read(schema, node, name, problems, of_host=of_host)
-    raise_all([*problems, *contradictions(settings)])
-    return settings
-
-
-def _plain(value: Any, name: str) -> Any:
-    """The node `name` with all configs, mappings and dataclasses in it as plain containers."""
-    try:
-        if OmegaConf.is_config(value):
-            plain: Any = OmegaConf.to_container(value, resolve=True)
+        if OmegaConf.is_config(node):
+            plain: Any = OmegaConf.to_container(node, resolve=True)
         else:  # no part of a config: there is nothing that it could refer to
-            made: Any = OmegaConf.create({name: value}, flags={"allow_objects": True})
+            made: Any = OmegaConf.create({name: node}, flags={"allow_objects": True})
             plain = OmegaConf.to_container(made)
             plain = plain[name]
     except OmegaConfBaseException as error:  # of its own, a part knows no full key
-        key = error.full_key or ""
-        where = key if key.startswith(name) else name
+        where = str(error.full_key) if str(error.full_key).startswith(name) else name
         raise ConfigError(str(error).splitlines()[0], where) from error
     for key, text in leaves(plain, name):
         if calls_own_resolver(str(text)):
             what = f"{text!r} needs a resolver of the application's own, which rlskip does not call"
             raise ConfigError(what, key, f"give the value: {key}=...")
-    return {str(key): part for key, part in plain.items()} if isinstance(plain, dict) else plain
+    if isinstance(plain, str):
+        raise NotInstalledError(
+            f"{plain!r} arrived as a plain string, so Hydra did not discover rlskip's plug-in",
+            name,
+            "install rlskip into the environment that runs this application and check with "
+            "`python <app> --info plugins` (look for RlskipSearchPathPlugin)" + if_own(name),
+        )
+    if isinstance(plain, dict):
+        return {str(key): part for key, part in plain.items()}
+    if plain is None:
+        return None
+    raise ConfigError(f"expected a mapping, got {plain!r}", name, if_own(name).removeprefix("; "))
+
+
+def read_node(schema: type[T], name: str, config: Any, of_host: OfHost = NOTHING) -> T:
+    """The node `name` of a config as its dataclass; the defaults when the config has none.
+
+    The config is as for :func:`find_node`; what this function returned reads as itself. Raises one
+    ConfigError that names *every* problem by its full key.
+    """
+    problems: list[Problem] = []
+    settings = read(schema, find_node(config, name, schema) or {}, name, problems, of_host=of_host)
+    raise_all(problems)
+    return settings

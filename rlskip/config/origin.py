@@ -11,8 +11,7 @@ from typing import Any
 import attrs
 
 from rlskip.config.check import look_up
-from rlskip.config.dump_dir import original_directory
-from rlskip.config.register import hydra_config
+from rlskip.config.dump_dir import hydra_config, original_directory
 
 # For the processes that a job starts: their own script is another one.
 ORIGIN_VARIABLE = "RLSKIP_ORIGIN"
@@ -25,20 +24,13 @@ _OF_RAY = "_ray_pkg_"
 
 @attrs.frozen
 class Origin:
-    """Where a run comes from.
+    """Where a run comes from."""
 
-    Parameters
-    ----------
-    name
-        The name of its Hydra job, else of its script, else of the working directory.
-    project
-        The name of the project's root directory.
-    place
-        The script, else the working directory, in full.
-    """
-
+    #: Of its Hydra job, else of its script, else of the working directory.
     name: str
+    #: Of the project's root directory.
     project: str
+    #: The script, else the working directory, in full.
     place: str
 
     @classmethod
@@ -52,17 +44,12 @@ class Origin:
     @classmethod
     def at(cls, script: Path | None) -> Origin:
         """That of a script, or of what has none: a notebook, ``-c``, an installed command."""
-        if script is None:
-            folder = place = Path(os.path.realpath(original_directory()))
-            name = _name(folder)
-        else:
-            folder = Path(os.path.realpath(script.parent))
-            place = folder / script.name
-            name = _name(folder) if script.stem == "__main__" else script.stem
+        folder = Path(os.path.realpath(script.parent if script else original_directory()))
         above = (folder, *folder.parents)
         root = next((f for f in above if any(os.path.exists(f / name) for name in _ROOTS)), folder)
-        parts = place.parts
+        parts = (folder / script.name if script else folder).parts
         copied = next((i for i, part in enumerate(parts) if part.startswith(_OF_RAY)), 0)
+        name = script.stem if script and script.stem != "__main__" else _name(folder)
         return cls(name, _name(root), os.path.join(*parts[copied:]))
 
     def to_variable(self) -> str:

@@ -10,9 +10,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip.config.check import look_up
-from rlskip.config.choices import chosen_options
 from rlskip.config.dump_dir import DEFAULT_DUMP_DIR, parse_directory
-from rlskip.config.nodes import find_node, read_node
+from rlskip.config.nodes import chosen_options, find_node, read_node
 from rlskip.config.steps import Steps
 from rlskip.errors import ConfigError, RlskipError
 
@@ -60,9 +59,8 @@ def read_record(config: Any) -> RecordConfig:
     """
     settings = read_node(RecordConfig, "record", config)
     if settings.enable and settings.dump_dir is None:
-        dumps = look_up(config, "skip.dump_dir")
-        dumps = DEFAULT_DUMP_DIR if dumps is None else str(dumps)
-        settings.dump_dir = parse_directory(dumps, "skip.dump_dir")
+        dumps = look_up(config, "skip.dump_dir") or DEFAULT_DUMP_DIR
+        settings.dump_dir = parse_directory(str(dumps), "skip.dump_dir")
     return settings
 
 
@@ -81,21 +79,17 @@ def read_record_of(config: Any) -> RecordConfig | None:
         return None
 
 
-def record_chosen_by(config: Any) -> str | None:
+def record_chosen_by(config: Any, *, enabled: bool = False) -> str | None:
     """The option or key by which the node `record` of a job is rlskip's; None where it is not.
 
     Without an option, a node with a key that rlskip does not know is the application's own.
-    `config` is the job's, or Hydra's runtime config, where the parent of `hydra` is the job's.
+    `config` is the job's, or Hydra's runtime config, where the parent of `hydra` is the job's. With
+    `enabled`, a node that does not enable recording is none.
     """
+    node = OmegaConf.select(config["hydra"], "..record", throw_on_resolution_failure=False)
+    if enabled and look_up(node, "enable") is not True:
+        return None
     if chosen := chosen_options(config, "record"):
         return f"record: {chosen[0][0]}"
-    node = OmegaConf.select(config["hydra"], "..record", throw_on_resolution_failure=False)
     known = {field.name for field in dataclasses.fields(RecordConfig)}
-    ours = OmegaConf.is_dict(node) and known.issuperset(node)
-    return "record.enable: true" if ours else None
-
-
-def asked_to_record(config: Any) -> str | None:
-    """As :func:`record_chosen_by`; None as well where recording is not enabled."""
-    on = OmegaConf.select(config["hydra"], "..record.enable", throw_on_resolution_failure=False)
-    return record_chosen_by(config) if on is True else None
+    return "record.enable: true" if OmegaConf.is_dict(node) and known.issuperset(node) else None

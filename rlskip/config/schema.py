@@ -13,22 +13,13 @@ import importlib
 from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from rlskip.config.register import SCHEMAS
+from rlskip_conf import NODES, SCHEMAS
 
 PROVIDER = "rlskip"
 
 # Naming one of these adds rlskip's callback, as its options do.
 _WITH_CALLBACK = ("skip", "record")
 _DEFAULTS = [f"/{SCHEMAS}/callback@_global_.hydra.callbacks", "_self_"]
-
-#: The dataclass of each node, by its module: importing one costs more than a start may.
-_DATACLASSES = {
-    "skip": ("rlskip.config.skip", "SkipManagerConfig"),
-    "dispatch": ("rlskip.config.dispatch", "DispatchConfig"),
-    "replay": ("rlskip.config.replay", "ReplayConfig"),
-    "merge": ("rlskip.config.merge", "MergeConfig"),
-    "record": ("rlskip.config.record", "RecordConfig"),
-}
 
 
 class LazyNode(ConfigNode):
@@ -56,8 +47,9 @@ def _make(name: str) -> DictConfig:
 
     rlskip's validation finds typos, all of them at once, with the nearest known key.
     """
-    module, schema = _DATACLASSES[name]
-    node: DictConfig = OmegaConf.structured(getattr(importlib.import_module(module), schema))
+    module = importlib.import_module(f"rlskip.config.{name}")  # which costs more than a start may
+    schema = "SkipManagerConfig" if name == "skip" else f"{name.title()}Config"
+    node: DictConfig = OmegaConf.structured(getattr(module, schema))
     for opened in (node, *node.values()):
         if isinstance(opened, DictConfig):
             OmegaConf.set_struct(opened, False)
@@ -75,6 +67,6 @@ def store_schemas() -> None:
     """
     # Not by `ConfigStore.store`, which makes a node at once and warns of one that is there.
     group = ConfigStore.instance().repo.setdefault(SCHEMAS, {})
-    group |= {f"{name}.yaml": LazyNode(name) for name in _DATACLASSES}
+    group |= {f"{name}.yaml": LazyNode(name) for name in NODES}
     empty = OmegaConf.create({}, flags={"struct": False})
     group["open.yaml"] = ConfigNode("open.yaml", empty, SCHEMAS, package=None, provider=PROVIDER)

@@ -24,40 +24,28 @@ from rlskip.config.check import (
     raise_all,
     read,
 )
-from rlskip.config.choices import chosen_options
 from rlskip.config.facts import HostFacts
-from rlskip.config.nodes import find_node
+from rlskip.config.nodes import chosen_options, find_node
 from rlskip.config.skip import (
     BUILT_IN_ROLES,
     SHARED_KEYS,
-    SKIP_REGISTRY,
     VALIDATION_ROLE,
     RoleConfig,
     RoleSpec,
     SkipManagerConfig,
+    as_given,
     role_specs,
 )
 from rlskip.errors import ConfigError
 
-# Keys of a role that the host's facts fill where they are null.
+# Keys of a role that these facts of the host fill where they are null.
 _FROM_HOST = {
-    "experiment_name": "experiment",
-    "project_name": "project",
-    "gbs": "prompts",
-    "n": "n",
-    "prompt_len": "prompt_len",
-    "response_len": "response_len",
-}
+    "experiment_name": "experiment", "project_name": "project", "gbs": "prompts", "n": "n",
+    "prompt_len": "prompt_len", "response_len": "response_len",
+}  # fmt: skip
 
 # verl fills every leaf of every role with these, so they do not mean that a user set them.
-_VERL_TARGET = "verl.utils.skip"
-_VERL_DEFAULTS: dict[str, Any] = {
-    "enable": False,
-    "steps": [],
-    "dump_dir": "~/.verl/rollout_dump",
-    "action": "cache",
-}
-
+_OF_VERL = {"enable": False, "steps": [], "dump_dir": "~/.verl/rollout_dump", "action": "cache"}
 
 # The remedies for an unknown key that is near to none: of `skip`, and of a role without a class.
 _ALL_KEYS = "docs/keys.md lists all keys"
@@ -69,29 +57,22 @@ _REGISTER = (
 
 @attrs.frozen(eq=False)
 class SkipSettings:
-    """The `skip` node of a config, read and checked. Functions that take a config also take this.
+    """The `skip` node of a config, read and checked. What takes a config also takes this."""
 
-    Parameters
-    ----------
-    facts
-        What the host says of the run; only `config` where no role is on.
-    roles
-        The enabled roles, each complete: ``steps`` is a :class:`Steps`, ``dump_dir`` an absolute
-        path. Empty when `skip` is absent or switched off.
-    attach
-        For each role the function that ``skip.attach`` names.
-    node
-        The plain `skip` mapping, without the defaults that verl fills in; None if there is none.
-    start_engine
-        Whether the host starts its inference engine.
-    log_metrics
-        Whether the host logs what was replayed.
-    """
-
+    #: What the host says of the run; only `config` where no role is on.
     facts: HostFacts
+
+    #: The enabled roles, each complete: ``steps`` is a :class:`Steps`, ``dump_dir`` an absolute
+    #: path. Empty when `skip` is absent or switched off.
     roles: dict[str, RoleConfig] = attrs.field(factory=dict)
+
+    #: For each role the function that ``skip.attach`` names.
     attach: dict[str, AttachConfig] = attrs.field(factory=dict)
+
+    #: The plain `skip` mapping, without the defaults that verl fills in; None if there is none.
     node: dict[str, Any] | None = None
+
+    #: Whether the host starts its inference engine, and whether it logs what was replayed.
     start_engine: bool = True
     log_metrics: bool = True
 
@@ -110,12 +91,10 @@ class SkipSettings:
         roles = {name: copy.copy(role) for name, role in self.roles.items()}
         for name, role in roles.items():
             # Validation goes the way of training, the first role.
-            way = next(iter(roles)) if name == VALIDATION_ROLE else name
-            if role.gbs is None and way == "rollout_tq":
-                role.gbs = facts.queued_prompts
-            for key, fact in _FROM_HOST.items():
-                if getattr(role, key) is None:
-                    setattr(role, key, getattr(facts, fact))
+            if (next(iter(roles)) if name == VALIDATION_ROLE else name) == "rollout_tq":
+                _fill(role, {"gbs": facts.queued_prompts})
+            _fill(role, {key: getattr(facts, fact) for key, fact in _FROM_HOST.items()})
+            for key in _FROM_HOST:
                 if calls_own_resolver(value := getattr(role, key)):
                     what = f"the host's value, {value!r}, needs a resolver of the application's "
                     what += "own, which rlskip does not call"
@@ -148,124 +127,147 @@ def read_skip(config: Any, facts: HostFacts | None = None) -> SkipSettings:
     if node is None:
         return SkipSettings(HostFacts(config))
     whole = {"skip": node} if isinstance(config, SkipManagerConfig) else config
-    settings = read_values(_without_host_defaults(node), whole)
+    settings = _read_roles(_without_host_defaults(node), whole)
     return settings.complete(facts or application_facts(config)) if settings.roles else settings
 
 
-def has_own_key(config: Any) -> bool:
-    """Whether `skip` at the top of a config has a value, and no key of rlskip's."""
-    node = look_up(config, "skip")
-    names = {field.name for field in dataclasses.fields(SkipManagerConfig)} | {*SKIP_REGISTRY}
-    return node is not None and names.isdisjoint(node if hasattr(node, "keys") else ())
-
-
-def read_values(node: dict[str, Any], config: Any) -> SkipSettings:
-    """The settings of `node`, the mapping at ``skip`` in `config`; raises as :func:`read_skip`.
-
-    Its null keys are not filled from a host's facts yet.
-    """
+def _read_roles(node: dict[str, Any], config: Any) -> SkipSettings:
+    """The settings of `node`, the mapping at ``skip`` in `config`, without a host's facts."""
     problems: list[Problem] = []
-    known = role_specs()
-    bare = _without_class(node, known)
-    registry = known | bare
+    registry = role_specs()
+    bare = _without_class(node, registry)
+    registry |= dict.fromkeys(bare, RoleSpec())
     shared_node = {key: node[key] for key in node if key in SHARED_KEYS}
     shared = read(SkipManagerConfig, shared_node, "skip", problems)
     attach = read_attach(shared.attach, registry, problems)
 
+    given = {key: node[key] for key in node if key not in SHARED_KEYS}
     replays_validation = shared.validation == "replay"
     if replays_validation:  # last: it takes its place from the role of training
-        given = node.get(VALIDATION_ROLE) or {}
-        node = {**{k: v for k, v in node.items() if k != VALIDATION_ROLE}, VALIDATION_ROLE: given}
+        given[VALIDATION_ROLE] = given.pop(VALIDATION_ROLE, None) or {}
     roles: dict[str, RoleConfig] = {}
-    for key, value in node.items():
-        if key in SHARED_KEYS:
-            continue
-        spec = registry.get(key)
-        if spec is None:
-            remedy = did_you_mean(key, [*SHARED_KEYS, *registry], "skip", _ALL_KEYS)
-            problems.append(Problem(f"skip.{key}", "unknown key", remedy))
+    for name, value in given.items():
+        at = f"skip.{name}"
+        if name not in registry:
+            remedy = did_you_mean(name, [*SHARED_KEYS, *registry], "skip", _ALL_KEYS)
+            problems.append(Problem(at, "unknown key", remedy))
         elif not isinstance(value, Mapping):
-            problems.append(Problem(f"skip.{key}", f"expected a mapping, got {value!r}"))
+            problems.append(Problem(at, f"expected a mapping, got {value!r}"))
         else:
-            otherwise = _REGISTER.format(role=key) if key in bare else ""
-            role = read(spec.config, value, f"skip.{key}", problems, otherwise=otherwise)
-            if key == VALIDATION_ROLE:
+            otherwise = _REGISTER.format(role=name) if name in bare else ""
+            schema = registry[name].config_class
+            role = roles[name] = read(schema, value, at, problems, otherwise=otherwise)
+            if name == VALIDATION_ROLE:
                 if role.enable and not replays_validation:
-                    what = "skip.validation turns it on"
-                    remedy = "set skip.validation=replay"
-                    problems.append(Problem(f"skip.{key}.enable", what, remedy))
+                    what, remedy = "skip.validation turns it on", "set skip.validation=replay"
+                    problems.append(Problem(f"{at}.enable", what, remedy))
                 role.enable = replays_validation
-                _place_beside(roles, role)
-            problems += _inherit(role, shared, key, spec)
-            roles[key] = role
+                # It belongs to the run of the role of training.
+                training = next((r for r in roles.values() if r.enable and r is not role), None)
+                _fill(
+                    role, {key: getattr(training, key, None) for key in ("dump_dir", *_FROM_HOST)}
+                )
+            problems += _inherit(role, shared, name, registry[name])
     # What contradicts a shared key was found again in each role that inherits it.
     raise_all(list(dict.fromkeys(problems)))
-    on = {key: role for key, role in roles.items() if shared.enable and role.enable}
+    on = {name: role for name, role in roles.items() if shared.enable and role.enable}
     if on.keys() == {VALIDATION_ROLE}:  # it goes with what is skipped in training
         on = {}
     starts = shared.start_engine or not on
     return SkipSettings(HostFacts(config), on, attach, node, starts, shared.log_metrics)
 
 
-def _place_beside(roles: Mapping[str, RoleConfig], validation: RoleConfig) -> None:
-    """Give validation the directory of the run that it belongs to, key by key."""
-    training = next((role for role in roles.values() if role.enable), None)
-    for key in ("dump_dir", *_FROM_HOST):
-        if training is not None and getattr(validation, key) is None:
-            setattr(validation, key, getattr(training, key))
+def _fill(role: RoleConfig, values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        if getattr(role, key) is None:
+            setattr(role, key, value)
 
 
 def _inherit(
-    role: RoleConfig, shared: SkipManagerConfig, name: str, spec: RoleSpec
+    role: RoleConfig, shared: SkipManagerConfig, name: str, spec: Any
 ) -> Iterator[Problem]:
-    """Fill in place what `role` was not given from the shared keys; say what does not fit."""
+    """Fill in place what `role` was not given from the shared keys; return what does not fit."""
     keys = [f.name for f in dataclasses.fields(RoleConfig)]
     own = frozenset(key for key in keys if getattr(role, key) is not None)
     role.given_keys, role.lacks_engine = own, not shared.start_engine
-
-    def typed(key: str) -> str:
-        """The full key that holds the value of `key`."""
-        return f"skip.{name}.{key}" if key in own else f"skip.{key}"
-
-    for key in keys:
-        if key not in own:
-            setattr(role, key, getattr(shared, key))
+    _fill(role, {key: getattr(shared, key) for key in keys})
     # Their defaults depend on the host, which looks whether the node gives them.
-    role.match = role.match or "step"
-    role.restore_rng = bool(role.restore_rng)
+    role.match, role.restore_rng = role.match or "step", bool(role.restore_rng)
+    on, asked = role.enable, (role.match, role.on_miss)
     if name == VALIDATION_ROLE and role.match == "run":
         role.match = "step"  # another step's shows another model
-        if role.enable and "match" in own:
-            what = "validation is replayed from the dumps of its own step only"
-            yield Problem(typed("match"), what, f"remove {typed('match')}")
-    never_runs, because = typed("on_miss"), "error"
     # A role of another name may be a stage without an engine: there `generate` can be set.
-    if not shared.start_engine and (name in BUILT_IN_ROLES or "on_miss" not in own):
-        never_runs, because = "skip.start_engine", "false"
-        if role.enable and "on_miss" in own and role.on_miss != "error":
-            what = "skip.start_engine=false leaves no inference engine to generate with"
-            yield Problem(typed("on_miss"), what, "remove one of them")
+    no_engine = not shared.start_engine and (name in BUILT_IN_ROLES or "on_miss" not in own)
+    if no_engine:
         role.on_miss = "error"
-    if role.action not in spec.actions and (role.enable or "action" in own):
-        what = f"role {name} does not support {role.action!r}"
-        yield Problem(typed("action"), what, f"use one of {', '.join(spec.actions)}")
-    if role.enable and role.match == "prompt" and role.restore_rng:
-        what = "a batch of several dumps has no one state of the generators, and "
-        yield Problem(typed("restore_rng"), f"{what}{typed('match')} is prompt", "choose one")
-    if role.enable and role.on_miss == "error" and role.on_mismatch == "regenerate":
-        what = f"{because} never runs the stage, and {typed('on_mismatch')}=regenerate runs it"
-        yield Problem(never_runs, what, "choose one of them")
+    never_runs, because = ("start_engine", "false") if no_engine else ("on_miss", "error")
+    actions = [action.value for action in spec.support_actions]
+
+    contradictions = (
+        (on and "match" in own and role.match != asked[0], "match",
+         "validation is replayed from the dumps of its own step only", "remove skip.match"),
+        (on and no_engine and "on_miss" in own and asked[1] != "error", "on_miss",
+         "skip.start_engine=false leaves no inference engine to generate with",
+         "remove one of them"),
+        (role.action not in actions and (on or "action" in own), "action",
+         f"role {name} does not support {role.action!r}", f"use one of {', '.join(actions)}"),
+        (on and role.match == "prompt" and role.restore_rng, "restore_rng",
+         "a batch of several dumps has no one state of the generators, and skip.match is prompt",
+         "choose one"),
+        (on and role.on_miss == "error" and role.on_mismatch == "regenerate", never_runs,
+         f"{because} never runs the stage, and skip.on_mismatch=regenerate runs it",
+         "choose one of them"),
+    )  # fmt: skip
+    for contradicts, key, what, remedy in contradictions:
+        if contradicts:
+            texts = (as_given(text, name, role) for text in (f"skip.{key}", what, remedy))
+            yield Problem(*texts)
+
+
+def _without_class(node: Mapping[str, Any], registry: Mapping[str, Any]) -> set[str]:
+    """The roles of a `skip` mapping that need no class: mappings under a name of their own.
+
+    A name that looks like that of a known role, or of the key that holds a mapping, is none.
+    """
+    names = {
+        key for key, value in node.items() if isinstance(value, Mapping) and key.isidentifier()
+    }
+    return {
+        name
+        for name in names - {*SHARED_KEYS} - {*registry}
+        if not difflib.get_close_matches(name, [*registry, "attach"], n=1, cutoff=0.75)
+    }
+
+
+def _without_host_defaults(node: dict[str, Any]) -> dict[str, Any]:
+    """`node` without verl's `_target_` and every leaf of a role that holds verl's own default."""
+    of_verl = str(node.pop("_target_", None)).startswith("verl.utils.skip")
+    for name, value in node.items():
+        if of_verl and isinstance(value, Mapping):
+            given = ((k, v) for k, v in value.items() if k != "_target_")
+            node[name] = {k: v for k, v in given if k not in _OF_VERL or v != _OF_VERL[k]}
+    return node
+
+
+# -- what is said of a node --------------------------------------------------------------------
+
+
+def has_own_key(config: Any) -> bool:
+    """Whether `skip` at the top of a config has a value, and no key of rlskip's."""
+    node = look_up(config, "skip")
+    names = {*SHARED_KEYS, *role_specs()}
+    return node is not None and names.isdisjoint(node if hasattr(node, "keys") else ())
 
 
 def why_off(settings: SkipSettings) -> list[Problem]:
     """Why roles that a Hydra job chose are off; one problem at least if no role is on."""
-    node, config = settings.node, settings.facts.config
+    node = settings.node
     if node is None:
         what = "the config has no such node"
         return [Problem("skip", what, "add +skip=rollout_cache to the command")]
     if node.get("enable") is False:
         return [Problem("skip.enable", "it is false, so every role is off", "set skip.enable=true")]
-    chosen = {option.rpartition("_")[0]: option for option, _ in chosen_options(config, "skip")}
+    chosen = chosen_options(settings.facts.config, "skip")
     off = [
         Problem(
             f"skip.{role}.enable",
@@ -275,38 +277,10 @@ def why_off(settings: SkipSettings) -> list[Problem]:
             "entry, which is `_self_` in verl's ppo_trainer.yaml; or put it into a config that "
             "includes this one",
         )
-        for role, option in chosen.items()
-        if role not in settings.roles
+        for option, _ in chosen
+        if (role := option.rpartition("_")[0]) not in settings.roles
     ]
     if not (off or settings.roles):
         what = "no role is enabled"
         return [Problem("skip", what, "choose an option, e.g. +skip=rollout_cache")]
     return off
-
-
-def _without_class(
-    node: Mapping[str, Any], registry: Mapping[str, RoleSpec]
-) -> dict[str, RoleSpec]:
-    """The roles of a `skip` mapping that need no class: mappings under a name of their own.
-
-    A name that looks like that of a known role, or of the key that holds a mapping, is none.
-    """
-    names = [k for k, v in node.items() if isinstance(v, Mapping) and k not in SHARED_KEYS]
-    return {
-        name: RoleSpec()
-        for name in names
-        if name not in registry and name.isidentifier()
-        if not difflib.get_close_matches(name, [*registry, "attach"], n=1, cutoff=0.75)
-    }
-
-
-def _without_host_defaults(node: dict[str, Any]) -> dict[str, Any]:
-    """Drop verl's `_target_` and every leaf of a role that holds verl's own default."""
-    target = node.pop("_target_", None)
-    if str(target).startswith(_VERL_TARGET):
-        for key, value in node.items():
-            if isinstance(value, Mapping):
-                given = {k: v for k, v in value.items() if (k, v) not in _VERL_DEFAULTS.items()}
-                given.pop("_target_", None)
-                node[key] = given
-    return node

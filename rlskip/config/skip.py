@@ -28,15 +28,14 @@ class SkipAction(str, enum.Enum):
     EMPTY = "empty"
 
 
-ACTIONS = ("cache", "repeat")
-
-_actions = {"choices": ACTIONS}
+_actions = {"choices": ("cache", "repeat")}
 _on_miss = {"choices": ("generate", "error")}
 _on_mismatch = {"choices": ("error", "regenerate")}
 _validation = {"choices": ("generate", "replay")}
 _match = {"choices": ("step", "run", "prompt")}
 _background = {"choices": ("auto", True, False)}
 _positive = {"min": 1}
+_seconds = {"min": 0, "max": 1e9}
 _steps = {"parse": Steps.parse}
 _directory = {"parse": parse_directory}
 
@@ -94,7 +93,7 @@ class RoleConfig:
 
     # Seconds to wait for another job that generates the same step; 0: not at all. Of several jobs
     # that lack it one generates it. async_rollout and rollout_tq never wait.
-    wait_s: float | None = field(default=None, metadata={"min": 0})
+    wait_s: float | None = field(default=None, metadata=_seconds)
 
     # How many steps to keep, the last written, each with all its calls; null: all.
     keep_last: int | None = field(default=None, metadata=_positive)
@@ -183,7 +182,7 @@ class SkipManagerConfig(RoleConfig):
     ignore: list[str] = field(default_factory=list)
     drop_fields: list[str] = field(default_factory=list)
     background_write: Any = field(default="auto", metadata=_background)
-    wait_s: float = field(default=3600.0, metadata={"min": 0})
+    wait_s: float = field(default=3600.0, metadata=_seconds)
 
     # false: the host starts no inference engine, and on_miss is error in every role that generates,
     # and in each other that sets none. Only under `skip` itself, as are the next four keys.
@@ -230,30 +229,21 @@ QUEUE_OPTIONS = frozenset({"queue", "partition_id", "phase"})
 
 @attrs.frozen
 class RoleSpec:
-    """What is known of a role before there is an instance of it.
+    """What the class of a role says before there is an instance of it: built-in roles say it here.
 
-    Parameters
-    ----------
-    config
-        The role's dataclass.
-    actions
-        The actions that the role supports.
-    options
-        The keyword options that a stage of the role may have.
-    online_step
-        Whether the role reads the step from each call.
+    See :class:`rlskip.BaseSkip`, which has the same attributes.
     """
 
-    config: type[RoleConfig] = RoleConfig
-    actions: tuple[str, ...] = ACTIONS
-    options: frozenset[str] = frozenset()
-    online_step: bool = False
+    config_class: type[RoleConfig] = RoleConfig
+    support_actions: tuple[SkipAction, ...] = (SkipAction.CACHE, SkipAction.REPEAT)
+    stage_options: frozenset[str] = frozenset()
+    support_online_step: bool = False
 
 
 BUILT_IN_SPECS: Mapping[str, RoleSpec] = {
     "rollout": RoleSpec(RolloutSkipConfig),
-    "async_rollout": RoleSpec(AsyncRolloutSkipConfig, online_step=True),
-    "rollout_tq": RoleSpec(RolloutTqSkipConfig, options=QUEUE_OPTIONS),
+    "async_rollout": RoleSpec(AsyncRolloutSkipConfig, support_online_step=True),
+    "rollout_tq": RoleSpec(RolloutTqSkipConfig, stage_options=QUEUE_OPTIONS),
     VALIDATION_ROLE: RoleSpec(RolloutValSkipConfig),
 }
 
@@ -261,15 +251,6 @@ BUILT_IN_SPECS: Mapping[str, RoleSpec] = {
 SKIP_REGISTRY: dict[str, Any] = {}
 
 
-def role_specs() -> dict[str, RoleSpec]:
-    """What is known of every role, built in or registered."""
-    own = {
-        role: RoleSpec(
-            cls.config_class,
-            tuple(action.value for action in cls.support_actions),
-            cls.stage_options,
-            cls.support_online_step,
-        )
-        for role, cls in SKIP_REGISTRY.items()
-    }
-    return {**BUILT_IN_SPECS, **own}
+def role_specs() -> dict[str, Any]:
+    """What is known of every role, built in or registered: a :class:`RoleSpec`, or its class."""
+    return {**BUILT_IN_SPECS, **SKIP_REGISTRY}

@@ -12,6 +12,7 @@ Steps are integers >= 0.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,33 +32,19 @@ _ITEM = re.compile(rf"\s*{_N}\s*(?:-\s*{_N}\s*(?::\s*{_N}\s*)?)?", re.ASCII)
 class Steps:
     """A set of steps: ``3 in Steps.parse("1-128")`` takes one look-up, and one for each range."""
 
-    everything: bool = False
     singles: frozenset[int] = frozenset()
     ranges: tuple[range, ...] = ()
     text: str = attrs.field(default="", eq=False)
 
     def __contains__(self, step: object) -> bool:
-        if step in self.singles or self.everything:
-            return True
-        # Runs on every call of a stage: no generator where there are no ranges.
-        return any(step in part for part in self.ranges) if self.ranges else False
-
-    def __bool__(self) -> bool:
-        return self.everything or bool(self.singles) or bool(self.ranges)
+        return step in self.singles or any(step in part for part in self.ranges)
 
     def __str__(self) -> str:
         return self.text
 
     @classmethod
     def parse(cls, value: Any, key: str = "steps") -> Steps:
-        """Parse any form of the grammar.
-
-        Parameters
-        ----------
-        value
-            The config's value: ``"all"``, a string, an int, or a list of ints and strings.
-        key
-            The full config key, for the error.
+        """Parse the value of config key `key`, in any form of the grammar.
 
         Raises
         ------
@@ -68,7 +55,7 @@ class Steps:
         if isinstance(value, Steps):
             return value
         if isinstance(value, str) and value.strip() == "all":
-            return cls(everything=True, text="all")
+            return cls(ranges=(range(sys.maxsize),), text="all")
         items = value if isinstance(value, list | tuple) else [value]
         parts = [part for item in items for part in _ranges_of(item, key)]
         return cls(
@@ -76,27 +63,6 @@ class Steps:
             ranges=tuple(part for part in parts if len(part) > 1),
             text=",".join(map(str, items)),
         )
-
-
-def compact(steps: list[int]) -> str:
-    """Ascending steps as the grammar writes them: ``1-5,8,10-30:10``.
-
-    >>> compact([1, 2, 3, 7, 10, 20, 30])
-    '1-3,7,10-30:10'
-    """
-    parts, i = [], 0
-    while i < len(steps):
-        j = i
-        stride = steps[i + 1] - steps[i] if i + 1 < len(steps) else 1
-        while j + 1 < len(steps) and steps[j + 1] - steps[j] == stride:
-            j += 1
-        if j - i < 2:
-            parts.append(str(steps[i]))
-            i += 1
-            continue
-        parts.append(f"{steps[i]}-{steps[j]}" + (f":{stride}" if stride > 1 else ""))
-        i = j + 1
-    return ",".join(parts)
 
 
 def _ranges_of(item: Any, key: str) -> Iterator[range]:
@@ -113,3 +79,22 @@ def _ranges_of(item: Any, key: str) -> Iterator[range]:
             wrong = "has stride 0" if not stride else "runs backwards"
             raise ConfigError(f"the range {part!r} {wrong}", key, EXAMPLE)
         yield range(first, last + 1, stride)
+
+
+def compact(steps: list[int]) -> str:
+    """Ascending steps as the grammar writes them.
+
+    >>> compact([1, 2, 3, 7, 10, 20, 30])
+    '1-3,7,10-30:10'
+    """
+    parts, rest = [], steps
+    while rest:
+        stride = rest[1] - rest[0] if len(rest) > 1 else 1
+        run = next((i for i in range(1, len(rest)) if rest[i] - rest[i - 1] != stride), len(rest))
+        if run < 3:
+            run, part = 1, str(rest[0])
+        else:
+            part = f"{rest[0]}-{rest[run - 1]}" + (f":{stride}" if stride > 1 else "")
+        parts.append(part)
+        rest = rest[run:]
+    return ",".join(parts)

@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip.config.origin import is_own
@@ -33,42 +34,33 @@ class Command:
     """A command taken apart: how the application is started, and its own arguments."""
 
     start: list[str]
-    arguments: list[str]
-    multirun: bool
-    swept: list[str]  # the keys that a multirun sweeps
-    note: str = ""
-    left_out: Sequence[str] = ()  # the sweeps of which no first value is known
-    unswept: Sequence[str] = ()  # the arguments from which a multirun builds its callbacks
+    arguments: list[str]  # of a sweep the first value
+    multirun: bool = False
+    swept: Sequence[str] = ()  # the keys that a multirun sweeps
+    unswept: Sequence[str] = ()  # the arguments from which it builds its callbacks
+    findings: Sequence[Finding] = ()
 
     @classmethod
     def parse(cls, command: Sequence[str]) -> Command:
         if not command:
             raise CannotComposeError("the command is empty", remedy="give it: python train.py ...")
-        start, rest, note = _start_of(list(command))
-        multirun = any(argument in ("-m", "--multirun") for argument in rest)
-        arguments, swept, left_out, unswept = [], [], [], []
-        parser = OverridesParser.create()
-        for argument in rest:
-            if argument in ("-m", "--multirun"):
-                continue
-            if multirun and not argument.startswith("-"):
-                try:
-                    override = parser.parse_override(argument)
-                    sweeps = override.is_sweep_override()
-                except Exception:  # the command itself reports what is wrong
-                    sweeps = False
-                if sweeps:
-                    swept.append(override.key_or_group)
-                    try:
-                        first = next(iter(override.sweep_string_iterator()))
-                    except Exception:  # only the sweeper finds the values of a glob or an interval
-                        left_out.append(argument)
-                        continue
-                    arguments.append(f"{override.get_key_element()}={first}")
-                    continue
-            arguments.append(argument)
-            unswept.append(argument)
-        return cls(start, arguments, multirun, swept, note, left_out, unswept)
+        start, rest, launcher = _start_of(list(command))
+        given = [word for word in rest if word not in ("-m", "--multirun")]
+        multirun = len(given) < len(rest)
+        sweeps = {word: sweep for word in given if multirun and (sweep := _sweep_of(word))}
+        said = []
+        if launcher:
+            said.append(f"composed by {' '.join(['python', *start[1:]])}, without {launcher}")
+        if multirun:
+            said.append("a multirun: its first job is explained")
+        return cls(
+            start,
+            [sweeps[word][1] if word in sweeps else word for word in given],
+            multirun,
+            [key for key, _ in sweeps.values()],
+            [word for word in given if word not in sweeps],
+            [Finding("command", NOTE, what) for what in said],
+        )
 
     @property
     def module(self) -> str | None:
@@ -85,20 +77,28 @@ class Command:
             files = [file + end for file in files for end in (".py", "/__main__.py")]
         return next((Path(file) for file in map(os.path.abspath, files) if is_own(file)), None)
 
-    def findings(self) -> list[Finding]:
-        findings = [Finding("command", NOTE, self.note)] if self.note else []
-        if self.multirun:
-            without = f", without {', '.join(self.left_out)}" if self.left_out else ""
-            what = f"a multirun: its first job is explained{without}"
-            findings.append(Finding("command", NOTE, what))
-        return findings
+
+def _sweep_of(argument: str) -> tuple[str, str] | None:
+    """The key that an argument of a multirun sweeps, and the argument with its first value."""
+    try:
+        override = OverridesParser.create().parse_override(argument)
+        if not override.is_sweep_override():
+            return None
+    except HydraException:  # an option of Hydra's; of what is wrong, the command itself reports
+        return None
+    try:
+        first = next(iter(override.sweep_string_iterator()))
+    except Exception as error:
+        what = f"only the sweeper finds the values of {argument}"
+        raise CannotComposeError(what, remedy="give it one value") from error
+    return override.key_or_group, f"{override.get_key_element()}={first}"
 
 
 def _start_of(command: list[str]) -> tuple[list[str], list[str], str]:
-    """The words that start the application, the others, and a note on what was changed.
+    """The words that start the application, the others, and the launcher that was left out.
 
-    torchrun, accelerate launch, srun and the like are left out: the application alone composes the
-    same config.
+    torchrun, accelerate launch, srun and the like are: the application alone composes the same
+    config.
     """
     program = os.path.basename(command[0])
     if program in _SHELLS or program.endswith(".sh"):
@@ -117,16 +117,15 @@ def _start_of(command: list[str]) -> tuple[list[str], list[str], str]:
         rest = command[i + len(application) :]
         if program.startswith("python"):
             return [*command[:i], *application], rest, ""
-        start = " ".join([os.path.basename(sys.executable), *application])
-        note = f"composed by {start}, without {command[0]}" if i else ""
-        return [sys.executable, *application], rest, note
+        return [sys.executable, *application], rest, command[0] if i else ""
     return command[:1], command[1:], ""
 
 
-def compose(command: Command) -> DictConfig:
+def compose(command: Command, *, of_multirun: bool = False) -> DictConfig:
     """The whole config, `hydra` included, as the command composes it.
 
-    Hydra's own ``--cfg all`` prints it and ends before the task starts.
+    Hydra's own ``--cfg all`` prints it and ends before the task starts. `of_multirun`: the config
+    from which a multirun builds its callbacks, and not that of its first job.
 
     Raises
     ------
@@ -135,25 +134,23 @@ def compose(command: Command) -> DictConfig:
     """
     # A job's own directory is known when it starts.
     output_dir = "${hydra.sweep.dir}/0" if command.multirun else "${hydra.run.dir}"
-    known = f"hydra.runtime.output_dir={output_dir}"
-    run = run_command([*command.start, *command.arguments, known, "--cfg", "all", "--resolve"])
-    if run.returncode != 0:
-        # Some interpolations resolve in the job only.
-        run = run_command([*command.start, *command.arguments, "--cfg", "all"])
+    given = command.unswept if of_multirun else command.arguments
+    asked = [*command.start, *given, f"hydra.runtime.output_dir={output_dir}", "--cfg", "all"]
+    run = run_command([*asked, "--resolve"])
+    if run.returncode != 0:  # some interpolations resolve in the job only
+        run = run_command(asked)
     lines = run.stdout.splitlines()
     first = next((i for i, line in enumerate(lines) if line.startswith("hydra:")), None)
-    if run.returncode != 0 or first is None:
-        if run.returncode == 0:
-            raise CannotComposeError(
-                "it printed no config: this is not a Hydra application",
-                remedy="switch rlskip on in its code: rlskip.SkipManager.init(config)",
-            )
+    if run.returncode != 0:
         noise = ("Set the environment variable HYDRA_FULL_ERROR", "Config search path", "provider=")
         errors = [line.strip() for line in run.stderr.splitlines() if line.strip()]
         errors = [line for line in errors if not line.startswith(noise)]
+        what = f"it cannot be composed: {' / '.join(errors[-4:]) or 'it printed no error'}"
+        raise CannotComposeError(what, remedy="correct the command first")
+    if first is None:
         raise CannotComposeError(
-            f"it cannot be composed: {' / '.join(errors[-4:]) or 'it printed no error'}",
-            remedy="correct the command first",
+            "it printed no config: this is not a Hydra application",
+            remedy="switch rlskip on in its code: rlskip.SkipManager.init(config)",
         )
     loaded = OmegaConf.create("\n".join(lines[first:]))
     assert isinstance(loaded, DictConfig)

@@ -17,11 +17,12 @@ from rlskip.doctor import ERROR, NOTE, OK, WARNING, Finding
 from rlskip.errors import ConfigError
 from rlskip.runs.find import find_runs
 
-CALLBACK = "rlskip.hooks.SkipCallback"
 _PLUGIN = "RlskipSearchPathPlugin"
-
-
-# -- this environment ------------------------------------------------------------------
+_ATTACHED = {
+    "verl": "",  # by what it says itself
+    "trl": "rlskip.hosts.trl.attach(trainer, config)",
+    "skyrl": "trainer.override_entrypoint=rlskip.hosts.skyrl",
+}
 
 
 def environment() -> list[Finding]:
@@ -55,19 +56,12 @@ def _plugin() -> Finding:
 
 
 def _hosts() -> Iterator[Finding]:
-    verl, trl = _version_of("verl"), _version_of("trl")
-    skyrl = _version_of("skyrl") or _version_of("skyrl-train")
-    if verl:
-        yield _verl(verl)
-    if trl:
-        what = f"{trl}: attached by rlskip.hosts.trl.attach(trainer, config)"
-        yield Finding("trl", OK, what)
-    if skyrl:
-        what = f"{skyrl}: attached by trainer.override_entrypoint=rlskip.hosts.skyrl"
-        yield Finding("skyrl", OK, what)
-    hosts = {"verl": verl, "trl": trl, "skyrl": skyrl}
-    absent = [name for name, version in hosts.items() if version is None]
-    if absent:
+    versions = {host: _version_of(host) for host in ("verl", "trl", "skyrl")}
+    versions["skyrl"] = versions["skyrl"] or _version_of("skyrl-train")
+    for host, how in _ATTACHED.items():
+        if version := versions[host]:
+            yield Finding(host, OK, f"{version}: attached by {how}") if how else _verl(version)
+    if absent := [host for host, version in versions.items() if version is None]:
         yield Finding("hosts", NOTE, f"not installed here: {', '.join(absent)}")
 
 
@@ -102,14 +96,13 @@ def _seams() -> Iterator[Finding]:
         seams = [seam for seam in TABLE if seam.feature == feature]
         lost = [f"{seam.target} (rlskip {seam.purpose})" for seam in seams if seam in gone]
         what = f"{feature or 'required'}: {len(seams) - len(lost)} of {len(seams)} seams are there"
-        if not lost:
-            yield Finding("seams", OK, what)
+        if lost:
+            then = f"off is {feature}" if feature else "the run ends when verl is imported"
+            level = WARNING if feature else ERROR
+            what += f": {then}; gone: {', '.join(lost)}"
+            yield Finding("seams", level, what, "use verl 0.9")
         else:
-            ends = "the run ends when verl is imported" if not feature else f"off is {feature}"
-            level = ERROR if not feature else WARNING
-            yield Finding(
-                "seams", level, f"{what}: {ends}; gone: {', '.join(lost)}", "use verl 0.9"
-            )
+            yield Finding("seams", OK, what)
 
 
 def _version_of(distribution: str) -> str | None:
@@ -117,9 +110,6 @@ def _version_of(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-# -- the dump dir ----------------------------------------------------------------------
 
 
 def dump_dir_findings(dump_dir: Path) -> Iterator[Finding]:

@@ -13,18 +13,17 @@ from typing import Any
 import attrs
 from omegaconf import DictConfig
 
-from rlskip.config.check import look_up
-from rlskip.config.choices import ADD_CALLBACK
+from rlskip.config.application import LEGACY_FLAG
+from rlskip.config.check import Problem, look_up
 from rlskip.config.facts import HostFacts
-from rlskip.config.legacy import FLAG
-from rlskip.config.nodes import find_node
+from rlskip.config.nodes import ADD_CALLBACK, find_node
 from rlskip.config.origin import Origin
 from rlskip.config.settings import SkipSettings, read_skip, why_off
 from rlskip.config.skip import RoleConfig, role_specs, to_generate
 from rlskip.config.steps import compact
 from rlskip.doctor import ERROR, NOTE, OK, WARNING, Finding
 from rlskip.doctor.command import CannotComposeError, Command, compose, run_command
-from rlskip.doctor.environment import CALLBACK, dump_dir_findings
+from rlskip.doctor.environment import dump_dir_findings
 from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import DumpError
 from rlskip.hosts.verl.facts import is_verls
@@ -35,6 +34,8 @@ from rlskip.skip.preflight import preflight, unusable
 from rlskip.skip.role import Role
 from rlskip.skip.roles import make_roles
 
+CALLBACK = "rlskip.hooks.SkipCallback"
+
 _SHOWN_STEPS = 100_000
 
 
@@ -43,30 +44,30 @@ def explain(command: Sequence[str]) -> list[Finding]:
     findings: list[Finding] = []
     try:
         split = Command.parse(command)
-        findings = split.findings()
+        findings += split.findings
         config = compose(split)
     except CannotComposeError as error:
         return [*findings, Finding("config", ERROR, error.what, error.remedy)]
-    findings += _sweep(config, split)
     settings, about = _settings(config)
     settings = _started_by(split, settings)
     roles = settings.roles
-    findings += [*_wiring(config, split, bool(roles)), *about]
-    if "rollout" in roles and look_up(config, FLAG) is True:
-        what = f"{FLAG} is true, too, and is forced to False"
-        findings.append(Finding("legacy flag", WARNING, what, f"set {FLAG}=False"))
-    if roles:
-        findings += [
-            Finding("attach", OK, f"{one.target} becomes the stage {role}")
-            for role, one in settings.attach.items()
-        ]
-    if roles and is_verls(config):
-        findings += _verl(settings, split)
+    findings += [*_sweep(config, split), *_wiring(config, split, bool(roles)), *about]
+    if not roles:
+        return findings
+    if "rollout" in roles and look_up(config, LEGACY_FLAG) is True:
+        what = f"{LEGACY_FLAG} is true, too, and is forced to False"
+        findings.append(Finding("legacy flag", WARNING, what, f"set {LEGACY_FLAG}=False"))
+    for role, one in settings.attach.items():
+        findings.append(Finding("attach", OK, f"{one.target} becomes the stage {role}"))
+    if is_verls(config):
+        try:
+            judge(config.copy(), settings, split.module)
+        except RlskipError as error:
+            findings.append(_refusal("verl", error))
     instances = make_roles(roles, settings.facts)
     for skip in instances.values():
         findings += _role(skip, settings.facts)
-    if roles:
-        findings += _engine(settings, instances)
+    findings += _engine(settings, instances)
     for dump_dir in sorted({Path(str(role.dump_dir)) for role in roles.values()}):
         findings += dump_dir_findings(dump_dir)
     return findings
@@ -96,6 +97,15 @@ def _started_by(command: Command, settings: SkipSettings) -> SkipSettings:
     return attrs.evolve(settings, facts=attrs.evolve(settings.facts, origin=origin))
 
 
+def _of(topic: str, level: str, problem: Problem) -> Finding:
+    return Finding(topic, level, f"{problem.key}: {problem.what}", problem.remedy)
+
+
+def _refusal(topic: str, error: RlskipError) -> Finding:
+    where = f"{error.where}: " if error.where else ""
+    return Finding(topic, ERROR, where + error.what.replace("\n", " "), error.remedy)
+
+
 # -- the config ------------------------------------------------------------------------
 
 
@@ -108,23 +118,19 @@ def _sweep(config: DictConfig, command: Command) -> Iterator[Finding]:
     groups = {*command.swept} & {str(key).partition("@")[0] for key in choices}
     if not (groups and _has_callback(config)):
         return
-    swept = f"{', '.join(sorted(groups))} is swept"
-    then = "each job refuses" if "skip" in config else "nothing is recorded"
     try:
-        if not _has_callback(compose(attrs.evolve(command, arguments=[*command.unswept]))):
-            what = f"{swept}: Hydra drops the callback that comes with it, and {then}"
-            yield Finding("sweep", ERROR, what, ADD_CALLBACK)
-    except CannotComposeError:
-        if "rlskip" not in str(choices.get("hydra/callbacks")):
-            what = f"{swept}: if the callback comes with it, Hydra drops it, and {then}"
-            yield Finding("sweep", WARNING, what, ADD_CALLBACK)
+        level, loses = ERROR, not _has_callback(compose(command, of_multirun=True))
+    except CannotComposeError:  # then it is not known what brings the callback
+        level, loses = WARNING, "rlskip" not in str(choices.get("hydra/callbacks"))
+    if loses:
+        what = f"{', '.join(sorted(groups))} is swept: Hydra drops a callback that comes with it, "
+        what += "and each job refuses" if "skip" in config else "and nothing is recorded"
+        yield Finding("sweep", level, what, ADD_CALLBACK)
 
 
 def _has_callback(config: DictConfig) -> bool:
     callbacks = look_up(config, "hydra.callbacks") or {}
-    return CALLBACK in [
-        c.get("_target_") for c in callbacks.values() if isinstance(c, Mapping | DictConfig)
-    ]
+    return CALLBACK in [look_up(callback, "_target_") for callback in callbacks.values()]
 
 
 def _wiring(config: DictConfig, command: Command, on: bool) -> Iterator[Finding]:
@@ -143,13 +149,10 @@ def _wiring(config: DictConfig, command: Command, on: bool) -> Iterator[Finding]
         what = f"none, so there is no summary; verl's processes load rlskip by {way}"
         yield Finding("callback", NOTE, what)
     elif on:
-        yield Finding(
-            "callback",
-            ERROR,
-            "hydra.callbacks has no rlskip: nothing would install SkipManager",
-            f"{ADD_CALLBACK}, or choose an option (+skip=rollout_cache) instead of "
-            "single keys; or call SkipManager.init(cfg) in the application",
-        )
+        what = "hydra.callbacks has no rlskip: nothing would install SkipManager"
+        remedy = f"{ADD_CALLBACK}, or choose an option (+skip=rollout_cache) instead of single "
+        remedy += "keys; or call SkipManager.init(cfg) in the application"
+        yield Finding("callback", ERROR, what, remedy)
 
 
 def _attached_by(command: Command) -> str:
@@ -163,50 +166,28 @@ def _attached_by(command: Command) -> str:
 
 def _settings(config: DictConfig) -> tuple[SkipSettings, list[Finding]]:
     """The settings of `skip`, and why no role or not every chosen one is on."""
+    ours, known = config.copy(), {field.name for field in dataclasses.fields(RoleConfig)}
     try:
-        foreign = _foreign(find_node(config, "skip") or {})
-        ours = config.copy()
+        # Roles whose class only the application's own code registers: they have other keys.
+        foreign = [
+            role
+            for role, value in (find_node(config, "skip") or {}).items()
+            if isinstance(value, Mapping) and value.get("enable") is True
+            if role not in role_specs() and value.keys() - known
+        ]
         for role in foreign:
             del ours.skip[role]
         settings = read_skip(ours)
     except RlskipError as error:
         return SkipSettings(HostFacts(config)), [_refusal("skip", error)]
-    notes = [
+    said = [
         Finding("skip", NOTE, f"role {name} is the application's own; its dumps are not looked at")
         for name in foreign
     ]
-    if foreign and not settings.roles:  # a role is on, all the same
-        return settings, notes
-    level = WARNING if settings.roles else ERROR
-    return settings, notes + [
-        Finding("skip", level, f"{problem.key}: {problem.what}", problem.remedy)
-        for problem in why_off(settings)
-    ]
-
-
-def _foreign(node: Mapping[str, Any]) -> list[str]:
-    """The roles whose class only the application's own code registers: they have other keys."""
-    known, keys = role_specs(), {field.name for field in dataclasses.fields(RoleConfig)}
-    return [
-        role
-        for role, value in node.items()
-        if isinstance(value, Mapping) and value.get("enable") is True
-        if role not in known and value.keys() - keys
-    ]
-
-
-def _refusal(topic: str, error: RlskipError) -> Finding:
-    where = f"{error.where}: " if error.where else ""
-    return Finding(topic, ERROR, where + error.what.replace("\n", " "), error.remedy)
-
-
-def _verl(settings: SkipSettings, command: Command) -> list[Finding]:
-    """What verl's launcher process would refuse before it starts the trainer."""
-    try:
-        judge(settings.facts.config.copy(), settings, command.module)
-    except RlskipError as error:
-        return [_refusal("verl", error)]
-    return []
+    if settings.roles or not foreign:
+        level = WARNING if settings.roles else ERROR
+        said += [_of("skip", level, problem) for problem in why_off(settings)]
+    return settings, said
 
 
 # -- what a role would do --------------------------------------------------------------
@@ -269,6 +250,15 @@ def _sound_meta(dump: Any) -> Any:
         return None
 
 
+def _listed(skip: Any, of_run: Sequence[int], dumps: Sequence[Any]) -> list[int]:
+    """The listed steps among those of the run, where they are known, and those dumped."""
+    steps = {dump.step for dump in dumps}
+    if 0 < len(of_run) <= _SHOWN_STEPS:
+        steps |= set() if skip.serves_validation else {*of_run}
+        steps = {step for step in steps if step <= of_run[-1]}
+    return sorted(step for step in steps if step in skip.local_config.steps)
+
+
 def _engine(settings: SkipSettings, roles: Mapping[str, Role]) -> Iterator[Finding]:
     """Whether an inference engine is started, and what the job would need one for."""
     starts, verls = settings.start_engine, is_verls(settings.facts.config)
@@ -277,8 +267,7 @@ def _engine(settings: SkipSettings, roles: Mapping[str, Role]) -> Iterator[Findi
         if verls
         else preflight(roles, settings.facts, engine=starts, here=False)
     )
-    for problem in found:
-        yield Finding("engine", ERROR, f"{problem.key}: {problem.what}", problem.remedy)
+    yield from (_of("engine", ERROR, problem) for problem in found)
     if not starts:
         then = ": the job refuses to start" if found else ""
         what = f"no inference engine will be started{then}"
@@ -286,12 +275,3 @@ def _engine(settings: SkipSettings, roles: Mapping[str, Role]) -> Iterator[Findi
     elif verls:
         what = "an inference engine will be started: skip.start_engine is true"
         yield Finding("engine", NOTE, what)
-
-
-def _listed(skip: Any, of_run: Sequence[int], dumps: Sequence[Any]) -> list[int]:
-    """The listed steps among those of the run, where they are known, and those dumped."""
-    steps = {dump.step for dump in dumps}
-    if 0 < len(of_run) <= _SHOWN_STEPS:
-        steps |= set() if skip.serves_validation else {*of_run}
-        steps = {step for step in steps if step <= of_run[-1]}
-    return sorted(step for step in steps if step in skip.local_config.steps)

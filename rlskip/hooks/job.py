@@ -13,9 +13,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from rlskip import stages
+from rlskip.config.application import refuse_legacy_flag
 from rlskip.config.dump_dir import DIRECTORY_VARIABLE
 from rlskip.config.facts import HostFacts
-from rlskip.config.legacy import refuse_legacy_flag
 from rlskip.config.origin import ORIGIN_VARIABLE, Origin
 from rlskip.config.record import read_record, record_chosen_by
 from rlskip.config.settings import SkipSettings, has_own_key, read_skip, why_off

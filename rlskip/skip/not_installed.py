@@ -14,15 +14,16 @@ from typing import Any, NoReturn
 from omegaconf import OmegaConf
 
 from rlskip.config.check import look_up
-from rlskip.config.choices import (
+from rlskip.config.dump_dir import hydra_config
+from rlskip.config.nodes import (
     ADD_CALLBACK,
     chosen_options,
     dropped_callback,
     overrides_of,
 )
-from rlskip.config.register import hydra_config, options
 from rlskip.config.settings import has_own_key
 from rlskip.errors import NotInstalledError
+from rlskip_conf import options
 
 Guard = Callable[[str], None]
 """Called with the role of a decorated function whose role is off."""

@@ -72,10 +72,10 @@ def _settle() -> None:
 
 def _warn_if_lost(job: Any) -> None:
     """Warn where a job chose to record, and no callback of rlskip's has started that."""
-    from rlskip.config.choices import ADD_CALLBACK, dropped_callback
-    from rlskip.config.record import asked_to_record
+    from rlskip.config.nodes import ADD_CALLBACK, dropped_callback
+    from rlskip.config.record import record_chosen_by
 
-    if job is not None and (chosen := asked_to_record(job)):
+    if job is not None and (chosen := record_chosen_by(job, enabled=True)):
         log.warning(
             "rlskip: %s was chosen for this job, and NOTHING is recorded: %s, or call "
             "SkipManager.init(cfg) first",

@@ -120,17 +120,3 @@ def test_skip_settings_are_returned_as_they_are() -> None:
 def test_what_is_not_a_config_is_refused(name: str, config: Any) -> None:
     with pytest.raises(ConfigError, match="expected a config with an entry"):
         READERS[name](config)
-
-
-@pytest.mark.parametrize(
-    ("name", "bad"),
-    [
-        ("dispatch", DispatchConfig(workers=0)),
-        ("merge", MergeConfig(strategy="tree")),
-        ("replay", ReplayConfig(max_refills=0)),
-        ("skip", SkipManagerConfig(wait_s=-1.0)),
-    ],
-)
-def test_a_dataclass_that_the_caller_built_is_checked(name: str, bad: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"^{name}\."):
-        READERS[name](bad)

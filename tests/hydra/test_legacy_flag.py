@@ -11,7 +11,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlskip import SkipManager
-from rlskip.config.legacy import FLAG, LegacyFlagWarning
+from rlskip.config.application import LEGACY_FLAG as FLAG
+from rlskip.config.application import LegacyFlagWarning
 
 YAML = """
 actor_rollout_ref:

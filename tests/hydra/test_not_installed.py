@@ -12,7 +12,7 @@ from hydra.types import RunMode
 from omegaconf import open_dict
 
 from rlskip import SkipManager
-from rlskip.config.choices import refuse_displaced
+from rlskip.config.nodes import refuse_displaced
 from rlskip.config.settings import read_skip, why_off
 from rlskip.errors import NotInstalledError
 

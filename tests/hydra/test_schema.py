@@ -15,10 +15,10 @@ from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip import SkipManagerConfig
-from rlskip.config.register import NODES
 from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError
 from rlskip.jobs.records import SUMMARY
+from rlskip_conf import NODES
 from tests.hydra.conftest import compose_from
 from tests.readers import READERS
 
@@ -105,13 +105,6 @@ def test_that_of_any_other_node_too(job: Any, node: str) -> None:
     with pytest.raises(ConfigError, match=f"rlskip_schema/{node} comes too late"):
         READERS[node](job(f"{late}{node}: {{{VALUES[node][0]}}}\n"))
     READERS[node](job(f"{late}a: 1\n"))
-
-
-def test_a_job_is_refused_before_it_starts(make_app: Callable[..., Any]) -> None:
-    own = "defaults: [_self_, rlskip_schema/skip]\nskip: {steps: 1-3}\n"
-    app = make_app(config=own)
-    assert "comes too late in the defaults list" in app.run("+skip=rollout_cache", fails=True).said
-    assert app.generated == []
 
 
 # -- what a job is told ----------------------------------------------------------------------------

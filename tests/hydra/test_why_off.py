@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from rlskip.config.settings import SkipSettings, read_skip, why_off
-from tests.hydra.conftest import compose_from
-
-
-def settings(folder: Path, name: str) -> SkipSettings:
-    return read_skip(compose_from(folder, name))
-
+from rlskip.config.settings import read_skip, why_off
 
 OFF = "skip: {rollout: {enable: false}}\n"
 
@@ -64,47 +55,3 @@ def test_what_is_lost(composed: Any, text: str, overrides: list[str], lost: list
     assert len(found) == len(lost), found
     for problem, expected in zip(found, lost, strict=True):
         assert problem.startswith(expected)
-
-
-# -- primary configs of verl --------------------------------------------------------------------
-PRIMARY = (
-    "trainer/config/ppo_trainer.yaml",
-    "trainer/config/evaluation.yaml",
-    "trainer/config/_generated_ppo_trainer.yaml",
-    "experimental/fully_async_policy/config/fully_async_ppo_trainer.yaml",
-    "experimental/one_step_off_policy/config/one_step_off_ppo_trainer.yaml",
-)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("file", PRIMARY)
-def test_the_option_in_a_primary_config_of_verl(
-    verl_configs: Path, tmp_path: Path, file: str
-) -> None:
-    package, folder = verl_configs.parents[1], tmp_path / "conf"
-    shutil.copytree(package / "trainer" / "config", folder)
-    text = (package / file).read_text(encoding="utf-8")
-    for elsewhere in ("file://verl/trainer/config", "pkg://verl.trainer.config"):
-        text = text.replace(elsewhere, f"file://{folder}")
-    # In a config that includes verl's, which alone may name a search path.
-    search = yaml.safe_load(text).get("hydra", {}).get("searchpath", [])
-    (folder / "theirs.yaml").write_text(text.replace("hydra:\n  searchpath:", "hydra_: \n  s:"))
-    mine = {
-        "defaults": ["theirs", {"skip": "rollout_cache"}, "_self_"],
-        "hydra": {"searchpath": search},
-    }
-    (folder / "mine.yaml").write_text(yaml.safe_dump(mine), encoding="utf-8")
-    assert list(settings(folder, "mine").roles) == ["rollout"]
-    # In verl's own file, before what sets `skip`.
-    first = "defaults:\n  - skip: rollout_cache\n"
-    own = (
-        text.replace("defaults:\n", first) if "defaults:" in text else f"{first}  - _self_\n{text}"
-    )
-    (folder / "edited.yaml").write_text(own)
-    before = settings(folder, "edited")
-    if settings(folder, "theirs").facts.config.get("skip") is None:
-        assert list(before.roles) == ["rollout"]
-    else:
-        (lost,) = why_off(before)
-        assert not before.roles
-        assert "put `- skip: rollout_cache` after that entry" in lost.remedy

@@ -78,12 +78,3 @@ def test_the_execution_whitelist(
     else:
         assert "'rlskip.hooks.SkipCallback' is not in the Hydra execution whitelist" in run.err
         assert app.generated == []
-
-
-def test_a_job_without_the_refused_callback_is_refused(
-    make_app: Callable[..., Any], hydra14: str
-) -> None:
-    app = make_app(python=hydra14, hydra_main=', execution_whitelist=["my_app.*"]')
-    run = app.run(*ON, "~hydra.callbacks.rlskip", fails=True)
-    assert "+skip=rollout_cache was chosen for this job" in run.err
-    assert app.generated == []

@@ -64,16 +64,3 @@ def test_a_job_skips_or_is_refused(
         hits = [good.summary(f"sweep/{job}")["rollout"]["hits"] for job in "01"]
         assert sorted(hits) == [0, 1]
         assert good.generated == [1, 2, 2], "step 2 is not listed"
-
-
-@LAUNCHERS
-def test_a_swept_option_without_its_callback_is_refused(
-    make_app: Callable[..., Any], launcher: Any
-) -> None:
-    app = make_app(python=launcher.python)
-    run = app.run("-m", "+skip=rollout_cache,rollout_repeat", *launcher.options, fails=True)
-    assert (
-        "add hydra/callbacks=rlskip (Hydra drops the callback of an option that is swept"
-        in run.said
-    )
-    assert app.generated == []

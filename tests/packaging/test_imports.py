@@ -53,7 +53,6 @@ def test_the_scan_of_the_plug_in_is_light(tmp_path: Path) -> None:
         "rlskip._lazy",
         "rlskip._version",
         "rlskip.config",
-        "rlskip.config.register",
         "rlskip.config.schema",
         "rlskip_conf",
     }

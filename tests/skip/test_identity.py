@@ -14,8 +14,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlskip import SkipManager
-from rlskip.config.application import application_facts
-from rlskip.config.legacy import LegacyFlagWarning
+from rlskip.config.application import LegacyFlagWarning, application_facts
 from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.jobs.records import tally
 from rlskip.store import StepStore, UnsupportedTypeError
