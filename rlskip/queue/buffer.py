@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-from weakref import WeakValueDictionary
 
 from tensordict import TensorDict
 
@@ -17,12 +16,11 @@ from rlskip.config.dispatch import read_dispatch
 from rlskip.config.replay import ReplayConfig, read_replay
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import ROLLOUT_ROOT_KEYS, integer
-from rlskip.queue.filtering import GroupFilter
 from rlskip.queue.partition import QueuedPartition
-from rlskip.queue.protocol import KVBatchMeta, MissingKeysError, Row, Tag, TrajectoryQueue
+from rlskip.queue.protocol import KVBatchMeta, MissingKeysError, Row, TrajectoryQueue
 from rlskip.queue.readiness import PromptGroup, PromptOutcome, State
 from rlskip.queue.rows import to_rows
-from rlskip.queue.sampling import Eviction, SampleCall
+from rlskip.queue.sampling import Eviction, GroupFilter, SampleCall
 
 #: Called with the partition and the prompts just evicted. It submits their replacements and
 #: returns the new uids, one per prompt and in order, or None if the prompts run again under their
@@ -32,10 +30,6 @@ Refill = Callable[[str, list[PromptOutcome]], "Sequence[str] | None"]
 
 # Another thread that uses the same buffer may poll the change that this thread waits for.
 _LONGEST_WAIT_S = 1.0
-
-# The last buffer of each queue, by the queue's id: a queue of the user's may have no hash. The id
-# is nobody else's, because a buffer keeps its queue.
-_last: WeakValueDictionary[int, ReplayBuffer] = WeakValueDictionary()
 
 
 class ReplayBuffer:
@@ -74,9 +68,8 @@ class ReplayBuffer:
     ) -> None:
         self.config = read_replay(config)
         full = None if isinstance(config, ReplayConfig) else config
-        self._filling = {"fill_missing": True} if read_dispatch(full).fill_missing else {}
-        needs_refill = self.config.on_incomplete == "refill" or group_filter is not None
-        if needs_refill and refill is None:
+        self._fill_missing = read_dispatch(full).fill_missing
+        if refill is None and (self.config.on_incomplete == "refill" or group_filter is not None):
             raise ConfigError(
                 "refill needs a callback that submits prompts",
                 "replay.on_incomplete" if group_filter is None else "group_filter",
@@ -93,10 +86,7 @@ class ReplayBuffer:
         self._clock = clock
         # Held while tags are read or groups change, and never while a call waits.
         self._lock = threading.RLock()
-        self._superseded = False
-        if (before := _last.get(id(queue))) is not None:
-            before._superseded = True  # for good: what this one samples, that one has not marked
-        _last[id(queue)] = self
+        queue.buffer = self  # what this one samples, an earlier one has not marked
 
     def sample(
         self,
@@ -139,7 +129,7 @@ class ReplayBuffer:
         RlskipError
             Another buffer was made for the queue.
         """
-        if self._superseded:
+        if self._queue.buffer is not self:
             raise RlskipError(
                 "another ReplayBuffer was made for this queue, and two would sample its groups "
                 "twice",
@@ -180,14 +170,9 @@ class ReplayBuffer:
                 self._watch.wait_change(min(patience, _LONGEST_WAIT_S))
 
     def get(self, batch: KVBatchMeta, fields: Sequence[str] | None = None) -> TensorDict:
-        """Return the rows of a sampled batch, as :meth:`rlskip.queue.TrajectoryQueue.get` does.
-
-        Raises
-        ------
-        MissingKeysError
-            A row is not there any more, or lacks one of `fields`.
-        """
-        return self._queue.get(batch.keys, str(batch.partition_id), fields, **self._filling)
+        """Return the rows of a sampled batch, as :meth:`rlskip.queue.TrajectoryQueue.get` does."""
+        partition = str(batch.partition_id)
+        return self._queue.get(batch.keys, partition, fields, fill_missing=self._fill_missing)
 
     def get_sampleable_count(self, step: int, partition: str) -> int:
         """The number of prompts of any step that `sample` could return now; nothing is evicted."""
@@ -220,7 +205,8 @@ class ReplayBuffer:
             known = self._partition(partition)
             names = named(uids)
             self._delete([group for uid in names if (group := known.find(uid))], known)
-            known.remove(names)  # a refill that has not arrived is not awaited either
+            for uid in names:
+                known.refills.pop(uid, None)  # one that has not arrived is not awaited either
 
     def _partition(self, name: str) -> QueuedPartition:
         if name not in self._partitions:
@@ -233,7 +219,6 @@ class ReplayBuffer:
             self._partition(name).apply(changes)
 
     def _delete(self, groups: Sequence[PromptGroup], known: QueuedPartition) -> None:
-        """Delete groups from the queue."""
         # In this order: if the queue raises, the keys are still known, and can be deleted later.
         self._queue.delete([key for group in groups for key, _ in group.tags()], known.name)
         known.remove(group.uid for group in groups)
@@ -245,49 +230,52 @@ class ReplayBuffer:
     def _evict(self, found: Eviction, call: SampleCall) -> None:
         """Evict and replace, all or nothing."""
         groups, known = found.groups, self._partition(call.partition.name)
-        self._tell(groups, call)
-        rows = self._rows_of(groups, known.name) if found.replaced else {}
-        refills = dict(known.refills)
+        outcomes = [outcome for outcome, _ in found.replaced]
+        self._tell(groups, known)
+        tags = {key: tag for group in groups for key, tag in group.tags()}
+        rows = self._rows(tags, known.name) if outcomes else {}
+        there = {*known.refills, *(group.uid for group in known.groups(*State))}
         # In this order: a prompt may run again under its own uid, so its keys must be gone before
         # the callback submits it. If the callback fails, they are put again.
         self._delete(groups, known)
         try:
-            uids = self._submit([outcome for outcome, _ in found.replaced], known)
+            uids = self._submit(outcomes, known.name, there) if outcomes else []
         except BaseException:
-            for key, tag in (item for group in groups for item in group.tags()):
-                self._queue.put([key], known.name, [rows[key]] if key in rows else None, [tag])
+            for key, tag in tags.items():
+                self._queue.put([key], known.name, rows.get(key), [tag])
             self._sync()
-            known.refills = refills
             for group in groups:  # it is what it was
                 known.file(group)
             raise
+        for group in groups:
+            known.refills.pop(group.uid, None)
         for uid, (_, count) in zip(uids, found.replaced, strict=True):
             known.refills[uid] = call.only_step, count
         call.evicted(found, uids)
 
-    def _rows_of(self, groups: Sequence[PromptGroup], name: str) -> dict[str, Row]:
-        """The rows of these groups by key, but for keys without fields."""
-        rows: dict[str, Row] = {}
-        for key in (key for group in groups for key, _ in group.all_rows()):
+    def _tell(self, groups: Sequence[PromptGroup], known: QueuedPartition) -> None:
+        """Call `on_evict`, once for each group."""
+        new = [group for group in groups if not group.told]
+        if new and self._on_evict is not None and not known.validates:
+            self._on_evict(_batch(new, PromptGroup.all_rows, known.name))
+            for group in new:
+                group.told = True
+
+    def _rows(self, keys: Iterable[str], name: str) -> dict[str, list[Row]]:
+        """What the queue holds at these keys, but for those without fields."""
+        rows: dict[str, list[Row]] = {}
+        for key in keys:
             with contextlib.suppress(MissingKeysError):
-                (rows[key],) = to_rows(self._queue.get([key], name))
+                rows[key] = [*to_rows(self._queue.get([key], name))]
         return rows
 
-    def _submit(self, evicted: list[PromptOutcome], known: QueuedPartition) -> list[str]:
+    def _submit(self, evicted: list[PromptOutcome], name: str, there: set[str]) -> list[str]:
         """Have the callback submit replacements; returns their uids."""
-        if not evicted:
-            return []
         assert self._refill is not None
-        there = {*known.refills, *(group.uid for group in known.groups(*State))}
-        found = self._refill(known.name, evicted)
+        found = self._refill(name, evicted)
         if found is None:
             return [outcome.uid for outcome in evicted]
-        if isinstance(found, str):
-            found = [found]
-        try:
-            uids = named(uid for uid in found if uid is not None)
-        except TypeError:  # it cannot be iterated over
-            uids = []
+        uids = named(found)
         # A prompt that was there before replaces none: the step would be short of one.
         new = {*uids} - there
         if not len(uids) == len(new) == len(evicted):
@@ -298,32 +286,25 @@ class ReplayBuffer:
             )
         return uids
 
-    def _tell(self, groups: Sequence[PromptGroup], call: SampleCall) -> None:
-        """Call `on_evict`, once for each group."""
-        new = [group for group in groups if not group.told]
-        if new and self._on_evict is not None and not call.partition.validates:
-            self._on_evict(_batch(new, PromptGroup.all_rows, call.partition.name))
-            for group in new:
-                group.told = True
-
     def _take(self, groups: list[PromptGroup], call: SampleCall) -> KVBatchMeta:
         """The batch of these groups, which are sampled from now on."""
         known = self._partition(call.partition.name)
         if call.discards_surplus:
             surplus = [g for g in call.groups(State.COMPLETE) if g not in groups]
-            self._tell(surplus, call)
+            self._tell(surplus, known)
             self._delete(surplus, known)
             call.surplus = len(surplus)
         self.rejected = call.rejected
         batch = _batch(groups, PromptGroup.successful_rows, known.name)
-        known.mark_sampled(groups)
+        for group in groups:  # it stays in the partition, and is never sampled again
+            group.sampled = True
+            known.refills.pop(group.uid, None)
+            known.file(group)
         return batch
 
 
 def _batch(
-    groups: Sequence[PromptGroup],
-    rows_of: Callable[[PromptGroup], Iterable[tuple[str, Tag]]],
-    partition: str,
+    groups: Sequence[PromptGroup], rows_of: Callable[[PromptGroup], Any], partition: str
 ) -> KVBatchMeta:
     """These groups as a batch of these rows of each."""
     # Two lists, not a list of pairs: a million tuples slow down the garbage collector.

@@ -16,7 +16,7 @@ from typing import Any
 from tensordict import TensorDict
 
 from rlskip.errors import RlskipError
-from rlskip.keys import attempt_of, is_own_key
+from rlskip.keys import ATTEMPT, ROWS_PER_ATTEMPT, integer, split_trajectory
 
 Tag = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -29,18 +29,8 @@ class MissingKeysError(RlskipError, LookupError):
 
     @classmethod
     def of_keys(cls, missing: Sequence[str], partition: str) -> MissingKeysError:
-        return cls(f"{len(missing)} keys are not in partition {partition!r}: {_names(missing)}")
-
-    @classmethod
-    def of_fields(
-        cls, wanted: Sequence[str], held: Sequence[str], partition: str
-    ) -> MissingKeysError:
-        """Not every row holds the fields `wanted`; all of them hold those of `held`."""
-        missing = [name for name in wanted if name not in held]
-        return cls(
-            f"not every requested row in partition {partition!r} holds {', '.join(missing)}",
-            remedy=f"fields that all of them hold: {', '.join(held) or 'none'}",
-        )
+        names = ", ".join(map(repr, missing[:10])) + (", ..." if len(missing) > 10 else "")
+        return cls(f"{len(missing)} keys are not in partition {partition!r}: {names}")
 
 
 class UnequalFieldsError(MissingKeysError):
@@ -59,9 +49,9 @@ class QueueUnavailableError(RlskipError, RuntimeError):
 class KVBatchMeta:
     """Names a batch of rows without holding their data.
 
-    `fields` are those that every row holds, or None if unknown; `extra_info` has facts about the
-    whole batch, such as ``extra_info["rollout_root_keys"]``. The fields are those of
-    ``transfer_queue.KVBatchMeta`` (0.1.11): ``KVBatchMeta(**vars(batch))`` makes one.
+    `extra_info` has facts about the whole batch, such as ``extra_info["rollout_root_keys"]``. The
+    fields are those of ``transfer_queue.KVBatchMeta`` (0.1.11): ``KVBatchMeta(**vars(batch))``
+    makes one.
     """
 
     keys: list[str] = dataclasses.field(default_factory=list)
@@ -81,8 +71,7 @@ class KVBatchMeta:
 class Watch(ABC):
     """One reader's view of the changes in a queue, over all partitions.
 
-    A reader polls, and waits where that did not bring what it needs. Any thread may call it, and
-    each change is reported to one caller.
+    Any thread may call it, and each change is reported to one caller.
     """
 
     @abstractmethod
@@ -104,6 +93,8 @@ class TrajectoryQueue(ABC):
     A queue of your own implements the five abstract methods.
     """
 
+    buffer: Any = None  # the last ReplayBuffer that was made for it
+
     @abstractmethod
     def put(
         self,
@@ -111,7 +102,7 @@ class TrajectoryQueue(ABC):
         partition: str,
         fields: TensorDict | Sequence[Row] | None = None,
         tags: Sequence[Tag] | None = None,
-    ) -> KVBatchMeta:
+    ) -> None:
         """Create or update keys: tags and fields are merged into the existing ones.
 
         A reader that sees the new tag also finds the new fields.
@@ -125,8 +116,6 @@ class TrajectoryQueue(ABC):
             key, whose tensors may differ in length. Copied.
         tags
             One tag per key. Give fields, tags or both.
-
-        Returns the keys with their merged tags and the fields that all of them now hold.
 
         Raises
         ------
@@ -194,14 +183,10 @@ def check_put(
         if values is not None and len(values) != len(keys):
             raise PutError(f"{len(keys)} keys, but {len(values)} {name}")
     for key, tag in zip(keys, tags or (), strict=False):
-        attempt = attempt_of(tag)
-        if attempt is not None and not is_own_key(key, attempt):
+        attempt, parts = integer(tag.get(ATTEMPT)), split_trajectory(key)
+        if attempt is not None and parts is not None and parts[2] // ROWS_PER_ATTEMPT != attempt:
             raise PutError(
                 f"{key!r} is not a key of attempt {attempt}, and may be that of another one's row",
                 remedy="write rows under session.key(i), with session.tag(); or under "
                 "TrajectoryKey.of_attempt(uid, session_id, index, attempt)",
             )
-
-
-def _names(keys: Sequence[str]) -> str:
-    return ", ".join(map(repr, keys[:10])) + (", ..." if len(keys) > 10 else "")

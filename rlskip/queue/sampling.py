@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
 
 from rlskip.config.replay import ReplayConfig
+from rlskip.errors import RlskipError
 from rlskip.keys import TRAIN, integer
-from rlskip.queue.filtering import GroupFilter
 from rlskip.queue.partition import Group, Partition
 from rlskip.queue.readiness import (
     IncompleteRolloutError,
@@ -28,6 +30,54 @@ from rlskip.queue.readiness import (
 log = logging.getLogger(__name__)
 
 _THERE = State.COMPLETE, State.RUNNING, State.INCOMPLETE
+
+
+@attrs.frozen
+class GroupFilter:
+    """Rejects complete training groups in which a metric does not vary, or is not a number.
+
+    `metric` is called with keys of rows and their partition, and returns the metric of each row.
+    For trainers that must not train on an older policy, `discards_surplus` waits for all that was
+    submitted before a batch is sampled, and discards what the batch does not take.
+    """
+
+    metric: Callable[[Sequence[str], str], Sequence[float]]
+    discards_surplus: bool = False
+
+    @property
+    def name(self) -> str:
+        """How errors name the metric."""
+        return getattr(self.metric, "__name__", type(self.metric).__name__)
+
+    def rejected(self, partition: str, groups: Iterable[PromptGroup]) -> list[PromptGroup]:
+        """Those of these complete groups that are rejected; reads each group's rows once."""
+        groups = list(groups)
+        new = [group for group in groups if group.varies is None]
+        keys = [[key for key, _ in group.successful_rows()] for group in new]
+        values = iter(self._values(list(itertools.chain(*keys)), partition))
+        for group, its_keys in zip(new, keys, strict=True):
+            metrics = [next(values) for _ in its_keys]
+            odd = [value for value in metrics if not math.isfinite(value)]
+            # One NaN makes the advantages of its whole group NaN. It equals nothing, itself
+            # neither, so it would count as variance.
+            group.varies = not odd and (len(metrics) == 1 or len({*metrics}) != 1)
+            # math.nan is one object, so that equal causes count as one.
+            group.metric = math.nan if odd and math.isnan(odd[0]) else [*odd, *metrics][0]
+        return [group for group in groups if not group.varies]
+
+    def _values(self, keys: Sequence[str], partition: str) -> list[float]:
+        found = self.metric(keys, partition) if keys else []
+        try:
+            values = [float(value) for value in found]
+        except (TypeError, ValueError, OverflowError):
+            values = []
+        if len(values) != len(keys):
+            raise RlskipError(
+                f"the metric returned {found!r:.200} for {len(keys)} rows",
+                "group_filter",
+                "return one number for each key, in order",
+            )
+        return values
 
 
 @attrs.define
@@ -74,6 +124,8 @@ class SampleCall:
         self.step = step
         self.batch_size = batch_size
         self.uids = uids
+        # The step whose prompts are sampled; None for any step.
+        self.only_step = step if batch_size is None else None
         self._config = config
         self._filter = None if partition.validates else group_filter
         self._replaces_stale = replaces_stale
@@ -85,9 +137,6 @@ class SampleCall:
         #: The groups that the filter rejected, by the value of the metric.
         self.rejected: Counter[float] = Counter()
         self._kept_back: list[PromptGroup] = []  # rejected, and not evicted
-        self._most = 1  # prompts that were there at once
-        # The step whose prompts are sampled; None for any step.
-        self.only_step = step if batch_size is None else None
 
     def __str__(self) -> str:
         return f"partition {self.partition.name!r}, step {self.step}"
@@ -141,69 +190,55 @@ class SampleCall:
 
         Raises if one has had the most.
         """
-        most, replaced, spent = self._config.max_refills, [], []
-        for group in groups:
-            _, refills = self.partition.refills.get(group.uid, (None, 0))
-            replaced.append((group.outcome(), refills + 1))
-            if refills >= most:
-                spent.append(group.outcome())
-        if spent:
+        most, refills = self._config.max_refills, self.partition.refills
+        replaced = [(g.outcome(), refills.get(g.uid, (None, 0))[1] + 1) for g in groups]
+        if spent := [outcome for outcome, count in replaced if count > most]:
             raise self._incomplete(spent, f" after {most} refills (replay.max_refills)", kind)
         return replaced
 
     def _reject(self, group_filter: GroupFilter, found: Eviction) -> None:
-        """Evict and replace groups that teach nothing, as far as the limits allow.
+        """Evict groups that teach nothing, and replace each with one prompt.
 
-        The others stay for the next call; raises if nothing but them is left to hope for. Without
-        a limit a filter that rejects everything would generate until the timeout.
+        Without a bound a filter that rejects everything would generate until the timeout. What
+        exceeds it stays for the next call; raises if nothing else is left to hope for.
         """
         complete = [g for g in self.groups(State.COMPLETE) if g not in found.stale]
         rejected = group_filter.rejected(self.partition.name, complete)
-        each, most = group_filter.refills, group_filter.max_inflight
+        there = len(self.groups(*_THERE)) + len(self.absent())
+        wanted = self.batch_size or there
         passed = len(complete) - len(rejected)
-        enough = passed >= (self.batch_size or 1)
-        running = len(self.groups(State.RUNNING)) + len(self.absent())
-        room = max(0, self._config.max_refills * self._wanted() - self._submitted)
-        if most is not None:
-            room = min(room, max(0, most - running))
-        if enough and (self.discards_surplus or self.batch_size is None):
-            found.rejected = rejected  # there is no next call for them
-            room = 0 if self.discards_surplus else room
-        else:
-            # Each gets one replacement now, so that an error later leaves no step short.
-            found.rejected = rejected[: -(-room // each)]
-        self._kept_back = [group for group in rejected if group not in found.rejected]
-        due = [(group.outcome(), 0) for group in found.rejected for _ in range(each)]
-        found.replaced += due[:room]
-        if self._kept_back and not (found.replaced or running or enough):
+        enough = passed >= wanted
+        if enough and self.discards_surplus:
+            found.rejected = rejected
+            return
+        room = max(0, self._config.max_refills * wanted - self._submitted)
+        found.rejected, self._kept_back = rejected[:room], rejected[room:]
+        found.replaced += [(group.outcome(), 0) for group in found.rejected]
+        if self._kept_back and not (found.replaced or enough or there > len(complete)):
             self.rejected.update(group.metric for group in rejected)
             raise self._error(
-                f"{passed} of {self._wanted()} groups passed the filter, and {self._submitted} "
-                f"more prompts, the most allowed, were submitted; {self._rejections()}",
+                f"{passed} of {wanted} groups passed the filter, and {self._submitted} more "
+                f"prompts, the most allowed, were submitted; {self._rejections()}",
                 "are the prompts too easy or too hard? Raise replay.max_refills: so many refills "
                 "for each prompt that is wanted are allowed",
                 [group.outcome() for group in rejected],
             )
 
-    def _wanted(self) -> int:
-        """How many prompts the call samples: the most that were there at once, if no number."""
-        there = self.groups(*_THERE)
-        self._most = max(self._most, len(there))
-        return self._most if self.batch_size is None else self.batch_size
-
     def evicted(self, found: Eviction, uids: Sequence[str] = ()) -> None:
         """Log and count what was evicted, and wait for the prompts `uids` that replace it."""
-        odd = [group for group in found.rejected if group.metric - group.metric != 0]
         for some, what in (
             (found.stale, "stale prompts"),
             (found.dropped, "incomplete prompts, which are dropped"),
             (found.refilled, "incomplete prompts, which are refilled"),
-            (odd, "prompts with a row whose metric is not a number"),
+            (
+                [group for group in found.rejected if not math.isfinite(group.metric)],
+                "prompts with a row whose metric is not a number",
+            ),
         ):
             if some:
                 names = name_prompts([group.outcome() for group in some])
                 log.warning("%s: evicting %s:%s", self, what, names)
-        self._spans += [self.step - (group.step or 0) + 1 for group in found.stale]
+        self._spans += [self.step - group.step + 1 for group in found.stale]
         self._dropped += [group.outcome() for group in found.dropped]
         self._refilled += len(found.refilled)
         self.rejected.update(group.metric for group in found.rejected)
@@ -265,12 +300,10 @@ class SampleCall:
         """
         timeout_s, interval_s = self._config.timeout_s, self._config.progress_interval_s
         waited = now - self._started
-        due = self._logged + interval_s
-        if waited >= timeout_s or now >= due:
-            missing = [group.outcome() for group in self.groups(State.RUNNING)]
-            for uid in self.absent():
-                group = self.partition.find(uid) or self.partition.empty_group(uid)
-                missing += [group.outcome()]
+        if waited >= timeout_s or now >= self._logged + interval_s:
+            late = self.groups(State.RUNNING)
+            late += [self.partition.find(u) or self.partition.empty_group(u) for u in self.absent()]
+            missing = [group.outcome() for group in late]
             said = self._situation() + name_prompts(missing)
             if waited >= timeout_s:
                 remedy = (
@@ -332,8 +365,9 @@ class SampleCall:
         prompts: Sequence[PromptOutcome],
         kind: type[IncompleteRolloutError] = IncompleteRolloutError,
     ) -> IncompleteRolloutError:
-        name = self.partition.name
-        return kind(what, str(self), remedy, partition=name, step=self.step, prompts=prompts)
+        error = kind(what, str(self), remedy)
+        error.partition, error.step, error.prompts = self.partition.name, self.step, tuple(prompts)
+        return error
 
 
 def _some(uids: Sequence[str], most: int = 10) -> str:

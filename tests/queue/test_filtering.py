@@ -86,15 +86,17 @@ def test_validation_is_not_filtered(prompts):
     assert not any(metrics.values())
 
 
-def test_the_surplus_is_discarded(prompts):
+def test_the_surplus_is_discarded_and_what_it_suffices_for_is_not_replaced(prompts):
     prompts.finish("a", SAME)
-    prompts.finish("b", MIXED)
+    for uid in ("b", "c", "d"):
+        prompts.finish(uid, MIXED)
     evicted = []
-    buffer = prompts.buffer(evicted.append, refills=2, discards_surplus=True)
+    buffer = prompts.buffer(evicted.append, discards_surplus=True)
     batch, metrics = buffer.sample(1, "train", 2)
-    assert prompts.asked == [2]
+    assert prompts.asked == []
+    assert metrics["training/filter_groups/evicted_samples"] == 1
     assert metrics["training/filter_groups/discarded_surplus_samples"] == 1
-    assert [batch.extra_info["rollout_root_keys"] for batch in evicted] == [["a"], ["refill-2-1"]]
+    assert [batch.extra_info["rollout_root_keys"] for batch in evicted] == [["a"], ["d"]]
     assert evicted[0].keys == ["a_0_0", "a_1_0"]
     left = {key.split("_")[0] for key in prompts.queue.list("train")}
     assert left == {key.split("_")[0] for key in batch.keys}
@@ -125,33 +127,6 @@ def test_what_could_not_be_replaced_is_replaced_by_the_next_call(prompts):
     batch, metrics = buffer.sample(1, "train", 1)
     assert batch.extra_info["rollout_root_keys"] == ["refill-4-0"]
     assert metrics["training/filter_groups/evicted_samples"] == 1
-
-
-def test_no_more_prompts_run_at_once_than_allowed(prompts):
-    """What is owed follows as prompts end, and is not asked for once there are enough."""
-    for uid in ("a", "b", "c"):
-        prompts.queue.put([uid], "train", None, [status_tag(1, "running", expected=2)])
-    running, most = {"a", "b", "c"}, []
-
-    def refill(partition, evicted):
-        uids = [f"r{len(most)}-{i}" for i in range(len(evicted))]
-        prompts.queue.put(uids, partition, None, [status_tag(1, "running", expected=2)] * len(uids))
-        running.update(uids)
-        most.append((len(evicted), len(running)))
-        ends = sorted(running)[:1] if len(most) < 3 else sorted(running)
-        for uid in ends:
-            running.discard(uid)
-            prompts.finish(uid, SAME if len(most) < 3 else MIXED)
-        return uids
-
-    prompts.refill = refill
-    running.discard("a")
-    prompts.finish("a", SAME)
-    buffer = prompts.buffer(refills=2, discards_surplus=True, max_inflight=3)
-    batch, metrics = buffer.sample(1, "train", 3)
-    assert len(batch.extra_info["rollout_root_keys"]) == 3
-    assert most == [(1, 3)] * 3, "one prompt, so that three are running"
-    assert metrics["training/filter_groups/evicted_samples"] == 3
 
 
 def test_a_timeout_says_what_was_rejected(prompts, clock):

@@ -73,6 +73,8 @@ def test_a_call_that_transfer_queue_does_not_answer_raises(monkeypatch, call):
     for name in ("kv_batch_put", "kv_batch_get", "kv_list", "kv_clear"):
         setattr(module, name, lambda *_, **__: released.wait(60))
     monkeypatch.setattr(transfer_queue, "_transfer_queue", lambda: module)
+    ray = SimpleNamespace(get_actor=lambda *_, **__: released.wait(60))
+    monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setattr(transfer_queue, "CALL_S", 0.05)
     queue = TransferQueueAdapter()
     calls = {
@@ -82,7 +84,10 @@ def test_a_call_that_transfer_queue_does_not_answer_raises(monkeypatch, call):
         "delete": lambda: queue.delete(["a"], "train"),
         "poll": lambda: queue.watch().poll(),
     }
-    with pytest.raises(QueueUnavailableError, match=r"transfer_queue\.kv_\w+ did not answer"):
+    with pytest.raises(
+        QueueUnavailableError,
+        match=r"(transfer_queue\.kv_\w+|get_partition_snapshot) did not answer",
+    ):
         calls[call]()
     released.set()
 
