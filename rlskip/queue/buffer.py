@@ -33,11 +33,10 @@ _LONGEST_WAIT_S = 1.0
 
 
 class ReplayBuffer:
-    """Samples complete groups from a trajectory queue.
+    """Samples complete groups from a trajectory queue, of which it keeps the tags.
 
-    The buffer keeps the queue's tags, never its rows. It is thread-safe: while one thread waits
-    in :meth:`sample`, others may count and clear. A queue has one buffer: once another is made
-    for it, this one samples nothing more.
+    While one thread waits in :meth:`sample`, others may count and clear. A queue has one buffer:
+    once another is made for it, this one samples nothing more.
 
     Parameters
     ----------
@@ -45,15 +44,14 @@ class ReplayBuffer:
         A full DictConfig, a mapping with an entry `replay`, a :class:`ReplayConfig`, or None
         for the defaults. ``dispatch.fill_missing`` of a full one applies to :meth:`get`.
     refill
-        Replaces evicted prompts: those that ``on_incomplete: refill`` evicts, stale and rejected
-        ones.
+        Replaces prompts that ``on_incomplete: refill`` evicts, stale and rejected ones.
     group_filter
         Rejects complete training groups; `refill` replaces them.
     on_evict
-        Called before :meth:`sample` deletes groups that it does not return, with their rows as
-        :meth:`sample` would return them, failed ones included. The buffer is locked meanwhile.
+        Called before :meth:`sample` deletes groups that it does not return, with all their rows.
+        The buffer is locked meanwhile.
     clock
-        Returns the time in seconds; the deadlines of :meth:`sample` are on it.
+        Returns the seconds on which the deadlines of :meth:`sample` are.
     """
 
     def __init__(
@@ -99,18 +97,13 @@ class ReplayBuffer:
 
         Parameters
         ----------
-        step
-            The trainer's step.
-        partition
-            ``train``, ``val``, or any other partition.
         batch_size
             None: all prompts submitted at `step`, once all of them have finished.
             A number: that many prompts of any step, the oldest first; in ``val``, less those
             that were dropped.
         uids
-            A set: sample these prompts only. It stays the set to ask for: a prompt that the call
-            evicts leaves it, and one that replaces it is added. Without a batch size the call waits
-            for all of them. None: all that there are.
+            Sample these prompts only; without a batch size, wait for all of them. The set stays
+            the one to ask for: an evicted prompt leaves it, and one that replaces it is added.
 
         Returns
         -------
@@ -146,25 +139,26 @@ class ReplayBuffer:
             uids.clear()  # the caller's set, to which replacements are added
             uids.update(names)
         with self._lock:
-            call = SampleCall(
-                self.config,
-                self._partition(partition),
-                number,
-                batch_size,
-                self._clock(),
-                uids=uids,
-                group_filter=self._filter,
-                replaces_stale=self._refill is not None,
-            )
+            known = self._partition(partition)
+        call = SampleCall(
+            self.config,
+            known,
+            number,
+            batch_size,
+            self._clock(),
+            uids=uids,
+            group_filter=self._filter,
+            replaces_stale=self._refill is not None,
+        )
         while True:
             with self._lock:
                 self._sync()
                 if evicted := call.decide():
                     # Replacements may have finished already, and be evicted in turn. The time is
                     # checked after they are there: no evicted prompt is left without one.
-                    self._evict(evicted, call)
+                    self._evict(evicted, call, known)
                 elif (groups := call.choose()) is not None:
-                    return self._take(groups, call), call.metrics()
+                    return self._take(groups, call, known), call.metrics()
                 patience = call.check_time(self._clock())
             if not evicted:
                 self._watch.wait_change(min(patience, _LONGEST_WAIT_S))
@@ -227,13 +221,16 @@ class ReplayBuffer:
 
     # -- the steps of sample(), in this order --------------------------------------------------
 
-    def _evict(self, found: Eviction, call: SampleCall) -> None:
+    def _evict(self, found: Eviction, call: SampleCall, known: QueuedPartition) -> None:
         """Evict and replace, all or nothing."""
-        groups, known = found.groups, self._partition(call.partition.name)
+        groups = found.groups
         outcomes = [outcome for outcome, _ in found.replaced]
         self._tell(groups, known)
         tags = {key: tag for group in groups for key, tag in group.tags()}
-        rows = self._rows(tags, known.name) if outcomes else {}
+        rows: dict[str, list[Row]] = {}
+        for key in tags if outcomes else ():
+            with contextlib.suppress(MissingKeysError):  # it holds a tag alone
+                rows[key] = [*to_rows(self._queue.get([key], known.name))]
         there = {*known.refills, *(group.uid for group in known.groups(*State))}
         # In this order: a prompt may run again under its own uid, so its keys must be gone before
         # the callback submits it. If the callback fails, they are put again.
@@ -261,14 +258,6 @@ class ReplayBuffer:
             for group in new:
                 group.told = True
 
-    def _rows(self, keys: Iterable[str], name: str) -> dict[str, list[Row]]:
-        """What the queue holds at these keys, but for those without fields."""
-        rows: dict[str, list[Row]] = {}
-        for key in keys:
-            with contextlib.suppress(MissingKeysError):
-                rows[key] = [*to_rows(self._queue.get([key], name))]
-        return rows
-
     def _submit(self, evicted: list[PromptOutcome], name: str, there: set[str]) -> list[str]:
         """Have the callback submit replacements; returns their uids."""
         assert self._refill is not None
@@ -286,9 +275,10 @@ class ReplayBuffer:
             )
         return uids
 
-    def _take(self, groups: list[PromptGroup], call: SampleCall) -> KVBatchMeta:
+    def _take(
+        self, groups: list[PromptGroup], call: SampleCall, known: QueuedPartition
+    ) -> KVBatchMeta:
         """The batch of these groups, which are sampled from now on."""
-        known = self._partition(call.partition.name)
         if call.discards_surplus:
             surplus = [g for g in call.groups(State.COMPLETE) if g not in groups]
             self._tell(surplus, known)
@@ -308,11 +298,10 @@ def _batch(
 ) -> KVBatchMeta:
     """These groups as a batch of these rows of each."""
     # Two lists, not a list of pairs: a million tuples slow down the garbage collector.
-    keys: list[str] = []
-    tags: list[Any] = []  # KVBatchMeta copies them
+    found, tags = list[str](), list[Any]()  # KVBatchMeta copies the tags
     for group in groups:
         for key, tag in rows_of(group):
-            keys.append(key)
+            found.append(key)
             tags.append(tag)
     roots = {ROLLOUT_ROOT_KEYS: [group.uid for group in groups]}
-    return KVBatchMeta(keys, tags, partition, extra_info=roots)
+    return KVBatchMeta(found, tags, partition, extra_info=roots)

@@ -13,9 +13,11 @@ from rlskip.batch.columns import own
 from rlskip.errors import RlskipError
 from rlskip.queue.protocol import (
     Changes,
+    Fields,
     MissingKeysError,
     Row,
     Tag,
+    Tags,
     TrajectoryQueue,
     Watch,
     check_put,
@@ -40,11 +42,7 @@ class MemoryQueue(TrajectoryQueue):
         self._watches: weakref.WeakSet[_MemoryWatch] = weakref.WeakSet()
 
     def put(
-        self,
-        keys: Sequence[str],
-        partition: str,
-        fields: TensorDict | Sequence[Row] | None = None,
-        tags: Sequence[Tag] | None = None,
+        self, keys: Sequence[str], partition: str, fields: Fields = None, tags: Tags = None
     ) -> None:
         check_put(keys, fields, tags)
         rows: Sequence[Row] = [{}] * len(keys)

@@ -11,21 +11,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
+from rlskip import keys
 from rlskip.config.replay import ReplayConfig
-from rlskip.keys import (
-    EXPECTED_ROLLOUTS,
-    FAILURE,
-    FINISHED,
-    IS_PROMPT,
-    IS_SESSION,
-    PENDING,
-    RUNNING,
-    STATUS,
-    VAL,
-    N,
-    split_session,
-    split_trajectory,
-)
 from rlskip.queue.protocol import Tag
 from rlskip.queue.readiness import PromptGroup, PromptOutcome, State
 
@@ -47,7 +34,7 @@ class Partition:
 
     def __init__(self, name: str, config: ReplayConfig) -> None:
         self.name = name
-        self.validates = name == VAL
+        self.validates = name == keys.VAL
         # The prompts that refills have submitted, until they are sampled or deleted: for which
         # step, if for one, and how many refills in a row led to each.
         self.refills: dict[str, tuple[int | None, int]] = {}
@@ -127,9 +114,9 @@ class QueuedPartition(Partition):
         A uid may look like a row or a marker of another uid. Such a key moves when a tag that
         names its kind arrives.
         """
-        form = split_trajectory(key) or split_session(key)
+        form = keys.split_trajectory(key) or keys.split_session(key)
         root = touched.get(key) or self.find(key)
-        if tag is not None and (tag.get(IS_PROMPT) or (form is None and _names_prompt(tag))):
+        if tag is not None and (tag.get(keys.IS_PROMPT) or (form is None and _names_prompt(tag))):
             root = touched[key] = root or self.empty_group(key)
             before = root.step
             root.root, tag = tag, None
@@ -141,7 +128,7 @@ class QueuedPartition(Partition):
         if form is None:
             return
         uid, *place = form
-        if tag is not None and tag.get(IS_SESSION) and len(place) == 2:
+        if tag is not None and tag.get(keys.IS_SESSION) and len(place) == 2:
             tag = None  # a marker's tag under a row's name: ignored
         group = touched.get(uid) or self.find(uid)
         if group is None:
@@ -159,5 +146,5 @@ class QueuedPartition(Partition):
 
 def _names_prompt(tag: Tag) -> bool:
     """Whether a tag without ``is_prompt``, at a key of no known form, belongs to a prompt."""
-    statuses = PENDING, RUNNING, FINISHED, FAILURE
-    return N in tag or EXPECTED_ROLLOUTS in tag or tag.get(STATUS) in statuses
+    statuses = keys.PENDING, keys.RUNNING, keys.FINISHED, keys.FAILURE
+    return keys.N in tag or keys.EXPECTED_ROLLOUTS in tag or tag.get(keys.STATUS) in statuses

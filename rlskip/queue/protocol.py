@@ -20,6 +20,8 @@ from rlskip.keys import ATTEMPT, ROWS_PER_ATTEMPT, integer, split_trajectory
 
 Tag = Mapping[str, Any]
 Row = Mapping[str, Any]
+Fields = TensorDict | Sequence[Row] | None
+Tags = Sequence[Tag] | None
 #: partition -> key -> its current tag, or None if the key was deleted. Read-only.
 Changes = dict[str, dict[str, "Tag | None"]]
 
@@ -97,11 +99,7 @@ class TrajectoryQueue(ABC):
 
     @abstractmethod
     def put(
-        self,
-        keys: Sequence[str],
-        partition: str,
-        fields: TensorDict | Sequence[Row] | None = None,
-        tags: Sequence[Tag] | None = None,
+        self, keys: Sequence[str], partition: str, fields: Fields = None, tags: Tags = None
     ) -> None:
         """Create or update keys: tags and fields are merged into the existing ones.
 
@@ -166,9 +164,7 @@ class TrajectoryQueue(ABC):
         """Return a new :class:`Watch`. The queue keeps only a weak reference to it."""
 
 
-def check_put(
-    keys: Sequence[str], fields: TensorDict | Sequence[Row] | None, tags: Sequence[Tag] | None
-) -> None:
+def check_put(keys: Sequence[str], fields: Fields, tags: Tags) -> None:
     """Refuse arguments of a put that no queue accepts; raises :class:`PutError`."""
     if isinstance(keys, str):
         raise PutError(f"expected a sequence of keys, got the string {keys!r}")

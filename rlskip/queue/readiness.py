@@ -21,23 +21,8 @@ from typing import Any
 
 import attrs
 
+from rlskip import keys
 from rlskip.errors import RlskipError
-from rlskip.keys import (
-    ATTEMPT,
-    ERROR,
-    EXPECTED_ROLLOUTS,
-    FAILURE,
-    FINISHED,
-    GLOBAL_STEPS,
-    ROWS,
-    ROWS_PER_ATTEMPT,
-    STATUS,
-    SUCCESS,
-    N,
-    integer,
-    session_key,
-    trajectory_key,
-)
 from rlskip.queue.protocol import Tag
 
 _MOST_SESSIONS = 10**6  # of a prompt; a root tag that says more is invalid
@@ -74,7 +59,7 @@ class PromptGroup:
     @property
     def step(self) -> int | None:
         """The step at which the prompt was submitted; None if there is no valid one."""
-        return None if self.root is None else integer(self.root.get(GLOBAL_STEPS))
+        return None if self.root is None else keys.integer(self.root.get(keys.GLOBAL_STEPS))
 
     def tags(self) -> Iterator[tuple[str, Tag]]:
         """Every key that the queue holds of it, with its tag: root, rows and session markers."""
@@ -82,18 +67,18 @@ class PromptGroup:
             yield self.uid, self.root
         yield from self.all_rows()
         for session_id, tag in self.markers.items():
-            yield session_key(self.uid, session_id), tag
+            yield keys.session_key(self.uid, session_id), tag
 
     def all_rows(self) -> Iterator[tuple[str, Tag]]:
         """Every row that there is, by session and index."""
         for place in sorted(self.rows):
-            yield trajectory_key(self.uid, *place), self.rows[place]
+            yield keys.trajectory_key(self.uid, *place), self.rows[place]
 
     def successful_rows(self) -> Iterator[tuple[str, Tag]]:
         """The rows of the sessions that succeeded, by session and index."""
         for session_id, rows in self._tally()[0].items():
             for index, tag in rows.items():
-                yield trajectory_key(self.uid, session_id, index), tag
+                yield keys.trajectory_key(self.uid, session_id, index), tag
 
     def state(self, viable: int | None) -> State:
         """The state that the tags show; `viable` is that of :meth:`PromptOutcome.accepted`."""
@@ -107,14 +92,13 @@ class PromptGroup:
 
     def outcome(self) -> PromptOutcome:
         """The outcome so far."""
-        root = self.root or {}
-        status = None if N in root else root.get(STATUS)
-        counts = [name for name in (EXPECTED_ROLLOUTS, N) if root.get(name) is not None]
-        expected = _positive(root[counts[0]]) if counts else self.usual
-        # An invalid number does not say how many to expect: nothing is complete then.
-        odd = [f"{name}={root[name]!r:.40}" for name in counts if _positive(root[name]) is None]
-        if odd:
-            expected, status = 0, f"invalid: {', '.join(odd)}"
+        root, expected = self.root or {}, self.usual
+        status = None if keys.N in root else root.get(keys.STATUS)
+        for name in (keys.N, keys.EXPECTED_ROLLOUTS):  # the second one takes precedence
+            if (number := root.get(name)) is not None and expected != 0:
+                expected = _positive(number)
+                if expected is None:  # it does not say how many to expect: nothing is complete
+                    expected, status = 0, f"invalid: {name}={number!r:.40}"
         succeeded, failed = self._tally()
         status = None if status is None else str(status)
         ended = tuple(succeeded), tuple(failed.items())
@@ -122,37 +106,41 @@ class PromptGroup:
 
     def _finished(self) -> bool:
         root = self.root or {}
-        if N not in root:
-            return root.get(STATUS) in (FINISHED, FAILURE)
-        n = _positive(root[N])
+        if keys.N not in root:
+            return root.get(keys.STATUS) in (keys.FINISHED, keys.FAILURE)
+        n = _positive(root[keys.N])
         if n is None or len(self.markers) < n:
             return False
-        return sum(tag.get(STATUS) in (SUCCESS, FAILURE) for tag in self.markers.values()) >= n
+        return (
+            sum(
+                tag.get(keys.STATUS) in (keys.SUCCESS, keys.FAILURE)
+                for tag in self.markers.values()
+            )
+            >= n
+        )
 
     def _tally(self) -> tuple[dict[int, dict[int, Tag]], dict[int, str]]:
         """By session id: the rows of each session that succeeded, and why each other failed."""
         sessions: dict[int, dict[int, Tag]] = {session_id: {} for session_id in self.markers}
         for session_id, index in sorted(self.rows):
             sessions.setdefault(session_id, {})[index] = self.rows[session_id, index]
+        counted = keys.N in (self.root or {})
         succeeded: dict[int, dict[int, Tag]] = {}
         failed: dict[int, str] = {}
         for session_id in sorted(sessions):
             marker, rows = self.markers.get(session_id, {}), sessions[session_id]
-            last = integer(marker.get(ATTEMPT))
+            last = keys.integer(marker.get(keys.ATTEMPT))
             if last is None:  # its writer does not know of attempts
-                last = max(rows, default=0) // ROWS_PER_ATTEMPT
-            rows = {i: tag for i, tag in rows.items() if i // ROWS_PER_ATTEMPT == last}
-            lost = [tag for tag in (marker, *rows.values()) if tag.get(STATUS) == FAILURE]
-            if lost:
-                failed[session_id] = str(lost[0].get(ERROR, ""))
-            elif (number := integer(marker.get(ROWS))) not in (None, len(rows)):
-                failed[session_id] = f"found {len(rows)} of its {number} rows"
-            else:
-                statuses = [tag.get(STATUS) for tag in rows.values()]
-                # With session counting the marker decides.
-                statuses += [marker.get(STATUS)] if N in (self.root or {}) else []
-                if rows and {*statuses} == {SUCCESS}:
-                    succeeded[session_id] = rows
+                last = max(rows, default=0) // keys.ROWS_PER_ATTEMPT
+            rows = {i: tag for i, tag in rows.items() if i // keys.ROWS_PER_ATTEMPT == last}
+            statuses = {tag.get(keys.STATUS) for tag in rows.values()}
+            ended, announced = marker.get(keys.STATUS), keys.integer(marker.get(keys.ROWS))
+            if ended == keys.FAILURE:
+                failed[session_id] = str(marker.get(keys.ERROR, ""))
+            elif announced not in (None, len(rows)):
+                failed[session_id] = f"found {len(rows)} of its {announced} rows"
+            elif (ended == keys.SUCCESS or not counted) and statuses == {keys.SUCCESS}:
+                succeeded[session_id] = rows
         return succeeded, failed
 
 
@@ -187,7 +175,7 @@ class PromptOutcome:
     @property
     def complete(self) -> bool:
         """No session failed, is missing or too many; without an expected number, one is enough."""
-        if self.status == FAILURE or self.failed:
+        if self.status == keys.FAILURE or self.failed:
             return False
         return self.actual >= 1 and self.expected in (None, self.actual)
 
@@ -213,7 +201,7 @@ class PromptOutcome:
 
 
 def _positive(value: Any) -> int | None:
-    number = integer(value)
+    number = keys.integer(value)
     return number if number is not None and 0 < number <= _MOST_SESSIONS else None
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 from collections import Counter
@@ -44,17 +43,12 @@ class GroupFilter:
     metric: Callable[[Sequence[str], str], Sequence[float]]
     discards_surplus: bool = False
 
-    @property
-    def name(self) -> str:
-        """How errors name the metric."""
-        return getattr(self.metric, "__name__", type(self.metric).__name__)
-
     def rejected(self, partition: str, groups: Iterable[PromptGroup]) -> list[PromptGroup]:
         """Those of these complete groups that are rejected; reads each group's rows once."""
         groups = list(groups)
         new = [group for group in groups if group.varies is None]
         keys = [[key for key, _ in group.successful_rows()] for group in new]
-        values = iter(self._values(list(itertools.chain(*keys)), partition))
+        values = iter(self._values([key for some in keys for key in some], partition))
         for group, its_keys in zip(new, keys, strict=True):
             metrics = [next(values) for _ in its_keys]
             odd = [value for value in metrics if not math.isfinite(value)]
@@ -72,11 +66,8 @@ class GroupFilter:
         except (TypeError, ValueError, OverflowError):
             values = []
         if len(values) != len(keys):
-            raise RlskipError(
-                f"the metric returned {found!r:.200} for {len(keys)} rows",
-                "group_filter",
-                "return one number for each key, in order",
-            )
+            what = f"the metric returned {found!r:.200} for {len(keys)} rows"
+            raise RlskipError(what, "group_filter", "return one number for each key, in order")
         return values
 
 
@@ -128,12 +119,12 @@ class SampleCall:
         self.only_step = step if batch_size is None else None
         self._config = config
         self._filter = None if partition.validates else group_filter
+        self.discards_surplus = self._filter is not None and self._filter.discards_surplus
         self._replaces_stale = replaces_stale
         self._started = self._logged = started
         self._spans: list[int] = []  # of the stale groups, in steps
         self._dropped: list[PromptOutcome] = []
-        self._refilled = self._short = self._submitted = 0
-        self.surplus = 0
+        self._refilled = self._short = self._submitted = self.surplus = 0
         #: The groups that the filter rejected, by the value of the metric.
         self.rejected: Counter[float] = Counter()
         self._kept_back: list[PromptGroup] = []  # rejected, and not evicted
@@ -141,26 +132,17 @@ class SampleCall:
     def __str__(self) -> str:
         return f"partition {self.partition.name!r}, step {self.step}"
 
-    @property
-    def discards_surplus(self) -> bool:
-        """Whether all that was submitted is awaited, and what the batch does not take deleted."""
-        return self._filter is not None and self._filter.discards_surplus
-
     def groups(self, *states: State) -> list[Any]:
         """The groups in these states that the call may sample, the oldest first."""
         return self.partition.groups(*states, step=self.only_step, uids=self.uids)
 
     def absent(self) -> list[str]:
         """The prompts that the call waits for and that are not there: refills, or named ones."""
-        refills = self.partition.refills
-        if self.batch_size is not None:
-            awaited = {*refills} if self.uids is None else self.uids & refills.keys()
-        elif self.uids is not None:
-            awaited = self.uids
-        else:
-            awaited = {uid for uid, (step, _) in refills.items() if step == self.step}
-        there = self.groups(*_THERE) if awaited else []
-        return sorted(awaited - {group.uid for group in there})
+        of = self.only_step
+        awaited = {uid for uid, (step, _) in self.partition.refills.items() if of in (None, step)}
+        if self.uids is not None:
+            awaited = self.uids if self.batch_size is None else self.uids & awaited
+        return sorted(awaited - {group.uid for group in self.groups(*_THERE)}) if awaited else []
 
     # -- which groups must not be sampled; nothing changes, so what raises leaves them as they were
 
@@ -180,20 +162,19 @@ class SampleCall:
             found.refilled = incomplete
             found.replaced += self._chain(incomplete, "incomplete")
         elif incomplete:
-            raise self._incomplete([group.outcome() for group in incomplete])
+            outcomes = [group.outcome() for group in incomplete]
+            raise self._error(f"incomplete groups:{name_prompts(outcomes)}", outcomes)
         if self._filter is not None:
             self._reject(self._filter, found)
         return found if found.groups else None
 
     def _chain(self, groups: Sequence[Group], kind: str) -> list[tuple[PromptOutcome, int]]:
-        """The prompts, each with the refills in a row that its replacement will have had.
-
-        Raises if one has had the most.
-        """
+        """The prompts, each with the refills in a row that its replacement will have had."""
         most, refills = self._config.max_refills, self.partition.refills
         replaced = [(g.outcome(), refills.get(g.uid, (None, 0))[1] + 1) for g in groups]
         if spent := [outcome for outcome, count in replaced if count > most]:
-            raise self._incomplete(spent, f" after {most} refills (replay.max_refills)", kind)
+            after = f"after {most} refills (replay.max_refills)"
+            raise self._error(f"{kind} groups {after}:{name_prompts(spent)}", spent)
         return replaced
 
     def _reject(self, group_filter: GroupFilter, found: Eviction) -> None:
@@ -207,33 +188,31 @@ class SampleCall:
         there = len(self.groups(*_THERE)) + len(self.absent())
         wanted = self.batch_size or there
         passed = len(complete) - len(rejected)
-        enough = passed >= wanted
-        if enough and self.discards_surplus:
+        if passed >= wanted and self.discards_surplus:
             found.rejected = rejected
             return
         room = max(0, self._config.max_refills * wanted - self._submitted)
         found.rejected, self._kept_back = rejected[:room], rejected[room:]
         found.replaced += [(group.outcome(), 0) for group in found.rejected]
-        if self._kept_back and not (found.replaced or enough or there > len(complete)):
+        hopeless = passed < wanted and not found.replaced and there == len(complete)
+        if self._kept_back and hopeless:
             self.rejected.update(group.metric for group in rejected)
             raise self._error(
                 f"{passed} of {wanted} groups passed the filter, and {self._submitted} more "
                 f"prompts, the most allowed, were submitted; {self._rejections()}",
+                [group.outcome() for group in rejected],
                 "are the prompts too easy or too hard? Raise replay.max_refills: so many refills "
                 "for each prompt that is wanted are allowed",
-                [group.outcome() for group in rejected],
             )
 
     def evicted(self, found: Eviction, uids: Sequence[str] = ()) -> None:
         """Log and count what was evicted, and wait for the prompts `uids` that replace it."""
+        odd = [group for group in found.rejected if not math.isfinite(group.metric)]
         for some, what in (
             (found.stale, "stale prompts"),
             (found.dropped, "incomplete prompts, which are dropped"),
             (found.refilled, "incomplete prompts, which are refilled"),
-            (
-                [group for group in found.rejected if not math.isfinite(group.metric)],
-                "prompts with a row whose metric is not a number",
-            ),
+            (odd, "prompts with a row whose metric is not a number"),
         ):
             if some:
                 names = name_prompts([group.outcome() for group in some])
@@ -262,7 +241,8 @@ class SampleCall:
             # Nothing replaces a dropped prompt of a validation batch, so nothing is waited for.
             size -= len(self._dropped)
         if size <= 0 or (self._dropped and not complete and self.batch_size is None):
-            raise self._incomplete(self._dropped, " (every prompt was dropped)")
+            what = f"incomplete groups (every prompt was dropped):{name_prompts(self._dropped)}"
+            raise self._error(what, self._dropped)
         if len(complete) < size:
             return None
         short = [outcome for g in complete[:size] if not (outcome := g.outcome()).complete]
@@ -306,69 +286,50 @@ class SampleCall:
             missing = [group.outcome() for group in late]
             said = self._situation() + name_prompts(missing)
             if waited >= timeout_s:
-                remedy = (
+                raise self._error(
+                    f"no batch after {waited:.1f} s; {said}",
+                    missing,
                     "find out why the sessions are missing; raise replay.timeout_s if they are "
-                    "only slow"
+                    "only slow",
+                    ReplayTimeoutError,
                 )
-                what = f"no batch after {waited:.1f} s; {said}"
-                raise self._error(what, remedy, missing, ReplayTimeoutError)
             self._logged = now
             log.info("%s: waiting for %.0f of %.0f s; %s", self, waited, timeout_s, said)
         return min(self._started + timeout_s, self._logged + interval_s) - now
 
     def _situation(self) -> str:
         """What there is to sample and what is missing, in one line."""
-        states = State.COMPLETE, State.RUNNING, State.SAMPLED
-        complete, running, sampled = (len(self.groups(state)) for state in states)
+        complete, running = (len(self.groups(s)) for s in (State.COMPLETE, State.RUNNING))
         absent = self.absent()
-        orphans = [group.uid for group in self.partition.groups(State.ORPHANED)]
         wanted = self.batch_size or complete + running + len(absent)
         facts = {
             f"{complete} of {wanted} prompts are complete, {running} are running": True,
             "running prompts that are about to be stale come first": (
                 self.partition.about_to_be_stale(self.step)
             ),
-            f"not submitted at this step, or deleted: {_some(absent)}": absent,
-            f"{len(self._dropped)} were incomplete and dropped": self._dropped,
-            f"{len(self._spans)} were stale and dropped": self._spans,
+            f"not submitted at this step, or deleted: {', '.join(absent[:10])}": absent,
             self._rejections(): self.rejected,
-            f"{sampled} were sampled before": sampled,
-            f"keys without a prompt that has a step: {_some(orphans)}": orphans,
         }
         return "; ".join(fact for fact, is_so in facts.items() if is_so)
 
     def _rejections(self) -> str:
         """How many groups were rejected, and by what."""
-        values = ", ".join(
-            f"{value:g} in {count}" for value, count in sorted(self.rejected.items(), key=str)
-        )
+        metric = self._filter and self._filter.metric
+        counts = sorted(self.rejected.items(), key=str)
         return (
-            f"the filter {self._filter and self._filter.name!r} rejected "
+            f"the filter {getattr(metric, '__name__', type(metric).__name__)!r} rejected "
             f"{self.rejected.total()} groups (a metric that is the same in all rows, or not a "
-            f"number): {values}"
+            f"number): {', '.join(f'{value:g} in {count}' for value, count in counts)}"
         )
-
-    def _incomplete(
-        self, prompts: Sequence[PromptOutcome], when: str = "", kind: str = "incomplete"
-    ) -> IncompleteRolloutError:
-        """Groups that ``replay.on_incomplete`` does not accept."""
-        remedy = (
-            "find the cause in the logs of the sessions; replay.on_incomplete can drop, refill or "
-            "accept such groups (raise, drop, refill, min_viable)"
-        )
-        return self._error(f"{kind} groups{when}:{name_prompts(prompts)}", remedy, prompts)
 
     def _error(
         self,
         what: str,
-        remedy: str,
         prompts: Sequence[PromptOutcome],
+        remedy: str = "find the cause in the logs of the sessions; replay.on_incomplete can drop, "
+        "refill or accept such groups (raise, drop, refill, min_viable)",
         kind: type[IncompleteRolloutError] = IncompleteRolloutError,
     ) -> IncompleteRolloutError:
         error = kind(what, str(self), remedy)
         error.partition, error.step, error.prompts = self.partition.name, self.step, tuple(prompts)
         return error
-
-
-def _some(uids: Sequence[str], most: int = 10) -> str:
-    return ", ".join(uids[:most]) + (f" and {len(uids) - most} more" if len(uids) > most else "")

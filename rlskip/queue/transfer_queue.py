@@ -14,10 +14,12 @@ from tensordict import NonTensorData, TensorDict
 
 from rlskip.queue.protocol import (
     Changes,
+    Fields,
     MissingKeysError,
     QueueUnavailableError,
     Row,
     Tag,
+    Tags,
     TrajectoryQueue,
     Watch,
     check_put,
@@ -61,11 +63,7 @@ class TransferQueueAdapter(TrajectoryQueue):
         return TransferQueueAdapter, ()
 
     def put(
-        self,
-        keys: Sequence[str],
-        partition: str,
-        fields: TensorDict | Sequence[Row] | None = None,
-        tags: Sequence[Tag] | None = None,
+        self, keys: Sequence[str], partition: str, fields: Fields = None, tags: Tags = None
     ) -> None:
         check_put(keys, fields, tags)
         batch = None if fields is None else _as_batch(fields)
