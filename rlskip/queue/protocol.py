@@ -11,7 +11,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from tensordict import TensorDict
 
@@ -20,8 +20,8 @@ from rlskip.keys import ATTEMPT, ROWS_PER_ATTEMPT, integer, split_trajectory
 
 Tag = Mapping[str, Any]
 Row = Mapping[str, Any]
-Fields = TensorDict | Sequence[Row] | None
-Tags = Sequence[Tag] | None
+Fields: TypeAlias = "TensorDict | Sequence[Row] | None"
+Tags: TypeAlias = "Sequence[Tag] | None"
 #: partition -> key -> its current tag, or None if the key was deleted. Read-only.
 Changes = dict[str, dict[str, "Tag | None"]]
 
