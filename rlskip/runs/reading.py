@@ -115,7 +115,7 @@ def _columns_of(field: str, names: Mapping[str, Node], described: RowFields) -> 
         return [name for name in columns if name in names]
 
     field = TEXTS.get(field, field)
-    masks = of("attention", "prompt_mask", "mask", "labels")
+    masks = of("attention", "prompt_mask", "mask")
     # Rewards may be one a token, if they fit them.
     rewards = of("reward") if field == "reward" else []
     if field in TOKENS or not all(is_flat(names[name]) for name in rewards):

@@ -250,7 +250,7 @@ class Rollouts:
         columns, reward = self.columns, self.columns.array("reward")
         held = [what for what in TOKENS if self._is_read(what)]
         if held:
-            masks = ("attention", "prompt_mask", "labels")
+            masks = ("attention", "prompt_mask")
             held += [what for what in masks if columns.array(what) is not None]
         if reward is not None and reward.ndim == 1:
             held.append("reward")
