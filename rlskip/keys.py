@@ -11,9 +11,6 @@ session marker          ``{uid}_sess{session_id}``         at the last ``_sess``
 A uid may hold underscores, so a key is never split from the left. The grammar is verl's
 (trainer V1). Where a tag names the kind of its key, the tag decides.
 
-Writers take their tags from :func:`prompt_tag`, :func:`row_tag` and :func:`session_tag`, so that
-every tag is spelled in one place.
-
 A session that fails may be tried again. Each *attempt* has its own rows: their indices start at
 ``attempt * 10**6``, so a late write of an attempt that was given up meets no row of another. The
 marker names the attempt that counts and the number of its rows.
@@ -22,7 +19,6 @@ marker names the attempt that counts and the number of its rows.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -64,28 +60,27 @@ DUMP_POSITION = "dump_position"
 DUMP_CONTENT = "dump_content"
 REPLAYED = "replayed"
 
-# -- per-prompt fields that steer its sessions -------------------------------------------
+# -- per-prompt fields that steer its sessions -----------------------------------------------
 ROLLOUT_N = "__rollout_n__"
 DO_SAMPLE = "__do_sample__"
 
-# -- extra_info of a sampled batch -------------------------------------------------------
+# -- extra_info of a sampled batch -----------------------------------------------------------
 ROLLOUT_ROOT_KEYS = "rollout_root_keys"
 
-# -- statuses ----------------------------------------------------------------------------
+# -- statuses --------------------------------------------------------------------------------
 PENDING = "pending"
 RUNNING = "running"
 FINISHED = "finished"
 SUCCESS = "success"
 FAILURE = "failure"
 
-# -- partitions --------------------------------------------------------------------------
+# -- partitions ------------------------------------------------------------------------------
 TRAIN = "train"
 VAL = "val"
 
-_MARKER = "_sess"
 ROWS_PER_ATTEMPT = 10**6
+_MARKER = "_sess"
 _MAX_DIGITS = 18  # fits int64, and is far below the length at which int() refuses a string
-_uid = and_(instance_of(str), min_len(1))
 _id = and_(instance_of(int), ge(0), lt(10**_MAX_DIGITS))
 
 
@@ -97,7 +92,7 @@ class KeyFormatError(RlskipError, ValueError):
 class TrajectoryKey:
     """One row: number `index` of those that session `session_id` of prompt `uid` wrote."""
 
-    uid: str = attrs.field(validator=_uid)
+    uid: str = attrs.field(validator=and_(instance_of(str), min_len(1)))
     session_id: int = attrs.field(validator=_id)
     index: int = attrs.field(validator=_id)
 
@@ -117,12 +112,11 @@ class TrajectoryKey:
     @classmethod
     def parse(cls, key: str) -> TrajectoryKey:
         """Read ``{uid}_{session_id}_{index}``; raises :class:`KeyFormatError`."""
-        parts = split_trajectory(key)
-        if parts is not None:
-            return cls(*parts)
-        raise KeyFormatError(
-            f"{key!r} is not a trajectory key", remedy="expected {uid}_{session_id}_{index}"
-        )
+        if (parts := split_trajectory(key)) is None:
+            raise KeyFormatError(
+                f"{key!r} is not a trajectory key", remedy="expected {uid}_{session_id}_{index}"
+            )
+        return cls(*parts)
 
 
 def trajectory_key(uid: str, session_id: int, index: int) -> str:
@@ -136,10 +130,7 @@ def session_key(uid: str, session_id: int) -> str:
 
 
 def split_trajectory(key: str) -> tuple[str, int, int] | None:
-    """`(uid, session_id, index)` of a trajectory key, None for any other key.
-
-    The parser behind :class:`TrajectoryKey`, fast enough to read hundreds of thousands of keys.
-    """
+    """`(uid, session_id, index)` of a trajectory key, None for any other key."""
     parts = key.rsplit("_", 2)
     if len(parts) < 3 or not parts[0]:
         return None
@@ -160,7 +151,7 @@ def uid_of(key: str) -> str | None:
     return None if form is None else form[0]
 
 
-# -- the tags to write ---------------------------------------------------------------------
+# -- the tags to write -----------------------------------------------------------------------
 def prompt_tag(step: int, n: int) -> dict[str, Any]:
     """The root tag of a prompt that is finished once `n` sessions have a marker."""
     return {IS_PROMPT: True, GLOBAL_STEPS: step, N: n}
@@ -169,8 +160,8 @@ def prompt_tag(step: int, n: int) -> dict[str, Any]:
 def status_tag(step: int, status: str, expected: int | None = None) -> dict[str, Any]:
     """The root tag of a prompt that is finished by its own status (verl's way).
 
-    `expected` sessions, when given, are recorded as ``expected_rollouts``. A later put of
-    ``{"status": ...}`` changes the status; the last one is ``finished`` or ``failure``.
+    A later put of ``{"status": ...}`` changes the status; the last one is ``finished`` or
+    ``failure``. `expected` sessions are recorded as ``expected_rollouts``.
     """
     tag: dict[str, Any] = {IS_PROMPT: True, GLOBAL_STEPS: step, STATUS: status}
     return tag if expected is None else {**tag, EXPECTED_ROLLOUTS: expected}
@@ -198,27 +189,14 @@ def session_tag(
 def dump_tag(step: int, position: int, content: str | None) -> dict[str, Any]:
     """What skip adds to the root tag of a prompt whose group is dumped later.
 
-    The step of the dump, that is of its submission; its position in the submitted batch; a hash of
-    its content, or None when it holds nothing but its uid.
+    The step of its submission, its position in that batch, and a hash of its content, or None when
+    it holds nothing but its uid.
     """
     return {DUMP_STEP: step, DUMP_POSITION: position, DUMP_CONTENT: content}
 
 
-def attempt_of(tag: Mapping[str, Any]) -> int | None:
-    """The attempt that a row's or a marker's tag names; None if it names none."""
-    return integer(tag.get(ATTEMPT))
-
-
-def is_own_key(key: str, attempt: int) -> bool:
-    """Whether a key is of no row, or of one of this attempt (:meth:`TrajectoryKey.of_attempt`)."""
-    parts = split_trajectory(key)
-    return parts is None or parts[2] // ROWS_PER_ATTEMPT == attempt
-
-
 def integer(value: Any) -> int | None:
-    """A tag's value as an int, numpy integers included; None for anything else."""
-    if type(value) is int:
-        return value
+    """A tag's value as an int, numpy integers included; None for anything else, a bool too."""
     if isinstance(value, bool):
         return None
     try:
@@ -229,10 +207,10 @@ def integer(value: Any) -> int | None:
 
 def _number(text: str) -> int | None:
     """The number in canonical decimal, so that a parsed key prints unchanged; None otherwise."""
-    small = _SMALL.get(text)
-    if small is not None or not (text.isascii() and text.isdigit()):
-        return small
-    return None if text[0] == "0" or len(text) > _MAX_DIGITS else int(text)
+    if text in _SMALL:
+        return _SMALL[text]
+    is_plain = text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
+    return int(text) if is_plain and text[0] != "0" else None
 
 
 # Nearly every id in use: one look-up instead of four checks.

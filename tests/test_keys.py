@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from rlskip.keys import (
     KeyFormatError,
     TrajectoryKey,
-    attempt_of,
-    is_own_key,
+    integer,
     prompt_tag,
     row_tag,
     session_key,
@@ -97,19 +96,12 @@ def test_rows_of_one_attempt_never_reach_the_keys_of_the_next(index):
         TrajectoryKey.of_attempt("u", 0, index, 1)
 
 
-def test_a_key_of_an_attempt_belongs_to_no_other():
-    for attempt in (0, 1, 7):
-        key = str(TrajectoryKey.of_attempt("u", 3, 2, attempt))
-        assert [is_own_key(key, other) for other in (0, 1, 7)] == [attempt == o for o in (0, 1, 7)]
-    assert is_own_key("u_sess0", 1), "no row's"
-
-
 @pytest.mark.parametrize(
-    ("value", "attempt"),
+    ("value", "number"),
     [(3, 3), (np.int32(3), 3), (None, None), (True, None), (3.0, None), ("3", None)],
 )
-def test_an_attempt_is_an_integer(value, attempt):
-    assert attempt_of({"attempt": value}) == attempt
+def test_a_number_in_a_tag_is_an_integer(value, number):
+    assert integer(value) == number
 
 
 def test_tags_are_spelled_once():

@@ -52,8 +52,6 @@ def is_data_proto(value: Any) -> bool:
 
 def columns_of(batch: Any) -> dict[Any, Any]:
     """The columns of a batch by name, NonTensorData still wrapped; empty for any other value."""
-    if type(batch) is dict:  # most are
-        return dict(batch)
     if is_tensordict(batch):
         return {key: _entry(batch, key) for key in list(batch.keys())}
     if is_data_proto(batch):
@@ -112,26 +110,19 @@ def objects_of(values: Sequence[Any]) -> np.ndarray:
 
 
 def length_of(batch: Any) -> int:
-    """How many rows a batch has.
-
-    A batch that states no size has as many rows as uids; without uids, as many as most of
-    its columns have values.
-    """
+    """How many rows a batch has: those it states, or its uids, or as most columns have values."""
     if (is_tensordict(batch) or isinstance(batch, Table)) and batch.batch_size:
         return int(batch.batch_size[0])
     if is_data_proto(batch) and batch.batch is not None:
         return length_of(batch.batch)
     if isinstance(batch, list | tuple):
         return len(batch)
-    counts: Counter[int] = Counter()
-    columns = columns_of(batch)
-    for name in (*UIDS, *columns):
-        if name in columns and (length := column_length(columns[name])) is not None:
-            if name in UIDS:
-                return length
-            counts[length] += 1
-    # Of several that are as frequent the longest.
-    return max(sorted(counts, reverse=True), key=counts.__getitem__, default=0)
+    lengths = {name: column_length(column) for name, column in columns_of(batch).items()}
+    for name in UIDS:
+        if (uids := lengths.get(name)) is not None:
+            return uids
+    counts = Counter(length for length in lengths.values() if length is not None)
+    return max(counts, key=lambda length: (counts[length], length), default=0)
 
 
 def rows_of(batch: Any) -> list[dict[str, Any]]:
@@ -171,23 +162,20 @@ def _some(column: Any, rows: Sequence[int], n: int) -> Any:
         return torch.nested.as_nested_tensor([tensors[i] for i in rows], layout=column.layout)
     if is_tensordict(column) and not is_lazy(column):
         # An index of a TensorDict does not reach into jagged tensors.
-        nested = [name for name, value in columns_of(column).items() if _may_be_jagged(value)]
+        nested = {
+            name: value
+            for name, value in columns_of(column).items()
+            if (is_tensor(value) and value.is_nested)
+            or (is_tensordict(value) and not is_lazy(value))
+        }
         some = column.exclude(*nested)[list(rows)]
-        for name in nested:
-            some[name] = _some(_entry(column, name), rows, n)
-        return some
+        return some.update({name: _some(value, rows, n) for name, value in nested.items()})
     if isinstance(column, Table):
         size = [len(rows), *column.batch_size[1:]]
         return Table({name: _some(value, rows, n) for name, value in column.items()}, size)
     if isinstance(column, list | tuple):
         return type(column)(column[i] for i in rows)
     return column[list(rows)]
-
-
-def _may_be_jagged(value: Any) -> bool:
-    if is_tensor(value):
-        return value.is_nested
-    return is_tensordict(value) and not is_lazy(value)
 
 
 def _entry(batch: TensorDictBase, name: str) -> Any:

@@ -13,21 +13,11 @@ from rlskip.errors import RlskipError
 
 
 class Decoder:
-    """Tokens as text, by a tokenizer.
+    """Tokens as text, by the tokenizer in a local directory, or an object with ``decode``.
 
-    Parameters
-    ----------
-    tokenizer
-        The directory of a local one, which is loaded without code from it; or an object with a
-        method ``decode``. Where it has a length, too, as those of transformers, it is not given
-        larger ids.
-    skip_special
-        Leave special tokens out, as verl's and TRL's trainers do for their reward functions.
-
-    Raises
-    ------
-    RlskipError
-        transformers is not installed, or the path is not that of a tokenizer.
+    A tokenizer that has a length is not given larger ids. `skip_special` leaves special tokens
+    out, as verl's and TRL's trainers do for their reward functions. Raises RlskipError where
+    transformers is not installed, or the path is not that of a tokenizer.
     """
 
     def __init__(self, tokenizer: Any, *, skip_special: bool = False) -> None:

@@ -31,9 +31,9 @@ class LengthError(RlskipError, ValueError):
 class Misfit:
     """Values of a row that are not one for each of its tokens.
 
-    ``what`` is the entry of :class:`~rlskip.batch.row_fields.RowFields`, ``name`` the field that it
-    names, ``of`` what has the `tokens`: ``response``, ``prompt`` or ``row``. Without a row the
-    field has `values` rows, and the batch `tokens`.
+    ``what`` is the entry of RowFields, ``name`` the field that it names, ``of`` what has the
+    `tokens`: ``response``, ``prompt`` or ``row``. Without a row the field has `values` rows, and
+    the batch `tokens`.
     """
 
     what: str
@@ -87,9 +87,8 @@ def places_of_response(
 ) -> list[Places]:
     """Where a field may have the response's values, the likeliest first.
 
-    `prompts` and `responses` are how many tokens both have in each row, `padded` where they are in
-    fields with the width of the tokens. If the field `is_padded`, all its rows had to be of one
-    length; others may have no padding.
+    `prompts` and `responses` count each row's tokens; `padded` tells where they are in fields with
+    the width of the tokens. A field that is not `is_padded` may have no padding.
     """
     found = [attrs.evolve(one, starts=one.ends - responses) for one in padded]
     if is_padded:
@@ -105,8 +104,7 @@ def fit(
 ) -> tuple[Places, np.ndarray]:
     """Which of the `likely` places a field's values have, and in which rows they are there.
 
-    `lengths` are how many values each row has, -1 for a row without any. The rows with another
-    number of values are added to `misfits`.
+    `lengths` count each row's values, -1 without any; rows that do not fit are added to `misfits`.
     """
     absent = lengths < 0
     for places in likely:
@@ -121,7 +119,7 @@ def fit(
 
 
 def unpadded(read: dict[str, Ragged], names: Mapping[str, str]) -> dict[str, Any]:
-    """What :class:`~rlskip.batch.rows.Rows` has of rows with these columns, called `names`."""
+    """What ``Rows`` has of rows with these columns, called `names`."""
     misfits: list[Misfit] = []
 
     def fitted(what: str, *likely: Places, misfits: list[Misfit] = misfits) -> Ragged | None:
@@ -138,7 +136,7 @@ def unpadded(read: dict[str, Ragged], names: Mapping[str, str]) -> dict[str, Any
 
 
 def _of_one(read: dict[str, Ragged], fitted: Any) -> dict[str, Any]:
-    """What :class:`Rows` has of rows whose prompt and response are in one column."""
+    """Of rows whose prompt and response are in one column."""
     whole = read["whole"]
     attention = fitted("attention", _all("row", whole.lengths))
     starts, ends = _extents(attention, whole.lengths)
@@ -163,7 +161,7 @@ def _of_one(read: dict[str, Ragged], fitted: Any) -> dict[str, Any]:
 
 
 def _of_two(read: dict[str, Ragged], fitted: Any) -> dict[str, Any]:
-    """What :class:`Rows` has of rows whose prompts and responses are in a column each."""
+    """Of rows whose prompts and responses are in a column each."""
     response = read["response"]
     prompt = read.get("prompt") or Ragged.of_cells([np.empty(0, np.int64)] * len(response))
     both = prompt.lengths + response.lengths

@@ -44,9 +44,8 @@ class RowsError(ConfigError):
 class RowFields:
     """Names the field of a stage's rows that holds each of these; None: no field does.
 
-    A name may go on into the value of a row: ``trajectory_ids.instance_id`` is that entry of each
-    value of ``trajectory_ids``. Fields of tokens have one value a token, with or without padding;
-    :mod:`rlskip.batch.padding` has the rule.
+    A name may go on into the value of a row, as ``trajectory_ids.instance_id``. Fields of tokens
+    have one value a token, with or without padding (:mod:`rlskip.batch.padding`).
 
     Parameters
     ----------
@@ -60,8 +59,6 @@ class RowFields:
         1 where the prompt is not padding.
     mask
         1 where a token of the response, or of the prompt followed by it, was sampled.
-    labels
-        The sampled tokens of ``whole``, and -100 for each other one.
     log_probs
         Of the sampled tokens, one for each token of the response, or of the prompt followed by it.
     reward
@@ -87,7 +84,6 @@ class RowFields:
     attention: str | None = None
     prompt_mask: str | None = None
     mask: str | None = None
-    labels: str | None = None
     log_probs: str | None = None
     reward: str | None = None
     text: str | None = None
@@ -103,8 +99,7 @@ class RowFields:
     def of(cls, names: Collection[str], given: Mapping[str, Any] | None = None) -> RowFields:
         """The description of rows with columns of these names.
 
-        `given` is what is not as in :data:`CONVENTION`: entries of this class, None for one that no
-        column has. Raises RowsError where it has an unknown entry.
+        `given` are entries that are not as in :data:`CONVENTION`. Raises RowsError as `check` does.
         """
         given = given or {}
         check(given)

@@ -19,11 +19,11 @@ RESPONSE, WHOLE, SHIFTED, SAMPLED = "response", "whole", "shifted", "sampled"
 class Layout:
     """Where in a value each row's part is.
 
-    What the entries of a part belong to is its ``align``: each token of the response, each token of
+    ``align`` is what the entries of a part belong to: each token of the response, each token of
     the row (``whole``), each but the first (``shifted``: the logits before it), or each ``sampled``
     one; None if a part is not one value a token. ``spans`` are start and end of each row's part,
-    int64 [B, 2]: along the second dimension of a padded value, or along the first one of a flat
-    one; None if a part is one entry of the first dimension.
+    int64 [B, 2]: along the second dimension, or of a flat value along the first; None if a part is
+    one entry of the first dimension.
     """
 
     align: str | None = None

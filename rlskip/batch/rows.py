@@ -27,9 +27,8 @@ from rlskip.batch.row_fields import RowFields
 from rlskip.errors import RlskipError
 
 _MASKS = ("attention", "prompt_mask", "mask")
-_OF_TOKENS = ("prompt", "response", "whole", *_MASKS, "labels")
+_OF_TOKENS = ("prompt", "response", "whole", *_MASKS)
 _VALUES = ("log_probs", "reward")
-_NO_LABEL = -100
 
 
 class RecordError(RlskipError, ValueError):
@@ -40,9 +39,8 @@ class RecordError(RlskipError, ValueError):
 class RowColumns:
     """The columns of a batch that name its rows, and those with a value for each token.
 
-    ``tokens`` (of tokens and masks) and ``values`` (log-probs and rewards) are by what they hold
-    (:class:`RowFields`), ``names`` is what the batch calls them. ``sessions`` and ``turns`` are
-    whole numbers, int64 [B]; None where the batch has no such column.
+    ``tokens`` (and masks) and ``values`` (log-probs, rewards) are by what they hold, ``names`` is
+    what the batch calls them. ``sessions`` and ``turns`` are int64 [B], or None.
     """
 
     tokens: dict[str, Any]
@@ -55,13 +53,9 @@ class RowColumns:
     def of(cls, batch: Any, fields: RowFields | None = None) -> RowColumns:
         """Those of a batch of any kind, by their names or as `fields` describes them.
 
-        Raises
-        ------
-        RecordError
-            It has no column of tokens.
+        Raises RecordError where it has no column of tokens.
         """
-        columns = {str(name): column for name, column in columns_of(batch).items()}
-        columns = {k: column for k, column in columns.items() if column_length(column) is not None}
+        columns = {str(k): c for k, c in columns_of(batch).items() if column_length(c) is not None}
         fields = fields or RowFields.of(columns)
         every = {what: getattr(fields, what) for what in (*_OF_TOKENS, *_VALUES)}
         names = {what: name for what, name in every.items() if name is not None}
@@ -75,8 +69,6 @@ class RowColumns:
             for what, column in given.items()
             if holds_numbers(column, whole=what not in _MASKS)
         }
-        if (labels := tokens.pop("labels", None)) is not None and "mask" not in tokens:
-            tokens["mask"], names["mask"] = _labelled(labels), names["labels"]
         if not tokens.keys() & {"response", "whole"}:
             there = ", ".join(sorted(columns)) or "no columns"
             raise RecordError(
@@ -121,11 +113,9 @@ class Rows:
 
     A response whose row is one column begins with the first sampled token. ``mask`` tells which
     tokens of the response were sampled, bool; None where no column tells: all of them, unless it
-    is among the ``misfits``, the masks that are not one for each token. ``has_prompts`` tells
-    whether a column holds the prompts; else they are empty. ``sessions`` and ``turns`` are int64
-    [B]; None where the batch has no such numbers. ``extents`` has of the columns of prompts,
-    responses and whole rows where in each row what is not padding starts and ends, int64 [B]; both
-    are the row's length where nothing is.
+    is among the ``misfits``. ``has_prompts`` tells whether a column holds the prompts; else they
+    are empty. ``extents`` has of the columns of prompts, responses and whole rows where in each row
+    what is not padding starts and ends, int64 [B]; both are the row's length where nothing is.
     """
 
     prompt: Ragged
@@ -165,10 +155,9 @@ class Rows:
     def spans(
         self, columns: RowColumns, what: str
     ) -> tuple[list[tuple[int, int] | None], list[Misfit]]:
-        """Where the values of a row's response start and end in a column, and what does not fit.
+        """Where each row's values of its response start and end in a column, and what does not fit.
 
-        `what` is one of ``columns.values``. Where a row has none, or one for the whole row, or
-        where they do not fit, it has no span.
+        Where a row has none, or one for the whole row, or where they do not fit, it has no span.
         """
         column, misfits = columns.values.get(what), list[Misfit]()
         nowhere: list[tuple[int, int] | None] = [None] * len(self)
@@ -243,17 +232,16 @@ class Rows:
     @cached_property
     def masks(self) -> np.ndarray:
         """Hashes of which of each row's tokens were sampled, uint64 [B]; another if unknown."""
-        return _hashes(self.sampled, [b"?" * (i in self.unknown) for i in range(len(self))])
+        found = _hashes(self.sampled)
+        found[list(self.unknown)] ^= np.uint64(1)
+        return found
 
     def _cut(self, flat: np.ndarray) -> list[np.ndarray]:
         return np.split(flat, np.cumsum(self.lengths)[:-1]) if len(self) else []
 
 
 def holds_numbers(column: Any, *, whole: bool = True) -> bool:
-    """Whether a column has a sequence of numbers for each row, as far as its type tells.
-
-    By default of `whole` numbers, as tokens are.
-    """
+    """Whether its type tells of a sequence of (`whole`) numbers for each row, as tokens are."""
     if is_tensor(column):
         is_whole = not column.dtype.is_floating_point
         return column.is_nested or (column.dim() == 2 and (is_whole or not whole))
@@ -270,14 +258,6 @@ def _lengths_of(what: str, column: Any) -> np.ndarray:
     return np.where(lengths == 1, -1, lengths) if what == "reward" else lengths
 
 
-def _labelled(labels: Any) -> Any:
-    """A mask of the tokens that have a label."""
-    if (is_tensor(labels) and not labels.is_nested) or isinstance(labels, np.ndarray):
-        return labels != _NO_LABEL
-    cells = map(numbers, cells_of(labels) or ())
-    return [None if cell is None else cell != _NO_LABEL for cell in cells]
-
-
 def _whole_numbers(column: Any) -> np.ndarray | None:
     cells = None if column is None else plain(column)
     if not isinstance(cells, list) or not all(type(cell) is int for cell in cells):
@@ -285,10 +265,6 @@ def _whole_numbers(column: Any) -> np.ndarray | None:
     return np.array(cells, np.int64)
 
 
-def _hashes(rows: Sequence[np.ndarray], more: Sequence[bytes] = ()) -> np.ndarray:
-    found = []
-    for row, end in itertools.zip_longest(rows, more, fillvalue=b""):
-        state = xxhash.xxh3_64(np.ascontiguousarray(row).data)
-        state.update(end)
-        found.append(state.intdigest())
+def _hashes(rows: Sequence[np.ndarray]) -> np.ndarray:
+    found = [xxhash.xxh3_64_intdigest(np.ascontiguousarray(row).data) for row in rows]
     return np.array(found, np.uint64)

@@ -1,7 +1,6 @@
 """The queue between sessions and the trainer, and the buffer that finds complete groups in it."""
 
 from rlskip.queue.buffer import ReplayBuffer
-from rlskip.queue.filtering import GroupFilter
 from rlskip.queue.memory import MemoryQueue
 from rlskip.queue.protocol import (
     Changes,
@@ -17,6 +16,7 @@ from rlskip.queue.protocol import (
 )
 from rlskip.queue.readiness import IncompleteRolloutError, PromptOutcome, ReplayTimeoutError
 from rlskip.queue.rows import to_batch, to_rows
+from rlskip.queue.sampling import GroupFilter
 from rlskip.queue.transfer_queue import TransferQueueAdapter
 
 __all__ = [

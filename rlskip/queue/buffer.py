@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-from weakref import WeakValueDictionary
 
 from tensordict import TensorDict
 
@@ -17,12 +16,11 @@ from rlskip.config.dispatch import read_dispatch
 from rlskip.config.replay import ReplayConfig, read_replay
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import ROLLOUT_ROOT_KEYS, integer
-from rlskip.queue.filtering import GroupFilter
 from rlskip.queue.partition import QueuedPartition
-from rlskip.queue.protocol import KVBatchMeta, MissingKeysError, Row, Tag, TrajectoryQueue
+from rlskip.queue.protocol import KVBatchMeta, MissingKeysError, Row, TrajectoryQueue
 from rlskip.queue.readiness import PromptGroup, PromptOutcome, State
 from rlskip.queue.rows import to_rows
-from rlskip.queue.sampling import Eviction, SampleCall
+from rlskip.queue.sampling import Eviction, GroupFilter, SampleCall
 
 #: Called with the partition and the prompts just evicted. It submits their replacements and
 #: returns the new uids, one per prompt and in order, or None if the prompts run again under their
@@ -33,17 +31,12 @@ Refill = Callable[[str, list[PromptOutcome]], "Sequence[str] | None"]
 # Another thread that uses the same buffer may poll the change that this thread waits for.
 _LONGEST_WAIT_S = 1.0
 
-# The last buffer of each queue, by the queue's id: a queue of the user's may have no hash. The id
-# is nobody else's, because a buffer keeps its queue.
-_last: WeakValueDictionary[int, ReplayBuffer] = WeakValueDictionary()
-
 
 class ReplayBuffer:
-    """Samples complete groups from a trajectory queue.
+    """Samples complete groups from a trajectory queue, of which it keeps the tags.
 
-    The buffer keeps the queue's tags, never its rows. It is thread-safe: while one thread waits
-    in :meth:`sample`, others may count and clear. A queue has one buffer: once another is made
-    for it, this one samples nothing more.
+    While one thread waits in :meth:`sample`, others may count and clear. A queue has one buffer:
+    once another is made for it, this one samples nothing more.
 
     Parameters
     ----------
@@ -51,15 +44,14 @@ class ReplayBuffer:
         A full DictConfig, a mapping with an entry `replay`, a :class:`ReplayConfig`, or None
         for the defaults. ``dispatch.fill_missing`` of a full one applies to :meth:`get`.
     refill
-        Replaces evicted prompts: those that ``on_incomplete: refill`` evicts, stale and rejected
-        ones.
+        Replaces prompts that ``on_incomplete: refill`` evicts, stale and rejected ones.
     group_filter
         Rejects complete training groups; `refill` replaces them.
     on_evict
-        Called before :meth:`sample` deletes groups that it does not return, with their rows as
-        :meth:`sample` would return them, failed ones included. The buffer is locked meanwhile.
+        Called before :meth:`sample` deletes groups that it does not return, with all their rows.
+        The buffer is locked meanwhile.
     clock
-        Returns the time in seconds; the deadlines of :meth:`sample` are on it.
+        Returns the seconds on which the deadlines of :meth:`sample` are.
     """
 
     def __init__(
@@ -74,9 +66,8 @@ class ReplayBuffer:
     ) -> None:
         self.config = read_replay(config)
         full = None if isinstance(config, ReplayConfig) else config
-        self._filling = {"fill_missing": True} if read_dispatch(full).fill_missing else {}
-        needs_refill = self.config.on_incomplete == "refill" or group_filter is not None
-        if needs_refill and refill is None:
+        self._fill_missing = read_dispatch(full).fill_missing
+        if refill is None and (self.config.on_incomplete == "refill" or group_filter is not None):
             raise ConfigError(
                 "refill needs a callback that submits prompts",
                 "replay.on_incomplete" if group_filter is None else "group_filter",
@@ -93,10 +84,7 @@ class ReplayBuffer:
         self._clock = clock
         # Held while tags are read or groups change, and never while a call waits.
         self._lock = threading.RLock()
-        self._superseded = False
-        if (before := _last.get(id(queue))) is not None:
-            before._superseded = True  # for good: what this one samples, that one has not marked
-        _last[id(queue)] = self
+        queue.buffer = self  # what this one samples, an earlier one has not marked
 
     def sample(
         self,
@@ -109,18 +97,13 @@ class ReplayBuffer:
 
         Parameters
         ----------
-        step
-            The trainer's step.
-        partition
-            ``train``, ``val``, or any other partition.
         batch_size
             None: all prompts submitted at `step`, once all of them have finished.
             A number: that many prompts of any step, the oldest first; in ``val``, less those
             that were dropped.
         uids
-            A set: sample these prompts only. It stays the set to ask for: a prompt that the call
-            evicts leaves it, and one that replaces it is added. Without a batch size the call waits
-            for all of them. None: all that there are.
+            Sample these prompts only; without a batch size, wait for all of them. The set stays
+            the one to ask for: an evicted prompt leaves it, and one that replaces it is added.
 
         Returns
         -------
@@ -139,7 +122,7 @@ class ReplayBuffer:
         RlskipError
             Another buffer was made for the queue.
         """
-        if self._superseded:
+        if self._queue.buffer is not self:
             raise RlskipError(
                 "another ReplayBuffer was made for this queue, and two would sample its groups "
                 "twice",
@@ -156,38 +139,34 @@ class ReplayBuffer:
             uids.clear()  # the caller's set, to which replacements are added
             uids.update(names)
         with self._lock:
-            call = SampleCall(
-                self.config,
-                self._partition(partition),
-                number,
-                batch_size,
-                self._clock(),
-                uids=uids,
-                group_filter=self._filter,
-                replaces_stale=self._refill is not None,
-            )
+            known = self._partition(partition)
+        call = SampleCall(
+            self.config,
+            known,
+            number,
+            batch_size,
+            self._clock(),
+            uids=uids,
+            group_filter=self._filter,
+            replaces_stale=self._refill is not None,
+        )
         while True:
             with self._lock:
                 self._sync()
                 if evicted := call.decide():
                     # Replacements may have finished already, and be evicted in turn. The time is
                     # checked after they are there: no evicted prompt is left without one.
-                    self._evict(evicted, call)
+                    self._evict(evicted, call, known)
                 elif (groups := call.choose()) is not None:
-                    return self._take(groups, call), call.metrics()
+                    return self._take(groups, call, known), call.metrics()
                 patience = call.check_time(self._clock())
             if not evicted:
                 self._watch.wait_change(min(patience, _LONGEST_WAIT_S))
 
     def get(self, batch: KVBatchMeta, fields: Sequence[str] | None = None) -> TensorDict:
-        """Return the rows of a sampled batch, as :meth:`rlskip.queue.TrajectoryQueue.get` does.
-
-        Raises
-        ------
-        MissingKeysError
-            A row is not there any more, or lacks one of `fields`.
-        """
-        return self._queue.get(batch.keys, str(batch.partition_id), fields, **self._filling)
+        """Return the rows of a sampled batch, as :meth:`rlskip.queue.TrajectoryQueue.get` does."""
+        partition = str(batch.partition_id)
+        return self._queue.get(batch.keys, partition, fields, fill_missing=self._fill_missing)
 
     def get_sampleable_count(self, step: int, partition: str) -> int:
         """The number of prompts of any step that `sample` could return now; nothing is evicted."""
@@ -220,7 +199,8 @@ class ReplayBuffer:
             known = self._partition(partition)
             names = named(uids)
             self._delete([group for uid in names if (group := known.find(uid))], known)
-            known.remove(names)  # a refill that has not arrived is not awaited either
+            for uid in names:
+                known.refills.pop(uid, None)  # one that has not arrived is not awaited either
 
     def _partition(self, name: str) -> QueuedPartition:
         if name not in self._partitions:
@@ -233,7 +213,6 @@ class ReplayBuffer:
             self._partition(name).apply(changes)
 
     def _delete(self, groups: Sequence[PromptGroup], known: QueuedPartition) -> None:
-        """Delete groups from the queue."""
         # In this order: if the queue raises, the keys are still known, and can be deleted later.
         self._queue.delete([key for group in groups for key, _ in group.tags()], known.name)
         known.remove(group.uid for group in groups)
@@ -242,52 +221,50 @@ class ReplayBuffer:
 
     # -- the steps of sample(), in this order --------------------------------------------------
 
-    def _evict(self, found: Eviction, call: SampleCall) -> None:
+    def _evict(self, found: Eviction, call: SampleCall, known: QueuedPartition) -> None:
         """Evict and replace, all or nothing."""
-        groups, known = found.groups, self._partition(call.partition.name)
-        self._tell(groups, call)
-        rows = self._rows_of(groups, known.name) if found.replaced else {}
-        refills = dict(known.refills)
+        groups = found.groups
+        outcomes = [outcome for outcome, _ in found.replaced]
+        self._tell(groups, known)
+        tags = {key: tag for group in groups for key, tag in group.tags()}
+        rows: dict[str, list[Row]] = {}
+        for key in tags if outcomes else ():
+            with contextlib.suppress(MissingKeysError):  # it holds a tag alone
+                rows[key] = [*to_rows(self._queue.get([key], known.name))]
+        there = {*known.refills, *(group.uid for group in known.groups(*State))}
         # In this order: a prompt may run again under its own uid, so its keys must be gone before
         # the callback submits it. If the callback fails, they are put again.
         self._delete(groups, known)
         try:
-            uids = self._submit([outcome for outcome, _ in found.replaced], known)
+            uids = self._submit(outcomes, known.name, there) if outcomes else []
         except BaseException:
-            for key, tag in (item for group in groups for item in group.tags()):
-                self._queue.put([key], known.name, [rows[key]] if key in rows else None, [tag])
+            for key, tag in tags.items():
+                self._queue.put([key], known.name, rows.get(key), [tag])
             self._sync()
-            known.refills = refills
             for group in groups:  # it is what it was
                 known.file(group)
             raise
+        for group in groups:
+            known.refills.pop(group.uid, None)
         for uid, (_, count) in zip(uids, found.replaced, strict=True):
             known.refills[uid] = call.only_step, count
         call.evicted(found, uids)
 
-    def _rows_of(self, groups: Sequence[PromptGroup], name: str) -> dict[str, Row]:
-        """The rows of these groups by key, but for keys without fields."""
-        rows: dict[str, Row] = {}
-        for key in (key for group in groups for key, _ in group.all_rows()):
-            with contextlib.suppress(MissingKeysError):
-                (rows[key],) = to_rows(self._queue.get([key], name))
-        return rows
+    def _tell(self, groups: Sequence[PromptGroup], known: QueuedPartition) -> None:
+        """Call `on_evict`, once for each group."""
+        new = [group for group in groups if not group.told]
+        if new and self._on_evict is not None and not known.validates:
+            self._on_evict(_batch(new, PromptGroup.all_rows, known.name))
+            for group in new:
+                group.told = True
 
-    def _submit(self, evicted: list[PromptOutcome], known: QueuedPartition) -> list[str]:
+    def _submit(self, evicted: list[PromptOutcome], name: str, there: set[str]) -> list[str]:
         """Have the callback submit replacements; returns their uids."""
-        if not evicted:
-            return []
         assert self._refill is not None
-        there = {*known.refills, *(group.uid for group in known.groups(*State))}
-        found = self._refill(known.name, evicted)
+        found = self._refill(name, evicted)
         if found is None:
             return [outcome.uid for outcome in evicted]
-        if isinstance(found, str):
-            found = [found]
-        try:
-            uids = named(uid for uid in found if uid is not None)
-        except TypeError:  # it cannot be iterated over
-            uids = []
+        uids = named(found)
         # A prompt that was there before replaces none: the step would be short of one.
         new = {*uids} - there
         if not len(uids) == len(new) == len(evicted):
@@ -298,40 +275,33 @@ class ReplayBuffer:
             )
         return uids
 
-    def _tell(self, groups: Sequence[PromptGroup], call: SampleCall) -> None:
-        """Call `on_evict`, once for each group."""
-        new = [group for group in groups if not group.told]
-        if new and self._on_evict is not None and not call.partition.validates:
-            self._on_evict(_batch(new, PromptGroup.all_rows, call.partition.name))
-            for group in new:
-                group.told = True
-
-    def _take(self, groups: list[PromptGroup], call: SampleCall) -> KVBatchMeta:
+    def _take(
+        self, groups: list[PromptGroup], call: SampleCall, known: QueuedPartition
+    ) -> KVBatchMeta:
         """The batch of these groups, which are sampled from now on."""
-        known = self._partition(call.partition.name)
         if call.discards_surplus:
             surplus = [g for g in call.groups(State.COMPLETE) if g not in groups]
-            self._tell(surplus, call)
+            self._tell(surplus, known)
             self._delete(surplus, known)
             call.surplus = len(surplus)
         self.rejected = call.rejected
         batch = _batch(groups, PromptGroup.successful_rows, known.name)
-        known.mark_sampled(groups)
+        for group in groups:  # it stays in the partition, and is never sampled again
+            group.sampled = True
+            known.refills.pop(group.uid, None)
+            known.file(group)
         return batch
 
 
 def _batch(
-    groups: Sequence[PromptGroup],
-    rows_of: Callable[[PromptGroup], Iterable[tuple[str, Tag]]],
-    partition: str,
+    groups: Sequence[PromptGroup], rows_of: Callable[[PromptGroup], Any], partition: str
 ) -> KVBatchMeta:
     """These groups as a batch of these rows of each."""
     # Two lists, not a list of pairs: a million tuples slow down the garbage collector.
-    keys: list[str] = []
-    tags: list[Any] = []  # KVBatchMeta copies them
+    found, tags = list[str](), list[Any]()  # KVBatchMeta copies the tags
     for group in groups:
         for key, tag in rows_of(group):
-            keys.append(key)
+            found.append(key)
             tags.append(tag)
     roots = {ROLLOUT_ROOT_KEYS: [group.uid for group in groups]}
-    return KVBatchMeta(keys, tags, partition, extra_info=roots)
+    return KVBatchMeta(found, tags, partition, extra_info=roots)

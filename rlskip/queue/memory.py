@@ -4,34 +4,25 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Collection, Sequence
-from itertools import chain as flatten
+from collections.abc import Sequence
 from typing import Any
 
-import attrs
 from tensordict import TensorDict
 
 from rlskip.batch.columns import own
 from rlskip.errors import RlskipError
 from rlskip.queue.protocol import (
     Changes,
-    KVBatchMeta,
+    Fields,
     MissingKeysError,
     Row,
     Tag,
+    Tags,
     TrajectoryQueue,
     Watch,
     check_put,
 )
-from rlskip.queue.rows import OwnRow, check_fields, one_batch, to_rows
-
-
-@attrs.frozen
-class _Entry:
-    """A key's tag and row. A put makes a new entry, so the one a reader holds never changes."""
-
-    tag: Tag
-    row: Row
+from rlskip.queue.rows import OwnRow, one_batch, to_rows
 
 
 class MemoryQueue(TrajectoryQueue):
@@ -41,47 +32,33 @@ class MemoryQueue(TrajectoryQueue):
     cost of a watch depends on what changed, not on what the queue holds.
     """
 
-    # `_changed` is held whenever the state below, or that of a watch, is read or written. No
-    # partition is empty. Every watch notes a key before the key changes.
+    # `_changed` is held whenever the state below, or that of a watch, is read or written. Every
+    # watch notes a key before the key changes. A put makes a new tag and a new row, so those that
+    # a reader holds never change.
 
     def __init__(self) -> None:
-        self._partitions: dict[str, dict[str, _Entry]] = {}
+        self._partitions: dict[str, dict[str, tuple[Tag, Row]]] = {}
         self._changed = threading.Condition()
         self._watches: weakref.WeakSet[_MemoryWatch] = weakref.WeakSet()
 
     def put(
-        self,
-        keys: Sequence[str],
-        partition: str,
-        fields: TensorDict | Sequence[Row] | None = None,
-        tags: Sequence[Tag] | None = None,
-    ) -> KVBatchMeta:
+        self, keys: Sequence[str], partition: str, fields: Fields = None, tags: Tags = None
+    ) -> None:
         check_put(keys, fields, tags)
-        if fields is None:
-            rows: Sequence[Row] = [{}] * len(keys)
-        elif all(type(row) is OwnRow for row in fields):
-            rows = fields  # type: ignore[assignment]
-        else:
-            rows = own(to_rows(fields))
+        rows: Sequence[Row] = [{}] * len(keys)
+        if fields is not None:
+            is_own = all(type(row) is OwnRow for row in fields)
+            rows = fields if is_own else own(to_rows(fields))
         tags = [{}] * len(keys) if tags is None else tags
         with self._changed:
             held = self._partitions.setdefault(partition, {})
             watches = tuple(self._watches)
             for key, row, tag in zip(keys, rows, tags, strict=True):
-                old = held.get(key)
                 for watch in watches:
-                    watch.note(partition, key, existed=old is not None)
-                held[key] = _Entry(
-                    {**old.tag, **tag} if old else {**tag}, {**old.row, **row} if old else {**row}
-                )
-            entries = [held[key] for key in keys]
+                    watch.note(partition, key, existed=key in held)
+                old_tag, old_row = held.get(key, ({}, {}))
+                held[key] = {**old_tag, **tag}, {**old_row, **row}
             self._changed.notify_all()
-        return KVBatchMeta(
-            keys=list(keys),
-            tags=[dict(entry.tag) for entry in entries],
-            partition_id=partition,
-            fields=[*_common_fields([entry.row for entry in entries])],
-        )
 
     def get(
         self,
@@ -94,33 +71,23 @@ class MemoryQueue(TrajectoryQueue):
         with self._changed:
             held = self._partitions.get(partition, {})
             missing = [key for key in keys if key not in held]
-            rows = {} if missing else {key: held[key].row for key in keys}
+            rows = {} if missing else {key: held[key][1] for key in keys}
         if missing:
             raise MissingKeysError.of_keys(missing, partition)
-        if not all(rows.values()):  # these it names
-            check_fields(rows, f"partition {partition!r}")
-        if fields is not None:
-            there = {*flatten(*rows.values())} if fill_missing else {*_common_fields(rows.values())}
-            if not there.issuperset(fields):
-                raise MissingKeysError.of_fields(fields, sorted(there), partition)
-            rows = {key: {n: row[n] for n in fields if n in row} for key, row in rows.items()}
-        return one_batch(rows, partition, fill_missing)
+        return one_batch(rows, partition, fill_missing, fields=fields)
 
     def list(self, partition: str) -> dict[str, dict[str, Any]]:
         with self._changed:
             entries = dict(self._partitions.get(partition, {}))
-        return {key: dict(entry.tag) for key, entry in entries.items()}
+        return {key: dict(tag) for key, (tag, _) in entries.items()}
 
     def delete(self, keys: Sequence[str], partition: str) -> None:
         with self._changed:
             held = self._partitions.get(partition, {})
-            watches = tuple(self._watches)
             for key in keys:
                 if held.pop(key, None) is not None:
-                    for watch in watches:
+                    for watch in self._watches:
                         watch.note_gone(partition, key)
-            if not held:
-                self._partitions.pop(partition, None)
             self._changed.notify_all()
 
     def watch(self) -> Watch:
@@ -146,9 +113,6 @@ class _MemoryWatch(Watch):
     than the queue held at the last poll and holds now.
     """
 
-    # A key is noted from its first change after a poll on. One that did not exist at that poll and
-    # does not exist now is not noted.
-
     def __init__(self, queue: MemoryQueue) -> None:
         self._queue = queue
         # partition -> key -> whether it existed at the last poll
@@ -169,15 +133,9 @@ class _MemoryWatch(Watch):
             for partition, keys in noted.items():
                 if keys:
                     held = self._queue._partitions.get(partition, {})
-                    changes[partition] = {k: held[k].tag if k in held else None for k in keys}
+                    changes[partition] = {k: held[k][0] if k in held else None for k in keys}
             return changes
 
     def wait_change(self, timeout: float) -> None:
         with self._queue._changed:
             self._queue._changed.wait_for(lambda: any(self._changes.values()), timeout)
-
-
-def _common_fields(rows: Collection[Row]) -> dict[str, None]:
-    """The fields that every row holds, in the order of the first."""
-    first = next(iter(rows), {})
-    return dict.fromkeys(name for name in first if all(name in row for row in rows))

@@ -7,28 +7,14 @@ update therefore depends on what changed, not on what the partition holds.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
+from rlskip import keys
 from rlskip.config.replay import ReplayConfig
-from rlskip.keys import (
-    EXPECTED_ROLLOUTS,
-    FAILURE,
-    FINISHED,
-    IS_PROMPT,
-    IS_SESSION,
-    PENDING,
-    RUNNING,
-    STATUS,
-    VAL,
-    N,
-    split_session,
-    split_trajectory,
-)
 from rlskip.queue.protocol import Tag
 from rlskip.queue.readiness import PromptGroup, PromptOutcome, State
-
-_PROMPT_STATUSES = (PENDING, RUNNING, FINISHED, FAILURE)
 
 
 class Group(Protocol):
@@ -44,18 +30,13 @@ class Group(Protocol):
 
 
 class Partition:
-    """Groups by uid and state, and how old they may be.
-
-    Attributes
-    ----------
-    refills
-        The prompts that refills have submitted, until they are sampled or deleted: for which step,
-        if for one, and how many refills in a row led to each.
-    """
+    """Groups by uid and state, and how old they may be."""
 
     def __init__(self, name: str, config: ReplayConfig) -> None:
         self.name = name
-        self.validates = name == VAL
+        self.validates = name == keys.VAL
+        # The prompts that refills have submitted, until they are sampled or deleted: for which
+        # step, if for one, and how many refills in a row led to each.
         self.refills: dict[str, tuple[int | None, int]] = {}
         self._viable = config.min_viable if config.on_incomplete == "min_viable" else None
         self.strategy = "none" if self.validates else config.max_off_policy_strategy
@@ -70,19 +51,15 @@ class Partition:
         """Add a group, or note that it has changed."""
         if group.number is None:
             group.number = next(self._numbers)
-        self._unfile(group.uid)
+        self.remove([group.uid])
         state = self._states[group.uid] = group.state(self._viable)
         self._groups[state][group.uid] = group
 
     def remove(self, uids: Iterable[str]) -> None:
         """Forget these groups."""
         for uid in uids:
-            self.refills.pop(uid, None)
-            self._unfile(uid)
-
-    def _unfile(self, uid: str) -> None:
-        if (state := self._states.pop(uid, None)) is not None:
-            del self._groups[state][uid]
+            if (state := self._states.pop(uid, None)) is not None:
+                del self._groups[state][uid]
 
     def find(self, uid: str) -> Any:
         """The group of `uid`, or None."""
@@ -105,7 +82,7 @@ class Partition:
             for group in self._groups[state].values()
             if (step is None or group.step == step) and (uids is None or group.uid in uids)
         ]
-        return sorted(found, key=_by_age)
+        return sorted(found, key=lambda g: (-math.inf if g.step is None else g.step, g.number))
 
     def is_stale(self, submitted: int, step: int) -> bool:
         """Whether groups submitted at that step span more steps than the threshold allows."""
@@ -126,17 +103,10 @@ class QueuedPartition(Partition):
         for key, tag in changes.items():
             self._read(key, tag, touched)
         for uid, group in touched.items():
-            if group.empty:
-                self._unfile(uid)
+            if group.root is None and not (group.rows or group.markers):
+                self.remove([uid])
             else:
                 self.file(group)
-
-    def mark_sampled(self, groups: Iterable[PromptGroup]) -> None:
-        """Mark groups as sampled: they stay in the partition and are never sampled again."""
-        for group in groups:
-            group.sampled = True
-            self.refills.pop(group.uid, None)
-            self.file(group)
 
     def _read(self, key: str, tag: Tag | None, touched: dict[str, PromptGroup]) -> None:
         """Give a key to the group that its tag names, or remove it; records touched groups.
@@ -144,47 +114,37 @@ class QueuedPartition(Partition):
         A uid may look like a row or a marker of another uid. Such a key moves when a tag that
         names its kind arrives.
         """
-        form = split_trajectory(key) or split_session(key)
+        form = keys.split_trajectory(key) or keys.split_session(key)
         root = touched.get(key) or self.find(key)
-        if tag is not None and (tag.get(IS_PROMPT) or (form is None and _names_prompt(tag))):
-            root = root or self.empty_group(key)
+        if tag is not None and (tag.get(keys.IS_PROMPT) or (form is None and _names_prompt(tag))):
+            root = touched[key] = root or self.empty_group(key)
             before = root.step
             root.root, tag = tag, None
             if root.step != before:  # submitted again, under a uid that was sampled before
                 root.sampled, root.varies = False, None
-            touched[key] = root
         elif root is not None and root.root is not None:
             root.root, root.sampled = None, False
             touched[key] = root
         if form is None:
             return
-        if tag is not None and tag.get(IS_SESSION) and len(form) == 3:
+        uid, *place = form
+        if tag is not None and tag.get(keys.IS_SESSION) and len(place) == 2:
             tag = None  # a marker's tag under a row's name: ignored
-        uid = form[0]
         group = touched.get(uid) or self.find(uid)
         if group is None:
             if tag is None:
                 return
             group = self.empty_group(uid)
         touched[uid] = group
-        if len(form) == 3:
-            _set(group.rows, form[1:], tag)
+        tags: dict[Any, Tag] = group.rows if len(place) == 2 else group.markers
+        name = tuple(place) if len(place) == 2 else place[0]
+        if tag is None:
+            tags.pop(name, None)
         else:
-            _set(group.markers, form[1], tag)
-
-
-def _set(tags: dict, name: Hashable, tag: Tag | None) -> None:
-    """Set a tag, or remove it."""
-    if tag is None:
-        tags.pop(name, None)
-    else:
-        tags[name] = tag
+            tags[name] = tag
 
 
 def _names_prompt(tag: Tag) -> bool:
     """Whether a tag without ``is_prompt``, at a key of no known form, belongs to a prompt."""
-    return N in tag or EXPECTED_ROLLOUTS in tag or tag.get(STATUS) in _PROMPT_STATUSES
-
-
-def _by_age(group: Group) -> tuple[float, int]:
-    return float("-inf") if group.step is None else group.step, group.number or 0
+    statuses = keys.PENDING, keys.RUNNING, keys.FINISHED, keys.FAILURE
+    return keys.N in tag or keys.EXPECTED_ROLLOUTS in tag or tag.get(keys.STATUS) in statuses

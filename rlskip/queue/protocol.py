@@ -11,15 +11,17 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from tensordict import TensorDict
 
 from rlskip.errors import RlskipError
-from rlskip.keys import attempt_of, is_own_key
+from rlskip.keys import ATTEMPT, ROWS_PER_ATTEMPT, integer, split_trajectory
 
 Tag = Mapping[str, Any]
 Row = Mapping[str, Any]
+Fields: TypeAlias = "TensorDict | Sequence[Row] | None"
+Tags: TypeAlias = "Sequence[Tag] | None"
 #: partition -> key -> its current tag, or None if the key was deleted. Read-only.
 Changes = dict[str, dict[str, "Tag | None"]]
 
@@ -29,18 +31,8 @@ class MissingKeysError(RlskipError, LookupError):
 
     @classmethod
     def of_keys(cls, missing: Sequence[str], partition: str) -> MissingKeysError:
-        return cls(f"{len(missing)} keys are not in partition {partition!r}: {_names(missing)}")
-
-    @classmethod
-    def of_fields(
-        cls, wanted: Sequence[str], held: Sequence[str], partition: str
-    ) -> MissingKeysError:
-        """Not every row holds the fields `wanted`; all of them hold those of `held`."""
-        missing = [name for name in wanted if name not in held]
-        return cls(
-            f"not every requested row in partition {partition!r} holds {', '.join(missing)}",
-            remedy=f"fields that all of them hold: {', '.join(held) or 'none'}",
-        )
+        names = ", ".join(map(repr, missing[:10])) + (", ..." if len(missing) > 10 else "")
+        return cls(f"{len(missing)} keys are not in partition {partition!r}: {names}")
 
 
 class UnequalFieldsError(MissingKeysError):
@@ -59,9 +51,9 @@ class QueueUnavailableError(RlskipError, RuntimeError):
 class KVBatchMeta:
     """Names a batch of rows without holding their data.
 
-    `fields` are those that every row holds, or None if unknown; `extra_info` has facts about the
-    whole batch, such as ``extra_info["rollout_root_keys"]``. The fields are those of
-    ``transfer_queue.KVBatchMeta`` (0.1.11): ``KVBatchMeta(**vars(batch))`` makes one.
+    `extra_info` has facts about the whole batch, such as ``extra_info["rollout_root_keys"]``. The
+    fields are those of ``transfer_queue.KVBatchMeta`` (0.1.11): ``KVBatchMeta(**vars(batch))``
+    makes one.
     """
 
     keys: list[str] = dataclasses.field(default_factory=list)
@@ -81,8 +73,7 @@ class KVBatchMeta:
 class Watch(ABC):
     """One reader's view of the changes in a queue, over all partitions.
 
-    A reader polls, and waits where that did not bring what it needs. Any thread may call it, and
-    each change is reported to one caller.
+    Any thread may call it, and each change is reported to one caller.
     """
 
     @abstractmethod
@@ -104,14 +95,12 @@ class TrajectoryQueue(ABC):
     A queue of your own implements the five abstract methods.
     """
 
+    buffer: Any = None  # the last ReplayBuffer that was made for it
+
     @abstractmethod
     def put(
-        self,
-        keys: Sequence[str],
-        partition: str,
-        fields: TensorDict | Sequence[Row] | None = None,
-        tags: Sequence[Tag] | None = None,
-    ) -> KVBatchMeta:
+        self, keys: Sequence[str], partition: str, fields: Fields = None, tags: Tags = None
+    ) -> None:
         """Create or update keys: tags and fields are merged into the existing ones.
 
         A reader that sees the new tag also finds the new fields.
@@ -125,8 +114,6 @@ class TrajectoryQueue(ABC):
             key, whose tensors may differ in length. Copied.
         tags
             One tag per key. Give fields, tags or both.
-
-        Returns the keys with their merged tags and the fields that all of them now hold.
 
         Raises
         ------
@@ -177,9 +164,7 @@ class TrajectoryQueue(ABC):
         """Return a new :class:`Watch`. The queue keeps only a weak reference to it."""
 
 
-def check_put(
-    keys: Sequence[str], fields: TensorDict | Sequence[Row] | None, tags: Sequence[Tag] | None
-) -> None:
+def check_put(keys: Sequence[str], fields: Fields, tags: Tags) -> None:
     """Refuse arguments of a put that no queue accepts; raises :class:`PutError`."""
     if isinstance(keys, str):
         raise PutError(f"expected a sequence of keys, got the string {keys!r}")
@@ -194,14 +179,10 @@ def check_put(
         if values is not None and len(values) != len(keys):
             raise PutError(f"{len(keys)} keys, but {len(values)} {name}")
     for key, tag in zip(keys, tags or (), strict=False):
-        attempt = attempt_of(tag)
-        if attempt is not None and not is_own_key(key, attempt):
+        attempt, parts = integer(tag.get(ATTEMPT)), split_trajectory(key)
+        if attempt is not None and parts is not None and parts[2] // ROWS_PER_ATTEMPT != attempt:
             raise PutError(
                 f"{key!r} is not a key of attempt {attempt}, and may be that of another one's row",
                 remedy="write rows under session.key(i), with session.tag(); or under "
                 "TrajectoryKey.of_attempt(uid, session_id, index, attempt)",
             )
-
-
-def _names(keys: Sequence[str]) -> str:
-    return ", ".join(map(repr, keys[:10])) + (", ..." if len(keys) > 10 else "")

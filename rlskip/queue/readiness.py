@@ -21,26 +21,12 @@ from typing import Any
 
 import attrs
 
+from rlskip import keys
 from rlskip.errors import RlskipError
-from rlskip.keys import (
-    ERROR,
-    EXPECTED_ROLLOUTS,
-    FAILURE,
-    FINISHED,
-    GLOBAL_STEPS,
-    ROWS,
-    ROWS_PER_ATTEMPT,
-    STATUS,
-    SUCCESS,
-    N,
-    attempt_of,
-    integer,
-    session_key,
-    trajectory_key,
-)
 from rlskip.queue.protocol import Tag
 
 _MOST_SESSIONS = 10**6  # of a prompt; a root tag that says more is invalid
+_NAMED = 20  # prompts in a message; the attribute `prompts` of its error holds all of them
 
 
 class State(Enum):
@@ -73,79 +59,26 @@ class PromptGroup:
     @property
     def step(self) -> int | None:
         """The step at which the prompt was submitted; None if there is no valid one."""
-        return None if self.root is None else integer(self.root.get(GLOBAL_STEPS))
-
-    @property
-    def empty(self) -> bool:
-        """Whether the queue holds no key of it."""
-        return self.root is None and not (self.rows or self.markers)
+        return None if self.root is None else keys.integer(self.root.get(keys.GLOBAL_STEPS))
 
     def tags(self) -> Iterator[tuple[str, Tag]]:
-        """Every key of the group with its tag: root, rows and session markers."""
+        """Every key that the queue holds of it, with its tag: root, rows and session markers."""
         if self.root is not None:
             yield self.uid, self.root
-        for place, tag in self.rows.items():
-            yield trajectory_key(self.uid, *place), tag
+        yield from self.all_rows()
         for session_id, tag in self.markers.items():
-            yield session_key(self.uid, session_id), tag
+            yield keys.session_key(self.uid, session_id), tag
 
-    def finished(self) -> bool:
-        """Whether all sessions of this prompt have finished."""
-        root = self.root or {}
-        if N not in root:
-            return root.get(STATUS) in (FINISHED, FAILURE)
-        n = _positive(root.get(N))
-        if n is None or len(self.markers) < n:
-            return False
-        return sum(tag.get(STATUS) in (SUCCESS, FAILURE) for tag in self.markers.values()) >= n
+    def all_rows(self) -> Iterator[tuple[str, Tag]]:
+        """Every row that there is, by session and index."""
+        for place in sorted(self.rows):
+            yield keys.trajectory_key(self.uid, *place), self.rows[place]
 
-    def tally(self) -> tuple[dict[int, dict[int, Tag]], dict[int, str]]:
-        """By session id: the rows of each session that succeeded, and why each other failed."""
-        sessions: dict[int, dict[int, Tag]] = {session_id: {} for session_id in self.markers}
-        for (session_id, index), tag in self.rows.items():
-            sessions.setdefault(session_id, {})[index] = tag
-        counted = N in (self.root or {})
-        succeeded: dict[int, dict[int, Tag]] = {}
-        failed: dict[int, str] = {}
-        for session_id in sorted(sessions):
-            marker = self.markers.get(session_id, {})
-            rows = _of_last_attempt(sessions[session_id], marker)
-            ended = marker.get(STATUS)
-            statuses = [tag.get(STATUS) for tag in rows.values()]
-            if ended == FAILURE:
-                failed[session_id] = str(marker.get(ERROR, ""))
-            elif FAILURE in statuses:
-                at_fault = [*rows.values()][statuses.index(FAILURE)]
-                failed[session_id] = str(at_fault.get(ERROR, ""))
-            elif (number := integer(marker.get(ROWS))) not in (None, len(rows)):
-                failed[session_id] = f"found {len(rows)} of its {number} rows"
-            elif (
-                rows
-                and statuses.count(SUCCESS) == len(statuses)
-                and (ended == SUCCESS or not counted)
-            ):
-                succeeded[session_id] = rows
-        return succeeded, failed
-
-    def outcome(self) -> PromptOutcome:
-        """The outcome so far."""
-        succeeded, failed = self.tally()
-        root = self.root or {}
-        status = None if N in root else root.get(STATUS)
-        counts = [name for name in (EXPECTED_ROLLOUTS, N) if root.get(name) is not None]
-        expected = _positive(root[counts[0]]) if counts else self.usual
-        # An invalid number does not say how many to expect: nothing is complete then.
-        odd = [f"{name}={root[name]!r:.40}" for name in counts if _positive(root[name]) is None]
-        if odd:
-            expected, status = 0, f"invalid: {', '.join(odd)}"
-        return PromptOutcome(
-            self.uid,
-            self.step,
-            None if status is None else str(status),
-            expected,
-            tuple(succeeded),
-            tuple(failed.items()),
-        )
+    def successful_rows(self) -> Iterator[tuple[str, Tag]]:
+        """The rows of the sessions that succeeded, by session and index."""
+        for session_id, rows in self._tally()[0].items():
+            for index, tag in rows.items():
+                yield keys.trajectory_key(self.uid, session_id, index), tag
 
     def state(self, viable: int | None) -> State:
         """The state that the tags show; `viable` is that of :meth:`PromptOutcome.accepted`."""
@@ -153,28 +86,62 @@ class PromptGroup:
             return State.SAMPLED
         if self.step is None:
             return State.ORPHANED
-        if not self.finished():
+        if not self._finished():
             return State.RUNNING
         return State.COMPLETE if self.outcome().accepted(viable) else State.INCOMPLETE
 
-    def successful_rows(self) -> Iterator[tuple[str, Tag]]:
-        """The rows of the sessions that succeeded, by session and index."""
-        for session_id, rows in self.tally()[0].items():
-            for index in sorted(rows):
-                yield trajectory_key(self.uid, session_id, index), rows[index]
+    def outcome(self) -> PromptOutcome:
+        """The outcome so far."""
+        root, expected = self.root or {}, self.usual
+        status = None if keys.N in root else root.get(keys.STATUS)
+        for name in (keys.N, keys.EXPECTED_ROLLOUTS):  # the second one takes precedence
+            if (number := root.get(name)) is not None and expected != 0:
+                expected = _positive(number)
+                if expected is None:  # it does not say how many to expect: nothing is complete
+                    expected, status = 0, f"invalid: {name}={number!r:.40}"
+        succeeded, failed = self._tally()
+        status = None if status is None else str(status)
+        ended = tuple(succeeded), tuple(failed.items())
+        return PromptOutcome(self.uid, self.step, status, expected, *ended)
 
-    def all_rows(self) -> Iterator[tuple[str, Tag]]:
-        """Every row that there is, by session and index."""
-        for place in sorted(self.rows):
-            yield trajectory_key(self.uid, *place), self.rows[place]
+    def _finished(self) -> bool:
+        root = self.root or {}
+        if keys.N not in root:
+            return root.get(keys.STATUS) in (keys.FINISHED, keys.FAILURE)
+        n = _positive(root[keys.N])
+        if n is None or len(self.markers) < n:
+            return False
+        return (
+            sum(
+                tag.get(keys.STATUS) in (keys.SUCCESS, keys.FAILURE)
+                for tag in self.markers.values()
+            )
+            >= n
+        )
 
-
-def _of_last_attempt(rows: dict[int, Tag], marker: Tag) -> dict[int, Tag]:
-    """A session's rows that count: those of its marker's attempt, else of the latest attempt."""
-    last = attempt_of(marker)
-    if last is None:
-        last = max(rows, default=0) // ROWS_PER_ATTEMPT
-    return {index: tag for index, tag in rows.items() if index // ROWS_PER_ATTEMPT == last}
+    def _tally(self) -> tuple[dict[int, dict[int, Tag]], dict[int, str]]:
+        """By session id: the rows of each session that succeeded, and why each other failed."""
+        sessions: dict[int, dict[int, Tag]] = {session_id: {} for session_id in self.markers}
+        for session_id, index in sorted(self.rows):
+            sessions.setdefault(session_id, {})[index] = self.rows[session_id, index]
+        counted = keys.N in (self.root or {})
+        succeeded: dict[int, dict[int, Tag]] = {}
+        failed: dict[int, str] = {}
+        for session_id in sorted(sessions):
+            marker, rows = self.markers.get(session_id, {}), sessions[session_id]
+            last = keys.integer(marker.get(keys.ATTEMPT))
+            if last is None:  # its writer does not know of attempts
+                last = max(rows, default=0) // keys.ROWS_PER_ATTEMPT
+            rows = {i: tag for i, tag in rows.items() if i // keys.ROWS_PER_ATTEMPT == last}
+            statuses = {tag.get(keys.STATUS) for tag in rows.values()}
+            ended, announced = marker.get(keys.STATUS), keys.integer(marker.get(keys.ROWS))
+            if ended == keys.FAILURE:
+                failed[session_id] = str(marker.get(keys.ERROR, ""))
+            elif announced not in (None, len(rows)):
+                failed[session_id] = f"found {len(rows)} of its {announced} rows"
+            elif (ended == keys.SUCCESS or not counted) and statuses == {keys.SUCCESS}:
+                succeeded[session_id] = rows
+        return succeeded, failed
 
 
 @attrs.frozen
@@ -208,7 +175,7 @@ class PromptOutcome:
     @property
     def complete(self) -> bool:
         """No session failed, is missing or too many; without an expected number, one is enough."""
-        if self.status == FAILURE or self.failed:
+        if self.status == keys.FAILURE or self.failed:
             return False
         return self.actual >= 1 and self.expected in (None, self.actual)
 
@@ -234,14 +201,8 @@ class PromptOutcome:
 
 
 def _positive(value: Any) -> int | None:
-    number = integer(value)
+    number = keys.integer(value)
     return number if number is not None and 0 < number <= _MOST_SESSIONS else None
-
-
-# -- the errors of incomplete groups --------------------------------------------------------------
-
-# A message names at most this many prompts; the attribute `prompts` holds all of them.
-_NAMED = 20
 
 
 class IncompleteRolloutError(RlskipError, RuntimeError):
@@ -251,20 +212,9 @@ class IncompleteRolloutError(RlskipError, RuntimeError):
     call's `step`.
     """
 
-    def __init__(
-        self,
-        what: str,
-        where: str = "",
-        remedy: str = "",
-        *,
-        partition: str = "",
-        step: int | None = None,
-        prompts: Sequence[PromptOutcome] = (),
-    ) -> None:
-        super().__init__(what, where, remedy)
-        self.partition = partition
-        self.step = step
-        self.prompts = tuple(prompts)
+    partition: str = ""
+    step: int | None = None
+    prompts: tuple[PromptOutcome, ...] = ()
 
 
 class ReplayTimeoutError(IncompleteRolloutError, TimeoutError):

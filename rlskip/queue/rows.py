@@ -58,73 +58,75 @@ def to_rows(fields: TensorDictBase | Sequence[Row]) -> list[dict[str, Any]]:
     return rows
 
 
-def check_fields(
-    rows: Mapping[str, Collection[str]], where: str, only: Collection[str] | None = None
-) -> None:
-    """Refuse rows that cannot be one batch: each must hold the fields of all others.
-
-    `rows` has the names of the fields of each, by key; `only` these count, None: all. The error
-    names the field that the fewest rows lack, and one of these rows: it is the row to look at.
-    """
-    first = set(next(iter(rows.values()), ()))
-    if first and all(
-        len(names) == len(first) and first.issuperset(names) for names in rows.values()
-    ):
-        return  # as nearly always
-    empty = [key for key, names in rows.items() if not names]
-    if empty and only is None:
-        raise MissingKeysError(f"{', '.join(map(repr, empty[:10]))}: no field is there", where)
-    every = itertools.chain.from_iterable(rows.values())
-    counts = Counter(name for name in every if only is None or name in only)
-    lacked = {name: count for name, count in counts.items() if count < len(rows)}
-    if not lacked:
-        return
-    field = max(lacked, key=lambda name: lacked[name])
-    lacking = [key for key, names in rows.items() if field not in names]
-    form = split_trajectory(lacking[0])
-    who = f" (session {form[1]} of prompt {form[0]!r})" if form else ""
-    more = f", and so do {len(lacking) - 1} more" if len(lacking) > 1 else ""
-    held = ", ".join(name for name in counts if name not in lacked)
-    raise UnequalFieldsError(
-        f"the rows do not hold the same fields: {lacking[0]!r}{who} lacks {field!r}{more}",
-        where,
-        "return the same fields from every session, or read those that all rows hold: "
-        f"{held or 'none'}",
-    )
-
-
 def one_batch(
-    rows: Mapping[str, Row], partition: str, fill_missing: bool = False, *, own: bool = False
+    rows: Mapping[str, Row],
+    partition: str,
+    fill_missing: bool = False,
+    *,
+    fields: Sequence[str] | None = None,
+    own: bool = False,
 ) -> TensorDict:
-    """Rows by key as one batch: the rule of every reader for fields that some rows lack.
+    """These `fields`, or all, of rows by key as one batch: every reader's rule for unequal rows.
 
-    Such a field is an error (:func:`check_fields`). With `fill_missing` it is None there, unless
-    any row holds a tensor or an array under its name: a missing tensor has no None. `own` is that
-    of :func:`to_batch`.
+    A field that some rows lack is an error (:func:`check_fields`). With `fill_missing` it is None
+    there, unless any row holds a tensor or an array under its name: a missing tensor has no None.
+    `own` is that of :func:`to_batch`.
+    """
+    filled: set[str] = set()
+    if fill_missing:
+        items = list(itertools.chain.from_iterable(row.items() for row in rows.values()))
+        dense = {name for name, value in items if isinstance(value, (torch.Tensor, np.ndarray))}
+        filled = {name for name, _ in items} - dense
+    names = check_fields(rows, partition, fields, filled)
+    return to_batch([{name: row.get(name) for name in names} for row in rows.values()], own=own)
+
+
+def check_fields(
+    rows: Mapping[str, Collection[str]],
+    partition: str,
+    fields: Sequence[str] | None = None,
+    filled: Collection[str] = (),
+) -> list[str]:
+    """The fields of a batch of rows, each of which has these names of fields, by key.
+
+    Raises
+    ------
+    MissingKeysError
+        A row holds nothing, or none holds one of `fields`.
+    UnequalFieldsError
+        A field that is not `filled` is not in every row. The error names the field that the fewest
+        rows lack, and one of these rows: it is the row to look at.
     """
     where = f"partition {partition!r}"
-    if not fill_missing:
-        check_fields(rows, where)
-        return to_batch(list(rows.values()), own=own)
-    names = dict.fromkeys(name for row in rows.values() for name in row)
-    dense = {
-        name
-        for row in rows.values()
-        for name, value in row.items()
-        if isinstance(value, (torch.Tensor, np.ndarray))
-    }
-    check_fields(rows, where, dense)
-    filled = [{name: row.get(name) for name in names} for row in rows.values()]
-    return to_batch(filled, own=own)
+    if empty := [key for key, names in rows.items() if not names]:
+        raise MissingKeysError(f"{', '.join(map(repr, empty[:10]))}: no field is there", where)
+    counts = Counter(itertools.chain.from_iterable(rows.values()))
+    wanted = list(counts if fields is None else fields)
+    held = ", ".join(name for name, count in counts.items() if count == len(rows)) or "none"
+    if missing := [name for name in wanted if name not in counts]:
+        what = f"none of the requested rows holds {', '.join(missing)}"
+        raise MissingKeysError(what, where, f"fields that all of them hold: {held}")
+    lacked = [name for name in wanted if counts[name] < len(rows) and name not in filled]
+    if lacked:
+        field = max(lacked, key=counts.__getitem__)
+        lacking = [key for key, names in rows.items() if field not in names]
+        form = split_trajectory(lacking[0])
+        who = f" (session {form[1]} of prompt {form[0]!r})" if form else ""
+        more = f", and so do {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        raise UnequalFieldsError(
+            f"the rows do not hold the same fields: {lacking[0]!r}{who} lacks {field!r}{more}",
+            where,
+            f"return the same fields from every session, or read those that all rows hold: {held}",
+        )
+    return wanted
 
 
 def to_batch(rows: Sequence[Row], *, own: bool = False) -> TensorDict:
     """One TensorDict of batch size ``(len(rows),)`` that shares no memory with `rows`.
 
-    All rows must hold the same fields. Scalars are stacked, other tensors become
-    one jagged nested tensor (layout ``torch.jagged``; a NonTensorStack where their shapes or
-    dtypes do not allow it), anything else a NonTensorStack. `own`: nobody else has the rows, so
-    only tensors are copied.
+    All rows must hold the same fields. Scalars are stacked, other tensors become one jagged nested
+    tensor (a NonTensorStack where their shapes or dtypes do not allow it), anything else a
+    NonTensorStack. `own`: nobody else has the rows, so only tensors are copied.
     """
     names = rows[0] if rows else ()
     batch = {name: _pack([row[name] for row in rows], own) for name in names}

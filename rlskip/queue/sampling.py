@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
 
 from rlskip.config.replay import ReplayConfig
+from rlskip.errors import RlskipError
 from rlskip.keys import TRAIN, integer
-from rlskip.queue.filtering import GroupFilter
 from rlskip.queue.partition import Group, Partition
 from rlskip.queue.readiness import (
     IncompleteRolloutError,
@@ -28,6 +29,46 @@ from rlskip.queue.readiness import (
 log = logging.getLogger(__name__)
 
 _THERE = State.COMPLETE, State.RUNNING, State.INCOMPLETE
+
+
+@attrs.frozen
+class GroupFilter:
+    """Rejects complete training groups in which a metric does not vary, or is not a number.
+
+    `metric` is called with keys of rows and their partition, and returns the metric of each row.
+    For trainers that must not train on an older policy, `discards_surplus` waits for all that was
+    submitted before a batch is sampled, and discards what the batch does not take.
+    """
+
+    metric: Callable[[Sequence[str], str], Sequence[float]]
+    discards_surplus: bool = False
+
+    def rejected(self, partition: str, groups: Iterable[PromptGroup]) -> list[PromptGroup]:
+        """Those of these complete groups that are rejected; reads each group's rows once."""
+        groups = list(groups)
+        new = [group for group in groups if group.varies is None]
+        keys = [[key for key, _ in group.successful_rows()] for group in new]
+        values = iter(self._values([key for some in keys for key in some], partition))
+        for group, its_keys in zip(new, keys, strict=True):
+            metrics = [next(values) for _ in its_keys]
+            odd = [value for value in metrics if not math.isfinite(value)]
+            # One NaN makes the advantages of its whole group NaN. It equals nothing, itself
+            # neither, so it would count as variance.
+            group.varies = not odd and (len(metrics) == 1 or len({*metrics}) != 1)
+            # math.nan is one object, so that equal causes count as one.
+            group.metric = math.nan if odd and math.isnan(odd[0]) else [*odd, *metrics][0]
+        return [group for group in groups if not group.varies]
+
+    def _values(self, keys: Sequence[str], partition: str) -> list[float]:
+        found = self.metric(keys, partition) if keys else []
+        try:
+            values = [float(value) for value in found]
+        except (TypeError, ValueError, OverflowError):
+            values = []
+        if len(values) != len(keys):
+            what = f"the metric returned {found!r:.200} for {len(keys)} rows"
+            raise RlskipError(what, "group_filter", "return one number for each key, in order")
+        return values
 
 
 @attrs.define
@@ -74,28 +115,22 @@ class SampleCall:
         self.step = step
         self.batch_size = batch_size
         self.uids = uids
+        # The step whose prompts are sampled; None for any step.
+        self.only_step = step if batch_size is None else None
         self._config = config
         self._filter = None if partition.validates else group_filter
+        self.discards_surplus = self._filter is not None and self._filter.discards_surplus
         self._replaces_stale = replaces_stale
         self._started = self._logged = started
         self._spans: list[int] = []  # of the stale groups, in steps
         self._dropped: list[PromptOutcome] = []
-        self._refilled = self._short = self._submitted = 0
-        self.surplus = 0
+        self._refilled = self._short = self._submitted = self.surplus = 0
         #: The groups that the filter rejected, by the value of the metric.
         self.rejected: Counter[float] = Counter()
         self._kept_back: list[PromptGroup] = []  # rejected, and not evicted
-        self._most = 1  # prompts that were there at once
-        # The step whose prompts are sampled; None for any step.
-        self.only_step = step if batch_size is None else None
 
     def __str__(self) -> str:
         return f"partition {self.partition.name!r}, step {self.step}"
-
-    @property
-    def discards_surplus(self) -> bool:
-        """Whether all that was submitted is awaited, and what the batch does not take deleted."""
-        return self._filter is not None and self._filter.discards_surplus
 
     def groups(self, *states: State) -> list[Any]:
         """The groups in these states that the call may sample, the oldest first."""
@@ -103,15 +138,11 @@ class SampleCall:
 
     def absent(self) -> list[str]:
         """The prompts that the call waits for and that are not there: refills, or named ones."""
-        refills = self.partition.refills
-        if self.batch_size is not None:
-            awaited = {*refills} if self.uids is None else self.uids & refills.keys()
-        elif self.uids is not None:
-            awaited = self.uids
-        else:
-            awaited = {uid for uid, (step, _) in refills.items() if step == self.step}
-        there = self.groups(*_THERE) if awaited else []
-        return sorted(awaited - {group.uid for group in there})
+        of = self.only_step
+        awaited = {uid for uid, (step, _) in self.partition.refills.items() if of in (None, step)}
+        if self.uids is not None:
+            awaited = self.uids if self.batch_size is None else self.uids & awaited
+        return sorted(awaited - {group.uid for group in self.groups(*_THERE)}) if awaited else []
 
     # -- which groups must not be sampled; nothing changes, so what raises leaves them as they were
 
@@ -131,69 +162,52 @@ class SampleCall:
             found.refilled = incomplete
             found.replaced += self._chain(incomplete, "incomplete")
         elif incomplete:
-            raise self._incomplete([group.outcome() for group in incomplete])
+            outcomes = [group.outcome() for group in incomplete]
+            raise self._error(f"incomplete groups:{name_prompts(outcomes)}", outcomes)
         if self._filter is not None:
             self._reject(self._filter, found)
         return found if found.groups else None
 
     def _chain(self, groups: Sequence[Group], kind: str) -> list[tuple[PromptOutcome, int]]:
-        """The prompts, each with the refills in a row that its replacement will have had.
-
-        Raises if one has had the most.
-        """
-        most, replaced, spent = self._config.max_refills, [], []
-        for group in groups:
-            _, refills = self.partition.refills.get(group.uid, (None, 0))
-            replaced.append((group.outcome(), refills + 1))
-            if refills >= most:
-                spent.append(group.outcome())
-        if spent:
-            raise self._incomplete(spent, f" after {most} refills (replay.max_refills)", kind)
+        """The prompts, each with the refills in a row that its replacement will have had."""
+        most, refills = self._config.max_refills, self.partition.refills
+        replaced = [(g.outcome(), refills.get(g.uid, (None, 0))[1] + 1) for g in groups]
+        if spent := [outcome for outcome, count in replaced if count > most]:
+            after = f"after {most} refills (replay.max_refills)"
+            raise self._error(f"{kind} groups {after}:{name_prompts(spent)}", spent)
         return replaced
 
     def _reject(self, group_filter: GroupFilter, found: Eviction) -> None:
-        """Evict and replace groups that teach nothing, as far as the limits allow.
+        """Evict groups that teach nothing, and replace each with one prompt.
 
-        The others stay for the next call; raises if nothing but them is left to hope for. Without
-        a limit a filter that rejects everything would generate until the timeout.
+        Without a bound a filter that rejects everything would generate until the timeout. What
+        exceeds it stays for the next call; raises if nothing else is left to hope for.
         """
         complete = [g for g in self.groups(State.COMPLETE) if g not in found.stale]
         rejected = group_filter.rejected(self.partition.name, complete)
-        each, most = group_filter.refills, group_filter.max_inflight
+        there = len(self.groups(*_THERE)) + len(self.absent())
+        wanted = self.batch_size or there
         passed = len(complete) - len(rejected)
-        enough = passed >= (self.batch_size or 1)
-        running = len(self.groups(State.RUNNING)) + len(self.absent())
-        room = max(0, self._config.max_refills * self._wanted() - self._submitted)
-        if most is not None:
-            room = min(room, max(0, most - running))
-        if enough and (self.discards_surplus or self.batch_size is None):
-            found.rejected = rejected  # there is no next call for them
-            room = 0 if self.discards_surplus else room
-        else:
-            # Each gets one replacement now, so that an error later leaves no step short.
-            found.rejected = rejected[: -(-room // each)]
-        self._kept_back = [group for group in rejected if group not in found.rejected]
-        due = [(group.outcome(), 0) for group in found.rejected for _ in range(each)]
-        found.replaced += due[:room]
-        if self._kept_back and not (found.replaced or running or enough):
+        if passed >= wanted and self.discards_surplus:
+            found.rejected = rejected
+            return
+        room = max(0, self._config.max_refills * wanted - self._submitted)
+        found.rejected, self._kept_back = rejected[:room], rejected[room:]
+        found.replaced += [(group.outcome(), 0) for group in found.rejected]
+        hopeless = passed < wanted and not found.replaced and there == len(complete)
+        if self._kept_back and hopeless:
             self.rejected.update(group.metric for group in rejected)
             raise self._error(
-                f"{passed} of {self._wanted()} groups passed the filter, and {self._submitted} "
-                f"more prompts, the most allowed, were submitted; {self._rejections()}",
+                f"{passed} of {wanted} groups passed the filter, and {self._submitted} more "
+                f"prompts, the most allowed, were submitted; {self._rejections()}",
+                [group.outcome() for group in rejected],
                 "are the prompts too easy or too hard? Raise replay.max_refills: so many refills "
                 "for each prompt that is wanted are allowed",
-                [group.outcome() for group in rejected],
             )
-
-    def _wanted(self) -> int:
-        """How many prompts the call samples: the most that were there at once, if no number."""
-        there = self.groups(*_THERE)
-        self._most = max(self._most, len(there))
-        return self._most if self.batch_size is None else self.batch_size
 
     def evicted(self, found: Eviction, uids: Sequence[str] = ()) -> None:
         """Log and count what was evicted, and wait for the prompts `uids` that replace it."""
-        odd = [group for group in found.rejected if group.metric - group.metric != 0]
+        odd = [group for group in found.rejected if not math.isfinite(group.metric)]
         for some, what in (
             (found.stale, "stale prompts"),
             (found.dropped, "incomplete prompts, which are dropped"),
@@ -203,7 +217,7 @@ class SampleCall:
             if some:
                 names = name_prompts([group.outcome() for group in some])
                 log.warning("%s: evicting %s:%s", self, what, names)
-        self._spans += [self.step - (group.step or 0) + 1 for group in found.stale]
+        self._spans += [self.step - group.step + 1 for group in found.stale]
         self._dropped += [group.outcome() for group in found.dropped]
         self._refilled += len(found.refilled)
         self.rejected.update(group.metric for group in found.rejected)
@@ -227,7 +241,8 @@ class SampleCall:
             # Nothing replaces a dropped prompt of a validation batch, so nothing is waited for.
             size -= len(self._dropped)
         if size <= 0 or (self._dropped and not complete and self.batch_size is None):
-            raise self._incomplete(self._dropped, " (every prompt was dropped)")
+            what = f"incomplete groups (every prompt was dropped):{name_prompts(self._dropped)}"
+            raise self._error(what, self._dropped)
         if len(complete) < size:
             return None
         short = [outcome for g in complete[:size] if not (outcome := g.outcome()).complete]
@@ -265,76 +280,56 @@ class SampleCall:
         """
         timeout_s, interval_s = self._config.timeout_s, self._config.progress_interval_s
         waited = now - self._started
-        due = self._logged + interval_s
-        if waited >= timeout_s or now >= due:
-            missing = [group.outcome() for group in self.groups(State.RUNNING)]
-            for uid in self.absent():
-                group = self.partition.find(uid) or self.partition.empty_group(uid)
-                missing += [group.outcome()]
+        if waited >= timeout_s or now >= self._logged + interval_s:
+            late = self.groups(State.RUNNING)
+            late += [self.partition.find(u) or self.partition.empty_group(u) for u in self.absent()]
+            missing = [group.outcome() for group in late]
             said = self._situation() + name_prompts(missing)
             if waited >= timeout_s:
-                remedy = (
+                raise self._error(
+                    f"no batch after {waited:.1f} s; {said}",
+                    missing,
                     "find out why the sessions are missing; raise replay.timeout_s if they are "
-                    "only slow"
+                    "only slow",
+                    ReplayTimeoutError,
                 )
-                what = f"no batch after {waited:.1f} s; {said}"
-                raise self._error(what, remedy, missing, ReplayTimeoutError)
             self._logged = now
             log.info("%s: waiting for %.0f of %.0f s; %s", self, waited, timeout_s, said)
         return min(self._started + timeout_s, self._logged + interval_s) - now
 
     def _situation(self) -> str:
         """What there is to sample and what is missing, in one line."""
-        states = State.COMPLETE, State.RUNNING, State.SAMPLED
-        complete, running, sampled = (len(self.groups(state)) for state in states)
+        complete, running = (len(self.groups(s)) for s in (State.COMPLETE, State.RUNNING))
         absent = self.absent()
-        orphans = [group.uid for group in self.partition.groups(State.ORPHANED)]
         wanted = self.batch_size or complete + running + len(absent)
         facts = {
             f"{complete} of {wanted} prompts are complete, {running} are running": True,
             "running prompts that are about to be stale come first": (
                 self.partition.about_to_be_stale(self.step)
             ),
-            f"not submitted at this step, or deleted: {_some(absent)}": absent,
-            f"{len(self._dropped)} were incomplete and dropped": self._dropped,
-            f"{len(self._spans)} were stale and dropped": self._spans,
+            f"not submitted at this step, or deleted: {', '.join(absent[:10])}": absent,
             self._rejections(): self.rejected,
-            f"{sampled} were sampled before": sampled,
-            f"keys without a prompt that has a step: {_some(orphans)}": orphans,
         }
         return "; ".join(fact for fact, is_so in facts.items() if is_so)
 
     def _rejections(self) -> str:
         """How many groups were rejected, and by what."""
-        values = ", ".join(
-            f"{value:g} in {count}" for value, count in sorted(self.rejected.items(), key=str)
-        )
+        metric = self._filter and self._filter.metric
+        counts = sorted(self.rejected.items(), key=str)
         return (
-            f"the filter {self._filter and self._filter.name!r} rejected "
+            f"the filter {getattr(metric, '__name__', type(metric).__name__)!r} rejected "
             f"{self.rejected.total()} groups (a metric that is the same in all rows, or not a "
-            f"number): {values}"
+            f"number): {', '.join(f'{value:g} in {count}' for value, count in counts)}"
         )
-
-    def _incomplete(
-        self, prompts: Sequence[PromptOutcome], when: str = "", kind: str = "incomplete"
-    ) -> IncompleteRolloutError:
-        """Groups that ``replay.on_incomplete`` does not accept."""
-        remedy = (
-            "find the cause in the logs of the sessions; replay.on_incomplete can drop, refill or "
-            "accept such groups (raise, drop, refill, min_viable)"
-        )
-        return self._error(f"{kind} groups{when}:{name_prompts(prompts)}", remedy, prompts)
 
     def _error(
         self,
         what: str,
-        remedy: str,
         prompts: Sequence[PromptOutcome],
+        remedy: str = "find the cause in the logs of the sessions; replay.on_incomplete can drop, "
+        "refill or accept such groups (raise, drop, refill, min_viable)",
         kind: type[IncompleteRolloutError] = IncompleteRolloutError,
     ) -> IncompleteRolloutError:
-        name = self.partition.name
-        return kind(what, str(self), remedy, partition=name, step=self.step, prompts=prompts)
-
-
-def _some(uids: Sequence[str], most: int = 10) -> str:
-    return ", ".join(uids[:most]) + (f" and {len(uids) - most} more" if len(uids) > most else "")
+        error = kind(what, str(self), remedy)
+        error.partition, error.step, error.prompts = self.partition.name, self.step, tuple(prompts)
+        return error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 import time
@@ -15,11 +14,12 @@ from tensordict import NonTensorData, TensorDict
 
 from rlskip.queue.protocol import (
     Changes,
-    KVBatchMeta,
+    Fields,
     MissingKeysError,
     QueueUnavailableError,
     Row,
     Tag,
+    Tags,
     TrajectoryQueue,
     Watch,
     check_put,
@@ -43,8 +43,7 @@ class TransferQueueAdapter(TrajectoryQueue):
     ``transfer_queue.init(conf)`` does. An adapter sent to a Ray task or actor joins from there.
 
     TransferQueue does not report changes, and it lists either everything or nothing. A watch
-    therefore polls, less often the longer nothing changes. `conf` is the argument of
-    ``transfer_queue.init``, used only by the process that starts it.
+    therefore polls, less often the longer nothing changes.
 
     Raises
     ------
@@ -54,31 +53,22 @@ class TransferQueueAdapter(TrajectoryQueue):
     """
 
     def __init__(self, conf: Any = None) -> None:
-        transfer_queue = _transfer_queue()
+        self._tq = _transfer_queue()
         try:
-            _within(START_S, "transfer_queue.init", transfer_queue.init, conf)
+            _within(START_S, "transfer_queue.init", self._tq.init, conf)
         except QueueUnavailableError as error:
             raise QueueUnavailableError(error.what, remedy=_resources(conf)) from error
-        self._tq = _Bounded(transfer_queue)
 
     def __reduce__(self) -> Any:
         return TransferQueueAdapter, ()
 
     def put(
-        self,
-        keys: Sequence[str],
-        partition: str,
-        fields: TensorDict | Sequence[Row] | None = None,
-        tags: Sequence[Tag] | None = None,
-    ) -> KVBatchMeta:
+        self, keys: Sequence[str], partition: str, fields: Fields = None, tags: Tags = None
+    ) -> None:
         check_put(keys, fields, tags)
-        meta = self._tq.kv_batch_put(
-            keys=list(keys),
-            partition_id=partition,
-            fields=None if fields is None else _as_batch(fields),
-            tags=None if tags is None else [dict(tag) for tag in tags],
-        )
-        return KVBatchMeta(meta.keys, meta.tags, meta.partition_id, meta.fields, meta.extra_info)
+        batch = None if fields is None else _as_batch(fields)
+        copies = None if tags is None else [dict(tag) for tag in tags]
+        self._call("kv_batch_put", list(keys), partition, fields=batch, tags=copies)
 
     def get(
         self,
@@ -88,96 +78,74 @@ class TransferQueueAdapter(TrajectoryQueue):
         *,
         fill_missing: bool = False,
     ) -> TensorDict:
-        if not keys:
-            return to_batch([])
-        if (fields is None or fill_missing) and (held := self._unequal(keys, partition)):
-            if not (fill_missing and all(held.values())):
-                check_fields(held, f"partition {partition!r}")
-            return self._filled(held, partition, fields)
-        select = None if fields is None else list(fields)
-        try:
-            data = self._tq.kv_batch_get(list(keys), partition, select_fields=select)
-        except ValueError as error:
-            raise self._missing(keys, partition, fields) from error
-        # TransferQueue logs a warning for missing keys and returns a shorter batch.
-        if len(data) < len(keys) or not set(fields or ()) <= set(data.keys()):
-            raise self._missing(keys, partition, fields, list(data.keys()))
-        return data
+        # Of unequal rows TransferQueue returns those fields that all hold.
+        held = self._held(keys, partition)
+        groups = defaultdict[tuple[str, ...], list[str]](list)
+        for key, names in held.items():
+            groups[tuple(names)].append(key)
+        if len(groups) < 2 or not fill_missing:
+            names = check_fields(held, partition, fields)
+            return self._get(keys, partition, names) if names else to_batch([])
+        rows: dict[str, Row] = {key: {} for key in keys}
+        for names, some in groups.items():
+            if names:
+                rows.update(zip(some, to_rows(self._get(some, partition, names)), strict=True))
+        return one_batch(rows, partition, fill_missing, fields=fields)
 
     def list(self, partition: str) -> dict[str, dict[str, Any]]:
-        listing: dict[str, dict[str, dict[str, Any]]] = self._tq.kv_list(partition)
+        listing: dict[str, dict[str, dict[str, Any]]] = self._call("kv_list", partition)
         return listing.get(partition, {})
 
     def delete(self, keys: Sequence[str], partition: str) -> None:
         if keys:
-            self._tq.kv_clear(list(keys), partition)
+            self._call("kv_clear", list(keys), partition)
 
     def watch(self) -> Watch:
-        return PollingWatch(self._tq, *POLL_S)
+        return PollingWatch(self, *POLL_S)
 
-    def _unequal(self, keys: Sequence[str], partition: str) -> dict[str, Sequence[str]]:
-        """The fields of each row by key; empty if all hold the same.
+    def kv_list(self) -> Listing:
+        """Every partition, for a watch."""
+        return self._call("kv_list")  # type: ignore[no-any-return]
 
-        Of unequal rows TransferQueue returns those fields that all hold. Its controller has a
-        table of which sample holds which field; no call of its client does.
+    def _get(self, keys: Sequence[str], partition: str, fields: Sequence[str]) -> TensorDict:
+        return self._call("kv_batch_get", list(keys), partition, select_fields=list(fields))
+
+    def _held(self, keys: Sequence[str], partition: str) -> dict[str, Sequence[str]]:
+        """The names of the fields that each row holds, by key; all keys must be there.
+
+        TransferQueue's controller has a table of that; no call of its client does.
         """
         import ray
 
-        controller = ray.get_actor("TransferQueueController", namespace="transfer_queue")
-        asked = controller.get_partition_snapshot.remote(partition)
-        snapshot = _within(CALL_S, "get_partition_snapshot", ray.get, asked)
-        if snapshot is None:
-            return {}  # no such partition: the keys are missing, which get() says
-        if missing := [key for key in keys if key not in snapshot.keys_mapping]:
+        def snapshot() -> Any:
+            controller = ray.get_actor("TransferQueueController", namespace="transfer_queue")
+            return ray.get(controller.get_partition_snapshot.remote(partition))
+
+        there = _within(CALL_S, "get_partition_snapshot", snapshot) if keys else None
+        places = {} if there is None else there.keys_mapping
+        if missing := [key for key in keys if key not in places]:
             raise MissingKeysError.of_keys(missing, partition)
-        held = snapshot.production_status[[snapshot.keys_mapping[key] for key in keys]] == 1
-        if bool((held == held[:1]).all()):  # as nearly always
+        if there is None:
             return {}
-        columns = snapshot.field_name_mapping
+        held = there.production_status[[places[key] for key in keys]] == 1
+        columns = there.field_name_mapping
         return {
             key: [name for name, column in columns.items() if row[column]]
-            for key, row in zip(keys, held, strict=True)
+            for key, row in zip(keys, held.tolist(), strict=True)
         }
 
-    def _filled(
-        self, held: Mapping[str, Sequence[str]], partition: str, fields: Sequence[str] | None
-    ) -> TensorDict:
-        """Rows of unequal fields, read in parts that hold the same."""
-        parts = defaultdict[tuple[str, ...], list[str]](list)
-        for key, names in held.items():
-            wanted = names if fields is None else [name for name in fields if name in names]
-            parts[tuple(wanted)].append(key)
-        if absent := {*(fields or ())}.difference(*parts):
-            raise MissingKeysError.of_fields(sorted(absent), (), partition)
-        rows: dict[str, Row] = {key: {} for key in held}
-        for names, keys in parts.items():
-            if names:
-                rows.update(zip(keys, to_rows(self.get(keys, partition, names)), strict=True))
-        return one_batch(rows, partition, fill_missing=True)
-
-    def _missing(
-        self,
-        keys: Sequence[str],
-        partition: str,
-        fields: Sequence[str] | None,
-        held: Sequence[str] = (),
-    ) -> MissingKeysError:
-        there = self.list(partition)
-        if missing := [key for key in keys if key not in there]:
-            return MissingKeysError.of_keys(missing, partition)
-        if fields is None:
-            return MissingKeysError("the requested rows hold no field", f"partition {partition!r}")
-        return MissingKeysError.of_fields(fields, held, partition)
+    def _call(self, name: str, *args: Any, **more: Any) -> Any:
+        return _within(CALL_S, f"transfer_queue.{name}", getattr(self._tq, name), *args, **more)
 
 
 class PollingWatch(Watch):
-    """Compares each full listing with the previous one."""
+    """Compares each full listing, that is ``queue.kv_list()``, with the previous one."""
 
     # Polls run one after the other, so that each change is reported to one caller; a wait needs no
     # lock, because it only reads `_pause_s`.
 
-    def __init__(self, transfer_queue: Any, min_poll_s: float, max_poll_s: float) -> None:
-        self._tq = transfer_queue
+    def __init__(self, queue: Any, min_poll_s: float, max_poll_s: float) -> None:
+        self._queue = queue
         self._min_s, self._max_s = min_poll_s, max_poll_s
         self._pause_s = min_poll_s
         self._listing: Listing = {}
@@ -185,7 +153,7 @@ class PollingWatch(Watch):
 
     def poll(self) -> Changes:
         with self._lock:
-            before, self._listing = self._listing, self._tq.kv_list()
+            before, self._listing = self._listing, self._queue.kv_list()
             changes = difference(before, self._listing)
             self._pause_s = self._min_s if changes else min(2 * self._pause_s, self._max_s)
         return changes
@@ -199,12 +167,8 @@ def difference(before: Listing, now: Listing) -> Changes:
     changes: Changes = {}
     for partition in before.keys() | now.keys():
         old, new = before.get(partition, {}), now.get(partition, {})
-        changed: dict[str, Tag | None] = dict(new)
-        if old:
-            changed = {key: tag for key, tag in new.items() if old.get(key) != tag}
-            added = sum(key not in old for key in changed)
-            if len(old) + added > len(new):  # else no key is gone
-                changed.update(dict.fromkeys(old.keys() - new.keys()))
+        changed: dict[str, Tag | None] = dict.fromkeys(old.keys() - new.keys())
+        changed.update((key, tag) for key, tag in new.items() if old.get(key) != tag)
         if changed:
             changes[partition] = changed
     return changes
@@ -219,20 +183,11 @@ def _as_batch(fields: TensorDict | Sequence[Row]) -> TensorDict:
     return to_batch(to_rows(fields))
 
 
-class _Bounded:
-    """The module `transfer_queue`, each of whose calls has a deadline."""
-
-    def __init__(self, module: Any) -> None:
-        self._module = module
-
-    def __getattr__(self, name: str) -> Any:
-        call = getattr(self._module, name)
-        return functools.partial(_within, CALL_S, f"transfer_queue.{name}", call)
-
-
 def _within(seconds: float, name: str, call: Callable[..., Any], *args: Any, **more: Any) -> Any:
     """``call(*args, **more)`` on a thread of its own, which is abandoned after `seconds`."""
-    if _in_ray_worker():  # Ray ties what a task or an actor awaits to its own thread
+    context = getattr(sys.modules.get("ray"), "get_runtime_context", None)
+    if context is not None and context().worker.mode == 1:
+        # A task or an actor of Ray: it ties what it awaits to its own thread.
         return call(*args, **more)
     outcome: Future[Any] = Future()
 
@@ -248,12 +203,6 @@ def _within(seconds: float, name: str, call: Callable[..., Any], *args: Any, **m
             f"{name} did not answer within {seconds:g} s", remedy="is its controller alive?"
         )
     return outcome.result()
-
-
-def _in_ray_worker() -> bool:
-    """Whether a task or an actor of Ray runs here, and not the process that started them."""
-    context = getattr(sys.modules.get("ray"), "get_runtime_context", None)
-    return context is not None and context().worker.mode == 1
 
 
 def _resources(conf: Any) -> str:

@@ -118,7 +118,7 @@ def _columns_of(field: str, names: Mapping[str, Node], described: RowFields) -> 
     rewards = of("reward") if field == "reward" else []
     if field in TOKENS or not all(is_flat(names[name]) for name in rewards):
         tokens = of("prompt", "response", field) if of("response") else of("whole", field)
-        return tokens + of("attention", "prompt_mask", "mask", "labels")
+        return tokens + of("attention", "prompt_mask", "mask")
     if field in NAMING:
         if "key" in names:
             return ["key", *of("group")]

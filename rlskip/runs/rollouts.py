@@ -243,7 +243,7 @@ class Rollouts:
         columns, tokens = self.columns, self.tokens
         held = [what for what in TOKENS if getattr(tokens, what) is not None]
         if held:
-            held += ["attention", "prompt_mask", "labels"]
+            held += ["attention", "prompt_mask"]
         reward = columns.array("reward")
         if reward is not None and reward.ndim == 1:
             held.append("reward")

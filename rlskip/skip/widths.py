@@ -17,7 +17,6 @@ from rlskip.batch.rows import RecordError, RowColumns, Rows
 from rlskip.errors import RlskipError
 from rlskip.skip.prompt_rows import row_count
 
-_NO_LABEL = -100
 _MARKS = {
     "prompt": ("attention", "prompt_mask"),
     "response": ("attention", "mask"),
@@ -137,8 +136,6 @@ class Widths:
     def _padding(self, name: str) -> int:
         """The value that pads a field; raises AssemblyError for a token that is not known."""
         fields = self._fields
-        if name == fields.labels:
-            return _NO_LABEL
         what = next((what for what in _MARKS if name == getattr(fields, what)), "")
         if not what:
             return 0

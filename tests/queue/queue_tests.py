@@ -5,9 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -38,48 +36,34 @@ class QueueTests:
         rows = to_rows(queue.get(["c", "a"], partition))
         assert [row["ids"].tolist() for row in rows] == [[4, 5], [0, 1]]
 
-    def test_rows_may_differ_in_length(self, queue: Any, partition: str) -> None:
-        lengths = [3, 0, 5]
-        queue.put(
-            ["a", "b", "c"],
-            partition,
-            [{"ids": torch.arange(n), "grid": torch.ones(n, 2)} for n in lengths],
-        )
-        rows = to_rows(queue.get(["a", "b", "c"], partition))
-        assert [row["ids"].tolist() for row in rows] == [list(range(n)) for n in lengths]
-        assert [tuple(row["grid"].shape) for row in rows] == [(n, 2) for n in lengths]
+    def test_lengths_and_dtypes_survive(self, queue: Any, partition: str) -> None:
+        def row(length: int) -> dict[str, Any]:
+            return {
+                "int64": torch.arange(length) + 2**40,
+                "float32": torch.full((length, 2), 0.1),
+                "bfloat16": torch.tensor([0.5], dtype=torch.bfloat16),
+                "bool": torch.tensor([True, False]),
+                "scalar": torch.tensor(7, dtype=torch.int32),
+            }
 
-    def test_dtypes_survive(self, queue: Any, partition: str) -> None:
-        row = {
-            "int64": torch.tensor([2**40]),
-            "float32": torch.tensor([0.1]),
-            "bfloat16": torch.tensor([0.5], dtype=torch.bfloat16),
-            "bool": torch.tensor([True, False]),
-            "scalar": torch.tensor(7, dtype=torch.int32),
-        }
-        queue.put(["a"], partition, [row])
-        (back,) = to_rows(queue.get(["a"], partition))
-        for name, value in row.items():
-            assert back[name].dtype == value.dtype, name
-            assert torch.equal(back[name], value), name
+        queue.put(["a", "b", "c"], partition, [row(length) for length in (3, 0, 5)])
+        back = to_rows(queue.get(["a", "b", "c"], partition))
+        for found, length in zip(back, (3, 0, 5), strict=True):
+            for name, value in row(length).items():
+                assert found[name].dtype == value.dtype, name
+                assert torch.equal(found[name], value), name
 
     def test_any_object_can_be_a_value(self, queue: Any, partition: str) -> None:
         values = ["text", {"role": "user", "content": ["x", 1]}, None]
-        fields = TensorDict({"v": NonTensorStack(*values)}, batch_size=[3])
-        queue.put(["a", "b", "c"], partition, fields)
-        assert [row["v"] for row in to_rows(queue.get(["a", "b", "c"], partition))] == values
-
-    def test_a_batch_wide_value_belongs_to_every_row(self, queue: Any, partition: str) -> None:
-        fields = TensorDict({"agent": NonTensorData("tool", batch_size=[2])}, batch_size=[2])
-        queue.put(["a", "b"], partition, fields)
-        assert [row["agent"] for row in to_rows(queue.get(["b"], partition))] == ["tool"]
+        fields = {"v": NonTensorStack(*values), "agent": NonTensorData("tool", batch_size=[3])}
+        queue.put(["a", "b", "c"], partition, TensorDict(fields, batch_size=[3]))
+        rows = to_rows(queue.get(["a", "b", "c"], partition))
+        assert rows == [{"v": value, "agent": "tool"} for value in values]
 
     def test_a_second_put_merges(self, queue: Any, partition: str) -> None:
         queue.put(["a"], partition, [{"x": torch.tensor([1])}], [{"status": "running", "n": 2}])
-        meta = queue.put(["a"], partition, [{"y": torch.tensor([2])}], [{"status": "success"}])
+        queue.put(["a"], partition, [{"y": torch.tensor([2])}], [{"status": "success"}])
         assert queue.list(partition) == {"a": {"status": "success", "n": 2}}
-        assert meta.tags == [{"status": "success", "n": 2}]
-        assert set(meta.fields) == {"x", "y"}
         (row,) = to_rows(queue.get(["a"], partition))
         assert (row["x"].tolist(), row["y"].tolist()) == ([1], [2])
 
@@ -215,8 +199,14 @@ class QueueTests:
         start = time.monotonic()
         watch.wait_change(0.05)
         assert time.monotonic() - start < _PATIENCE_S
-        with _soon(lambda: queue.put(["a"], partition, None, [{"n": 1}])):
-            assert _next(watch, partition) == {"a": {"n": 1}}
+        timer = threading.Timer(0.05, lambda: queue.put(["a"], partition, None, [{"n": 1}]))
+        timer.start()
+        end = time.monotonic() + _PATIENCE_S
+        while partition not in (changes := watch.poll()):
+            assert time.monotonic() < end, "no change was reported"
+            watch.wait_change(end - time.monotonic())
+        assert changes[partition] == {"a": {"n": 1}}
+        timer.join()
 
     # -- threads -------------------------------------------------------------------------------
     def test_concurrent_writers_lose_nothing(self, queue: Any, partition: str) -> None:
@@ -224,52 +214,18 @@ class QueueTests:
             for i in range(20):
                 queue.put([f"{worker}_{i}_0"], partition, [{"x": torch.tensor([i])}], [{"i": i}])
 
-        watch = queue.watch()
+        watch, seen = queue.watch(), dict[str, Any]()
         watch.poll()
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(write, range(4)))
-        keys = [f"{worker}_{i}_0" for worker in range(4) for i in range(20)]
-        assert queue.list(partition) == {key: {"i": int(key.split("_")[1])} for key in keys}
-        assert watch.poll()[partition] == queue.list(partition)
-        rows = to_rows(queue.get(keys, partition))
-        assert [row["x"].tolist() for row in rows] == [[int(key.split("_")[1])] for key in keys]
-
-    def test_a_reader_that_sees_the_tag_finds_the_row(self, queue: Any, partition: str) -> None:
-        def write() -> None:
-            for i in range(20):
-                queue.put([f"u_{i}_0"], partition, [{"x": i}], [{"status": "success"}])
-
-        seen: set[str] = set()
-        end = time.monotonic() + _PATIENCE_S
-        with _soon(write):
-            while len(seen) < 20:
+            writers = [pool.submit(write, worker) for worker in range(4)]
+            end = time.monotonic() + _PATIENCE_S
+            while len(seen) < 80:  # who sees a tag finds the row
                 assert time.monotonic() < end, f"only {sorted(seen)} showed up"
-                new = [
-                    key
-                    for key, tag in queue.list(partition).items()
-                    if tag.get("status") == "success" and key not in seen
-                ]
-                if new:
-                    rows = to_rows(queue.get(new, partition, ["x"]))
-                    assert [row["x"] for row in rows] == [int(key.split("_")[1]) for key in new]
+                new = watch.poll().get(partition, {})
+                for row, tag in zip(
+                    to_rows(queue.get(list(new), partition)), new.values(), strict=True
+                ):
+                    assert row["x"].tolist() == [tag["i"]]
                 seen.update(new)
-
-
-@contextmanager
-def _soon(action: Any) -> Iterator[None]:
-    """Run `action` in another thread shortly after the block begins."""
-    timer = threading.Timer(0.05, action)
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.join()
-
-
-def _next(watch: Any, partition: str) -> Any:
-    """Wait for the next change of `partition`."""
-    end = time.monotonic() + _PATIENCE_S
-    while partition not in (changes := watch.poll()):
-        assert time.monotonic() < end, "no change was reported"
-        watch.wait_change(end - time.monotonic())
-    return changes[partition]
+            assert all(writer.result() is None for writer in writers)
+        assert queue.list(partition) == seen

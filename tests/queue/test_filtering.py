@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlskip.errors import ConfigError, RlskipError
+from rlskip.errors import RlskipError
 from rlskip.keys import row_tag, status_tag
 from rlskip.queue import (
     GroupFilter,
@@ -60,22 +60,15 @@ def test_a_group_of_equal_scores_is_replaced(prompts):
     prompts.finish("b", MIXED)
     prompts.refills = [(0.0, 0.0), MIXED]
     buffer = prompts.buffer()
+    assert buffer.get_sampleable_count(1, "train") == 1
+    assert "a" in prompts.queue.list("train"), "counting evicts nothing"
     batch, metrics = buffer.sample(1, "train", 2)
     assert {key.split("_")[0] for key in batch.keys} == {"b", "refill-2-0"}
     assert prompts.asked == [1, 1]
     assert metrics["training/filter_groups/evicted_samples"] == 2
     assert buffer.rejected == {1.0: 1, 0.0: 1}
     assert "a" not in prompts.queue.list("train")
-
-
-def test_each_row_is_read_once(prompts):
-    prompts.finish("a", MIXED)
-    prompts.finish("b", SAME)
-    buffer = prompts.buffer()
-    assert buffer.get_sampleable_count(1, "train") == 1
-    assert "b" in prompts.queue.list("train"), "counting evicts nothing"
-    buffer.sample(1, "train", 1)
-    assert len(prompts.read) == len({*prompts.read}) >= 4
+    assert len(prompts.read) == len({*prompts.read}) == 8, "each row is read once"
 
 
 def test_validation_is_not_filtered(prompts):
@@ -86,15 +79,17 @@ def test_validation_is_not_filtered(prompts):
     assert not any(metrics.values())
 
 
-def test_the_surplus_is_discarded(prompts):
+def test_the_surplus_is_discarded_and_what_it_suffices_for_is_not_replaced(prompts):
     prompts.finish("a", SAME)
-    prompts.finish("b", MIXED)
+    for uid in ("b", "c", "d"):
+        prompts.finish(uid, MIXED)
     evicted = []
-    buffer = prompts.buffer(evicted.append, refills=2, discards_surplus=True)
+    buffer = prompts.buffer(evicted.append, discards_surplus=True)
     batch, metrics = buffer.sample(1, "train", 2)
-    assert prompts.asked == [2]
+    assert prompts.asked == []
+    assert metrics["training/filter_groups/evicted_samples"] == 1
     assert metrics["training/filter_groups/discarded_surplus_samples"] == 1
-    assert [batch.extra_info["rollout_root_keys"] for batch in evicted] == [["a"], ["refill-2-1"]]
+    assert [batch.extra_info["rollout_root_keys"] for batch in evicted] == [["a"], ["d"]]
     assert evicted[0].keys == ["a_0_0", "a_1_0"]
     left = {key.split("_")[0] for key in prompts.queue.list("train")}
     assert left == {key.split("_")[0] for key in batch.keys}
@@ -105,53 +100,19 @@ def test_a_filter_that_rejects_everything_ends_without_a_limit_of_its_own(prompt
     """After replay.max_refills refills for each prompt that is wanted, not at the timeout."""
     prompts.finish("a", SAME)
     prompts.finish("b", SAME)
-    prompts.refills = [SAME] * 99
+    prompts.refills = [SAME] * 6
+    buffer = prompts.buffer()
     with pytest.raises(IncompleteRolloutError, match="'metric' rejected 8 groups") as error:
-        prompts.buffer().sample(1, "train", size)
+        buffer.sample(1, "train", size)
     assert not isinstance(error.value, ReplayTimeoutError)
     assert sum(prompts.asked) == 2 * 3
     assert "0 of 2 groups passed the filter, and 6 more prompts" in error.value.what
     assert error.value.what.endswith(": 1 in 8")
     assert "replay.max_refills" in error.value.remedy
-    assert len([key for key in prompts.queue.list("train") if key.count("_") == 0]) == 2
-
-
-def test_what_could_not_be_replaced_is_replaced_by_the_next_call(prompts):
-    prompts.finish("a", SAME)
-    prompts.refills = [SAME, SAME, SAME]
-    buffer = prompts.buffer()
-    with pytest.raises(IncompleteRolloutError, match="rejected 4 groups"):
-        buffer.sample(1, "train", 1)
-    batch, metrics = buffer.sample(1, "train", 1)
-    assert batch.extra_info["rollout_root_keys"] == ["refill-4-0"]
-    assert metrics["training/filter_groups/evicted_samples"] == 1
-
-
-def test_no_more_prompts_run_at_once_than_allowed(prompts):
-    """What is owed follows as prompts end, and is not asked for once there are enough."""
-    for uid in ("a", "b", "c"):
-        prompts.queue.put([uid], "train", None, [status_tag(1, "running", expected=2)])
-    running, most = {"a", "b", "c"}, []
-
-    def refill(partition, evicted):
-        uids = [f"r{len(most)}-{i}" for i in range(len(evicted))]
-        prompts.queue.put(uids, partition, None, [status_tag(1, "running", expected=2)] * len(uids))
-        running.update(uids)
-        most.append((len(evicted), len(running)))
-        ends = sorted(running)[:1] if len(most) < 3 else sorted(running)
-        for uid in ends:
-            running.discard(uid)
-            prompts.finish(uid, SAME if len(most) < 3 else MIXED)
-        return uids
-
-    prompts.refill = refill
-    running.discard("a")
-    prompts.finish("a", SAME)
-    buffer = prompts.buffer(refills=2, discards_surplus=True, max_inflight=3)
-    batch, metrics = buffer.sample(1, "train", 3)
-    assert len(batch.extra_info["rollout_root_keys"]) == 3
-    assert most == [(1, 3)] * 3, "one prompt, so that three are running"
-    assert metrics["training/filter_groups/evicted_samples"] == 3
+    # What could not be replaced is replaced by the next call.
+    batch, metrics = buffer.sample(1, "train", size)
+    assert batch.extra_info["rollout_root_keys"] == ["refill-8-0", "refill-8-1"]
+    assert metrics["training/filter_groups/evicted_samples"] == 2
 
 
 def test_a_timeout_says_what_was_rejected(prompts, clock):
@@ -187,10 +148,4 @@ def test_a_metric_returns_one_number_a_row(prompts, values):
     prompts.metric = lambda keys, partition: values
     with pytest.raises(RlskipError, match="for 2 rows") as error:
         prompts.buffer().sample(1, "train")
-    assert error.value.where == "group_filter"
-
-
-def test_a_filter_needs_a_refill(prompts):
-    with pytest.raises(ConfigError) as error:
-        ReplayBuffer(prompts.queue, group_filter=GroupFilter(prompts.metric))
     assert error.value.where == "group_filter"

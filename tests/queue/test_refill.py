@@ -108,33 +108,40 @@ def test_a_refill_of_another_step_leaves_no_short_step(make_buffer, rollouts, na
     assert batch.extra_info["rollout_root_keys"] == ["complete", "late"]
 
 
-class Dataset:
-    """Refills prompts from now on; the first call fails as it is told to."""
+class Trainer:
+    """Refills prompts, filters, and is told of evictions; one of them fails once."""
 
     def __init__(self, rollouts, fails):
-        self.rollouts, self.fails, self.asked = rollouts, fails, 0
+        self.rollouts, self.fails, self.told = rollouts, dict([fails]), []
 
-    def __call__(self, partition, prompts):
-        self.asked += len(prompts)
-        fails, self.fails = self.fails, None
-        if fails is not None:
-            return fails()
+    def refill(self, partition, prompts):
+        if "refill" in self.fails:
+            return self.fails.pop("refill")()
         uids = [f"new-{prompt.uid}" for prompt in prompts]
         for uid in uids:
             self.rollouts.counted(uid, step=5)
         return uids
 
-    @staticmethod
-    def raises():
-        raise StopIteration("the data set is at its end")
+    def metric(self, keys, partition):
+        return self.fails.pop("metric", lambda: range(len(keys)))()
+
+    def on_evict(self, batch):
+        self.fails.pop("on_evict", int)()
+        self.told += batch.extra_info["rollout_root_keys"]
+
+
+def end_of_data():
+    raise StopIteration("the data set is at its end")
 
 
 FAILS = {
-    "raises": Dataset.raises,
-    "returns too few": lambda: ["one"],
-    "returns one twice": lambda: ["one", "one"],
-    "returns no uids": lambda: [None],
-    "returns a prompt that is there": lambda: ["fine", "one"],
+    "the refill raises": ("refill", end_of_data),
+    "it returns too few": ("refill", lambda: ["one"]),
+    "it returns one twice": ("refill", lambda: ["one", "one"]),
+    "it returns no uids": ("refill", lambda: [None]),
+    "it returns a prompt that is there": ("refill", lambda: ["fine", "one"]),
+    "the filter raises": ("metric", end_of_data),
+    "who is told raises": ("on_evict", end_of_data),
 }
 EVICTED = {
     "incomplete": ({"on_incomplete": "refill"}, lambda r, u: r.counted(u, step=5, error="boom")),
@@ -148,12 +155,12 @@ EVICTED = {
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("how", FAILS)
 @pytest.mark.parametrize("kind", EVICTED)
-def test_a_refill_that_fails_leaves_the_step_as_it_was(queue, rollouts, clock, kind, how, named):
+def test_what_raises_leaves_the_step_as_it_was(queue, rollouts, clock, kind, how, named):
     replay, write = EVICTED[kind]
-    refill, told = Dataset(rollouts, FAILS[how]), []
+    trainer = Trainer(rollouts, FAILS[how])
     buffer = ReplayBuffer(
-        queue, {"replay": {"timeout_s": 5, **replay}}, refill=refill, clock=clock,
-        on_evict=lambda batch: told.extend(batch.extra_info["rollout_root_keys"]),
+        queue, {"replay": {"timeout_s": 5, **replay}}, refill=trainer.refill, clock=clock,
+        on_evict=trainer.on_evict, group_filter=GroupFilter(trainer.metric),
     )  # fmt: skip
     rollouts.counted("fine", step=5)
     for uid in ("a", "b"):
@@ -170,54 +177,22 @@ def test_a_refill_that_fails_leaves_the_step_as_it_was(queue, rollouts, clock, k
 
     batch, metrics = buffer.sample(5, "train", 3, uids)
     assert {*batch.extra_info["rollout_root_keys"]} == {"fine", "new-a", "new-b"}
-    assert sorted(told) == ["a", "b"], "each is told once"
+    assert sorted(trainer.told) == ["a", "b"], "each is told once"
     assert sum(value for name, value in metrics.items() if name.endswith("evicted_samples")) == 2
-    assert refill.asked == 4
 
 
-def test_a_callback_of_evictions_that_fails_leaves_the_step_as_it_was(queue, rollouts, clock):
-    def fails(batch):
-        raise OSError("the disk is full")
-
-    replay = {"replay": {"timeout_s": 5, "on_incomplete": "drop"}}
-    rollouts.counted("fine")
-    rollouts.counted("u", error="boom")
-    before = queue.list("train")
-    buffer = ReplayBuffer(queue, replay, on_evict=fails, clock=clock)
-    for _ in range(2):
-        with pytest.raises(OSError, match="full"):
-            buffer.sample(1, "train")
-        assert queue.list("train") == before
-
-
-def test_a_filter_that_raises_evicts_nothing_of_what_else_is_incomplete(queue, rollouts, clock):
-    fine = []
-
-    def metric(keys, partition):
-        if not fine:
-            raise ValueError("no score")
-        return range(len(keys))
-
-    refill = Dataset(rollouts, None)
-    replay = {"replay": {"timeout_s": 5, "on_incomplete": "refill"}}
-    buffer = ReplayBuffer(
-        queue, replay, refill=refill, group_filter=GroupFilter(metric), clock=clock
-    )
-    rollouts.counted("fine", step=5)
-    rollouts.counted("u", step=5, error="boom")
-    before = queue.list("train")
-    with pytest.raises(ValueError, match="no score"):
-        buffer.sample(5, "train")
-    assert (queue.list("train"), refill.asked) == (before, 0)
-    fine.append(True)
-    batch, _ = buffer.sample(5, "train")
-    assert batch.extra_info["rollout_root_keys"] == ["fine", "new-u"]
-
-
-def test_refill_without_a_callback_is_refused(queue):
+@pytest.mark.parametrize(
+    ("on_incomplete", "group_filter", "where"),
+    [
+        ("refill", None, "replay.on_incomplete"),
+        ("raise", GroupFilter(lambda keys, partition: [0.0] * len(keys)), "group_filter"),
+    ],
+)
+def test_what_refills_needs_a_callback(queue, on_incomplete, group_filter, where):
+    replay = {"replay": {"on_incomplete": on_incomplete}}
     with pytest.raises(ConfigError) as error:
-        ReplayBuffer(queue, {"replay": {"on_incomplete": "refill"}})
-    assert error.value.where == "replay.on_incomplete"
+        ReplayBuffer(queue, replay, group_filter=group_filter)
+    assert error.value.where == where
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])

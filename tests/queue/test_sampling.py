@@ -30,16 +30,19 @@ def test_a_root_deleted_and_put_again_is_a_new_prompt(buffer, rollouts, queue, s
     assert buffer.sample(step, "train")[0].keys == ["u_0_0"]
 
 
-@pytest.mark.parametrize("size", [0, 1.5, "1", True])
-def test_batch_size_must_be_positive(buffer, size):
-    with pytest.raises(ValueError, match=f"at least 1, or None, got {size!r}"):
-        buffer.sample(1, "train", size)
-
-
-@pytest.mark.parametrize("uids", [set(), ["u"], "u", frozenset({"u"})])
-def test_uids_are_a_set_that_names_prompts(buffer, uids):
-    with pytest.raises(ValueError, match="uids must be a set of prompts"):
-        buffer.sample(1, "train", uids=uids)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        *(({"batch_size": size}, f"at least 1, or None, got {size!r}") for size in (0, 1.5, True)),
+        *(({"uids": uids}, "uids must be a set of prompts") for uids in (set(), ["u"], "u")),
+        ({"step": "1"}, "whole number, got '1'"),
+    ],
+)
+def test_arguments_that_name_no_groups_are_refused(buffer, rollouts, arguments, message):
+    rollouts.counted("u")
+    with pytest.raises(ValueError, match=message):
+        buffer.sample(**{"step": 1, "partition": "train", **arguments})
+    assert len(buffer.sample(torch.tensor(1), "train")[0]) == 2
 
 
 def test_a_buffer_stays_superseded_once_the_later_one_is_gone(buffer, rollouts, queue):
@@ -48,13 +51,6 @@ def test_a_buffer_stays_superseded_once_the_later_one_is_gone(buffer, rollouts, 
     gc.collect()
     with pytest.raises(RlskipError, match="another ReplayBuffer was made"):
         buffer.sample(1, "train")
-
-
-def test_a_step_is_a_whole_number(buffer, rollouts):
-    rollouts.counted("u")
-    with pytest.raises(ValueError, match="whole number, got '1'"):
-        buffer.sample("1", "train")
-    assert len(buffer.sample(torch.tensor(1), "train")[0]) == 2
 
 
 def test_stale_groups_are_dropped_counted_and_replaced(make_buffer, rollouts, queue):

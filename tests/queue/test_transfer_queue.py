@@ -1,5 +1,6 @@
 """TransferQueueAdapter on a real TransferQueue: SimpleStorage on a local Ray."""
 
+import dataclasses
 import pickle
 import sys
 import threading
@@ -8,7 +9,13 @@ from types import SimpleNamespace
 import pytest
 
 from rlskip.keys import prompt_tag, row_tag, session_tag
-from rlskip.queue import QueueUnavailableError, TransferQueueAdapter, to_rows, transfer_queue
+from rlskip.queue import (
+    KVBatchMeta,
+    QueueUnavailableError,
+    TransferQueueAdapter,
+    to_rows,
+    transfer_queue,
+)
 from rlskip.queue.transfer_queue import PollingWatch, difference
 from tests.queue.queue_tests import QueueTests
 
@@ -22,6 +29,13 @@ def test_a_difference_is_what_changed():
     }
     assert difference(now, now) == {}
     assert difference({}, now) == {"train": now["train"]}
+
+
+def test_a_batch_has_the_fields_of_transfer_queues_own():
+    original = pytest.importorskip("transfer_queue").KVBatchMeta
+    ours = KVBatchMeta(["a", "b"], [{}, {"n": 1}], "train", ["x"], {"rollout_root_keys": ["u"]})
+    assert [field.name for field in dataclasses.fields(original)] == list(vars(ours))
+    assert vars(ours).items() <= vars(original(**vars(ours))).items()
 
 
 def test_it_polls_less_often_the_longer_nothing_changes(monkeypatch):
@@ -73,6 +87,8 @@ def test_a_call_that_transfer_queue_does_not_answer_raises(monkeypatch, call):
     for name in ("kv_batch_put", "kv_batch_get", "kv_list", "kv_clear"):
         setattr(module, name, lambda *_, **__: released.wait(60))
     monkeypatch.setattr(transfer_queue, "_transfer_queue", lambda: module)
+    ray = SimpleNamespace(get_actor=lambda *_, **__: released.wait(60))
+    monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setattr(transfer_queue, "CALL_S", 0.05)
     queue = TransferQueueAdapter()
     calls = {
@@ -82,7 +98,10 @@ def test_a_call_that_transfer_queue_does_not_answer_raises(monkeypatch, call):
         "delete": lambda: queue.delete(["a"], "train"),
         "poll": lambda: queue.watch().poll(),
     }
-    with pytest.raises(QueueUnavailableError, match=r"transfer_queue\.kv_\w+ did not answer"):
+    with pytest.raises(
+        QueueUnavailableError,
+        match=r"(transfer_queue\.kv_\w+|get_partition_snapshot) did not answer",
+    ):
         calls[call]()
     released.set()
 

@@ -80,20 +80,12 @@ def padded(rows: list[list[int]], left: bool) -> tuple[torch.Tensor, torch.Tenso
     return torch.tensor(tokens), torch.tensor(mask)
 
 
-@pytest.mark.parametrize("has_labels", [False, True])
-def test_padded_tensors_are_shown_without_their_padding(
-    rlskip: Any, tmp_path: Path, has_labels: bool
-) -> None:
+def test_padded_tensors_are_shown_without_their_padding(rlskip: Any, tmp_path: Path) -> None:
     prompts, completions = padded(PROMPTS, left=True), padded(COMPLETIONS, left=False)
     names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
     kept = dict(zip(names, (*prompts, *completions), strict=True))
-    if has_labels:
-        tokens, seen = (torch.hstack(pair) for pair in zip(prompts, completions, strict=True))
-        labels = torch.where(seen.bool(), tokens, -100)
-        labels[:, : prompts[0].shape[1]] = -100
-        kept = {"input_ids": tokens, "attention_mask": seen, "labels": labels}
     dumps = tmp_path
-    info = RowFields.of(kept, {"labels": "labels"} if has_labels else {}).to_meta()
+    info = RowFields.of(kept).to_meta()
     StepStore(dumps / "run_trl" / "GBS2_N4_inany_out8").save(1, kept, info=info)
     (shown,) = rlskip("show", 1, "-d", dumps, "--sessions", 8, "--json").json
     figures = shown["figures"]

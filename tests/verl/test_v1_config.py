@@ -125,7 +125,7 @@ def test_verls_filter_is_ours() -> None:
     config = verl("replay.timeout_s=9", *FILTER)
     prepare(config)
     prepare(config)
-    filtered = {"metric": "acc", "max_inflight": 4}
+    filtered = {"metric": "acc"}
     assert sampler(config).sampler_kwargs.filter_groups == filtered
 
 

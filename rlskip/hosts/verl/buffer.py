@@ -120,7 +120,7 @@ def _evicted(batch: Any) -> Any:
 
 
 def _filter(settings: Mapping[str, Any], trainer_mode: str) -> GroupFilter:
-    """As verl's buffers filter: a sync trainer asks for twice as many, and trains on-policy."""
+    """As verl's buffers filter: a sync trainer trains on-policy."""
     name = settings["metric"]
 
     def metric(keys: Sequence[str], partition: str) -> list[float]:
@@ -138,9 +138,7 @@ def _filter(settings: Mapping[str, Any], trainer_mode: str) -> GroupFilter:
             )
         return [float(values[name]) for values in extra]
 
-    if trainer_mode != _SYNC:
-        return GroupFilter(metric)
-    return GroupFilter(metric, 2, True, settings["max_inflight"])
+    return GroupFilter(metric, discards_surplus=trainer_mode == _SYNC)
 
 
 def _settings(

@@ -18,7 +18,7 @@ from tensordict import TensorDict
 from rlskip.dispatch import Session
 from rlskip.dispatch.resume import WorkerJournal
 from rlskip.keys import ATTEMPT, FINISHED, STATUS, N, TrajectoryKey, uid_of
-from rlskip.queue import KVBatchMeta, Row, Tag, TransferQueueAdapter, to_rows
+from rlskip.queue import Row, Tag, TransferQueueAdapter, to_rows
 
 
 @functools.cache
@@ -47,7 +47,7 @@ class StatusQueue(TransferQueueAdapter):
         partition: str,
         fields: TensorDict | Sequence[Row] | None = None,
         tags: Sequence[Tag] | None = None,
-    ) -> KVBatchMeta:
+    ) -> None:
         if fields is None and tags is not None:
             prompts = {
                 key: {**tag, STATUS: FINISHED} if tag.pop(N, None) else tag
@@ -55,9 +55,9 @@ class StatusQueue(TransferQueueAdapter):
                 if uid_of(key) is None
             }
             if not prompts:
-                return KVBatchMeta(partition_id=partition)
+                return
             keys, tags = list(prompts), list(prompts.values())
-        return super().put(keys, partition, fields, tags)
+        super().put(keys, partition, fields, tags)
 
 
 #: The session that runs in the present task.

@@ -144,9 +144,7 @@ def _group_filter(
     if settings.on_incomplete == "drop":
         what = "nothing replaces dropped groups, so a filtered batch would stay short"
         problems.append(Problem("replay.on_incomplete", what, "set replay.on_incomplete=refill"))
-    batches = look_up(config, f"{names.FILTER}.max_inflight_gen_batches") or 1
-    most = batches * (look_up(config, "data.train_batch_size") or 1)
-    return {"filter_groups": {"metric": metric, "max_inflight": most}}
+    return {"filter_groups": {"metric": metric}}
 
 
 def _roles_not_called(roles: Roles, called: str) -> list[Problem]:
