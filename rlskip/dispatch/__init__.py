@@ -10,19 +10,23 @@
 from typing import TYPE_CHECKING
 
 from rlskip._lazy import load_on_use
-from rlskip.dispatch.batch import BatchHandle, BatchReport, Group
-from rlskip.dispatch.dispatcher import DispatcherClosedError, RolloutDispatcher
+from rlskip.dispatch.batch import (
+    BatchHandle,
+    BatchReport,
+    Group,
+    build_trajectory_info,
+    extract_sample,
+)
+from rlskip.dispatch.dispatcher import RolloutDispatcher
 from rlskip.dispatch.failures import (
     DataFailure,
     InfrastructureFailure,
     SessionFailure,
     WorkerLostError,
 )
-from rlskip.dispatch.local_pool import LocalPool
 from rlskip.dispatch.policies import POLICIES, PendingSession, Placement, Policy
-from rlskip.dispatch.pools import Pool
-from rlskip.dispatch.reading import build_trajectory_info, extract_sample
-from rlskip.dispatch.sessions import BatchError, Session, session_seed
+from rlskip.dispatch.pools import LocalPool, Pool
+from rlskip.dispatch.sessions import BatchError, DispatcherClosedError, Session, session_seed
 
 if TYPE_CHECKING:
     from rlskip.dispatch.ray_pool import RayPool

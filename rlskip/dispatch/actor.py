@@ -14,17 +14,64 @@ from ray import cloudpickle
 from rlskip.batch.columns import own
 from rlskip.dispatch.failures import (
     DataFailure,
-    InfrastructureFailure,
     SessionFailure,
     as_failure,
     bare,
     text_of,
 )
-from rlskip.dispatch.pools import Runner, Worker
+from rlskip.dispatch.pools import NOTHING, Returned, Runner, Worker
 from rlskip.dispatch.sessions import Session
 
 COALESCE_S = 0.002
 """Seconds that a session or a result waits for others to travel with it."""
+
+
+class Actor:
+    """The actor's side: runs sessions, and returns their results when asked."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._runner = Runner(worker, self._ended)
+        self._prompts: dict[int, Any] = {}
+        self._results: list[tuple[int, bytes | None]] = []
+        self._some = asyncio.Event()
+
+    async def hello(self) -> None:
+        pass
+
+    async def take(self, packed: bytes) -> None:
+        sessions, prompts, cancelled, forgotten = pickle.loads(packed)
+        for key, fields in prompts.items():
+            self._prompts[key] = unpack(fields, "its prompt cannot be read in the actor")
+        for number, key, sampling, session in sessions:
+            if isinstance(prompt := self._prompts[key], SessionFailure):
+                self._ended(number, NOTHING, prompt)
+            else:
+                self._runner.start(number, prompt, sampling, Session(*session))
+        for number in cancelled:
+            self._runner.stop(number)
+        for key in forgotten:
+            self._prompts.pop(key, None)
+
+    def _ended(self, number: int, result: Returned, error: BaseException | None) -> None:
+        packed = None  # as short as what most workers of verl's return
+        try:
+            if error is not None or result != NOTHING:
+                packed = pack(result if error is None else bare(as_failure(error)))
+        except Exception as refused:  # each on its own, so that what cannot be sent fails alone
+            packed = pack(DataFailure(f"its result cannot be sent: {text_of(refused)}"))
+        self._results.append((number, packed))
+        self._some.set()
+
+    async def results(self) -> bytes:
+        """The results since the last call; waits until there is one."""
+        await self._some.wait()
+        await asyncio.sleep(COALESCE_S)
+        self._some.clear()
+        results, self._results = self._results, []
+        return pickle.dumps(results)
+
+    async def call(self, method: str, args: tuple[Any, ...]) -> None:
+        await self._runner.call(method, own(args))
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -50,63 +97,3 @@ def unpack(packed: bytes, failed: str) -> Any:
         return pickle.loads(packed)
     except Exception as error:
         return DataFailure(f"{failed}: {text_of(error)}")
-
-
-def sendable(result: Any) -> bytes:
-    """`result`, pickled on its own, so that one that cannot be sent fails alone."""
-    try:
-        return pack(result)
-    except Exception as error:
-        return pack(DataFailure(f"its result cannot be sent: {text_of(error)}"))
-
-
-class Actor:
-    """The actor's side: runs sessions, and returns their results when asked."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._runner = Runner(worker)
-        self._prompts: dict[int, Any] = {}
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._results: list[tuple[int, bytes | None]] = []
-        self._some = asyncio.Event()
-
-    async def hello(self) -> None:
-        pass
-
-    async def take(self, packed: bytes) -> None:
-        sessions, prompts, cancelled, forgotten = pickle.loads(packed)
-        for key, fields in prompts.items():
-            self._prompts[key] = unpack(fields, "its prompt cannot be read in the actor")
-        for number, prompt, sampling, session in sessions:
-            run = self._run(number, self._prompts[prompt], sampling, Session(*session))
-            self._tasks[number] = asyncio.create_task(run)
-        for number in cancelled:
-            if number in self._tasks:
-                self._tasks[number].cancel()
-        for key in forgotten:
-            self._prompts.pop(key, None)
-
-    async def results(self) -> bytes:
-        """The results since the last call; waits until there is one."""
-        await self._some.wait()
-        await asyncio.sleep(COALESCE_S)
-        self._some.clear()
-        results, self._results = self._results, []
-        return pickle.dumps(results)
-
-    async def call(self, method: str, args: tuple[Any, ...]) -> None:
-        await self._runner.call(method, *own(args))
-
-    async def _run(self, number: int, prompt: Any, sampling: Any, session: Session) -> None:
-        result: Any
-        try:
-            if isinstance(prompt, SessionFailure):
-                raise prompt
-            result = await self._runner.run(prompt, sampling, session)
-        except asyncio.CancelledError:
-            result = InfrastructureFailure("cancelled")
-        except BaseException as error:  # a result in any case: the driver waits for it
-            result = bare(as_failure(error))
-        del self._tasks[number]
-        self._results.append((number, None if result is None else sendable(result)))
-        self._some.set()

@@ -1,4 +1,4 @@
-"""A batch: its prompts and their groups, the handle to wait on, and the prompts that are held."""
+"""A batch: what a trainer has read into prompts, the handle to wait on, and what comes out."""
 
 from __future__ import annotations
 
@@ -7,26 +7,48 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
-from concurrent.futures import Future, InvalidStateError, wait
-from typing import Any
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, Any
 
 import attrs
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
-from rlskip.config.replay import ReplayConfig
-from rlskip.dispatch.journal import SessionJournal
-from rlskip.dispatch.scheduler import SessionGroup
+from rlskip.batch.columns import own, rows_of, select
+from rlskip.batch.meta import plain
+from rlskip.config.dispatch import DispatchConfig
+from rlskip.dispatch.scheduler import Job, SessionGroup
 from rlskip.dispatch.sessions import BatchError
 from rlskip.jobs.served import Needs, needs
-from rlskip.keys import EXPECTED_ROLLOUTS, prompt_tag, uid_of
+from rlskip.keys import (
+    DO_SAMPLE,
+    EXPECTED_ROLLOUTS,
+    ROLLOUT_N,
+    TRAIN,
+    VAL,
+    prompt_tag,
+    trajectory_key,
+)
 from rlskip.queue import PromptOutcome
 from rlskip.queue.partition import Partition
 from rlskip.queue.readiness import State
+from rlskip.queue.rows import one_batch
+
+if TYPE_CHECKING:
+    from rlskip.dispatch.journal import SessionJournal
+
+Rows = list[dict[str, Any]] | None
+Tags = Sequence[Mapping[str, Any]]
+
+GREEDY = {"temperature": 0, "top_p": 1.0, "top_k": -1}
+"""Sampling parameters of a training prompt whose ``__do_sample__`` is false."""
 
 
-@attrs.frozen
+@attrs.define
 class BatchReport:
-    """The outcome of a batch, in numbers of its prompts and sessions.
+    """The outcome of a batch, in numbers of its prompts and sessions; so far, while it runs.
 
     `resumed` sessions were taken from the journal, and count as succeeded; `failed` has the cause
     of each other one by uid and session id. `seconds` are those from the call to the last marker.
@@ -34,14 +56,19 @@ class BatchReport:
 
     step: int
     partition: str
-    prompts: int
-    sessions: int
-    resumed: int
-    succeeded: int
-    failed: Mapping[tuple[str, int], str]
-    attempts: int
-    tokens: int
-    seconds: float
+    prompts: int = 0
+    sessions: int = 0
+    resumed: int = 0
+    succeeded: int = 0
+    failed: dict[tuple[str, int], str] = attrs.field(factory=dict)
+    attempts: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def open(self) -> int:
+        """How many sessions have not ended."""
+        return self.sessions - self.succeeded - len(self.failed)
 
 
 @attrs.define(eq=False)
@@ -67,7 +94,7 @@ class Group:
 
     @property
     def running(self) -> bool:
-        """Whether it lacks a session, which may still be written."""
+        """Whether it lacks a session."""
         return len(self.rows) + len(self.failed) < self.n
 
     def outcome(self) -> PromptOutcome:
@@ -84,7 +111,7 @@ class Group:
 
 @attrs.define(eq=False, kw_only=True)
 class Prompt(SessionGroup):
-    """One prompt of a submitted batch; ``open`` holds the sessions that have no outcome yet."""
+    """One prompt of a batch; ``open`` holds the sessions that have no outcome yet."""
 
     batch: BatchHandle
     uid: str
@@ -92,10 +119,10 @@ class Prompt(SessionGroup):
     sampling: Mapping[str, Any]
     sampled: bool  # or greedy
     info: Mapping[str, Any]
-    known_as: str | None = None
+    known_as: str | None = None  # in the history of lengths
     content: str | None = None
     journal_key: tuple[str, int] | None = None
-    open: set[int]  # from the start, so that whatever fails, each session has an outcome
+    open: set[int]
     group: Group
     id: int = attrs.field(factory=itertools.count().__next__, init=False)
 
@@ -105,45 +132,38 @@ class Prompt(SessionGroup):
 
 
 class BatchHandle:
-    """A submitted batch. Wait for it with :meth:`result`, or await it."""
+    """A submitted batch. Wait for it with :meth:`result`, or await it.
 
-    # A session is in `prompt.open` until it has an outcome, and counts in `unwritten` until that is
-    # in its group: at 0 nothing is written any more, and the batch has finished.
+    ``report`` has the outcome so far.
+    """
 
-    def __init__(self, step: int, partition: str, validate: bool, held: Held) -> None:
+    def __init__(self, groups: Any, step: int, partition: str, validate: bool) -> None:
         self.step = step
         self.partition = partition
         self.validate = validate
+        self.report = BatchReport(step, partition)
         # Where calls find its groups: those that any call takes, or those of one call. None: rows
         # and markers go to the dispatcher's queue.
         self.within: Partition | None = None
         self.prompts: list[Prompt] = []
-        self.running: dict[Any, None] = {}  # its attempts
+        self.running: dict[Job, None] = {}
         self.journal: SessionJournal | None = None
         self.needs = needs.get(Needs())  # of the stage that submits it
         self.unjournaled = ""  # why some of its prompts cannot be journaled
         self.began = time.perf_counter()
-        self.seconds: float | None = None
-        self.sessions = self.unwritten = self.resumed = self.attempts = self.tokens = 0
-        self.failed: dict[tuple[str, int], str] = {}
         self.error: BaseException | None = None  # why it was given up
         self.stopped = ""  # why its sessions that have no outcome fail
         self.rooted = threading.Event()  # set once its roots are in the queue, or cannot be
-        self.on_cancel: Callable[[], object] = lambda: None
-        self._held = held
-        self._future: Future[BatchReport] = Future()
+        self.future: Future[BatchReport] = Future()
         # A caller that stops waiting must not cancel the future for the others.
-        self._future.set_running_or_notify_cancel()
+        self.future.set_running_or_notify_cancel()
+        self.beginning: Future[None] | None = None  # asyncio keeps no reference to its task
+        self._groups = groups  # which run it
 
     def groups(self, timeout: float | None = None) -> list[Group]:
-        """Wait as :meth:`result` does, and take the groups: ``collect()`` has them no more.
-
-        Their rows are in the queue, if the dispatcher has one.
-        """
+        """Wait as :meth:`result` does, and take the groups: ``collect()`` has them no more."""
         self.result(timeout)
-        groups = self.groups_now()
-        self._held.take(self.partition, groups)
-        return groups
+        return self._groups.release(self)
 
     def result(self, timeout: float | None = None) -> BatchReport:
         """Wait until every session has an outcome and, with a queue, its marker.
@@ -156,138 +176,159 @@ class BatchHandle:
             What kept the batch from being written to the queue.
         """
         # Future.result() raises a class of its own before Python 3.11.
-        if not wait([self._future], timeout).done:
-            unwritten = f"{self.unwritten} of {self.sessions} sessions"
-            raise TimeoutError(f"step {self.step}: {unwritten} have not ended after {timeout:g} s")
-        return self._future.result()
+        if not wait([self.future], timeout).done:
+            unended = f"{self.report.open} of {self.report.sessions} sessions"
+            raise TimeoutError(f"step {self.step}: {unended} have not ended after {timeout:g} s")
+        return self.future.result()
 
     def __await__(self) -> Generator[Any, None, BatchReport]:
-        return asyncio.wrap_future(self._future).__await__()
+        return asyncio.wrap_future(self.future).__await__()
 
     def done(self) -> bool:
         """Whether :meth:`result` returns at once."""
-        return self._future.done()
+        return self.future.done()
 
     def cancel(self) -> None:
         """Stop its sessions: each one without an outcome fails, and ``collect()`` has none."""
-        self._held.take(self.partition, self.groups_now())
-        self.on_cancel()
+        self._groups.release(self)
+        self._groups.cancel_soon(self)
 
-    # -- for the dispatcher ----------------------------------------------------------------
 
-    @property
-    def sinks(self) -> bool:
-        """Whether rows and markers go to the dispatcher's queue."""
-        return self.within is None
-
-    def groups_now(self) -> list[Group]:
-        """The groups as they are."""
-        return [prompt.group for prompt in self.prompts]
-
-    def elapsed(self) -> float:
-        """Seconds since the batch was submitted."""
-        return time.perf_counter() - self.began
-
-    def finish(self, error: BaseException | None = None) -> None:
-        """Wake the callers that wait, with the report or with `error`; any thread may."""
-        with contextlib.suppress(InvalidStateError):  # it has finished before
-            if error is None:
-                self._future.set_result(self.report())
-            else:
-                self._future.set_exception(error)
-            self._held.batch_ended(self)
-        self.rooted.set()
-
-    def report(self) -> BatchReport:
-        """The outcome so far."""
-        return BatchReport(
-            step=self.step,
-            partition=self.partition,
-            prompts=len(self.prompts),
-            sessions=self.sessions,
-            resumed=self.resumed,
-            succeeded=self.sessions - self.unwritten - len(self.failed),
-            failed=dict(self.failed),
-            attempts=self.attempts,
-            tokens=self.tokens,
-            seconds=self.elapsed() if self.seconds is None else self.seconds,
+def read_batch(
+    prompts: TensorDictBase | Sequence[Mapping[str, Any]],
+    config: DispatchConfig,
+    groups: Any,
+    step: int | None,
+    validate: bool | None,
+    partition: str | None,
+) -> BatchHandle:
+    """Read what ``RolloutDispatcher.submit`` takes; raises :class:`BatchError`."""
+    if isinstance(prompts, TensorDictBase) and prompts.batch_dims != 1:
+        raise BatchError(f"batch size {tuple(prompts.batch_size)}", remedy="expected (prompts,)")
+    samples = [own(row) for row in rows_of(prompts)]
+    if not samples:
+        remedy = "pass a TensorDict of batch size (prompts,), or a list of one mapping per prompt"
+        raise BatchError("the batch has no prompts", remedy=remedy)
+    step = step_number(_common("global_steps", samples) if step is None else step)
+    validate = bool(_common("validate", samples, False)) if validate is None else validate
+    index = [sample.get("index", i) for i, sample in enumerate(samples)]
+    infos = build_trajectory_info(step, index, validate)
+    batch = BatchHandle(groups, step, partition or (VAL if validate else TRAIN), validate)
+    usual = dict((config.val_sampling if validate else config.sampling) or {})
+    greedy = {**usual, **GREEDY}
+    for i, (sample, info) in enumerate(zip(samples, infos, strict=True)):
+        sample.pop("validate", None)
+        own_n = sample.pop(ROLLOUT_N, None)
+        n = (config.val_n if validate else config.n) if own_n is None else _whole(own_n)
+        sampled = bool(sample.pop(DO_SAMPLE, True)) or validate
+        if n is None or n < 1:
+            raise BatchError(f"{own_n!r} sessions for prompt {i}", ROLLOUT_N, "set at least one")
+        uid = str(plain(sample.get("uid", "")))
+        if not uid:
+            raise BatchError("the batch has no uids", "uid", "add a field that names each prompt")
+        batch.prompts.append(
+            Prompt(
+                prompt=i,
+                prompts=len(samples),
+                n=n,
+                batch=batch,
+                uid=uid,
+                open=set(range(n)),
+                group=Group(uid, step, n),
+                fields=sample,
+                sampling=usual if sampled else greedy,
+                sampled=sampled,
+                info=info,
+            )
         )
+    twice = [uid for uid, count in Counter(p.uid for p in batch.prompts).items() if count > 1]
+    if twice:
+        raise BatchError(f"duplicate uids: {', '.join(twice[:10])}", "uid")
+    batch.report.prompts = len(samples)
+    batch.report.sessions = sum(prompt.n for prompt in batch.prompts)
+    return batch
 
 
-class Held:
-    """The prompts of a dispatcher that run, or whose groups nobody has taken.
+def joined(groups: Sequence[Group], partition: str, fill_missing: bool) -> TensorDict:
+    """The rows of groups as one batch, by group, session and index, with uid and session_id.
 
-    Any thread may call; `changed` is notified when a batch has ended and, while a call waits for
-    some of the prompts (`waiting_for_some`), with every group.
+    Raises
+    ------
+    UnequalFieldsError
+        A row lacks a field that another one has, and it may not be filled with None.
     """
+    by_key: dict[str, Any] = {}
+    uids: list[NonTensorData] = []
+    sessions: list[int] = []
+    for group in groups:
+        uid = NonTensorData(group.uid)  # one a prompt: one a row takes longer than all else here
+        for session in sorted(group.rows):
+            rows = group.rows[session]
+            by_key.update((trajectory_key(group.uid, session, i), r) for i, r in enumerate(rows))
+            uids += [uid] * len(rows)
+            sessions += [session] * len(rows)
+    batch = one_batch(by_key, partition, fill_missing, own=True)
+    if "uid" not in batch:
+        batch["uid"] = NonTensorStack(*uids)
+    if "session_id" not in batch:
+        batch["session_id"] = torch.tensor(sessions)
+    return batch
 
-    def __init__(self, config: ReplayConfig) -> None:
-        self.changed = threading.Condition()
-        self.waiting_for_some = 0
-        self._config = config
-        self._prompts: dict[tuple[str, str], Prompt] = {}  # by partition and uid
-        self._ahead: dict[str, Partition] = {}
 
-    def ahead(self, name: str) -> Partition:
-        """The groups of a partition that any call may take."""
-        return self._ahead.setdefault(name, Partition(name, self._config))
+def extract_sample(batch: Any, i: int) -> dict[str, Any]:
+    """Return sample `i` of a batch as a plain dict that shares no memory with it.
 
-    def add(self, batch: BatchHandle) -> None:
-        """Hold a batch's prompts from now on.
+    `batch` is a TensorDict of batch size ``(prompts,)``, a mapping of columns, or one mapping per
+    prompt. Tensors come without the batch dimension, batch-wide data (NonTensorData) in every
+    sample. A view would carry the storage of the whole batch through every serialisation.
+    """
+    (row,) = rows_of(select(batch, [i]))
+    return {str(key): own(value) for key, value in row.items()}
 
-        Raises
-        ------
-        BatchError
-            An earlier prompt of a uid runs, or its group was not taken: two would share keys.
-        """
-        places = {(batch.partition, prompt.uid): prompt for prompt in batch.prompts}
-        with self.changed:
-            for _, uid in places.keys() & self._prompts.keys():
-                raise BatchError(
-                    f"an earlier prompt of the uid {uid!r} is in flight",
-                    "uid",
-                    "give this one a uid of its own; or first take the other's group, or give it "
-                    "up: cancel its batch",
-                )
-            uids = {prompt.uid for prompt in batch.prompts}
-            for (name, uid), prompt in self._prompts.items():
-                if name == batch.partition and prompt.batch.sinks:
-                    uids.add(uid)
-            for uid in uids if batch.sinks else ():
-                if (of := uid_of(uid)) in uids:
-                    raise BatchError(
-                        f"the uid {uid!r} is a key of a session of the prompt {of!r}",
-                        "uid",
-                        "give it one that does not end in _sess0, or in _0_0, after another's uid",
-                    )
-            self._prompts.update(places)
-            if batch.within is not None:
-                for prompt in batch.prompts:
-                    batch.within.file(prompt.group)
 
-    def group_ended(self, prompt: Prompt) -> None:
-        """A group has all its sessions; one that is in a queue is not held."""
-        with self.changed:
-            if prompt.batch.within is None:
-                self.take(prompt.batch.partition, [prompt.group])
-            else:
-                prompt.batch.within.file(prompt.group)
-            if self.waiting_for_some:
-                self.changed.notify_all()
+def build_trajectory_info(step: Any, index: Any, validate: Any) -> list[dict[str, Any]]:
+    """Name each prompt of a batch in plain Python scalars.
 
-    def batch_ended(self, batch: BatchHandle) -> None:
-        """A batch has its report, or its error."""
-        with self.changed:
-            if batch.sinks:
-                self.take(batch.partition, batch.groups_now())
-            self.changed.notify_all()
+    `step` is a number, or a tensor or array of one; `index` each prompt's number in the data set, a
+    tensor, an array or a list. Returns dicts with ``step``, ``sample_index``, ``rollout_n`` (0 for
+    an index that differs from the one before, else one more) and ``validate``.
+    """
+    info: list[dict[str, Any]] = []
+    for i in map(_scalar, index.tolist() if hasattr(index, "tolist") else index):
+        again = bool(info) and info[-1]["sample_index"] == i
+        number = info[-1]["rollout_n"] + 1 if again else 0
+        info.append({"step": _scalar(step), "sample_index": i, "rollout_n": number})
+        info[-1]["validate"] = bool(_scalar(validate))
+    return info
 
-    def take(self, partition: str, groups: Iterable[Group]) -> None:
-        """Hold these no more."""
-        with self.changed:
-            for group in groups:
-                prompt = self._prompts.get((partition, group.uid))
-                if prompt is not None and prompt.group is group:
-                    del self._prompts[partition, group.uid]
-                    if prompt.batch.within is not None:
-                        prompt.batch.within.remove([group.uid])
+
+def step_number(step: Any) -> int:
+    """The trainer's step as an int; raises :class:`BatchError`."""
+    if step is None:
+        remedy = "pass step=... or add the field to the batch"
+        raise BatchError("no step is given", "global_steps", remedy)
+    number = _whole(step)
+    if number is None:
+        raise BatchError(f"expected a whole number, got {step!r:.100}", "global_steps")
+    return number
+
+
+def _common(name: str, samples: Sequence[Mapping[str, Any]], usual: Any = None) -> Any:
+    """What all prompts of a batch have in a field: `usual` where they have none."""
+    values = [plain(sample.get(name, usual)) for sample in samples]
+    if odd := [i for i, value in enumerate(values) if value != values[0]]:
+        what = f"prompt {odd[0]} has {values[odd[0]]!r}, and prompt 0 has {values[0]!r}"
+        raise BatchError(what, name, "submit the prompts of each in a batch of their own")
+    return values[0]
+
+
+def _whole(value: Any) -> int | None:
+    """A number without a fraction, of any type, as an int; None for anything else."""
+    with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
+        number = int(value)
+        return number if number == value else None
+    return None
+
+
+def _scalar(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
-import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -14,24 +12,29 @@ from typing import Any, TypeAlias
 from tensordict import TensorDict, TensorDictBase
 
 from rlskip.config.dispatch import DispatchConfig, read_dispatch
-from rlskip.config.replay import ReplayConfig, read_replay
+from rlskip.config.replay import read_replay
 from rlskip.dispatch import timeouts
-from rlskip.dispatch.batch import BatchHandle, Held
-from rlskip.dispatch.collect import joined, take
+from rlskip.dispatch.batch import BatchHandle, Group, joined, read_batch, step_number
 from rlskip.dispatch.failures import text_of
 from rlskip.dispatch.groups import Groups
-from rlskip.dispatch.history import History
-from rlskip.dispatch.local_pool import LocalPool
-from rlskip.dispatch.policies import Policy, chunk, find_policy, least_loaded, round_robin
-from rlskip.dispatch.pools import THREADS, Pool, Worker
-from rlskip.dispatch.reading import name_contents, read_batch, step_number
+from rlskip.dispatch.policies import (
+    History,
+    Policy,
+    chunk,
+    find_policy,
+    least_loaded,
+    round_robin,
+)
+from rlskip.dispatch.pools import THREADS, LocalPool, Pool, Worker
 from rlskip.dispatch.resume import Journals, journal_identity
 from rlskip.dispatch.scheduler import Scheduler
-from rlskip.dispatch.sessions import BatchError
+from rlskip.dispatch.sessions import DispatcherClosedError
+from rlskip.dispatch.sink import Sink
 from rlskip.errors import ConfigError, RlskipError
-from rlskip.keys import TRAIN, VAL, uid_of
-from rlskip.queue import TrajectoryQueue
+from rlskip.keys import TRAIN, VAL
+from rlskip.queue import IncompleteRolloutError, TrajectoryQueue
 from rlskip.queue.partition import Partition
+from rlskip.queue.readiness import State
 from rlskip.queue.sampling import SampleCall
 from rlskip.store import Identity, StepStore
 
@@ -44,10 +47,6 @@ _BLIND = (chunk, round_robin, least_loaded)  # policies that use no lengths
 # The last dispatcher of each queue that is open, by the queue's id: a queue of the user's may have
 # no hash. The id is nobody else's, because a dispatcher keeps its queue.
 _last: weakref.WeakValueDictionary[int, RolloutDispatcher] = weakref.WeakValueDictionary()
-
-
-class DispatcherClosedError(RlskipError, RuntimeError):
-    """A dispatcher is used after it was closed."""
 
 
 class RolloutDispatcher:
@@ -89,13 +88,12 @@ class RolloutDispatcher:
         journals: Journals | None = None,
     ) -> None:
         self.config: DispatchConfig = read_dispatch(config)
+        self.queue = queue
+        self._replay = read_replay(config)
+        self._pool = pool
         policy = policy or find_policy(self.config.policy)
         if not self.config.rollout_level:
             policy = chunk
-        self.queue = queue
-        self._replay: ReplayConfig = read_replay(config)
-        self._held = Held(self._replay)
-        self._pool = pool
         if self.config.journal and journals is None:
             if store is None:
                 raise ConfigError(
@@ -107,26 +105,21 @@ class RolloutDispatcher:
             of_sessions = journal_identity(identity or Identity(), self.config)
             journals = Journals(store, of_sessions, queue)
         self._journals = journals
-        self._history = None if policy in _BLIND else History()
         caps = self.config.max_concurrent_rollouts_per_worker, pool.slots
-        scheduler = Scheduler(pool.workers, policy, min(filter(None, caps), default=None))
-        self._closed = False
-        self._closing = threading.Lock()
-        self._loop = timeouts.LoopThread("rlskip-dispatch")
+        self._host = timeouts.LoopThread("rlskip-dispatch")
         self._groups = Groups(
-            self._loop.loop,
+            self._host,
             pool,
-            queue,
+            Sink(queue, journals, timeouts.write_seconds(self.config)),
             self.config,
-            self._held,
-            scheduler,
-            self._history,
-            journals,
+            self._replay,
+            Scheduler(pool.workers, policy, min(filter(None, caps), default=None)),
+            None if policy in _BLIND else History(),
         )
         if queue is not None:
             _last[id(queue)] = self
         try:
-            self._loop.within(timeouts.OPEN_S, pool.open)
+            self._host.within(timeouts.OPEN_S, pool.open)
         except BaseException:
             self.close()
             raise
@@ -194,31 +187,55 @@ class RolloutDispatcher:
                 "use raise, drop or min_viable (dispatch.max_retries and max_data_retries try "
                 "sessions again); refill is for ReplayBuffer(queue, refill=...)",
             )
-        own = batch = None
+        batch = own = None
         if prompts is not None:
             batch = self._read(prompts, step, validate, partition)
             step, partition = batch.step, batch.partition
         name = partition or (VAL if validate else TRAIN)
-        within = self._held.ahead(name)
+        within = self._groups.ahead(name)
         if batch is not None and batch_size is None:
             own, within = batch, Partition(name, self._replay)
         call = SampleCall(self._replay, within, step_number(step), batch_size, started)
         if batch is not None:
-            self._begin(batch, within)
+            self._groups.submit(batch, within)
         try:
-            groups = take(self._held, call, functools.partial(self._raise_errors, own))
+            groups = self._take(call, own)
         except BaseException:
             if own is not None:  # else its groups are there for the next call
                 own.cancel()
             raise
         return joined(groups, name, self.config.fill_missing), call.metrics()
 
-    def _raise_errors(self, own: BatchHandle | None) -> None:
-        """Raise what ended the batch of a call, or the dispatcher."""
+    def _take(self, call: SampleCall, own: BatchHandle | None) -> list[Group]:
+        """Wait for the groups of a call, and take them."""
+        some = call.batch_size is not None
+        with self._groups.changed:
+            self._groups.wait_for_some += some
+            try:
+                while (groups := self._choose(call, own)) is None:
+                    self._groups.changed.wait(call.check_time(time.monotonic()))
+                call.partition.remove(group.uid for group in groups)
+                return groups
+            finally:
+                self._groups.wait_for_some -= some
+
+    def _choose(self, call: SampleCall, own: BatchHandle | None) -> list[Group] | None:
+        """The groups to return, or None to go on waiting; those that are dropped are given up."""
         if own is not None and own.done():
-            own.result()
-        if self._closed:  # what is there is a part of what the call asked for
+            own.result()  # raises what ended it
+        if self._groups.closed:  # what is there is a part of what the call asked for
             raise DispatcherClosedError("this dispatcher was closed while collect() waited")
+        if call.batch_size is None and call.groups(State.RUNNING):
+            return None  # an error names all that are incomplete
+        try:
+            dropped = call.decide()
+        except IncompleteRolloutError as error:  # which has them
+            call.partition.remove(prompt.uid for prompt in error.prompts)
+            raise
+        if dropped is not None:
+            call.partition.remove(group.uid for group in dropped.groups)
+            call.evicted(dropped)
+        return call.choose()
 
     def submit(
         self,
@@ -257,7 +274,8 @@ class RolloutDispatcher:
             After :meth:`close`.
         """
         batch = self._read(prompts, step, validate, partition)
-        self._begin(batch, self._held.ahead(batch.partition) if self.queue is None else None)
+        ahead = self._groups.ahead(batch.partition)
+        self._groups.submit(batch, ahead if self.queue is None else None)
         return batch
 
     def _read(
@@ -269,78 +287,45 @@ class RolloutDispatcher:
                 "another RolloutDispatcher was made for this queue",
                 remedy="use that one, or close it; or give each a queue of its own",
             )
-        batch = read_batch(prompts, self.config, self._held, step, validate, partition)
-        if self._history is not None:
-            self._history.look_up(batch.prompts)
+        batch = read_batch(prompts, self.config, self._groups, step, validate, partition)
         if self._journals is not None and not batch.validate:
-            name_contents(batch)
-        batch.on_cancel = functools.partial(self._loop.post, self._groups.cancel, batch)
+            self._journals.name_contents(batch)
         return batch
-
-    def _begin(self, batch: BatchHandle, within: Partition | None) -> None:
-        """Run a batch; calls find its groups `within`, and None is the queue."""
-        batch.within = within
-        self._held.add(batch)
-        try:
-            if batch.sinks:
-                self._check_queue(batch)
-            with self._closing:
-                self._check_open()
-                self._groups.batches.add(batch)  # from here on, close() ends it
-        except BaseException:
-            self._held.take(batch.partition, batch.groups_now())
-            raise
-        self._loop.post(self._groups.begin, batch)
-        if batch.sinks:  # waits for the journal, and for the queue twice
-            batch.rooted.wait(3 * timeouts.write_seconds(self.config))
-
-    def _check_queue(self, batch: BatchHandle) -> None:
-        """Refuse a prompt of which the queue has sessions: those of two would be mixed."""
-        assert self.queue is not None
-        seconds = timeouts.write_seconds(self.config)
-        list_all = functools.partial(timeouts.in_thread, self.queue.list, name="rlskip-queue")
-        there = {uid_of(key) for key in self._loop.within(seconds, list_all, batch.partition)}
-        if held := [prompt.uid for prompt in batch.prompts if prompt.uid in there]:
-            raise BatchError(
-                f"the queue still holds earlier prompts of the uids {', '.join(held[:10])}",
-                "uid",
-                "clear() what was sampled, or evict() them, or give each a uid of its own",
-            )
 
     def broadcast(self, method: str, *args: Any) -> None:
         """Call a method of every worker and wait, e.g. to load a new policy's weights."""
         self._check_open()
-        self._loop.within(timeouts.OPEN_S, self._pool.broadcast, method, *args)
+        self._host.within(timeouts.OPEN_S, self._pool.broadcast, method, *args)
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._groups.closed:
             raise DispatcherClosedError("this dispatcher is closed", remedy="make a new one")
 
     def close(self) -> None:
         """Cancel the batches that run, and release the workers, within a bounded time."""
-        with self._closing:
-            if self._closed:
+        with self._groups.changed:
+            if self._groups.closed:
                 return
-            self._closed = True
+            self._groups.closed = True
+            self._groups.changed.notify_all()
+            batches = list(self._groups.batches)
         if self.queue is not None and _last.get(id(self.queue)) is self:
             del _last[id(self.queue)]
         deadline = time.monotonic() + timeouts.CLOSE_S
-        batches = list(self._groups.batches)
         for batch in batches:
             batch.cancel()
-        with self._held.changed:  # calls that wait for prompts which nobody has submitted
-            self._held.changed.notify_all()
         for batch in batches:
             with contextlib.suppress(Exception):  # its handle raises the error
                 batch.result(max(0.0, deadline - time.monotonic()))
-            batch.finish(DispatcherClosedError("closed before all its markers were written"))
+            late = DispatcherClosedError("closed before all its markers were written")
+            self._groups.finish(batch, late)
         deadline = time.monotonic() + timeouts.CLOSE_S
         try:
-            self._loop.within(timeouts.CLOSE_S, self._pool.close)
+            self._host.within(timeouts.CLOSE_S, self._pool.close)
         except Exception as error:
             logger.warning("the pool was not closed properly: %s", text_of(error))
-        self._loop.close()
-        self._loop.thread.join(max(0.0, deadline - time.monotonic()))
+        self._host.close()
+        self._host.thread.join(max(0.0, deadline - time.monotonic()))
 
     def __enter__(self) -> RolloutDispatcher:
         return self

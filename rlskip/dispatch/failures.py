@@ -25,6 +25,10 @@ class WorkerLostError(InfrastructureFailure):
     """The worker of the session died."""
 
 
+class NoAnswerError(InfrastructureFailure):
+    """Nobody answered by the deadline; what was asked may yet be done."""
+
+
 _INFRASTRUCTURE = (
     OSError,
     MemoryError,

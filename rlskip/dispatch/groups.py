@@ -1,148 +1,153 @@
-"""From a prompt to its group: a batch's prompts, their sessions, and what they leave.
+"""From a batch of prompts to their groups.
 
 Read from top to bottom: a batch begins, a session starts on the worker that the scheduler has for
 it, is tried again elsewhere if that fails, and ends with its rows or a cause in its prompt's
-:class:`Group`. If the batch has a sink, rows and marker are written before that. All of it runs on
-the dispatcher's event loop, where no worker's code does.
+:class:`Group`, which a call takes. What goes to a queue or a journal is written before that. All
+but what callers ask runs on the dispatcher's event loop, where no worker's code does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import attrs
+import threading
+import time
 
 from rlskip.config.dispatch import DispatchConfig
-from rlskip.dispatch.batch import BatchHandle, Held, Prompt
+from rlskip.config.replay import ReplayConfig
+from rlskip.dispatch.batch import BatchHandle, Group, Prompt, Rows, Tags
 from rlskip.dispatch.failures import (
+    DataFailure,
     InfrastructureFailure,
+    NoAnswerError,
     as_failure,
     cause_of,
     portable,
     text_of,
 )
-from rlskip.dispatch.history import History, tokens_of
-from rlskip.dispatch.journal import Appender
-from rlskip.dispatch.pools import Pool, Rows, as_rows
-from rlskip.dispatch.resume import Journals, to_journal
+from rlskip.dispatch.policies import History
+from rlskip.dispatch.pools import NOTHING, Pool, Returned, returned
 from rlskip.dispatch.scheduler import Job, Scheduler
-from rlskip.dispatch.sessions import Session, session_seed
-from rlskip.dispatch.sink import Leaving, Sink
-from rlskip.dispatch.timeouts import failure_of, in_thread, write_seconds
-from rlskip.keys import ROWS_PER_ATTEMPT, row_tag, session_key, session_tag, trajectory_key
-from rlskip.queue import TrajectoryQueue
+from rlskip.dispatch.sessions import BatchError, DispatcherClosedError, Session, session_seed
+from rlskip.dispatch.sink import Sink
+from rlskip.dispatch.timeouts import LoopThread
+from rlskip.queue.partition import Partition
 
 _A_TURN = 512  # the most sessions that one turn of the event loop starts
 
 logger = logging.getLogger(__name__)
 
 
-@attrs.define(eq=False)
-class _Ended:
-    """How a session ended: with rows, which are None if the worker wrote them, or an error."""
-
-    prompt: Prompt
-    session: int
-    attempt: int
-    rows: Rows = None
-    tokens: int = 0
-    error: str | None = None
-    tags: Sequence[Mapping[str, Any]] = ()
-
-
 class Groups:
-    """The batches that a dispatcher runs; every call comes from its event loop, `loop`."""
+    """The batches of a dispatcher that run, and their prompts until somebody takes the groups.
+
+    `host` is the event loop of the dispatcher; without a `history` its policy uses no lengths.
+    """
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        host: LoopThread,
         pool: Pool,
-        queue: TrajectoryQueue | None,
+        sink: Sink,
         config: DispatchConfig,
-        held: Held,
+        replay: ReplayConfig,
         scheduler: Scheduler,
-        history: History | None,  # None: the policy uses no lengths
-        journals: Journals | None,
+        history: History | None,
     ) -> None:
-        # A batch is in `batches` until its last session is settled. A session waits in the
-        # scheduler, or is an attempt in `running` of its batch, and then counts in the scheduler's
-        # load, or has its outcome. Neither is left once no batch is.
+        # `changed` is held while `closed`, `batches` or a partition changes. It is notified when a
+        # batch has ended and, while a call waits for some of the prompts, with every group. A batch
+        # is in `batches` until its last session is settled. A session waits in the scheduler, or is
+        # an attempt in `running` of its batch, and then counts in the scheduler's load, or has its
+        # outcome, and is in `open` of its prompt no more.
+        self.changed = threading.Condition()
+        self.closed = False
         self.batches: set[BatchHandle] = set()
-        self._loop = loop
+        self._ahead: dict[str, Partition] = {}
+        self.wait_for_some = 0
+        self._host = host
+        self._loop = host.loop
         self._pool = pool
-        pool.changed, pool.done = self._worker_changed, self._returned
+        pool.changed, pool.done, pool.post = self._worker_changed, self._returned, host.post
         self._config = config
-        self._held = held
+        self._replay = replay
         self._scheduler = scheduler
         self._history = history
-        self._journals = journals
+        self._sink = sink
+        sink.written = self._written
         self._timeout_s = math.inf if (s := config.session_timeout_s) is None else s
         # When the next attempt is due; one alarm serves all, as nearly every one ends long before.
         self._alarm: asyncio.TimerHandle | None = None
         self._pumps = False  # whether what can run is started in the next turn
-        self._seconds = write_seconds(config)
-        self._appender = Appender(self._seconds)
-        self._sink = Sink(queue, self._seconds, self._appender)
-        self._beginning: set[asyncio.Task[None]] = set()  # asyncio keeps no reference to them
         # The number of the next attempt at the sessions given up, which may still write: a
         # prompt that is submitted again does not begin with the number of such an attempt.
         self._next_attempts: dict[tuple[str, int], int] = {}
 
-    # -- a batch begins: journal, roots, sessions ----------------------------------------------
+    # -- a caller submits a batch --------------------------------------------------------------
 
-    def begin(self, batch: BatchHandle) -> None:
-        """Run a batch."""
-        task = self._loop.create_task(self._begin(batch))
-        self._beginning.add(task)
-        task.add_done_callback(self._beginning.discard)
+    def ahead(self, partition: str) -> Partition:
+        """The groups of a partition that any call may take."""
+        return self._ahead.setdefault(partition, Partition(partition, self._replay))
+
+    def submit(self, batch: BatchHandle, within: Partition | None) -> None:
+        """Run a batch; calls find its groups `within`. None: in the queue, where its roots are now.
+
+        Raises
+        ------
+        BatchError
+            An earlier prompt of a uid runs, or its group was not taken, or the queue has sessions
+            of it: those of two would be mixed.
+        """
+        batch.within = within
+        if self._history is not None:
+            for prompt in batch.prompts:
+                self._history.look_up(prompt)
+        with self.changed:
+            others = [other for other in self.batches if other.partition == batch.partition]
+            held = {p.uid for other in others for p in other.prompts if p.group.running}
+            ahead = self.ahead(batch.partition)
+            for uid in (prompt.uid for prompt in batch.prompts):
+                if uid in held or ahead.find(uid):
+                    raise BatchError(
+                        f"an earlier prompt of the uid {uid!r} is in flight",
+                        "uid",
+                        "give this one a uid of its own; or first take the other's group, or give "
+                        "it up: cancel its batch",
+                    )
+            if self.closed:
+                raise DispatcherClosedError("this dispatcher is closed")
+            self.batches.add(batch)  # from here on, close() ends it
+            if within is not None:
+                for prompt in batch.prompts:
+                    within.file(prompt.group)
+        if within is None:
+            try:
+                self._host.within(self._sink.seconds, self._sink.check, batch)
+            except BaseException:
+                self.batches.discard(batch)
+                raise
+        batch.beginning = self._host.ask(self._begin, batch)
+        if within is None:  # waits for the journal, and for the queue
+            batch.rooted.wait(2 * self._sink.seconds)
 
     async def _begin(self, batch: BatchHandle) -> None:
         try:
-            if self._journals is not None and not batch.validate:
-                await self._open_journal(batch, self._journals)
-            if batch.sinks:
-                tags = {prompt.uid: prompt.root_tag() for prompt in batch.prompts}
-                written: asyncio.Future[Exception | None] = self._loop.create_future()
-                self._sink.write(Leaving(written.set_result, batch.partition, tags))
-                if (error := await written) is not None:
-                    raise error
+            resumed = await self._sink.open(batch)
             batch.rooted.set()
-            if not batch.stopped:
-                self._add_sessions(batch)
+            for prompt in batch.prompts if not batch.stopped else ():
+                first = {i: self._next_attempts.get((prompt.uid, i), 0) for i in prompt.open}
+                for session, found in resumed.get(prompt.uid, {}).items():
+                    batch.report.resumed += 1
+                    job = Job(prompt, session, attempt=first.pop(session))
+                    self._end(job, *returned(found.rows), tags=found.tags)
+                self._scheduler.add(prompt, first)
         except Exception as error:
             batch.rooted.set()
             self._abort(batch, error)
         if batch.stopped:
             self._end_all(batch)
         self._pump()
-
-    async def _open_journal(self, batch: BatchHandle, journals: Journals) -> None:
-        journals.name(batch)
-        opened = in_thread(journals.open, batch.step)
-        if error := await failure_of(opened, self._seconds, "the disk"):
-            batch.unjournaled = text_of(error)
-        else:
-            batch.journal = opened.result()
-        if batch.unjournaled:
-            self._appender.warn(f"step {batch.step}", batch.unjournaled)
-
-    def _add_sessions(self, batch: BatchHandle) -> None:
-        """Resume the sessions that the journal holds, and queue the others."""
-        journaled = {} if self._journals is None else self._journals.resume(batch)
-        for prompt in batch.prompts:
-            first = {i: self._next_attempts.get((prompt.uid, i), 0) for i in sorted(prompt.open)}
-            for session, found in journaled.get(prompt.uid, {}).items():
-                batch.resumed += 1
-                tokens = tokens_of(found.rows)
-                attempt = first.pop(session)
-                self._end(_Ended(prompt, session, attempt, found.rows, tokens, tags=found.tags))
-            self._scheduler.add(prompt, first)
 
     # -- a session runs on a worker ------------------------------------------------------------
 
@@ -168,7 +173,7 @@ class Groups:
                 self._abort(batch, error)
         if not self._scheduler.alive:
             for batch in list(self.batches):
-                self.stop(batch, "no worker is left")
+                self._stop(batch, "no worker is left")
 
     def _worker_changed(self, worker: int, state: str) -> None:
         self._scheduler.change(worker, state)
@@ -177,7 +182,7 @@ class Groups:
     def _start(self, job: Job) -> None:
         prompt: Prompt = job.group
         batch = prompt.batch
-        batch.attempts += 1
+        batch.report.attempts += 1
         job.session = Session(
             uid=prompt.uid,
             session_id=job.session_id,
@@ -188,36 +193,36 @@ class Groups:
             prompt_key=prompt.journal_key if batch.journal is not None else None,
             **prompt.info,
         )
-        job.started = batch.elapsed()
-        job.due = due = self._loop.time() + self._timeout_s
+        job.started = self._loop.time()
+        job.due = job.started + self._timeout_s
         batch.running[job] = None
         self._pool.start(job)
-        if self._alarm is None and due < math.inf:
-            self._alarm = self._loop.call_at(due, self._expire)
+        if self._alarm is None and job.due < math.inf:
+            self._alarm = self._loop.call_at(job.due, self._expire)
 
-    def _returned(self, job: Job, result: Any, error: BaseException | None) -> None:
+    def _returned(self, job: Job, result: Returned, error: BaseException | None) -> None:
         """The worker has returned or raised, perhaps after the attempt was given up."""
         prompt: Prompt = job.group
-        batch = prompt.batch
-        if job not in batch.running:
+        if job not in prompt.batch.running:
             return
-        del batch.running[job]
-        try:
-            if error is not None:
-                raise error
-            rows = as_rows(result, written=batch.sinks)
-            tokens = tokens_of(rows or ())
-        except BaseException as failed:  # rows raise what they like, which ends no event loop
-            self._failed(job, portable(failed))
+        del prompt.batch.running[job]
+        if error is None and result == NOTHING and prompt.batch.within is not None:
+            error = DataFailure(
+                "the worker returned no rows, as one that writes them to a queue itself",
+                remedy="return the rows; or submit() to a dispatcher that has the queue",
+            )
+        if error is not None:
+            self._failed(job, portable(error))
         else:
-            length = tokens or batch.elapsed() - job.started
+            rows, tokens = result
+            length = tokens or self._loop.time() - job.started
             if self._history is not None:
-                self._history.learn(prompt.known_as, length)
+                self._history.learn(prompt, length)
             try:
                 self._scheduler.done(job, length)
             except Exception as policys:
-                self._abort(batch, policys)
-            self._end(_Ended(prompt, job.session_id, job.attempt, rows, tokens))
+                self._abort(prompt.batch, policys)
+            self._end(job, rows, tokens)
         self._pump()
 
     def _expire(self) -> None:
@@ -251,98 +256,109 @@ class Groups:
             return
         logger.error("%s failed for good: %s", job, text_of(failure), exc_info=failure)
         self._scheduler.done(job)
-        self._end(_Ended(job.group, job.session_id, job.attempt, error=cause_of(failure)))
+        self._end(job, error=cause_of(failure))
 
-    # -- what a session leaves -----------------------------------------------------------------
+    # -- it ends -------------------------------------------------------------------------------
 
-    def _end(self, ended: _Ended) -> None:
+    def _end(
+        self, job: Job, rows: Rows = None, tokens: int = 0, tags: Tags = (), error: str = ""
+    ) -> None:
         """A session has its outcome: write it, where it is written, and settle it."""
-        prompt = ended.prompt
-        if ended.session not in prompt.open:  # its batch was given up, and it has its outcome
+        prompt, batch = job.group, job.group.batch
+        if job.session_id not in prompt.open:  # its batch was given up, and it has its outcome
             return
-        prompt.open.remove(ended.session)
-        prompt.batch.tokens += ended.tokens
+        prompt.open.remove(job.session_id)
         if not prompt.open:
             self._pool.forget(prompt)
-        entries = to_journal(prompt, ended.session, ended.rows, ended.tags)
-        if prompt.batch.sinks or entries:
-            self._write(ended, entries)
+        job.rows, job.tags, job.error = rows, tags, error
+        batch.report.tokens += tokens
+        if batch.within is None or batch.journal is not None:
+            self._sink.write(job)
         else:
-            self._settle(ended)
+            self._settle(job)
 
-    def _write(self, ended: _Ended, entries: Mapping[Any, Any]) -> None:
-        """Write a session: journal, then rows, then its one marker."""
-        batch, uid, session = ended.prompt.batch, ended.prompt.uid, ended.session
-        written = functools.partial(self._written, ended)
-        leaving = Leaving(written, batch.partition, journal=batch.journal, entries={**entries})
-        if batch.sinks:
-            # Rows that are returned are written once, here. A worker that writes its own (those it
-            # journaled have tags) may still write for an attempt that was given up.
-            attempt = ended.attempt if ended.rows is None or ended.tags else 0
-            rows, tag = ended.rows or [], row_tag(batch.step, attempt)
-            tags = [{**own, **tag} for own in ended.tags or [{}] * len(rows)]
-            first = attempt * ROWS_PER_ATTEMPT
-            keys = [trajectory_key(uid, session, first + i) for i in range(len(rows))]
-            leaving.rows = dict(zip(keys, zip(rows, tags, strict=True), strict=True))
-            count = None if ended.rows is None else len(rows)
-            marker = session_tag(session, attempt, ended.error, count)
-            leaving.tags = {session_key(uid, session): marker}
-        self._sink.write(leaving)
+    def _written(self, job: Job, error: Exception | None) -> None:
+        if error is not None and not job.error:
+            job.rows, job.error = (
+                None,
+                cause_of(as_failure(error), "its rows could not be written: "),
+            )
+            logger.error("%s failed: %s", job, job.error)
+            if not isinstance(error, NoAnswerError):
+                self._sink.write(job)  # the queue refuses its rows, but perhaps not its marker
+                return
+        if error is not None:  # or may have both yet
+            self._abort(job.group.batch, error)
+        self._settle(job)
 
-    def _written(self, ended: _Ended, error: Exception | None) -> None:
-        prompt = ended.prompt
-        if error is not None and ended.error is None:
-            # The queue refuses the session's rows, but perhaps not its marker.
-            cause = cause_of(as_failure(error), "its rows could not be written: ")
-            logger.error("session %d of %s failed: %s", ended.session, prompt.uid, cause)
-            self._write(_Ended(prompt, ended.session, ended.attempt, error=cause), {})
-            return
-        if error is not None:
-            self._abort(prompt.batch, error)
-        self._settle(ended)
-
-    def _settle(self, ended: _Ended) -> None:
+    def _settle(self, job: Job) -> None:
         """Its group has the session: the last one ends the prompt, and the batch."""
-        prompt, batch, group = ended.prompt, ended.prompt.batch, ended.prompt.group
-        if ended.error is not None:
-            batch.failed[prompt.uid, ended.session] = group.failed[ended.session] = ended.error
-        else:  # rows in the queue are not kept twice
-            group.rows[ended.session] = [] if batch.sinks else ended.rows or []
-        batch.unwritten -= 1
-        if not group.running:
-            self._held.group_ended(prompt)
-        if batch.unwritten == 0:
-            self.batches.discard(batch)
-            batch.seconds = batch.elapsed()
+        batch, group = job.group.batch, job.group.group
+        with self.changed:
+            if job.error:
+                batch.report.failed[group.uid, job.session_id] = job.error
+                group.failed[job.session_id] = job.error
+            else:  # rows in the queue are not kept twice
+                batch.report.succeeded += 1
+                group.rows[job.session_id] = [] if batch.within is None else job.rows or []
+            if (
+                batch.within is not None
+                and not group.running
+                and batch.within.find(group.uid) is group
+            ):
+                batch.within.file(group)
+                if self.wait_for_some:
+                    self.changed.notify_all()
+        if batch.report.open == 0:
+            batch.report.seconds = time.perf_counter() - batch.began
             if batch.journal is not None:
                 with contextlib.suppress(OSError):
                     batch.journal.close()
-            batch.finish(batch.error)
+            self.finish(batch, batch.error)
 
-    # -- early ends ----------------------------------------------------------------------------
+    def finish(self, batch: BatchHandle, error: BaseException | None) -> None:
+        """Wake the callers that wait for a batch, with its report or with `error`."""
+        with self.changed:
+            self.batches.discard(batch)
+            if not batch.done():
+                if error is None:
+                    batch.future.set_result(batch.report)
+                else:
+                    batch.future.set_exception(error)
+            self.changed.notify_all()
+        batch.rooted.set()
 
-    def cancel(self, batch: BatchHandle) -> None:
-        """Stop a batch for its caller."""
-        self.stop(batch, "cancelled")
-        self._pump()
+    def release(self, batch: BatchHandle) -> list[Group]:
+        """The groups of a batch, which calls find no more."""
+        groups = [prompt.group for prompt in batch.prompts]
+        with self.changed:
+            if (within := batch.within) is not None:
+                within.remove(g.uid for g in groups if within.find(g.uid) is g)
+        return groups
+
+    # -- it ends early ---------------------------------------------------------------------------
+
+    def cancel_soon(self, batch: BatchHandle) -> None:
+        """Stop a batch for its caller; any thread may."""
+        self._host.post(self._stop, batch, "cancelled")
+        self._host.post(self._pump)
 
     def _abort(self, batch: BatchHandle, error: BaseException) -> None:
         """The batch cannot go on: its caller gets `error`, once every session is marked failed."""
         batch.error = batch.error or error
-        self.stop(batch, f"the batch was given up: {text_of(error)}")
+        self._stop(batch, f"the batch was given up: {text_of(error)}")
 
-    def stop(self, batch: BatchHandle, cause: str) -> None:
+    def _stop(self, batch: BatchHandle, cause: str) -> None:
         """Each session that has no outcome fails."""
         batch.stopped = batch.stopped or cause
         if batch.rooted.is_set():  # else `_begin` does it, once the roots are written
             self._end_all(batch)
 
     def _end_all(self, batch: BatchHandle) -> None:
-        for prompt in batch.prompts:
-            self._scheduler.cancel(prompt)
+        self._scheduler.cancel({*batch.prompts})
         for job in list(batch.running):
             self._give_up(job)
             self._scheduler.done(job)
         for prompt in batch.prompts:
             for session in sorted(prompt.open):
-                self._end(_Ended(prompt, session, 0, error=batch.stopped))
+                self._end(Job(prompt, session), error=batch.stopped)

@@ -1,8 +1,8 @@
 """Policies: where a pending session runs, and when.
 
 A policy is a function from a :class:`PendingSession` to a :class:`Placement`. It is called when
-a session starts to wait, and again for the next session of a group whenever another session of
-the group is dispatched or finishes.
+a session starts to wait, and for its rank again before it runs: other sessions of its prompt have
+finished by then.
 
 >>> def easy_prompts_first(session: PendingSession) -> Placement:
 ...     return Placement(rank=session.expected or 0.0)
@@ -10,15 +10,18 @@ the group is dispatched or finishes.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import pkgutil
 from collections.abc import Callable
+from typing import Any
 
 import attrs
 
 from rlskip.config.check import did_you_mean
 from rlskip.errors import ConfigError
+from rlskip.store import UnsupportedTypeError, fingerprint
 
 
 @attrs.frozen
@@ -114,3 +117,23 @@ def find_policy(name: str) -> Policy:
     if not callable(found):
         raise ConfigError(f"{name!r} is not a function", "dispatch.policy")
     return found  # type: ignore[no-any-return]
+
+
+class History:
+    """The mean length of a prompt's earlier sessions in this process, by its content."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[float, int]] = {}
+
+    def look_up(self, prompt: Any) -> None:
+        """Set what is known of a prompt: nothing of one that cannot be compared."""
+        with contextlib.suppress(UnsupportedTypeError):
+            prompt.known_as = fingerprint(prompt.fields)
+            total, count = self._known.get(prompt.known_as, (0.0, 0))
+            prompt.expected = total / count if count else None
+
+    def learn(self, prompt: Any, length: float) -> None:
+        """Record the length of one more session of the prompt."""
+        if prompt.known_as is not None:
+            total, count = self._known.get(prompt.known_as, (0.0, 0))
+            self._known[prompt.known_as] = total + length, count + 1

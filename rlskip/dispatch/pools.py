@@ -1,4 +1,4 @@
-"""Pools: where sessions run. The interface, and what a worker is and returns.
+"""Pools: where sessions run, and what a worker is and returns.
 
 A worker is an async function, a blocking one (it runs in a thread), or a class with
 ``__call__``, made once per worker; there is no base class. It is called as ``worker(prompt,
@@ -11,32 +11,36 @@ fields. It returns None when it has written its rows to the queue itself, under
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import inspect
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import is_non_tensor, is_tensor_collection
 
 from rlskip.batch.columns import own
-from rlskip.dispatch.failures import DataFailure, portable
+from rlskip.dispatch import timeouts
+from rlskip.dispatch.failures import DataFailure, InfrastructureFailure, portable, text_of
 from rlskip.dispatch.scheduler import Job, SessionGroup
 from rlskip.dispatch.sessions import Session
-from rlskip.dispatch.timeouts import in_thread
+from rlskip.dispatch.timeouts import LoopThread, in_thread
 from rlskip.keys import integer
 from rlskip.queue.rows import OwnRow
 
 Worker = Callable[..., Any]
-Rows = list[dict[str, Any]] | None
+Returned = tuple["list[dict[str, Any]] | None", int]
+"""The rows of a session, or None, and the number of their tokens."""
 
-
+NOTHING: Returned = None, 0
+"""Of a session whose worker has written its rows to the queue itself."""
 THREADS = 16
 """The number of blocking calls that a worker runs at once by default."""
+
+logger = logging.getLogger(__name__)
 
 
 class Pool(ABC):
@@ -48,16 +52,19 @@ class Pool(ABC):
 
     # Set by who starts sessions here, and called on their event loop: with a worker and what
     # becomes of it, ``away`` (it is being replaced), ``back`` or ``lost``; and once for each
-    # session, with what the worker returned, or with its error.
+    # session, with what it returned, or NOTHING and its error. `post` makes a call there from any
+    # thread.
     changed: Callable[[int, str], None]
-    done: Callable[[Job, Any, BaseException | None], None]
+    done: Callable[[Job, Returned, BaseException | None], None]
+    post: Callable[..., None]
 
     def __init__(self, workers: int) -> None:
         if (number := integer(workers)) is None or number < 1:
             raise ValueError(f"a pool needs at least one worker, got {workers!r:.80}")
         self.workers = number
 
-    async def open(self) -> None:  # noqa: B027 - may do nothing
+    @abstractmethod
+    async def open(self) -> None:
         """Make the workers; called once, first."""
 
     @abstractmethod
@@ -75,28 +82,166 @@ class Pool(ABC):
     async def broadcast(self, method: str, *args: Any) -> None:
         """Call a method of every worker, e.g. to load a new policy's weights."""
 
-    async def close(self) -> None:  # noqa: B027 - may do nothing
+    @abstractmethod
+    async def close(self) -> None:
         """Release the workers; the sessions that run are abandoned."""
 
 
-class Runner:
-    """One worker: makes it, calls it, and turns every error that it raises into an Exception."""
+class LocalPool(Pool):
+    """Workers in this process.
 
-    def __init__(self, worker: Worker) -> None:
+    Each worker has an event loop and a thread of its own: what it cancels or blocks costs the
+    sessions that run on it, by their deadline. Then another one takes its place, which gets the
+    last broadcasts first. A `worker` is an async function, a blocking one, or a class with
+    ``__call__`` (or a partial of it). Each call of a blocking one has a thread more: a worker runs
+    as many `threads` at once, besides those that were given up and have not returned.
+    """
+
+    def __init__(self, worker: Worker, workers: int = 4, *, threads: int = THREADS) -> None:
+        super().__init__(workers)
+        self.slots = threads if is_blocking(worker) else None
+        self._worker = worker
+        self._threads: list[_Thread] = []  # of the workers
+        self._calls: dict[str, tuple[Any, ...]] = {}  # the last broadcasts
+
+    async def open(self) -> None:
+        self._threads += (_Thread(self._worker, self, {}) for _ in range(self.workers))
+        made = [thread.ask(thread.made) for thread in self._threads]
+        await asyncio.gather(*map(asyncio.wrap_future, made))
+
+    def start(self, job: Job) -> None:
+        self._threads[job.worker].send(job)
+
+    def stop(self, job: Job) -> None:
+        """Cancel a session, and replace its worker if that does not turn its event loop."""
+        number, thread = job.worker, self._threads[job.worker]
+        thread.send(job, stop=True)
+        if thread.asked:
+            return
+
+        def look() -> None:
+            if thread.asked and self._threads[number] is thread:
+                logger.warning("worker %d blocks its event loop, and is replaced", number)
+                thread.close()
+                self._threads[number] = _Thread(self._worker, self, self._calls)
+
+        thread.asked = True
+        thread.post(setattr, thread, "asked", False)
+        asyncio.get_running_loop().call_later(timeouts.TURN_S, look)
+
+    async def broadcast(self, method: str, *args: Any) -> None:
+        self._calls[method] = args
+        calls = [thread.ask(thread.call, method, args) for thread in self._threads]
+        await asyncio.gather(*map(asyncio.wrap_future, calls))
+
+    async def close(self) -> None:
+        for thread in self._threads:
+            thread.close()
+
+
+class _Thread(LoopThread):
+    """The thread and the event loop of a worker, which is made there and gets `calls` first.
+
+    Whatever code of the user's does here, it sees the tasks of this worker only, and ends no
+    thread but this one, which goes on.
+    """
+
+    def __init__(self, worker: Worker, pool: Pool, calls: Mapping[str, tuple[Any, ...]]) -> None:
+        super().__init__("rlskip-worker")
+        self.asked = False  # whether its loop turns, and it has not answered
+        self._pool = pool
+        self._outbox: list[tuple[Job, bool]] = []
+        self._broken: Exception | None = None
+        self.post(self._make, worker, dict(calls))
+
+    def send(self, job: Job, stop: bool = False) -> None:
+        """Run a session, or stop it."""
+        # What is sent in one turn of the dispatcher's loop goes together: the other thread runs
+        # meanwhile, and would have to be woken for each.
+        if not self._outbox:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outbox.append((job, stop))
+
+    def _flush(self) -> None:
+        outbox, self._outbox = self._outbox, []
+        self.post(self._take, outbox)
+
+    # -- on its thread -------------------------------------------------------------------------
+
+    def _make(self, worker: Worker, calls: Mapping[str, tuple[Any, ...]]) -> None:
+        tell = functools.partial(self._pool.post, self._pool.done)
+        first = []
+        try:
+            self._runner = Runner(worker, tell)
+            first = [self._runner.call(method, args) for method, args in calls.items()]
+        except BaseException as error:
+            self._broken = portable(error)
+        self._first = asyncio.gather(*first, return_exceptions=True)
+
+    def _take(self, jobs: list[tuple[Job, bool]]) -> None:
+        if not self._first.done():
+            self._first.add_done_callback(lambda _: self._take(jobs))
+            return
+        for job, stop in jobs:
+            if self._broken is not None:
+                self._pool.post(self._pool.done, job, NOTHING, self._broken)
+            elif stop:
+                self._runner.stop(job)
+            else:
+                self._runner.start(job, job.group.fields, job.group.sampling, job.session)
+
+    async def made(self) -> Runner:
+        """The worker; raises what making it raised."""
+        if self._broken is not None:
+            raise self._broken
+        return self._runner
+
+    async def call(self, method: str, args: tuple[Any, ...]) -> None:
+        """Call a method of the worker."""
+        await (await self.made()).call(method, args)
+
+
+class Runner:
+    """One worker: runs sessions on the present event loop.
+
+    Each has a `key`: `ended` is called with it once, and with what the session returned, or with
+    its error.
+    """
+
+    def __init__(self, worker: Worker, ended: Callable[..., object]) -> None:
         made = worker.func if isinstance(worker, functools.partial) else worker
         self._worker = worker() if inspect.isclass(made) else worker
         self._blocks = is_blocking(worker)
+        self._ended = ended
+        self._tasks: dict[Any, asyncio.Task[Returned]] = {}
         self._pid = os.getpid()
 
-    async def run(
+    def start(
+        self, key: Any, fields: Mapping[str, Any], sampling: Mapping[str, Any], session: Session
+    ) -> None:
+        run = self._run(fields, sampling, session)
+        task = self._tasks[key] = asyncio.get_running_loop().create_task(run)
+        task.add_done_callback(functools.partial(self._end, key))
+
+    def stop(self, key: Any) -> None:
+        if key in self._tasks:
+            self._tasks[key].cancel()
+
+    def _end(self, key: Any, task: asyncio.Task[Returned]) -> None:
+        del self._tasks[key]
+        error = InfrastructureFailure("cancelled") if task.cancelled() else task.exception()
+        self._ended(key, NOTHING if error else task.result(), error)
+
+    async def _run(
         self, fields: Mapping[str, Any], sampling: Mapping[str, Any], session: Session
-    ) -> Any:
+    ) -> Returned:
         # Copies: sessions of one prompt share nothing, so none depends on where another ran.
         args = own(dict(fields)), own(dict(sampling)), session
         if self._blocks:
-            return await in_thread(self._call, *args, name="rlskip-worker")
+            found: Returned = await in_thread(self._call, *args, name="rlskip-worker")
+            return found
         try:
-            return kept(await self._worker(*args))
+            return returned(await self._worker(*args))
         except asyncio.CancelledError:
             raise
         except BaseException as error:
@@ -105,9 +250,9 @@ class Runner:
         finally:
             self._end_child()
 
-    def _call(self, *args: Any) -> Any:
+    def _call(self, *args: Any) -> Returned:
         try:
-            return kept(self._worker(*args))
+            return returned(self._worker(*args))
         finally:
             self._end_child()
 
@@ -117,7 +262,7 @@ class Runner:
         if os.getpid() != self._pid:
             os._exit(0)
 
-    async def call(self, method: str, *args: Any) -> None:
+    async def call(self, method: str, args: tuple[Any, ...]) -> None:
         called = getattr(self._worker, method)
         result = await in_thread(called, *args) if self._blocks else called(*args)
         if inspect.isawaitable(result):
@@ -134,43 +279,13 @@ def is_blocking(worker: Worker) -> bool:
     return not inspect.iscoroutinefunction(call)
 
 
-_PLAIN = (torch.Tensor, np.ndarray, str, int, float, bytes, type(None))
+def returned(result: Any) -> Returned:
+    """What a worker returned, as rows of its session's own; raises DataFailure if it is not valid.
 
-
-def kept(result: Any) -> Any:
-    """What a worker returned, copied: the next session may write into its buffers."""
-    if type(result) is not dict and is_tensor_collection(result):
-        return own(result)
-    if isinstance(result, Mapping):
-        row = {name: _kept(item) for name, item in dict(result).items()}
-        plain = all(type(n) is str and isinstance(item, _PLAIN) for n, item in row.items())
-        return OwnRow(row) if plain else row
-    return [kept(row) for row in result] if isinstance(result, (list, tuple)) else result
-
-
-def _kept(value: Any) -> Any:
-    """A field, copied, if it can be: a queue says what it does not take."""
-    if type(value) is torch.Tensor:  # as nearly always
-        return (value.detach() if value.requires_grad else value).clone()
-    with contextlib.suppress(Exception):
-        return own(value)
-    return value
-
-
-def as_rows(result: Any, written: bool = True) -> Rows:
-    """What a worker returned, as rows; raises DataFailure if it is not valid.
-
-    `written`: whether it may have written them to a queue itself, and return None.
+    They are copies: the next session may write into the worker's buffers.
     """
-    if type(result) is OwnRow and result:  # as nearly always: names and values are plain
-        return [result]
     if result is None:
-        if written:
-            return None
-        raise DataFailure(
-            "the worker returned no rows, as one that writes them to a queue itself",
-            remedy="return the rows; or submit() to a dispatcher that has the queue",
-        )
+        return NOTHING
     rows = [result] if isinstance(result, Mapping) else result
     if not isinstance(rows, (list, tuple)) or not all(isinstance(row, Mapping) for row in rows):
         raise DataFailure(
@@ -179,12 +294,44 @@ def as_rows(result: Any, written: bool = True) -> Rows:
         )
     if not rows:
         raise DataFailure("the worker returned no trajectory")
+    kept: list[dict[str, Any]] = []
+    tokens = 0
     for i, row in enumerate(rows):
-        names = list(row.keys())  # to iterate over a TensorDict gives its rows
-        if not names or not all(isinstance(name, str) for name in names):
-            raise DataFailure(f"row {i} has no fields, or a name that is not a string")
-        for name in names if type(row) is not OwnRow else ():  # which has plain values
-            if is_tensor_collection(value := row[name]) and not is_non_tensor(value):
-                what = f"field {name!r} of row {i} is a nested {type(value).__name__}"
-                raise DataFailure(what, remedy="return its fields flat: no queue takes it")
-    return [row if type(row) is OwnRow else dict(row) for row in rows]
+        try:
+            kept.append(_kept(row))
+            tokens += _tokens(kept[-1])
+        except Exception as error:
+            text = f"{type(error).__name__}: " if not isinstance(error, DataFailure) else ""
+            raise DataFailure(f"row {i}: {text}{text_of(error)}") from error
+    return kept, tokens
+
+
+def _kept(row: Mapping[Any, Any]) -> OwnRow:
+    kept = OwnRow()
+    for name in row.keys():  # noqa: SIM118 - to iterate over a TensorDict gives its rows
+        value = row[name]
+        if type(value) is torch.Tensor:  # as nearly always
+            kept[name] = (value.detach() if value.requires_grad else value).clone()
+            continue
+        if is_tensor_collection(value) and not is_non_tensor(value):
+            what = f"field {name!r} is a nested {type(value).__name__}; return its fields flat"
+            raise DataFailure(what)
+        try:
+            kept[name] = own(value)
+        except Exception as error:
+            what = f"field {name!r} cannot be copied: {type(error).__name__}: {text_of(error)}"
+            raise DataFailure(what) from error
+    if not kept or not all(isinstance(name, str) for name in kept):
+        raise DataFailure("it has no fields, or a name that is not a string")
+    return kept
+
+
+def _tokens(row: Mapping[str, Any]) -> int:
+    """The number of tokens that were generated, by the response mask, else by the responses."""
+    mask, responses = row.get("response_mask"), row.get("responses")
+    try:
+        if mask is not None:
+            return int(mask.sum() if hasattr(mask, "sum") else sum(mask))
+        return 0 if responses is None else len(responses)
+    except TypeError:  # fields of these names that hold something else
+        return 0

@@ -8,7 +8,6 @@ import itertools
 import logging
 import operator
 import pickle
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,13 +23,12 @@ from rlskip.dispatch.failures import (
     SessionFailure,
     WorkerLostError,
     as_failure,
-    portable,
     text_of,
 )
-from rlskip.dispatch.pools import THREADS, Pool, Worker, is_blocking
+from rlskip.dispatch.pools import NOTHING, THREADS, Pool, Worker, is_blocking
 from rlskip.dispatch.scheduler import Job
 from rlskip.dispatch.sessions import Session
-from rlskip.dispatch.timeouts import failure_of, in_thread, settle
+from rlskip.dispatch.timeouts import LoopThread, failure_of, in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -60,18 +58,24 @@ class RayPool(Pool):
         restarts: int = 3,
     ) -> None:
         super().__init__(workers)
-        self._worker = worker
+        self.worker = worker
         self.slots = threads if is_blocking(worker) else None
         usual = {"max_concurrency": 10_000, "scheduling_strategy": "SPREAD"}
-        self._options = {**usual, **(options or {})}
-        self._restarts = restarts
+        self.options = {**usual, **(options or {})}
+        self.restarts = restarts
         self._drivers: list[_Driver] = []
         self._packed: dict[int, bytes] = {}
 
     async def open(self) -> None:
         ends = asyncio.get_running_loop().time() + START_S
-        if not ray.is_initialized():  # on a thread: it blocks for as long as it takes
-            await self._until(ends, _start_ray(), "Ray did not start")
+        if not ray.is_initialized():
+
+            async def start() -> None:
+                ray.init()
+
+            # On a thread that stays: Ray's processes end with the thread that started them.
+            started = LoopThread("rlskip-ray").ask(start)
+            await self._until(ends, asyncio.wrap_future(started), "Ray did not start")
         self._drivers = [_Driver(i, self) for i in range(self.workers)]
         # An actor that cannot start raises here.
         hellos = asyncio.gather(*(driver.actor.hello.remote() for driver in self._drivers))
@@ -85,20 +89,15 @@ class RayPool(Pool):
         try:
             await asyncio.wait_for(started, max(0.0, left))
         except asyncio.TimeoutError as error:
+            needs = {"num_cpus": 1, **self.options}  # as Ray places an actor
+            each = ", ".join(f"{k}={v}" for k, v in needs.items() if k != "max_concurrency")
             raise InfrastructureFailure(
-                f"{what} within {START_S:g} s. Asked for: {self.asked}. There is: "
-                f"{await self.resources()}",
+                f"{what} within {START_S:g} s. Asked for: {self.workers} actors, each with {each}. "
+                f"There is: {await self.resources()}",
                 "dispatch.workers",
                 "set fewer workers, ask less for each (RayPool(options=...)), or give Ray more; "
                 "`ray status` says what waits",
             ) from error
-
-    @property
-    def asked(self) -> str:
-        """What the workers need of Ray."""
-        needs = {k: v for k, v in self._options.items() if k != "max_concurrency"}
-        needs = {"num_cpus": 1, **needs}  # as Ray places an actor
-        return f"{self.workers} actors, each with {', '.join(f'{k}={v}' for k, v in needs.items())}"
 
     async def resources(self) -> str:
         """What Ray has, and what of it is free."""
@@ -116,7 +115,7 @@ class RayPool(Pool):
         """Cancel a session, and replace its actor if that does not turn its event loop."""
         self._drivers[job.worker].stop(job)
 
-    def _pack_prompt(self, prompt: Any) -> bytes:
+    def packed(self, prompt: Any) -> bytes:
         """A prompt as bytes, packed once for all actors."""
         if prompt.id not in self._packed:
             self._packed[prompt.id] = pack(prompt.fields)
@@ -136,32 +135,13 @@ class RayPool(Pool):
             driver.close()
 
 
-def _start_ray() -> asyncio.Future[Any]:
-    """Start Ray on a thread that stays: its processes end with the thread that started them."""
-    loop = asyncio.get_running_loop()
-    started: asyncio.Future[Any] = loop.create_future()
-
-    def start() -> None:
-        error = None
-        try:
-            ray.init()
-        except BaseException as raised:
-            error = portable(raised)
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, started, None, error)
-        threading.Event().wait()
-
-    threading.Thread(target=start, name="rlskip-ray", daemon=True).start()
-    return started
-
-
 class _Driver:
     """The driver's side of one worker: an actor, and those that replace it."""
 
     def __init__(self, number: int, pool: RayPool) -> None:
         self._number = number
         self._pool = pool
-        self._restarts = pool._restarts
+        self._restarts = pool.restarts
         self._ids = itertools.count()
         self._calls: dict[str, Any] = {}  # the last broadcasts; a new actor gets them first
         self._loop = asyncio.get_running_loop()
@@ -170,8 +150,8 @@ class _Driver:
         self._task = self._loop.create_task(self._serve())
 
     def _start_actor(self) -> None:
-        actor = ray.remote(Actor).options(**self._pool._options)
-        self.actor: Any = actor.remote(self._pool._worker)
+        actor = ray.remote(Actor).options(**self._pool.options)
+        self.actor: Any = actor.remote(self._pool.worker)
         self._up = False  # whether it takes sessions
         self._known: set[int] = set()
         self._forgotten: list[int] = []
@@ -200,7 +180,9 @@ class _Driver:
                 self._start_actor()
             self._pool.changed(self._number, "lost" if gone else "away")
             for job in running.values():
-                self._pool.done(job, None, WorkerLostError(f"worker {self._number} died: {cause}"))
+                self._pool.done(
+                    job, NOTHING, WorkerLostError(f"worker {self._number} died: {cause}")
+                )
 
     async def _serve_actor(self, actor: Any) -> str:
         """Take an actor's results until it ends; returns why it did."""
@@ -232,7 +214,7 @@ class _Driver:
     def start(self, job: Job) -> None:
         if self.actor is None:
             lost = WorkerLostError(f"worker {self._number} is lost")
-            self._loop.call_soon(self._pool.done, job, None, lost)
+            self._loop.call_soon(self._pool.done, job, NOTHING, lost)
             return
         number = next(self._ids)
         self._running[number] = job
@@ -296,7 +278,7 @@ class _Driver:
             prompt = job.group
             try:
                 if prompt.id not in self._known:
-                    prompts[prompt.id] = self._pool._pack_prompt(prompt)
+                    prompts[prompt.id] = self._pool.packed(prompt)
                     self._known.add(prompt.id)
             except Exception as error:  # a prompt that cannot be sent
                 self._settle(number, DataFailure(f"its prompt cannot be sent: {text_of(error)}"))
@@ -310,8 +292,9 @@ class _Driver:
                 self._settle(number, as_failure(error))
 
     def _settle(self, number: int, result: Any) -> None:
-        failed = result if isinstance(result, SessionFailure) else None
-        self._pool.done(self._running.pop(number), None if failed else result, failed)
+        error = result if isinstance(result, SessionFailure) else None
+        found = NOTHING if error or result is None else result
+        self._pool.done(self._running.pop(number), found, error)
 
 
 # As attrs.astuple, which takes several times as long.

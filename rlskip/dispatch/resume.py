@@ -22,17 +22,21 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import xxhash
 
 from rlskip.batch.meta import plain
 from rlskip.config.dispatch import DispatchConfig
 from rlskip.dispatch.batch import BatchHandle, Prompt
 from rlskip.dispatch.journal import Appender, SessionJournal
-from rlskip.dispatch.pools import as_rows
+from rlskip.dispatch.pools import returned
+from rlskip.dispatch.scheduler import Job
 from rlskip.dispatch.sessions import Session
-from rlskip.jobs.served import ledger_of
-from rlskip.keys import GLOBAL_STEPS, IS_PROMPT, TRAIN, WEIGHT_TAGS, integer
+from rlskip.format.prompt_digests import digests_of
+from rlskip.jobs.served import enclosing, ledger_of
+from rlskip.keys import DO_SAMPLE, GLOBAL_STEPS, IS_PROMPT, TRAIN, WEIGHT_TAGS, integer
 from rlskip.queue import TrajectoryQueue
-from rlskip.store import Identity, StepStore
+from rlskip.store import Identity, StepStore, UnsupportedTypeError, fingerprint
+from rlskip.store.comparable import canonical
 from rlskip.store.layout import journal_name, journaled_steps
 
 logger = logging.getLogger(__name__)
@@ -63,7 +67,7 @@ class Journaled:
         """The session that a journal holds; None for what is not one."""
         with contextlib.suppress(Exception):  # a file may hold anything
             found = cls(*entry)
-            if as_rows(found.rows) and len(found.tags) in (0, len(found.rows)):
+            if returned(found.rows)[0] and len(found.tags) in (0, len(found.rows)):
                 return found
         return None
 
@@ -126,7 +130,24 @@ class Journals:
         """The steps that have a journal."""
         return journaled_steps(self._store.directory)
 
-    def name(self, batch: BatchHandle) -> None:
+    def name_contents(self, batch: BatchHandle) -> None:
+        """Set what journals know prompts by, among those of the enclosing call of a stage.
+
+        Its uid and the like count if a prompt has no other field.
+        """
+        calls = {role: name for role, name in enclosing.get({}).items() if name}
+        for prompt in batch.prompts:
+            try:
+                (digest,) = digests_of([prompt.fields])
+                if digest is None:
+                    digest = fingerprint(prompt.fields, volatile=())
+            except UnsupportedTypeError as error:
+                batch.unjournaled = f"{error.where}: {error.what}"
+                continue
+            made = canonical({**calls, DO_SAMPLE: prompt.sampled})
+            prompt.content = xxhash.xxh3_128_hexdigest(f"{digest} {made}".encode())
+
+    def number(self, batch: BatchHandle) -> None:
         """Name prompts for the journal: by content, and by number among those of the step.
 
         A prompt that is submitted again has another number, in this run and in the next: a run
@@ -169,7 +190,7 @@ class Journals:
                 journal.entries.pop(key, None)  # what is generated instead is journaled
         if count := sum(map(len, found.values())):
             text = "step %d: %d of %d sessions are resumed from %s"
-            logger.info(text, batch.step, count, batch.sessions, journal.path)
+            logger.info(text, batch.step, count, batch.report.sessions, journal.path)
         elif not refused and is_new and journal.entries:
             refused["they are of other prompts"] = len(journal.entries)
         for why_not, number in refused.items():
@@ -204,21 +225,17 @@ class Journals:
         return self._store.directory / journal_name(step)
 
 
-def to_journal(
-    prompt: Prompt,
-    session: int,
-    rows: list[dict[str, Any]] | None,
-    tags: Sequence[Mapping[str, Any]],
-) -> dict[Hashable, Any]:
+def to_journal(job: Job) -> dict[Hashable, Any]:
     """What the dispatcher adds to the batch's journal: a session that is not in it."""
+    prompt: Prompt = job.group
     journal = prompt.batch.journal
-    if journal is None or prompt.journal_key is None or rows is None:
+    if journal is None or prompt.journal_key is None or job.rows is None:
         return {}
-    key = (*prompt.journal_key, session)
+    key = (*prompt.journal_key, job.session_id)
     if key in journal.entries:
         return {}
-    lacks = prompt.batch.needs.lacking(rows)
-    return {key: Journaled(rows, list(tags), prompt.uid, lacks).packed()}
+    lacks = prompt.batch.needs.lacking(job.rows)
+    return {key: Journaled(job.rows, list(job.tags), prompt.uid, lacks).packed()}
 
 
 @attrs.define(eq=False)

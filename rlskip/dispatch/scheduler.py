@@ -7,8 +7,9 @@ driver is a dispatcher, or a simulation.
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Mapping
+import itertools
+import math
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -29,37 +30,48 @@ class SessionGroup:
     prompts: int
     n: int
     expected: float | None = None
-    cancelled: bool = attrs.field(default=False, init=False)
-    _waiting: deque[Job] = attrs.field(factory=deque, init=False)
-    _started: int = attrs.field(default=0, init=False)
-    _finished: int = attrs.field(default=0, init=False)
-    _length: float = attrs.field(default=0.0, init=False)
-    _turn: int = attrs.field(default=0, init=False)
+    started: int = attrs.field(default=0, init=False)
+    finished: int = attrs.field(default=0, init=False)
+    length: float = attrs.field(default=0.0, init=False)  # of those that have finished
+
+    def mean(self) -> float | None:
+        """The mean known length; the history weighs as much as n finished sessions."""
+        count, length = self.finished, self.length
+        if self.expected is not None:
+            count, length = count + self.n, length + self.n * self.expected
+        return length / count if count else None
 
 
 @attrs.define(eq=False)
 class Job:
     """An attempt at a session of a prompt; the one before it failed on worker `avoid`.
 
-    The attempts at a session share `failures`, for who counts them by kind. What a job has once it
-    runs: its worker, what that is told, when it started (a time of its batch) and is due (one of
-    the event loop).
+    The attempts at a session share `failures`, which counts them by kind. Once it runs it has a
+    worker, what that is told, when it started and when it is due; once it has ended, its rows (None
+    if the worker wrote them itself) with the tags that were journaled, or its error.
     """
 
     group: Any
     session_id: int
-    number: int
+    number: int = -1
     attempt: int = 0
     avoid: int | None = None
-    failures: dict[Any, int] = attrs.field(factory=dict)
+    failures: dict[bool, int] = attrs.field(factory=dict)
     worker: int = -1
     session: Any = None
     started: float = 0.0
     due: float = 0.0
+    rows: list[dict[str, Any]] | None = None
+    tags: Sequence[Mapping[str, Any]] = ()
+    error: str = ""
 
     def __str__(self) -> str:
         where = f"(attempt {self.attempt}, worker {self.worker})"
         return f"session {self.session_id} of {self.group.uid} {where}"
+
+
+Entry = tuple[float, int, Job]
+"""Rank, number and session: the number orders equal ranks."""
 
 
 class Scheduler:
@@ -69,21 +81,15 @@ class Scheduler:
     """
 
     def __init__(self, workers: int, policy: Policy, per_worker: int | None = None) -> None:
-        # A session that was added waits in exactly one place (`_waiting` of its group, `_again`, or
-        # `_pinned` of a worker), or runs, or has ended; sessions of cancelled groups do not start.
-        # `_load` counts the sessions that run on each live worker. Of a group, only the entry of
-        # `_anywhere` with its latest turn counts.
+        # A session that was added waits in one heap, runs, or has ended. `_load` counts those that
+        # run on each live worker.
         self.workers = workers
         self._policy = policy
-        self._per_worker = per_worker or float("inf")
+        self._per_worker = per_worker or math.inf
         self._load = dict.fromkeys(range(workers), 0)
         self._away: set[int] = set()
-        self._number = 0
-        self._again: deque[Job] = deque()
-        # Entries are (rank, number, ...): the number makes them unique and orders equal ranks.
-        self._anywhere: list[tuple[float, int, int, SessionGroup]] = []
-        self._room = 64
-        self._pinned: dict[int, list[tuple[float, int, Job]]] = {}  # of workers some wait for
+        self._numbers = itertools.count()
+        self._waiting: dict[int | None, list[Entry]] = {None: []}  # by worker; None: any
 
     @property
     def alive(self) -> list[int]:
@@ -94,52 +100,68 @@ class Scheduler:
         """Queue sessions of `group`, each from an attempt of this number on; None: all, from 0."""
         attempts = dict.fromkeys(range(group.n), 0) if attempts is None else attempts
         for session, attempt in attempts.items():
-            job = Job(group, session, self._number, attempt)
-            self._number += 1
+            job = Job(group, session, next(self._numbers), attempt)
             place = self._place(job)
-            if place.worker is None:
-                group._waiting.append(job)
-            else:
-                self._pin(place.worker, place.rank, job)
-        self._queue(group)
+            self._wait(job, place.rank, place.worker)
 
     def next(self) -> Job | None:
         """What to start next; None without a pending session or a free slot."""
-        if not (self._again or self._anywhere or self._pinned):
+        if not any(self._waiting.values()):
             return None
-        load = self._load
-        free = [w for w in self._present() if load[w] < self._per_worker]
-        free.sort(key=load.__getitem__)
-        found = free and (
-            self._next_again(free) or self._next_pinned(free) or self._next_anywhere(free)
-        )
-        if not found:
-            return None
-        worker, job = found
-        job.worker = worker
-        load[worker] += 1
-        job.group._started += 1
-        self._queue(job.group)
-        return job
+        present = self._present()
+        free = [worker for worker in present if self._load[worker] < self._per_worker]
+        free.sort(key=self._load.__getitem__)
+        anywhere = self._waiting[None]
+        heaps = [(anywhere, free), *((self._waiting.get(worker), [worker]) for worker in free)]
+        if not anywhere or anywhere[0][2].avoid is None:  # what is tried again goes first
+            heaps.append(heaps.pop(0))
+        for heap, workers in heaps:
+            if heap and workers and (job := self._pop(heap, workers, len(present) == 1)):
+                return job
+        return None
+
+    def _pop(self, heap: list[Entry], workers: list[int], alone: bool) -> Job | None:
+        """Assign the first session of a heap that one of these workers may run."""
+        passed: list[Entry] = []
+        found = None
+        while heap and found is None:
+            entry = _, number, job = heapq.heappop(heap)
+            if job.avoid is None:
+                rank = self._place(job).rank  # other lengths are known by now
+                if heap and (rank, number) > heap[0][:2]:
+                    heapq.heappush(heap, (rank, number, job))
+                    continue
+            others = workers if alone else [worker for worker in workers if worker != job.avoid]
+            if others:
+                found = job
+                job.worker = others[0]
+                self._load[job.worker] += 1
+                job.group.started += 1
+            else:
+                passed.append(entry)
+        for entry in passed:
+            heapq.heappush(heap, entry)
+        return found
 
     def done(self, job: Job, length: float | None = None) -> None:
         """`job` has finished; `length` is what it produced, None when it failed."""
-        self._release(job.worker)
-        group = job.group
+        if job.worker in self._load:
+            self._load[job.worker] -= 1
         if length is not None:
-            group._finished += 1
-            group._length += length
-            self._queue(group)
+            job.group.finished += 1
+            job.group.length += length
 
     def retry(self, job: Job) -> None:
-        """`job` failed: queue the next attempt, for another worker if there is one."""
-        self._release(job.worker)
-        self._again.append(attrs.evolve(job, attempt=job.attempt + 1, avoid=job.worker))
+        """`job` failed: queue the next attempt, first and for another worker if there is one."""
+        self.done(job)
+        again = attrs.evolve(job, attempt=job.attempt + 1, avoid=job.worker)
+        self._wait(again, -math.inf, None)
 
-    def cancel(self, group: SessionGroup) -> None:
-        """Start no more sessions of `group`; those that run must still be reported."""
-        group.cancelled = True
-        group._waiting.clear()
+    def cancel(self, groups: Collection[SessionGroup]) -> None:
+        """Start no more sessions of `groups`; those that run must still be reported."""
+        for heap in self._waiting.values():
+            heap[:] = [entry for entry in heap if entry[2].group not in groups]
+            heapq.heapify(heap)
 
     def change(self, worker: int, state: str) -> None:
         """`worker` is ``lost`` for good, or ``away``: nothing starts there until it is ``back``.
@@ -153,11 +175,15 @@ class Scheduler:
         elif state == "away":
             self._away.add(worker)
         if state != "back":
-            for rank, _, job in sorted(self._pinned.pop(worker, ())):
-                self._pin(worker, rank, job)
+            for rank, _, job in self._waiting.pop(worker, ()):
+                self._wait(job, rank, None)
 
     def _present(self) -> list[int]:
         return [worker for worker in self._load if worker not in self._away]
+
+    def _wait(self, job: Job, rank: float, worker: int | None) -> None:
+        heap = self._waiting.setdefault(worker if worker in self._present() else None, [])
+        heapq.heappush(heap, (rank, job.number, job))
 
     def _place(self, job: Job) -> Placement:
         if self._policy is least_loaded:  # which looks at nothing
@@ -170,8 +196,8 @@ class Scheduler:
             group.n,
             job.number,
             self.workers,
-            group._started,
-            _expected(group),
+            group.started,
+            group.mean(),
         )
         try:
             place = self._policy(session)
@@ -184,70 +210,3 @@ class Scheduler:
             "dispatch.policy",
             "return a Placement: the number of a worker, or None, and a rank",
         )
-
-    def _pin(self, worker: int, rank: float, job: Job) -> None:
-        present = self._present()
-        if not present:
-            self._again.append(job)
-            return
-        if worker not in present:
-            worker = present[worker % len(present)]
-        heapq.heappush(self._pinned.setdefault(worker, []), (rank, job.number, job))
-
-    def _queue(self, group: SessionGroup) -> None:
-        """Queue the next session of `group`, with its current rank; an older entry becomes void."""
-        if group._waiting:
-            group._turn += 1
-            head = group._waiting[0]
-            entry = self._place(head).rank, head.number, group._turn, group
-            heapq.heappush(self._anywhere, entry)
-        if len(self._anywhere) > self._room:
-            self._anywhere = [entry for entry in self._anywhere if _holds(entry)]
-            heapq.heapify(self._anywhere)
-            self._room = 64 + 2 * len(self._anywhere)
-
-    def _next_again(self, free: list[int]) -> tuple[int, Job] | None:
-        alone = len(self._present()) == 1
-        for job in list(self._again):
-            elsewhere = [worker for worker in free if worker != job.avoid]
-            if job.group.cancelled or elsewhere or alone:
-                self._again.remove(job)
-            if not job.group.cancelled and (elsewhere or alone):
-                return (elsewhere or free)[0], job
-        return None
-
-    def _next_pinned(self, free: list[int]) -> tuple[int, Job] | None:
-        for worker in free if self._pinned else ():
-            heap = self._pinned.pop(worker, [])
-            while heap:
-                _, _, job = heapq.heappop(heap)
-                if not job.group.cancelled:
-                    if heap:
-                        self._pinned[worker] = heap
-                    return worker, job
-        return None
-
-    def _next_anywhere(self, free: list[int]) -> tuple[int, Job] | None:
-        while self._anywhere:
-            entry = heapq.heappop(self._anywhere)
-            if _holds(entry):
-                return free[0], entry[-1]._waiting.popleft()
-        return None
-
-    def _release(self, worker: int) -> None:
-        if worker in self._load:
-            self._load[worker] -= 1
-
-
-def _expected(group: SessionGroup) -> float | None:
-    """The mean known length; the history weighs as much as n finished sessions."""
-    count, length = group._finished, group._length
-    if group.expected is not None:
-        count, length = count + group.n, length + group.n * group.expected
-    return length / count if count else None
-
-
-def _holds(entry: tuple[float, int, int, SessionGroup]) -> bool:
-    """Whether an entry is the latest of its group, and the group has pending sessions."""
-    _, _, turn, group = entry
-    return turn == group._turn and bool(group._waiting)

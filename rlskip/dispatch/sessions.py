@@ -15,6 +15,10 @@ class BatchError(RlskipError, ValueError):
     """A batch of prompts that cannot be dispatched."""
 
 
+class DispatcherClosedError(RlskipError, RuntimeError):
+    """A dispatcher is used after it was closed."""
+
+
 @attrs.frozen
 class Session:
     """Names the session that a worker runs: number `session_id` of the `n` of prompt `uid`.

@@ -1,116 +1,146 @@
-"""Writes what sessions leave: journal, then rows, then markers; in batches, and in order.
+"""What a batch and its sessions leave outside the process: in a queue, and in the step's journal.
 
-While one write runs, the next batch gathers, so the number of writes depends on how long they take
-and not on the number of sessions. A dispatcher without a queue has a sink for its journals only.
+While one write runs, what is to be written next gathers, so the number of writes depends on how
+long they take and not on the number of sessions.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
-import attrs
-
-from rlskip.dispatch.failures import InfrastructureFailure
+from rlskip.dispatch.batch import BatchHandle
+from rlskip.dispatch.failures import NoAnswerError, text_of
 from rlskip.dispatch.journal import Appender, SessionJournal
+from rlskip.dispatch.resume import Journaled, Journals, to_journal
+from rlskip.dispatch.scheduler import Job
+from rlskip.dispatch.sessions import BatchError
 from rlskip.dispatch.timeouts import failure_of, in_thread
+from rlskip.keys import ROWS_PER_ATTEMPT, row_tag, session_key, session_tag, trajectory_key, uid_of
 from rlskip.queue import TrajectoryQueue
-
-logger = logging.getLogger(__name__)
 
 MOST = 1024
 """The number of sessions that one write takes."""
-STRIKES = 3
-"""After this many writes in a row without an answer, nothing is written until one returns."""
-
-
-@attrs.define(eq=False)
-class Leaving:
-    """What is written once a session, or a prompt, has finished.
-
-    `written` is called once: with None when all is written, else with the error. Readers see the
-    `tags` (markers, and roots) after the `rows`, which have tags of their own.
-    """
-
-    written: Callable[[Exception | None], object]
-    partition: str
-    tags: dict[str, dict[str, Any]] = attrs.field(factory=dict)
-    rows: dict[str, tuple[dict[str, Any], dict[str, Any]]] = attrs.field(factory=dict)
-    journal: SessionJournal | None = None
-    entries: dict[Any, Any] = attrs.field(factory=dict)
 
 
 class Sink:
     """The only writer of a dispatcher: it writes from a thread, each time within `seconds`.
 
-    A write that takes longer is given up.
+    A write that takes longer is given up; nothing more is written until it returns.
     """
 
-    def __init__(self, queue: TrajectoryQueue | None, seconds: float, appender: Appender) -> None:
+    written: Callable[[Job, Exception | None], object]
+    """Called once for each session: with None when all of it is written, else with the error."""
+
+    def __init__(
+        self, queue: TrajectoryQueue | None, journals: Journals | None, seconds: float
+    ) -> None:
         # `_writing` runs while something is gathered, and is None otherwise. What was gathered is
         # written in this order, and each is answered once, with or without an error.
-        self._queue = queue
-        self._seconds = seconds
-        self._appender = appender
-        self._gathered: deque[Leaving] = deque()
+        self.seconds = seconds
+        self._queue: Any = queue  # which is there for batches that have a sink
+        self._journals = journals
+        self._appender = Appender(seconds)
+        self._gathered: deque[Job] = deque()
         self._writing: asyncio.Task[None] | None = None
-        self._stuck: list[asyncio.Future[None]] = []  # writes in a row that did not return
+        self._one = asyncio.Lock()
+        self._put: asyncio.Future[None] | None = None  # the last one
 
-    def write(self, leaving: Leaving) -> None:
-        """Write it soon, after all that was given before."""
-        self._gathered.append(leaving)
+    async def check(self, batch: BatchHandle) -> None:
+        """Refuse a prompt of which the queue has sessions: those of two would be mixed."""
+        listing = in_thread(self._queue.list, batch.partition, name="rlskip-queue")
+        keys = {*await listing}
+        uids = {prompt.uid: uid_of(prompt.uid) for prompt in batch.prompts}
+        if held := uids.keys() & {uid_of(key) for key in keys}:
+            raise BatchError(
+                f"the queue still holds earlier prompts of the uids {', '.join(sorted(held)[:10])}",
+                "uid",
+                "clear() what was sampled, or evict() them, or give each a uid of its own",
+            )
+        for uid, of in uids.items():
+            if of in keys or of in uids:
+                raise BatchError(
+                    f"the uid {uid!r} is a key of a session of the prompt {of!r}",
+                    "uid",
+                    "give it one that does not end in _sess0, or in _0_0, after another's uid",
+                )
+
+    async def open(self, batch: BatchHandle) -> dict[str, dict[int, Journaled]]:
+        """Open the batch's journal, and write its roots; returns the sessions that are resumed."""
+        resumed: dict[str, dict[int, Journaled]] = {}
+        if self._journals is not None and not batch.validate:
+            self._journals.number(batch)
+            opened = in_thread(self._journals.open, batch.step)
+            if error := await failure_of(opened, self.seconds, "the disk"):
+                batch.unjournaled = text_of(error)
+            else:
+                batch.journal = opened.result()
+                resumed = self._journals.resume(batch)
+            if batch.unjournaled:
+                self._appender.warn(f"step {batch.step}", batch.unjournaled)
+        if batch.within is None:
+            roots = {prompt.uid: prompt.root_tag() for prompt in batch.prompts}
+            if error := await self._try(self._put_tags, {batch.partition: roots}):
+                raise error
+        return resumed
+
+    def write(self, job: Job) -> None:
+        """Write a session that has ended, soon, and after all that ended before."""
+        self._gathered.append(job)
         if self._writing is None:  # a task begins in the next turn: what else comes in this, joins
             self._writing = asyncio.get_running_loop().create_task(self._write_all())
 
     async def _write_all(self) -> None:
         while self._gathered:
-            most = min(len(self._gathered), MOST)
-            batch = [self._gathered.popleft() for _ in range(most)]
-            await self._journal_all(batch)
-            error = await self._try(batch)
-            for leaving in batch:
-                # Once more, alone: what the queue refuses of one must not keep out the others, and
-                # a queue that stalled once loses nothing.
-                leaving.written(None if error is None else await self._try([leaving]))
+            jobs = [self._gathered.popleft() for _ in range(min(len(self._gathered), MOST))]
+            entries: dict[SessionJournal, dict[Any, Any]] = defaultdict(dict)
+            for job in jobs:
+                if job.group.batch.journal is not None:
+                    entries[job.group.batch.journal].update(to_journal(job))
+            for journal, found in entries.items():
+                if found:
+                    await self._appender.append(journal, found)
+            error = None if self._queue is None else await self._try(self._put_all, jobs)
+            for job in jobs:
+                # Once more, alone: what the queue refuses of one must not keep out the others.
+                self.written(job, error and await self._try(self._put_all, [job]))
         self._writing = None
 
-    async def _try(self, batch: list[Leaving]) -> Exception | None:
-        """Write a batch; returns what the queue raised, or that it did not answer."""
-        if self._queue is None:
-            return None
-        if any(write.done() for write in self._stuck):
-            self._stuck.clear()
-        if len(self._stuck) < STRIKES:
-            write = in_thread(self._put, batch, self._queue, name="rlskip-queue")
-            error = await failure_of(write, self._seconds, "the queue")
-            if write.done():
-                self._stuck.clear()
-                return error
-            self._stuck.append(write)
-        return InfrastructureFailure(f"the queue did not answer within {self._seconds:g} s")
+    async def _try(self, put: Callable[[Any], None], what: Any) -> Exception | None:
+        """Write something; returns what the queue raised, or that it did not answer."""
+        async with self._one:
+            if self._put is not None and not self._put.done():  # it had its time
+                return NoAnswerError(f"the queue did not answer within {self.seconds:g} s")
+            self._put = in_thread(put, what, name="rlskip-queue")
+            return await failure_of(self._put, self.seconds, "the queue")
 
-    def _put(self, batch: list[Leaving], queue: TrajectoryQueue) -> None:
-        # Rows are grouped by their fields, because a put takes rows of the same fields.
-        rows: dict[tuple[str, frozenset[str]], dict[str, Any]] = defaultdict(dict)
-        tags: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
-        for leaving in batch:
-            for key, (row, tag) in leaving.rows.items():
-                rows[leaving.partition, frozenset(row)][key] = row, tag
-            for key, tag in leaving.tags.items():
-                tags[leaving.partition][key] = {**tags[leaving.partition].get(key, {}), **tag}
-        for (partition, _), found in rows.items():
-            fields, row_tags = zip(*found.values(), strict=True)
-            queue.put(list(found), partition, fields, row_tags)
+    def _put_all(self, jobs: list[Job]) -> None:
+        # Rows are grouped by their fields, because a put takes rows of the same fields. Readers see
+        # a session's marker after its rows.
+        rows: dict[Any, tuple[list[str], list[Any], list[Any]]] = defaultdict(lambda: ([], [], []))
+        markers: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+        for job in jobs:
+            batch, uid, session = job.group.batch, job.group.uid, job.session_id
+            if batch.within is not None:
+                continue
+            # Rows that are returned are written once, here. A worker that writes its own (those it
+            # journaled have tags) may still write for an attempt that was given up.
+            attempt = job.attempt if job.rows is None or job.tags else 0
+            tag = row_tag(batch.step, attempt)
+            for i, row in enumerate(job.rows or ()):
+                keys, fields, tags = rows[batch.partition, tuple(row)]
+                keys.append(trajectory_key(uid, session, attempt * ROWS_PER_ATTEMPT + i))
+                fields.append(row)
+                tags.append({**job.tags[i], **tag} if job.tags else tag)
+            count = None if job.rows is None else len(job.rows)
+            marker = session_tag(session, attempt, job.error or None, count)
+            markers[batch.partition][session_key(uid, session)] = marker
+        for (partition, _), (keys, fields, tags) in rows.items():
+            self._queue.put(keys, partition, fields, tags)
+        self._put_tags(markers)
+
+    def _put_tags(self, tags: dict[str, dict[str, dict[str, Any]]]) -> None:
         for partition, by_key in tags.items():
-            queue.put(list(by_key), partition, tags=list(by_key.values()))
-
-    async def _journal_all(self, batch: list[Leaving]) -> None:
-        entries: dict[SessionJournal, dict[Any, Any]] = defaultdict(dict)
-        for leaving in batch:
-            if leaving.journal is not None and leaving.entries:
-                entries[leaving.journal].update(leaving.entries)
-        for journal, added in entries.items():
-            await self._appender.append(journal, added)
+            self._queue.put(list(by_key), partition, tags=list(by_key.values()))

@@ -20,7 +20,7 @@ from concurrent.futures import wait
 from typing import Any
 
 from rlskip.config.dispatch import DispatchConfig
-from rlskip.dispatch.failures import InfrastructureFailure, portable
+from rlskip.dispatch.failures import InfrastructureFailure, NoAnswerError, portable
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,15 @@ def in_thread(call: Callable[..., Any], *args: Any, name: str = "rlskip") -> asy
         except BaseException as raised:
             error = portable(raised)
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, future, result, error)
+            loop.call_soon_threadsafe(settle, result, error)
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if future.done():  # cancelled
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
 
     thread = threading.Thread(target=work, name=name, daemon=True)
     _threads.add(thread)  # before it starts: the end of the process waits for it
@@ -67,26 +75,31 @@ def in_thread(call: Callable[..., Any], *args: Any, name: str = "rlskip") -> asy
     return future
 
 
-def settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    """Give a future its result or its error, unless it was cancelled."""
-    if future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
+async def failure_of(future: asyncio.Future[Any], seconds: float, what: str) -> Exception | None:
+    """Why a future failed, or that `what` did not answer within `seconds`; None: it has a result.
+
+    A future that takes longer is not cancelled.
+    """
+    await asyncio.wait([future], timeout=seconds)
+    if not future.done():
+        return NoAnswerError(f"{what} did not answer within {seconds:g} s")
+    return future.exception()  # type: ignore[return-value]
 
 
-class Mailbox:
-    """Calls for an event loop from other threads; those of a moment wake it once."""
+class LoopThread:
+    """An event loop on a daemon thread of its own, which goes on whatever its code raises."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        _loops.add(self.loop)
         self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._awake = False
+        self._closed = False
+        self.thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self.thread.start()
 
     def post(self, call: Callable[..., object], *args: Any) -> None:
-        """Make a call there, after all that were posted before."""
+        """Make a call there, after all that were posted before; those of a moment wake it once."""
         # The order of these lines and of `_drain` is important. Whoever sees `_awake` has appended
         # before `_drain` cleared it, so that `_drain` finds the call; whoever does not see it wakes
         # the loop, at worst once too often.
@@ -103,21 +116,10 @@ class Mailbox:
             try:
                 call(*args)
             except BaseException:  # the other calls are made all the same
-                logger.exception("%s failed", name_of(call))
+                logger.exception("%s failed", _name_of(call))
 
-
-class LoopThread(Mailbox):
-    """An event loop on a daemon thread of its own, which goes on whatever its code raises."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(asyncio.new_event_loop())
-        _loops.add(self.loop)
-        self._closed = False
-        self.thread = threading.Thread(target=self._main, name=name, daemon=True)
-        self.thread.start()
-
-    def within(self, seconds: float, call: Callable[..., Awaitable[Any]], *args: Any) -> Any:
-        """Await ``call(*args)`` there, for at most `seconds`."""
+    def ask(self, call: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+        """Await ``call(*args)`` there; returns a future of ``concurrent.futures``."""
 
         async def run() -> Any:
             try:
@@ -125,10 +127,14 @@ class LoopThread(Mailbox):
             except BaseException as error:  # which nothing but the caller is to see
                 raise portable(error)  # noqa: B904 - it is the error itself, or has its cause
 
-        running = asyncio.run_coroutine_threadsafe(run(), self.loop)
+        return asyncio.run_coroutine_threadsafe(run(), self.loop)
+
+    def within(self, seconds: float, call: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+        """Await ``call(*args)`` there, for at most `seconds`."""
+        running = self.ask(call, *args)
         if not wait([running], seconds).done:
             running.cancel()
-            raise InfrastructureFailure(f"{name_of(call)} took longer than {seconds:g} s")
+            raise InfrastructureFailure(f"{_name_of(call)} took longer than {seconds:g} s")
         return running.result()
 
     def close(self) -> None:
@@ -153,19 +159,7 @@ class LoopThread(Mailbox):
             self.loop.close()
 
 
-async def failure_of(future: asyncio.Future[Any], seconds: float, what: str) -> Exception | None:
-    """Why a future failed, or that `what` did not answer within `seconds`; None: it has a result.
-
-    A future that takes longer is not cancelled.
-    """
-    await asyncio.wait([future], timeout=seconds)
-    if not future.done():
-        return InfrastructureFailure(f"{what} did not answer within {seconds:g} s")
-    return future.exception()  # type: ignore[return-value]
-
-
-def name_of(call: Callable[..., object]) -> str:
-    """How errors name a function."""
+def _name_of(call: Callable[..., object]) -> str:
     return getattr(call, "__qualname__", repr(call))
 
 

@@ -96,7 +96,7 @@ def test_a_batch_that_runs_has_no_result_and_counts_what_is_done(make_dispatcher
     batch = make_dispatcher(worker).submit(make_prompts(1), step=1)
     with pytest.raises(TimeoutError, match=r"step 1: 4 of 4 sessions have not ended after 0\.05 s"):
         batch.result(0.05)
-    assert (batch.done(), batch.report().succeeded) == (False, 0)
+    assert (batch.done(), batch.report.succeeded) == (False, 0)
     released.set()
     assert batch.result(20).succeeded == 4
 

@@ -74,7 +74,7 @@ def test_every_batch_ends_when_the_last_worker_is_lost(make_dispatcher, make_pro
         assert set(batch.result(60).failed.values()) == {"no worker is left"}
 
 
-def test_a_queue_that_never_answers_is_asked_three_times(
+def test_a_queue_that_never_answers_is_asked_once(
     make_dispatcher, make_prompts, queue, monkeypatch, echo
 ):
     monkeypatch.setattr("rlskip.dispatch.timeouts.WRITE_S", (0.1, 0.1))
@@ -85,7 +85,7 @@ def test_a_queue_that_never_answers_is_asked_three_times(
         for step in range(5):
             with pytest.raises(InfrastructureFailure, match="did not answer within"):
                 dispatcher.submit(make_prompts(2, of=f"{step}"), step=step).result(20)
-        assert len(asked) == 3
+        assert len(asked) == 1
     finally:
         released.set()
     dispatcher.close()

@@ -295,7 +295,7 @@ def test_each_caller_gets_its_own_rows(plan, polled, n, policy, cap):
     state = dispatcher._groups
     assert not state.batches
     assert not any(state._scheduler._load.values())
-    assert not dispatcher._held._prompts
+    assert not any(state.ahead(name)._states for name in ("train", "cancelled"))
     assert queue.list("train") == {}
     for uid, keys in queue.puts.items():
         assert keys[0] == uid, "its root is put first"
@@ -330,8 +330,8 @@ def test_a_fault_of_the_queue_is_an_error_and_costs_no_marker_twice(first, count
         try:
             report = batch.result(60)
         except OSError:
-            report = batch.report()
-        assert report.succeeded + len(report.failed) + batch.unwritten == 6
+            report = batch.report
+        assert report.succeeded + len(report.failed) + batch.report.open == 6
     for keys in queue.puts.values():
         marked = [key for key in keys if split_session(key)]
         assert len(marked) == len(set(marked)) <= 3

@@ -91,7 +91,7 @@ def test_failures_keep_their_kind_on_the_way(make_ray_dispatcher, make_prompts):
         if session.session_id == 1:
             raise ConnectionError("engine")
         if session.session_id == 2:
-            return {"responses": torch.ones(1), "odd": (value for value in "abc")}
+            return {"responses": torch.ones(1), "odd": Unsendable()}
         return {"responses": torch.ones(1)}
 
     dispatcher = make_ray_dispatcher(worker, max_retries=0, max_data_retries=0)

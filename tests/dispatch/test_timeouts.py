@@ -8,7 +8,6 @@ import contextlib
 import gc
 import re
 import threading
-import time
 import warnings
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from rlskip.dispatch import (
 )
 from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import MemoryQueue, transfer_queue
+from tests.clock import eventually
 
 LIMIT = 100.0  # seconds of a test's own waits; the deadlines of the dispatcher add up to 5
 BLOCKS_S = 1000.0  # longer than a test may take
@@ -149,22 +149,28 @@ def test_a_write_to_the_queue(fault, make_prompts, what):
     assert fault.hits
 
 
-def test_a_queue_that_stalls_once_loses_nothing(make_prompts, monkeypatch):
-    monkeypatch.setattr(timeouts, "WRITE_S", (0.5, 0.5))
-    stalls = iter([1.0])
+def test_a_queue_that_stalls_gets_nothing_more_until_it_answers(make_prompts):
+    stalled, released, puts = threading.Event(), threading.Event(), []
 
     class Stalling(MemoryQueue):
         def put(self, keys, partition, fields=None, tags=None):
-            if split_trajectory(keys[0]):
-                time.sleep(next(stalls, 0))
+            puts.extend(keys)
+            if split_trajectory(keys[0]) and not stalled.is_set():
+                stalled.set()
+                released.wait(BLOCKS_S)
             return super().put(keys, partition, fields, tags)
 
     queue = Stalling()
     with RolloutDispatcher(LocalPool(answer, 2), queue, config(session_timeout_s=5)) as dispatcher:
-        report = dispatcher.submit(make_prompts(2), step=1).result(LIMIT)
-        assert dispatcher.submit([{"uid": "later"}], step=2).result(LIMIT).failed == {}
-    assert report.failed == {}
-    assert sum(bool(split_session(key)) for key in queue.list("train")) == 9
+        for uid in "ab":
+            with pytest.raises(InfrastructureFailure, match="did not answer within"):
+                dispatcher.submit([{"uid": uid}], step=1).result(LIMIT)
+        released.set()
+        assert eventually(lambda: queue.list("train"))
+        assert dispatcher.submit([{"uid": "c"}], step=2).result(LIMIT).failed == {}
+    assert not [key for key in puts if key.startswith("b")]
+    markers = [key for key in puts if split_session(key)]
+    assert len(markers) == len(set(markers)), "what was written late has no other marker"
 
 
 # -- workers -----------------------------------------------------------------------

@@ -101,7 +101,7 @@ def test_a_call_that_never_returns_delays_its_own_step_only(workers, threads, qu
         with Dispatcher(pool, queue, {"dispatch": settings}) as dispatcher:
             batch = dispatcher.submit([{"uid": "1"}], step=1)
             assert hangs.wait(30)
-            while batch.report().succeeded < (2 if workers * threads > 1 else 0):
+            while batch.report.succeeded < (2 if workers * threads > 1 else 0):
                 time.sleep(0.001)
             clock.sleep(30)  # past its deadline
             batches = [batch, *(dispatcher.submit([{"uid": f"{i}"}], step=i) for i in (2, 3))]
@@ -195,6 +195,6 @@ def test_what_a_worker_does_costs_its_own_sessions(act, monkeypatch):
             assert batch.result(20).failed == {}
             assert set(dispatcher.collect(step=2)[0]["weights"]) == {7}
             if act is blocks:
-                assert batch.attempts == 16, "nothing waits for the worker that blocks"
+                assert batch.report.attempts == 16, "nothing waits for the worker that blocks"
     finally:
         BLOCKED.set()
