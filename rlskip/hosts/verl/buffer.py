@@ -5,7 +5,7 @@ verl loads this module as ``pkg://rlskip.hosts.verl.buffer``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from omegaconf import DictConfig
@@ -13,18 +13,12 @@ from transfer_queue import KVBatchMeta
 
 from rlskip.config.replay import ReplayConfig
 from rlskip.config.skip import VALIDATION_ROLE
-from rlskip.errors import ConfigError, RlskipError
-from rlskip.hosts.verl.journals import tidy_journals
-from rlskip.hosts.verl.names import FILTER, SAMPLER_KEY, SCORES
-from rlskip.hosts.verl.run_queue import run_queue
+from rlskip.errors import ConfigError
+from rlskip.hosts.verl.facts import SAMPLER_KEY
+from rlskip.hosts.verl.run_queue import run_queue, tidy_journals
 from rlskip.keys import IS_PROMPT, ROLLOUT_ROOT_KEYS, TRAIN, VAL, uid_of
-from rlskip.queue import GroupFilter, PromptOutcome, ReplayBuffer, to_rows
+from rlskip.queue import PromptOutcome, ReplayBuffer
 from rlskip.skip import SkipManager
-
-_SYNC = "sync"
-_REJECTED = "_dapo_filtered_reward_counts"
-_REWARD = "reward"  # verl's name for the sum of a row's scores
-
 
 # By partition: the sampling that the role of training, or that of validation, observes.
 _SAMPLE: dict[str, Callable[..., Any]] = {
@@ -63,16 +57,22 @@ class FailClosedReplayBuffer:
         sampler_kwargs: Mapping[str, Any] | DictConfig | None = None,
         refill_fn: Callable[[int], Any] | None = None,
     ) -> None:
-        settings, filter_groups = _settings(sampler_kwargs)
+        given: dict[str, Any] = dict(sampler_kwargs or {})  # type: ignore[arg-type]
+        if given.get("n") is None or given.get("val_n") is None:
+            raise ConfigError(
+                "the number of sessions a prompt gets is not set, so no group is known to be "
+                "complete",
+                f"{SAMPLER_KEY}.sampler_kwargs",
+                "set `replay` and let rlskip's plug-in for verl fill this in (is "
+                "VERL_USE_EXTERNAL_PLUGINS set to none?)",
+            )
+        settings = ReplayConfig(**given)
         self._queue = run_queue()
         self._refill_fn = refill_fn
-        group_filter = None if filter_groups is None else _filter(filter_groups, trainer_mode)
         # A sync step samples everything it submitted; with `drop`, everything that is left of it.
-        self._whole_steps = trainer_mode == _SYNC and settings.on_incomplete == "drop"
+        self._whole_steps = trainer_mode == "sync" and settings.on_incomplete == "drop"
         refill = None if refill_fn is None else self._refill
-        self._buffer = ReplayBuffer(
-            self._queue, settings, refill=refill, group_filter=group_filter, on_evict=_evicted
-        )
+        self._buffer = ReplayBuffer(self._queue, settings, refill=refill, on_evict=_evicted)
 
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int | None = None
@@ -83,8 +83,6 @@ class FailClosedReplayBuffer:
         batch, metrics = sample(self._buffer, global_steps, partition_id, size)
         self._delete_all_but(batch.keys, batch.extra_info.pop(ROLLOUT_ROOT_KEYS), partition_id)
         tidy_journals()
-        if self._buffer.rejected:  # verl's trainer logs a table of these
-            metrics[_REJECTED] = dict(self._buffer.rejected)
         return KVBatchMeta(**vars(batch)), metrics
 
     def get_sampleable_count(self, global_steps: int, partition_id: str) -> int:
@@ -117,43 +115,3 @@ class FailClosedReplayBuffer:
 def _evicted(batch: Any) -> Any:
     """Groups that the buffer is about to delete, for the dump."""
     return batch
-
-
-def _filter(settings: Mapping[str, Any], trainer_mode: str) -> GroupFilter:
-    """As verl's buffers filter: a sync trainer asks for twice as many, and trains on-policy."""
-    name = settings["metric"]
-
-    def metric(keys: Sequence[str], partition: str) -> list[float]:
-        if name == _REWARD:
-            rows = to_rows(run_queue().get(keys, partition, [SCORES]))
-            return [float(row[SCORES].sum()) for row in rows]
-        rows = to_rows(run_queue().get(keys, partition, ["extra_fields"]))
-        extra = [dict(row["extra_fields"]).get("reward_extra_info", {}) for row in rows]
-        lacking = [key for key, values in zip(keys, extra, strict=True) if name not in values]
-        if lacking:
-            raise RlskipError(
-                f"the reward function returned no {name!r} for {', '.join(lacking[:5])}",
-                f"{FILTER}.metric={name}",
-                f"name another metric, or set {FILTER}.metric={_REWARD}",
-            )
-        return [float(values[name]) for values in extra]
-
-    if trainer_mode != _SYNC:
-        return GroupFilter(metric)
-    return GroupFilter(metric, 2, True, settings["max_inflight"])
-
-
-def _settings(
-    sampler_kwargs: Mapping[str, Any] | DictConfig | None,
-) -> tuple[ReplayConfig, Mapping[str, Any] | None]:
-    """The settings that rlskip's plug-in has checked and put there, and those of verl's filter."""
-    given: dict[str, Any] = dict(sampler_kwargs or {})  # type: ignore[arg-type]
-    filter_groups = given.pop("filter_groups", None)
-    if given.get("n") is None or given.get("val_n") is None:
-        raise ConfigError(
-            "the number of sessions a prompt gets is not set, so no group is known to be complete",
-            f"{SAMPLER_KEY}.sampler_kwargs",
-            "set `replay` and let rlskip's plug-in for verl fill this in (is "
-            "VERL_USE_EXTERNAL_PLUGINS set to none?)",
-        )
-    return ReplayConfig(**given), filter_groups

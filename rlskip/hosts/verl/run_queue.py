@@ -1,24 +1,45 @@
-"""The run's TransferQueue: as this process reaches it, for verl's own buffer, and for workers.
+"""The run's TransferQueue, and the journals of what enters it: a killed run resumes in mid-step.
 
 verl's agent-loop worker writes a session's rows to the module `transfer_queue` as
 ``verl.trainer.ppo.v1.agent_loop_tq`` sees it, and does not know about attempts. That seam gets
 :class:`AttemptKeys`, without which a late write of an attempt that was given up would replace the
 rows of the attempt that counts.
+
+With rollout-level dispatch and ``dispatch.journal=true`` workers append each session to its step's
+journal before. The dispatcher of the next run takes them (:mod:`rlskip.dispatch.resume`). Journals
+are beside the dumps of role ``rollout_tq``, and hold what the role compares. A session also depends
+on verl's release and on what its rows must have (log-probs, say).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+from omegaconf import DictConfig
 from tensordict import TensorDict
 
+from rlskip.config.check import look_up
+from rlskip.config.dispatch import DispatchConfig
 from rlskip.dispatch import Session
-from rlskip.dispatch.resume import WorkerJournal
+from rlskip.dispatch.resume import Journals, WorkerJournal, journal_identity
+from rlskip.hosts.verl.facts import MODE_KEY, NEEDED, SAMPLER_KEY, verl_release
+from rlskip.hosts.verl.handshake import leave_token, refuse_unshared
+from rlskip.jobs.records import job_id
 from rlskip.keys import ATTEMPT, FINISHED, STATUS, N, TrajectoryKey, uid_of
-from rlskip.queue import KVBatchMeta, Row, Tag, TransferQueueAdapter, to_rows
+from rlskip.queue import KVBatchMeta, Row, Tag, TrajectoryQueue, TransferQueueAdapter, to_rows
+from rlskip.skip import SkipManager
+from rlskip.skip.rollout_tq import GroupRole
+
+_ROLE = "rollout_tq"
+
+#: The session that runs in the present task.
+running: ContextVar[Session] = ContextVar("rlskip_running")
+
+# Those of the trainer in this process.
+_journals: Journals | None = None
 
 
 @functools.cache
@@ -60,10 +81,6 @@ class StatusQueue(TransferQueueAdapter):
         return super().put(keys, partition, fields, tags)
 
 
-#: The session that runs in the present task.
-running: ContextVar[Session] = ContextVar("rlskip_running")
-
-
 class AttemptKeys:
     """The module `transfer_queue`, with the present attempt in keys and tags of batches put.
 
@@ -93,3 +110,51 @@ class AttemptKeys:
             tags=[{**tag, ATTEMPT: attempt} for tag in tags],
             **more,
         )
+
+
+# -- journals --------------------------------------------------------------------------------
+
+
+def start_journals(
+    config: DictConfig, dispatch: DispatchConfig, queue: TrajectoryQueue
+) -> Journals | None:
+    """The journals of the run; None if it has none.
+
+    verl sets the weights of step s - 1 before it submits a batch of step s. A sync trainer resumes
+    sessions of these weights only; an asynchronous one those that its sampler would not call stale.
+    """
+    global _journals
+    _journals = None
+    if dispatch.journal:
+        role = SkipManager.skip_instances[_ROLE]
+        assert isinstance(role, GroupRole)
+        needed = {f"config.{key}": look_up(config, key) for key in NEEDED}
+        made = {"stage": "verl.submit", "verl": verl_release(), **needed}
+        identity = journal_identity(role.dumps.identities.conditions.adding(made), dispatch)
+        kwargs = look_up(config, f"{SAMPLER_KEY}.sampler_kwargs")  # of rlskip's buffer
+        span: int | None = kwargs.max_off_policy_threshold
+        if look_up(config, MODE_KEY) == "sync":
+            span = 1
+        elif kwargs.max_off_policy_strategy == "none":
+            span = None
+        _journals = Journals(role.dumps.store, identity, queue, max_span=span)
+    return _journals
+
+
+def tidy_journals() -> None:
+    """Remove the journals that are done with."""
+    if _journals is not None:
+        _journals.tidy()
+
+
+def sharing() -> Callable[[], None] | None:
+    """What each worker that journals calls first, wherever Ray has placed it.
+
+    It raises :class:`ConfigError` where the directory is another one than in this process. None
+    if this process cannot leave a token there.
+    """
+    dump_dir = str(SkipManager.skip_instances[_ROLE].local_config.dump_dir)
+    if not leave_token(dump_dir, _ROLE):
+        return None
+    key = f"skip.{_ROLE}.dump_dir (dispatch.journal)"
+    return functools.partial(refuse_unshared, key, dump_dir, job_id(), _ROLE)
