@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from rlskip.config.replay import ReplayConfig
-from rlskip.errors import ConfigError
 from rlskip.keys import row_tag, session_tag, status_tag
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
@@ -25,7 +24,7 @@ def queue() -> Iterator[Any]:
     ray = pytest.importorskip("ray")
     transfer_queue = pytest.importorskip("transfer_queue")
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    from rlskip.hosts.verl.run_queue import run_queue
+    from rlskip.hosts.verl.queue import run_queue
 
     run_queue.cache_clear()
     yield run_queue()
@@ -44,7 +43,7 @@ def train(queue: Any) -> Any:
 
 def buffer(mode: str = "sync", refill: Any = None, **replay: Any) -> Any:
     """Made by keyword, as verl's trainer does."""
-    from rlskip.hosts.verl.buffer import FailClosedReplayBuffer
+    from rlskip.hosts.verl.queue import FailClosedReplayBuffer
 
     settings = ReplayConfig(n=N, val_n=N, timeout_s=5.0, **replay)
     return FailClosedReplayBuffer(
@@ -115,10 +114,3 @@ def test_refill_has_the_trainer_submit_fresh_prompts(train: Any) -> None:
     assert asked == [1]
     assert len({key.rsplit("_", 2)[0] for key in batch.keys} - {complete, incomplete}) == 1
     assert metrics["training/rollout_failure/refilled_samples"] == 1
-
-
-def test_without_the_number_of_sessions_it_is_not_made(queue: Any) -> None:
-    from rlskip.hosts.verl.buffer import FailClosedReplayBuffer
-
-    with pytest.raises(ConfigError, match="sampler_kwargs"):
-        FailClosedReplayBuffer("sync", {}, None, "drop", {}, None)

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError
-from rlskip.hosts.verl.run_queue import StatusQueue
+from rlskip.hosts.verl.queue import StatusQueue
 from rlskip.hosts.verl.trainer_config import OUR_MANAGER, OUR_SAMPLER, judge
 from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
 from rlskip.queue import TransferQueueAdapter

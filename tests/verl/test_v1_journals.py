@@ -10,8 +10,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlskip.config.dispatch import read_dispatch
 from rlskip.errors import ConfigError
-from rlskip.hosts.verl import handshake, run_queue
-from rlskip.hosts.verl.run_queue import sharing, start_journals, tidy_journals
+from rlskip.hosts.verl import handshake
+from rlskip.hosts.verl import queue as verl_queue
+from rlskip.hosts.verl.queue import sharing, start_journals
 from rlskip.hosts.verl.trainer_config import plug_in
 from rlskip.queue import MemoryQueue
 from rlskip.skip import SkipManager
@@ -26,7 +27,7 @@ ROLLOUT_LEVEL = (ON, "dispatch.rollout_level=true", "dispatch.journal=true")
 @pytest.fixture(autouse=True)
 def _afterwards() -> Any:
     yield
-    run_queue._journals = None
+    verl_queue._journals = None
 
 
 def verl(folder: Path, *more: str) -> DictConfig:
@@ -53,7 +54,6 @@ def start(config: DictConfig) -> Any:
 def test_journals_are_beside_the_dumps(tmp_path: Path) -> None:
     assert start(verl(tmp_path, *ROLLOUT_LEVEL))._store.directory == tmp_path / RUN
     assert start(verl(tmp_path, ON)) is None
-    tidy_journals()
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_worker_that_would_write_journals_elsewhere_is_refused(
 
 def test_another_release_of_verl_differs(tmp_path: Path, monkeypatch: Any) -> None:
     before = start(verl(tmp_path, *ROLLOUT_LEVEL)).identity
-    monkeypatch.setattr(run_queue, "verl_release", lambda: "0.9.2")
+    monkeypatch.setattr(verl_queue, "verl_release", lambda: "0.9.2")
     assert start(verl(tmp_path, *ROLLOUT_LEVEL)).identity.differences(before)[0]
 
 

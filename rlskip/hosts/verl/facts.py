@@ -57,15 +57,11 @@ def verl_release() -> str:
 
 
 def is_old_release() -> bool:
-    """Whether the installed verl is older than the supported release."""
     return (version_of("verl") or (0,)) < SUPPORTED
 
 
 def refuse_old_release() -> None:
-    """Raise :class:`ConfigError` if the installed verl is older than the supported release.
-
-    A newer one is tried, with a warning.
-    """
+    """Raise :class:`ConfigError` for a verl before the supported release; a newer one is tried."""
     if is_old_release():
         raise ConfigError(
             f"verl {verl_release()} loads no plug-ins and would train without skipping",
@@ -112,8 +108,7 @@ def lacking(config: Any, rollouts: Any) -> list[str]:
 def without_times(rollouts: Any) -> Any:
     """A replayed DataProto, changed in place: without the times that the dump's run took.
 
-    The trainer would log them as its own: ``timing_s/agent_loop/*``, and ``processing_time/*`` of
-    the fully async trainer, which reads the metrics of each session.
+    The trainer would log them as its own (the fully async one reads the metrics of each session).
     """
     meta = rollouts.meta_info
     if "timing" in meta:
@@ -126,12 +121,8 @@ def without_times(rollouts: Any) -> Any:
 def with_steps(facts: HostFacts, total: int | None, per_epoch: int | None) -> HostFacts:
     """The facts of a run with the steps that it will take: those after its checkpoint.
 
-    Parameters
-    ----------
-    total
-        The step that is verl's last; None: ``trainer.total_training_steps``, if it is set.
-    per_epoch
-        The steps of an epoch, as the epochs may end before; None: they do not.
+    `total` is verl's last step; None: ``trainer.total_training_steps``, if it is set. Epochs of
+    `per_epoch` steps may end before; None: they do not.
     """
     config = facts.config
     total, first = total or look_up(config, TOTAL_STEPS) or 0, _first_step(config)

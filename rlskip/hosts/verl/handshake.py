@@ -56,10 +56,7 @@ _found_ray = False
 
 
 def attached_by() -> str | None:
-    """The group of the entry point by which verl's processes load rlskip; None if they do not.
-
-    Looks at installed metadata and environment variables only.
-    """
+    """The group of the entry point by which verl's processes load rlskip; None if they do not."""
     allowed = os.environ.get(PLUGINS_VARIABLE, "auto").strip().lower()
     chosen = {name.strip() for name in allowed.split(",")}
     found = importlib.metadata.entry_points(group=PLUGIN_GROUP)
@@ -71,15 +68,13 @@ def attached_by() -> str | None:
 
 
 def starts_verl(settings: SkipSettings) -> bool:
-    """Whether the application is one of verl's, which trains in another process.
-
-    A program of the user's own with an old verl, where every role is attached, trains in this one.
-    """
+    """Whether the application is one of verl's, which trains in another process."""
     if "verl" not in sys.modules or not is_verls(settings.facts.config):
         return False
-    is_verls_own = (_main_module() or "").startswith("verl.")
+    # A program of the user's own with an old verl, where every role is attached, trains in this.
     attached = settings.roles.keys() <= settings.attach.keys()
-    return is_verls_own or not (is_old_release() and attached)
+    own = is_old_release() and attached and not (_main_module() or "").startswith("verl.")
+    return not own
 
 
 def before_job(settings: SkipSettings) -> None:
@@ -161,10 +156,7 @@ def find_job() -> None:
 
 
 def leave_token(dump_dir: str | Path, who: str = _TOKEN) -> bool:
-    """Write a token of the job, for another process to see that `dump_dir` is the same there.
-
-    False where it cannot be written; then nobody should look.
-    """
+    """Write a token of the job into `dump_dir`; False where it cannot be: nobody should look."""
     try:
         records.acknowledge(dump_dir, who)
     except OSError:

@@ -64,10 +64,7 @@ def _ref_is_actor(config: Any) -> bool:
 
 
 def identity(role: str, config: Any) -> dict[str, Any]:
-    """What the calls of a role of this module add to the identity of their dumps.
-
-    Raises ConfigError for a reward function that cannot be read: a change of it would go unnoticed.
-    """
+    """What the calls of a role of this module add to the identity of their dumps."""
     if role == REWARD:
         modules = (f"{_FUNCTION}.path", f"{_MANAGER}.module.path")
         known = {f"content of {key}": _content_at(config, key) for key in modules}
@@ -92,7 +89,10 @@ def loaded_identity(role: str, config: Any) -> Mapping[str, Any]:
 
 
 def _content_at(config: Any, key: str) -> str | None:
-    """A hash of the module that a key names: a reward function is often changed in its place."""
+    """A hash of the module that a key names: a reward function is often changed in its place.
+
+    Raises ConfigError for one that cannot be read: a change of it would go unnoticed.
+    """
     if not (name := look_up(config, key)):
         return None
     try:  # verl takes the module's path, as an URL, too, or its name

@@ -23,7 +23,7 @@ from rlskip.config.settings import SkipSettings
 from rlskip.errors import NoEngineError
 from rlskip.hosts.verl.facts import MODE_KEY, with_steps
 from rlskip.hosts.verl.later_stages import REF, REWARD, loaded_identity
-from rlskip.hosts.verl.seams import AGENT_LOOP, seams
+from rlskip.hosts.verl.seams import LOOPS, REPLICAS, ROLLOUTS, WEIGHTS, seams
 from rlskip.hosts.verl.seams import NO_ENGINE as FEATURE
 from rlskip.skip import SkipManager
 from rlskip.skip.preflight import Roles, preflight
@@ -42,6 +42,11 @@ _CHOSEN = {
     "disaggregation.enabled": False,
     "prometheus.enable": False,
 }
+# Keys that put the engine on GPUs of its own: the value that does so, and one that does not.
+_SEPARATES = (
+    (MODE_KEY, "separate_async", "colocate_async"),
+    ("actor_rollout_ref.hybrid_engine", False, True),
+)
 # V1 replays what a manager submits, so the user's manager need not make its workers. A manager
 # of V0 may work on what is replayed.
 _CHOSEN_IN_V1 = {"agent.agent_loop_manager_class": None}
@@ -52,9 +57,9 @@ def problems(
 ) -> list[Problem]:
     """All that a run of verl with these `roles` would have to generate although it must not.
 
-    `trains` are the facts in the process that trains. Without a data loader it is certain that an
-    epoch has one step.
+    `trains` are the facts in the process that trains.
     """
+    # Without a data loader it is certain that an epoch has one step.
     config, facts = settings.facts.config, trains or with_steps(settings.facts, None, 1)
     if trains:  # the launcher process has verl's older keys of the reward still
         called_with = {role: loaded_identity(role, config) for role in roles.keys() & {REF, REWARD}}
@@ -65,13 +70,10 @@ def problems(
     if look_up(config, "async_training") is not None:
         what = "the fully async application keeps its engine on separate GPUs"
         return [Problem("skip.start_engine", what, "set skip.start_engine=true")]
-    what = "the engine is on separate GPUs"
-    if look_up(config, "trainer.use_v1") and look_up(config, MODE_KEY) == "separate_async":
-        remedy = f"set {MODE_KEY}=colocate_async, or skip.start_engine=true"
-        found.append(Problem(MODE_KEY, what, remedy))
-    key = "actor_rollout_ref.hybrid_engine"
-    if look_up(config, key) is False:
-        found.append(Problem(key, what, f"set {key}=True, or skip.start_engine=true"))
+    for key, separate, shared in _SEPARATES:
+        if look_up(config, key) == separate:
+            remedy = f"set {key}={shared}, or skip.start_engine=true"
+            found.append(Problem(key, "the engine is on separate GPUs", remedy))
     return found
 
 
@@ -107,13 +109,13 @@ def is_chosen(config: Any) -> bool:
 # -- the seams -----------------------------------------------------------------------------
 
 
-@seams.on_import("verl.workers.rollout.base:_ROLLOUT_REGISTRY")
+@seams.on_import(ROLLOUTS)
 def _register_rollout(registry: Any) -> None:
     """The actor's workers get a rollout that keeps nothing and takes no weights."""
     registry[(NO_ENGINE, "async")] = f"{__name__}_classes.NoRollout"
 
 
-@seams.on_import("verl.workers.rollout.replica:RolloutReplicaRegistry.register")
+@seams.on_import(REPLICAS)
 def _register_replica(register: Any) -> None:
     """Replicas whose ``launch_servers`` starts nothing."""
 
@@ -138,7 +140,7 @@ class NoWorker:
         raise NoEngineError.of(f"step {meta.get('global_steps', None)} asks for {what}")
 
 
-@seams.around(f"{AGENT_LOOP}:AgentLoopManager._init_agent_loop_workers")
+@seams.around(f"{LOOPS}._init_agent_loop_workers")
 async def _making_workers(start: Callable[..., Any], self: Any) -> None:
     if is_chosen(self.config):
         self.agent_loop_workers = [NoWorker()]
@@ -146,7 +148,7 @@ async def _making_workers(start: Callable[..., Any], self: Any) -> None:
         await start(self)
 
 
-@seams.decorated("verl.checkpoint_engine.base:CheckpointEngineManager.update_weights")
+@seams.decorated(WEIGHTS)
 def _syncing(update: Callable[..., Any]) -> Callable[..., Any]:
     """Nothing is sent: FSDP1 and LoRA would gather weights."""
     from verl.utils.ray_utils import auto_await

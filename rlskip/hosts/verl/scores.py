@@ -21,7 +21,7 @@ from verl.experimental.agent_loop.agent_loop import (
 )
 
 from rlskip.hosts.verl.facts import SCORES
-from rlskip.hosts.verl.run_queue import run_queue
+from rlskip.hosts.verl.queue import run_queue
 from rlskip.keys import REPLAYED, TrajectoryKey, split_trajectory
 from rlskip.queue import to_rows
 

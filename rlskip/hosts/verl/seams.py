@@ -11,10 +11,14 @@ from pathlib import Path
 from rlskip._wrap import Seam, Seams
 
 #: Modules and classes of verl that hold the seams.
-AGENT_LOOP = "verl.experimental.agent_loop.agent_loop"
+_AGENT_LOOP = "verl.experimental.agent_loop.agent_loop"
+LOOPS = f"{_AGENT_LOOP}:AgentLoopManager"
 RAY_TRAINER = "verl.trainer.ppo.ray_trainer"
 MANAGER = "verl.utils.skip.skip_manager:SkipManager"
 V1_BUFFER = "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer"
+ROLLOUTS = "verl.workers.rollout.base:_ROLLOUT_REGISTRY"
+REPLICAS = "verl.workers.rollout.replica:RolloutReplicaRegistry.register"
+WEIGHTS = "verl.checkpoint_engine.base:CheckpointEngineManager.update_weights"
 REWARD_LOOP = "verl.experimental.reward_loop.reward_loop:RewardLoopManager"
 # The trainers that those of verl's applications derive from.
 V0_TRAINER = f"{RAY_TRAINER}:RayPPOTrainer"
@@ -31,7 +35,7 @@ LATER_STAGES = "the roles ref and reward"
 RECORD = "record"
 LOGGED = "record of logged metrics, skip.log_metrics"
 
-_GENERATES = "is the stage of role"
+_IS = "is the stage of role"
 _SAMPLES = "dumps the groups of a batch that is sampled"
 _PREFLIGHT = "refuses steps without a dump and leaves the engine out"
 _SUBMITS = "replays prompts that are submitted, refills among them"
@@ -42,13 +46,8 @@ TABLE = (
     Seam(f"{MANAGER}.set_step", "learns the step"),
     Seam(f"{MANAGER}.annotate", "decorates verl's stages and yours"),
     Seam(f"{MANAGER}.annotate_tq", "decorates what samples V1's batches"),
-    Seam(
-        f"{AGENT_LOOP}:AgentLoopManager.generate_sequences",
-        f"{_GENERATES} rollout",
-        role="rollout",
-        decorated=True,
-    ),
-    Seam(f"{_ROLLOUTER}.generate_sequences_single", f"{_GENERATES} async_rollout", decorated=True),
+    Seam(f"{LOOPS}.generate_sequences", f"{_IS} rollout", role="rollout", decorated=True),
+    Seam(f"{_ROLLOUTER}.generate_sequences_single", f"{_IS} async_rollout", decorated=True),
     Seam(f"{V1_BUFFER}.sample", _SAMPLES, role="rollout_tq", decorated=True),
     Seam(f"{V1_BUFFER}Async.sample", _SAMPLES, role="rollout_tq", decorated=True),
     # -- V0
@@ -63,30 +62,18 @@ TABLE = (
     Seam(f"{V1_BUFFER}._select_prompt_uids", "orders a step's groups as they were submitted"),
     Seam(f"{V1_TRAINER}._validate", "replays and scores validation", VALIDATION),
     # -- scores again
-    Seam(f"{AGENT_LOOP}:AgentLoopWorker._compute_score", "asks for scores", SCORED_AGAIN),
+    Seam(f"{_AGENT_LOOP}:AgentLoopWorker._compute_score", "asks for scores", SCORED_AGAIN),
     # -- no engine
-    Seam(
-        "verl.workers.rollout.base:_ROLLOUT_REGISTRY",
-        "registers a rollout that does nothing",
-        NO_ENGINE,
-    ),
-    Seam(
-        "verl.workers.rollout.replica:RolloutReplicaRegistry.register",
-        "registers a replica without servers",
-        NO_ENGINE,
-    ),
-    Seam(f"{AGENT_LOOP}:AgentLoopManager._init_agent_loop_workers", "starts none", NO_ENGINE),
-    Seam(
-        "verl.checkpoint_engine.base:CheckpointEngineManager.update_weights",
-        "sends none",
-        NO_ENGINE,
-    ),
+    Seam(ROLLOUTS, "registers a rollout that does nothing", NO_ENGINE),
+    Seam(REPLICAS, "registers a replica without servers", NO_ENGINE),
+    Seam(f"{LOOPS}._init_agent_loop_workers", "starts none", NO_ENGINE),
+    Seam(WEIGHTS, "sends none", NO_ENGINE),
     Seam("verl.utils.ray_utils:auto_await", "decorates what replaces the last", NO_ENGINE),
     # -- later stages
     Seam(f"{V0_TRAINER}._validate", "scores validation", LATER_STAGES),
-    Seam(f"{V0_TRAINER}._compute_ref_log_prob", f"{_GENERATES} ref", LATER_STAGES),
-    Seam(f"{V1_TRAINER}._compute_ref_log_prob", f"{_GENERATES} ref", LATER_STAGES),
-    Seam(f"{REWARD_LOOP}.compute_rm_score", f"{_GENERATES} reward", LATER_STAGES),
+    Seam(f"{V0_TRAINER}._compute_ref_log_prob", f"{_IS} ref", LATER_STAGES),
+    Seam(f"{V1_TRAINER}._compute_ref_log_prob", f"{_IS} ref", LATER_STAGES),
+    Seam(f"{REWARD_LOOP}.compute_rm_score", f"{_IS} reward", LATER_STAGES),
     # -- what is recorded and logged
     Seam(f"{V0_TRAINER}.fit", "starts recording", RECORD),
     Seam(f"{V1_TRAINER}.fit", "starts recording", RECORD),

@@ -20,7 +20,7 @@ from rlskip.dispatch import RayPool, RolloutDispatcher, Session
 from rlskip.dispatch.failures import DataFailure
 from rlskip.dispatch.resume import WorkerJournal
 from rlskip.dispatch.timeouts import write_seconds
-from rlskip.hosts.verl.run_queue import (
+from rlskip.hosts.verl.queue import (
     AttemptKeys,
     run_queue,
     running,
@@ -33,10 +33,7 @@ _VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class
 
 
 class SessionWorker(_VerlWorker):
-    """verl's agent-loop worker, called once a session; it writes rows to TransferQueue itself.
-
-    Where there is a `journal`, it journals them before.
-    """
+    """verl's agent-loop worker, called once a session; it writes rows to TransferQueue itself."""
 
     def __init__(
         self,
@@ -95,5 +92,4 @@ class SessionManager(AgentLoopManagerTQ):
         self.dispatcher = RolloutDispatcher(pool, run_queue(), dispatch, journals=journals)
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """Start the sessions of these prompts."""
         self.dispatcher.submit(prompts)

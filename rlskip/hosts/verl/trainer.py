@@ -21,7 +21,7 @@ from rlskip.errors import NotInstalledError
 from rlskip.hosts.verl.facts import SCORES, lacking
 from rlskip.hosts.verl.handshake import TOKEN_VARIABLE, find_job, refuse_unshared
 from rlskip.hosts.verl.later_stages import adapt
-from rlskip.hosts.verl.run_queue import run_queue
+from rlskip.hosts.verl.queue import run_queue
 from rlskip.hosts.verl.seams import MANAGER, SCORED_AGAIN, VALIDATION, seams
 from rlskip.hosts.verl.trainer_config import idle_nodes
 from rlskip.jobs.records import job_id
@@ -29,21 +29,17 @@ from rlskip.skip import SkipManager
 
 log = logging.getLogger(__name__)
 
-# The config that is installed in this process.
+# The config that is installed in this process, the step that verl's trainer stated last, and the
+# roles whose seams were named because this trainer does not call them.
 _installed: Any = None
-
-# The roles whose seams were named because this trainer does not call them.
-_named: set[str] = set()
-
-# The step that verl's trainer stated last.
 _stated: int | None = None
+_named: set[str] = set()
 
 
 def begin(config: Any, *, v1: bool = False) -> SkipSettings:
-    """Switch on, in this process, the roles that a run's config enables.
+    """Switch on, in this process, the roles that a run's config enables; return `skip`'s settings.
 
-    Returns the settings of `skip`. Does nothing more if `config` is installed already. `v1` tells
-    whether the trainer is V1's, which has a queue.
+    `v1` tells whether the trainer is V1's, which has a queue.
     """
     global _installed, _stated
     if _installed is config and SkipManager.settings is not None:
@@ -82,7 +78,6 @@ def lacking_now(rollouts: Any) -> list[str]:
 
 
 def stated_step() -> int | None:
-    """The step that verl's trainer stated last."""
     return _stated
 
 
@@ -91,9 +86,8 @@ def next_step(step: int) -> None:
     global _stated
     before, _stated = _stated, step
     for role, skip in SkipManager.skip_instances.items():
-        if before is None or skip.support_online_step or skip.serves_validation:
-            continue
-        if before not in skip.local_config.steps:
+        has_own_steps = skip.support_online_step or skip.serves_validation
+        if before is None or has_own_steps or before not in skip.local_config.steps:
             continue
         uncalled = ", ".join(
             f"{seam.target} (rlskip {seam.purpose})" for seam in seams.uncalled(role)

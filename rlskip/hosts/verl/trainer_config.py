@@ -28,7 +28,7 @@ FULLY_ASYNC_MAIN = "verl.experimental.fully_async_policy.fully_async_main"
 
 #: rlskip's manager and replay buffer, and the keys by which V1's trainer finds them.
 OUR_MANAGER = "rlskip.hosts.verl.session_workers.SessionManager"
-OUR_SAMPLER = {"path": "pkg://rlskip.hosts.verl.buffer", "name": "FailClosedReplayBuffer"}
+OUR_SAMPLER = {"path": "pkg://rlskip.hosts.verl.queue", "name": "FailClosedReplayBuffer"}
 _OURS = {
     "actor_rollout_ref.rollout.agent.agent_loop_manager_class": OUR_MANAGER,
     **{f"{SAMPLER_KEY}.custom_sampler.{part}": value for part, value in OUR_SAMPLER.items()},
@@ -46,10 +46,10 @@ _OTHER_TRAINER = {"rollout": ", or trainer.use_v1=False", "rollout_tq": ", or tr
 def judge(config: DictConfig, skip: SkipSettings, main: str | None = None) -> None:
     """Refuse a config that the trainer it chooses cannot honour; a V1 config is changed.
 
-    `skip` are its settings; `main` is the module of the application, if it is known. One that is
-    not verl's has its own task runner, as verl's recipes have, which may make a V0 trainer whatever
-    ``trainer.use_v1`` is: then the role tells which trainer it is.
+    `skip` are its settings; `main` is the module of the application, if it is known.
     """
+    # An application that is not verl's has its own task runner, as verl's recipes have, which may
+    # make a V0 trainer whatever `trainer.use_v1` is: then the role tells which trainer it is.
     roles, is_recipe = skip.roles, main is not None and not main.startswith("verl.")
     problems = refused(config, skip)
     if main == FULLY_ASYNC_MAIN or look_up(config, "async_training") is not None:
@@ -70,9 +70,7 @@ def judge(config: DictConfig, skip: SkipSettings, main: str | None = None) -> No
 def plug_in(config: DictConfig, roles: Collection[str], found: Collection[Problem] = ()) -> None:
     """Plug rlskip's manager and replay buffer into a V1 config that asks for them.
 
-    `found` are the problems that the config is known to have. The error names every one: a role
-    that this trainer never calls, a manager or a sampler of the user's own, options of verl that
-    rlskip's parts cannot honour.
+    The error names every problem, those that the config is known to have (`found`) among them.
     """
     problems = [*found, *_roles_not_called(roles, "rollout_tq"), *idle_nodes(config, v1=True)]
     dispatch = read_dispatch(config)

@@ -38,11 +38,7 @@ def rollout_stage(role: str) -> Callable[[Callable[..., Any]], Callable[..., Any
 
 
 def _rollouts(generate: Callable[..., Any]) -> Callable[..., Any]:
-    """``AgentLoopManager.generate_sequences``, below verl's ``auto_await``.
-
-    The V0 trainers call it once a step or, with dynamic sampling, several times (role
-    ``rollout``), and for each batch of validation (role ``rollout_val``).
-    """
+    """``AgentLoopManager.generate_sequences``, below verl's ``auto_await``."""
     stages = {role: rollout_stage(role)(generate) for role in ("rollout", VALIDATION_ROLE)}
 
     @functools.wraps(generate)
@@ -88,10 +84,7 @@ def _making_workers(init: Callable[..., None], self: Any, *args: Any, **kwargs: 
 
 
 def _set_step_of(prompts: Any) -> None:
-    """Set the step that the batch states; else that of the trainer's loop, or the trainer's count.
-
-    A batch of validation states its step even in trainers that state none for training.
-    """
+    """Set the step of the batch; else that of the trainer's loop, or the trainer's count."""
     counted = getattr(_trainer and _trainer(), "global_steps", None)
     stated = (prompts.meta_info.get("global_steps"), stated_step(), counted)
     step = next((step for step in stated if step is not None), None)

@@ -16,7 +16,7 @@ from rlskip.config.check import look_up
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.hosts.verl.facts import FILTER_KEY, SCORES
 from rlskip.hosts.verl.no_engine import before_workers
-from rlskip.hosts.verl.run_queue import run_queue, status_queue
+from rlskip.hosts.verl.queue import ROLE, FailClosedReplayBuffer, StatusQueue, run_queue
 from rlskip.hosts.verl.seams import V1_BUFFER, V1_TRAINER, seams
 from rlskip.hosts.verl.trainer import STAGES, begin, lacking_now
 from rlskip.hosts.verl.trainer_config import plug_in
@@ -25,7 +25,6 @@ from rlskip.queue import KVBatchMeta, Tag, TrajectoryQueue
 from rlskip.skip import SkipManager
 from rlskip.skip.arguments import ALL
 
-_ROLE = "rollout_tq"
 _SUBMITTED_AT = "_rlskip_submitted_at"  # the trainer's attribute: the step of its last batch
 _SELECTED = "_rlskip_selected"  # the buffer's attribute: its partition as it was last selected from
 
@@ -34,10 +33,7 @@ _SELECTED = "_rlskip_selected"  # the buffer's attribute: its partition as it wa
 def _beginning(
     init: Callable[..., None], self: Any, config: DictConfig, *args: Any, **kwargs: Any
 ) -> None:
-    """The roles are switched on and the config is judged before any model is loaded.
-
-    :mod:`~rlskip.hosts.verl.trainer_config` plugs in what `dispatch` and `replay` ask for.
-    """
+    """The roles are switched on and the config is judged before any model is loaded."""
     plug_in(config, begin(config, v1=True).roles)
     init(self, config, *args, **kwargs)
 
@@ -65,11 +61,12 @@ def _submit_stages(
     }
 
 
-def _queue_of(trainer: Any, *_: Any) -> TrajectoryQueue:
-    from rlskip.hosts.verl.buffer import FailClosedReplayBuffer
+_status_queue = functools.cache(StatusQueue)
 
+
+def _queue_of(trainer: Any, *_: Any) -> TrajectoryQueue:
     ours = isinstance(trainer.replay_buffer, FailClosedReplayBuffer)
-    return run_queue() if ours else status_queue()
+    return run_queue() if ours else _status_queue()
 
 
 def _score_dropped(trainer: Any, role: str, prompts: Any, partition: str) -> None:
@@ -88,11 +85,11 @@ def _submitting(submit: Callable[..., int]) -> Callable[..., int]:
     Under ``algorithm.filter_groups`` a batch to replay is enlarged by the prompts that replaced
     filtered ones when its dump was made; what is submitted at the same step after that is a refill.
     """
-    stages = _submit_stages(submit, _ROLE, "verl.submit", _queue_of, prompts="batch")
+    stages = _submit_stages(submit, ROLE, "verl.submit", _queue_of, prompts="batch")
 
     @functools.wraps(submit)
     def submitting(self: Any, batch: Any) -> int:
-        skip: Any = SkipManager.skip_instances.get(_ROLE)
+        skip: Any = SkipManager.skip_instances.get(ROLE)
         if skip is None:
             return submit(self, batch)
         submitted = len(batch)
@@ -104,7 +101,7 @@ def _submitting(submit: Callable[..., int]) -> Callable[..., int]:
             if (more := skip.prompts_dumped(self.global_steps) - submitted) > 0:
                 batch = tensordict_utils.concat_tensordict([batch, self._next_train_batch(more)])
         stages["refill" if refills else "submit"](self, batch)
-        _score_dropped(self, _ROLE, batch, TRAIN)
+        _score_dropped(self, ROLE, batch, TRAIN)
         return submitted  # as verl: replayed prompts are submitted, too
 
     return submitting
@@ -172,19 +169,19 @@ def _sampling(sample: Callable[..., Any]) -> Callable[..., Any]:
         partition: SkipManager.annotate(role, stage="verl.sample", phase="sample", queue=queue)(
             sample
         )
-        for partition, role in ((TRAIN, _ROLE), (VAL, VALIDATION_ROLE))
+        for partition, role in ((TRAIN, ROLE), (VAL, VALIDATION_ROLE))
     }
 
     @functools.wraps(sample)
     def sampling(self: Any, global_steps: int, partition_id: str, batch_size: int) -> Any:
-        on = _ROLE in SkipManager.skip_instances
+        on = ROLE in SkipManager.skip_instances
         stage = stages.get(partition_id, sample) if on else sample
         return stage(self, global_steps, partition_id, batch_size)
 
     return sampling
 
 
-STAGES[_ROLE] = _sampling
+STAGES[ROLE] = _sampling
 
 
 @seams.around(f"{V1_BUFFER}._select_prompt_uids")
@@ -195,7 +192,7 @@ def _selecting(
 
     verl chooses among them in the order of a set, which differs from run to run.
     """
-    if _ROLE in SkipManager.skip_instances:
+    if ROLE in SkipManager.skip_instances:
         setattr(self, _SELECTED, run_queue().list(partition_id))
         submitted = self.prompt_global_steps[partition_id]
         sampleable = [uid for uid in submitted if uid in sampleable]
@@ -205,12 +202,12 @@ def _selecting(
 @seams.around(f"{V1_BUFFER}._clear_groups")
 def _clearing(clear: Callable[..., None], self: Any, partition_id: str, uids: set[str]) -> None:
     """Phase evict: filtered, failed, stale and surplus groups."""
-    if partition_id == TRAIN and uids and _ROLE in SkipManager.skip_instances:
+    if partition_id == TRAIN and uids and ROLE in SkipManager.skip_instances:
         _evicted(partition_id, sorted(uids), self.partitions[partition_id])
     clear(self, partition_id, uids)
 
 
-@SkipManager.annotate(_ROLE, stage="verl.evict", phase="evict", queue=lambda *_: run_queue())
+@SkipManager.annotate(ROLE, stage="verl.evict", phase="evict", queue=lambda *_: run_queue())
 def _evicted(
     partition_id: str, uids: Sequence[str], snapshot: Mapping[str, Mapping[str, Any]]
 ) -> KVBatchMeta:
