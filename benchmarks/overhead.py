@@ -30,7 +30,7 @@ from omegaconf import OmegaConf
 import rlskip
 from benchmarks._report import Goal, Row, arguments, best_of, report, versions
 from rlskip import SkipManager
-from rlskip.hosts.verl.names import PLUGIN, PLUGINS_VARIABLE
+from rlskip.hosts.verl.handshake import PLUGIN, PLUGINS_VARIABLE
 
 GOALS = {"startup_ms": 6, "off_ns": 200, "unlisted_ns": 600, "record_off_ns": 200}
 STEPS = list(range(1, 129))

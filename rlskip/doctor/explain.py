@@ -27,7 +27,7 @@ from rlskip.doctor.environment import dump_dir_findings
 from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import DumpError
 from rlskip.hosts.verl.facts import is_verls
-from rlskip.hosts.verl.preflight import problems
+from rlskip.hosts.verl.no_engine import problems
 from rlskip.hosts.verl.trainer_config import judge
 from rlskip.runs.opened import Run
 from rlskip.skip.preflight import preflight, unusable

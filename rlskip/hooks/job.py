@@ -21,7 +21,7 @@ from rlskip.config.record import read_record, record_chosen_by
 from rlskip.config.settings import SkipSettings, has_own_key, read_skip, why_off
 from rlskip.errors import RlskipAbort, RlskipError
 from rlskip.hooks.summary import log_roles, write_summary
-from rlskip.hosts.verl import launcher
+from rlskip.hosts.verl import handshake
 from rlskip.jobs.records import JOB_VARIABLE, begin_job, end_job, rank_of, tally
 from rlskip.skip.manager import SkipManager
 from rlskip.skip.not_installed import chosen_by
@@ -53,10 +53,10 @@ def start(config: DictConfig, launched_from: Origin | None) -> SkipSettings:
         # The task has its own copy of the config by now.
         refuse_legacy_flag(config)
     # verl trains in another process, maybe on another machine, and checks there.
-    here = not launcher.starts_verl(settings)
+    here = not handshake.starts_verl(settings)
     SkipManager._start(settings, flushes=True, checks=here)
     if SkipManager.skip_instances:
-        launcher.before_job(settings)
+        handshake.before_job(settings)
     stages.start(recording, lambda: SkipManager.step)
     return settings
 
@@ -91,11 +91,8 @@ def end(config: DictConfig, job_return: Any) -> None:
     for role, skip in roles.items():
         if skip.recorder is not None:
             tallies[role] += skip.recorder.unwritten
-    launcher.after_job(
-        job_return,
-        consulted=any(counts.consulted for counts in tallies.values()),
-        one_of_many=config.hydra.get("mode") == RunMode.MULTIRUN,
-    )
+    one_of_many = config.hydra.get("mode") == RunMode.MULTIRUN
+    handshake.after_job(job_return, one_of_many)
     log_roles(config, roles, tallies, uncalled, job_return.status == JobStatus.COMPLETED)
     if rank_of()[0] == 0:  # what others know is in the records of all
         write_summary(Path(config.hydra.runtime.output_dir), job, tallies, recorded)

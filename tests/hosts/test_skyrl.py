@@ -310,7 +310,7 @@ def test_steps_without_a_dump_are_named_when_the_trainer_is_made(
         trainer = make(config, **{"trainer.eval_interval": 2, **how})
         trainer.total_training_steps = total
         try:
-            host.preflight(trainer)
+            host.check_steps(trainer)
         except ConfigError as error:
             return str(error)
         return ""

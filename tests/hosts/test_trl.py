@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import json
-import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -206,28 +205,6 @@ def test_holes_are_named_before_the_first_step(runs: Results) -> None:
     hole = runs["hole in evaluation"]
     assert "skip.rollout_val.on_miss=error: steps 3 have no usable dump" in hole["error"]
     assert not any("grad_norm" in entry for entry in hole["log"])
-
-
-def test_what_imports_vllm_is_imported_when_an_engine_is_made(
-    python_of: Callable[[str], str],
-) -> None:
-    code = """
-import sys
-from rlskip.hosts.trl import attached
-with attached({"skip": {"start_engine": False, "rollout": {"enable": True}}}):
-    import trl.trainer.grpo_trainer as trainer
-print("trl.generation" in sys.modules)
-try:
-    trainer.VLLMGeneration()
-except TypeError as error:
-    print(error)
-print("trl.generation" in sys.modules)
-"""
-    command = [python_of("trl"), "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    before, made, after = done.stdout.splitlines()
-    assert made.startswith("VLLMGeneration.__init__() missing")
-    assert (before, after) == ("False", "True")
 
 
 def test_after_a_reshuffle_each_prompt_has_its_completions(run: Callable[..., Any]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from rlskip.dispatch import Session
-from rlskip.hosts.verl.run_queue import AttemptKeys, running
+from rlskip.hosts.verl.queue import AttemptKeys, running
 from rlskip.keys import prompt_tag, session_tag
 from rlskip.queue import MemoryQueue, ReplayBuffer
 

@@ -1,7 +1,6 @@
 """The launcher process: what it refuses, what it passes on, what it looks for.
 
-tests/verl has the trainer itself. Here `verl` is an empty package with a version, so no process
-ever acknowledges the job.
+tests/verl has the trainer itself. Here `verl` is an empty package with a version.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from omegaconf import OmegaConf
 
 from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError, NotInstalledError, RlskipError
-from rlskip.hosts.verl import handshake, launcher
-from rlskip.hosts.verl.names import PLUGIN, TOKEN_VARIABLE
-from rlskip.jobs.records import acknowledged
+from rlskip.hosts.verl import handshake
+from rlskip.hosts.verl.handshake import PLUGIN, TOKEN_VARIABLE
+from rlskip.hosts.verl.trainer import begin
 
 CONFIG = """
 actor_rollout_ref: {rollout: {n: 2}}
@@ -50,7 +49,7 @@ def launch(
         importlib.import_module("verl")
         config = OmegaConf.create(CONFIG)
         config.skip = {"dump_dir": str(tmp_path / "dumps"), role: {"enable": True}}
-        launcher.before_job(read_skip(config))
+        handshake.before_job(read_skip(config))
 
     return before_job
 
@@ -83,21 +82,14 @@ def test_what_would_train_unskipped_is_refused(
     assert caplog.text.count(newer) == (version == "1.0")
 
 
-@pytest.mark.parametrize("consulted", [False, True])
-def test_a_job_that_nobody_acknowledged_has_failed_unless_a_stage_called_rlskip(
-    launch: Callable[..., None], monkeypatch: pytest.MonkeyPatch, consulted: bool
-) -> None:
-    monkeypatch.setenv("RAY_RUNTIME_ENV_HOOK", "theirs.hook")
+def test_a_job_leaves_the_environment_as_it_was(launch: Callable[..., None]) -> None:
     before = dict(os.environ)
     launch("0.9.1")
-    assert os.environ["RLSKIP_NEXT_RUNTIME_ENV_HOOK"] == "theirs.hook"
+    assert os.environ[TOKEN_VARIABLE] == "1"
     done = JobReturn(_return_value=None, status=JobStatus.COMPLETED)
-    launcher.after_job(done, consulted=consulted, one_of_many=False)
+    handshake.after_job(done, one_of_many=False)
     assert dict(os.environ) == before
-    assert (done.status == JobStatus.COMPLETED) is consulted
-    if not consulted:
-        with pytest.raises(NotInstalledError, match="no process of this job acknowledged it"):
-            _ = done.return_value
+    assert done.status == JobStatus.COMPLETED
 
 
 def test_a_run_that_verls_own_skip_manager_ends_names_the_plugin(
@@ -107,7 +99,7 @@ def test_a_run_that_verls_own_skip_manager_ends_names_the_plugin(
     launch("0.9.1")
     said = ValueError("ConfigKeyError: Key 'provider' not in 'SkipManagerConfig'")
     done = JobReturn(_return_value=said, status=JobStatus.FAILED)
-    launcher.after_job(done, consulted=False, one_of_many=False)
+    handshake.after_job(done, one_of_many=False)
     with pytest.raises(NotInstalledError, match="did not load rlskip's plug-in") as error:
         _ = done.return_value
     assert error.value.__cause__ is said
@@ -116,7 +108,7 @@ def test_a_run_that_verls_own_skip_manager_ends_names_the_plugin(
 def test_another_failure_stays_as_it_is(launch: Callable[..., None]) -> None:
     launch("0.9.1")
     done = JobReturn(_return_value=ValueError("out of memory"), status=JobStatus.FAILED)
-    launcher.after_job(done, consulted=False, one_of_many=False)
+    handshake.after_job(done, one_of_many=False)
     with pytest.raises(ValueError, match="out of memory"):
         _ = done.return_value
 
@@ -126,12 +118,13 @@ def test_a_trainer_whose_dump_dir_is_another_one_ends_before_it_trains(
 ) -> None:
     monkeypatch.setattr(handshake, "SHOWN_S", 0.1)
     launch("0.9.1")
-    handshake.acknowledge("rollout", str(tmp_path / "dumps"))
-    assert acknowledged(tmp_path / "dumps", "rollout", "job")
+    on = {"rollout": {"enable": True}}
+    begin({"skip": {"dump_dir": str(tmp_path / "dumps"), **on}})
+    another = {"skip": {"dump_dir": str(tmp_path / "another"), **on}}
     with pytest.raises(ConfigError, match=r"skip\.rollout\.dump_dir: it is not shared"):
-        handshake.acknowledge("rollout", str(tmp_path / "another"))
-    launcher.after_job(JobReturn(None, status=JobStatus.COMPLETED), True, False)
-    handshake.acknowledge("rollout", str(tmp_path / "another"))  # of no launcher's
+        begin(another)
+    handshake.after_job(JobReturn(None, status=JobStatus.COMPLETED), False)
+    begin(another)  # of no launcher's
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
@@ -141,7 +134,7 @@ def test_no_token_is_looked_for_where_none_can_be_written(
     (tmp_path / "dumps").mkdir(mode=0o500)
     launch("0.9.1")
     assert TOKEN_VARIABLE not in os.environ
-    launcher.after_job(JobReturn(None, status=JobStatus.COMPLETED), True, False)
+    handshake.after_job(JobReturn(None, status=JobStatus.COMPLETED), False)
 
 
 # -- in a job of Hydra's ---------------------------------------------------------------------
@@ -158,12 +151,8 @@ def run(make_app: Any, make_verl: Any, python_path: Any) -> Callable[..., Any]:
     return start
 
 
-def test_a_stage_in_the_same_process_needs_no_acknowledgement(run: Callable[..., Any]) -> None:
-    run("train(cfg)")
-
-
 def test_where_skip_is_off_nothing_is_checked(run: Callable[..., Any]) -> None:
-    run("assert 'RAY_RUNTIME_ENV_HOOK' not in os.environ", "skip.enable=false")
+    run("assert 'RLSKIP_TOKEN' not in os.environ", "skip.enable=false")
 
 
 # -- into Ray's workers ----------------------------------------------------------------------
@@ -177,7 +166,7 @@ from hydra.core.utils import JobStatus
 from rlskip.config.facts import HostFacts
 from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import RoleConfig
-from rlskip.hosts.verl import handshake, launcher
+from rlskip.hosts.verl import handshake
 
 config = OmegaConf.create(CONFIG)
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
@@ -186,59 +175,45 @@ seen = {}
 @ray.remote
 def look(dump_dir):
     handshake.find_job()
-    names = ("RLSKIP_JOB", "RLSKIP_DIRECTORY", "MINE", "THEIRS")
-    handshake.acknowledge("rollout", dump_dir)
+    names = ("RLSKIP_JOB", "RLSKIP_DIRECTORY", "MINE")
+    handshake.refuse_unshared("skip.rollout.dump_dir", dump_dir, os.environ["RLSKIP_JOB"])
     return {name: os.environ.get(name) for name in names}
 
 def job(name):
     os.environ["RLSKIP_JOB"] = name
     roles = {"rollout": RoleConfig(dump_dir=sys.argv[1])}
-    launcher.before_job(SkipSettings(HostFacts(config), roles=roles))
+    handshake.before_job(SkipSettings(HostFacts(config), roles=roles))
 
 class Return:
     status = JobStatus.COMPLETED
 
 os.environ["RLSKIP_DIRECTORY"] = "/typed/here"
-os.environ["RAY_RUNTIME_ENV_HOOK"] = "theirs.hook"
 
 os.environ["RLSKIP_JOB"] = "one"
 job("one")
 ray.init(address=cluster.address, runtime_env={"env_vars": {"MINE": "1"}})
 seen["one"] = ray.get(look.remote(sys.argv[1]))
-launcher.after_job(Return, consulted=False, one_of_many=False)
-seen["one failed"] = Return.status.name == "FAILED"
+handshake.after_job(Return, one_of_many=False)
 
 job("two")
 seen["two"] = ray.get(look.remote(sys.argv[1]))
-launcher.after_job(Return, consulted=False, one_of_many=False)
-
-job("three")
-launcher.after_job(Return, consulted=False, one_of_many=False)
-seen["three failed"] = Return.status.name == "FAILED"
+handshake.after_job(Return, one_of_many=False)
 
 print("SEEN" + json.dumps(seen))
 ray.shutdown()
 cluster.shutdown()
 """
 
-THEIRS = """
-def hook(runtime_env):
-    env_vars = {**(runtime_env or {}).get("env_vars", {}), "THEIRS": "2"}
-    return {**(runtime_env or {}), "env_vars": env_vars}
-"""
-
 
 @pytest.mark.ray
-def test_the_jobs_name_travels_in_runtime_env(
+def test_the_jobs_name_reaches_the_process_that_trains(
     make_verl: Callable[[str], str], python_path: Callable[..., str], tmp_path: Path
 ) -> None:
     pytest.importorskip("ray")
     site = make_verl("0.9.1")
-    (Path(site) / "theirs.py").write_text(THEIRS)
     script = tmp_path / "reach.py"
     script.write_text(REACH.replace("CONFIG", repr(CONFIG)))
     env = {**os.environ, "PYTHONPATH": python_path(site), "RAY_USAGE_STATS_ENABLED": "0"}
-    env.pop("RAY_RUNTIME_ENV_HOOK", None)
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "dumps")],
         env=env, capture_output=True, text=True, timeout=200, check=False,
@@ -249,9 +224,6 @@ def test_the_jobs_name_travels_in_runtime_env(
         "RLSKIP_JOB": "one",
         "RLSKIP_DIRECTORY": "/typed/here",
         "MINE": "1",
-        "THEIRS": "2",
     }
-    assert not seen["one failed"]
     # A second job in a Ray that runs already: its name is found all the same.
     assert seen["two"]["RLSKIP_JOB"] == "two"
-    assert seen["three failed"]

@@ -14,12 +14,10 @@ from omegaconf import DictConfig, OmegaConf
 from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.hosts.verl import later_stages
-from rlskip.hosts.verl.later_stages import identity, leave_out, loaded_identity
-from rlskip.hosts.verl.names import FULLY_ASYNC_MAIN
-from rlskip.hosts.verl.preflight import before_workers
+from rlskip.hosts.verl.later_stages import identity, loaded_identity
+from rlskip.hosts.verl.no_engine import before_workers
 from rlskip.hosts.verl.trainer import begin
-from rlskip.hosts.verl.trainer_config import judge
-from rlskip.hosts.verl.v0 import _is_scored_again
+from rlskip.hosts.verl.trainer_config import FULLY_ASYNC_MAIN, judge
 from rlskip.skip import SkipManager
 
 VERL = """
@@ -48,8 +46,9 @@ def verl(*more: str) -> Any:
 @pytest.mark.parametrize(
     ("more", "main", "role", "word"),
     [
-        ((), None, "", ""),
+        ((COLOCATED,), None, "", ""),
         ((*V1, COLOCATED), None, "", ""),
+        ((), None, "reward", "skip.drop_fields=[rm_scores]"),
         (("actor_rollout_ref.actor.use_kl_loss=false",), None, "ref", "use_kl_in_reward"),
         (V1, None, "reward", "skip.drop_fields=[rm_scores]"),
         ((*V1, "skip.attach.reward=mine:score"), None, "", ""),
@@ -140,16 +139,6 @@ def test_what_workers_have_loaded_counts_and_not_what_was_edited_later(
     before_workers(begun(path, "skip.reward.enable=false"), 2)
 
 
-def test_what_a_judge_on_the_rollouts_gpus_scores_is_left_to_verl(
-    begun: Callable[..., DictConfig],
-) -> None:
-    rollouts = SimpleNamespace(batch={})
-    for more, workers in ((), []), ((COLOCATED,), None):  # [] if all is replayed, None with a judge
-        begun("skip.drop_fields=[rm_scores]", *more)
-        manager = SimpleNamespace(reward_loop_worker_handles=workers)
-        assert _is_scored_again(manager, rollouts, "rollout") is (workers is not None)
-
-
 @pytest.fixture
 def begun(tmp_path: Path, verl_process: None) -> Callable[..., DictConfig]:
     def begin_with(*more: str) -> DictConfig:
@@ -184,45 +173,12 @@ def test_tokens_that_were_sampled_again_are_computed_and_another_model_is_refuse
         run("b", "actor_rollout_ref.model.path=other")
 
 
-REPLAY = "skip.start_engine=false"
-
-
-@pytest.mark.parametrize(
-    ("more", "steps", "validated", "left_out"),
-    [
-        ((), [1, 2], [], set()),
-        (("skip.on_miss=error",), [1, 2], [], {"ref", "reward"}),
-        ((REPLAY,), [1, 2], [], {"ref", "reward"}),
-        ((REPLAY, "skip.ref.on_miss=generate"), [1, 2], [], {"reward"}),
-        ((REPLAY,), [], [], set()),
-        ((REPLAY, "skip.ref.steps=[1]"), [1, 2], [], {"reward"}),
-        ((REPLAY,), [1, 2], [0], {"ref"}),
-        ((REPLAY, "skip.validation=replay"), [1, 2], [0], {"ref", "reward"}),
-        ((REPLAY, "skip.validation=replay", "skip.reward.steps=[1,2]"), [1, 2], [0], {"ref"}),
-        ((REPLAY, "actor_rollout_ref.model.lora_rank=8"), [1, 2], [], {"reward"}),
-    ],
-)
-def test_a_model_that_never_computes_is_left_out(
-    begun: Callable[..., DictConfig],
-    more: tuple[str, ...],
-    steps: list[int],
-    validated: list[int],
-    left_out: set[str],
-) -> None:
-    leave_out(begun(*more), steps, validated)
-    assert later_stages._left_out == left_out
-
-
-def test_scores_of_a_dump_are_left_to_the_role_that_compares_their_function(
+def test_dropped_scores_are_those_of_rollouts_and_a_repeat_goes_by_tokens(
     begun: Callable[..., DictConfig],
 ) -> None:
     begun("skip.drop_fields=[rm_scores,other]", "skip.action=repeat")
     roles = {name: skip.local_config for name, skip in SkipManager.skip_instances.items()}
-    assert "rm_scores" in roles["rollout"].drop_fields
     for name in ("ref", "reward"):
         assert (roles[name].drop_fields, roles[name].action, roles[name].match) == (
             ["other"], "cache", "run",
         )  # fmt: skip
-    for more in ("skip.reward.enable=false", COLOCATED):
-        begun(more)
-        assert not SkipManager.skip_instances["rollout"].local_config.drop_fields

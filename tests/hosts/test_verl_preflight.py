@@ -11,11 +11,15 @@ from omegaconf import DictConfig, OmegaConf
 from rlskip.config.check import raise_all
 from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError, NoEngineError
-from rlskip.hosts.verl.names import FULLY_ASYNC_MAIN, ONE_STEP_OFF
-from rlskip.hosts.verl.no_engine import NO_ENGINE, is_chosen, refuse_to_generate
-from rlskip.hosts.verl.preflight import before_workers, problems
+from rlskip.hosts.verl.no_engine import (
+    NO_ENGINE,
+    NoWorker,
+    before_workers,
+    is_chosen,
+    problems,
+)
 from rlskip.hosts.verl.trainer import begin
-from rlskip.hosts.verl.trainer_config import judge
+from rlskip.hosts.verl.trainer_config import FULLY_ASYNC_MAIN, ONE_STEP_OFF, judge
 from rlskip.skip import SkipManager
 
 VERL = """
@@ -153,7 +157,7 @@ def test_a_run_that_needs_no_engine_gets_none(verl: Callable[..., DictConfig]) -
     assert rollout.name == NO_ENGINE
     assert (rollout.tensor_model_parallel_size, rollout.disaggregation.enabled) == (1, False)
     with pytest.raises(NoEngineError, match="step 7 asks for validation") as error:
-        refuse_to_generate(config, {"global_steps": 7, "validate": True})
+        NoWorker().generate_sequences.remote({"global_steps": 7, "validate": True})
     assert error.value.where == "skip.start_engine=false"
 
 

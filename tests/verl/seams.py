@@ -12,7 +12,6 @@ from verl import DataProto
 from verl.checkpoint_engine import CheckpointEngineManager
 from verl.experimental.agent_loop import AgentLoopManager
 from verl.workers.rollout.base import get_rollout_class
-from verl.workers.rollout.llm_server import LLMServerManager
 from verl.workers.rollout.replica import get_rollout_replica_class
 
 from rlskip.hosts.verl import no_engine
@@ -40,9 +39,7 @@ def error(call: Any, *args: Any, **kwargs: Any) -> str:
 replica = SimpleNamespace(config=SimpleNamespace(name=no_engine.NO_ENGINE))
 checkpoints = bare(CheckpointEngineManager, replicas=[replica], backend="naive")
 manager = bare(AgentLoopManager, config=CONFIG)
-servers = bare(LLMServerManager, config=CONFIG)
 asyncio.run(manager._init_agent_loop_workers())
-asyncio.run(servers._init_global_load_balancer())
 print(
     json.dumps(
         {
@@ -50,8 +47,7 @@ print(
             "rollout": get_rollout_class(no_engine.NO_ENGINE, "async").__name__,
             "replica": get_rollout_replica_class(no_engine.NO_ENGINE).__name__,
             "synced": checkpoints.update_weights(3),
-            "workers": manager.agent_loop_workers,
-            "balancer": servers.global_load_balancer,
+            "workers": [type(worker).__name__ for worker in manager.agent_loop_workers],
             "manager": error(
                 manager.generate_sequences,
                 DataProto(meta_info={"global_steps": 7, "validate": True}),

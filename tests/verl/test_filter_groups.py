@@ -31,23 +31,15 @@ def evicted(run: Any) -> int:
     return sum(int(float(n)) for n in found)
 
 
-BUFFERS = {"verl": (), "rlskip": ("+replay=fail_closed", "replay.max_refills=8")}
-
-
-@pytest.fixture(scope="module", params=BUFFERS)
-def buffer(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    return BUFFERS[request.param]
+@pytest.fixture(scope="module")
+def a(verl091: Any) -> Any:
+    return verl091.train("filter_a", "v1", *FILTER, *ON, "skip.dump_dir=dumps")
 
 
 @pytest.fixture(scope="module")
-def a(verl091: Any, buffer: tuple[str, ...]) -> Any:
-    return verl091.train("filter_a", "v1", *FILTER, *buffer, *ON, "skip.dump_dir=dumps")
-
-
-@pytest.fixture(scope="module")
-def b(verl091: Any, buffer: tuple[str, ...], a: Any) -> Any:
+def b(verl091: Any, a: Any) -> Any:
     on = (*ON, f"skip.dump_dir={a.folder}/dumps", "skip.on_miss=error")
-    return verl091.train("filter_b", "v1", *FILTER, *buffer, *on, seed=2)
+    return verl091.train("filter_b", "v1", *FILTER, *on, seed=2)
 
 
 def test_filtered_groups_are_dumped_and_filtered_again(a: Any, b: Any) -> None:

@@ -153,5 +153,5 @@ def test_verls_own_classes_start_nothing_and_refuse_by_name(verl091: Any) -> Non
     found = json.loads(done.stdout.splitlines()[-1])
     what = "NoEngineError: skip.start_engine=false: rlskip started no inference engine, and "
     assert found.pop("manager").startswith(f"{what}step 7 asks for validation")
-    nothing = {"missing": [], "synced": {}, "workers": [], "balancer": None}
+    nothing = {"missing": [], "synced": {}, "workers": ["NoWorker"]}
     assert found == {**nothing, "rollout": "NoRollout", "replica": "NoReplica"}

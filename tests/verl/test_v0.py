@@ -75,9 +75,7 @@ def test_the_first_run_dumps(a: Any, c: Any) -> None:
     assert a.generated == c.generated > SESSIONS
 
 
-def test_the_process_that_trains_acknowledges_and_the_job_counts_it(a: Any) -> None:
-    (active,) = (a.folder / "dumps" / "records").glob("*/rollout.active")
-    assert '"by": "verl.plugins"' in active.read_text()
+def test_the_job_counts_what_the_process_that_trains_did(a: Any) -> None:
     counts = a.summary["rollout"]
     assert (counts["hits"], counts["misses"]) == (0, STEPS)
     assert counts["bytes_written"] > 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import sys
-import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,9 +11,7 @@ import pytest
 import torch
 
 from rlskip.config.replay import ReplayConfig
-from rlskip.errors import ConfigError
 from rlskip.keys import row_tag, session_tag, status_tag
-from rlskip.queue import IncompleteRolloutError
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
@@ -28,7 +24,7 @@ def queue() -> Iterator[Any]:
     ray = pytest.importorskip("ray")
     transfer_queue = pytest.importorskip("transfer_queue")
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    from rlskip.hosts.verl.run_queue import run_queue
+    from rlskip.hosts.verl.queue import run_queue
 
     run_queue.cache_clear()
     yield run_queue()
@@ -47,7 +43,7 @@ def train(queue: Any) -> Any:
 
 def buffer(mode: str = "sync", refill: Any = None, **replay: Any) -> Any:
     """Made by keyword, as verl's trainer does."""
-    from rlskip.hosts.verl.buffer import FailClosedReplayBuffer
+    from rlskip.hosts.verl.queue import FailClosedReplayBuffer
 
     settings = ReplayConfig(n=N, val_n=N, timeout_s=5.0, **replay)
     return FailClosedReplayBuffer(
@@ -118,42 +114,3 @@ def test_refill_has_the_trainer_submit_fresh_prompts(train: Any) -> None:
     assert asked == [1]
     assert len({key.rsplit("_", 2)[0] for key in batch.keys} - {complete, incomplete}) == 1
     assert metrics["training/rollout_failure/refilled_samples"] == 1
-
-
-def test_a_prompt_that_carries_its_number_of_sessions_must_get_that_number(
-    train: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With verl's own manager, which does not put that number into the queue."""
-    from omegaconf import OmegaConf
-    from tensordict import NonTensorStack, TensorDict
-
-    from rlskip.hosts.verl import v1  # noqa: F401 - it declares what runs in the seam's place
-    from rlskip.hosts.verl.names import OUR_SAMPLER
-    from rlskip.hosts.verl.seams import V1, seams
-
-    uids = submit(train, 2)
-    config = OmegaConf.create({"trainer": {"v1": {"sampler": {"custom_sampler": OUR_SAMPLER}}}})
-    prompts = {"uid": NonTensorStack(*uids), "__rollout_n__": torch.tensor([N, N + 1])}
-
-    class AgentLoopManagerTQ:
-        def __init__(self) -> None:
-            self.config = config
-
-        def generate_sequences(self, prompts: TensorDict) -> None:
-            finish(train, prompts["uid"])
-
-    stub: Any = types.ModuleType(f"{V1}.agent_loop_tq")
-    stub.AgentLoopManagerTQ = AgentLoopManagerTQ
-    monkeypatch.setitem(sys.modules, stub.__name__, stub)
-    seams.attach()
-    AgentLoopManagerTQ().generate_sequences(TensorDict(prompts, batch_size=2))
-    with pytest.raises(IncompleteRolloutError, match=f"{uids[1]}: expected 3, got 2") as error:
-        buffer().sample(1, "train", 2)
-    assert [outcome.uid for outcome in error.value.prompts] == [uids[1]]
-
-
-def test_without_the_number_of_sessions_it_is_not_made(queue: Any) -> None:
-    from rlskip.hosts.verl.buffer import FailClosedReplayBuffer
-
-    with pytest.raises(ConfigError, match="sampler_kwargs"):
-        FailClosedReplayBuffer("sync", {}, None, "drop", {}, None)

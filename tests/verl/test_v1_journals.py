@@ -11,8 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 from rlskip.config.dispatch import read_dispatch
 from rlskip.errors import ConfigError
 from rlskip.hosts.verl import handshake
-from rlskip.hosts.verl import journals as verl_journals
-from rlskip.hosts.verl.journals import start_journals, tidy_journals
+from rlskip.hosts.verl import queue as verl_queue
+from rlskip.hosts.verl.queue import sharing, start_journals
 from rlskip.hosts.verl.trainer_config import plug_in
 from rlskip.queue import MemoryQueue
 from rlskip.skip import SkipManager
@@ -27,7 +27,7 @@ ROLLOUT_LEVEL = (ON, "dispatch.rollout_level=true", "dispatch.journal=true")
 @pytest.fixture(autouse=True)
 def _afterwards() -> Any:
     yield
-    verl_journals._journals = None
+    verl_queue._journals = None
 
 
 def verl(folder: Path, *more: str) -> DictConfig:
@@ -54,7 +54,6 @@ def start(config: DictConfig) -> Any:
 def test_journals_are_beside_the_dumps(tmp_path: Path) -> None:
     assert start(verl(tmp_path, *ROLLOUT_LEVEL))._store.directory == tmp_path / RUN
     assert start(verl(tmp_path, ON)) is None
-    tidy_journals()
 
 
 @pytest.mark.parametrize(
@@ -79,8 +78,8 @@ def test_a_worker_that_would_write_journals_elsewhere_is_refused(
     monkeypatch.setattr(handshake, "SHOWN_S", 0.1)
     config = verl(tmp_path, *ROLLOUT_LEVEL)
     start(config)
-    handshake.acknowledge("rollout_tq", str(tmp_path))
-    shares = verl_journals.sharing()
+    shares = sharing()
+    assert shares is not None
     shares()
     (tmp_path / "records").rename(tmp_path / "on another disk")
     with pytest.raises(ConfigError, match=r"skip\.rollout_tq\.dump_dir .*it is not shared"):
@@ -89,7 +88,7 @@ def test_a_worker_that_would_write_journals_elsewhere_is_refused(
 
 def test_another_release_of_verl_differs(tmp_path: Path, monkeypatch: Any) -> None:
     before = start(verl(tmp_path, *ROLLOUT_LEVEL)).identity
-    monkeypatch.setattr(verl_journals, "verl_release", lambda: "0.9.2")
+    monkeypatch.setattr(verl_queue, "verl_release", lambda: "0.9.2")
     assert start(verl(tmp_path, *ROLLOUT_LEVEL)).identity.differences(before)[0]
 
 

@@ -60,7 +60,6 @@ def test_a_replay_starts_no_engine_and_logs_the_same(vllm: Any, first: Any, trai
     again, lines = train(vllm, f"again_{trainer}", trainer, skip=NO_ENGINE)
     assert again["error"] is None
     assert lines == []
-    assert (made["vllm"], again["vllm"]) == (True, False), "imported"
     assert json.dumps(again["log"]) == json.dumps(made["log"])
     correction = "sampling/importance_sampling_ratio/mean"
     assert (correction in made["log"][0]) == (trainer == "GRPOTrainer")

@@ -44,7 +44,7 @@ from rlskip.hosts.standalone_config import CONFIG_VARIABLE, ROLE, is_on, read_co
 from rlskip.merge import TrajectoryID
 from rlskip.skip.manager import SkipManager
 from rlskip.skip.names import ALL
-from rlskip.skip.preflight import preflight as problems
+from rlskip.skip.preflight import preflight
 
 # Training then routes the tokens as the engine did.
 _ROUTES = "trainer.policy.megatron_config.moe_enable_routing_replay"
@@ -64,14 +64,10 @@ E = TypeVar("E", bound=type)
 def with_rlskip(experiment: E, config: Any = None) -> E:
     """A subclass of `experiment` that skips and merges as configured.
 
-    Parameters
-    ----------
-    experiment
-        SkyRL's ``BasePPOExp``, or a class with its methods ``get_generator`` and ``get_trainer``.
-    config
-        A mapping or DictConfig with entries `skip`, `merge` or `record`, or the path of such a
-        YAML file. None: the file that the environment variable ``RLSKIP_CONFIG`` names; without
-        one, `experiment` is returned unchanged.
+    `experiment` is SkyRL's ``BasePPOExp``, or a class with its methods ``get_generator`` and
+    ``get_trainer``. `config` has entries `skip`, `merge` or `record`, or is the path of such a YAML
+    file. None: the file that the environment variable ``RLSKIP_CONFIG`` names; without one,
+    `experiment` is returned unchanged.
 
     The methods of the returned class raise ConfigError for a bad config, and AttachError for a
     version of SkyRL without the arguments that merging needs.
@@ -100,7 +96,7 @@ def with_rlskip(experiment: E, config: Any = None) -> E:
             if not settings.start_engine:
                 send_no_weights(trainer)
             if skips:
-                preflight(trainer)
+                check_steps(trainer)
             if merges:
                 merge_turns(trainer, config)
             if recording.enable:
@@ -151,7 +147,7 @@ def _skip_generation(generator: Any, cfg: Any, settings: SkipSettings) -> None:
     generator.generate = _skipping(generator.generate, cfg, step)
 
 
-def preflight(trainer: Any) -> None:
+def check_steps(trainer: Any) -> None:
     """Refuse all that the trainer would have to generate although it must not, at once.
 
     Steps are refused where they are known before: not with fully async training, or a checkpoint
@@ -159,9 +155,9 @@ def preflight(trainer: Any) -> None:
     """
     if (settings := SkipManager.settings) is None:
         return
-    steps, evaluated = steps_of(trainer)
-    facts = attrs.evolve(settings.facts, steps=steps, validated=evaluated)
-    raise_all(problems(SkipManager.skip_instances, facts, engine=settings.start_engine))
+    steps, validated = steps_of(trainer)
+    facts = attrs.evolve(settings.facts, steps=steps, validated=validated)
+    raise_all(preflight(SkipManager.skip_instances, facts, engine=settings.start_engine))
 
 
 def main() -> None:

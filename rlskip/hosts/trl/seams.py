@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import sys
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
@@ -17,17 +16,10 @@ from rlskip.errors import NoEngineError
 
 @attrs.frozen
 class Seam:
-    """What a trainer's method ``_generate`` returns.
+    """What ``_generate`` of a trainer in `module` returns: its `parts` by name.
 
-    Parameters
-    ----------
-    module
-        Where its class is.
-    parts
-        The names of what the method returns: lists of tokens, and more. Any further part is
-        ``part_8``, say.
-    has_engine
-        Whether the module has the name of the engine, which is made in ``__init__``.
+    Any further part is ``part_8``, say. `has_engine`: the module has the name of the engine, which
+    the trainer makes.
     """
 
     module: str
@@ -79,16 +71,7 @@ REFUSED = {
     "IWOPDTrainer": _experimental("iw_opd"),
     "OnlineDPOTrainer": _experimental("online_dpo"),
 }
-#: The names by their modules.
-TRAINERS = {
-    **{seam.module: name for name, seam in SEAMS.items()},
-    **{module: name for name, module in REFUSED.items()},
-}
 _ENGINE = "VLLMGeneration"
-_IMPORTS_VLLM = ("trl.generation", "trl.generation.vllm_generation")
-# What is imported before a trainer is made without an engine.
-_GRPO_AND_RLOO = tuple(SEAMS[name].module for name in ("GRPOTrainer", "RLOOTrainer"))
-_WITH_ENGINE = frozenset(seam.module for seam in SEAMS.values() if seam.has_engine)
 
 
 def seam_of(trainer: Any) -> Seam:
@@ -130,12 +113,8 @@ class NoGeneration:
 def constructing(made: Callable[[Any], None], *, engine: bool) -> Iterator[None]:
     """Within it, ``made(trainer)`` ends the construction of each trainer that generates.
 
-    `engine` tells whether the trainers start their engine.
-
-    Raises
-    ------
-    AttachError
-        This version of TRL makes its engine elsewhere.
+    `engine` tells whether the trainers start their engine. AttachError: this version of TRL makes
+    it elsewhere.
     """
 
     @around
@@ -143,11 +122,10 @@ def constructing(made: Callable[[Any], None], *, engine: bool) -> Iterator[None]
         init(self, *args, **kwargs)
         made(self)
 
-    def follow(module: ModuleType) -> None:
+    def follow(name: str, has_engine: bool, module: ModuleType) -> None:
         if left:  # a module that is imported later
             return
-        trainer = getattr(module, TRAINERS[module.__name__])
-        if not engine and module.__name__ in _WITH_ENGINE:
+        if not engine and has_engine:
             if not hasattr(module, _ENGINE):
                 raise AttachError(
                     f"{module.__name__} has no {_ENGINE}, in whose place rlskip starts no engine",
@@ -156,40 +134,15 @@ def constructing(made: Callable[[Any], None], *, engine: bool) -> Iterator[None]
                 )
             undo.callback(setattr, module, _ENGINE, getattr(module, _ENGINE))
             setattr(module, _ENGINE, NoGeneration)
+        trainer = getattr(module, name)
         undo.callback(setattr, trainer, "__init__", trainer.__init__)
         trainer.__init__ = and_then(trainer.__init__)
 
     left: list[bool] = []
-    if not engine:
-        _import_without_vllm()
     with contextlib.ExitStack() as undo:
         undo.callback(left.append, True)
-        for name in TRAINERS:
-            when_imported(name, follow)
-        for name in () if engine else _GRPO_AND_RLOO:
-            import_module(name)
+        for name, seam in SEAMS.items():
+            when_imported(seam.module, functools.partial(follow, name, seam.has_engine))
+        for name, module in REFUSED.items():
+            when_imported(module, functools.partial(follow, name, False))
         yield
-
-
-def _import_without_vllm() -> None:
-    """Import TRL's trainers, but not vLLM, which takes seconds.
-
-    Does nothing where they have been imported already, or need more of what imports vLLM.
-    """
-    if sys.modules.keys() & {*_IMPORTS_VLLM, *_WITH_ENGINE}:
-        return
-    stand_in = ModuleType(_IMPORTS_VLLM[-1])
-    setattr(stand_in, _ENGINE, _genuine_engine)
-    sys.modules.update(dict.fromkeys(_IMPORTS_VLLM, stand_in))
-    try:
-        with contextlib.suppress(ImportError):
-            for module_name in _GRPO_AND_RLOO:
-                import_module(module_name)
-    finally:
-        for name in _IMPORTS_VLLM:
-            del sys.modules[name]
-
-
-def _genuine_engine(*args: Any, **kwargs: Any) -> Any:
-    """Make TRL's own, for a trainer with an engine in the same process."""
-    return getattr(import_module(_IMPORTS_VLLM[-1]), _ENGINE)(*args, **kwargs)

@@ -1,12 +1,12 @@
-"""What verl says of itself and of a run: releases, steps, what rollouts need, whose times they are.
+"""What verl says of itself and of a run: releases, keys, steps, what rollouts need.
 
 What its config shares with any Hydra application's is in :mod:`rlskip.config.application`.
 """
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,18 @@ from rlskip.config.check import look_up
 from rlskip.config.facts import HostFacts
 from rlskip.errors import ConfigError
 
+log = logging.getLogger(__name__)
+
 #: The oldest release that loads plug-ins, and the newest that is tested.
 SUPPORTED = (0, 9)
+
+#: Keys of the V1 trainer.
+MODE_KEY = "trainer.v1.trainer_mode"
+SAMPLER_KEY = "trainer.v1.sampler"
+FILTER_KEY = "algorithm.filter_groups.enable"
+
+#: The field of a row that holds its rewards, token by token.
+SCORES = "rm_scores"
 
 # A key that makes verl validate, whether a value of it does so, and the value that does not.
 _VALIDATES = (
@@ -38,10 +48,7 @@ NEEDED = {
 _TIMES = ("generate_sequences", "tool_calls", "compute_score")
 
 
-def is_verls(config: Any) -> bool:
-    """Whether `config` looks like the config of one of verl's applications."""
-    parts = ("actor_rollout_ref", "ray_kwargs", "trainer")
-    return all(look_up(config, part) is not None for part in parts)
+# -- releases ----------------------------------------------------------------------------------
 
 
 def verl_release() -> str:
@@ -50,12 +57,11 @@ def verl_release() -> str:
 
 
 def is_old_release() -> bool:
-    """Whether the installed verl is older than the supported release."""
     return (version_of("verl") or (0,)) < SUPPORTED
 
 
 def refuse_old_release() -> None:
-    """Raise :class:`ConfigError` if the installed verl is older than the supported release."""
+    """Raise :class:`ConfigError` for a verl before the supported release; a newer one is tried."""
     if is_old_release():
         raise ConfigError(
             f"verl {verl_release()} loads no plug-ins and would train without skipping",
@@ -63,6 +69,28 @@ def refuse_old_release() -> None:
             "pip install 'verl>=0.9'; or, if a program of your own generates in "
             "its own process, name each function: skip.attach.ROLE=package.module:function",
         )
+    if (version_of("verl") or (0,))[: len(SUPPORTED)] > SUPPORTED:
+        log.warning(
+            "rlskip: verl %s is newer than 0.9, the newest that was tested: it is tried, and a "
+            "seam that has changed ends the run",
+            verl_release(),
+        )
+
+
+# -- a run's config ----------------------------------------------------------------------------
+
+
+def is_verls(config: Any) -> bool:
+    """Whether `config` looks like the config of one of verl's applications."""
+    parts = ("actor_rollout_ref", "ray_kwargs", "trainer")
+    return all(look_up(config, part) is not None for part in parts)
+
+
+def scores_while_generating(config: Any) -> bool:
+    """Whether verl scores each session as it ends, so that rollouts come with their scores."""
+    judge = "reward.reward_model"
+    own_gpus = look_up(config, f"{judge}.enable_resource_pool")
+    return not look_up(config, f"{judge}.enable") or bool(own_gpus)
 
 
 def lacking(config: Any, rollouts: Any) -> list[str]:
@@ -80,48 +108,38 @@ def lacking(config: Any, rollouts: Any) -> list[str]:
 def without_times(rollouts: Any) -> Any:
     """A replayed DataProto, changed in place: without the times that the dump's run took.
 
-    The trainer would log them as its own: ``timing_s/agent_loop/*``, and ``processing_time/*`` of
-    the fully async trainer, which reads the metrics of each session.
+    The trainer would log them as its own (the fully async one reads the metrics of each session).
     """
     meta = rollouts.meta_info
     if "timing" in meta:
         meta["timing"] = {}
-    if "metrics" in meta:
-        meta["metrics"] = [
-            {name: 0.0 if name in _TIMES else value for name, value in session.items()}
-            for session in meta["metrics"]
-        ]
+    for session in meta.get("metrics", ()):
+        session.update(dict.fromkeys(session.keys() & _TIMES, 0.0))
     return rollouts
 
 
 def with_steps(facts: HostFacts, total: int | None, per_epoch: int | None) -> HostFacts:
     """The facts of a run with the steps that it will take: those after its checkpoint.
 
-    Parameters
-    ----------
-    total
-        The step that is verl's last; None: ``trainer.total_training_steps``, if it is set.
-    per_epoch
-        The steps of an epoch, as the epochs may end before; None: they do not.
+    `total` is verl's last step; None: ``trainer.total_training_steps``, if it is set. Epochs of
+    `per_epoch` steps may end before; None: they do not.
     """
     config = facts.config
     total, first = total or look_up(config, TOTAL_STEPS) or 0, _first_step(config)
     epochs = look_up(config, "trainer.total_epochs")
     end = total if None in (epochs, per_epoch) else min(total, epochs * per_epoch)
     steps = range(0) if look_up(config, "trainer.val_only") else range(first, end + 1)
+    # verl validates at what it takes for the last step, and not at that of the epochs.
+    every = look_up(config, "trainer.test_freq") or 0
+    validated = [s for s in steps if every > 0 and (s % every == 0 or s == total)]
+    if look_up(config, "trainer.val_before_train") is not False:
+        validated.insert(0, first - 1)
     return attrs.evolve(
         facts,
         steps=steps,
-        validated=_validated(config, first, steps, total),
+        validated=validated,
         validates={key: off for key, does, off in _VALIDATES if does(look_up(config, key))},
     )
-
-
-def _validated(config: Any, first: int, steps: Sequence[int], last: int) -> list[int]:
-    """The steps at which verl validates, of a run that trains `steps`; it does so at its `last`."""
-    before = [first - 1] if look_up(config, "trainer.val_before_train") is not False else []
-    every = look_up(config, "trainer.test_freq") or 0
-    return before + [s for s in steps if every > 0 and (s % every == 0 or s == last)]
 
 
 def _first_step(config: Any) -> int:
@@ -130,14 +148,9 @@ def _first_step(config: Any) -> int:
     if mode == "resume_path":
         found = re.search(r"global_step_(\d+)/*$", str(look_up(config, "trainer.resume_from_path")))
         return int(found[1]) + 1 if found else 1
-    return _last_checkpoint(config) + 1 if mode == "auto" else 1
-
-
-def _last_checkpoint(config: Any) -> int:
-    """The step of the last checkpoint that verl has saved; 0 without one."""
     folder = look_up(config, "trainer.default_local_dir")
     try:
         latest = Path(folder or "", "latest_checkpointed_iteration.txt")
-        return int(latest.read_text(encoding="utf-8"))
+        return int(latest.read_text(encoding="utf-8")) + 1 if mode == "auto" else 1
     except (OSError, ValueError):
-        return 0
+        return 1

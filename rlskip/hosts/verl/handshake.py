@@ -3,99 +3,162 @@
 verl's application is the launcher process: it composes the config and starts a Ray actor, which
 trains. Hydra's callback runs in the former, rollouts pass through the latter.
 
-1. Launcher, before the job (:mod:`rlskip.hosts.verl.launcher`): leave a token in each dump_dir.
-   :func:`runtime_env`, a hook that ``ray.init`` in verl's main() calls, adds the job's variables. A
-   Ray that runs already gets these in its key-value store.
+1. The launcher, :func:`before_job`, refuses what would not skip, leaves a token in each dump_dir,
+   and has the job's variables published in the key-value store of Ray's cluster.
 2. Every process that imports verl loads the plug-in, by its entry point. One that trains without it
    reads the config by verl's own ``SkipManager.init``, which does not know the key
-   ``skip.provider``, and ends.
-3. The process that trains, when the config arrives (:func:`rlskip.hosts.verl.trainer.begin`):
-   :func:`find_job`, look for the token, then :func:`acknowledge` each role by a file.
-4. Launcher, after the job: restore the environment. A job that was not acknowledged has failed,
-   unless a stage called rlskip, or there is no token, because ``dump_dir`` cannot be written.
+   ``skip.provider``, and ends. :func:`after_job` says so.
+3. The process that trains, when the config arrives (:func:`rlskip.hosts.verl.trainer.begin`),
+   takes the variables, :func:`find_job`, and looks for the token.
 """
 
 from __future__ import annotations
 
-import importlib
+import copy
 import importlib.metadata
 import json
-import logging
 import os
 import socket
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from rlskip._wrap import around, wrap
+from rlskip.config.check import raise_all
 from rlskip.config.dump_dir import DIRECTORY_VARIABLE
 from rlskip.config.origin import ORIGIN_VARIABLE
-from rlskip.errors import ConfigError
-from rlskip.hosts.verl import names
+from rlskip.config.settings import SkipSettings
+from rlskip.errors import ConfigError, NotInstalledError
+from rlskip.hosts.verl.facts import is_old_release, is_verls, refuse_old_release
 from rlskip.jobs import records
+from rlskip.skip.manager import SkipManager
 
-log = logging.getLogger(__name__)
+#: The module that verl loads in each of its processes, the entry-point group that names it, and
+#: verl's variable of the entry points to load.
+PLUGIN = "rlskip.hosts.verl.plugin"
+PLUGIN_GROUP = "verl.plugins"
+PLUGINS_VARIABLE = "VERL_USE_EXTERNAL_PLUGINS"
 
-_TOKEN = "launcher"  # what the token acknowledges in place of a role
+#: Set where the launcher process left a token in each dump_dir.
+TOKEN_VARIABLE = "RLSKIP_TOKEN"
 
 SHOWN_S = 90.0
 """Seconds until another node shows a new file: NFS may keep a listing for 60 s."""
 
+_TOKEN = "launcher"  # what the token acknowledges in place of a role
+_TRAVEL = (records.JOB_VARIABLE, DIRECTORY_VARIABLE, ORIGIN_VARIABLE, TOKEN_VARIABLE)
+
+# Whether a job of verl is under way, and whether it found a Ray that ran already.
+_under_way = False
+_found_ray = False
+
 
 def attached_by() -> str | None:
-    """The group of the entry point by which verl's processes load rlskip; None if they do not.
-
-    Looks at installed metadata and environment variables only.
-    """
-    allowed = os.environ.get(names.PLUGINS_VARIABLE, "auto").strip().lower()
+    """The group of the entry point by which verl's processes load rlskip; None if they do not."""
+    allowed = os.environ.get(PLUGINS_VARIABLE, "auto").strip().lower()
     chosen = {name.strip() for name in allowed.split(",")}
-    found = importlib.metadata.entry_points(group=names.PLUGIN_GROUP)
-    ours = {entry.name for entry in found if entry.value == names.PLUGIN}
-    return names.PLUGIN_GROUP if ours and (allowed == "auto" or ours & chosen) else None
+    found = importlib.metadata.entry_points(group=PLUGIN_GROUP)
+    ours = {entry.name for entry in found if entry.value == PLUGIN}
+    return PLUGIN_GROUP if ours and (allowed == "auto" or ours & chosen) else None
 
 
-# -- from the launcher process to the process that trains ----------------------------------------
+# -- in the launcher process -----------------------------------------------------------------
 
 
-def reach_workers() -> None:
-    """Have the workers of Ray know the job: of the Ray that it will start, or that runs already."""
-    if (ray := running_ray()) is not None:
-        from ray.experimental.internal_kv import _internal_kv_put
+def starts_verl(settings: SkipSettings) -> bool:
+    """Whether the application is one of verl's, which trains in another process."""
+    if "verl" not in sys.modules or not is_verls(settings.facts.config):
+        return False
+    # A program of the user's own with an old verl, where every role is attached, trains in this.
+    attached = settings.roles.keys() <= settings.attach.keys()
+    own = is_old_release() and attached and not (_main_module() or "").startswith("verl.")
+    return not own
 
-        # In the store that the whole cluster shares.
-        _internal_kv_put(_job_key(ray), json.dumps(_job_variables()).encode())
+
+def before_job(settings: SkipSettings) -> None:
+    """Prepare a job of verl, or refuse one that would not skip; leave other applications alone."""
+    global _under_way, _found_ray
+    if not starts_verl(settings):
         return
-    hook = f"{__name__}.{runtime_env.__name__}"
-    before = os.environ.get(names.RAY_HOOK_VARIABLE)
-    if before not in (None, hook):
-        os.environ[names.NEXT_HOOK_VARIABLE] = before
-    os.environ[names.RAY_HOOK_VARIABLE] = hook
+    refuse_old_release()
+    if PLUGIN not in sys.modules:
+        raise NotInstalledError(
+            f"verl has not loaded rlskip's plug-in (entry point {PLUGIN_GROUP})",
+            f"{PLUGINS_VARIABLE}={os.environ.get(PLUGINS_VARIABLE, 'auto')}",
+            f"unset {PLUGINS_VARIABLE} or add rlskip to it; if it is not set, see the reason "
+            f'with: python -c "import verl, {PLUGIN}", or reinstall rlskip',
+        )
+    # torch is not for every application
+    from rlskip.hosts.verl.no_engine import problems
+    from rlskip.hosts.verl.trainer_config import judge
+
+    judge(copy.deepcopy(settings.facts.config), settings, _main_module())
+    raise_all(problems(settings, SkipManager.skip_instances))
+    # Neither process must look for what the other cannot write.
+    if all(leave_token(str(local.dump_dir)) for local in settings.roles.values()):
+        os.environ[TOKEN_VARIABLE] = "1"
+    _under_way, _found_ray = True, _running_ray() is not None
+    if _found_ray:
+        _publish_job()
+    else:
+        wrap("ray:init", around(_joining), key=_TOKEN)
 
 
-def runtime_env(given: dict[str, Any] | None) -> dict[str, Any]:
-    """Ray's hook: the job's runtime environment, with the job's variables.
+def _joining(init: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """``ray.init`` of verl's main()."""
+    context = init(*args, **kwargs)
+    if _under_way:
+        _publish_job()
+    return context
 
-    Calls the hook that was set before first.
+
+def after_job(job_return: Any, one_of_many: bool) -> None:
+    """Say of a failed job, in Hydra's `job_return`, if the process that trains lacked the plug-in.
+
+    If this process may run further jobs (`one_of_many` of a sweep), shut down the Ray that verl
+    started for this one: its actors hold the GPUs that verl's next job needs.
     """
-    if (before := os.environ.get(names.NEXT_HOOK_VARIABLE)) is not None:
-        module, _, name = before.rpartition(".")
-        given = getattr(importlib.import_module(module), name)(given)
-    env = dict(given or {})
-    return {**env, "env_vars": {**(env.get("env_vars") or {}), **_job_variables()}}
+    from hydra.core.utils import JobStatus
+
+    global _under_way
+    if not _under_way:
+        return
+    _under_way = False
+    os.environ.pop(TOKEN_VARIABLE, None)
+    raised = None if job_return.status == JobStatus.COMPLETED else job_return._return_value
+    # verl's own skip manager does not know that key of the options.
+    if all(word in str(raised) for word in ("provider", "SkipManager")):
+        error = NotInstalledError(
+            "the process that trains did not load rlskip's plug-in, and verl's own skip "
+            "manager does not know 'provider'",
+            "skip.provider",
+            "install rlskip on every node",
+        )
+        error.__cause__ = raised
+        job_return.return_value = error
+    if one_of_many and not _found_ray and (ray := _running_ray()) is not None:
+        ray.shutdown()
 
 
-def running_ray() -> Any:
-    """The module `ray` once Ray is initialized, else None. Imports nothing."""
-    ray = sys.modules.get("ray")
-    return ray if ray is not None and ray.is_initialized() else None
+# -- in the process that trains ------------------------------------------------------------
 
 
-def leave_token(dump_dir: str) -> bool:
-    """Write a token of the job, for another process to see that `dump_dir` is the same there.
+def find_job() -> None:
+    """In the process that trains: take the job's variables from Ray where they are published."""
+    if (ray := _running_ray()) is None:
+        return
+    from ray.experimental.internal_kv import _internal_kv_get
 
-    False where it cannot be written; then nobody should look.
-    """
+    if (published := _internal_kv_get(_job_key(ray))) is not None:
+        os.environ.update(json.loads(published))
+
+
+def leave_token(dump_dir: str | Path, who: str = _TOKEN) -> bool:
+    """Write a token of the job into `dump_dir`; False where it cannot be: nobody should look."""
     try:
-        records.acknowledge(dump_dir, _TOKEN)
+        records.acknowledge(dump_dir, who)
     except OSError:
         return False
     return True
@@ -115,48 +178,26 @@ def refuse_unshared(key: str, dump_dir: str, job: str, who: str = _TOKEN) -> Non
         time.sleep(0.1)
 
 
-# -- in the process that trains, and back --------------------------------------------------------
+# -- details -------------------------------------------------------------------------------------
 
 
-def find_job() -> None:
-    """In the process that trains: take the job's variables from Ray where they are published."""
-    if (ray := running_ray()) is None:
-        return
-    from ray.experimental.internal_kv import _internal_kv_get
-
-    if (published := _internal_kv_get(_job_key(ray))) is not None:
-        os.environ.update(json.loads(published))
+def _running_ray() -> Any:
+    """The module `ray` once Ray is initialized, else None. Imports nothing."""
+    ray = sys.modules.get("ray")
+    return ray if ray is not None and ray.is_initialized() else None
 
 
-def acknowledge(role: str, dump_dir: str) -> None:
-    """In the process that trains: record below `dump_dir` that `role` is on.
+def _publish_job() -> None:
+    from ray.experimental.internal_kv import _internal_kv_put
 
-    Raises ConfigError where it is not the launcher process's `dump_dir`, or only that process can
-    write there, so that it would not know.
-    """
-    key = f"skip.{role}.dump_dir"
-    if has_token := names.TOKEN_VARIABLE in os.environ:
-        refuse_unshared(key, dump_dir, records.job_id())
-    try:
-        records.acknowledge(dump_dir, role, by=attached_by())
-    except OSError as failed:
-        if has_token:
-            raise ConfigError(
-                f"the launcher process can write there, and this one cannot: {failed}",
-                f"{key}={dump_dir}",
-                "name a directory that can be written",
-            ) from failed
-        # Dumps can still be read there. Each one that cannot be written costs a warning.
-        log.warning("rlskip: %s cannot be written: %s", dump_dir, failed)
-
-
-# -- details ---------------------------------------------------------------------------------
-
-
-def _job_variables() -> dict[str, str]:
-    ours = (records.JOB_VARIABLE, DIRECTORY_VARIABLE, ORIGIN_VARIABLE, names.TOKEN_VARIABLE)
-    return {name: os.environ[name] for name in ours if name in os.environ}
+    variables = {name: os.environ[name] for name in _TRAVEL if name in os.environ}
+    _internal_kv_put(_job_key(_running_ray()), json.dumps(variables).encode())
 
 
 def _job_key(ray: Any) -> bytes:
     return f"rlskip/{ray.get_runtime_context().get_job_id()}/job".encode()
+
+
+def _main_module() -> str | None:
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return spec.name if spec is not None else None

@@ -1,27 +1,26 @@
-"""verl's stages after the rollouts: reference log-probs, role ``ref``; scores, role ``reward``."""
+"""verl's stages after the rollouts: reference log-probs, role ``ref``; scores, role ``reward``.
+
+Scores are a stage where a reward model shares the rollouts' GPUs. Else verl scores each session as
+it ends, and the dumps of the rollouts hold the scores.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rlskip._wrap import around
 from rlskip.config.check import Problem, leaves, look_up
 from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import SKIP_REGISTRY, VALIDATION_ROLE
 from rlskip.errors import ConfigError
-from rlskip.hosts.verl.names import SCORES
+from rlskip.hosts.verl.facts import SCORES, scores_while_generating
 from rlskip.hosts.verl.seams import LATER_STAGES, REWARD_LOOP, V0_TRAINER, V1_TRAINER, seams
 from rlskip.skip import SkipManager
 from rlskip.skip.names import ALL
-
-log = logging.getLogger(__name__)
 
 REF = "ref"
 REWARD = "reward"
@@ -49,21 +48,13 @@ _IMAGES = ("multi_modal_inputs", "raw_prompt")
 _SCORED = ("prompts", "responses", "attention_mask")
 _ROWS = ("input_ids", "position_ids", "prompts", "responses", "raw_prompt")
 
-# The roles whose model this run does without, the identities of the others as they were loaded, and
-# whether the trainer validates at present.
-_left_out: set[str] = set()
+# The identities as they were when workers were made.
 _loaded: dict[str, Mapping[str, Any]] = {}
+# Whether the trainer validates at present, and no role replays that.
 _validating = False
 
 
 # -- what the config says ----------------------------------------------------------------------
-
-
-def scores_while_generating(config: Any) -> bool:
-    """Whether verl scores each session as it ends, so that rollouts come with their scores."""
-    judge = "reward.reward_model"
-    own_gpus = look_up(config, f"{judge}.enable_resource_pool")
-    return not look_up(config, f"{judge}.enable") or bool(own_gpus)
 
 
 def _ref_is_actor(config: Any) -> bool:
@@ -73,18 +64,21 @@ def _ref_is_actor(config: Any) -> bool:
 
 
 def identity(role: str, config: Any) -> dict[str, Any]:
-    """What the calls of a role of this module add to the identity of their dumps.
-
-    Raises ConfigError for a reward function that cannot be read: a change of it would go unnoticed.
-    """
+    """What the calls of a role of this module add to the identity of their dumps."""
     if role == REWARD:
         modules = (f"{_FUNCTION}.path", f"{_MANAGER}.module.path")
-        contents = {f"content of {key}": _content_at(config, key) for key in modules}
-        known = {name: content for name, content in contents.items() if content}
-        return {**_values(config, _OF_REWARD), **known}
-    engine = "actor" if _ref_is_actor(config) else "ref"
-    precision = (f"actor_rollout_ref.{engine}.{name}" for name in _PRECISION)
-    return {**_values(config, (*_OF_REF, *precision)), "reference": engine}
+        known = {f"content of {key}": _content_at(config, key) for key in modules}
+        keys: Collection[str] = _OF_REWARD
+    else:
+        engine = "actor" if _ref_is_actor(config) else "ref"
+        known = {"reference": engine}
+        keys = (*_OF_REF, *(f"actor_rollout_ref.{engine}.{name}" for name in _PRECISION))
+    values = {k: v for key in keys for k, v in leaves(look_up(config, key), key)}
+    return {
+        key: value
+        for key, value in {**values, **known}.items()
+        if value not in (None, {}) and not key.endswith("._target_")
+    }
 
 
 def loaded_identity(role: str, config: Any) -> Mapping[str, Any]:
@@ -94,13 +88,11 @@ def loaded_identity(role: str, config: Any) -> Mapping[str, Any]:
     return _loaded[role]
 
 
-def _values(config: Any, keys: Collection[str]) -> dict[str, Any]:
-    found = (leaf for key in keys for leaf in leaves(look_up(config, key), key))
-    return {k: v for k, v in found if v not in (None, {}) and not k.endswith("._target_")}
-
-
 def _content_at(config: Any, key: str) -> str | None:
-    """A hash of the module that a key names: a reward function is often changed in its place."""
+    """A hash of the module that a key names: a reward function is often changed in its place.
+
+    Raises ConfigError for one that cannot be read: a change of it would go unnoticed.
+    """
     if not (name := look_up(config, key)):
         return None
     try:  # verl takes the module's path, as an URL, too, or its name
@@ -117,112 +109,35 @@ def _content_at(config: Any, key: str) -> str | None:
 
 def refused(config: Any, settings: SkipSettings) -> list[Problem]:
     """The roles of this module that are on and never called; a role of the user's own may be."""
-    found = []
+    whys = {}
     uses_ref = ("actor_rollout_ref.actor.use_kl_loss", "algorithm.use_kl_in_reward")
-    for role in settings.roles.keys() & {REF, REWARD}:
-        key = f"skip.{role}.enable"
-        if role in settings.attach or role in SKIP_REGISTRY:
-            continue
-        if look_up(config, "async_training") is not None:
-            what = f"the fully async application has no stage {role!r}: nothing would be skipped"
-            found.append(Problem(key, what, f"set {key}=false"))
-        elif role == REF and not any(look_up(config, name) for name in uses_ref):
-            what = f"no reference log-probs are computed: {' and '.join(uses_ref)} are off"
-            found.append(Problem(key, what, f"set {key}=false, or one of these to True"))
-        elif (
-            role == REWARD
-            and look_up(config, "trainer.use_v1")
-            and "rollout_tq" in settings.roles
-            and scores_while_generating(config)
-        ):
-            what = "V1 scores each session as it ends: the scores are in the dumps of rollout_tq"
-            remedy = f"set {key}=false; to score replayed rollouts again: "
-            found.append(Problem(key, what, f"{remedy}skip.drop_fields=[{SCORES}]"))
-    return found
+    if look_up(config, "async_training") is not None:
+        whys = dict.fromkeys((REF, REWARD), "the fully async application has no such stage")
+    else:
+        if not any(look_up(config, name) for name in uses_ref):
+            whys[REF] = f"no reference log-probs are computed: {' and '.join(uses_ref)} are off"
+        if scores_while_generating(config):
+            whys[REWARD] = "verl scores each session as it ends: the scores are in the dumps of the"
+            whys[REWARD] += f" rollouts, and skip.drop_fields=[{SCORES}] scores these again"
+    return [
+        Problem(f"skip.{role}.enable", why, f"set skip.{role}.enable=false")
+        for role, why in whys.items()
+        if role in settings.roles.keys() - settings.attach.keys() - SKIP_REGISTRY.keys()
+    ]
 
 
 def adapt(settings: SkipSettings) -> None:
     """Complete the settings of these roles, in place, for the trainer of this process."""
-    facts, roles = settings.facts, settings.roles
     _loaded.clear()
-    if roles.keys() & {REF, REWARD}:
+    for role in settings.roles.keys() & {REF, REWARD}:
         seams.require(LATER_STAGES)
-    for role in roles.keys() & {REF, REWARD}:
-        local = roles[role]
+        local = settings.roles[role]
         local.drop_fields = [name for name in local.drop_fields or () if name != SCORES]
         if local.action == "repeat" or (
-            facts.samples_dynamically and not settings.gives("match", role)
+            settings.facts.samples_dynamically and not settings.gives("match", role)
         ):
             # The rollouts may be those of any step; log-probs and scores belong to their tokens.
             local.action, local.match = "cache", "run"
-    if REWARD in roles and scores_while_generating(facts.config):
-        for role in roles.keys() & {"rollout", VALIDATION_ROLE}:
-            # The scores of a dump are those of the reward function that made it.
-            roles[role].drop_fields = [*(roles[role].drop_fields or ()), SCORES]
-
-
-# -- what is left out --------------------------------------------------------------------------
-
-
-def leave_out(config: Any, steps: Collection[int], validated: Collection[int]) -> None:
-    """Choose the models that a run of these steps never computes with, and log the choice."""
-    _left_out.clear()
-    for role, model in ((REF, "reference model"), (REWARD, "reward worker or reward model")):
-        if (skip := SkipManager.skip_instances.get(role)) is None:
-            continue
-        if role == REF:
-            due, is_replayed = {*steps}, not _ref_is_actor(config)
-        else:
-            due = {*steps, *validated}
-            is_replayed = not validated or VALIDATION_ROLE in SkipManager.skip_instances
-        is_replayed &= skip.local_config.on_miss == "error" and bool(steps)
-        if is_replayed and all(step in skip.local_config.steps for step in due):
-            _left_out.add(role)
-            log.info("rlskip: role %s: no %s is started, all is replayed", role, model)
-        else:
-            log.info("rlskip: role %s: nothing is left out, because it may be needed", role)
-
-
-@contextmanager
-def without_reference(trainer: Any) -> Iterator[None]:
-    """While V0's trainer makes its workers: they load no reference model if the run needs none."""
-    if REF not in _left_out:
-        yield
-        return
-    for mapping in (trainer.role_worker_mapping, trainer.resource_pool_manager.mapping):
-        _drop_reference(mapping)
-    trainer.use_reference_policy = False
-    yield
-    trainer.use_reference_policy = True
-    trainer.ref_policy_wg = trainer.actor_rollout_wg  # profiled together
-
-
-def _drop_reference(mapping: dict[Any, Any]) -> None:
-    """Give verl's ``Role.ActorRolloutRef`` the role of an actor without reference."""
-    for role in [role for role in mapping if role.name == "ActorRolloutRef"]:
-        mapping[type(role).ActorRollout] = mapping.pop(role)
-
-
-@seams.around(f"{V1_TRAINER}._init_resource_pool_mgr")
-def _mapping_roles(init: Callable[..., None], self: Any) -> None:
-    """V1 loads no reference model if the run needs none."""
-    init(self)
-    if REF in _left_out:
-        _drop_reference(self.role_worker_mapping)
-        _drop_reference(self.mapping)  # the pool manager's own
-
-
-@seams.around(f"{REWARD_LOOP}.__init__")
-def _making_judge(
-    init: Callable[..., None], self: Any, config: Any, *args: Any, **kwargs: Any
-) -> None:
-    """Neither reward workers nor a reward model are started if the run needs none."""
-    if REWARD not in _left_out:
-        init(self, config, *args, **kwargs)
-        return
-    self.config = config
-    self.reward_model_manager = self.reward_router_address = None
-    self.reward_loop_workers = []
 
 
 # -- the stages --------------------------------------------------------------------------------
@@ -232,7 +147,7 @@ def _making_judge(
 def _validation(validate: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """Validation is scored by a stage only where it is replayed (``skip.validation=replay``)."""
     global _validating
-    _validating = True
+    _validating = VALIDATION_ROLE not in SkipManager.skip_instances
     try:
         return validate(self, *args, **kwargs)
     finally:
@@ -292,28 +207,14 @@ def _rows_of(batch: Any, fields: Collection[str]) -> Any:
 
 @seams.decorated(f"{REWARD_LOOP}.compute_rm_score")
 def _scoring(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """The trainers call it where a reward model shares the rollouts' GPUs.
-
-    rlskip calls it where V0 has scored while generating.
-    """
-
     def contents(self: Any, data: Any) -> dict[str, Any]:
-        """Without `tool_extra_fields`, which has the same values as fields of their own names."""
-        others = [name for name in data.non_tensor_batch if name != "tool_extra_fields"]
-        return {**_some(data.batch, _SCORED), **_some(data.non_tensor_batch, others)}
+        return {**_some(data.batch, _SCORED), **data.non_tensor_batch}
 
-    @around
-    def scores(compute: Callable[..., Any], self: Any, data: Any) -> Any:
-        given = getattr(self, "given_scores", None)
-        return compute(self, data) if given is None else given
-
-    plain = scores(compute)
-    stage = _annotated(REWARD, contents)(plain)
+    stage = _annotated(REWARD, contents)(compute)
 
     @functools.wraps(compute)
     def compute_rm_score(self: Any, data: Any) -> Any:
-        replayable = VALIDATION_ROLE in SkipManager.skip_instances
-        return (plain if _validating and not replayable else stage)(self, data)
+        return (compute if _validating else stage)(self, data)
 
     return compute_rm_score
 

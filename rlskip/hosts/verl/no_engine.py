@@ -1,8 +1,9 @@
-"""verl without an inference engine (``skip.start_engine: false``).
+"""verl before workers are made: what the run must not generate, and no inference engine for it.
 
-The process that trains chooses :data:`NO_ENGINE` as ``actor_rollout_ref.rollout.name`` before it
-makes workers (:func:`choose`). What verl then finds under that name starts nothing; reward models
-and teachers keep their own engines.
+The launcher process looks before Ray starts, as far as the config tells; the process that trains
+looks again when it has made its data loader and so knows the number of steps. Under
+``skip.start_engine: false`` it then chooses :data:`NO_ENGINE` as the name of the engine, and what
+verl finds under that name starts nothing. Reward models and teachers keep their engines.
 """
 
 from __future__ import annotations
@@ -11,14 +12,21 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rlskip._wrap import around
 from rlskip.batch.meta import is_validation, meta_of
-from rlskip.config.check import look_up
+from rlskip.config.check import Problem, look_up, raise_all
+from rlskip.config.facts import HostFacts
+from rlskip.config.settings import SkipSettings
 from rlskip.errors import NoEngineError
-from rlskip.hosts.verl.seams import AGENT_LOOP, SERVERS, seams
+from rlskip.hosts.verl.facts import MODE_KEY, with_steps
+from rlskip.hosts.verl.later_stages import REF, REWARD, loaded_identity
+from rlskip.hosts.verl.seams import LOOPS, REPLICAS, ROLLOUTS, WEIGHTS, seams
 from rlskip.hosts.verl.seams import NO_ENGINE as FEATURE
+from rlskip.skip import SkipManager
+from rlskip.skip.preflight import Roles, preflight
 
 NO_ENGINE = "rlskip_no_engine"
 
@@ -34,9 +42,53 @@ _CHOSEN = {
     "disaggregation.enabled": False,
     "prometheus.enable": False,
 }
+# Keys that put the engine on GPUs of its own: the value that does so, and one that does not.
+_SEPARATES = (
+    (MODE_KEY, "separate_async", "colocate_async"),
+    ("actor_rollout_ref.hybrid_engine", False, True),
+)
 # V1 replays what a manager submits, so the user's manager need not make its workers. A manager
 # of V0 may work on what is replayed.
 _CHOSEN_IN_V1 = {"agent.agent_loop_manager_class": None}
+
+
+def problems(
+    settings: SkipSettings, roles: Roles, trains: HostFacts | None = None
+) -> list[Problem]:
+    """All that a run of verl with these `roles` would have to generate although it must not.
+
+    `trains` are the facts in the process that trains.
+    """
+    # Without a data loader it is certain that an epoch has one step.
+    config, facts = settings.facts.config, trains or with_steps(settings.facts, None, 1)
+    if trains:  # the launcher process has verl's older keys of the reward still
+        called_with = {role: loaded_identity(role, config) for role in roles.keys() & {REF, REWARD}}
+        facts = attrs.evolve(facts, called_with=called_with)
+    found = preflight(roles, facts, engine=settings.start_engine, here=trains is not None)
+    if settings.start_engine:
+        return found
+    if look_up(config, "async_training") is not None:
+        what = "the fully async application keeps its engine on separate GPUs"
+        return [Problem("skip.start_engine", what, "set skip.start_engine=true")]
+    for key, separate, shared in _SEPARATES:
+        if look_up(config, key) == separate:
+            remedy = f"set {key}={shared}, or skip.start_engine=true"
+            found.append(Problem(key, "the engine is on separate GPUs", remedy))
+    return found
+
+
+def before_workers(config: Any, total: int | None, per_epoch: int | None = None) -> None:
+    """Refuse the same in the process that trains, which now knows its steps; choose the engine.
+
+    `total` and `per_epoch` are those of :func:`~rlskip.hosts.verl.facts.with_steps`.
+    """
+    settings = SkipManager.settings
+    if settings is None or not settings.roles:
+        return
+    facts = with_steps(settings.facts, total, per_epoch)
+    raise_all(problems(settings, SkipManager.skip_instances, facts))
+    if not settings.start_engine:
+        choose(config)
 
 
 def choose(config: DictConfig) -> None:
@@ -54,13 +106,16 @@ def is_chosen(config: Any) -> bool:
     return bool(look_up(config, f"{_ROLLOUT}.name") == NO_ENGINE)
 
 
-@seams.on_import("verl.workers.rollout.base:_ROLLOUT_REGISTRY")
+# -- the seams -----------------------------------------------------------------------------
+
+
+@seams.on_import(ROLLOUTS)
 def _register_rollout(registry: Any) -> None:
     """The actor's workers get a rollout that keeps nothing and takes no weights."""
     registry[(NO_ENGINE, "async")] = f"{__name__}_classes.NoRollout"
 
 
-@seams.on_import("verl.workers.rollout.replica:RolloutReplicaRegistry.register")
+@seams.on_import(REPLICAS)
 def _register_replica(register: Any) -> None:
     """Replicas whose ``launch_servers`` starts nothing."""
 
@@ -72,27 +127,28 @@ def _register_replica(register: Any) -> None:
     register(NO_ENGINE, load)
 
 
-# -- the seams -----------------------------------------------------------------------------
+class NoWorker:
+    """In the place of a manager's agent-loop workers: an actor that refuses to generate."""
+
+    @property
+    def generate_sequences(self) -> NoWorker:
+        return self
+
+    def remote(self, prompts: Any) -> None:
+        meta = meta_of(prompts) or prompts  # a DataProto, or the TensorDict of V1
+        what = "validation" if is_validation(prompts) else "generation"
+        raise NoEngineError.of(f"step {meta.get('global_steps', None)} asks for {what}")
 
 
-@seams.around(f"{SERVERS}:LLMServerManager._init_global_load_balancer")
-async def _balancing(start: Callable[..., Any], self: Any) -> None:
-    """No actor, because there are no servers."""
-    if is_chosen(self.config):
-        self.global_load_balancer = None
-    else:
-        await start(self)
-
-
-@seams.around(f"{AGENT_LOOP}:AgentLoopManager._init_agent_loop_workers")
+@seams.around(f"{LOOPS}._init_agent_loop_workers")
 async def _making_workers(start: Callable[..., Any], self: Any) -> None:
     if is_chosen(self.config):
-        self.agent_loop_workers = []
+        self.agent_loop_workers = [NoWorker()]
     else:
         await start(self)
 
 
-@seams.decorated("verl.checkpoint_engine.base:CheckpointEngineManager.update_weights")
+@seams.decorated(WEIGHTS)
 def _syncing(update: Callable[..., Any]) -> Callable[..., Any]:
     """Nothing is sent: FSDP1 and LoRA would gather weights."""
     from verl.utils.ray_utils import auto_await
@@ -104,13 +160,3 @@ def _syncing(update: Callable[..., Any]) -> Callable[..., Any]:
         return await update(self, *args, **kwargs)
 
     return auto_await(syncing(inspect.unwrap(update)))  # type: ignore[no-any-return]
-
-
-def refuse_to_generate(config: Any, prompts: Any) -> None:
-    """Raise :class:`NoEngineError` if the engine that would answer `prompts` was not started."""
-    if not is_chosen(config):
-        return
-    meta = meta_of(prompts) or prompts  # a DataProto, or the TensorDict of V1
-    step = meta.get("global_steps", None)
-    what = "validation" if is_validation(prompts) else "generation"
-    raise NoEngineError.of(f"step {step} asks for {what}")

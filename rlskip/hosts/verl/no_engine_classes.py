@@ -11,14 +11,12 @@ from verl.workers.rollout.replica import RolloutReplica
 class NoRollout(BaseRollout):  # type: ignore[misc]
     """A rollout that holds neither weights nor a cache."""
 
-    async def resume(self, tags: list[str]) -> None:
-        """Do nothing."""
+    async def resume(self, tags: list[str]) -> None: ...
 
-    async def release(self) -> None:
-        """Do nothing."""
+    async def release(self) -> None: ...
 
     async def update_weights(self, weights: Any, *args: Any, **kwargs: Any) -> None:
-        """Do nothing; `weights` is a generator, and it stays unread."""
+        """`weights` is a generator, and it stays unread."""
 
 
 class NoReplica(RolloutReplica):  # type: ignore[misc]

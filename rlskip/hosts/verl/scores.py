@@ -1,37 +1,94 @@
-"""V1 under ``skip.drop_fields=[rm_scores]``: score replayed rows with today's reward function.
+"""``skip.drop_fields=[rm_scores]``: replayed rollouts get the scores of today's reward function.
 
-The seam is the method ``compute_score`` of verl's reward workers. In the V1 trainer an agent-loop
-worker calls it when a session ends, which a replayed session never does; so rlskip calls it with
-what the agent-loop worker would have sent.
+verl's agent-loop worker scores a session when it ends, which a replayed session never does. So
+rlskip has such a worker's own method score it. A reward model on the rollouts' own GPUs scores what
+has no scores later, and then there are no reward workers.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import ray
 import torch
-from tensordict import TensorDict
-from verl.protocol import DataProto
+from verl.experimental.agent_loop.agent_loop import (
+    AgentLoopMetrics,
+    AgentLoopOutput,
+    AgentLoopWorker,
+)
 
-from rlskip.hosts.verl.names import SCORES
-from rlskip.hosts.verl.run_queue import run_queue
+from rlskip.hosts.verl.facts import SCORES
+from rlskip.hosts.verl.queue import run_queue
 from rlskip.keys import REPLAYED, TrajectoryKey, split_trajectory
 from rlskip.queue import to_rows
 
 _INFO = "reward_extra_info"
-# The fields that the reward workers get as tensors; the mask is all ones.
-_TENSORS = ("prompts", "responses", "input_ids", "position_ids")
+# Fields of a V0 rollout that are not its agent loop's.
+_NOT_OF_THE_LOOP = ("__num_turns__", "multi_modal_inputs", _INFO)
+
+#: A session: what its agent loop returned, and the fields of its prompt.
+Session = tuple[list[AgentLoopOutput], dict[str, Any]]
 
 
-def score_replayed(uids: Sequence[str], workers: Sequence[Any], partition: str) -> None:
-    """Score the replayed sessions of these prompts and write the scores to their rows.
+async def _score(sessions: Sequence[Session], workers: Sequence[Any]) -> None:
+    """Let verl's reward workers score sessions: the last output of each gets the score."""
+    worker = object.__new__(AgentLoopWorker)
+    worker.reward_loop_worker_handles, worker.processor = workers, None
+    await asyncio.gather(*(worker._compute_score(*session) for session in sessions))
 
-    Does nothing if they have scores. `workers` are verl's reward workers, Ray actors with a method
-    ``compute_score``.
+
+def _output(prompt: Any, response: Any, turns: Any, extra: Mapping[str, Any]) -> AgentLoopOutput:
+    return AgentLoopOutput(
+        prompt_ids=prompt.tolist(),
+        response_ids=response.tolist(),
+        response_mask=[1] * len(response),
+        num_turns=int(turns),
+        metrics=AgentLoopMetrics(),
+        extra_fields={name: value for name, value in extra.items() if name != _INFO},
+        mm_processor_kwargs={},
+    )
+
+
+async def score_rollouts(rollouts: Any, prompts: Mapping[str, Any], workers: Sequence[Any]) -> None:
+    """V0: add scores to a DataProto, as ``AgentLoopWorker._postprocess`` does.
+
+    `prompts` holds the fields of the prompts that are not tensors.
+    """
+    fields, tensors = rollouts.non_tensor_batch, rollouts.batch
+    for name in rollouts.meta_info.pop("reward_extra_keys", []):
+        fields.pop(name, None)
+    others = {*_NOT_OF_THE_LOOP, *prompts} - {"raw_prompt"}
+    width = tensors["prompts"].shape[1]
+    mask = tensors["attention_mask"].bool()
+    sessions: list[Session] = []
+    for i in range(len(rollouts)):
+        # A field that a loop did not return is None, because others returned it.
+        extra = {n: of[i] for n, of in fields.items() if n not in others and of[i] is not None}
+        output = _output(
+            tensors["prompts"][i][mask[i, :width]],
+            tensors["responses"][i][mask[i, width:]],
+            fields["__num_turns__"][i],
+            extra,
+        )
+        sessions.append(([output], {name: of[i] for name, of in prompts.items()}))
+    await _score(sessions, workers)
+    outputs = [outputs[-1] for outputs, _ in sessions]
+    scores = torch.zeros_like(tensors["response_mask"], dtype=torch.float32)
+    last = mask[:, width:].sum(dim=1) - 1
+    scores[torch.arange(len(scores)), last] = torch.tensor([o.reward_score for o in outputs])
+    tensors[SCORES] = scores
+    infos = [output.extra_fields[_INFO] for output in outputs]
+    fields.update({key: np.array([info[key] for info in infos]) for key in infos[0]})
+    rollouts.meta_info["reward_extra_keys"] = list(infos[0])
+
+
+def score_queued(uids: Sequence[str], partition: str, workers: Sequence[Any]) -> None:
+    """V1: score the replayed sessions of these prompts, and write the scores to their rows.
+
+    Does nothing if they have scores.
     """
     queue = run_queue()
     listing = queue.list(partition)
@@ -43,58 +100,28 @@ def score_replayed(uids: Sequence[str], workers: Sequence[Any], partition: str) 
     if SCORES in data.keys():  # noqa: SIM118 - a TensorDict
         return
     rows = dict(zip(map(TrajectoryKey.parse, keys), to_rows(data), strict=True))
-    sessions = [
-        {key: rows[key] for key in keys}
-        for _, keys in itertools.groupby(sorted(rows), lambda key: (key.uid, key.session_id))
-    ]
-    results = ray.get(
-        [
-            worker.compute_score.remote(_as_sent(list(session.values())))
-            for worker, session in zip(itertools.cycle(workers), sessions)
-        ]
-    )
-    scored = {
-        str(key): _scored(row, result)
-        for session, result in zip(sessions, results, strict=True)
-        for key, row in session.items()
-    }
+    by_session = itertools.groupby(sorted(rows), lambda key: (key.uid, key.session_id))
+    of_session = [list(its_keys) for _, its_keys in by_session]
+    sessions = [_queued([rows[key] for key in its_keys]) for its_keys in of_session]
+    asyncio.run(_score(sessions, workers))
+    scored = {}
+    for its_keys, (outputs, _) in zip(of_session, sessions, strict=True):
+        for key, output in zip(its_keys, outputs, strict=True):
+            scores = torch.zeros(len(output.response_ids), dtype=torch.float32)
+            scores[-1] = outputs[-1].reward_score
+            extra = {**output.extra_fields, _INFO: outputs[-1].extra_fields[_INFO]}
+            scored[str(key)] = {SCORES: scores, "extra_fields": extra}
     queue.put(list(scored), partition, list(scored.values()))
 
 
-def _as_sent(rows: list[dict[str, Any]]) -> DataProto:
-    """One session, as ``AgentLoopWorker._compute_score`` sends it."""
-    tensors: dict[str, Any] = {name: [row[name] for row in rows] for name in _TENSORS}
-    tensors["attention_mask"] = [torch.ones_like(ids) for ids in tensors["input_ids"]]
-    padded = {
-        name: torch.nn.utils.rnn.pad_sequence(values, batch_first=True)
-        for name, values in tensors.items()
-    }
+def _queued(rows: Sequence[Mapping[str, Any]]) -> Session:
+    outputs = [
+        _output(row["prompts"], row["responses"], row["num_turns"], dict(row["extra_fields"]))
+        for row in rows
+    ]
+    # The fields of the prompt: a trajectory's own are tensors.
     fields = {name: _plain(value) for name, value in rows[-1].items()}
-    return DataProto(
-        batch=TensorDict(padded, batch_size=len(rows)),
-        non_tensor_batch={
-            # The fields of the prompt: a trajectory's own are tensors.
-            **{k: np.array([v] * len(rows)) for k, v in fields.items() if not torch.is_tensor(v)},
-            "__num_turns__": np.array([int(row["num_turns"]) for row in rows]),
-            "tool_extra_fields": np.array([_before_scores(row) for row in rows], dtype=object),
-            "prompt_len": np.array([len(row["prompts"]) for row in rows]),
-            "response_len": np.array([len(row["responses"]) for row in rows]),
-        },
-    )
-
-
-def _scored(row: dict[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields to write to a row: the session's score at the last token, as verl writes it."""
-    scores = torch.zeros(len(row["responses"]), dtype=torch.float32)
-    scores[-1] = result["reward_score"]
-    return {
-        SCORES: scores,
-        "extra_fields": {**_before_scores(row), _INFO: dict(result.get(_INFO, {}))},
-    }
-
-
-def _before_scores(row: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in dict(row["extra_fields"]).items() if k != _INFO}
+    return outputs, {n: value for n, value in fields.items() if not torch.is_tensor(value)}
 
 
 def _plain(value: Any) -> Any:

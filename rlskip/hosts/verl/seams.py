@@ -11,32 +11,34 @@ from pathlib import Path
 from rlskip._wrap import Seam, Seams
 
 #: Modules and classes of verl that hold the seams.
-AGENT_LOOP = "verl.experimental.agent_loop.agent_loop"
+_AGENT_LOOP = "verl.experimental.agent_loop.agent_loop"
+LOOPS = f"{_AGENT_LOOP}:AgentLoopManager"
 RAY_TRAINER = "verl.trainer.ppo.ray_trainer"
-FULLY_ASYNC = "verl.experimental.fully_async_policy.fully_async_rollouter"
-SERVERS = "verl.workers.rollout.llm_server"
 MANAGER = "verl.utils.skip.skip_manager:SkipManager"
-V1 = "verl.trainer.ppo.v1"
-V1_BUFFER = f"{V1}.replay_buffer:ReplayBuffer"
-V1_MANAGER = f"{V1}.agent_loop_tq:AgentLoopManagerTQ"
+V1_BUFFER = "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer"
+ROLLOUTS = "verl.workers.rollout.base:_ROLLOUT_REGISTRY"
+REPLICAS = "verl.workers.rollout.replica:RolloutReplicaRegistry.register"
+WEIGHTS = "verl.checkpoint_engine.base:CheckpointEngineManager.update_weights"
 REWARD_LOOP = "verl.experimental.reward_loop.reward_loop:RewardLoopManager"
 # The trainers that those of verl's applications derive from.
 V0_TRAINER = f"{RAY_TRAINER}:RayPPOTrainer"
-V1_TRAINER = f"{V1}.trainer_base:PPOTrainer"
+V1_TRAINER = "verl.trainer.ppo.v1.trainer_base:PPOTrainer"
 # One-step-off's, and the fully async application's, make their workers themselves.
 SEPARATE_TRAINER = "verl.experimental.separation.ray_trainer:SeparateRayPPOTrainer"
+_ROLLOUTER = "verl.experimental.fully_async_policy.fully_async_rollouter:FullyAsyncAgentLoopManager"
 
 #: What is off where an optional seam is gone.
 VALIDATION = "skip.validation=replay under V1"
-COUNTED = "replay with verl's own agent-loop manager"
+SCORED_AGAIN = "skip.drop_fields=[rm_scores]"
 NO_ENGINE = "skip.start_engine=false"
 LATER_STAGES = "the roles ref and reward"
 RECORD = "record"
 LOGGED = "record of logged metrics, skip.log_metrics"
 
-_GENERATES = "is the stage of role"
+_IS = "is the stage of role"
 _SAMPLES = "dumps the groups of a batch that is sampled"
 _PREFLIGHT = "refuses steps without a dump and leaves the engine out"
+_SUBMITS = "replays prompts that are submitted, refills among them"
 
 TABLE = (
     # -- the manager: verl's own decorators become rlskip's
@@ -44,17 +46,8 @@ TABLE = (
     Seam(f"{MANAGER}.set_step", "learns the step"),
     Seam(f"{MANAGER}.annotate", "decorates verl's stages and yours"),
     Seam(f"{MANAGER}.annotate_tq", "decorates what samples V1's batches"),
-    Seam(
-        f"{AGENT_LOOP}:AgentLoopManager.generate_sequences",
-        f"{_GENERATES} rollout",
-        role="rollout",
-        decorated=True,
-    ),
-    Seam(
-        f"{FULLY_ASYNC}:FullyAsyncAgentLoopManager.generate_sequences_single",
-        f"{_GENERATES} async_rollout",
-        decorated=True,
-    ),
+    Seam(f"{LOOPS}.generate_sequences", f"{_IS} rollout", role="rollout", decorated=True),
+    Seam(f"{_ROLLOUTER}.generate_sequences_single", f"{_IS} async_rollout", decorated=True),
     Seam(f"{V1_BUFFER}.sample", _SAMPLES, role="rollout_tq", decorated=True),
     Seam(f"{V1_BUFFER}Async.sample", _SAMPLES, role="rollout_tq", decorated=True),
     # -- V0
@@ -63,42 +56,24 @@ TABLE = (
     # -- V1
     Seam(f"{V1_TRAINER}.__init__", "plugs in dispatch and replay", role="rollout_tq"),
     Seam(f"{V1_TRAINER}._init_dataloader", _PREFLIGHT, role="rollout_tq"),
-    Seam(
-        f"{V1_TRAINER}._submit_batch_to_rollout",
-        "replays prompts that are submitted, refills among them",
-        role="rollout_tq",
-    ),
+    Seam(f"{V1_TRAINER}._submit_batch_to_rollout", _SUBMITS, role="rollout_tq"),
     Seam(f"{V1_TRAINER}._next_train_batch", "fetches the prompts of dumped refills"),
     Seam(f"{V1_BUFFER}._clear_groups", "keeps groups that are evicted, for the dump"),
     Seam(f"{V1_BUFFER}._select_prompt_uids", "orders a step's groups as they were submitted"),
     Seam(f"{V1_TRAINER}._validate", "replays and scores validation", VALIDATION),
-    Seam(f"{V1_MANAGER}.generate_sequences", "tells how many sessions a prompt gets", COUNTED),
+    # -- scores again
+    Seam(f"{_AGENT_LOOP}:AgentLoopWorker._compute_score", "asks for scores", SCORED_AGAIN),
     # -- no engine
-    Seam(
-        "verl.workers.rollout.base:_ROLLOUT_REGISTRY",
-        "registers a rollout that does nothing",
-        NO_ENGINE,
-    ),
-    Seam(
-        "verl.workers.rollout.replica:RolloutReplicaRegistry.register",
-        "registers a replica without servers",
-        NO_ENGINE,
-    ),
-    Seam(f"{SERVERS}:LLMServerManager._init_global_load_balancer", "starts none", NO_ENGINE),
-    Seam(f"{AGENT_LOOP}:AgentLoopManager._init_agent_loop_workers", "starts none", NO_ENGINE),
-    Seam(
-        "verl.checkpoint_engine.base:CheckpointEngineManager.update_weights",
-        "sends none",
-        NO_ENGINE,
-    ),
+    Seam(ROLLOUTS, "registers a rollout that does nothing", NO_ENGINE),
+    Seam(REPLICAS, "registers a replica without servers", NO_ENGINE),
+    Seam(f"{LOOPS}._init_agent_loop_workers", "starts none", NO_ENGINE),
+    Seam(WEIGHTS, "sends none", NO_ENGINE),
     Seam("verl.utils.ray_utils:auto_await", "decorates what replaces the last", NO_ENGINE),
     # -- later stages
     Seam(f"{V0_TRAINER}._validate", "scores validation", LATER_STAGES),
-    Seam(f"{V0_TRAINER}._compute_ref_log_prob", f"{_GENERATES} ref", LATER_STAGES),
-    Seam(f"{V1_TRAINER}._compute_ref_log_prob", f"{_GENERATES} ref", LATER_STAGES),
-    Seam(f"{V1_TRAINER}._init_resource_pool_mgr", "leaves the reference out", LATER_STAGES),
-    Seam(f"{REWARD_LOOP}.__init__", "leaves reward workers out", LATER_STAGES),
-    Seam(f"{REWARD_LOOP}.compute_rm_score", f"{_GENERATES} reward", LATER_STAGES),
+    Seam(f"{V0_TRAINER}._compute_ref_log_prob", f"{_IS} ref", LATER_STAGES),
+    Seam(f"{V1_TRAINER}._compute_ref_log_prob", f"{_IS} ref", LATER_STAGES),
+    Seam(f"{REWARD_LOOP}.compute_rm_score", f"{_IS} reward", LATER_STAGES),
     # -- what is recorded and logged
     Seam(f"{V0_TRAINER}.fit", "starts recording", RECORD),
     Seam(f"{V1_TRAINER}.fit", "starts recording", RECORD),
@@ -115,17 +90,15 @@ def lacking(package: Path) -> list[Seam]:
 
     One that verl decorates must have the decorator, too.
     """
-    trees: dict[str, ast.Module | None] = {}
-    return [seam for seam in TABLE if not _is_in(package, seam, trees)]
+    trees: dict[str, ast.Module] = {}
+    for module in {seam.place.module for seam in TABLE}:
+        file = package.joinpath(*module.split(".")[1:]).with_suffix(".py")
+        trees[module] = ast.parse(file.read_text(encoding="utf-8") if file.exists() else "")
+    return [seam for seam in TABLE if not _is_in(trees[seam.place.module], seam)]
 
 
-def _is_in(package: Path, seam: Seam, trees: dict[str, ast.Module | None]) -> bool:
-    module = seam.place.module
-    if module not in trees:
-        file = package.joinpath(*module.split(".")[1:])
-        file = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
-        trees[module] = ast.parse(file.read_text(encoding="utf-8")) if file.exists() else None
-    node: ast.AST | None = trees[module]
+def _is_in(tree: ast.Module, seam: Seam) -> bool:
+    node: ast.AST | None = tree
     for name in seam.place.path.split("."):
         node = next((n for n in getattr(node, "body", ()) if name in _names(n)), None)
     decorators = " ".join(map(ast.unparse, getattr(node, "decorator_list", ())))

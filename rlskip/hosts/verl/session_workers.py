@@ -20,18 +20,20 @@ from rlskip.dispatch import RayPool, RolloutDispatcher, Session
 from rlskip.dispatch.failures import DataFailure
 from rlskip.dispatch.resume import WorkerJournal
 from rlskip.dispatch.timeouts import write_seconds
-from rlskip.hosts.verl.journals import sharing, start_journals
-from rlskip.hosts.verl.run_queue import AttemptKeys, run_queue, running
+from rlskip.hosts.verl.queue import (
+    AttemptKeys,
+    run_queue,
+    running,
+    sharing,
+    start_journals,
+)
 
 # The class behind the ``ray.remote`` that verl puts on it.
 _VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class
 
 
 class SessionWorker(_VerlWorker):
-    """verl's agent-loop worker, called once a session; it writes rows to TransferQueue itself.
-
-    Where there is a `journal`, it journals them before.
-    """
+    """verl's agent-loop worker, called once a session; it writes rows to TransferQueue itself."""
 
     def __init__(
         self,
@@ -40,7 +42,7 @@ class SessionWorker(_VerlWorker):
         shares: Callable[[], None] | None = None,
         **kwargs: Any,
     ) -> None:
-        if journal is not None and shares is not None:
+        if shares is not None:
             shares()
         super().__init__(*args, **kwargs)
         agent_loop_tq.tq = AttemptKeys(transfer_queue, journal)
@@ -90,5 +92,4 @@ class SessionManager(AgentLoopManagerTQ):
         self.dispatcher = RolloutDispatcher(pool, run_queue(), dispatch, journals=journals)
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """Start the sessions of these prompts."""
         self.dispatcher.submit(prompts)

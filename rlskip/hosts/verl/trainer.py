@@ -18,32 +18,28 @@ from rlskip.config.facts import HostFacts
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import NotInstalledError
-from rlskip.hosts.verl.facts import lacking
-from rlskip.hosts.verl.handshake import acknowledge, find_job
+from rlskip.hosts.verl.facts import SCORES, lacking
+from rlskip.hosts.verl.handshake import TOKEN_VARIABLE, find_job, refuse_unshared
 from rlskip.hosts.verl.later_stages import adapt
-from rlskip.hosts.verl.run_queue import run_queue
-from rlskip.hosts.verl.seams import MANAGER, VALIDATION, seams
+from rlskip.hosts.verl.queue import run_queue
+from rlskip.hosts.verl.seams import MANAGER, SCORED_AGAIN, VALIDATION, seams
 from rlskip.hosts.verl.trainer_config import idle_nodes
 from rlskip.jobs.records import job_id
 from rlskip.skip import SkipManager
 
 log = logging.getLogger(__name__)
 
-# The config that is installed in this process.
+# The config that is installed in this process, the step that verl's trainer stated last, and the
+# roles whose seams were named because this trainer does not call them.
 _installed: Any = None
-
-# The roles whose seams were named because this trainer does not call them.
-_named: set[str] = set()
-
-# The step that verl's trainer stated last.
 _stated: int | None = None
+_named: set[str] = set()
 
 
 def begin(config: Any, *, v1: bool = False) -> SkipSettings:
-    """Switch on, in this process, the roles that a run's config enables, and acknowledge them.
+    """Switch on, in this process, the roles that a run's config enables; return `skip`'s settings.
 
-    Returns the settings of `skip`. Does nothing more if `config` is installed already. `v1` tells
-    whether the trainer is V1's, which has a queue.
+    `v1` tells whether the trainer is V1's, which has a queue.
     """
     global _installed, _stated
     if _installed is config and SkipManager.settings is not None:
@@ -60,13 +56,16 @@ def begin(config: Any, *, v1: bool = False) -> SkipSettings:
         adapt(settings)
         if {VALIDATION_ROLE, "rollout_tq"} <= settings.roles.keys():
             seams.require(VALIDATION)
+        if any(SCORES in (role.drop_fields or ()) for role in settings.roles.values()):
+            seams.require(SCORED_AGAIN)
     SkipManager.init(settings)
     SkipManager.count_rollouts()
     if SkipManager.skip_instances:
         for feature, lacks in seams.off().items():
             log.warning("rlskip: this verl has no %s: off is %s", lacks, feature)
     for role, skip in SkipManager.skip_instances.items():
-        acknowledge(role, skip.local_config.dump_dir)
+        if TOKEN_VARIABLE in os.environ:
+            refuse_unshared(f"skip.{role}.dump_dir", skip.local_config.dump_dir, job_id())
         log.info("rlskip: in charge of role %s in process %d, job %s", role, os.getpid(), job_id())
     _installed = config
     _named.clear()
@@ -79,7 +78,6 @@ def lacking_now(rollouts: Any) -> list[str]:
 
 
 def stated_step() -> int | None:
-    """The step that verl's trainer stated last."""
     return _stated
 
 
@@ -88,16 +86,16 @@ def next_step(step: int) -> None:
     global _stated
     before, _stated = _stated, step
     for role, skip in SkipManager.skip_instances.items():
-        if before is None or skip.support_online_step or skip.serves_validation:
+        has_own_steps = skip.support_online_step or skip.serves_validation
+        if before is None or has_own_steps or before not in skip.local_config.steps:
             continue
-        if before not in skip.local_config.steps:
-            continue
-        uncalled = [f"{seam.target} (rlskip {seam.purpose})" for seam in seams.uncalled(role)]
+        uncalled = ", ".join(
+            f"{seam.target} (rlskip {seam.purpose})" for seam in seams.uncalled(role)
+        )
         if not SkipManager.was_called(role):
-            lacks = f"; this trainer does not call {', '.join(uncalled)}" if uncalled else ""
             raise NotInstalledError(
                 f"the role is on, and no stage called it in step {before}: nothing is skipped or "
-                f"cached{lacks}",
+                f"cached; this trainer does not call {uncalled or 'it'}",
                 f"skip.{role}",
                 "does this trainer have that role? Your own agent_loop_manager_class needs "
                 f"SkipManager.annotate(role={role!r})",
@@ -106,7 +104,7 @@ def next_step(step: int) -> None:
             _named.add(role)
             log.warning(
                 "rlskip: role %s: not called up to step %d, so rlskip does nothing there: %s",
-                role, before, ", ".join(uncalled),
+                role, before, uncalled,
             )  # fmt: skip
     SkipManager.set_step(step)
 

@@ -14,26 +14,17 @@ from rlskip.batch.meta import is_validation
 from rlskip.batch.prompts import uids_of
 from rlskip.config.check import look_up
 from rlskip.config.skip import VALIDATION_ROLE
-from rlskip.hosts.verl.names import FILTER_KEY, SCORES
-from rlskip.hosts.verl.no_engine import refuse_to_generate
-from rlskip.hosts.verl.preflight import before_workers
-from rlskip.hosts.verl.run_queue import run_queue, status_queue
-from rlskip.hosts.verl.seams import V1_BUFFER, V1_MANAGER, V1_TRAINER, seams
+from rlskip.hosts.verl.facts import FILTER_KEY, SCORES
+from rlskip.hosts.verl.no_engine import before_workers
+from rlskip.hosts.verl.queue import ROLE, FailClosedReplayBuffer, StatusQueue, run_queue
+from rlskip.hosts.verl.seams import V1_BUFFER, V1_TRAINER, seams
 from rlskip.hosts.verl.trainer import STAGES, begin, lacking_now
-from rlskip.hosts.verl.trainer_config import plug_in, samples_with_ours
-from rlskip.keys import (
-    EXPECTED_ROLLOUTS,
-    ROLLOUT_N,
-    ROLLOUT_ROOT_KEYS,
-    TRAIN,
-    VAL,
-    split_trajectory,
-)
+from rlskip.hosts.verl.trainer_config import plug_in
+from rlskip.keys import ROLLOUT_ROOT_KEYS, TRAIN, VAL, split_trajectory
 from rlskip.queue import KVBatchMeta, Tag, TrajectoryQueue
 from rlskip.skip import SkipManager
 from rlskip.skip.names import ALL
 
-_ROLE = "rollout_tq"
 _SUBMITTED_AT = "_rlskip_submitted_at"  # the trainer's attribute: the step of its last batch
 _SELECTED = "_rlskip_selected"  # the buffer's attribute: its partition as it was last selected from
 
@@ -42,10 +33,7 @@ _SELECTED = "_rlskip_selected"  # the buffer's attribute: its partition as it wa
 def _beginning(
     init: Callable[..., None], self: Any, config: DictConfig, *args: Any, **kwargs: Any
 ) -> None:
-    """The roles are switched on and the config is judged before any model is loaded.
-
-    :mod:`~rlskip.hosts.verl.trainer_config` plugs in what `dispatch` and `replay` ask for.
-    """
+    """The roles are switched on and the config is judged before any model is loaded."""
     plug_in(config, begin(config, v1=True).roles)
     init(self, config, *args, **kwargs)
 
@@ -55,6 +43,9 @@ def _loading(load: Callable[..., None], self: Any) -> None:
     """The number of steps is known: steps without a dump are refused, an engine is left out."""
     load(self)
     before_workers(self.config, self.total_training_steps, self.steps_per_epoch)
+
+
+# -- what is submitted ---------------------------------------------------------------------
 
 
 def _submit_stages(
@@ -70,7 +61,21 @@ def _submit_stages(
     }
 
 
-# -- role rollout_tq -----------------------------------------------------------------------
+_status_queue = functools.cache(StatusQueue)
+
+
+def _queue_of(trainer: Any, *_: Any) -> TrajectoryQueue:
+    ours = isinstance(trainer.replay_buffer, FailClosedReplayBuffer)
+    return run_queue() if ours else _status_queue()
+
+
+def _score_dropped(trainer: Any, role: str, prompts: Any, partition: str) -> None:
+    """Score the replayed rollouts of `prompts` if the role left out their scores."""
+    workers = trainer.reward_loop_manager.reward_loop_worker_handles
+    if SCORES in SkipManager.skip_instances[role].local_config.drop_fields and workers:
+        from rlskip.hosts.verl.scores import score_queued
+
+        score_queued(uids_of(prompts), partition, workers)
 
 
 @seams.decorated(f"{V1_TRAINER}._submit_batch_to_rollout")
@@ -79,13 +84,12 @@ def _submitting(submit: Callable[..., int]) -> Callable[..., int]:
 
     Under ``algorithm.filter_groups`` a batch to replay is enlarged by the prompts that replaced
     filtered ones when its dump was made; what is submitted at the same step after that is a refill.
-    Replayed rows without scores are scored.
     """
-    stages = _submit_stages(submit, _ROLE, "verl.submit", _queue_of, prompts="batch")
+    stages = _submit_stages(submit, ROLE, "verl.submit", _queue_of, prompts="batch")
 
     @functools.wraps(submit)
     def submitting(self: Any, batch: Any) -> int:
-        skip: Any = SkipManager.skip_instances.get(_ROLE)
+        skip: Any = SkipManager.skip_instances.get(ROLE)
         if skip is None:
             return submit(self, batch)
         submitted = len(batch)
@@ -97,48 +101,45 @@ def _submitting(submit: Callable[..., int]) -> Callable[..., int]:
             if (more := skip.prompts_dumped(self.global_steps) - submitted) > 0:
                 batch = tensordict_utils.concat_tensordict([batch, self._next_train_batch(more)])
         stages["refill" if refills else "submit"](self, batch)
-        _score_dropped(self, _ROLE, batch, TRAIN)
+        _score_dropped(self, ROLE, batch, TRAIN)
         return submitted  # as verl: replayed prompts are submitted, too
 
     return submitting
 
 
-def _score_dropped(trainer: Any, role: str, prompts: Any, partition: str) -> None:
-    """Score the replayed rollouts of `prompts` if the role left out their scores.
+@seams.around(f"{V1_TRAINER}._validate")
+def _validation(validate: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """While it validates, the trainer's manager, of any class, submits by a stage.
 
-    A reward model on the rollouts' own GPUs scores what is sampled, and then there are no workers.
+    A step's first batch may be a mismatch; the others are refills.
     """
-    workers = trainer.reward_loop_manager.reward_loop_worker_handles
-    if SCORES in SkipManager.skip_instances[role].local_config.drop_fields and workers:
-        from rlskip.hosts.verl.scores import score_replayed
+    if VALIDATION_ROLE not in SkipManager.skip_instances:
+        return validate(self, *args, **kwargs)
+    manager = self.agent_loop_manager
+    submit = manager.generate_sequences
+    phases = itertools.chain(["submit"], itertools.repeat("refill"))
+    stages = _submit_stages(
+        lambda prompts: submit(prompts), VALIDATION_ROLE, "verl.validate",
+        functools.partial(_queue_of, self), partition_id=VAL,
+    )  # fmt: skip
 
-        score_replayed(uids_of(prompts), workers, partition)
+    @functools.wraps(submit)
+    def generate_sequences(prompts: TensorDict) -> None:
+        if not is_validation(prompts):
+            submit(prompts)
+            return
+        SkipManager.set_step(self.global_steps)
+        stages[next(phases)](prompts)
+        _score_dropped(self, VALIDATION_ROLE, prompts, VAL)
 
-
-def _queue_of(trainer: Any, batch: Any) -> TrajectoryQueue:
-    from rlskip.hosts.verl.buffer import FailClosedReplayBuffer
-
-    ours = isinstance(trainer.replay_buffer, FailClosedReplayBuffer)
-    return run_queue() if ours else status_queue()
-
-
-def _rows_of(
-    partition_id: str, uids: Sequence[str], snapshot: Mapping[str, Mapping[str, Any]]
-) -> KVBatchMeta:
-    """The batch of these prompts, in verl's order of rows."""
-    chosen = set(uids)
-    rows = {
-        key: tag
-        for key, tag in snapshot.items()
-        if (row := split_trajectory(key)) is not None and row[0] in chosen
-    }
-    roots = {ROLLOUT_ROOT_KEYS: list(uids)}
-    return KVBatchMeta(list(rows), [dict(t) for t in rows.values()], partition_id, None, roots)
+    manager.generate_sequences = generate_sequences
+    try:
+        return validate(self, *args, **kwargs)
+    finally:
+        manager.generate_sequences = submit
 
 
-_evicted = SkipManager.annotate(
-    _ROLE, stage="verl.evict", phase="evict", queue=lambda *_: run_queue()
-)(_rows_of)
+# -- what verl's own buffer samples and evicts ---------------------------------------------
 
 
 class _Selected:
@@ -168,27 +169,19 @@ def _sampling(sample: Callable[..., Any]) -> Callable[..., Any]:
         partition: SkipManager.annotate(role, stage="verl.sample", phase="sample", queue=queue)(
             sample
         )
-        for partition, role in ((TRAIN, _ROLE), (VAL, VALIDATION_ROLE))
+        for partition, role in ((TRAIN, ROLE), (VAL, VALIDATION_ROLE))
     }
 
     @functools.wraps(sample)
     def sampling(self: Any, global_steps: int, partition_id: str, batch_size: int) -> Any:
-        on = _ROLE in SkipManager.skip_instances
+        on = ROLE in SkipManager.skip_instances
         stage = stages.get(partition_id, sample) if on else sample
         return stage(self, global_steps, partition_id, batch_size)
 
     return sampling
 
 
-STAGES[_ROLE] = _sampling
-
-
-@seams.around(f"{V1_BUFFER}._clear_groups")
-def _clearing(clear: Callable[..., None], self: Any, partition_id: str, uids: set[str]) -> None:
-    """Phase evict: filtered, failed, stale and surplus groups."""
-    if partition_id == TRAIN and uids and _ROLE in SkipManager.skip_instances:
-        _evicted(partition_id, sorted(uids), self.partitions[partition_id])
-    clear(self, partition_id, uids)
+STAGES[ROLE] = _sampling
 
 
 @seams.around(f"{V1_BUFFER}._select_prompt_uids")
@@ -199,57 +192,30 @@ def _selecting(
 
     verl chooses among them in the order of a set, which differs from run to run.
     """
-    if _ROLE in SkipManager.skip_instances:
+    if ROLE in SkipManager.skip_instances:
         setattr(self, _SELECTED, run_queue().list(partition_id))
         submitted = self.prompt_global_steps[partition_id]
         sampleable = [uid for uid in submitted if uid in sampleable]
     return select(self, partition_id, sampleable, batch_size)
 
 
-# -- role rollout_val ------------------------------------------------------------------------
+@seams.around(f"{V1_BUFFER}._clear_groups")
+def _clearing(clear: Callable[..., None], self: Any, partition_id: str, uids: set[str]) -> None:
+    """Phase evict: filtered, failed, stale and surplus groups."""
+    if partition_id == TRAIN and uids and ROLE in SkipManager.skip_instances:
+        _evicted(partition_id, sorted(uids), self.partitions[partition_id])
+    clear(self, partition_id, uids)
 
 
-@seams.around(f"{V1_TRAINER}._validate")
-def _validation(validate: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """While it validates, the trainer's manager, of any class, submits by a stage.
-
-    A step's first batch may be a mismatch; the others are refills.
-    """
-    if VALIDATION_ROLE not in SkipManager.skip_instances:
-        return validate(self, *args, **kwargs)
-    manager = self.agent_loop_manager
-    submit = manager.generate_sequences
-    queue = functools.partial(_queue_of, self)
-    phases = itertools.chain(["submit"], itertools.repeat("refill"))
-    stages = _submit_stages(
-        lambda prompts: submit(prompts), VALIDATION_ROLE, "verl.validate", queue, partition_id=VAL
-    )
-
-    @functools.wraps(submit)
-    def generate_sequences(prompts: TensorDict) -> None:
-        if not is_validation(prompts):
-            submit(prompts)
-            return
-        SkipManager.set_step(self.global_steps)
-        stages[next(phases)](prompts)
-        _score_dropped(self, VALIDATION_ROLE, prompts, VAL)
-
-    manager.generate_sequences = generate_sequences
-    try:
-        return validate(self, *args, **kwargs)
-    finally:
-        manager.generate_sequences = submit
-
-
-# -- rlskip's buffer with verl's manager -----------------------------------------------------
-
-
-@seams.around(f"{V1_MANAGER}.generate_sequences")
-def _expecting(generate: Callable[..., None], self: Any, prompts: TensorDict) -> None:
-    """Where prompts carry their own number of sessions, rlskip's buffer is told that number."""
-    refuse_to_generate(self.config, prompts)
-    if samples_with_ours(self.config) and ROLLOUT_N in prompts.keys():  # noqa: SIM118
-        numbers = [{EXPECTED_ROLLOUTS: int(n)} for n in prompts.get(ROLLOUT_N).tolist()]
-        uids = list(map(str, prompts.get("uid").tolist()))
-        run_queue().put(uids, VAL if is_validation(prompts) else TRAIN, tags=numbers)
-    generate(self, prompts)
+@SkipManager.annotate(ROLE, stage="verl.evict", phase="evict", queue=lambda *_: run_queue())
+def _evicted(
+    partition_id: str, uids: Sequence[str], snapshot: Mapping[str, Mapping[str, Any]]
+) -> KVBatchMeta:
+    """The batch of these prompts, in verl's order of rows."""
+    rows = {
+        key: dict(tag)
+        for key, tag in snapshot.items()
+        if (row := split_trajectory(key)) is not None and row[0] in uids
+    }
+    roots = {ROLLOUT_ROOT_KEYS: list(uids)}
+    return KVBatchMeta(list(rows), list(rows.values()), partition_id, None, roots)

@@ -1,0 +1,244 @@
+"""V1's TransferQueue: what enters it, rlskip's replay buffer that samples it, and its journals.
+
+With rollout-level dispatch and ``dispatch.journal=true`` workers append each session to its step's
+journal before they put it. The dispatcher of the next run takes them
+(:mod:`rlskip.dispatch.resume`): a killed run resumes in mid-step. Journals are beside the dumps of
+role ``rollout_tq``, and hold what the role compares. A session also depends on verl's release and
+on what its rows must have (log-probs, say).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from omegaconf import DictConfig
+from tensordict import TensorDict
+
+from rlskip.config.check import look_up
+from rlskip.config.dispatch import DispatchConfig
+from rlskip.config.replay import ReplayConfig
+from rlskip.config.skip import VALIDATION_ROLE
+from rlskip.dispatch import Session
+from rlskip.dispatch.resume import Journals, WorkerJournal, journal_identity
+from rlskip.hosts.verl.facts import MODE_KEY, NEEDED, SAMPLER_KEY, verl_release
+from rlskip.hosts.verl.handshake import leave_token, refuse_unshared
+from rlskip.jobs.records import job_id
+from rlskip.keys import (
+    ATTEMPT,
+    FINISHED,
+    IS_PROMPT,
+    ROLLOUT_ROOT_KEYS,
+    STATUS,
+    TRAIN,
+    VAL,
+    N,
+    TrajectoryKey,
+    uid_of,
+)
+from rlskip.queue import (
+    PromptOutcome,
+    ReplayBuffer,
+    Row,
+    Tag,
+    TrajectoryQueue,
+    TransferQueueAdapter,
+    to_rows,
+)
+from rlskip.skip import SkipManager
+
+ROLE = "rollout_tq"
+
+#: The session that runs in the present task.
+running: ContextVar[Session] = ContextVar("rlskip_running")
+
+# Those of the trainer in this process.
+_journals: Journals | None = None
+
+
+# -- what enters the queue ---------------------------------------------------------------------
+
+
+@functools.cache
+def run_queue() -> TransferQueueAdapter:
+    """The run's queue; this process joins it on the first call."""
+    return TransferQueueAdapter()
+
+
+class StatusQueue(TransferQueueAdapter):
+    """The run's queue for verl's own buffer, which takes every key but a prompt's for a row.
+
+    A dump made under rollout-level dispatch has prompts that are ready once their markers are
+    counted. As only complete groups are replayed, :meth:`put` writes these prompts as finished,
+    and leaves the markers out.
+    """
+
+    def put(
+        self,
+        keys: Sequence[str],
+        partition: str,
+        fields: TensorDict | Sequence[Row] | None = None,
+        tags: Sequence[Tag] | None = None,
+    ) -> None:
+        if fields is None and tags is not None:
+            prompts = {
+                key: {**tag, STATUS: FINISHED} if tag.pop(N, None) else tag
+                for key, tag in zip(keys, map(dict, tags), strict=True)
+                if uid_of(key) is None
+            }
+            if not prompts:
+                return
+            keys, tags = list(prompts), list(prompts.values())
+        super().put(keys, partition, fields, tags)
+
+
+class AttemptKeys:
+    """The module `transfer_queue` for a worker, which does not know about attempts.
+
+    The present attempt is in keys and tags of batches put: a late write of an attempt that was
+    given up does not replace the rows of the attempt that counts. Where there is a `journal`, rows
+    are journaled before they are put.
+    """
+
+    def __init__(self, inner: Any, journal: WorkerJournal | None = None) -> None:
+        self._inner = inner
+        self._journal = journal
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def async_kv_batch_put(
+        self, keys: Sequence[str], fields: TensorDict, tags: Sequence[dict[str, Any]], **more: Any
+    ) -> Any:
+        session = running.get()
+        attempt = session.attempt
+        if self._journal is not None:
+            await self._journal.add(session, to_rows(fields), [*map(dict, tags)])
+        return await self._inner.async_kv_batch_put(
+            keys=[
+                str(TrajectoryKey.of_attempt(row.uid, row.session_id, row.index, attempt))
+                for row in map(TrajectoryKey.parse, keys)
+            ],
+            fields=fields,
+            tags=[{**tag, ATTEMPT: attempt} for tag in tags],
+            **more,
+        )
+
+
+# -- rlskip's buffer ---------------------------------------------------------------------------
+
+
+def _sampled(role: str) -> Callable[..., Any]:
+    observed = SkipManager.annotate(role=role, phase="sample", queue=lambda *_: run_queue())
+    return observed(ReplayBuffer.sample)
+
+
+# By partition: the sampling that the role of training, or that of validation, observes.
+_SAMPLE = {TRAIN: _sampled(ROLE), VAL: _sampled(VALIDATION_ROLE)}
+
+
+@SkipManager.annotate(role=ROLE, phase="evict", queue=lambda *_: run_queue())
+def _evicted(batch: Any) -> Any:
+    """Groups that the buffer is about to delete, for the dump."""
+    return batch
+
+
+class FailClosedReplayBuffer:
+    """A replay buffer for verl's V1 trainers that returns complete groups, or raises.
+
+    verl makes it (``trainer.v1.sampler.custom_sampler``). `sampler_kwargs` holds all keys of
+    `replay` (:class:`~rlskip.config.replay.ReplayConfig`), as rlskip's plug-in has put them there;
+    `refill_fn` submits the given number of fresh prompts.
+    """
+
+    def __init__(
+        self,
+        trainer_mode: str,
+        trainer_config: Any,
+        max_off_policy_threshold: int | None,
+        max_off_policy_strategy: str,
+        sampler_kwargs: Mapping[str, Any],
+        refill_fn: Callable[[int], Any],
+    ) -> None:
+        settings = ReplayConfig(**{str(key): value for key, value in sampler_kwargs.items()})
+        self._refill_fn = refill_fn
+        # A sync step samples everything it submitted; with `drop`, everything that is left of it.
+        self._whole_steps = trainer_mode == "sync" and settings.on_incomplete == "drop"
+        self._buffer = ReplayBuffer(run_queue(), settings, refill=self._refill, on_evict=_evicted)
+
+    def sample(
+        self, global_steps: int, partition_id: str, batch_size: int | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """As :meth:`rlskip.queue.ReplayBuffer.sample`, a batch of verl's own type.
+
+        verl's trainer deletes the sampled rows; what else their prompts have is deleted here.
+        """
+        from transfer_queue import KVBatchMeta
+
+        sample = _SAMPLE.get(partition_id, ReplayBuffer.sample)
+        size = None if self._whole_steps else batch_size
+        batch, metrics = sample(self._buffer, global_steps, partition_id, size)
+        rows, uids = {*batch.keys}, {*batch.extra_info.pop(ROLLOUT_ROOT_KEYS)}
+        left = [
+            key
+            for key in run_queue().list(partition_id)
+            if key not in rows and (key in uids or uid_of(key) in uids)
+        ]
+        run_queue().delete(left, partition_id)
+        if _journals is not None:
+            _journals.tidy()
+        return KVBatchMeta(**vars(batch)), metrics
+
+    def get_sampleable_count(self, global_steps: int, partition_id: str) -> int:
+        """The number of groups that could be sampled now."""
+        return self._buffer.get_sampleable_count(global_steps, partition_id)
+
+    def _refill(self, partition_id: str, evicted: list[PromptOutcome]) -> list[str]:
+        """Have the trainer submit as many fresh prompts; returns their uids: the new roots."""
+        before = {*run_queue().list(partition_id)}
+        self._refill_fn(len(evicted))
+        listing = run_queue().list(partition_id)
+        return [key for key, tag in listing.items() if tag.get(IS_PROMPT) and key not in before]
+
+
+# -- journals ----------------------------------------------------------------------------------
+
+
+def start_journals(
+    config: DictConfig, dispatch: DispatchConfig, queue: TrajectoryQueue
+) -> Journals | None:
+    """The journals of the run; None if it has none.
+
+    verl sets the weights of step s - 1 before it submits a batch of step s. A sync trainer resumes
+    sessions of these weights only; an asynchronous one those that its sampler would not call stale.
+    """
+    global _journals
+    _journals = None
+    if dispatch.journal:
+        role: Any = SkipManager.skip_instances[ROLE]
+        needed = {f"config.{key}": look_up(config, key) for key in NEEDED}
+        made = {"stage": "verl.submit", "verl": verl_release(), **needed}
+        identity = journal_identity(role.dumps.identities.conditions.adding(made), dispatch)
+        kwargs = look_up(config, f"{SAMPLER_KEY}.sampler_kwargs")  # of rlskip's buffer
+        span: int | None = kwargs.max_off_policy_threshold
+        if look_up(config, MODE_KEY) == "sync":
+            span = 1
+        elif kwargs.max_off_policy_strategy == "none":
+            span = None
+        _journals = Journals(role.dumps.store, identity, queue, max_span=span)
+    return _journals
+
+
+def sharing() -> Callable[[], None] | None:
+    """What each worker that journals calls first, wherever Ray has placed it.
+
+    It raises :class:`ConfigError` where the directory is another one than in this process. None
+    if this process cannot leave a token there.
+    """
+    dump_dir = str(SkipManager.skip_instances[ROLE].local_config.dump_dir)
+    if not leave_token(dump_dir, ROLE):
+        return None
+    key = f"skip.{ROLE}.dump_dir (dispatch.journal)"
+    return functools.partial(refuse_unshared, key, dump_dir, job_id(), ROLE)
