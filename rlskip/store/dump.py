@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import stat
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -58,14 +57,6 @@ class OpenDump:
 
     place: Place
     folder: Folder
-
-    def is_in_place(self) -> bool:
-        """Whether the open directory still has this name, as far as can be seen."""
-        try:
-            now = os.lstat(self.place.directory)
-            return os.path.samestat(os.fstat(self.folder.handle), now)
-        except OSError:
-            return False
 
     def read_meta(self, identity: bool = True) -> DumpMeta:
         """Its ``meta.json``.

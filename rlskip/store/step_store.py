@@ -327,9 +327,10 @@ class StepStore:
                     yield here
                 except (CorruptDumpError, RefusedFileError) as error:
                     # Only what was read, not what another process may have put there since.
-                    if here.is_in_place():
+                    with contextlib.suppress(OSError):
                         judged = os.fstat(here.folder.handle)
-                        self.quarantine(step, error.what, call, judged=judged)
+                        if os.path.samestat(judged, os.lstat(here.place.directory)):
+                            self.quarantine(step, error.what, call, judged=judged)
                     raise
         except CorruptDumpError as error:
             if here is None:  # what has the directory's name is not a directory
