@@ -23,8 +23,7 @@ class Group:
     """The rows of a dump that were generated for one prompt: `count` of them from `start` on.
 
     Of a queue's dump ``start`` is the number of the group, whose ``count`` is 1 if it is complete,
-    and ``position`` that of its prompt among those of its step. ``checksum`` is the dump's, and
-    ``made`` what it was made for besides the prompts.
+    and ``position`` that of its prompt in its step. ``made``: for what besides the prompts.
     """
 
     key: Key

@@ -59,14 +59,9 @@ class OpenDump:
     folder: Folder
 
     def read_meta(self, identity: bool = True) -> DumpMeta:
-        """Its ``meta.json``.
+        """Its ``meta.json``; raises FileNotFoundError where neither file is there.
 
-        Raises
-        ------
-        FileNotFoundError
-            Neither file is there.
-        CorruptDumpError
-            It is damaged, or does not fit its place or its ``gen_batch.dp``.
+        Raises CorruptDumpError where it is damaged, or does not fit its place or ``gen_batch.dp``.
         """
         place = self.place
         where = f"{place.directory}/{place.meta}"
