@@ -245,13 +245,13 @@ def queued_groups(key: Key, meta: DumpMeta) -> list[Group]:
 
     Their digest is empty where only uids told their prompts apart.
     """
-    made = (meta.identity or Identity()).for_prompts(None)
+    made, groups = (meta.identity or Identity()).for_prompts(None), []
     try:
-        groups = [
-            Group(key, i, int(is_complete is True), meta.checksum, content or "", made, position)
-            for i, (content, position, is_complete) in enumerate(meta.info[QUEUED])
-        ]
+        for i, (content, position, is_complete) in enumerate(meta.info[QUEUED]):
+            digest, count = content or "", int(is_complete is True)
+            if (type(digest), type(position)) != (str, int):
+                return []
+            groups.append(Group(key, i, count, meta.checksum, digest, made, position))
     except (KeyError, TypeError, ValueError):
         return []
-    is_sound = all((type(g.digest), type(g.position)) == (str, int) for g in groups)
-    return groups if is_sound else []
+    return groups

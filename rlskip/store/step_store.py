@@ -167,14 +167,8 @@ class StepStore:
         """Write `rollouts` as a dump of `step`, completely or not at all.
 
         A dump that is there already stays, and its meta is returned. `about` has the other
-        parameters of :meth:`prepare`.
-
-        Raises
-        ------
-        UnsupportedTypeError
-            The rollouts or `info` hold what cannot be kept; nothing was written.
-        OSError
-            The disk is full, for example; nothing is left of the dump.
+        parameters of :meth:`prepare`. Raises UnsupportedTypeError where the rollouts or `info` hold
+        what cannot be kept; and OSError, for a full disk, say: then nothing is left of the dump.
         """
         return self.write(self.prepare(step, rollouts, **about))
 
