@@ -19,6 +19,7 @@ from rlskip.format.dump_errors import (
     UnreadableDumpError,
 )
 from rlskip.format.kinds import Packer, rebuild
+from rlskip.format.memory import half_of_memory
 from rlskip.jobs import alive
 from rlskip.store import commit
 from rlskip.store.commit import NewDump
@@ -71,7 +72,7 @@ class StepStore:
     ) -> None:
         self.directory = Path(directory)
         self.rank, self.world_size = rank, world_size
-        self._max_bytes = max_bytes
+        self._max_bytes = half_of_memory() if max_bytes is None else max_bytes
         self._quarantines, self._complete = quarantines, complete
         self._listing = Listing(self.directory)
         self._sweep_at = -math.inf
