@@ -44,18 +44,10 @@ class Assembly:
     """The picked rows as one batch of the sources' kind; it shares no memory with them.
 
     Tensors of different widths are padded to the widest, on the side where the sources have
-    padding. The rows' groups are named as the prompts are.
-
-    Parameters
-    ----------
-    digests
-        The hash of each of the prompts.
-    owners
-        For each of the picked rows the place of its prompt.
-    totals
-        By name the functions of the rows that give values which belong to a whole batch. Without
-        one the sources must have the same value; those that tell when a batch was made are left
-        out.
+    padding. The rows' groups are named as the prompts are: `digests` has the hash of each of the
+    prompts, `owners` for each of the picked rows the place of its prompt. `totals` are functions of
+    the rows, by the name of a value for a whole batch. Without one the sources must have the same;
+    what tells when a batch was made is left out.
     """
 
     _sources: Sequence[Source]
@@ -66,13 +58,11 @@ class Assembly:
     _totals: Totals
     # The columns that are put together so far.
     _rows: dict[str, Any] = attrs.field(init=False, factory=dict)
-    _widths: Widths = attrs.field(
-        init=False, default=attrs.Factory(lambda s: Widths(s._sources), takes_self=True)
-    )
+    _widths: Widths = attrs.field(init=False)
+    _fields: RowFields = attrs.field(init=False)
 
-    @property
-    def _fields(self) -> RowFields:
-        return self._sources[0].fields
+    def __attrs_post_init__(self) -> None:
+        self._widths, self._fields = Widths(self._sources), self._sources[0].fields
 
     def batch(self) -> Any:
         """Put it together.
@@ -130,11 +120,10 @@ class Assembly:
         names = parts[0].keys()
         odd = {name for part in parts for name in part.keys() ^ names}
         if odd and not of_meta:
-            raise AssemblyError(
-                f"some dumps have {', '.join(map(str, sorted(odd, key=str)))}, others have not",
-                "skip.match=prompt",
-                f"leave it out: skip.drop_fields=[{','.join(map(str, sorted(odd, key=str)))}]",
-            )
+            fields = sorted(map(str, odd))
+            remedy = f"leave it out: skip.drop_fields=[{','.join(fields)}]"
+            what = f"some dumps have {', '.join(fields)}, others have not"
+            raise AssemblyError(what, "skip.match=prompt", remedy)
         made = {}
         whole: dict[Any, list[Any]] = {}
         for name in [name for name in names if name not in odd]:

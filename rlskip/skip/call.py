@@ -181,14 +181,6 @@ class Call:
             )
         return found
 
-    def replace_prompts(self, prompts: Any) -> bool:
-        """Call the stage with `prompts` instead; False if no argument is the prompts."""
-        if not any(arg is self.prompts for arg in (*self.args, *self.kwargs.values())):
-            return False
-        self.args = tuple(prompts if arg is self.prompts else arg for arg in self.args)
-        self.kwargs = {k: prompts if v is self.prompts else v for k, v in self.kwargs.items()}
-        return True
-
     @functools.cached_property
     def needs(self) -> Needs:
         """What it needs of each session that it resumes."""

@@ -113,8 +113,13 @@ class CallRole(Role):
             self.dumps.notices.log_hidden()
             if self.local_config.on_miss == "generate":
                 _ = call.prompt_rows  # now: the stage may change its input
-                if self.flight is not None and not self._may_generate(call, self.flight):
-                    self._choose(call)
+                if self.flight is not None:
+                    is_there = functools.partial(self._is_there, call)
+                    lease = self.flight.enter(call.step, is_there, call.name)
+                    if lease is None:
+                        self._choose(call)
+                    else:  # other jobs wait for this one until the call ends
+                        call.cleanup.add(lease.release)
         return call.found is not None
 
     def replay(self, call: Call) -> Any:
@@ -216,26 +221,15 @@ class CallRole(Role):
             call.name, call.place = call.visit.begin(call.identity)
             call.cleanup.add(functools.partial(self._undo, call))
 
-    def _may_generate(self, call: Call, flight: SingleFlight) -> bool:
-        """Whether this job may generate the call; False once another job has dumped it.
-
-        What keeps other jobs from generating it is given back when the call ends.
-        """
-
-        def is_there() -> bool:
-            with call.visit.lock:
-                there = False
-                with contextlib.suppress(DumpError, OSError, MemoryError):
-                    there = self._matching.look_up(call) is not None
-            if call.cleanup.over:  # cancelled: nobody waits for this thread any more
-                raise asyncio.CancelledError
-            return there
-
-        lease = flight.enter(call.step, is_there, call.name)
-        if lease is None:
-            return False
-        call.cleanup.add(lease.release)
-        return True
+    def _is_there(self, call: Call) -> bool:
+        """Whether another job has dumped the call meanwhile."""
+        with call.visit.lock:
+            there = False
+            with contextlib.suppress(DumpError, OSError, MemoryError):
+                there = self._matching.look_up(call) is not None
+        if call.cleanup.over:  # cancelled: nobody waits for this thread any more
+            raise asyncio.CancelledError
+        return there
 
     # -- what is kept --------------------------------------------------------------------
 

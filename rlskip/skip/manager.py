@@ -244,10 +244,7 @@ class SkipManager:
     @classmethod
     def _turn_off(cls, guard: Guard) -> None:
         detach()
-        for role in cls.skip_instances.values():
-            role.begin_visit()  # ends what calls by hand hold
-        cls.step = None
-        cls._unlisted = frozenset()
+        cls.step, cls._unlisted = None, frozenset()
         cls.bypassed, cls._warned = set(), False
         cls.settings, cls.skip_instances = None, {}
         cls.start_engine = True

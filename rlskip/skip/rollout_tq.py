@@ -307,9 +307,12 @@ class GroupRole(Role):
         except DumpError as error:
             log.warning("rlskip: all prompts of step %d are submitted: %s", plan.step, error)
             return None
-        if call.replace_prompts(select(call.prompts, plan.rest)):
-            return replay
-        self.dumps.notices.once(
-            "computed", "%s; all prompts are submitted: no argument holds them", plan
-        )
-        return None
+        prompts = call.prompts
+        if not any(arg is prompts for arg in (*call.args, *call.kwargs.values())):
+            what = "%s; all prompts are submitted: no argument holds them"
+            self.dumps.notices.once("computed", what, plan)
+            return None
+        rest = select(prompts, plan.rest)
+        call.args = tuple(rest if arg is prompts else arg for arg in call.args)
+        call.kwargs = {k: rest if v is prompts else v for k, v in call.kwargs.items()}
+        return replay

@@ -23,8 +23,7 @@ class Group:
     """The rows of a dump that were generated for one prompt: `count` of them from `start` on.
 
     Of a queue's dump ``start`` is the number of the group, whose ``count`` is 1 if it is complete,
-    and ``position`` that of its prompt among those of its step. ``checksum`` is the dump's, and
-    ``made`` what it was made for besides the prompts.
+    and ``position`` that of its prompt in its step. ``made``: for what besides the prompts.
     """
 
     key: Key
@@ -246,13 +245,13 @@ def queued_groups(key: Key, meta: DumpMeta) -> list[Group]:
 
     Their digest is empty where only uids told their prompts apart.
     """
-    made = (meta.identity or Identity()).for_prompts(None)
+    made, groups = (meta.identity or Identity()).for_prompts(None), []
     try:
-        groups = [
-            Group(key, i, int(is_complete is True), meta.checksum, content or "", made, position)
-            for i, (content, position, is_complete) in enumerate(meta.info[QUEUED])
-        ]
+        for i, (content, position, is_complete) in enumerate(meta.info[QUEUED]):
+            digest, count = content or "", int(is_complete is True)
+            if (type(digest), type(position)) != (str, int):
+                return []
+            groups.append(Group(key, i, count, meta.checksum, digest, made, position))
     except (KeyError, TypeError, ValueError):
         return []
-    is_sound = all((type(g.digest), type(g.position)) == (str, int) for g in groups)
-    return groups if is_sound else []
+    return groups

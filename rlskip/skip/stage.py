@@ -33,21 +33,15 @@ class Stage:
     role: str
     prompts: PromptsSpec = None
     identity: IdentitySpec = None
-    #: The stage's name in the identity of its dumps; None where it is not known.
+    #: None where it is not known.
     stage: str | None = None
     lacks: LacksSpec = None
-    #: What the fields of its rows hold, where their names do not tell.
     rows: RowsSpec = None
-    #: By name functions of rows that are put together of several dumps: they return what belongs
-    #: to a whole batch.
     totals: Mapping[str, Callable[[Any], Any]] = attrs.field(factory=dict)
-    #: Keyword options that only the role understands (``BaseSkip.stage_options``).
     options: Mapping[str, Any] = attrs.field(factory=dict)
-    #: Names of arguments that are not compared; None: none is, and no dump records any.
+    #: None: no argument is compared, and no dump records any.
     ignore: Collection[str] | None = None
-    #: What a call returns, made of the result that is replayed; None: the result itself.
     on_replay: Callable[[Any], Any] | None = None
-    #: Whether its prompts are what an earlier stage returned: those of no dump are then a miss.
     derived: bool = False
     #: The step of a call with these arguments, None where it must not be skipped; else the step is
     #: what ``SkipManager.set_step`` set last.

@@ -1,11 +1,7 @@
 """Step dumps on disk: complete or absent, verified, compressed, and never pickled.
 
->>> store = StepStore(run_directory("dumps", "exp", "proj", 32, 8, 1024, 4096))
->>> store.save(3, rollouts, identity=Identity.of({"prompts": fingerprint(prompts), "n": 8}))
->>> store.load(3)
-
-``docs/store.md`` describes the format. Importing the package is light: torch loads when a name that
-needs it is first used.
+``docs/store.md`` has examples and the format. Importing the package is light: torch loads when a
+name that needs it is first used.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import stat
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -59,23 +58,10 @@ class OpenDump:
     place: Place
     folder: Folder
 
-    def is_in_place(self) -> bool:
-        """Whether the open directory still has this name, as far as can be seen."""
-        try:
-            now = os.lstat(self.place.directory)
-            return os.path.samestat(os.fstat(self.folder.handle), now)
-        except OSError:
-            return False
-
     def read_meta(self, identity: bool = True) -> DumpMeta:
-        """Its ``meta.json``.
+        """Its ``meta.json``; raises FileNotFoundError where neither file is there.
 
-        Raises
-        ------
-        FileNotFoundError
-            Neither file is there.
-        CorruptDumpError
-            It is damaged, or does not fit its place or its ``gen_batch.dp``.
+        Raises CorruptDumpError where it is damaged, or does not fit its place or ``gen_batch.dp``.
         """
         place = self.place
         where = f"{place.directory}/{place.meta}"

@@ -52,10 +52,9 @@ def stamp_of(found: os.stat_result) -> Stamp:
 
 def stamp_at(place: Place) -> Stamp | None:
     """The stamp of the dump that has this place now; None where there is none."""
-    try:
+    with contextlib.suppress(OSError):
         return stamp_of(os.lstat(place.directory / place.meta))
-    except OSError:
-        return None
+    return None
 
 
 def rows_of_prompts(info: Mapping[str, Any]) -> list[tuple[str, int, int]]:
@@ -82,26 +81,16 @@ def rows_of_prompts(info: Mapping[str, Any]) -> list[tuple[str, int, int]]:
 
 @attrs.frozen(eq=False)
 class IndexedDump:
-    """A line of the index.
-
-    Parameters
-    ----------
-    name
-        The dump's directory.
-    stamp
-        Of the ``meta.json`` that the line was made of.
-    batch
-        The hash of all its prompts; empty where it records none.
-    about
-        Its meta without the identity, and without what it says of single prompts.
-    joined
-        The hash of each of its prompts, or what each group of a queue is for, with commas between.
-    """
+    """A line of the index, of the dump whose directory has this name."""
 
     name: str
+    #: Of the ``meta.json`` that the line was made of.
     stamp: Stamp
+    #: The hash of all its prompts; empty where it records none.
     batch: str
+    #: Its meta without the identity, and without what it says of single prompts.
     about: Mapping[str, Any]
+    #: The hash of each of its prompts, or what each group of a queue is for, with commas between.
     joined: str
 
     @classmethod

@@ -47,30 +47,23 @@ class Retention:
             self._known[written.step] = time.time_ns()
             return
         try:
-            removed = self._remove(families(), written.step)
+            self._remove(families(), written.step)
         except Exception as error:  # the new dump is published: nothing may fail any more
             logger.warning("old dumps in %s cannot be removed: %s", self._root, error)
-        else:
-            if removed:
-                text = "removed the dumps of steps %s: keep_last=%d"
-                logger.info(text, removed, self._keep_last)
 
-    def _remove(self, families: Mapping[int, list[Place]], just_written: int) -> list[int]:
+    def _remove(self, families: Mapping[int, list[Place]], just_written: int) -> None:
         present = {step: self._known.get(step) or _written(of) for step, of in families.items()}
         self._known = {step: when for step, when in present.items() if when is not None}
         # Who reads one meanwhile needs no mark: who has opened it reads it to the end, or is told
         # that it is gone (NFS), and who comes later finds none. A miss, never a part of one.
         spared = {*in_use(self._root), just_written}
-        removed = []
         for step in sorted(self._known, key=self._known.__getitem__):
             if len(self._known) <= self._keep_last:
                 break
-            if step in spared:
-                continue
-            del self._known[step]
-            remove_family(families[step])
-            removed.append(step)
-        return removed
+            if step not in spared:
+                del self._known[step]
+                remove_family(families[step])
+                logger.info("removed the dumps of step %d: keep_last=%d", step, self._keep_last)
 
 
 def remove_family(places: Sequence[Place]) -> None:

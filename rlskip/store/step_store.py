@@ -19,6 +19,7 @@ from rlskip.format.dump_errors import (
     UnreadableDumpError,
 )
 from rlskip.format.kinds import Packer, rebuild
+from rlskip.format.memory import half_of_memory
 from rlskip.jobs import alive
 from rlskip.store import commit
 from rlskip.store.commit import NewDump
@@ -71,7 +72,7 @@ class StepStore:
     ) -> None:
         self.directory = Path(directory)
         self.rank, self.world_size = rank, world_size
-        self._max_bytes = max_bytes
+        self._max_bytes = half_of_memory() if max_bytes is None else max_bytes
         self._quarantines, self._complete = quarantines, complete
         self._listing = Listing(self.directory)
         self._sweep_at = -math.inf
@@ -167,14 +168,8 @@ class StepStore:
         """Write `rollouts` as a dump of `step`, completely or not at all.
 
         A dump that is there already stays, and its meta is returned. `about` has the other
-        parameters of :meth:`prepare`.
-
-        Raises
-        ------
-        UnsupportedTypeError
-            The rollouts or `info` hold what cannot be kept; nothing was written.
-        OSError
-            The disk is full, for example; nothing is left of the dump.
+        parameters of :meth:`prepare`. Raises UnsupportedTypeError where the rollouts or `info` hold
+        what cannot be kept; and OSError, for a full disk, say: then nothing is left of the dump.
         """
         return self.write(self.prepare(step, rollouts, **about))
 
@@ -327,9 +322,10 @@ class StepStore:
                     yield here
                 except (CorruptDumpError, RefusedFileError) as error:
                     # Only what was read, not what another process may have put there since.
-                    if here.is_in_place():
+                    with contextlib.suppress(OSError):
                         judged = os.fstat(here.folder.handle)
-                        self.quarantine(step, error.what, call, judged=judged)
+                        if os.path.samestat(judged, os.lstat(here.place.directory)):
+                            self.quarantine(step, error.what, call, judged=judged)
                     raise
         except CorruptDumpError as error:
             if here is None:  # what has the directory's name is not a directory

@@ -89,14 +89,8 @@ class Writer:
         """Like :meth:`StepStore.save`, but return as soon as the rollouts are copied, narrowed.
 
         `done` is called in the writer's thread with the dump's meta and None, or with None and the
-        error. Without it, an error is logged as a warning.
-
-        Raises
-        ------
-        UnsupportedTypeError
-            The rollouts or `info` hold what cannot be kept.
-        WriterTimeoutError
-            Earlier dumps were not written in time.
+        error. Without it, an error is logged as a warning. Raises WriterTimeoutError where earlier
+        dumps were not written in time.
         """
         dump = self.store.prepare(step, rollouts, **about)
         nbytes = sum(array.nbytes for array in dump.arrays)

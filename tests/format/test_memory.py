@@ -75,7 +75,7 @@ def test_a_replay_is_not_made_a_miss(
 
     run()
     with monkeypatch.context() as patch:
-        patch.setattr("rlskip.format.container.half_of_memory", lambda: MIB)
+        patch.setattr("rlskip.store.step_store.half_of_memory", lambda: MIB)
         with pytest.raises(TooLargeDumpError, match=r"skip\.max_bytes"):
             run()
         assert len(run(max_bytes=64 * MIB)) == 2 * MIB
