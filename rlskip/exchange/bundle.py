@@ -66,8 +66,8 @@ def make_bundle(
     for dump in [] if side is None else dumps_of(side.directory, step.number):
         part = dump.load(into="numpy")
         # The values of records may be texts.
-        index = [{**item, "value": _portable(item["value"], redact)} for item in part["index"]]
-        parts.append({**part, "index": index})
+        items = [{**item, "value": _portable(item["value"], redact)} for item in part["index"]]
+        parts.append({**part, "index": items})
     meta = dumps[0].full_meta()
     manifest: dict[str, Any] = {
         "rlskip": __version__,
