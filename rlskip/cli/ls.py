@@ -134,7 +134,7 @@ def _of_dump(dump: Dump, tallies: StepTallies) -> Line:
     return {
         "dump": dump.name,
         "step": dump.step,
-        "call": dump.call if dump.is_one_of_several else None,
+        "call": dump.call,
         "size": dump.size,
         "nbytes": meta.nbytes if meta else None,
         "written": dump.written,

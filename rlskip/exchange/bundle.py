@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -63,7 +62,12 @@ def make_bundle(
     """
     dumps = list(step.iter_dumps())
     rows = _rows_of(step, dumps, group, redact)
-    recorded = [] if side is None else dumps_of(side.directory, step.number)
+    parts = []
+    for dump in [] if side is None else dumps_of(side.directory, step.number):
+        part = dump.load(into="numpy")
+        # The values of records may be texts.
+        items = [{**item, "value": _portable(item["value"], redact)} for item in part["index"]]
+        parts.append({**part, "index": items})
     meta = dumps[0].full_meta()
     manifest: dict[str, Any] = {
         "rlskip": __version__,
@@ -83,9 +87,7 @@ def make_bundle(
         "bundle": _FORMAT,
         "manifest": packer.node(json.loads(json.dumps(manifest, default=str))),
         "rollouts": packer.node({name: [row[name] for row in rows] for name in rows[0]}),
-        "stages": packer.node(
-            [_portable_records(dump.load(into="numpy"), redact) for dump in recorded]
-        ),
+        "stages": packer.node(parts),
     }
     with out.open("wb") as file:
         container.write(file, index, packer.arrays)
@@ -150,20 +152,12 @@ def _portable_name(name: str, redact: bool) -> str:
     return found if found == name else f"{found} ({hashed})"
 
 
-def _portable_records(part: dict[str, Any], redact: bool) -> dict[str, Any]:
-    """The records of a step, whose values may be texts."""
-    index = [{**item, "value": _portable(item["value"], redact)} for item in part["index"]]
-    return {**part, "index": index}
-
-
 def _portable(value: Any, redact: bool) -> Any:
     """A value without paths of this machine, and if wanted without texts."""
     if isinstance(value, Mapping):
         return {_portable(str(k), False): _portable(v, redact) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_portable(v, redact) for v in value]
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)
     if not isinstance(value, str):
         return value
     if redact and value:

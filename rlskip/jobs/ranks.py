@@ -100,8 +100,7 @@ class RankGroup:
         """
         # Who is about to raise takes part first: a rank that left without it would keep the others
         # here until their timeout.
-        mine = [secrets.randbits(60), int(error is not None), *map(int, numbers)]
-        answers = [mine] if self.world_size == 1 else self._gather(mine, what)
+        answers = self._gathered([secrets.randbits(60), int(error is not None), *numbers], what)
         self.exchange_id = f"{answers[0][0]:015x}"
         if error is not None:
             raise error
@@ -113,8 +112,10 @@ class RankGroup:
             )
         return [tuple(answer[2:]) for answer in answers]
 
-    def _gather(self, numbers: list[int], what: str) -> list[list[int]]:
+    def _gathered(self, numbers: list[int], what: str) -> list[list[int]]:
         """The `numbers` of every rank."""
+        if self.world_size == 1:
+            return [list(map(int, numbers))]
         import torch
         import torch.distributed as dist
 

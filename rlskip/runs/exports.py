@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,12 @@ from rlskip.errors import RlskipError
 from rlskip.runs.opened import Scope
 from rlskip.runs.tables import extra
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
 
 def line(value: Any) -> str:
     """`value` on one line. JSON has no NaN and no infinity: null is written."""
     encoded = json.dumps(finite(value), ensure_ascii=False, allow_nan=False)
     # A lone surrogate, which a tokenizer may leave, has no UTF-8 form but can be escaped.
-    return _SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", encoded)
+    return encoded.encode("utf-8", "backslashreplace").decode()
 
 
 def write_parquet(target: Scope, out: Path) -> int:

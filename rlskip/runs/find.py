@@ -115,7 +115,7 @@ def find_target(name: str, within: Path, decode: Decode | None = None) -> Target
         return the_run(path, decode)
     step = Step(Run(place.root, decode=decode), place.step)
     named = (dump for dump in step.iter_dumps() if dump.place == place and place.call)
-    return next((Call(step, dump.call) for dump in named), step)
+    return next((Call(step, dump.call or 0) for dump in named), step)
 
 
 def the_run(within: Path, decode: Decode | None = None) -> Run:

@@ -44,7 +44,7 @@ class Dump:
     ``meta`` is None if it cannot be read, and ``problem`` is the reason. It lacks the identity, and
     what is recorded of single prompts (:meth:`full_meta`). ``written`` is in seconds since the
     epoch, by the file system's clock; ``size`` in bytes on disk. ``call`` is its number among the
-    calls of its step, as they were made, or that of the mini-batch.
+    calls of its step, as they were made, or that of the mini-batch; None where one call was made.
     """
 
     place: Place
@@ -52,8 +52,7 @@ class Dump:
     problem: str | None
     written: float
     size: int
-    call: int = 0
-    is_one_of_several: bool = False
+    call: int | None = None
     has_all_shards: bool = True
 
     @property
@@ -63,7 +62,7 @@ class Dump:
     @property
     def name(self) -> str:
         """As a user would name it: ``3``, ``3/0``, ``3 (rank 0 of 2)``."""
-        name = f"{self.step}/{self.call}" if self.is_one_of_several else str(self.step)
+        name = str(self.step) if self.call is None else f"{self.step}/{self.call}"
         ranks = self.place.world_size
         return name if ranks == 1 else f"{name} (rank {self.place.rank} of {ranks})"
 
@@ -124,8 +123,7 @@ class Dump:
                 remedy = "name one: rlskip.open(path, tokenizer=...)"
                 raise RlskipError("the dump names no tokenizer", f"step {self.step}", remedy)
             decode = decoder_at(self.tokenizer)
-        call = self.call if self.is_one_of_several else None
-        place = {**(more or {}), "step": self.step, "call": call}
+        place = {**(more or {}), "step": self.step, "call": self.call}
         if self.place.world_size > 1:
             place["rank"] = self.place.rank
         return Rollouts(columns, place, fields, decode, told)
@@ -167,7 +165,7 @@ class Dump:
 def dumps_of(directory: Path, step: int, call: int | None = None) -> list[Dump]:
     """The dumps of a step of the run in `directory`, in order, or those of one of its calls."""
     found = dumps_at(families(directory).get(step, []))
-    return [dump for dump in found if call is None or dump.call == call]
+    return [dump for dump in found if call is None or (dump.call or 0) == call]
 
 
 def dumps_at(places: Sequence[Place]) -> list[Dump]:
@@ -188,8 +186,7 @@ def dumps_at(places: Sequence[Place]) -> list[Dump]:
     return [
         attrs.evolve(
             dump,
-            call=number,
-            is_one_of_several=several,
+            call=number if several else None,
             has_all_shards=len(group) == dump.place.world_size,
         )
         for number, group in enumerate(sorted(groups.values(), key=order))

@@ -171,7 +171,7 @@ class Step(Scope):
 
     def calls(self) -> list[Call]:
         """Its calls, ascending; a step of which one call was made has one."""
-        return [Call(self, number) for number in sorted({dump.call for dump in self.dumps()})]
+        return [Call(self, number) for number in sorted({dump.call or 0 for dump in self.dumps()})]
 
     def iter_dumps(self) -> Iterator[Dump]:
         found = on_disk.dumps_of(self.run.directory, self.number)

@@ -358,16 +358,6 @@ def test_a_step_is_a_positive_whole_number(run: Path, step: Any) -> None:
         rlskip.write(run, [row()], step=step)
 
 
-@pytest.mark.parametrize("name", ["dumps", "s3://dumps"])
-def test_a_directory_of_no_run_is_named(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError):
-        rlskip.write(name, [row()], step=1)
-    assert not [*tmp_path.iterdir()]
-
-
 def test_what_cannot_be_kept_leaves_nothing(run: Path) -> None:
     with pytest.raises(UnsupportedTypeError):
         rlskip.write(run, [row(engine=object())], step=1)

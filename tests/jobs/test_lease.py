@@ -84,33 +84,6 @@ def test_other_steps_and_calls_do_not_wait(enter: Any, file: Path, clock: MockCl
     assert clock.now == 0
 
 
-def test_a_second_job_waits_and_loads(
-    enter: Any, other: Path, store: StepStore, file: Path, clock: MockClock,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    def finish() -> None:
-        store.save(1, "of the first")
-        file.unlink()
-
-    clock.at(200, finish)
-    assert enter(lambda: store.read_meta(1) is not None) is None
-    assert clock.now == pytest.approx(200, abs=1)
-    assert store.load(1) == "of the first"
-    (line,) = [record for record in caplog.records if "waiting for it" in record.message]
-    assert line.levelname == "WARNING", "a script without logging shows it, too"
-
-
-def test_a_dead_generator_is_taken_over(
-    enter: Any, other: Path, file: Path, clock: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    clock.at(70, lambda: silence(other))
-    lease = enter()
-    assert clock.now == pytest.approx(70, abs=2)
-    assert "no sign of life" in caplog.text
-    lease.release()
-    assert not file.exists()
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_gives_nothing_back(file: Path) -> None:
     lease = lease_in(file)

@@ -117,9 +117,3 @@ print([text for text in prompts if "w88 w11" in text][0])
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip().splitlines()[-1] == "w88 w11 w29 w39 w24 w56"
-
-
-def test_responses_that_are_text_are_shown_as_any_field(rlskip: Any, tmp_path: Path) -> None:
-    run = tmp_path / "exp_proj" / "GBS1_N1_in1_out1"
-    StepStore(run).save(1, {"responses": np.array(["Yes.", "No."]), "score": [1.0, 0.0]})
-    assert "Yes." in rlskip("show", 1, "-d", run).out
