@@ -63,13 +63,16 @@ class Code:
         found = [func] if isinstance(func, types.FunctionType) else []
         for one in found:  # which grows meanwhile
             there, (_, named) = one.__globals__, names_in(one.__code__)
+            seen = set[int]()
             near: list[Any] = [*cells_of(one).values(), *map(there.get, named)]
             for holder in [value for value in near if type(value) in (list, tuple, dict)]:
                 near += [*(holder.values() if type(holder) is dict else holder)][:_MOST]
-            kinds = (owner, there.get(one.__qualname__.partition(".")[0]), *near)
-            kinds = (k if issubclass(type(k), type | types.ModuleType) else type(k) for k in kinds)
-            for kind in dict.fromkeys(kinds):
-                near += [] if is_neutral(kind) else _parts(kind, ("__init__", "__call__", *named))
+            for value in (owner, there.get(one.__qualname__.partition(".")[0]), *near):
+                is_kind = issubclass(type(value), type | types.ModuleType)
+                kind: Any = value if is_kind else type(value)
+                if id(kind) not in seen and not is_neutral(kind):
+                    near += _parts(kind, ("__init__", "__call__", *named))
+                seen.add(id(kind))
             for value in near:
                 helper = innermost(value) if issubclass(type(value), _CODE) else None
                 if isinstance(helper, types.FunctionType) and len(found) <= _MOST:
