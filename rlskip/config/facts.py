@@ -6,6 +6,7 @@ application.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -26,11 +27,15 @@ SHAPING_NAMES = (
 """Names by which any application calls what shapes a rollout: the last names of a key."""
 
 SHAPING_PATTERNS = (
-    "model*", "base_model*", "pretrained*", "tokenizer*", "system*prompt*", "*template*",
-    "max_len*", "max_*len*", "max_*tokens*", "max_turns", "group*", "num_samples*", "n_samples*",
-    "*samples_per_prompt", "*thinking*",
+    "model*", "base_model*", "pretrained*", "adapter*", "lora_path*", "tokenizer*", "*temperature*",
+    "system*prompt*", "prompt_prefix", "prompt_suffix", "*template*", "*instruction*",
+    "stop_words*", "stop_str*", "stop_seq*", "max_len*", "max_*len*", "max_*tokens*", "max_turns",
+    "group*", "num_samples*", "n_samples*", "*samples_per_prompt", "*thinking*",
 )  # fmt: skip
-"""What the last name of other keys looks like, for which only a change of the config is warned."""
+"""What the last name of other keys looks like, for which only a change of the config is warned.
+
+A global of such a name that a stage reads is said to be left.
+"""
 
 # What such a name may hold that concerns training, and how fast it is.
 _OF_TRAINING = ("dtype", "parallel", "per_gpu")
@@ -122,11 +127,13 @@ class HostFacts:
         value = look_up(config, key)
         return dict(leaves(value, key)).get(key, dict(leaves(value)))
 
-    def seems_to_shape(self, key: str) -> bool:
-        """Whether a key shapes rollouts by its name."""
-        last = key.rpartition(".")[2].lower()
-        named = any(f".{key}".endswith(f".{name}") for name in SHAPING_NAMES) or (
-            any(fnmatchcase(last, pattern) for pattern in SHAPING_PATTERNS)
-            and not any(word in last for word in _OF_TRAINING)
-        )
-        return named and OTHER_NODES.isdisjoint(key.split("."))
+
+@functools.lru_cache(1 << 12)
+def seems_to_shape(key: str) -> bool:
+    """Whether a key shapes rollouts by its name."""
+    last = key.rpartition(".")[2].lower()
+    named = any(f".{key}".endswith(f".{name}") for name in SHAPING_NAMES) or (
+        any(fnmatchcase(last, pattern) for pattern in SHAPING_PATTERNS)
+        and not any(word in last for word in _OF_TRAINING)
+    )
+    return named and OTHER_NODES.isdisjoint(key.split("."))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from rlskip.config.check import is_below
-from rlskip.config.facts import OTHER_NODES, SHAPING_NAMES
+from rlskip.config.facts import OTHER_NODES, SHAPING_NAMES, seems_to_shape
 from rlskip.skip.code import names_in
 from rlskip.skip.names import ALL, IGNORED, SELF, SHAPING, read_name
 from rlskip.skip.plain import is_data, is_data_proto, is_single, plain_or_not
@@ -117,7 +117,8 @@ class Arguments:
         for place, name, part in parts:
             if kind_of(type_of(part)) != "function":
                 with contextlib.suppress(Exception):  # as in `at`
-                    self._sort(place, name, part, func, _DEPTH, quiet=True)
+                    quiet = not seems_to_shape(name.lower())
+                    self._sort(place, name, part, func, _DEPTH, quiet)
 
     def settle(self, first: FirstValues) -> Arguments:
         """Compare what shapes rollouts: of objects that were met before, the first values."""

@@ -8,7 +8,7 @@ import functools
 import inspect
 import textwrap
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -17,9 +17,9 @@ from rlskip.skip.stored import cells_of, classes_of, is_neutral
 
 _CODE = (
     types.FunctionType, types.MethodType, functools.partial, functools.partialmethod, staticmethod,
-    classmethod,
+    classmethod, property, functools.cached_property, type(functools.lru_cache(len)),
 )  # fmt: skip
-_MOST = 20  # functions whose helpers count
+_MOST = 20  # functions whose helpers count, and functions that one list or mapping holds
 
 
 def innermost(func: Any) -> Any:
@@ -33,6 +33,10 @@ def innermost(func: Any) -> Any:
             func = wrapped
         elif isinstance(func, staticmethod | classmethod):
             func = func.__func__
+        elif isinstance(func, property):
+            func = func.fget
+        elif isinstance(func, functools.cached_property):
+            func = func.func
         elif isinstance(func, types.FunctionType):
             return func
         elif not isinstance(called := vars(type(func)).get("__call__"), types.FunctionType):
@@ -52,18 +56,24 @@ class Code:
         """That of `func`, for an object of the class `owner`; without functions if it is C's.
 
         A helper is a function of its module or of another one of the user's, or a method there: of
-        a class that is named, or of `owner`, which may override what the stage calls.
+        what is named, be it a class or an object, or of `owner`, which may override what the stage
+        calls.
         """
         func = innermost(func)
         found = [func] if isinstance(func, types.FunctionType) else []
         for one in found:  # which grows meanwhile
             there, (_, named) = one.__globals__, names_in(one.__code__)
+            seen = set[int]()
             near: list[Any] = [*cells_of(one).values(), *map(there.get, named)]
-            for kind in (owner, there.get(one.__qualname__.partition(".")[0]), *near):
-                if issubclass(type(kind), type | types.ModuleType) and not is_neutral(kind):
-                    near += [_part(kind, name) for name in ("__init__", *named)]
+            for holder in [value for value in near if type(value) in (list, tuple, dict)]:
+                near += [*(holder.values() if type(holder) is dict else holder)][:_MOST]
+            for value in (owner, there.get(one.__qualname__.partition(".")[0]), *near):
+                is_kind = issubclass(type(value), type | types.ModuleType)
+                kind: Any = value if is_kind else type(value)
+                if id(kind) not in seen and not is_neutral(kind):
+                    near += _parts(kind, ("__init__", "__call__", *named))
+                seen.add(id(kind))
             for value in near:
-                value = value.fget if type(value) is property else value
                 helper = innermost(value) if issubclass(type(value), _CODE) else None
                 if isinstance(helper, types.FunctionType) and len(found) <= _MOST:
                     is_users = "-packages" not in helper.__code__.co_filename
@@ -91,11 +101,13 @@ class Code:
         return f"{self.functions[0].__qualname__}, {kind} {xxhash.xxh3_64_hexdigest(text.encode())}"
 
 
-def _part(kind: Any, name: str) -> Any:
-    """What a class or a module has by a name, read without calling it."""
-    if isinstance(kind, types.ModuleType):
-        return vars(kind).get(name)
-    return next((own[name] for _, own in classes_of(kind) if name in own), None)
+def _parts(kind: Any, names: Iterable[str]) -> list[Any]:
+    """What a class or a module has by these names, read without calling it."""
+    is_module = isinstance(kind, types.ModuleType)
+    found: dict[str, Any] = {}
+    for own in [vars(kind)] if is_module else [own for _, own in classes_of(kind)]:
+        found = {name: own[name] for name in names if name in own} | found
+    return [*found.values()]
 
 
 @functools.lru_cache(1 << 10)

@@ -15,7 +15,7 @@ import attrs
 from rlskip._human import age, short
 from rlskip.batch.fields import field_names, score_fields
 from rlskip.config.check import is_below
-from rlskip.config.facts import HostFacts
+from rlskip.config.facts import HostFacts, seems_to_shape
 from rlskip.config.skip import BUILT_IN_ROLES, TRAINING_ROLES, VALIDATION_ROLE, SkipAction, as_given
 from rlskip.skip.call import Call
 from rlskip.skip.kept_config import changed_keys, read_config
@@ -190,7 +190,7 @@ class Notices:
             text = f"{key} ({_short(then.get(key))} then, {_short(now.get(key))} now)"
             if is_below(key, settled) or not self._is_new(text):
                 continue
-            if self._facts.seems_to_shape(key):
+            if seems_to_shape(key):
                 shaping[key] = text
             else:
                 others.append(text)

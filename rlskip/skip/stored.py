@@ -72,9 +72,7 @@ _NEUTRAL_ENDINGS = (
     "Tokenizer", "Tracker", "Writer",
 )  # fmt: skip
 # Of most attributes of a class.
-_USUAL = {
-    types.FunctionType, property, str, int, float, bool, types.NoneType, *_MEMBERS,
-}  # fmt: skip
+_USUAL = {property, str, int, float, bool, types.NoneType, *_MEMBERS}
 _WHOLE_CONFIG = {"skip", "rlskip", "hydra"}
 _OF_PYDANTIC = ("__pydantic_extra__", "__pydantic_private__")
 # What a subclass may have and be no other kind of object.
@@ -214,17 +212,21 @@ def kept_by(kind: Any, stored: Mapping[Any, Any]) -> dict[str, Any]:
     What shapes rollouts by its name, `UNREAD` where it is computed; and of classes of the user's
     what is neither a single value nor called.
     """
-    is_class = isinstance(kind, type)  # bases and the metaclass come last
+    is_class = isinstance(kind, type)
     found: dict[str, Any] = {}
-    classes = [*classes_of(kind), *classes_of(type(kind))] if is_class else [(kind, vars(kind))]
+    classes = classes_of(kind) if is_class else [(kind, vars(kind))]
+    if type(kind) not in (type, types.ModuleType):
+        classes += classes_of(type(kind))  # the metaclass is asked last
     for owner, own in classes:
         is_users = is_class and not is_neutral(owner)
         for name, part in own.items():
+            if type(part) is types.FunctionType or name[:2] == "__":  # most are
+                continue
             bare, shapes, _ = read_name(name)
             if shapes and not callable(part):
                 if type(part) not in _MEMBERS and {bare, f"_{bare}"}.isdisjoint(stored):
                     found.setdefault(name, UNREAD if hasattr(type(part), "__get__") else part)
-            elif is_users and type(part) not in _USUAL and name[:2] != "__":
+            elif is_users and type(part) not in _USUAL:
                 found.setdefault(name, part)
     return {name: part for name, part in found.items() if name not in stored}
 

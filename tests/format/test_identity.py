@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,10 @@ def test_equal_values_make_equal_identities(a: Any, b: Any) -> None:
         (float("nan"), None),
         (2**80, 2**80 + 1),
         (torch.bfloat16, torch.float16),
+        (date(2026, 1, 1), date(2026, 1, 2)),
+        (Path("a"), Path("b")),
+        (b"a", b"b"),
+        ({1, 2}, {1, 3}),
         ("a" * 100 + "b" + "a" * 100, "a" * 100 + "c" + "a" * 100),
     ],
     ids=lambda value: type(value).__name__,

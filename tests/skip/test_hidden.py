@@ -300,6 +300,7 @@ def test_other_code_is_said_or_refused(run: Any, tmp_path: Path, has_source: boo
 
 
 HELPED = """
+import functools
 SETTINGS = {{"temperature": {setting}, "style": 1}}
 class Trainer:
     def __init__(self, ran): self.ran = ran
@@ -313,14 +314,24 @@ class Trainer:
 class Hooked(Trainer):
     def hooked(self): return {override}
     def unnamed(self): return {other}
-def helper(): return {function}, drawn(), made(), SETTINGS, draw(), drawing.look(), Kept().act()
+def helper():
+    of_objects = KEPT.of_object, KEPT(), STAGES["one"](), SYSTEM_PROMPT, shared()
+    return {function}, drawn(), made(), SETTINGS, draw(), drawing.look(), Kept().act(), of_objects
 def other(): return {other}
 def drawn(top_p=float({default})): return top_p
 def make(top_k): return lambda: top_k
 made = make({closure})
 class Kept:
     def __init__(self): self.kept = {init}
+    def __call__(self): return {call}
     def act(self): return 1
+    @property
+    def of_object(self): return {computed}
+KEPT, SYSTEM_PROMPT = Kept(), "brief"
+def listed(): return {dispatched}
+STAGES = {{"one": listed}}
+@functools.lru_cache
+def shared(): return {cached}
 """
 DRAWING = """
 MOST = TOP_P = {imported}
@@ -346,8 +357,12 @@ def test_helpers_count_their_code_and_what_they_read(run: Any, tmp_path: Path) -
         SkipManager.annotate("rollout", stage="generate", ignore=["self"])(trainer.generate)([1])
 
     assert run(loop, "") == "generated"
-    assert run(loop, "other") == ""
-    for changed in ("method", "override", "function", "init", "far", "farther"):
+    left = "SYSTEM_PROMPT (a str)"
+    assert left in run(loop, "other")
+    for changed in (
+        "method", "override", "function", "init", "far", "farther", "call", "computed",
+        "dispatched", "cached",
+    ):  # fmt: skip
         assert "the code of Trainer.generate has changed" in run(loop, changed)
     assert "arguments.SETTINGS.temperature: 2 now, 1 in the dump" in run(loop, "setting")
     assert "arguments.drawing.TOP_P: 2 now, 1 in the dump" in run(loop, "imported")

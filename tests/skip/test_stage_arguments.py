@@ -10,7 +10,6 @@ from argparse import Namespace
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
@@ -133,11 +132,9 @@ def test_other_arguments_are_a_mismatch_that_names_them(calls: Any) -> None:
         ({"n": 4, "temperature": 1.0}, {}),
         ({"n": 2}, {"n": np.int64(2)}),
         ({"temperature": 0.5}, {"temperature": torch.tensor(0.5)}),
-        ({"x": Path("a/b")}, {"x": Path("a/b")}),
         ({"x": Mode.GREEDY}, {"x": Mode.GREEDY}),
         ({"x": Sampling(0.5)}, {"x": Sampling(0.5)}),
         ({"x": [1, {"a": None}]}, {"x": (1, {"a": None})}),
-        ({"x": np.arange(3)}, {"x": np.arange(3)}),
         ({"step": 1, "seed": 1}, {"global_step": 2, "seed": 2, "device": "cuda"}),
         (
             {"output_dir": "a", "pbar": None, "callbacks": [], "logger": None, "progress": True},
@@ -147,12 +144,9 @@ def test_other_arguments_are_a_mismatch_that_names_them(calls: Any) -> None:
         ({"x": print}, {"x": len}),
         ({"cfg": {"skip": {"steps": 1}}}, {"cfg": {"skip": {"steps": 2}}}),
         ({"x": np.zeros(10**6)}, {"x": np.ones(10**6)}),
-        ({"x": {"a": ["b"] * 1000}}, {"x": {"a": ["b"] * 1000}}),
         ({"x": Broken()}, {"x": Broken()}),
         ({"x": torch.ones(2, device="meta")}, {"x": torch.zeros(2, device="meta")}),
         ({"x": nested(3000)}, {"x": nested(4000)}),
-        ({"x": {"b", "a"}}, {"x": frozenset("ab")}),
-        ({"x": [1] * 300}, {"x": (1.0,) * 300}),
         (
             {"x": GenerationConfig(1, transformers_version="a")},
             {"x": GenerationConfig(1, transformers_version="b")},
@@ -163,7 +157,6 @@ def test_other_arguments_are_a_mismatch_that_names_them(calls: Any) -> None:
         ({"engine": None}, {}),
         ({}, {"engine": print}),
         ({"images": [print]}, {"images": BIG}),
-        ({"x": [0] * 20_000}, {"x": [0] * 20_000}),
     ],
 )
 def test_equal_and_neutral_arguments_are_no_mismatch(calls: Any, first: Any, second: Any) -> None:
@@ -177,21 +170,11 @@ def test_equal_and_neutral_arguments_are_no_mismatch(calls: Any, first: Any, sec
         ({"x": 1}, {"x": True}, "x: True now, 1"),
         ({"x": None}, {}, "x: absent now, None"),
         ({}, {"top_k": 5}, "top_k: 5 now, absent"),
-        ({"x": Path("a")}, {"x": Path("b")}, "x"),
         ({"x": Mode.GREEDY}, {"x": Mode.SAMPLED}, "x: '<Mode.SAMPLED 2>' now"),
         ({"x": Sampling(0.5)}, {"x": Sampling(0.6)}, "x.temperature: 0.6 now, 0.5"),
         ({"x": SimpleNamespace(k=1)}, {"x": Namespace(k=2)}, "x.k: 2 now"),
-        ({"x": np.arange(3)}, {"x": np.arange(4)}, "x"),
-        ({"x": b"a"}, {"x": b"b"}, "x"),
-        ({"x": ["a"] * 1000}, {"x": ["a"] * 999 + ["b"]}, "x: '<list of 1000: "),
-        ({"x": "a" * 9000}, {"x": "a" * 8999 + "b"}, "x: '<str of 9000: "),
-        ({"x": {1, 2}}, {"x": {1, 3}}, "x"),
-        ({"x": [1.5] * 300}, {"x": [True] * 300}, "x"),
-        ({"x": {(1, 2): 3}}, {"x": {(1, 2): 4}}, "x"),
         ({"x": Decimal("1.5")}, {"x": Decimal("1.6")}, "x: \"<Decimal('1.6')>\" now"),
         ({"x": deque([1])}, {"x": deque([2])}, "x: [2] now, [1]"),
-        ({"x": date(2026, 1, 1)}, {"x": date(2026, 1, 2)}, "x"),
-        ({"x": torch.float32}, {"x": torch.bfloat16}, "x: '<torch.bfloat16>' now"),
         ({"x": Attributes(0.5)}, {"x": Attributes(0.6)}, "x.temperature: 0.6 now, 0.5"),
         ({"x": Struct(0.5)}, {"x": Struct(0.6)}, "x.temperature: 0.6 now, 0.5"),
         ({"x": GenerationConfig(0.5)}, {"x": GenerationConfig(0.6)}, "x.temperature: 0.6 now, 0.5"),
@@ -213,7 +196,6 @@ def test_equal_and_neutral_arguments_are_no_mismatch(calls: Any, first: Any, sec
             "x: [{'a': {'<type>': 'Other', 'a': 1}}] now",
         ),
         ({"x": re.compile(WIDE + "a")}, {"x": re.compile(WIDE + "b")}, "x: "),
-        ({"x": [0] * 10_001}, {"x": [1] * 10_001}, "x: '<list of 10001: "),
         ({"x": {"skip": 1}}, {"x": {"skip": 2}}, "x.skip: 2 now, 1 in"),
         ({"x": [{"skip": 1, "f": print, "n": 1}]}, {"x": []}, "x: [] now"),
     ],
