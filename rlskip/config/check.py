@@ -12,7 +12,6 @@ import difflib
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import attrs
@@ -31,7 +30,6 @@ _OWN_RESOLVER = re.compile(r"\$\{\s*(?!oc\.|(?:hydra|now|python_version)\s*:)[\w
 
 #: For keys of a node: a key of the host's, and the value there.
 OfHost = Mapping[str, tuple[str, Any]]
-NOTHING: OfHost = MappingProxyType({})
 
 
 @attrs.frozen
@@ -147,7 +145,7 @@ def read(
     at: str,
     problems: list[Problem],
     *,
-    of_host: OfHost = NOTHING,
+    of_host: OfHost | None = None,
     otherwise: str = "",
 ) -> T:
     """Build `schema` from `node`, the mapping at key `at`; append what is wrong to `problems`.
@@ -170,8 +168,9 @@ def read(
     """
     fields = {f.name: f for f in dataclasses.fields(schema)}  # type: ignore[arg-type]
     given = {str(name): (f"{at}.{name}", value) for name, value in node.items()}
-    null = {name for name in fields if node.get(name) is None}
-    given |= {name: of_host[name] for name in null & {*of_host} if of_host[name][1] is not None}
+    for name, (key, value) in (of_host or {}).items():
+        if name in fields and node.get(name) is None and value is not None:
+            given |= {name: (key, value)}
     made, typed = schema(), OmegaConf.structured(schema)
     for name, field in fields.items():
         if "parse" in field.metadata:  # of a default, too

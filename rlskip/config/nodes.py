@@ -11,7 +11,6 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlskip.config.check import (
-    NOTHING,
     OfHost,
     Problem,
     calls_own_resolver,
@@ -183,7 +182,7 @@ def find_node(config: Any, name: str, schema: type | None = None) -> dict[str, A
     raise ConfigError(f"expected a mapping, got {plain!r}", name, if_own(name).removeprefix("; "))
 
 
-def read_node(schema: type[T], name: str, config: Any, of_host: OfHost = NOTHING) -> T:
+def read_node(schema: type[T], name: str, config: Any, of_host: OfHost | None = None) -> T:
     """The node `name` of a config as its dataclass; the defaults when the config has none.
 
     The config is as for :func:`find_node`; what this function returned reads as itself. Raises one

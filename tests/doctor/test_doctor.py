@@ -338,45 +338,42 @@ def test_an_experiment_that_chooses_the_option_is_swept(
         assert said_of(fixed, "sweep") == ""
 
 
-def test_legacy_flags_and_roles_of_the_applications_own(explain: Callable[..., Any]) -> None:
-    legacy = "actor_rollout_ref: {rollout: {skip: {enable: true}}}\n"
-    said = explain("+skip=rollout_cache", config=legacy)
-    assert "forced to False" in said_of(said, "legacy flag")
-    own = explain("+skip=rollout_cache", "skip.critic.enable=true", "skip.critic.warmup=3")
-    assert errors(own) == []
-    assert "role critic is the application's own" in said_of(own, "skip")
-
-
-@pytest.mark.parametrize(("mode", "place"), [((), "out"), (("-m", "skip.n=1,2"), "sweep/0")])
-def test_a_dump_dir_in_the_jobs_own_directory(
-    app: Path, explain: Callable[..., Any], mode: tuple[str, ...], place: str
+@pytest.mark.parametrize(
+    ("overrides", "config", "topic", "said"),
+    [
+        ([], "actor_rollout_ref: {rollout: {skip: {enable: true}}}\n", "legacy flag", "to False"),
+        (["skip.critic.enable=true", "skip.critic.warmup=3"], HOST, "skip",
+         "role critic is the application's own"),
+        (["+skip.attach.rollout='lib:Trainer.generate'"], HOST + "job: ${oc.env:SET_IN_THE_JOB}\n",
+         "attach", "lib:Trainer.generate becomes the stage rollout"),
+        (["skip.dump_dir=${hydra:runtime.output_dir}/d"], HOST, "dump dir", "/out/d (to be made"),
+        (["-m", "skip.n=1,2", "skip.dump_dir=${hydra:runtime.output_dir}/d"], HOST, "dump dir",
+         "/sweep/0/d (to be made"),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_a_sound_command(
+    explain: Callable[..., Any], overrides: list[str], config: str, topic: str, said: str
 ) -> None:
-    said = explain(*mode, "+skip=rollout_cache", "skip.dump_dir=${hydra:runtime.output_dir}/d")
-    assert f"{app}/{place}/d (to be made" in said_of(said, "dump dir")
+    found = explain("+skip=rollout_cache", *overrides, config=config)
+    assert errors(found) == []
+    assert said in said_of(found, topic)
 
 
-def test_functions_that_the_config_attaches_are_named(explain: Callable[..., Any]) -> None:
-    on = ("+skip=rollout_cache", "+skip.attach.rollout='lib.trainer:Trainer.generate'")
-    said = explain(*on, config=HOST + "later: ${oc.env:SET_IN_THE_JOB}\n")
-    assert errors(said) == [], "what only the job can resolve is no error"
-    assert said_of(said, "attach") == "lib.trainer:Trainer.generate becomes the stage rollout"
+FOREIGN = """
+import hydra
+from hydra.core.plugins import Plugins
+real = Plugins.discover
+Plugins.discover = lambda self, kind=None: [
+    p for p in real(self, kind) if p.__name__ != 'RlskipSearchPathPlugin']
+@hydra.main(version_base=None, config_path=None)
+def main(cfg): raise SystemExit('it was run')
+main()
+"""
 
 
 def test_a_command_whose_hydra_does_not_know_rlskip(rlskip: Any, tmp_path: Path) -> None:
     """As in an environment without rlskip: `+skip=...` arrives as text."""
-    (tmp_path / "app.py").write_text(
-        "import sys\n"
-        "sys.path[:] = [p for p in sys.path if not p.endswith('-packages')] + sys.path\n"
-        "from hydra.core.plugins import Plugins\n"
-        "from hydra.plugins.search_path_plugin import SearchPathPlugin\n"
-        "import hydra\n"
-        "real = Plugins.discover\n"
-        "Plugins.discover = lambda self, kind=None: [\n"
-        "    p for p in real(self, kind) if p.__name__ != 'RlskipSearchPathPlugin']\n"
-        "@hydra.main(version_base=None, config_path=None)\n"
-        "def main(cfg): raise SystemExit('it was run')\n"
-        "main()\n"
-    )
+    (tmp_path / "app.py").write_text(FOREIGN)
     said = rlskip(
         "doctor", "--json", "--", sys.executable, tmp_path / "app.py", "+skip=rollout_cache"
     )
@@ -391,7 +388,7 @@ def test_a_script_without_hydra_is_reported(rlskip: Any, tmp_path: Path) -> None
     said = rlskip("doctor", "--json", "--", sys.executable, tmp_path / "script.py")
     assert "this is not a Hydra application" in errors(said)[0]
     nowhere = rlskip("doctor", "--json", "--", "/no/such/python", "app.py")
-    assert "there is no /no/such/python" in errors(nowhere)[0]
+    assert "/no/such/python cannot be run: No such file" in errors(nowhere)[0]
     folder = rlskip("doctor", "--json", "--", tmp_path, "app")
     assert f"{tmp_path} cannot be run: Permission denied" in errors(folder)[0]
 
