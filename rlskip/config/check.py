@@ -157,6 +157,7 @@ def read(
     - ``parse``: a function of a value (not None) and its full key that returns what the field
       holds, or raises ConfigError
     - ``needed_by``: another field, and the values of it that need one here
+    - ``null``: what null means where a host has no value either
 
     Parameters
     ----------
@@ -168,9 +169,7 @@ def read(
     """
     fields = {f.name: f for f in dataclasses.fields(schema)}  # type: ignore[arg-type]
     given = {str(name): (f"{at}.{name}", value) for name, value in node.items()}
-    for name, (key, value) in (of_host or {}).items():
-        if name in fields and node.get(name) is None and value is not None:
-            given |= {name: (key, value)}
+    given |= {name: there for name, there in (of_host or {}).items() if there[1] is not None}
     made, typed = schema(), OmegaConf.structured(schema)
     for name, field in fields.items():
         if "parse" in field.metadata:  # of a default, too
@@ -189,6 +188,8 @@ def read(
             meant = "" if is_told else _meaning(schema, name)
             problems.append(Problem(key, str(error).splitlines()[0], meant))
     for name, field in fields.items():
+        if getattr(made, name) is None and "null" in field.metadata:
+            setattr(made, name, field.metadata["null"])
         other, values = field.metadata.get("needed_by", ("", ()))
         if other and getattr(made, name) is None and getattr(made, other) in values:
             what = f"{other}: {getattr(made, other)} needs a value here"
