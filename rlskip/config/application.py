@@ -67,11 +67,6 @@ _FACTS = {
     "engine": [f"{ROLLOUT}.name"],
     "tokenizer": ["actor_rollout_ref.model.tokenizer_path", "actor_rollout_ref.model.path"],
 }
-_NAMED_IN_MESSAGES = {
-    "experiment": "trainer.experiment_name",
-    "steps": TOTAL_STEPS,
-    "n": f"{ROLLOUT}.n",
-}
 # For keys of `dispatch`, `replay` and `merge` that are null.
 _OF_NODES = {
     "n": [f"{ROLLOUT}.n"],
@@ -93,6 +88,8 @@ def application_facts(config: Any) -> HostFacts:
     """
     config, given = readable(config), config
     facts = {fact: look_up_first(config, keys) for fact, keys in _FACTS.items()}
+    if look_up(config, "trainer") is not None:
+        facts["experiment_key"] = "trainer.experiment_name"
     total = look_up(config, TOTAL_STEPS)
     # Names are relative to the rollout node, where most are.
     compared = (leaf for key in _COMPARED_KEYS for leaf in leaves(look_up(config, key), key))
@@ -118,12 +115,6 @@ def application_facts(config: Any) -> HostFacts:
         shaping={**shaping, **of_teachers},
         val_shaping={**shaping, **own},
         known=(*_COMPARED_KEYS, *_SAID_ELSEWHERE),
-        # Of nodes that the application does not have, messages name rlskip's own keys.
-        keys={
-            fact: key
-            for fact, key in _NAMED_IN_MESSAGES.items()
-            if look_up(config, key.split(".")[0]) is not None
-        },
     )
 
 

@@ -57,6 +57,7 @@ class HostFacts:
     experiment: str | None = None  #: with `project` the name of the run, else `origin` names it
     project: str | None = None
     origin: Origin | None = None  #: None: that of this process
+    experiment_key: str = "skip.experiment_name"  #: the key of `experiment`, for messages
     prompts: int | None = None  #: a step
     queued_prompts: int | None = None  #: that a step submits to a queue, if that is another number
     n: int | None = None  #: sessions a prompt
@@ -90,14 +91,6 @@ class HostFacts:
     #: compared, or told elsewhere. Of any other, a name of :data:`SHAPING_NAMES`, or one like
     #: :data:`SHAPING_PATTERNS`, is a warning.
     known: tuple[str, ...] = ()
-
-    #: The host's keys by the names of these facts, for messages.
-    keys: Mapping[str, str] = attrs.field(factory=dict)
-
-    @property
-    def experiment_key(self) -> str:
-        """The key that names the experiment, as messages name it."""
-        return self.keys.get("experiment", "skip.experiment_name")
 
     def value_at(self, key: str, where: str) -> Any:
         """The value of a key of `config` that the list at config key `where` names.
