@@ -7,6 +7,7 @@ what is compared.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from contextlib import nullcontext
 from fnmatch import fnmatchcase
 from typing import Any
@@ -66,12 +67,7 @@ _FACTS = {
     "engine": [f"{ROLLOUT}.name"],
     "tokenizer": ["actor_rollout_ref.model.tokenizer_path", "actor_rollout_ref.model.path"],
 }
-_NAMED_IN_MESSAGES = {
-    "experiment": "trainer.experiment_name",
-    "steps": TOTAL_STEPS,
-    "n": f"{ROLLOUT}.n",
-}
-# For keys of `dispatch` and `replay` that are null.
+# For keys of `dispatch`, `replay` and `merge` that are null.
 _OF_NODES = {
     "n": [f"{ROLLOUT}.n"],
     "val_n": [f"{ROLLOUT}.val_kwargs.n"],
@@ -79,8 +75,10 @@ _OF_NODES = {
     "rollout_level": ["trainer.v1.rollout_level_dispatch"],
     "max_concurrent_rollouts_per_worker": ["trainer.v1.max_concurrent_rollouts_per_worker"],
     "seed": ["data.seed", "seed"],
+    "stepwise_output": ["generator.merge_stepwise_output"],  # SkyRL's
 }
-_SAMPLING = ("temperature", "top_p", "top_k")
+_SAMPLING = {"sampling": ROLLOUT, "val_sampling": f"{ROLLOUT}.val_kwargs"}
+_SAMPLED = ("temperature", "top_p", "top_k")
 
 
 def application_facts(config: Any) -> HostFacts:
@@ -90,6 +88,8 @@ def application_facts(config: Any) -> HostFacts:
     """
     config, given = readable(config), config
     facts = {fact: look_up_first(config, keys) for fact, keys in _FACTS.items()}
+    if look_up(config, "trainer") is not None:
+        facts["experiment_key"] = "trainer.experiment_name"
     total = look_up(config, TOTAL_STEPS)
     # Names are relative to the rollout node, where most are.
     compared = (leaf for key in _COMPARED_KEYS for leaf in leaves(look_up(config, key), key))
@@ -115,22 +115,18 @@ def application_facts(config: Any) -> HostFacts:
         shaping={**shaping, **of_teachers},
         val_shaping={**shaping, **own},
         known=(*_COMPARED_KEYS, *_SAID_ELSEWHERE),
-        # Of nodes that the application does not have, messages name rlskip's own keys.
-        keys={
-            fact: key
-            for fact, key in _NAMED_IN_MESSAGES.items()
-            if look_up(config, key.split(".")[0]) is not None
-        },
     )
 
 
-def of_host(config: Any) -> OfHost:
-    """For keys of `dispatch` and `replay` that are null: the application's key, and its value."""
-    config = readable(config)
-    found = {name: (keys[0], look_up_first(config, keys)) for name, keys in _OF_NODES.items()}
-    for name, node in (("sampling", ROLLOUT), ("val_sampling", f"{ROLLOUT}.val_kwargs")):
-        given = {key: look_up(config, f"{node}.{key}") for key in _SAMPLING}
-        found[name] = node, {key: value for key, value in given.items() if value is not None}
+def of_host(config: Any, names: Iterable[str]) -> OfHost:
+    """For those of the `names` of a node's keys that have one: the host's key, and its value."""
+    config, found = readable(config), {}
+    for name in names:
+        if keys := _OF_NODES.get(name):
+            found[name] = keys[0], look_up_first(config, keys)
+        elif node := _SAMPLING.get(name):
+            given = {key: look_up(config, f"{node}.{key}") for key in _SAMPLED}
+            found[name] = node, {key: value for key, value in given.items() if value is not None}
     return found
 
 

@@ -12,7 +12,6 @@ import difflib
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import attrs
@@ -31,7 +30,6 @@ _OWN_RESOLVER = re.compile(r"\$\{\s*(?!oc\.|(?:hydra|now|python_version)\s*:)[\w
 
 #: For keys of a node: a key of the host's, and the value there.
 OfHost = Mapping[str, tuple[str, Any]]
-NOTHING: OfHost = MappingProxyType({})
 
 
 @attrs.frozen
@@ -152,7 +150,7 @@ def read(
     at: str,
     problems: list[Problem],
     *,
-    of_host: OfHost = NOTHING,
+    of_host: OfHost | None = None,
     otherwise: str = "",
 ) -> T:
     """Build `schema` from `node`, the mapping at key `at`; append what is wrong to `problems`.
@@ -164,6 +162,7 @@ def read(
     - ``parse``: a function of a value (not None) and its full key that returns what the field
       holds, or raises ConfigError
     - ``needed_by``: another field, and the values of it that need one here
+    - ``null``: what null means where a host has no value either
 
     Parameters
     ----------
@@ -175,8 +174,7 @@ def read(
     """
     fields = {f.name: f for f in dataclasses.fields(schema)}  # type: ignore[arg-type]
     given = {str(name): (f"{at}.{name}", value) for name, value in node.items()}
-    null = {name for name in fields if node.get(name) is None}
-    given |= {name: of_host[name] for name in null & {*of_host} if of_host[name][1] is not None}
+    given |= {name: there for name, there in (of_host or {}).items() if there[1] is not None}
     made, typed = schema(), OmegaConf.structured(schema)
     for name, field in fields.items():
         if "parse" in field.metadata:  # of a default, too
@@ -195,6 +193,8 @@ def read(
             meant = "" if is_told else _meaning(schema, name)
             problems.append(Problem(key, str(error).splitlines()[0], meant))
     for name, field in fields.items():
+        if getattr(made, name) is None and "null" in field.metadata:
+            setattr(made, name, field.metadata["null"])
         other, values = field.metadata.get("needed_by", ("", ()))
         if other and getattr(made, name) is None and getattr(made, other) in values:
             what = f"{other}: {getattr(made, other)} needs a value here"

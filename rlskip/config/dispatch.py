@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlskip.config.application import of_host
 from rlskip.config.nodes import read_node
 
-_positive = {"min": 1}
 _not_negative = {"min": 0}
 
 
@@ -18,11 +16,11 @@ class DispatchConfig:
 
     # true: sessions are dispatched one by one, as dispatch.policy says. false: the sessions of a
     # prompt stay on one worker. null: the host's value, else false.
-    rollout_level: bool | None = None
+    rollout_level: bool | None = field(default=None, metadata={"null": False})
 
     # Sessions that run at once on one worker; null: the host's number, else any, on a
     # blocking worker 16.
-    max_concurrent_rollouts_per_worker: int | None = field(default=None, metadata=_positive)
+    max_concurrent_rollouts_per_worker: int | None = field(default=None, metadata={"min": 1})
 
     # Which session goes to which worker, and when: chunk, round_robin, least_loaded,
     # longest_first, or a custom function as package.module:function. Always chunk without
@@ -34,13 +32,13 @@ class DispatchConfig:
     pool: str = field(default="local", metadata={"choices": ("local", "ray")})
 
     # Number of workers; null: the host's number, else 4.
-    workers: int | None = field(default=None, metadata=_positive)
+    workers: int | None = field(default=None, metadata={"min": 1, "null": 4})
 
     # Sessions per prompt that has no `__rollout_n__`; null: the host's number, else 1.
-    n: int | None = field(default=None, metadata=_positive)
+    n: int | None = field(default=None, metadata={"min": 1, "null": 1})
 
     # The same in validation; null: the host's number, else 1.
-    val_n: int | None = field(default=None, metadata=_positive)
+    val_n: int | None = field(default=None, metadata={"min": 1, "null": 1})
 
     # Sampling parameters, passed to the worker unchanged; null: the host's.
     sampling: dict[str, Any] | None = None
@@ -50,7 +48,7 @@ class DispatchConfig:
 
     # Each session's seed derives from this seed, the step, the prompt and the session.
     # null: the host's seed, else 0.
-    seed: int | None = field(default=None, metadata=_not_negative)
+    seed: int | None = field(default=None, metadata={"min": 0, "null": 0})
 
     # Rows of a batch that lack a field which others have. false: an error that names field,
     # prompt and session. true: None, unless the field is a tensor, which is always an error.
@@ -71,16 +69,6 @@ class DispatchConfig:
     journal: bool = False
 
 
-_DEFAULTS = {"rollout_level": False, "workers": 4, "n": 1, "val_n": 1, "seed": 0}
-
-
 def read_dispatch(config: Any) -> DispatchConfig:
-    """The `dispatch` node of a config, as :func:`~rlskip.config.nodes.read_node` reads it.
-
-    It is complete: null keys get the host's values, else their defaults.
-    """
-    dispatch = read_node(DispatchConfig, "dispatch", config, of_host(config))
-    for key, default in _DEFAULTS.items():
-        if getattr(dispatch, key) is None:
-            setattr(dispatch, key, default)
-    return dispatch
+    """The `dispatch` node of a config, as :func:`~rlskip.config.nodes.read_node` reads it."""
+    return read_node(DispatchConfig, "dispatch", config)

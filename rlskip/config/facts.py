@@ -58,26 +58,18 @@ OTHER_NODES = frozenset(
 class HostFacts:
     """What a host says of its run. None: it does not know."""
 
-    #: The host's config, in which ``skip.identity`` names keys. A copy is kept with the dumps.
-    config: Any = None
-
-    #: The two names of the run; without them it is named after its `origin`, which is that of this
-    #: process unless it is given.
-    experiment: str | None = None
+    config: Any = None  #: in which ``skip.identity`` names keys; a copy is kept with the dumps
+    experiment: str | None = None  #: with `project` the name of the run, else `origin` names it
     project: str | None = None
-    origin: Origin | None = None
-
-    #: Prompts a step; those that a step submits to a queue, where that is another number; sessions
-    #: a prompt; longest prompt and longest response in tokens.
-    prompts: int | None = None
-    queued_prompts: int | None = None
-    n: int | None = None
-    prompt_len: int | None = None
-    response_len: int | None = None
-
-    #: The steps that the run will take, and those at which it validates, as far as they are known.
-    steps: Sequence[int] = ()
-    validated: Sequence[int] = ()
+    origin: Origin | None = None  #: None: that of this process
+    experiment_key: str = "skip.experiment_name"  #: the key of `experiment`, for messages
+    prompts: int | None = None  #: a step
+    queued_prompts: int | None = None  #: that a step submits to a queue, if that is another number
+    n: int | None = None  #: sessions a prompt
+    prompt_len: int | None = None  #: of the longest prompt, in tokens
+    response_len: int | None = None  #: of the longest response, in tokens
+    steps: Sequence[int] = ()  #: that the run will take, as far as they are known
+    validated: Sequence[int] = ()  #: steps at which it validates, as far as they are known
 
     #: Whether a step takes batch after batch until a filter has kept enough: other rewards move
     #: prompts to other steps, so ``skip.match`` is ``run`` by default, and `steps` are the most
@@ -91,10 +83,9 @@ class HostFacts:
     #: The host's keys that make it validate, each with the value that keeps it from that.
     validates: Mapping[str, Any] = attrs.field(factory=dict)
 
-    #: Names of the model and of the kind of inference engine; path or name of the tokenizer.
     model: str | None = None
-    engine: str | None = None
-    tokenizer: str | None = None
+    engine: str | None = None  #: the kind of inference engine
+    tokenizer: str | None = None  #: its path or its name
 
     #: The values that shape a rollout, in training and in validation, by dotted key. A dump that
     #: was made with others is a mismatch.
@@ -105,14 +96,6 @@ class HostFacts:
     #: compared, or told elsewhere. Of any other, a name of :data:`SHAPING_NAMES`, or one like
     #: :data:`SHAPING_PATTERNS`, is a warning.
     known: tuple[str, ...] = ()
-
-    #: The host's keys by the names of these facts, for messages.
-    keys: Mapping[str, str] = attrs.field(factory=dict)
-
-    @property
-    def experiment_key(self) -> str:
-        """The key that names the experiment, as messages name it."""
-        return self.keys.get("experiment", "skip.experiment_name")
 
     def value_at(self, key: str, where: str) -> Any:
         """The value of a key of `config` that the list at config key `where` names.

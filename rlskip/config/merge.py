@@ -1,15 +1,11 @@
-"""The `merge` node, and the host's flag with the same meaning."""
+"""The `merge` node: how the turns of a trajectory become rows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlskip.config.check import look_up
 from rlskip.config.nodes import read_node
-
-# SkyRL's name for `merge.stepwise_output`.
-_HOST_FLAG = "generator.merge_stepwise_output"
 
 
 @dataclass
@@ -18,7 +14,7 @@ class MergeConfig:
 
     # Fold the turns of a trajectory into as few rows as their tokens allow. false: no change.
     # null: SkyRL's ``generator.merge_stepwise_output``, else false.
-    stepwise_output: bool | None = None
+    stepwise_output: bool | None = field(default=None, metadata={"null": False})
 
     # adjacent: a turn may continue the turn before it. chain: it may continue any earlier turn of
     # the trajectory, so that interleaved sub-agents and branches become few rows as well.
@@ -32,11 +28,5 @@ class MergeConfig:
 
 
 def read_merge(config: Any) -> MergeConfig:
-    """The `merge` node of a config, as :func:`~rlskip.config.nodes.read_node` reads it.
-
-    ``stepwise_output`` is complete.
-    """
-    of_host = {"stepwise_output": (_HOST_FLAG, look_up(config, _HOST_FLAG))}
-    merging = read_node(MergeConfig, "merge", config, of_host)
-    merging.stepwise_output = bool(merging.stepwise_output)
-    return merging
+    """The `merge` node of a config, as :func:`~rlskip.config.nodes.read_node` reads it."""
+    return read_node(MergeConfig, "merge", config)

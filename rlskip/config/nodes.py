@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rlskip.config.application import of_host
 from rlskip.config.check import (
-    NOTHING,
-    OfHost,
     Problem,
     calls_own_resolver,
     if_own,
@@ -183,13 +182,16 @@ def find_node(config: Any, name: str, schema: type | None = None) -> dict[str, A
     raise ConfigError(f"expected a mapping, got {plain!r}", name, if_own(name).removeprefix("; "))
 
 
-def read_node(schema: type[T], name: str, config: Any, of_host: OfHost = NOTHING) -> T:
+def read_node(schema: type[T], name: str, config: Any) -> T:
     """The node `name` of a config as its dataclass; the defaults when the config has none.
 
-    The config is as for :func:`find_node`; what this function returned reads as itself. Raises one
-    ConfigError that names *every* problem by its full key.
+    Keys that are null take the host's values. The config is as for :func:`find_node`; what this
+    function returned reads as itself. Raises one ConfigError that names *every* problem by its full
+    key.
     """
     problems: list[Problem] = []
-    settings = read(schema, find_node(config, name, schema) or {}, name, problems, of_host=of_host)
+    node = find_node(config, name, schema) or {}
+    null = [f.name for f in dataclasses.fields(schema) if node.get(f.name) is None]  # type: ignore[arg-type]
+    settings = read(schema, node, name, problems, of_host=of_host(config, null))
     raise_all(problems)
     return settings

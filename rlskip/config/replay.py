@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlskip.config.application import of_host
 from rlskip.config.nodes import read_node
 from rlskip.errors import ConfigError
 
@@ -60,7 +59,7 @@ class ReplayConfig:
 
 def read_replay(config: Any) -> ReplayConfig:
     """The `replay` node of a config, as :func:`~rlskip.config.nodes.read_node` reads it."""
-    settings = read_node(ReplayConfig, "replay", config, of_host(config))
+    settings = read_node(ReplayConfig, "replay", config)
     least, n = settings.min_viable or 0, settings.n
     if settings.on_incomplete == "min_viable" and n is not None and least > n:
         what = f"{least} sessions can never succeed, because a prompt gets {n}"

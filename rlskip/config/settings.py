@@ -59,22 +59,14 @@ _REGISTER = (
 class SkipSettings:
     """The `skip` node of a config, read and checked. What takes a config also takes this."""
 
-    #: What the host says of the run; only `config` where no role is on.
-    facts: HostFacts
-
+    facts: HostFacts  #: only `config` where no role is on
     #: The enabled roles, each complete: ``steps`` is a :class:`Steps`, ``dump_dir`` an absolute
     #: path. Empty when `skip` is absent or switched off.
     roles: dict[str, RoleConfig] = attrs.field(factory=dict)
-
-    #: For each role the function that ``skip.attach`` names.
-    attach: dict[str, AttachConfig] = attrs.field(factory=dict)
-
-    #: The plain `skip` mapping, without the defaults that verl fills in; None if there is none.
-    node: dict[str, Any] | None = None
-
-    #: Whether the host starts its inference engine, and whether it logs what was replayed.
-    start_engine: bool = True
-    log_metrics: bool = True
+    attach: dict[str, AttachConfig] = attrs.field(factory=dict)  #: by role the function to attach
+    node: dict[str, Any] | None = None  #: the plain `skip` mapping, without verl's own defaults
+    start_engine: bool = True  #: whether the host starts its inference engine
+    log_metrics: bool = True  #: whether it logs what was replayed
 
     def gives(self, key: str, role: str) -> bool:
         """Whether the node gives `key` for `role`, or for all."""

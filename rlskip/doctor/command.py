@@ -160,17 +160,12 @@ def compose(command: Command, *, of_multirun: bool = False) -> DictConfig:
 def run_command(command: list[str]) -> subprocess.CompletedProcess[str]:
     """Run a command and return its output.
 
-    Raises
-    ------
-    CannotComposeError
-        The command does not exist, cannot be run, or takes longer than `TIMEOUT_S`.
+    Raises CannotComposeError where it cannot be run, or takes longer than `TIMEOUT_S`.
     """
     # It may log anything.
     how: Any = {"capture_output": True, "encoding": "utf-8", "errors": "backslashreplace"}
     try:
         return subprocess.run(command, timeout=TIMEOUT_S, check=False, **how)
-    except FileNotFoundError as error:
-        raise CannotComposeError(f"there is no {command[0]}") from error
     except OSError as error:
         raise CannotComposeError(f"{command[0]} cannot be run: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:

@@ -14,7 +14,7 @@ import attrs
 from omegaconf import DictConfig
 
 from rlskip.config.application import LEGACY_FLAG
-from rlskip.config.check import Problem, look_up
+from rlskip.config.check import look_up
 from rlskip.config.facts import HostFacts
 from rlskip.config.nodes import ADD_CALLBACK, find_node
 from rlskip.config.origin import Origin
@@ -97,10 +97,6 @@ def _started_by(command: Command, settings: SkipSettings) -> SkipSettings:
     return attrs.evolve(settings, facts=attrs.evolve(settings.facts, origin=origin))
 
 
-def _of(topic: str, level: str, problem: Problem) -> Finding:
-    return Finding(topic, level, f"{problem.key}: {problem.what}", problem.remedy)
-
-
 def _refusal(topic: str, error: RlskipError) -> Finding:
     where = f"{error.where}: " if error.where else ""
     return Finding(topic, ERROR, where + error.what.replace("\n", " "), error.remedy)
@@ -157,9 +153,8 @@ def _wiring(config: DictConfig, command: Command, on: bool) -> Iterator[Finding]
 
 def _attached_by(command: Command) -> str:
     """How verl's processes load rlskip in that command's environment; empty if they do not."""
-    python = command.start[0]
-    if not os.path.basename(python).startswith("python"):
-        python = sys.executable
+    program = command.start[0]
+    python = program if os.path.basename(program).startswith("python") else sys.executable
     code = "from rlskip.hosts.verl.handshake import attached_by; print(attached_by() or '')"
     return run_command([python, "-c", code]).stdout.strip()
 
@@ -186,7 +181,7 @@ def _settings(config: DictConfig) -> tuple[SkipSettings, list[Finding]]:
     ]
     if settings.roles or not foreign:
         level = WARNING if settings.roles else ERROR
-        said += [_of("skip", level, problem) for problem in why_off(settings)]
+        said += [Finding("skip", level, f"{p.key}: {p.what}", p.remedy) for p in why_off(settings)]
     return settings, said
 
 
@@ -197,8 +192,8 @@ def _role(skip: Any, facts: HostFacts) -> Iterator[Finding]:
     name, role = skip.role, skip.local_config
     yield Finding(name, OK, f"on: {role.action} at steps {role.steps}; {skip.directory}")
     dumps = Run(skip.directory).dumps()
-    bad = [dump.name for dump in dumps if _sound_meta(dump) is None]
-    if bad:
+    metas = [(dump, _sound_meta(dump)) for dump in dumps]
+    if bad := [dump.name for dump, meta in metas if meta is None]:
         what = f"unusable: {', '.join(bad[:5])}"
         yield Finding(name, WARNING, what, "run rlskip verify to see why")
     listed = _listed(skip, facts.steps, dumps)
@@ -224,8 +219,8 @@ def _role(skip: Any, facts: HostFacts) -> Iterator[Finding]:
     if replayed:
         what = f"steps {compact(replayed)} have dumps and would be replayed, if prompts and "
         yield Finding(name, OK, f"{what}arguments are the same (they are compared as the job runs)")
-        for dump in dumps:
-            if dump.step in replayed and (meta := _sound_meta(dump)) is not None:
+        for dump, meta in metas:
+            if dump.step in replayed and meta is not None:
                 for level, changes in skip.dumps.notices.changes(meta, skip.directory):
                     yield Finding(name, WARNING if level == logging.WARNING else NOTE, changes)
     elif not reasons:
@@ -267,7 +262,8 @@ def _engine(settings: SkipSettings, roles: Mapping[str, Role]) -> Iterator[Findi
         if verls
         else preflight(roles, settings.facts, engine=starts, here=False)
     )
-    yield from (_of("engine", ERROR, problem) for problem in found)
+    for problem in found:
+        yield Finding("engine", ERROR, f"{problem.key}: {problem.what}", problem.remedy)
     if not starts:
         then = ": the job refuses to start" if found else ""
         what = f"no inference engine will be started{then}"

@@ -63,9 +63,8 @@ def start(config: DictConfig, launched_from: Origin | None) -> SkipSettings:
 
 def warn_of_roles_that_are_off(config: DictConfig, settings: SkipSettings) -> None:
     """Log which roles the job chose, and will not get."""
-    if not (settings.roles or chosen_by(config)):
-        return  # nothing asks for skip
-    if why := "; ".join(map(str, why_off(settings))):
+    asked = settings.roles or chosen_by(config)
+    if asked and (why := "; ".join(map(str, why_off(settings)))):
         nothing = "" if settings.roles else "NOTHING is skipped or cached in this job: "
         log.warning("rlskip: %s%s", nothing, why)
 

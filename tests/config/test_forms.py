@@ -120,3 +120,10 @@ def test_skip_settings_are_returned_as_they_are() -> None:
 def test_what_is_not_a_config_is_refused(name: str, config: Any) -> None:
     with pytest.raises(ConfigError, match="expected a config with an entry"):
         READERS[name](config)
+
+
+def test_a_dataclass_that_the_caller_built_is_checked() -> None:
+    with pytest.raises(ConfigError, match=r"^dispatch\.workers: must be at least 1"):
+        read_dispatch(DispatchConfig(workers=0))
+    with pytest.raises(ConfigError, match=r"^skip\.wait_s: must be at least 0"):
+        read_skip(SkipManagerConfig(wait_s=-1.0))

@@ -218,11 +218,6 @@ def test_without_an_engine_nothing_can_be_generated() -> None:
     assert rollout({"start_engine": False, "rollout": {"enable": True}}).on_miss == "error"
 
 
-def test_nodes_within_a_mapping_have_any_form() -> None:
-    for role in (RoleConfig(enable=True), OmegaConf.create({"enable": True})):
-        assert 2 in rollout({"steps": OmegaConf.create([2]), "rollout": role}).steps
-
-
 def test_an_interpolation_in_the_hosts_keys_is_named_by_its_key() -> None:
     for wrap in (dict, OmegaConf.create):
         config = wrap(

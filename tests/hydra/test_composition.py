@@ -14,14 +14,12 @@ from omegaconf import DictConfig, OmegaConf
 
 import rlskip_conf
 from rlskip import RoleConfig
-from rlskip.config.dispatch import read_dispatch
-from rlskip.config.merge import read_merge
 from rlskip.config.origin import Origin
-from rlskip.config.replay import read_replay
 from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError
 from rlskip_conf import NODES, options
 from tests.hydra.conftest import compose_from
+from tests.readers import READERS
 
 CONF = Path(rlskip_conf.__file__).parent
 OPTIONS = sorted(CONF.rglob("*.yaml"))
@@ -68,35 +66,33 @@ def test_no_plusplus_is_needed(composed: Compose, override: str, listed: set[int
     assert {step for step in range(30) if step in role.steps} == listed
 
 
-@pytest.mark.parametrize(
-    "primary", ["{own}\n", "defaults: [{{{group}: {option}}}, _self_]\n{own}\n"]
-)
-@pytest.mark.parametrize(
-    ("group", "option", "own", "override", "expected"),
-    [
-        (
-            "dispatch", "rollout_level", "policy: chunk, workers: 2", "workers=8",
-            {"policy": "chunk", "workers": 8, "rollout_level": True},
-        ),
-        (
-            "merge", "prefix", "on_overlong: warn", "strategy=chain",
-            {"on_overlong": "warn", "strategy": "chain", "stepwise_output": True},
-        ),
-        (
-            "replay", "fail_closed", "timeout_s: 600, min_viable: 3", "on_incomplete=min_viable",
-            {"timeout_s": 600, "min_viable": 3, "on_incomplete": "min_viable"},
-        ),
-    ],
-)  # fmt: skip
+# Of each other node a value in the user's YAML, and one that the command sets.
+OWN = {
+    "dispatch": ("policy: chunk", "workers=8"),
+    "merge": ("on_overlong: warn", "strategy=chain"),
+    "replay": ("max_refills: 5", "min_viable=3"),
+    "record": ("values: digest", "keep_last=2"),
+}
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["by the command", "in a defaults list"])
+@pytest.mark.parametrize("node", OWN)
 def test_options_of_the_other_nodes_keep_the_users_values(
-    composed: Compose, primary: str, group: str, option: str, own: str, override: str, expected: Any
+    composed: Compose, node: str, listed: bool
 ) -> None:
-    text = primary.format(group=group, option=option, own=f"{group}: {{{own}}}")
-    chosen = [] if "defaults" in text else [f"+{group}={option}"]
-    config = composed(text, *chosen, f"{group}.{override}")
-    assert OmegaConf.to_container(config[group]) == expected
-    read = {"dispatch": read_dispatch, "merge": read_merge, "replay": read_replay}[group](config)
-    assert {key: getattr(read, key) for key in expected} == expected
+    own, typed = OWN[node]
+    (option,) = options(node)
+    head = f"defaults: [{{{node}: {option}}}, _self_]\n" if listed else ""
+    chosen = [] if listed else [f"+{node}={option}"]
+    config = composed(f"{head}{node}: {{{own}}}\n", *chosen, f"{node}.{typed}")
+    expected = OmegaConf.merge(
+        OmegaConf.load(CONF / node / f"{option}.yaml")[node],
+        OmegaConf.create(f"{{{own}}}"),
+        OmegaConf.from_dotlist([typed]),
+    )
+    assert config[node] == expected
+    read = READERS[node](config)
+    assert all(getattr(read, key) == value for key, value in expected.items())
 
 
 def test_the_users_own_callback_stays(composed: Compose, tmp_path: Path) -> None:

@@ -20,14 +20,6 @@ def test_hydra_1_4_finds_the_plug_in_once(make_app: Callable[..., Any], hydra14:
     assert version.said.startswith("Hydra 1.4.")
 
 
-def test_the_second_run_generates_nothing(make_app: Callable[..., Any], hydra14: str) -> None:
-    app = make_app(python=hydra14)
-    first, second = app.run(*ON), app.run(*ON)
-    assert "rlskip: role rollout: 0 hits, 2 misses" in first.out
-    assert "rlskip: role rollout: 2 hits, 0 misses" in second.out
-    assert app.generated == [1, 2]
-
-
 @pytest.mark.parametrize("launcher", ["basic", "joblib"])
 def test_a_sweep(
     make_app: Callable[..., Any], sweep_table: Any, hydra14: str, launcher: str

@@ -40,11 +40,3 @@ def test_jobs_that_share_generate_each_step_once(
     assert [place.name for place in (app.folder / "dumps").glob("*_demo")] == ["shared_demo"]
     if launcher.name == "ray":
         assert "another job generates step 1; waiting for it, 3600 s at most" in run.out
-
-
-def test_jobs_of_different_experiments_share_nothing(make_app: Callable[..., Any]) -> None:
-    app = make_app(config=CONFIG)
-    app.run(*SWEEP)
-    assert app.generated == [1, 1, 1, 2, 2, 2]
-    names = sorted(place.name for place in (app.folder / "dumps").glob("*_demo"))
-    assert names == ["lr-0.0001_demo", "lr-0.0003_demo", "lr-0.001_demo"]

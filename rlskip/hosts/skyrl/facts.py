@@ -48,7 +48,7 @@ def facts_of(cfg: Any) -> HostFacts:
         },
         samples_dynamically=cfg.trainer.algorithm.dynamic_sampling.type is not None,
         validates={"trainer.eval_interval": -1} if cfg.trainer.eval_interval > 0 else {},
-        keys={"experiment": "trainer.run_name"},
+        experiment_key="trainer.run_name",
     )
 
 
