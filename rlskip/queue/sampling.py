@@ -47,7 +47,7 @@ class GroupFilter:
         """Those of these complete groups that are rejected; reads each group's rows once."""
         groups = list(groups)
         new = [group for group in groups if group.varies is None]
-        keys = [[key for key, _ in group.successful_rows()] for group in new]
+        keys = [[key for key, _ in group.rows()] for group in new]
         values = iter(self._values([key for some in keys for key in some], partition))
         for group, its_keys in zip(new, keys, strict=True):
             metrics = [next(values) for _ in its_keys]
