@@ -284,7 +284,7 @@ class ReplayBuffer:
             self._tell(surplus, known)
             self._delete(surplus, known)
             call.surplus = len(surplus)
-        self.rejected = call.rejected
+        self.rejected = Counter(group.metric for group in call.gone.rejected)
         batch = _batch(groups, known.name)
         for group in groups:  # it stays in the partition, and is never sampled again
             group.sampled = True
