@@ -214,7 +214,7 @@ class ReplayBuffer:
 
     def _delete(self, groups: Sequence[PromptGroup], known: QueuedPartition) -> None:
         # In this order: if the queue raises, the keys are still known, and can be deleted later.
-        self._queue.delete([key for group in groups for key, _ in group.tags()], known.name)
+        self._queue.delete([key for group in groups for key in group.by_key()], known.name)
         known.remove(group.uid for group in groups)
         # A polling watch must see them deleted before a refill puts the same keys again.
         self._sync()
@@ -226,7 +226,7 @@ class ReplayBuffer:
         groups = found.groups
         outcomes = [outcome for outcome, _ in found.replaced]
         self._tell(groups, known)
-        tags = {key: tag for group in groups for key, tag in group.tags()}
+        tags = {key: tag for group in groups for key, tag in group.by_key().items()}
         rows: dict[str, list[Row]] = {}
         for key in tags if outcomes else ():
             with contextlib.suppress(MissingKeysError):  # it holds a tag alone
@@ -254,7 +254,7 @@ class ReplayBuffer:
         """Call `on_evict`, once for each group."""
         new = [group for group in groups if not group.told]
         if new and self._on_evict is not None and not known.validates:
-            self._on_evict(_batch(new, PromptGroup.all_rows, known.name))
+            self._on_evict(_batch(new, known.name, failed=True))
             for group in new:
                 group.told = True
 
@@ -284,8 +284,8 @@ class ReplayBuffer:
             self._tell(surplus, known)
             self._delete(surplus, known)
             call.surplus = len(surplus)
-        self.rejected = call.rejected
-        batch = _batch(groups, PromptGroup.successful_rows, known.name)
+        self.rejected = Counter(group.metric for group in call.gone.rejected)
+        batch = _batch(groups, known.name)
         for group in groups:  # it stays in the partition, and is never sampled again
             group.sampled = True
             known.refills.pop(group.uid, None)
@@ -293,14 +293,12 @@ class ReplayBuffer:
         return batch
 
 
-def _batch(
-    groups: Sequence[PromptGroup], rows_of: Callable[[PromptGroup], Any], partition: str
-) -> KVBatchMeta:
-    """These groups as a batch of these rows of each."""
+def _batch(groups: Sequence[PromptGroup], partition: str, *, failed: bool = False) -> KVBatchMeta:
+    """The rows of these groups, those of `failed` sessions included or not, as a batch."""
     # Two lists, not a list of pairs: a million tuples slow down the garbage collector.
     found, tags = list[str](), list[Any]()  # KVBatchMeta copies the tags
     for group in groups:
-        for key, tag in rows_of(group):
+        for key, tag in group.rows(failed=failed):
             found.append(key)
             tags.append(tag)
     roots = {ROLLOUT_ROOT_KEYS: [group.uid for group in groups]}

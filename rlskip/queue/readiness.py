@@ -15,7 +15,8 @@ Only rows of the attempt that counts count, and only those whose status is succe
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
@@ -39,46 +40,55 @@ class State(Enum):
     SAMPLED = "sampled, and not deleted yet"
 
 
+Place = tuple[Any, ...]
+"""Where in a group a tag is: () the root's, (session,) a marker's, (session, index) a row's."""
+
+
 @attrs.define(eq=False)
 class PromptGroup:
-    """One prompt's tags: its root, rows and markers."""
+    """One prompt's tags, by place."""
 
     # `sampled` and `varies` are of the present root: a prompt that is submitted again, at another
     # step, may be sampled again.
     uid: str
     usual: int | None = None  # the sessions of a prompt whose root tag has no number of them
-    root: Tag | None = None
-    rows: dict[tuple[int, int], Tag] = attrs.field(factory=dict)  # by session id and index
-    markers: dict[int, Tag] = attrs.field(factory=dict)  # by session id
-    number: int | None = None  # numbers the groups of a partition in order of appearance
+    tags: dict[Place, Tag] = attrs.field(factory=dict)
     told: bool = False  # on_evict was called for it, and a refill that failed brought it back
     sampled: bool = False
     varies: bool | None = None  # whether a filter lets it pass; None: not judged yet
     metric: float = 0.0  # of its first row, for such a filter
 
     @property
+    def root(self) -> Tag:
+        return self.tags.get((), {})
+
+    @property
     def step(self) -> int | None:
         """The step at which the prompt was submitted; None if there is no valid one."""
-        return None if self.root is None else keys.integer(self.root.get(keys.GLOBAL_STEPS))
+        return keys.integer(self.root.get(keys.GLOBAL_STEPS))
 
-    def tags(self) -> Iterator[tuple[str, Tag]]:
-        """Every key that the queue holds of it, with its tag: root, rows and session markers."""
-        if self.root is not None:
-            yield self.uid, self.root
-        yield from self.all_rows()
-        for session_id, tag in self.markers.items():
-            yield keys.session_key(self.uid, session_id), tag
+    def set(self, place: Place, tag: Tag | None) -> None:
+        """Set a tag; None removes it."""
+        step = None if place else self.step
+        if tag is None:
+            self.tags.pop(place, None)
+        else:
+            self.tags[place] = tag
+        if not place and self.step != step:  # submitted again, or deleted
+            self.sampled, self.varies = False, None
 
-    def all_rows(self) -> Iterator[tuple[str, Tag]]:
-        """Every row that there is, by session and index."""
-        for place in sorted(self.rows):
-            yield keys.trajectory_key(self.uid, *place), self.rows[place]
+    def by_key(self) -> dict[str, Tag]:
+        """Every key that the queue holds of it, with its tag."""
+        named: list[Any] = [str, keys.session_key, keys.trajectory_key]
+        return {named[len(place)](self.uid, *place): tag for place, tag in self.tags.items()}
 
-    def successful_rows(self) -> Iterator[tuple[str, Tag]]:
-        """The rows of the sessions that succeeded, by session and index."""
-        for session_id, rows in self._tally()[0].items():
-            for index, tag in rows.items():
-                yield keys.trajectory_key(self.uid, session_id, index), tag
+    def rows(self, *, failed: bool = False) -> list[tuple[str, Tag]]:
+        """The rows of the sessions that succeeded, or all, by session and index."""
+        if failed:
+            places = sorted(place for place in self.tags if len(place) == 2)
+        else:
+            places = [place for rows in self._tally()[0].values() for place in rows]
+        return [(keys.trajectory_key(self.uid, *place), self.tags[place]) for place in places]
 
     def state(self, viable: int | None) -> State:
         """The state that the tags show; `viable` is that of :meth:`PromptOutcome.accepted`."""
@@ -86,13 +96,19 @@ class PromptGroup:
             return State.SAMPLED
         if self.step is None:
             return State.ORPHANED
-        if not self._finished():
+        if keys.N not in self.root:
+            finished = self.root.get(keys.STATUS) in (keys.FINISHED, keys.FAILURE)
+        else:
+            markers = [tag.get(keys.STATUS) for place, tag in self.tags.items() if len(place) == 1]
+            ended = sum(status in (keys.SUCCESS, keys.FAILURE) for status in markers)
+            finished = ended >= (_positive(self.root[keys.N]) or math.inf)
+        if not finished:
             return State.RUNNING
         return State.COMPLETE if self.outcome().accepted(viable) else State.INCOMPLETE
 
     def outcome(self) -> PromptOutcome:
         """The outcome so far."""
-        root, expected = self.root or {}, self.usual
+        root, expected = self.root, self.usual
         status = None if keys.N in root else root.get(keys.STATUS)
         for name in (keys.N, keys.EXPECTED_ROLLOUTS):  # the second one takes precedence
             if (number := root.get(name)) is not None and expected != 0:
@@ -104,42 +120,27 @@ class PromptGroup:
         ended = tuple(succeeded), tuple(failed.items())
         return PromptOutcome(self.uid, self.step, status, expected, *ended)
 
-    def _finished(self) -> bool:
-        root = self.root or {}
-        if keys.N not in root:
-            return root.get(keys.STATUS) in (keys.FINISHED, keys.FAILURE)
-        n = _positive(root[keys.N])
-        if n is None or len(self.markers) < n:
-            return False
-        return (
-            sum(
-                tag.get(keys.STATUS) in (keys.SUCCESS, keys.FAILURE)
-                for tag in self.markers.values()
-            )
-            >= n
-        )
-
-    def _tally(self) -> tuple[dict[int, dict[int, Tag]], dict[int, str]]:
+    def _tally(self) -> tuple[dict[int, list[Place]], dict[int, str]]:
         """By session id: the rows of each session that succeeded, and why each other failed."""
-        sessions: dict[int, dict[int, Tag]] = {session_id: {} for session_id in self.markers}
-        for session_id, index in sorted(self.rows):
-            sessions.setdefault(session_id, {})[index] = self.rows[session_id, index]
-        counted = keys.N in (self.root or {})
-        succeeded: dict[int, dict[int, Tag]] = {}
+        sessions: dict[int, list[Place]] = {}
+        for place in sorted(self.tags):
+            if place:
+                sessions.setdefault(place[0], []).extend([place] * (len(place) == 2))
+        succeeded: dict[int, list[Place]] = {}
         failed: dict[int, str] = {}
-        for session_id in sorted(sessions):
-            marker, rows = self.markers.get(session_id, {}), sessions[session_id]
+        for session_id, rows in sessions.items():
+            marker = self.tags.get((session_id,), {})
             last = keys.integer(marker.get(keys.ATTEMPT))
             if last is None:  # its writer does not know of attempts
-                last = max(rows, default=0) // keys.ROWS_PER_ATTEMPT
-            rows = {i: tag for i, tag in rows.items() if i // keys.ROWS_PER_ATTEMPT == last}
-            statuses = {tag.get(keys.STATUS) for tag in rows.values()}
+                last = rows[-1][1] // keys.ROWS_PER_ATTEMPT if rows else 0
+            rows = [place for place in rows if place[1] // keys.ROWS_PER_ATTEMPT == last]
+            statuses = {self.tags[place].get(keys.STATUS) for place in rows}
             ended, announced = marker.get(keys.STATUS), keys.integer(marker.get(keys.ROWS))
             if ended == keys.FAILURE:
                 failed[session_id] = str(marker.get(keys.ERROR, ""))
             elif announced not in (None, len(rows)):
                 failed[session_id] = f"found {len(rows)} of its {announced} rows"
-            elif (ended == keys.SUCCESS or not counted) and statuses == {keys.SUCCESS}:
+            elif statuses == {keys.SUCCESS} and (ended == keys.SUCCESS or keys.N not in self.root):
                 succeeded[session_id] = rows
         return succeeded, failed
 

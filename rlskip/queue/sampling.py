@@ -47,7 +47,7 @@ class GroupFilter:
         """Those of these complete groups that are rejected; reads each group's rows once."""
         groups = list(groups)
         new = [group for group in groups if group.varies is None]
-        keys = [[key for key, _ in group.successful_rows()] for group in new]
+        keys = [[key for key, _ in group.rows()] for group in new]
         values = iter(self._values([key for some in keys for key in some], partition))
         for group, its_keys in zip(new, keys, strict=True):
             metrics = [next(values) for _ in its_keys]
@@ -73,7 +73,7 @@ class GroupFilter:
 
 @attrs.define
 class Eviction:
-    """What one look decides: the groups to evict, by cause, and the prompts to replace.
+    """The groups to evict, by cause, and the prompts to replace.
 
     Each of these comes with the number of refills in a row that its replacement will have had.
     """
@@ -90,6 +90,7 @@ class Eviction:
         return [*self.stale, *self.dropped, *self.refilled, *self.rejected]
 
 
+@attrs.define(eq=False, slots=False)
 class SampleCall:
     """One call: its arguments, when it began, and what it evicted.
 
@@ -97,37 +98,28 @@ class SampleCall:
     as stale, dropped, refilled, rejected or surplus.
     """
 
-    def __init__(
-        self,
-        config: ReplayConfig,
-        partition: Partition,
-        step: int,
-        batch_size: int | None,
-        started: float,
-        *,
-        uids: set[str] | None = None,
-        group_filter: GroupFilter | None = None,
-        replaces_stale: bool = False,
-    ) -> None:
-        if batch_size is not None and (integer(batch_size) or 0) < 1:
-            raise ValueError(f"batch_size must be at least 1, or None, got {batch_size!r:.80}")
-        self.partition = partition
-        self.step = step
-        self.batch_size = batch_size
-        self.uids = uids
+    config: ReplayConfig
+    partition: Partition
+    step: int
+    batch_size: int | None
+    started: float
+    uids: set[str] | None = None
+    group_filter: GroupFilter | None = None
+    replaces_stale: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if self.batch_size is not None and (integer(self.batch_size) or 0) < 1:
+            what = f"batch_size must be at least 1, or None, got {self.batch_size!r:.80}"
+            raise ValueError(what)
+        if self.partition.validates:
+            self.group_filter = None
         # The step whose prompts are sampled; None for any step.
-        self.only_step = step if batch_size is None else None
-        self._config = config
-        self._filter = None if partition.validates else group_filter
-        self.discards_surplus = self._filter is not None and self._filter.discards_surplus
-        self._replaces_stale = replaces_stale
-        self._started = self._logged = started
-        self._spans: list[int] = []  # of the stale groups, in steps
-        self._dropped: list[PromptOutcome] = []
-        self._refilled = self._short = self._submitted = self.surplus = 0
-        #: The groups that the filter rejected, by the value of the metric.
-        self.rejected: Counter[float] = Counter()
+        self.only_step = self.step if self.batch_size is None else None
+        self.discards_surplus = bool(self.group_filter and self.group_filter.discards_surplus)
+        self.gone = Eviction()  # all that was evicted
         self._kept_back: list[PromptGroup] = []  # rejected, and not evicted
+        self._logged = self.started
+        self._submitted = self._short = self.surplus = 0
 
     def __str__(self) -> str:
         return f"partition {self.partition.name!r}, step {self.step}"
@@ -148,11 +140,11 @@ class SampleCall:
 
     def decide(self) -> Eviction | None:
         """Which groups to evict, and which prompts to replace; None: nothing is to be done."""
-        found, policy = Eviction(), self._config.on_incomplete
+        found, policy = Eviction(), self.config.on_incomplete
         if self.batch_size is not None and self.partition.strategy == "drop":
             ended = self.groups(State.COMPLETE, State.INCOMPLETE)
             found.stale = [g for g in ended if self.partition.is_stale(g.step, self.step)]
-            if self._replaces_stale:
+            if self.replaces_stale:
                 found.replaced += self._chain(found.stale, "stale")
         incomplete = [g for g in self.groups(State.INCOMPLETE) if g not in found.stale]
         # A refill submits a training prompt, which must not stand in for one of validation.
@@ -164,13 +156,13 @@ class SampleCall:
         elif incomplete:
             outcomes = [group.outcome() for group in incomplete]
             raise self._error(f"incomplete groups:{name_prompts(outcomes)}", outcomes)
-        if self._filter is not None:
-            self._reject(self._filter, found)
+        if self.group_filter is not None:
+            self._reject(self.group_filter, found)
         return found if found.groups else None
 
     def _chain(self, groups: Sequence[Group], kind: str) -> list[tuple[PromptOutcome, int]]:
         """The prompts, each with the refills in a row that its replacement will have had."""
-        most, refills = self._config.max_refills, self.partition.refills
+        most, refills = self.config.max_refills, self.partition.refills
         replaced = [(g.outcome(), refills.get(g.uid, (None, 0))[1] + 1) for g in groups]
         if spent := [outcome for outcome, count in replaced if count > most]:
             after = f"after {most} refills (replay.max_refills)"
@@ -191,12 +183,12 @@ class SampleCall:
         if passed >= wanted and self.discards_surplus:
             found.rejected = rejected
             return
-        room = max(0, self._config.max_refills * wanted - self._submitted)
+        room = max(0, self.config.max_refills * wanted - self._submitted)
         found.rejected, self._kept_back = rejected[:room], rejected[room:]
         found.replaced += [(group.outcome(), 0) for group in found.rejected]
         hopeless = passed < wanted and not found.replaced and there == len(complete)
         if self._kept_back and hopeless:
-            self.rejected.update(group.metric for group in rejected)
+            self.gone.rejected += rejected
             raise self._error(
                 f"{passed} of {wanted} groups passed the filter, and {self._submitted} more "
                 f"prompts, the most allowed, were submitted; {self._rejections()}",
@@ -208,19 +200,18 @@ class SampleCall:
     def evicted(self, found: Eviction, uids: Sequence[str] = ()) -> None:
         """Log and count what was evicted, and wait for the prompts `uids` that replace it."""
         odd = [group for group in found.rejected if not math.isfinite(group.metric)]
-        for some, what in (
-            (found.stale, "stale prompts"),
-            (found.dropped, "incomplete prompts, which are dropped"),
-            (found.refilled, "incomplete prompts, which are refilled"),
-            (odd, "prompts with a row whose metric is not a number"),
-        ):
-            if some:
-                names = name_prompts([group.outcome() for group in some])
-                log.warning("%s: evicting %s:%s", self, what, names)
-        self._spans += [self.step - group.step + 1 for group in found.stale]
-        self._dropped += [group.outcome() for group in found.dropped]
-        self._refilled += len(found.refilled)
-        self.rejected.update(group.metric for group in found.rejected)
+        kinds = {
+            "stale prompts": found.stale,
+            "incomplete prompts, which are dropped": found.dropped,
+            "incomplete prompts, which are refilled": found.refilled,
+            "prompts with a row whose metric is not a number": odd,
+        }
+        for kind, groups in kinds.items():
+            if groups:
+                names = name_prompts([group.outcome() for group in groups])
+                log.warning("%s: evicting %s:%s", self, kind, names)
+        for cause in ("stale", "dropped", "refilled", "rejected"):
+            getattr(self.gone, cause).extend(getattr(found, cause))
         self._submitted += len(uids)
         if self.uids is not None:
             self.uids.difference_update(group.uid for group in found.groups)
@@ -237,12 +228,13 @@ class SampleCall:
             return None
         complete = [g for g in self.groups(State.COMPLETE) if g not in self._kept_back]
         size = self.batch_size or max(1, len(complete))
-        if self._dropped and self.partition.validates and self.batch_size:
+        dropped = [group.outcome() for group in self.gone.dropped]
+        if dropped and self.partition.validates and self.batch_size:
             # Nothing replaces a dropped prompt of a validation batch, so nothing is waited for.
-            size -= len(self._dropped)
-        if size <= 0 or (self._dropped and not complete and self.batch_size is None):
-            what = f"incomplete groups (every prompt was dropped):{name_prompts(self._dropped)}"
-            raise self._error(what, self._dropped)
+            size -= len(dropped)
+        if size <= 0 or (dropped and not complete and self.batch_size is None):
+            what = f"incomplete groups (every prompt was dropped):{name_prompts(dropped)}"
+            raise self._error(what, dropped)
         if len(complete) < size:
             return None
         short = [outcome for g in complete[:size] if not (outcome := g.outcome()).complete]
@@ -253,18 +245,19 @@ class SampleCall:
 
     def metrics(self) -> dict[str, float]:
         """What the call evicted, and the groups with missing sessions, as verl names them."""
+        gone, rejected = self.gone, len(self.gone.rejected)
+        spans = [self.step - group.step + 1 for group in gone.stale]
         metrics: dict[str, float] = {
-            "off_policy/evicted_samples": len(self._spans),
-            "rollout_failure/evicted_samples": len(self._dropped) + self._refilled,
-            "rollout_failure/refilled_samples": self._refilled,
+            "off_policy/evicted_samples": len(spans),
+            "rollout_failure/evicted_samples": len(gone.dropped) + len(gone.refilled),
+            "rollout_failure/refilled_samples": len(gone.refilled),
             "rollout_failure/short_samples": self._short,
         }
-        if self._spans:
-            mean = sum(self._spans) / len(self._spans)
-            metrics["off_policy/evicted_samples_staleness/mean"] = mean
-            metrics["off_policy/evicted_samples_staleness/max"] = max(self._spans)
-            metrics["off_policy/evicted_samples_staleness/min"] = min(self._spans)
-        if rejected := self.rejected.total():
+        if spans:
+            metrics["off_policy/evicted_samples_staleness/mean"] = sum(spans) / len(spans)
+            metrics["off_policy/evicted_samples_staleness/max"] = max(spans)
+            metrics["off_policy/evicted_samples_staleness/min"] = min(spans)
+        if rejected:
             metrics["filter_groups/evicted_samples"] = rejected
         if self.surplus:
             metrics["filter_groups/discarded_surplus_samples"] = self.surplus
@@ -278,8 +271,8 @@ class SampleCall:
 
         Raises ReplayTimeoutError when ``replay.timeout_s`` has passed.
         """
-        timeout_s, interval_s = self._config.timeout_s, self._config.progress_interval_s
-        waited = now - self._started
+        timeout_s, interval_s = self.config.timeout_s, self.config.progress_interval_s
+        waited = now - self.started
         if waited >= timeout_s or now >= self._logged + interval_s:
             late = self.groups(State.RUNNING)
             late += [self.partition.find(u) or self.partition.empty_group(u) for u in self.absent()]
@@ -295,7 +288,7 @@ class SampleCall:
                 )
             self._logged = now
             log.info("%s: waiting for %.0f of %.0f s; %s", self, waited, timeout_s, said)
-        return min(self._started + timeout_s, self._logged + interval_s) - now
+        return min(self.started + timeout_s, self._logged + interval_s) - now
 
     def _situation(self) -> str:
         """What there is to sample and what is missing, in one line."""
@@ -308,17 +301,17 @@ class SampleCall:
                 self.partition.about_to_be_stale(self.step)
             ),
             f"not submitted at this step, or deleted: {', '.join(absent[:10])}": absent,
-            self._rejections(): self.rejected,
+            self._rejections(): self.gone.rejected,
         }
         return "; ".join(fact for fact, is_so in facts.items() if is_so)
 
     def _rejections(self) -> str:
         """How many groups were rejected, and by what."""
-        metric = self._filter and self._filter.metric
-        counts = sorted(self.rejected.items(), key=str)
+        metric = self.group_filter and self.group_filter.metric
+        counts = sorted(Counter(group.metric for group in self.gone.rejected).items(), key=str)
         return (
             f"the filter {getattr(metric, '__name__', type(metric).__name__)!r} rejected "
-            f"{self.rejected.total()} groups (a metric that is the same in all rows, or not a "
+            f"{len(self.gone.rejected)} groups (a metric that is the same in all rows, or not a "
             f"number): {', '.join(f'{value:g} in {count}' for value, count in counts)}"
         )
 

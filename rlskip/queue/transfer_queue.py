@@ -167,8 +167,9 @@ def difference(before: Listing, now: Listing) -> Changes:
     changes: Changes = {}
     for partition in before.keys() | now.keys():
         old, new = before.get(partition, {}), now.get(partition, {})
-        changed: dict[str, Tag | None] = dict.fromkeys(old.keys() - new.keys())
-        changed.update((key, tag) for key, tag in new.items() if old.get(key) != tag)
+        changed: dict[str, Tag | None] = {k: tag for k, tag in new.items() if old.get(k) != tag}
+        if len(old) > len(new) - sum(key not in old for key in changed):  # as is rare
+            changed.update(dict.fromkeys(old.keys() - new.keys()))
         if changed:
             changes[partition] = changed
     return changes

@@ -218,14 +218,14 @@ class QueueTests:
         watch.poll()
         with ThreadPoolExecutor(4) as pool:
             writers = [pool.submit(write, worker) for worker in range(4)]
-            end = time.monotonic() + _PATIENCE_S
-            while len(seen) < 80:  # who sees a tag finds the row
-                assert time.monotonic() < end, f"only {sorted(seen)} showed up"
-                new = watch.poll().get(partition, {})
-                for row, tag in zip(
-                    to_rows(queue.get(list(new), partition)), new.values(), strict=True
-                ):
-                    assert row["x"].tolist() == [tag["i"]]
+            ended = False
+            while not ended:
+                ended = all(writer.done() for writer in writers)
+                new = {key: tag for key, tag in watch.poll().get(partition, {}).items() if tag}
+                rows = to_rows(queue.get(list(new), partition))
+                # Who sees the tag finds the row.
+                assert [row["x"].tolist() for row in rows] == [[tag["i"]] for tag in new.values()]
                 seen.update(new)
-            assert all(writer.result() is None for writer in writers)
+            assert [writer.result() for writer in writers] == [None] * 4
         assert queue.list(partition) == seen
+        assert len(seen) == 80
