@@ -29,12 +29,7 @@ def read_config(config: Any) -> Any:
     """`config` itself, or the content of the YAML file that it names.
 
     None is the file that the environment variable ``RLSKIP_CONFIG`` names; without that
-    variable the result is None.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read, or has no entry `skip`, `merge` or `record`.
+    variable the result is None. ConfigError names a file that cannot be read, or is no config.
     """
     where = str(config)
     if config is None:
@@ -54,10 +49,9 @@ def read_config(config: Any) -> Any:
 
 
 def is_on(given: bool, host: str) -> bool:
-    """Whether the role that `host` calls is on.
+    """Whether the role that `host` calls is on; a warning says so if it is off in a `given` config.
 
-    Logs a warning if it is off although the config that was `given` has a `skip` entry. Every other
-    built-in role that is on is refused by name: none of its stages would be skipped.
+    Every other built-in role that is on is refused by name: none of its stages would be skipped.
     """
     raise_all(
         [

@@ -34,7 +34,6 @@ from rlskip.errors import ConfigError
 from rlskip.hosts.skyrl.facts import (
     FULLY_ASYNC,
     LOGPROBS,
-    STEP_AHEAD,
     compared,
     facts_of,
     steps_of,
@@ -44,7 +43,7 @@ from rlskip.hosts.standalone_config import CONFIG_VARIABLE, ROLE, is_on, read_co
 from rlskip.merge import TrajectoryID
 from rlskip.skip.arguments import ALL
 from rlskip.skip.manager import SkipManager
-from rlskip.skip.preflight import preflight as problems
+from rlskip.skip.preflight import preflight
 
 # Training then routes the tokens as the engine did.
 _ROUTES = "trainer.policy.megatron_config.moe_enable_routing_replay"
@@ -64,14 +63,10 @@ E = TypeVar("E", bound=type)
 def with_rlskip(experiment: E, config: Any = None) -> E:
     """A subclass of `experiment` that skips and merges as configured.
 
-    Parameters
-    ----------
-    experiment
-        SkyRL's ``BasePPOExp``, or a class with its methods ``get_generator`` and ``get_trainer``.
-    config
-        A mapping or DictConfig with entries `skip`, `merge` or `record`, or the path of such a
-        YAML file. None: the file that the environment variable ``RLSKIP_CONFIG`` names; without
-        one, `experiment` is returned unchanged.
+    `experiment` is SkyRL's ``BasePPOExp``, or a class with its methods ``get_generator`` and
+    ``get_trainer``. `config` has entries `skip`, `merge` or `record`, or is the path of such a YAML
+    file. None: the file that the environment variable ``RLSKIP_CONFIG`` names; without one,
+    `experiment` is returned unchanged.
 
     The methods of the returned class raise ConfigError for a bad config, and AttachError for a
     version of SkyRL without the arguments that merging needs.
@@ -100,7 +95,7 @@ def with_rlskip(experiment: E, config: Any = None) -> E:
             if not settings.start_engine:
                 send_no_weights(trainer)
             if skips:
-                preflight(trainer)
+                check_steps(trainer)
             if merges:
                 merge_turns(trainer, config)
             if recording.enable:
@@ -123,8 +118,7 @@ def _logging(log: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> A
 def _skip_generation(generator: Any, cfg: Any, settings: SkipSettings) -> None:
     """Make `generator.generate` a stage of a training with SkyRL's config `cfg`.
 
-    The step is that of the batch's ``batch_metadata``. The fully async trainer generates ahead of
-    its steps, group by group: there all groups are calls of step 1. Evaluation is replayed under
+    The step is that of the batch's ``batch_metadata``. Evaluation is replayed under
     ``skip.validation: replay`` only, as role ``rollout_val``. The generator returns rewards, too,
     so they are replayed.
     """
@@ -132,36 +126,27 @@ def _skip_generation(generator: Any, cfg: Any, settings: SkipSettings) -> None:
     SkipManager.count_rollouts()
     if not is_on(True, "SkyRL's trainer"):
         return
-    replays_eval = VALIDATION_ROLE in SkipManager.skip_instances
-    step = None
     if look_up(cfg, FULLY_ASYNC):
-        step = STEP_AHEAD
-        if replays_eval:
-            raise ConfigError(
-                f"with {FULLY_ASYNC} evaluation runs among groups of no certain step",
-                "skip.validation",
-                "set skip.validation to generate",
-            )
-        if step not in SkipManager.skip_instances[ROLE].local_config.steps:
-            raise ConfigError(
-                f"with {FULLY_ASYNC} all groups belong to step {step}, which is not listed",
-                f"skip.{ROLE}.steps",
-                f"set skip.{ROLE}.steps to all",
-            )
-    generator.generate = _skipping(generator.generate, cfg, step)
+        raise ConfigError(
+            "the trainer generates ahead of its steps, at a pace that varies: a group belongs to "
+            "no certain step",
+            FULLY_ASYNC,
+            f"set {FULLY_ASYNC}=false, or train without skip",
+        )
+    generator.generate = _skipping(generator.generate, cfg)
 
 
-def preflight(trainer: Any) -> None:
+def check_steps(trainer: Any) -> None:
     """Refuse all that the trainer would have to generate although it must not, at once.
 
-    Steps are refused where they are known before: not with fully async training, or a checkpoint
-    in a place other than a local ``trainer.ckpt_path``.
+    Steps are refused where they are known before: not with a checkpoint in a place other than a
+    local ``trainer.ckpt_path``.
     """
     if (settings := SkipManager.settings) is None:
         return
-    steps, evaluated = steps_of(trainer)
-    facts = attrs.evolve(settings.facts, steps=steps, validated=evaluated)
-    raise_all(problems(SkipManager.skip_instances, facts, engine=settings.start_engine))
+    steps, validated = steps_of(trainer)
+    facts = attrs.evolve(settings.facts, steps=steps, validated=validated)
+    raise_all(preflight(SkipManager.skip_instances, facts, engine=settings.start_engine))
 
 
 def main() -> None:
@@ -195,11 +180,8 @@ def _train(cfg: Any, config: Mapping[str, Any], directory: str) -> None:
     with_rlskip(BasePPOExp, config)(cfg).run()
 
 
-def _skipping(generate: Callable[..., Any], cfg: Any, step: int | None) -> Callable[..., Any]:
-    """`generate` of a generator that is configured by `cfg`, SkyRL's config, as a stage.
-
-    Its calls are those of `step`; None: of the step that the batch names.
-    """
+def _skipping(generate: Callable[..., Any], cfg: Any) -> Callable[..., Any]:
+    """`generate` of a generator that is configured by `cfg`, SkyRL's config, as a stage."""
 
     def identity(input_batch: Any, *_: Any, **__: Any) -> dict[str, Any]:
         sampling = input_batch.get("sampling_params") or {}
@@ -236,7 +218,7 @@ def _skipping(generate: Callable[..., Any], cfg: Any, step: int | None) -> Calla
         role = ROLE if metadata.training_phase == "train" else VALIDATION_ROLE
         if role not in SkipManager.skip_instances:
             return await generate(input_batch, *args, **kwargs)
-        SkipManager.set_step(metadata.global_step if step is None else step)
+        SkipManager.set_step(metadata.global_step)
         asked = input_batch.get("sampling_params") or {}
         needs_logprobs = asked.get(LOGPROBS) is not None
         output = await replayable[role, needs_logprobs](input_batch, *args, **kwargs)

@@ -95,18 +95,7 @@ def attached(config: Any = None) -> Iterator[None]:
     for no server (``vllm_mode`` colocate and server): vLLM need not be installed. `use_vllm` stays
     true, and so does the importance correction.
 
-    Parameters
-    ----------
-    config
-        As for :func:`attach`.
-
-    Raises
-    ------
-    ConfigError
-        As :func:`attach`; or a trainer without an engine would evaluate.
-    AttachError
-        As :func:`attach`, for every such trainer that is made within; or this version of TRL makes
-        its engine elsewhere.
+    `config` and errors are those of :func:`attach`, for every trainer that is made within.
     """
     given = read_config(config)
     settings = given if given is None else read_skip(given, HostFacts())
@@ -203,17 +192,16 @@ class _Generation:
         served = getattr(args, "steps_per_generation", a_step)
         served *= getattr(self.trainer, "num_iterations", 1)
         every, irregular = divmod(max(served, a_step), a_step)
-        alone = getattr(args, "world_size", 1) == 1  # else each rank has a shard of each step
-        if alone and not irregular:
-            steps = range(first, last + 1, every)
-            facts = attrs.evolve(
-                facts_of(self.trainer),
-                steps=steps,
-                validated=evaluated(self.trainer, first, last),
-                called_with={role: sampling(self.trainer, role) for role in ROLES},
-            )
-            engine = SkipManager.start_engine or not uses_vllm(self.trainer)
-            raise_all(preflight(SkipManager.skip_instances, facts, engine=engine))
+        if irregular or getattr(args, "world_size", 1) > 1:  # each rank has a shard of each step
+            return
+        facts = attrs.evolve(
+            facts_of(self.trainer),
+            steps=range(first, last + 1, every),
+            validated=evaluated(self.trainer, first, last),
+            called_with={role: sampling(self.trainer, role) for role in ROLES},
+        )
+        engine = SkipManager.start_engine or not uses_vllm(self.trainer)
+        raise_all(preflight(SkipManager.skip_instances, facts, engine=engine))
 
     def _prompts(self, prompts: Any) -> Any:
         """What the trainer asks completions for: text or tokens, and images."""
@@ -224,12 +212,10 @@ class _Generation:
     def _lacks(self, done: dict[str, Any]) -> list[str]:
         """The log-probs of the sampled tokens, if the trainer needs them and `done` has none."""
         keys = ("use_vllm", "vllm_importance_sampling_correction")
-        if "logprobs" not in self._seam.parts or not all(
-            getattr(self.trainer, key, False) for key in keys
-        ):
+        corrects = all(getattr(self.trainer, key, False) for key in keys)
+        if not corrects or "logprobs" not in self._seam.parts or any(done.get("logprobs") or ()):
             return []
-        known = any(row for row in done.get("logprobs") or ())
-        return [] if known else [f"logprobs ({' and '.join(keys)} are on)"]
+        return [f"logprobs ({' and '.join(keys)} are on)"]
 
 
 def _num_tokens(done: dict[str, Any]) -> int:
@@ -261,17 +247,13 @@ def _restore_rng_by_default() -> None:
 def _hide_environments(trainer: Any) -> None:
     """Replace the environments of the present batch, so that a reward that reads one is refused.
 
-    TRL resets its environments before it generates, so a replay resets them too. Their methods are
-    the tools that are called while it generates: a replay skips these calls, and leaves each
-    environment as `reset` left it.
+    Their methods are the tools that are called while TRL generates. A replay skips these calls.
     """
     if getattr(trainer, "environments", None):
         trainer.environments = _Hidden()
 
 
 class _Hidden:
-    """Replaces a batch's environments where rewards are computed."""
-
     def __getitem__(self, _: Any) -> NoReturn:  # to iterate is to ask for items, too
         raise ConfigError(
             "a reward reads `environments`, whose state a replay does not restore, because it "

@@ -17,17 +17,10 @@ from rlskip.errors import NoEngineError
 
 @attrs.frozen
 class Seam:
-    """What a trainer's method ``_generate`` returns.
+    """What ``_generate`` of a trainer in `module` returns: its `parts` by name.
 
-    Parameters
-    ----------
-    module
-        Where its class is.
-    parts
-        The names of what the method returns: lists of tokens, and more. Any further part is
-        ``part_8``, say.
-    has_engine
-        Whether the module has the name of the engine, which is made in ``__init__``.
+    Any further part is ``part_8``, say. `has_engine`: the module has the name of the engine, which
+    the trainer makes.
     """
 
     module: str
@@ -130,12 +123,8 @@ class NoGeneration:
 def constructing(made: Callable[[Any], None], *, engine: bool) -> Iterator[None]:
     """Within it, ``made(trainer)`` ends the construction of each trainer that generates.
 
-    `engine` tells whether the trainers start their engine.
-
-    Raises
-    ------
-    AttachError
-        This version of TRL makes its engine elsewhere.
+    `engine` tells whether the trainers start their engine. AttachError: this version of TRL makes
+    it elsewhere.
     """
 
     @around
