@@ -8,7 +8,6 @@ fully async trainer's workers, dataloader, staleness control and collection of m
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import json
 import random
@@ -391,67 +390,6 @@ def test_dynamic_sampling_replays_every_call_of_a_step(dynamic: Any, batch: Any,
     assert second.generator.calls == []
 
 
-class Loader(list[Any]):
-    """As much of a StatefulDataLoader as SkyRL's _AsyncDataloader uses."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-
-@pytest.fixture
-def fully_async(make: Any, skyrl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """``fully_async(**skip)``: (uid, tokens) of each group in the order of training; the calls.
-
-    Three steps of two groups each, which four workers generate, at most a step ahead.
-    """
-    module = skyrl("train.fully_async_trainer")
-    # What needs stubs; and a worker that fails ends its process.
-    monkeypatch.setattr(module, "Timer", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(module, "get_sampling_params_for_backend", lambda *_: {"temperature": 1.0})
-    monkeypatch.setattr(module, "os", types.SimpleNamespace(_exit=print))
-
-    async def run(trainer: Any) -> list[tuple[str, Any]]:
-        loader = Loader(
-            [{"prompt": f"{i}?", "env_class": None, "env_extras": {}, "uid": str(i)}]
-            for i in range(6)
-        )
-        trainer.async_train_dataloader = module._AsyncDataloader(loader, 2)
-        trainer._staleness_manager = module._AsyncStalenessManager(4, 2, 1)
-        trainer.mini_batch_size, trainer.sample_full_batch = 2, False
-        trainer.all_timings, trainer.global_step = {}, 1
-        groups: asyncio.Queue[Any] = asyncio.Queue()
-        workers = [
-            asyncio.create_task(trainer._run_generate_for_a_group_loop(groups)) for _ in range(4)
-        ]
-        seen = []
-        for step in range(1, 4):
-            batch, *_ = await trainer._collect_generation_mini_batch(groups, asyncio.Event())
-            seen += [(group.uid, group.generator_output["response_ids"]) for group in batch]
-            trainer.global_step = step + 1
-            await trainer._staleness_manager.notify_capacity_change(step + 1)
-        await asyncio.gather(*workers)
-        return seen
-
-    def fully_async(**skip: Any) -> tuple[list[tuple[str, Any]], list[Any]]:
-        trainer = make(
-            on(tmp_path, **skip),
-            trainer_class=module.FullyAsyncRayPPOTrainer,
-            **{"trainer.fully_async.enabled": True},
-        )
-        return asyncio.run(asyncio.wait_for(run(trainer), 60)), trainer.generator.calls
-
-    return fully_async
-
-
-def test_the_fully_async_trainer_replays_every_group(fully_async: Any) -> None:
-    seen, calls = fully_async()
-    assert len(calls) == 6
-    for _ in range(3):  # the workers differ in their pace
-        again, calls = fully_async()
-        assert dict(again) == dict(seen)
-        assert calls == []
-
-
-def test_the_one_step_of_the_fully_async_trainer_must_be_listed(fully_async: Any) -> None:
-    with pytest.raises(ConfigError, match=r"skip\.rollout\.steps: .* belong to step 1, which is"):
-        fully_async(steps=[2, 3])
+def test_the_fully_async_trainer_is_refused(make: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^trainer\.fully_async\.enabled: .*no certain step"):
+        make(on(tmp_path), **{"trainer.fully_async.enabled": True})

@@ -140,19 +140,12 @@ def test_no_token_is_looked_for_where_none_can_be_written(
 # -- in a job of Hydra's ---------------------------------------------------------------------
 
 
-@pytest.fixture
-def run(make_app: Any, make_verl: Any, python_path: Any) -> Callable[..., Any]:
-    """``run("task", *overrides)``: a Hydra application that imports verl 0.9.1."""
-
-    def start(task: str, *overrides: str, **more: Any) -> Any:
-        app = make_app(config=CONFIG, task=task, functions="import time\nimport verl\n")
-        return app.run(*ON, *overrides, PYTHONPATH=python_path(make_verl("0.9.1")), **more)
-
-    return start
-
-
-def test_where_skip_is_off_nothing_is_checked(run: Callable[..., Any]) -> None:
-    run("assert 'RLSKIP_TOKEN' not in os.environ", "skip.enable=false")
+def test_where_skip_is_off_nothing_is_checked(
+    make_app: Any, make_verl: Any, python_path: Any
+) -> None:
+    task = "assert 'RLSKIP_TOKEN' not in os.environ"
+    app = make_app(config=CONFIG, task=task, functions="import verl\n")
+    app.run(*ON, "skip.enable=false", PYTHONPATH=python_path(make_verl("0.9.1")))
 
 
 # -- into Ray's workers ----------------------------------------------------------------------

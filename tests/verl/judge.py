@@ -1,4 +1,4 @@
-"""A reward model $JUDGE for verl without a GPU, and a note of what is started, in $NOTES.
+"""A reward model $JUDGE for verl without a GPU, and a note of what is computed, in $NOTES.
 
 VERLCPU_EXTRA_MODULES loads this in each process of verl. verl starts the model, its router and the
 reward workers; where there is a reward function (reward.py), it does not ask the model.
@@ -36,7 +36,6 @@ class Answers(BaseHTTPRequestHandler):
 def register(module):
     class Judge(module.RolloutReplica):
         async def init_colocated(self, resource_pool):
-            note("judge")
             server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
             threading.Thread(target=server.serve_forever, daemon=True).start()
             self._server_handle, self._server_address = None, f"127.0.0.1:{server.server_port}"
@@ -52,12 +51,6 @@ def register(module):
 
 
 @around
-def loading(init_model, self):
-    note(self.role)
-    return init_model(self)
-
-
-@around
 def computing(compute, self, data):
     note("computes reference log-probs")
     return compute(self, data)
@@ -69,8 +62,8 @@ def without_pinned_memory(module):
     module.CPUOffloadPolicy = lambda **_: policy(pin_memory=False)
 
 
-WORKER = "verl.workers.engine_workers:ActorRolloutRefWorker"
 when_imported("verl.workers.rollout.replica", register)
 when_imported("verl.workers.engine.fsdp.transformer_impl", without_pinned_memory)
-wrap(f"{WORKER}.init_model", loading, key="judge")
-wrap(f"{WORKER}.compute_ref_log_prob", computing, key="judge")
+wrap(
+    "verl.workers.engine_workers:ActorRolloutRefWorker.compute_ref_log_prob", computing, key="judge"
+)

@@ -1,4 +1,4 @@
-"""verl 0.9's V1 trainer on TransferQueue, and its fully async rollouter.
+"""verl 0.9's V1 trainer on TransferQueue.
 
 A (seed 1) dumps, B (seed 2) has A's dumps; `failing` (seed 2) has none, runs rollout-level
 dispatch on two workers, and one of its agent loops fails at step 2. A run takes most of a minute,
@@ -143,39 +143,6 @@ def test_a_failing_agent_loop_ends_in_the_named_error(failing: Any) -> None:
         r".*: expected 2, got 1 \(session 1 failed: data: ValueError: the sandbox is gone\)",
         failing.output,
     )
-
-
-# -- the fully async rollouter -------------------------------------------------------------
-SAMPLES = 3
-
-
-def _rollouter(verl: Any, name: str, *on: str, **more: Any) -> Any:
-    overrides = (
-        "data.train_batch_size=0",
-        "data.gen_batch_size=1",
-        "actor_rollout_ref.hybrid_engine=False",
-        "actor_rollout_ref.rollout.checkpoint_engine.backend=naive",
-        "rollout.n_gpus_per_node=1",
-        f"rollout.total_rollout_steps={SAMPLES}",
-    )
-    env = {"MAIN": "async_rollouter", "PYTHONPATH": str(HERE)}
-    return verl.train(name, "v1", *overrides, *on, **env, **more)
-
-
-def _samples(run: Any) -> dict[str, str]:
-    return dict(re.findall(r"sample (uid_sample_\S+) ([0-9a-f]+)", run.output))
-
-
-@pytest.mark.long
-def test_the_fully_async_rollouter_replays_its_samples(verl091: Any) -> None:
-    on = ("+skip=async_rollout_cache", "skip.dump_dir=../async_dumps")
-    first = _rollouter(verl091, "async_a", *on)
-    assert first.generated == SAMPLES * N
-    second = _rollouter(verl091, "async_b", *on, seed=2)
-    assert second.generated == 0
-    assert _samples(second) == _samples(first)
-    assert len(_samples(first)) == SAMPLES
-    assert second.summary["async_rollout"]["hits"] == SAMPLES
 
 
 # -- role rollout_tq, prompt by prompt -------------------------------------------------------

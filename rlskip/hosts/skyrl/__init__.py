@@ -34,7 +34,6 @@ from rlskip.errors import ConfigError
 from rlskip.hosts.skyrl.facts import (
     FULLY_ASYNC,
     LOGPROBS,
-    STEP_AHEAD,
     compared,
     facts_of,
     steps_of,
@@ -119,8 +118,7 @@ def _logging(log: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> A
 def _skip_generation(generator: Any, cfg: Any, settings: SkipSettings) -> None:
     """Make `generator.generate` a stage of a training with SkyRL's config `cfg`.
 
-    The step is that of the batch's ``batch_metadata``. The fully async trainer generates ahead of
-    its steps, group by group: there all groups are calls of step 1. Evaluation is replayed under
+    The step is that of the batch's ``batch_metadata``. Evaluation is replayed under
     ``skip.validation: replay`` only, as role ``rollout_val``. The generator returns rewards, too,
     so they are replayed.
     """
@@ -128,30 +126,21 @@ def _skip_generation(generator: Any, cfg: Any, settings: SkipSettings) -> None:
     SkipManager.count_rollouts()
     if not is_on(True, "SkyRL's trainer"):
         return
-    replays_eval = VALIDATION_ROLE in SkipManager.skip_instances
-    step = None
     if look_up(cfg, FULLY_ASYNC):
-        step = STEP_AHEAD
-        if replays_eval:
-            raise ConfigError(
-                f"with {FULLY_ASYNC} evaluation runs among groups of no certain step",
-                "skip.validation",
-                "set skip.validation to generate",
-            )
-        if step not in SkipManager.skip_instances[ROLE].local_config.steps:
-            raise ConfigError(
-                f"with {FULLY_ASYNC} all groups belong to step {step}, which is not listed",
-                f"skip.{ROLE}.steps",
-                f"set skip.{ROLE}.steps to all",
-            )
-    generator.generate = _skipping(generator.generate, cfg, step)
+        raise ConfigError(
+            "the trainer generates ahead of its steps, at a pace that varies: a group belongs to "
+            "no certain step",
+            FULLY_ASYNC,
+            f"set {FULLY_ASYNC}=false, or train without skip",
+        )
+    generator.generate = _skipping(generator.generate, cfg)
 
 
 def check_steps(trainer: Any) -> None:
     """Refuse all that the trainer would have to generate although it must not, at once.
 
-    Steps are refused where they are known before: not with fully async training, or a checkpoint
-    in a place other than a local ``trainer.ckpt_path``.
+    Steps are refused where they are known before: not with a checkpoint in a place other than a
+    local ``trainer.ckpt_path``.
     """
     if (settings := SkipManager.settings) is None:
         return
@@ -191,11 +180,8 @@ def _train(cfg: Any, config: Mapping[str, Any], directory: str) -> None:
     with_rlskip(BasePPOExp, config)(cfg).run()
 
 
-def _skipping(generate: Callable[..., Any], cfg: Any, step: int | None) -> Callable[..., Any]:
-    """`generate` of a generator that is configured by `cfg`, SkyRL's config, as a stage.
-
-    Its calls are those of `step`; None: of the step that the batch names.
-    """
+def _skipping(generate: Callable[..., Any], cfg: Any) -> Callable[..., Any]:
+    """`generate` of a generator that is configured by `cfg`, SkyRL's config, as a stage."""
 
     def identity(input_batch: Any, *_: Any, **__: Any) -> dict[str, Any]:
         sampling = input_batch.get("sampling_params") or {}
@@ -232,7 +218,7 @@ def _skipping(generate: Callable[..., Any], cfg: Any, step: int | None) -> Calla
         role = ROLE if metadata.training_phase == "train" else VALIDATION_ROLE
         if role not in SkipManager.skip_instances:
             return await generate(input_batch, *args, **kwargs)
-        SkipManager.set_step(metadata.global_step if step is None else step)
+        SkipManager.set_step(metadata.global_step)
         asked = input_batch.get("sampling_params") or {}
         needs_logprobs = asked.get(LOGPROBS) is not None
         output = await replayable[role, needs_logprobs](input_batch, *args, **kwargs)

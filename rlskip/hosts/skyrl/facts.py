@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlskip.config.check import look_up
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.hosts.standalone_config import ROLE
@@ -25,9 +24,7 @@ _NOT_SHAPING = ("log_requests", "timeout")
 # Rollouts with log-probs serve a training that needs none, so the identity leaves this out.
 LOGPROBS = "logprobs"
 
-# The fully async trainer generates ahead of the steps that it trains, at a pace that varies.
 FULLY_ASYNC = "trainer.fully_async.enabled"
-STEP_AHEAD = 1
 
 
 def facts_of(cfg: Any) -> HostFacts:
@@ -55,9 +52,7 @@ def facts_of(cfg: Any) -> HostFacts:
 def steps_of(trainer: Any) -> tuple[Sequence[int], Sequence[int]]:
     """The steps that a trainer will take and those at which it evaluates, where they are known."""
     cfg, total = trainer.cfg.trainer, getattr(trainer, "total_training_steps", None)
-    if total is None or look_up(trainer.cfg, FULLY_ASYNC):
-        return (), ()
-    if (done := _steps_done(cfg)) is None:
+    if total is None or (done := _steps_done(cfg)) is None:
         return (), ()
     steps, every = range(done + 1, total + 1), cfg.eval_interval
     evaluated = [done] if every > 0 and cfg.eval_before_train else []

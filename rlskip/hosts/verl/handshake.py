@@ -1,15 +1,10 @@
 """How the launcher process and the process that trains find each other.
 
 verl's application is the launcher process: it composes the config and starts a Ray actor, which
-trains. Hydra's callback runs in the former, rollouts pass through the latter.
-
-1. The launcher, :func:`before_job`, refuses what would not skip, leaves a token in each dump_dir,
-   and has the job's variables published in the key-value store of Ray's cluster.
-2. Every process that imports verl loads the plug-in, by its entry point. One that trains without it
-   reads the config by verl's own ``SkipManager.init``, which does not know the key
-   ``skip.provider``, and ends. :func:`after_job` says so.
-3. The process that trains, when the config arrives (:func:`rlskip.hosts.verl.trainer.begin`),
-   takes the variables, :func:`find_job`, and looks for the token.
+trains. The launcher, :func:`before_job`, refuses what would not skip, leaves a token in each
+dump_dir, and has the job's variables published in Ray's key-value store. The process that trains
+takes these, :func:`find_job`, and looks for the token. One that has no plug-in reads the config by
+verl's own ``SkipManager.init``, which does not know the key ``skip.provider``, and ends.
 """
 
 from __future__ import annotations

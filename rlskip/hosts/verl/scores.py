@@ -40,12 +40,13 @@ async def _score(sessions: Sequence[Session], workers: Sequence[Any]) -> None:
     await asyncio.gather(*(worker._compute_score(*session) for session in sessions))
 
 
-def _output(prompt: Any, response: Any, turns: Any, extra: Mapping[str, Any]) -> AgentLoopOutput:
+def _output(row: Mapping[str, Any]) -> AgentLoopOutput:
+    extra = dict(row["extra_fields"])
     return AgentLoopOutput(
-        prompt_ids=prompt.tolist(),
-        response_ids=response.tolist(),
-        response_mask=[1] * len(response),
-        num_turns=int(turns),
+        prompt_ids=row["prompts"].tolist(),
+        response_ids=row["responses"].tolist(),
+        response_mask=[1] * len(row["responses"]),
+        num_turns=int(row["num_turns"]),
         metrics=AgentLoopMetrics(),
         extra_fields={name: value for name, value in extra.items() if name != _INFO},
         mm_processor_kwargs={},
@@ -67,13 +68,13 @@ async def score_rollouts(rollouts: Any, prompts: Mapping[str, Any], workers: Seq
     for i in range(len(rollouts)):
         # A field that a loop did not return is None, because others returned it.
         extra = {n: of[i] for n, of in fields.items() if n not in others and of[i] is not None}
-        output = _output(
-            tensors["prompts"][i][mask[i, :width]],
-            tensors["responses"][i][mask[i, width:]],
-            fields["__num_turns__"][i],
-            extra,
-        )
-        sessions.append(([output], {name: of[i] for name, of in prompts.items()}))
+        row = {
+            "prompts": tensors["prompts"][i][mask[i, :width]],
+            "responses": tensors["responses"][i][mask[i, width:]],
+            "num_turns": fields["__num_turns__"][i],
+            "extra_fields": extra,
+        }
+        sessions.append(([_output(row)], {name: of[i] for name, of in prompts.items()}))
     await _score(sessions, workers)
     outputs = [outputs[-1] for outputs, _ in sessions]
     scores = torch.zeros_like(tensors["response_mask"], dtype=torch.float32)
@@ -102,7 +103,10 @@ def score_queued(uids: Sequence[str], partition: str, workers: Sequence[Any]) ->
     rows = dict(zip(map(TrajectoryKey.parse, keys), to_rows(data), strict=True))
     by_session = itertools.groupby(sorted(rows), lambda key: (key.uid, key.session_id))
     of_session = [list(its_keys) for _, its_keys in by_session]
-    sessions = [_queued([rows[key] for key in its_keys]) for its_keys in of_session]
+    sessions = [
+        ([_output(rows[key]) for key in its_keys], _of_prompt(rows[its_keys[-1]]))
+        for its_keys in of_session
+    ]
     asyncio.run(_score(sessions, workers))
     scored = {}
     for its_keys, (outputs, _) in zip(of_session, sessions, strict=True):
@@ -114,15 +118,10 @@ def score_queued(uids: Sequence[str], partition: str, workers: Sequence[Any]) ->
     queue.put(list(scored), partition, list(scored.values()))
 
 
-def _queued(rows: Sequence[Mapping[str, Any]]) -> Session:
-    outputs = [
-        _output(row["prompts"], row["responses"], row["num_turns"], dict(row["extra_fields"]))
-        for row in rows
-    ]
-    # The fields of the prompt: a trajectory's own are tensors.
-    fields = {name: _plain(value) for name, value in rows[-1].items()}
-    return outputs, {n: value for n, value in fields.items() if not torch.is_tensor(value)}
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, torch.Tensor) and value.dim() == 0 else value
+def _of_prompt(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a row's prompt: a trajectory's own are tensors with dimensions."""
+    fields = {
+        name: value.item() if isinstance(value, torch.Tensor) and value.dim() == 0 else value
+        for name, value in row.items()
+    }
+    return {name: value for name, value in fields.items() if not torch.is_tensor(value)}
