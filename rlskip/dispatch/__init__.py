@@ -19,14 +19,16 @@ from rlskip.dispatch.batch import (
 )
 from rlskip.dispatch.dispatcher import RolloutDispatcher
 from rlskip.dispatch.failures import (
+    BatchError,
     DataFailure,
+    DispatcherClosedError,
     InfrastructureFailure,
     SessionFailure,
     WorkerLostError,
 )
 from rlskip.dispatch.policies import POLICIES, PendingSession, Placement, Policy
 from rlskip.dispatch.pools import LocalPool, Pool
-from rlskip.dispatch.sessions import BatchError, DispatcherClosedError, Session, session_seed
+from rlskip.dispatch.sessions import Session, session_seed
 
 if TYPE_CHECKING:
     from rlskip.dispatch.ray_pool import RayPool

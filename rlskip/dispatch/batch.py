@@ -19,8 +19,8 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 from rlskip.batch.columns import own, rows_of, select
 from rlskip.batch.meta import plain
 from rlskip.config.dispatch import DispatchConfig
+from rlskip.dispatch.failures import BatchError
 from rlskip.dispatch.scheduler import Job, SessionGroup
-from rlskip.dispatch.sessions import BatchError
 from rlskip.jobs.served import Needs, needs
 from rlskip.keys import (
     DO_SAMPLE,
@@ -293,12 +293,12 @@ def build_trajectory_info(step: Any, index: Any, validate: Any) -> list[dict[str
     tensor, an array or a list. Returns dicts with ``step``, ``sample_index``, ``rollout_n`` (0 for
     an index that differs from the one before, else one more) and ``validate``.
     """
+    step, validate = _scalar(step), bool(_scalar(validate))
     info: list[dict[str, Any]] = []
     for i in map(_scalar, index.tolist() if hasattr(index, "tolist") else index):
         again = bool(info) and info[-1]["sample_index"] == i
         number = info[-1]["rollout_n"] + 1 if again else 0
-        info.append({"step": _scalar(step), "sample_index": i, "rollout_n": number})
-        info[-1]["validate"] = bool(_scalar(validate))
+        info += [{"step": step, "sample_index": i, "rollout_n": number, "validate": validate}]
     return info
 
 

@@ -1,4 +1,4 @@
-"""Why a session failed: because of the infrastructure, or because of its own data or code."""
+"""What a dispatcher raises, and why sessions fail: the infrastructure, or their data or code."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ import asyncio
 from rlskip.errors import RlskipError
 
 _LONGEST = 2000
+
+
+class BatchError(RlskipError, ValueError):
+    """A batch of prompts that cannot be dispatched."""
+
+
+class DispatcherClosedError(RlskipError, RuntimeError):
+    """A dispatcher is used after it was closed."""
 
 
 class SessionFailure(RlskipError, RuntimeError):
@@ -46,12 +54,6 @@ def as_failure(error: BaseException) -> SessionFailure:
     failure = kind(f"{type(error).__name__}: {text_of(error)}")
     failure.__cause__ = error
     return failure
-
-
-def bare(failure: SessionFailure) -> SessionFailure:
-    """The kind and the text of a failure: any process can load these, whatever its class is."""
-    kind = InfrastructureFailure if isinstance(failure, InfrastructureFailure) else DataFailure
-    return kind(text_of(failure))
 
 
 def cause_of(failure: SessionFailure, what: str = "") -> str:

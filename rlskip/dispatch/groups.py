@@ -19,7 +19,9 @@ from rlskip.config.dispatch import DispatchConfig
 from rlskip.config.replay import ReplayConfig
 from rlskip.dispatch.batch import BatchHandle, Group, Prompt, Rows, Tags
 from rlskip.dispatch.failures import (
+    BatchError,
     DataFailure,
+    DispatcherClosedError,
     InfrastructureFailure,
     NoAnswerError,
     as_failure,
@@ -30,7 +32,7 @@ from rlskip.dispatch.failures import (
 from rlskip.dispatch.policies import History
 from rlskip.dispatch.pools import NOTHING, Pool, Returned, returned
 from rlskip.dispatch.scheduler import Job, Scheduler
-from rlskip.dispatch.sessions import BatchError, DispatcherClosedError, Session, session_seed
+from rlskip.dispatch.sessions import Session, session_seed
 from rlskip.dispatch.sink import Sink
 from rlskip.dispatch.timeouts import LoopThread
 from rlskip.queue.partition import Partition

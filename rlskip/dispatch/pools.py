@@ -310,6 +310,8 @@ def _kept(row: Mapping[Any, Any]) -> OwnRow:
     kept = OwnRow()
     for name in row.keys():  # noqa: SIM118 - to iterate over a TensorDict gives its rows
         value = row[name]
+        if not isinstance(name, str):
+            raise DataFailure(f"the name {name!r:.80} of a field is not a string")
         if type(value) is torch.Tensor:  # as nearly always
             kept[name] = (value.detach() if value.requires_grad else value).clone()
             continue
@@ -321,8 +323,8 @@ def _kept(row: Mapping[Any, Any]) -> OwnRow:
         except Exception as error:
             what = f"field {name!r} cannot be copied: {type(error).__name__}: {text_of(error)}"
             raise DataFailure(what) from error
-    if not kept or not all(isinstance(name, str) for name in kept):
-        raise DataFailure("it has no fields, or a name that is not a string")
+    if not kept:
+        raise DataFailure("it has no fields")
     return kept
 
 

@@ -7,37 +7,19 @@ from typing import Any
 import attrs
 import xxhash
 
-from rlskip.errors import RlskipError
 from rlskip.keys import TrajectoryKey, row_tag
-
-
-class BatchError(RlskipError, ValueError):
-    """A batch of prompts that cannot be dispatched."""
-
-
-class DispatcherClosedError(RlskipError, RuntimeError):
-    """A dispatcher is used after it was closed."""
 
 
 @attrs.frozen
 class Session:
     """Names the session that a worker runs: number `session_id` of the `n` of prompt `uid`.
 
-    Parameters
-    ----------
-    attempt
-        The number of earlier attempts, including those given up when the same uid was submitted
-        before.
-    step, sample_index, rollout_n, validate
-        As :func:`build_trajectory_info` returns them.
-    seed
-        Below 2**63, and the same at every attempt and on any worker.
-    partition
-        Where its rows go.
-    prompt_key
-        What names its prompt in the step's journal: a hash of its content and of the stage's call
-        that submits it, and its number among the step's prompts of that hash. None: the session is
-        not journaled.
+    `attempt` counts the earlier attempts, those of an earlier submission of the uid included;
+    `step`, `sample_index`, `rollout_n` and `validate` are as :func:`build_trajectory_info` returns
+    them; `seed` is below 2**63, and the same at every attempt and on any worker; rows go to
+    `partition`. `prompt_key` names its prompt in the step's journal: a hash of its content and of
+    the stage's call that submits it, and its number among the step's prompts of that hash. None:
+    the session is not journaled.
     """
 
     uid: str

@@ -12,11 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from rlskip.dispatch.batch import BatchHandle
-from rlskip.dispatch.failures import NoAnswerError, text_of
+from rlskip.dispatch.failures import BatchError, NoAnswerError, text_of
 from rlskip.dispatch.journal import Appender, SessionJournal
 from rlskip.dispatch.resume import Journaled, Journals, to_journal
 from rlskip.dispatch.scheduler import Job
-from rlskip.dispatch.sessions import BatchError
 from rlskip.dispatch.timeouts import failure_of, in_thread
 from rlskip.keys import ROWS_PER_ATTEMPT, row_tag, session_key, session_tag, trajectory_key, uid_of
 from rlskip.queue import TrajectoryQueue

@@ -170,22 +170,6 @@ def test_what_eight_processes_acknowledge_is_there(tmp_path, kills):
     assert len(found - acknowledged) <= 4  # written by a killed process, not yet acknowledged
 
 
-def test_sessions_of_another_identity_are_named_and_stay(tmp_path, caplog):
-    path = tmp_path / "3.journal"
-    write(path, 2)
-    written = path.read_bytes()
-    other = SessionJournal(
-        path, Identity.of({"n": 4, "sampling.temperature": 0.5}, {"model": "another"})
-    )
-    assert other.entries == {}
-    assert "sampling.temperature" in caplog.text
-    assert "resumed although" not in caplog.text
-    other.append({("content", 0, 9): [{"text": "9"}]})
-    other.close()
-    assert path.read_bytes().startswith(written)
-    assert steps_of(SessionJournal(path, IDENTITY)) == [0, 1]
-
-
 def test_another_model_is_resumed_with_a_warning(tmp_path, caplog):
     path = tmp_path / "3.journal"
     write(path, 2)
