@@ -12,15 +12,15 @@ import torch
 from ray import cloudpickle
 
 from rlskip.batch.columns import own
-from rlskip.dispatch.failures import (
+from rlskip.dispatch.pools import NOTHING, Returned, Runner, Worker
+from rlskip.dispatch.sessions import (
     DataFailure,
     InfrastructureFailure,
+    Session,
     SessionFailure,
     as_failure,
     text_of,
 )
-from rlskip.dispatch.pools import NOTHING, Returned, Runner, Worker
-from rlskip.dispatch.sessions import Session
 
 COALESCE_S = 0.002
 """Seconds that a session or a result waits for others to travel with it."""

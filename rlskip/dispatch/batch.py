@@ -19,8 +19,8 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 from rlskip.batch.columns import own, rows_of, select
 from rlskip.batch.meta import plain
 from rlskip.config.dispatch import DispatchConfig
-from rlskip.dispatch.failures import BatchError
 from rlskip.dispatch.scheduler import Job, SessionGroup
+from rlskip.dispatch.sessions import BatchError
 from rlskip.jobs.served import Needs, needs
 from rlskip.keys import (
     DO_SAMPLE,
@@ -38,9 +38,6 @@ from rlskip.queue.rows import one_batch
 
 if TYPE_CHECKING:
     from rlskip.dispatch.journal import SessionJournal
-
-Rows = list[dict[str, Any]] | None
-Tags = Sequence[Mapping[str, Any]]
 
 GREEDY = {"temperature": 0, "top_p": 1.0, "top_k": -1}
 """Sampling parameters of a training prompt whose ``__do_sample__`` is false."""
@@ -163,7 +160,8 @@ class BatchHandle:
     def groups(self, timeout: float | None = None) -> list[Group]:
         """Wait as :meth:`result` does, and take the groups: ``collect()`` has them no more."""
         self.result(timeout)
-        return self._groups.release(self)
+        self._groups.release(self)
+        return [prompt.group for prompt in self.prompts]
 
     def result(self, timeout: float | None = None) -> BatchReport:
         """Wait until every session has an outcome and, with a queue, its marker.

@@ -15,20 +15,11 @@ from rlskip.config.dispatch import DispatchConfig, read_dispatch
 from rlskip.config.replay import read_replay
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle, Group, joined, read_batch, step_number
-from rlskip.dispatch.failures import DispatcherClosedError, text_of
 from rlskip.dispatch.groups import Groups
-from rlskip.dispatch.policies import (
-    History,
-    Policy,
-    chunk,
-    find_policy,
-    least_loaded,
-    round_robin,
-)
+from rlskip.dispatch.policies import Policy, chunk, find_policy
 from rlskip.dispatch.pools import THREADS, LocalPool, Pool, Worker
 from rlskip.dispatch.resume import Journals, journal_identity
-from rlskip.dispatch.scheduler import Scheduler
-from rlskip.dispatch.sink import Sink
+from rlskip.dispatch.sessions import DispatcherClosedError, text_of
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import TRAIN, VAL
 from rlskip.queue import IncompleteRolloutError, TrajectoryQueue
@@ -40,8 +31,6 @@ from rlskip.store import Identity, StepStore
 Batch: TypeAlias = TensorDictBase | Sequence[Mapping[str, Any]]
 
 logger = logging.getLogger(__name__)
-
-_BLIND = (chunk, round_robin, least_loaded)  # policies that use no lengths
 
 # The last dispatcher of each queue that is open, by the queue's id: a queue of the user's may have
 # no hash. The id is nobody else's, because a dispatcher keeps its queue.
@@ -100,17 +89,8 @@ class RolloutDispatcher:
             of_sessions = journal_identity(identity or Identity(), self.config)
             journals = Journals(store, of_sessions, queue)
         self._journals = journals
-        caps = self.config.max_concurrent_rollouts_per_worker, pool.slots
-        self._host = timeouts.LoopThread("rlskip-dispatch")
-        self._groups = Groups(
-            self._host,
-            pool,
-            Sink(queue, journals, timeouts.write_seconds(self.config)),
-            self.config,
-            self._replay,
-            Scheduler(pool.workers, policy, min(filter(None, caps), default=None)),
-            None if policy in _BLIND else History(),
-        )
+        self._groups = Groups(pool, queue, self.config, self._replay, policy, journals)
+        self._host = self._groups.host
         if queue is not None:
             _last[id(queue)] = self
         try:

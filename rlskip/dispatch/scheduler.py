@@ -14,8 +14,8 @@ from typing import Any
 
 import attrs
 
-from rlskip.dispatch.failures import portable
 from rlskip.dispatch.policies import ANYWHERE, PendingSession, Placement, Policy, least_loaded
+from rlskip.dispatch.sessions import portable
 from rlskip.errors import ConfigError
 
 

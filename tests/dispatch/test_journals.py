@@ -148,12 +148,6 @@ def test_a_run_resumes_nothing_of_its_own(tmp_path: Path, returns: bool) -> None
     assert [r.resumed for r in Run(tmp_path).submit(*batches, again)] == [N] * 5
 
 
-def test_a_copy_that_comes_after_a_later_step_has_its_own_sessions(tmp_path: Path) -> None:
-    batches = prompts(1), prompts(1, step=4, of="v"), prompts(1, of="w")
-    assert [r.resumed for r in Run(tmp_path).submit(*batches, step=None)] == [0, 0, 0]
-    assert [r.resumed for r in Run(tmp_path).submit(*batches, step=None)] == [N, N, N]
-
-
 # -- weights and staleness -----------------------------------------------------------------
 
 
