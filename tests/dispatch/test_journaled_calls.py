@@ -33,8 +33,8 @@ def test_sessions_of_a_call_with_other_arguments_are_not_resumed(
     for given, ends_at in (({"style": "long", "seed": 1}, 2), (options, 2 * N)):
         ran.clear()
         SkipManager.init({"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}})
-        config = {"rollout_level": True, "n": N, "journal": True}
-        config["max_concurrent_rollouts_per_worker"] = 1
+        dispatch = {"rollout_level": True, "n": N, "journal": True}
+        config = {"dispatch": {**dispatch, "max_concurrent_rollouts_per_worker": 1}}
 
         async def worker(prompt: Any, sampling: Any, session: Any, most: int = ends_at) -> Any:
             if len(ran) >= most:
@@ -49,8 +49,8 @@ def test_sessions_of_a_call_with_other_arguments_are_not_resumed(
 
         SkipManager.set_step(3)
         pool, store = LocalPool(worker, 1), SkipManager.store("rollout")
-        dispatcher = RolloutDispatcher(pool, config={"dispatch": config}, store=store)
-        with dispatcher, contextlib.suppress(IncompleteRolloutError):
+        may_end = contextlib.suppress(IncompleteRolloutError)
+        with RolloutDispatcher(pool, None, config, store=store) as dispatcher, may_end:
             generate(torch.tensor([[1], [2]]), given)
     assert len(ran) == 2 * N - resumed
 
