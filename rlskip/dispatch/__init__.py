@@ -18,15 +18,18 @@ from rlskip.dispatch.batch import (
     extract_sample,
 )
 from rlskip.dispatch.dispatcher import RolloutDispatcher
-from rlskip.dispatch.failures import (
-    DataFailure,
-    InfrastructureFailure,
-    SessionFailure,
-    WorkerLostError,
-)
 from rlskip.dispatch.policies import POLICIES, PendingSession, Placement, Policy
 from rlskip.dispatch.pools import LocalPool, Pool
-from rlskip.dispatch.sessions import BatchError, DispatcherClosedError, Session, session_seed
+from rlskip.dispatch.sessions import (
+    BatchError,
+    DataFailure,
+    DispatcherClosedError,
+    InfrastructureFailure,
+    Session,
+    SessionFailure,
+    WorkerLostError,
+    session_seed,
+)
 
 if TYPE_CHECKING:
     from rlskip.dispatch.ray_pool import RayPool

@@ -12,15 +12,15 @@ import torch
 from ray import cloudpickle
 
 from rlskip.batch.columns import own
-from rlskip.dispatch.failures import (
+from rlskip.dispatch.pools import NOTHING, Returned, Runner, Worker
+from rlskip.dispatch.sessions import (
     DataFailure,
+    InfrastructureFailure,
+    Session,
     SessionFailure,
     as_failure,
-    bare,
     text_of,
 )
-from rlskip.dispatch.pools import NOTHING, Returned, Runner, Worker
-from rlskip.dispatch.sessions import Session
 
 COALESCE_S = 0.002
 """Seconds that a session or a result waits for others to travel with it."""
@@ -56,7 +56,7 @@ class Actor:
         packed = None  # as short as what most workers of verl's return
         try:
             if error is not None or result != NOTHING:
-                packed = pack(result if error is None else bare(as_failure(error)))
+                packed = pack(result if error is None else _plain(as_failure(error)))
         except Exception as refused:  # each on its own, so that what cannot be sent fails alone
             packed = pack(DataFailure(f"its result cannot be sent: {text_of(refused)}"))
         self._results.append((number, packed))
@@ -72,6 +72,12 @@ class Actor:
 
     async def call(self, method: str, args: tuple[Any, ...]) -> None:
         await self._runner.call(method, own(args))
+
+
+def _plain(failure: SessionFailure) -> SessionFailure:
+    """The kind and the text of a failure: any process can load these, whatever its class is."""
+    kind = InfrastructureFailure if isinstance(failure, InfrastructureFailure) else DataFailure
+    return kind(text_of(failure))
 
 
 class _Pickler(cloudpickle.Pickler):

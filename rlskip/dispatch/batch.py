@@ -39,9 +39,6 @@ from rlskip.queue.rows import one_batch
 if TYPE_CHECKING:
     from rlskip.dispatch.journal import SessionJournal
 
-Rows = list[dict[str, Any]] | None
-Tags = Sequence[Mapping[str, Any]]
-
 GREEDY = {"temperature": 0, "top_p": 1.0, "top_k": -1}
 """Sampling parameters of a training prompt whose ``__do_sample__`` is false."""
 
@@ -163,7 +160,8 @@ class BatchHandle:
     def groups(self, timeout: float | None = None) -> list[Group]:
         """Wait as :meth:`result` does, and take the groups: ``collect()`` has them no more."""
         self.result(timeout)
-        return self._groups.release(self)
+        self._groups.release(self)
+        return [prompt.group for prompt in self.prompts]
 
     def result(self, timeout: float | None = None) -> BatchReport:
         """Wait until every session has an outcome and, with a queue, its marker.
@@ -293,12 +291,12 @@ def build_trajectory_info(step: Any, index: Any, validate: Any) -> list[dict[str
     tensor, an array or a list. Returns dicts with ``step``, ``sample_index``, ``rollout_n`` (0 for
     an index that differs from the one before, else one more) and ``validate``.
     """
+    step, validate = _scalar(step), bool(_scalar(validate))
     info: list[dict[str, Any]] = []
     for i in map(_scalar, index.tolist() if hasattr(index, "tolist") else index):
         again = bool(info) and info[-1]["sample_index"] == i
         number = info[-1]["rollout_n"] + 1 if again else 0
-        info.append({"step": _scalar(step), "sample_index": i, "rollout_n": number})
-        info[-1]["validate"] = bool(_scalar(validate))
+        info += [{"step": step, "sample_index": i, "rollout_n": number, "validate": validate}]
     return info
 
 

@@ -15,21 +15,11 @@ from rlskip.config.dispatch import DispatchConfig, read_dispatch
 from rlskip.config.replay import read_replay
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle, Group, joined, read_batch, step_number
-from rlskip.dispatch.failures import text_of
 from rlskip.dispatch.groups import Groups
-from rlskip.dispatch.policies import (
-    History,
-    Policy,
-    chunk,
-    find_policy,
-    least_loaded,
-    round_robin,
-)
+from rlskip.dispatch.policies import Policy, chunk, find_policy
 from rlskip.dispatch.pools import THREADS, LocalPool, Pool, Worker
 from rlskip.dispatch.resume import Journals, journal_identity
-from rlskip.dispatch.scheduler import Scheduler
-from rlskip.dispatch.sessions import DispatcherClosedError
-from rlskip.dispatch.sink import Sink
+from rlskip.dispatch.sessions import DispatcherClosedError, text_of
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import TRAIN, VAL
 from rlskip.queue import IncompleteRolloutError, TrajectoryQueue
@@ -42,8 +32,6 @@ Batch: TypeAlias = TensorDictBase | Sequence[Mapping[str, Any]]
 
 logger = logging.getLogger(__name__)
 
-_BLIND = (chunk, round_robin, least_loaded)  # policies that use no lengths
-
 # The last dispatcher of each queue that is open, by the queue's id: a queue of the user's may have
 # no hash. The id is nobody else's, because a dispatcher keeps its queue.
 _last: weakref.WeakValueDictionary[int, RolloutDispatcher] = weakref.WeakValueDictionary()
@@ -52,11 +40,9 @@ _last: weakref.WeakValueDictionary[int, RolloutDispatcher] = weakref.WeakValueDi
 class RolloutDispatcher:
     """Runs the sessions of batches on a pool, and returns the groups of their rows.
 
-    :meth:`collect` is for trainers that call it. With a queue, :meth:`submit` is for a trainer that
-    reads the queue: it writes each prompt's root tag first, then each session's rows, then exactly
-    one marker per session, whatever happens to it. Batches may overlap: they share the pool's caps
-    and cursor. While another dispatcher that was made for its queue later is open, this one takes
-    no prompts.
+    With a queue, :meth:`submit` writes each prompt's root tag there first, then each session's
+    rows, then exactly one marker a session, whatever happens to it. Batches may overlap: they share
+    the pool's caps and cursor. A queue has one dispatcher, the last that was made for it.
 
     Parameters
     ----------
@@ -69,11 +55,9 @@ class RolloutDispatcher:
         the groups of :meth:`collect`.
     policy
         Replaces ``dispatch.policy``.
-    store, identity
+    store, identity, journals
         The run's dumps, next to which journals are kept, and what sessions depend on besides
-        prompts and sampling (lengths, model, ...): a journal of another identity is not resumed.
-    journals
-        Replaces the journals that ``dispatch.journal`` makes of `store` and `identity`.
+        prompts and sampling: a journal of another identity is not resumed. Or the journals.
     """
 
     def __init__(
@@ -105,17 +89,8 @@ class RolloutDispatcher:
             of_sessions = journal_identity(identity or Identity(), self.config)
             journals = Journals(store, of_sessions, queue)
         self._journals = journals
-        caps = self.config.max_concurrent_rollouts_per_worker, pool.slots
-        self._host = timeouts.LoopThread("rlskip-dispatch")
-        self._groups = Groups(
-            self._host,
-            pool,
-            Sink(queue, journals, timeouts.write_seconds(self.config)),
-            self.config,
-            self._replay,
-            Scheduler(pool.workers, policy, min(filter(None, caps), default=None)),
-            None if policy in _BLIND else History(),
-        )
+        self._groups = Groups(pool, queue, self.config, self._replay, policy, journals)
+        self._host = self._groups.host
         if queue is not None:
             _last[id(queue)] = self
         try:
@@ -147,8 +122,7 @@ class RolloutDispatcher:
     ) -> tuple[TensorDict, dict[str, float]]:
         """Generate, wait for complete groups, and return their rows.
 
-        Nothing is written to the queue. All waits together take at most ``replay.timeout_s``. A
-        coroutine calls it as ``await asyncio.to_thread(dispatcher.collect, prompts, step=3)``.
+        Nothing is written to the queue. All waits together take at most ``replay.timeout_s``.
 
         Parameters
         ----------
@@ -157,7 +131,7 @@ class RolloutDispatcher:
         batch_size
             None: the groups of these prompts; without prompts, those of this step that nobody has
             taken. A number: the groups of that many prompts of any step, oldest first, while the
-            others go on; for trainers that generate ahead of their updates.
+            others go on.
 
         Returns
         -------
@@ -173,8 +147,7 @@ class RolloutDispatcher:
         IncompleteRolloutError, ReplayTimeoutError
             As :meth:`ReplayBuffer.sample` raises them.
         UnequalFieldsError
-            A row lacks a field that another one has, and ``dispatch.fill_missing`` is off, or the
-            field is a tensor.
+            A row lacks a field that another one has, which is not to be filled.
         BatchError
             As :meth:`submit` raises it.
         """
@@ -245,9 +218,7 @@ class RolloutDispatcher:
         validate: bool | None = None,
         partition: str | None = None,
     ) -> BatchHandle:
-        """Start generating; with a queue, return once the roots are there.
-
-        From then on a replay buffer of the queue knows of all these prompts.
+        """Start generating; with a queue, return once a buffer of it knows of all these prompts.
 
         Parameters
         ----------
@@ -255,15 +226,10 @@ class RolloutDispatcher:
             A TensorDict of batch size ``(prompts,)``, or one mapping per prompt. Field ``uid``
             names each prompt until its group has ended and, without a queue, was taken. Optional
             fields: ``__rollout_n__``, how many sessions a prompt gets; ``__do_sample__``, false for
-            greedy sampling in training; ``index``, its number in the data set, by default its
-            position.
-        step
-            The trainer's step; None: the batch's field ``global_steps``.
-        validate
-            Whether to use ``val_n`` and ``val_sampling``; None: the batch's field ``validate``,
-            by default false.
-        partition
-            Where rows go; None: ``val`` in validation, else ``train``.
+            greedy sampling in training; ``index``, its number in the data set.
+        step, validate, partition
+            The trainer's step, whether to use ``val_n`` and ``val_sampling``, and where rows go.
+            None: the batch's fields ``global_steps`` and ``validate``, and ``train`` or ``val``.
 
         Raises
         ------

@@ -1,9 +1,9 @@
 """From a batch of prompts to their groups.
 
 Read from top to bottom: a batch begins, a session starts on the worker that the scheduler has for
-it, is tried again elsewhere if that fails, and ends with its rows or a cause in its prompt's
-:class:`Group`, which a call takes. What goes to a queue or a journal is written before that. All
-but what callers ask runs on the dispatcher's event loop, where no worker's code does.
+it, is tried again elsewhere if that fails, and ends with its rows or a cause in its prompt's group.
+What goes to a queue or a journal is written before that. All but what callers ask runs on the
+dispatcher's event loop, where no worker's code does.
 """
 
 from __future__ import annotations
@@ -17,22 +17,27 @@ import time
 
 from rlskip.config.dispatch import DispatchConfig
 from rlskip.config.replay import ReplayConfig
-from rlskip.dispatch.batch import BatchHandle, Group, Prompt, Rows, Tags
-from rlskip.dispatch.failures import (
+from rlskip.dispatch.batch import BatchHandle, Prompt
+from rlskip.dispatch.policies import BLIND, History, Policy
+from rlskip.dispatch.pools import NOTHING, Pool, Returned, returned
+from rlskip.dispatch.resume import Journals
+from rlskip.dispatch.scheduler import Job, Scheduler
+from rlskip.dispatch.sessions import (
+    BatchError,
     DataFailure,
+    DispatcherClosedError,
     InfrastructureFailure,
     NoAnswerError,
+    Session,
     as_failure,
     cause_of,
     portable,
+    session_seed,
     text_of,
 )
-from rlskip.dispatch.policies import History
-from rlskip.dispatch.pools import NOTHING, Pool, Returned, returned
-from rlskip.dispatch.scheduler import Job, Scheduler
-from rlskip.dispatch.sessions import BatchError, DispatcherClosedError, Session, session_seed
 from rlskip.dispatch.sink import Sink
-from rlskip.dispatch.timeouts import LoopThread
+from rlskip.dispatch.timeouts import LoopThread, write_seconds
+from rlskip.queue import TrajectoryQueue
 from rlskip.queue.partition import Partition
 
 _A_TURN = 512  # the most sessions that one turn of the event loop starts
@@ -41,20 +46,16 @@ logger = logging.getLogger(__name__)
 
 
 class Groups:
-    """The batches of a dispatcher that run, and their prompts until somebody takes the groups.
-
-    `host` is the event loop of the dispatcher; without a `history` its policy uses no lengths.
-    """
+    """The batches of a dispatcher that run, and their prompts until somebody takes the groups."""
 
     def __init__(
         self,
-        host: LoopThread,
         pool: Pool,
-        sink: Sink,
+        queue: TrajectoryQueue | None,
         config: DispatchConfig,
         replay: ReplayConfig,
-        scheduler: Scheduler,
-        history: History | None,
+        policy: Policy,
+        journals: Journals | None,
     ) -> None:
         # `changed` is held while `closed`, `batches` or a partition changes. It is notified when a
         # batch has ended and, while a call waits for some of the prompts, with every group. A batch
@@ -66,16 +67,16 @@ class Groups:
         self.batches: set[BatchHandle] = set()
         self._ahead: dict[str, Partition] = {}
         self.wait_for_some = 0
-        self._host = host
-        self._loop = host.loop
+        self.host = LoopThread("rlskip-dispatch")
+        self._loop = self.host.loop
         self._pool = pool
-        pool.changed, pool.done, pool.post = self._worker_changed, self._returned, host.post
+        pool.changed, pool.done, pool.post = self._worker_changed, self._returned, self.host.post
         self._config = config
         self._replay = replay
-        self._scheduler = scheduler
-        self._history = history
-        self._sink = sink
-        sink.written = self._written
+        caps = config.max_concurrent_rollouts_per_worker, pool.slots
+        self._scheduler = Scheduler(pool.workers, policy, min(filter(None, caps), default=None))
+        self._history = None if policy in BLIND else History()
+        self._sink = Sink(queue, journals, write_seconds(config), self._written)
         self._timeout_s = math.inf if (s := config.session_timeout_s) is None else s
         # When the next attempt is due; one alarm serves all, as nearly every one ends long before.
         self._alarm: asyncio.TimerHandle | None = None
@@ -93,11 +94,7 @@ class Groups:
     def submit(self, batch: BatchHandle, within: Partition | None) -> None:
         """Run a batch; calls find its groups `within`. None: in the queue, where its roots are now.
 
-        Raises
-        ------
-        BatchError
-            An earlier prompt of a uid runs, or its group was not taken, or the queue has sessions
-            of it: those of two would be mixed.
+        Raises BatchError for a uid of which there is another group, which it would be mixed with.
         """
         batch.within = within
         if self._history is not None:
@@ -123,11 +120,11 @@ class Groups:
                     within.file(prompt.group)
         if within is None:
             try:
-                self._host.within(self._sink.seconds, self._sink.check, batch)
+                self.host.within(self._sink.seconds, self._sink.check, batch)
             except BaseException:
                 self.batches.discard(batch)
                 raise
-        batch.beginning = self._host.ask(self._begin, batch)
+        batch.beginning = self.host.ask(self._begin, batch)
         if within is None:  # waits for the journal, and for the queue
             batch.rooted.wait(2 * self._sink.seconds)
 
@@ -139,8 +136,10 @@ class Groups:
                 first = {i: self._next_attempts.get((prompt.uid, i), 0) for i in prompt.open}
                 for session, found in resumed.get(prompt.uid, {}).items():
                     batch.report.resumed += 1
-                    job = Job(prompt, session, attempt=first.pop(session))
-                    self._end(job, *returned(found.rows), tags=found.tags)
+                    rows, tokens = returned(found.rows)
+                    attempt = first.pop(session)
+                    job = Job(prompt, session, attempt=attempt, rows=rows, tags=found.tags)
+                    self._end(job, tokens)
                 self._scheduler.add(prompt, first)
         except Exception as error:
             batch.rooted.set()
@@ -214,7 +213,7 @@ class Groups:
         if error is not None:
             self._failed(job, portable(error))
         else:
-            rows, tokens = result
+            job.rows, tokens = result
             length = tokens or self._loop.time() - job.started
             if self._history is not None:
                 self._history.learn(prompt, length)
@@ -222,7 +221,7 @@ class Groups:
                 self._scheduler.done(job, length)
             except Exception as policys:
                 self._abort(prompt.batch, policys)
-            self._end(job, rows, tokens)
+            self._end(job, tokens)
         self._pump()
 
     def _expire(self) -> None:
@@ -238,8 +237,7 @@ class Groups:
                 self._failed(job, InfrastructureFailure(cause))
         self._pump()
 
-    def _give_up(self, job: Job) -> None:
-        """Stop an attempt that runs; it may write rows for a while."""
+    def _give_up(self, job: Job) -> None:  # it may write rows for a while
         del job.group.batch.running[job]
         self._next_attempts[job.group.uid, job.session_id] = job.attempt + 1
         self._pool.stop(job)
@@ -256,13 +254,12 @@ class Groups:
             return
         logger.error("%s failed for good: %s", job, text_of(failure), exc_info=failure)
         self._scheduler.done(job)
-        self._end(job, error=cause_of(failure))
+        job.error = cause_of(failure)
+        self._end(job)
 
     # -- it ends -------------------------------------------------------------------------------
 
-    def _end(
-        self, job: Job, rows: Rows = None, tokens: int = 0, tags: Tags = (), error: str = ""
-    ) -> None:
+    def _end(self, job: Job, tokens: int = 0) -> None:
         """A session has its outcome: write it, where it is written, and settle it."""
         prompt, batch = job.group, job.group.batch
         if job.session_id not in prompt.open:  # its batch was given up, and it has its outcome
@@ -270,7 +267,6 @@ class Groups:
         prompt.open.remove(job.session_id)
         if not prompt.open:
             self._pool.forget(prompt)
-        job.rows, job.tags, job.error = rows, tags, error
         batch.report.tokens += tokens
         if batch.within is None or batch.journal is not None:
             self._sink.write(job)
@@ -279,10 +275,8 @@ class Groups:
 
     def _written(self, job: Job, error: Exception | None) -> None:
         if error is not None and not job.error:
-            job.rows, job.error = (
-                None,
-                cause_of(as_failure(error), "its rows could not be written: "),
-            )
+            job.rows = None
+            job.error = cause_of(as_failure(error), "its rows could not be written: ")
             logger.error("%s failed: %s", job, job.error)
             if not isinstance(error, NoAnswerError):
                 self._sink.write(job)  # the queue refuses its rows, but perhaps not its marker
@@ -301,12 +295,9 @@ class Groups:
             else:  # rows in the queue are not kept twice
                 batch.report.succeeded += 1
                 group.rows[job.session_id] = [] if batch.within is None else job.rows or []
-            if (
-                batch.within is not None
-                and not group.running
-                and batch.within.find(group.uid) is group
-            ):
-                batch.within.file(group)
+            within = None if group.running else batch.within
+            if within is not None and within.find(group.uid) is group:
+                within.file(group)
                 if self.wait_for_some:
                     self.changed.notify_all()
         if batch.report.open == 0:
@@ -328,20 +319,19 @@ class Groups:
             self.changed.notify_all()
         batch.rooted.set()
 
-    def release(self, batch: BatchHandle) -> list[Group]:
-        """The groups of a batch, which calls find no more."""
+    def release(self, batch: BatchHandle) -> None:
+        """Calls find the groups of a batch no more."""
         groups = [prompt.group for prompt in batch.prompts]
         with self.changed:
             if (within := batch.within) is not None:
                 within.remove(g.uid for g in groups if within.find(g.uid) is g)
-        return groups
 
     # -- it ends early ---------------------------------------------------------------------------
 
     def cancel_soon(self, batch: BatchHandle) -> None:
-        """Stop a batch for its caller; any thread may."""
-        self._host.post(self._stop, batch, "cancelled")
-        self._host.post(self._pump)
+        """Stop a batch, from any thread."""
+        self.host.post(self._stop, batch, "cancelled")
+        self.host.post(self._pump)
 
     def _abort(self, batch: BatchHandle, error: BaseException) -> None:
         """The batch cannot go on: its caller gets `error`, once every session is marked failed."""
@@ -361,4 +351,4 @@ class Groups:
             self._scheduler.done(job)
         for prompt in batch.prompts:
             for session in sorted(prompt.open):
-                self._end(Job(prompt, session), error=batch.stopped)
+                self._end(Job(prompt, session, error=batch.stopped))

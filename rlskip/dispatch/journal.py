@@ -31,7 +31,7 @@ import attrs
 import xxhash
 
 from rlskip._files import open_folder
-from rlskip.dispatch.failures import text_of
+from rlskip.dispatch.sessions import text_of
 from rlskip.dispatch.timeouts import failure_of, in_thread
 from rlskip.format import container
 from rlskip.format.kinds import Packer, rebuild

@@ -94,6 +94,10 @@ POLICIES: dict[str, Policy] = {
 }
 
 
+BLIND = (chunk, round_robin, least_loaded)
+"""Policies that use no lengths."""
+
+
 def find_policy(name: str) -> Policy:
     """Return the policy called `name`, or the function that ``package.module:function`` names.
 

@@ -1,11 +1,8 @@
 """Pools: where sessions run, and what a worker is and returns.
 
-A worker is an async function, a blocking one (it runs in a thread), or a class with
-``__call__``, made once per worker; there is no base class. It is called as ``worker(prompt,
-sampling, session)`` with its own copy of the prompt's fields, the sampling parameters and the
-:class:`~rlskip.dispatch.Session`, and returns one row or a list of rows, each a mapping of
-fields. It returns None when it has written its rows to the queue itself, under
-``session.key(i)`` with ``session.tag()``.
+A worker is called as ``worker(prompt, sampling, session)`` with its own copy of the prompt's
+fields, the sampling parameters and the :class:`~rlskip.dispatch.Session`, and returns one row or a
+list of rows, each a mapping of fields; or None, when it has written its rows to the queue itself.
 """
 
 from __future__ import annotations
@@ -24,9 +21,8 @@ from tensordict import is_non_tensor, is_tensor_collection
 
 from rlskip.batch.columns import own
 from rlskip.dispatch import timeouts
-from rlskip.dispatch.failures import DataFailure, InfrastructureFailure, portable, text_of
 from rlskip.dispatch.scheduler import Job, SessionGroup
-from rlskip.dispatch.sessions import Session
+from rlskip.dispatch.sessions import DataFailure, InfrastructureFailure, Session, portable, text_of
 from rlskip.dispatch.timeouts import LoopThread, in_thread
 from rlskip.keys import integer
 from rlskip.queue.rows import OwnRow
@@ -46,8 +42,8 @@ logger = logging.getLogger(__name__)
 class Pool(ABC):
     """Workers ``0 .. workers-1``; every call comes from one event loop and must not block it."""
 
-    # The number of sessions that a worker can run at once; None for any number. It is assigned no
-    # more, so that no session waits while its deadline runs.
+    # How many sessions a worker is assigned at once, so that none waits while its deadline runs;
+    # None: any number.
     slots: int | None = None
 
     # Set by who starts sessions here, and called on their event loop: with a worker and what
@@ -93,8 +89,8 @@ class LocalPool(Pool):
     Each worker has an event loop and a thread of its own: what it cancels or blocks costs the
     sessions that run on it, by their deadline. Then another one takes its place, which gets the
     last broadcasts first. A `worker` is an async function, a blocking one, or a class with
-    ``__call__`` (or a partial of it). Each call of a blocking one has a thread more: a worker runs
-    as many `threads` at once, besides those that were given up and have not returned.
+    ``__call__`` (or a partial of it), made once a worker. A blocking one runs as many `threads` at
+    once, besides those that were given up and have not returned.
     """
 
     def __init__(self, worker: Worker, workers: int = 4, *, threads: int = THREADS) -> None:
@@ -310,6 +306,8 @@ def _kept(row: Mapping[Any, Any]) -> OwnRow:
     kept = OwnRow()
     for name in row.keys():  # noqa: SIM118 - to iterate over a TensorDict gives its rows
         value = row[name]
+        if not isinstance(name, str):
+            raise DataFailure(f"the name {name!r:.80} of a field is not a string")
         if type(value) is torch.Tensor:  # as nearly always
             kept[name] = (value.detach() if value.requires_grad else value).clone()
             continue
@@ -321,8 +319,8 @@ def _kept(row: Mapping[Any, Any]) -> OwnRow:
         except Exception as error:
             what = f"field {name!r} cannot be copied: {type(error).__name__}: {text_of(error)}"
             raise DataFailure(what) from error
-    if not kept or not all(isinstance(name, str) for name in kept):
-        raise DataFailure("it has no fields, or a name that is not a string")
+    if not kept:
+        raise DataFailure("it has no fields")
     return kept
 
 

@@ -17,17 +17,17 @@ from ray.exceptions import RayActorError
 
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.actor import COALESCE_S, Actor, pack, unpack
-from rlskip.dispatch.failures import (
+from rlskip.dispatch.pools import NOTHING, THREADS, Pool, Worker, is_blocking
+from rlskip.dispatch.scheduler import Job
+from rlskip.dispatch.sessions import (
     DataFailure,
     InfrastructureFailure,
+    Session,
     SessionFailure,
     WorkerLostError,
     as_failure,
     text_of,
 )
-from rlskip.dispatch.pools import NOTHING, THREADS, Pool, Worker, is_blocking
-from rlskip.dispatch.scheduler import Job
-from rlskip.dispatch.sessions import Session
 from rlskip.dispatch.timeouts import LoopThread, failure_of, in_thread
 
 logger = logging.getLogger(__name__)

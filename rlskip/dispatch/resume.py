@@ -1,10 +1,9 @@
 """Resuming a step that was interrupted: a run's journals, and the sessions that they hold.
 
-A step's journal is ``{step}.journal`` next to its dump (:mod:`rlskip.dispatch.journal`). Sessions
-are appended as they finish: by the dispatcher if it writes their rows, else by the worker that
-does (:class:`WorkerJournal`). The next run that submits the step takes them by the call of a stage
-that submits them, the content of their prompt and their number, and generates the others. A journal
-is removed once
+Sessions are appended as they finish: by the dispatcher if it writes their rows, else by the worker
+that does (:class:`WorkerJournal`). The next run that submits the step takes them by the call of a
+stage that submits them, the content of their prompt and their number, and generates the others. A
+journal is removed once
 
 - the dump of its step is there,
 - a later step is submitted, or a batch was sampled: a dump may be that of another call, and
@@ -58,8 +57,7 @@ class Journaled:
     lacks: Sequence[str] = ()
 
     def packed(self) -> tuple[Any, ...]:
-        """What a journal holds of it."""
-        # The format keeps plain mappings, and a worker's row may be a class that says it is copied.
+        """What a journal holds of it: plain mappings, as the format keeps no other."""
         return [{**row} for row in self.rows], self.tags, self.uid, self.lacks
 
     @classmethod
@@ -113,7 +111,7 @@ class Journals:
 
     def tidy(self, before: float = math.inf) -> None:
         """Remove the journals that are done with, of steps `before` this one."""
-        there = [step for step in self.steps() if step < before]
+        there = [step for step in journaled_steps(self._store.directory) if step < before]
         metas = {step: self._store.read_meta(step) for step in there}
         # Of a queue's step single groups are dumped: others of it may still be generated.
         whole = {step for step, meta in metas.items() if meta and "groups" not in meta.info}
@@ -125,10 +123,6 @@ class Journals:
         for step in done | whole:
             with contextlib.suppress(OSError):
                 self._path(step).unlink()
-
-    def steps(self) -> list[int]:
-        """The steps that have a journal."""
-        return journaled_steps(self._store.directory)
 
     def name_contents(self, batch: BatchHandle) -> None:
         """Set what journals know prompts by, among those of the enclosing call of a stage.

@@ -14,8 +14,8 @@ from typing import Any
 
 import attrs
 
-from rlskip.dispatch.failures import portable
 from rlskip.dispatch.policies import ANYWHERE, PendingSession, Placement, Policy, least_loaded
+from rlskip.dispatch.sessions import portable
 from rlskip.errors import ConfigError
 
 
@@ -112,7 +112,8 @@ class Scheduler:
         free = [worker for worker in present if self._load[worker] < self._per_worker]
         free.sort(key=self._load.__getitem__)
         anywhere = self._waiting[None]
-        heaps = [(anywhere, free), *((self._waiting.get(worker), [worker]) for worker in free)]
+        pinned = [worker for worker in free if worker in self._waiting]
+        heaps = [(anywhere, free), *((self._waiting[worker], [worker]) for worker in pinned)]
         if not anywhere or anywhere[0][2].avoid is None:  # what is tried again goes first
             heaps.append(heaps.pop(0))
         for heap, workers in heaps:

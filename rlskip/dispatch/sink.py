@@ -12,11 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from rlskip.dispatch.batch import BatchHandle
-from rlskip.dispatch.failures import NoAnswerError, text_of
 from rlskip.dispatch.journal import Appender, SessionJournal
 from rlskip.dispatch.resume import Journaled, Journals, to_journal
 from rlskip.dispatch.scheduler import Job
-from rlskip.dispatch.sessions import BatchError
+from rlskip.dispatch.sessions import BatchError, NoAnswerError, text_of
 from rlskip.dispatch.timeouts import failure_of, in_thread
 from rlskip.keys import ROWS_PER_ATTEMPT, row_tag, session_key, session_tag, trajectory_key, uid_of
 from rlskip.queue import TrajectoryQueue
@@ -31,15 +30,17 @@ class Sink:
     A write that takes longer is given up; nothing more is written until it returns.
     """
 
-    written: Callable[[Job, Exception | None], object]
-    """Called once for each session: with None when all of it is written, else with the error."""
-
     def __init__(
-        self, queue: TrajectoryQueue | None, journals: Journals | None, seconds: float
+        self,
+        queue: TrajectoryQueue | None,
+        journals: Journals | None,
+        seconds: float,
+        written: Callable[[Job, Exception | None], object],
     ) -> None:
         # `_writing` runs while something is gathered, and is None otherwise. What was gathered is
-        # written in this order, and each is answered once, with or without an error.
+        # written in this order, and `_written` called once for each, with or without an error.
         self.seconds = seconds
+        self._written = written
         self._queue: Any = queue  # which is there for batches that have a sink
         self._journals = journals
         self._appender = Appender(seconds)
@@ -102,10 +103,12 @@ class Sink:
             for journal, found in entries.items():
                 if found:
                     await self._appender.append(journal, found)
-            error = None if self._queue is None else await self._try(self._put_all, jobs)
+            queued = [job for job in jobs if job.group.batch.within is None]
+            error = await self._try(self._put_all, queued) if queued else None
             for job in jobs:
                 # Once more, alone: what the queue refuses of one must not keep out the others.
-                self.written(job, error and await self._try(self._put_all, [job]))
+                again = error is not None and job.group.batch.within is None
+                self._written(job, await self._try(self._put_all, [job]) if again else None)
         self._writing = None
 
     async def _try(self, put: Callable[[Any], None], what: Any) -> Exception | None:
@@ -123,8 +126,6 @@ class Sink:
         markers: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
         for job in jobs:
             batch, uid, session = job.group.batch, job.group.uid, job.session_id
-            if batch.within is not None:
-                continue
             # Rows that are returned are written once, here. A worker that writes its own (those it
             # journaled have tags) may still write for an attempt that was given up.
             attempt = job.attempt if job.rows is None or job.tags else 0

@@ -20,7 +20,7 @@ from concurrent.futures import wait
 from typing import Any
 
 from rlskip.config.dispatch import DispatchConfig
-from rlskip.dispatch.failures import InfrastructureFailure, NoAnswerError, portable
+from rlskip.dispatch.sessions import InfrastructureFailure, NoAnswerError, portable
 
 logger = logging.getLogger(__name__)
 

@@ -41,14 +41,6 @@ def test_the_host_s_keys_mean_the_same():
     assert read_dispatch({"dispatch": config}) == config
 
 
-@pytest.mark.parametrize("host", [True, False])
-@pytest.mark.parametrize("ours", [True, False])
-def test_our_key_wins_over_the_host_s(host, ours):
-    config = {"trainer": {"v1": {"rollout_level_dispatch": host}}}
-    assert read_dispatch(config).rollout_level is host
-    assert read_dispatch({**config, "dispatch": {"rollout_level": ours}}).rollout_level is ours
-
-
 def test_a_string_means_that_the_plug_in_is_missing():
     with pytest.raises(NotInstalledError, match="plain string"):
         read_dispatch({"dispatch": "rollout_level"})

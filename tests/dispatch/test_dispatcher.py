@@ -15,6 +15,7 @@ from rlskip.batch.prompts import uids_of
 from rlskip.dispatch import BatchError
 from rlskip.errors import RlskipError
 from rlskip.queue import ReplayBuffer
+from tests.dispatch.conftest import evict
 
 
 def test_a_buffer_knows_of_every_prompt_once_it_is_submitted(make_dispatcher, queue):
@@ -138,3 +139,21 @@ def test_a_prompt_that_the_queue_still_holds_is_not_submitted_again(
     buffer.clear(batch)
     dispatcher.submit(make_prompts(2), step=2).result(20)
     assert len(buffer.sample(2, "train")[0]) == 16
+
+
+def test_history_of_a_prompt_orders_the_next_batch(make_dispatcher, make_prompts, queue):
+    order = []
+
+    async def worker(prompt, sampling, session):
+        order.append(session.sample_index)
+        return {"responses": torch.ones(10 * (session.sample_index + 1))}
+
+    dispatcher = make_dispatcher(
+        worker, 1, n=2, policy="longest_first", max_concurrent_rollouts_per_worker=1
+    )
+    dispatcher.submit(make_prompts(3), step=1).result()
+    assert order[:3] == [0, 1, 2]  # one probe each
+    order.clear()
+    evict(queue, ["u_0", "u_1", "u_2"])
+    dispatcher.submit(make_prompts(3), step=2).result()
+    assert order == [2, 2, 1, 1, 0, 0]

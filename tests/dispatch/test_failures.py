@@ -6,13 +6,8 @@ import asyncio
 import threading
 from collections import Counter
 
-import pytest
 import torch
 
-from rlskip.dispatch import (
-    InfrastructureFailure,
-    WorkerLostError,
-)
 from tests.clock import eventually
 from tests.dispatch.conftest import evict
 
@@ -56,42 +51,6 @@ def test_a_deadline_runs_from_the_sessions_own_start(make_dispatcher, make_promp
     assert (began, clock()) == ({0: 0, 1: 4, 2: 14}, 24)
     assert set(report.failed) == {("u_0", 1), ("u_0", 2)}
     assert all("dispatch.session_timeout_s" in cause for cause in report.failed.values())
-
-
-def test_every_batch_ends_when_the_last_worker_is_lost(make_dispatcher, make_prompts):
-    both = threading.Event()
-
-    async def worker(prompt, sampling, session):
-        while not both.is_set():
-            await asyncio.sleep(0.01)
-        dispatcher._pool.changed(0, "lost")
-        raise WorkerLostError("its process died")
-
-    dispatcher = make_dispatcher(worker, 1, n=1, max_concurrent_rollouts_per_worker=1)
-    batches = [dispatcher.submit(make_prompts(2, of=f"{i}"), step=i) for i in (1, 2, 3)]
-    both.set()
-    for batch in batches:
-        assert set(batch.result(60).failed.values()) == {"no worker is left"}
-
-
-def test_a_queue_that_never_answers_is_asked_once(
-    make_dispatcher, make_prompts, queue, monkeypatch, echo
-):
-    monkeypatch.setattr("rlskip.dispatch.timeouts.WRITE_S", (0.1, 0.1))
-    asked, released = [], threading.Event()
-    monkeypatch.setattr(queue, "put", lambda *args, **_: (asked.append(args), released.wait(60)))
-    try:
-        dispatcher = make_dispatcher(echo)
-        for step in range(5):
-            with pytest.raises(InfrastructureFailure, match="did not answer within"):
-                dispatcher.submit(make_prompts(2, of=f"{step}"), step=step).result(20)
-        assert len(asked) == 1
-    finally:
-        released.set()
-    dispatcher.close()
-    assert eventually(
-        lambda: "rlskip-queue" not in {thread.name for thread in threading.enumerate()}
-    )
 
 
 def test_a_cancelled_batch_stops_its_sessions_and_starts_no_more(

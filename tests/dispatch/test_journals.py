@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 
 from rlskip.config.dispatch import read_dispatch
 from rlskip.dispatch import LocalPool, RolloutDispatcher
-from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.resume import Journals, journal_identity
 from rlskip.jobs.served import forget_served
 from rlskip.keys import split_session, split_trajectory
@@ -150,12 +148,6 @@ def test_a_run_resumes_nothing_of_its_own(tmp_path: Path, returns: bool) -> None
     assert [r.resumed for r in Run(tmp_path).submit(*batches, again)] == [N] * 5
 
 
-def test_a_copy_that_comes_after_a_later_step_has_its_own_sessions(tmp_path: Path) -> None:
-    batches = prompts(1), prompts(1, step=4, of="v"), prompts(1, of="w")
-    assert [r.resumed for r in Run(tmp_path).submit(*batches, step=None)] == [0, 0, 0]
-    assert [r.resumed for r in Run(tmp_path).submit(*batches, step=None)] == [N, N, N]
-
-
 # -- weights and staleness -----------------------------------------------------------------
 
 
@@ -180,22 +172,6 @@ def test_sessions_of_other_weights(
 
 
 # -- how long a journal stays --------------------------------------------------------------
-
-
-def test_a_journal_stays_while_a_prompt_of_its_step_is_in_the_queue(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    for step in (2, 3, 4):
-        run.submit(prompts(1, step=step, of=str(step)), step=step)
-    old = [key for key in run.queue.list("train") if not key.startswith("40")]
-    run.queue.delete([key for key in old if not key.startswith("20")], "train")
-    journals = run.journals()
-    for step in (2, 3):  # with groups of a queue
-        journals._store.save(step, [], info={"groups": []})
-    journals.tidy()
-    assert sorted(journals.steps()) == [2, 4], "prompts of step 2 are in flight"
-    run.queue.delete(old, "train")
-    journals.tidy()
-    assert journals.steps() == [4]
 
 
 # -- bad input -----------------------------------------------------------------------------
@@ -237,25 +213,3 @@ def test_a_journal_of_other_prompts_is_named_once(tmp_path: Path, caplog: Any) -
 
 def warnings(caplog: Any) -> list[str]:
     return [r.message for r in caplog.records if r.levelno >= logging.WARNING]
-
-
-def test_a_worker_whose_disk_hangs_goes_on(tmp_path: Path, caplog: Any, monkeypatch: Any) -> None:
-    released, calls = threading.Event(), []
-    hang = lambda *args: (calls.append(args), released.wait(60))  # noqa: E731
-    monkeypatch.setattr(SessionJournal, "append", hang)
-    of_worker = Journals.of_worker
-    monkeypatch.setattr(Journals, "of_worker", lambda self, seconds: of_worker(self, 0.3))
-    settings = {
-        "rollout_level": True,
-        "n": N,
-        "journal": True,
-        "max_concurrent_rollouts_per_worker": 1,
-    }
-    one_by_one = read_dispatch({"dispatch": settings})
-    try:
-        (report,) = Run(tmp_path, config=one_by_one).submit(prompts(1))
-    finally:
-        released.set()
-    assert (len(report.failed), len(calls)) == (0, 1)
-    (warning,) = [text for text in warnings(caplog) if "not journaled" in text]
-    assert "did not answer within 0.3 s" in warning

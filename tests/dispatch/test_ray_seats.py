@@ -186,22 +186,59 @@ def test_what_ray_does_not_start_is_named_with_what_it_has(make, is_up, monkeypa
 
 
 class NodeLost(InfrastructureFailure):
+    """Its constructor takes other arguments than pickle gives it."""
+
     def __init__(self, *, node):
         super().__init__(f"node {node} is gone")
 
 
-def test_a_failure_of_a_class_of_ones_own_keeps_kind_and_text(make, make_prompts):
-    """Its constructor may take other arguments than pickle gives it."""
+class Unreadable:
+    """Crosses between driver and actor, and cannot be read there."""
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+class Unsendable(Unreadable):
+    def __reduce__(self):
+        raise TypeError("stays here")
+
+
+def test_what_fails_on_the_way_fails_alone_with_kind_and_text(make):
+    def fail(error):
+        raise error
+
+    acts = {
+        "node": lambda: fail(NodeLost(node="a")),
+        "cancelled": lambda: fail(asyncio.CancelledError()),
+        "engine": lambda: fail(ConnectionError("engine")),
+        "result unsendable": lambda: {"x": Unsendable()},
+        "result unreadable": lambda: {"x": Unreadable()},
+    }
 
     async def worker(prompt, sampling, session):
-        raise NodeLost(node="a") if session.session_id else asyncio.CancelledError
+        return acts.get(session.uid, lambda: {"responses": torch.ones(1)})()
 
     _, dispatcher = make(workers=1, room=1, worker=worker)
-    report = dispatcher.submit(make_prompts(1), step=1).result(60)
-    cause = "infrastructure: node a is gone"
-    assert [*report.failed.values()].count(cause) == 3
-    assert report.failed["u_0", 0] == "infrastructure: cancelled"
-    assert report.attempts == 4 * 3
+    odd = {"prompt unsendable": Unsendable(), "prompt unreadable": Unreadable()}
+    prompts = [{"uid": uid, "odd": odd.get(uid), "__rollout_n__": 1} for uid in [*acts, *odd, "ok"]]
+    report = dispatcher.submit(prompts, step=1).result(60)
+    failed = {uid: cause for (uid, _), cause in report.failed.items()}
+    assert failed == {
+        "node": "infrastructure: node a is gone",
+        "cancelled": "infrastructure: cancelled",
+        "engine": "infrastructure: ConnectionError: engine",
+        "result unsendable": "data: its result cannot be sent: stays here",
+        "result unreadable": f"data: its result cannot be read: {NO_NUMBER}",
+        "prompt unsendable": "data: its prompt cannot be sent: stays here",
+        "prompt unreadable": f"data: its prompt cannot be read in the actor: {NO_NUMBER}",
+    }
+
+
+NO_NUMBER = "invalid literal for int() with base 10: 'no number'"
 
 
 @pytest.mark.parametrize(

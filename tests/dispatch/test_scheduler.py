@@ -160,20 +160,23 @@ AnyOrder.TestCase.settings = settings(
 TestAnyOrder = AnyOrder.TestCase
 
 
-def test_chunk_keeps_a_prompt_on_one_worker():
+def test_chunk_keeps_a_prompt_on_one_worker_and_its_order():
     scheduler = Scheduler(3, chunk)
     for i in range(6):
         scheduler.add(SessionGroup(i, 6, 4))
-    where = {(group.prompt, worker) for worker, group, _ in drain(scheduler)}
-    assert where == {(0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (5, 2)}
+    handed = drain(scheduler)
+    assert {(group.prompt, worker) for worker, group, _ in handed} == {
+        (i, i // 2) for i in range(6)
+    }
+    of_first = [(group.prompt, session) for worker, group, session in handed if worker == 0]
+    assert of_first == [(i, session) for i in range(2) for session in range(4)]
 
 
 def test_round_robin_goes_on_where_the_last_batch_ended():
     scheduler = Scheduler(4, round_robin)
-    scheduler.add(SessionGroup(0, 1, 3))
-    assert sorted(worker for worker, _, _ in drain(scheduler)) == [0, 1, 2]
-    scheduler.add(SessionGroup(0, 1, 3))
-    assert sorted(worker for worker, _, _ in drain(scheduler)) == [0, 1, 3]
+    for expected in ([0, 1, 2], [0, 1, 3]):
+        scheduler.add(SessionGroup(0, 1, 3))
+        assert sorted(worker for worker, _, _ in drain(scheduler)) == expected
 
 
 def test_longest_first_probes_every_unknown_prompt_and_then_takes_the_longest():
@@ -215,14 +218,6 @@ def test_what_a_policy_returns_is_checked() -> None:
     for odd in ({"worker": 1.5}, {"worker": "0"}, {"rank": "first"}):
         with pytest.raises((TypeError, ValueError)):
             Placement(**odd)
-
-
-def test_sessions_of_equal_rank_start_in_order():
-    scheduler = Scheduler(1, chunk)
-    for i in range(2):
-        scheduler.add(SessionGroup(i, 2, 3))
-    order = [(group.prompt, session) for _, group, session in drain(scheduler)]
-    assert order == [(i, session) for i in range(2) for session in range(3)]
 
 
 def test_policies_shorten_the_long_tail():

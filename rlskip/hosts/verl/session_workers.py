@@ -17,8 +17,8 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 
 from rlskip.config.dispatch import read_dispatch
 from rlskip.dispatch import RayPool, RolloutDispatcher, Session
-from rlskip.dispatch.failures import DataFailure
 from rlskip.dispatch.resume import WorkerJournal
+from rlskip.dispatch.sessions import DataFailure
 from rlskip.dispatch.timeouts import write_seconds
 from rlskip.hosts.verl.queue import (
     AttemptKeys,
