@@ -71,22 +71,21 @@ def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array]) -> str
     size = _HEAD.size + _TAIL.size
     nbytes = sum(array.nbytes for array in arrays)
     small = nbytes < 2 * CHUNK
-    parts = [(i, part) for i, array in enumerate(arrays) for part in array.parts]
-    fitting = share(lambda job: chunks.narrowest(job[1], arrays[job[0]].spec), parts, alone=small)
-    of_parts = iter(fitting)
-    stored_as = [chunks.narrowest_of_all([next(of_parts) for _ in a.parts], a.spec) for a in arrays]
+    jobs = [(i, part) for i, array in enumerate(arrays) for part in array.parts]
+    ends = iter(share(lambda job: chunks.extremes(job[1], arrays[job[0]].spec), jobs, alone=small))
+    fitting = [chunks.narrowest(a.spec, [next(ends) for _ in a.parts]) for a in arrays]
     listing: list[tuple[int, str, str, list]] = [
-        (array.nbytes, array.spec, spec, []) for array, spec in zip(arrays, stored_as, strict=True)
+        (array.nbytes, array.spec, spec, []) for array, spec in zip(arrays, fitting, strict=True)
     ]
-    for start in range(0, len(parts), _BATCH):
-        batch = parts[start : start + _BATCH]
-        packed = share(lambda job: chunks.pack(job[1], listing[job[0]][2]), batch, alone=small)
-        for (i, _), blob in zip(batch, packed, strict=True):
-            listing[i][3].append((len(blob), xxhash.xxh3_128_hexdigest(blob)))
-            file.write(blob)
-            size += len(blob)
+    for start in range(0, len(jobs), _BATCH):
+        batch = jobs[start : start + _BATCH]
+        packed = share(lambda job: chunks.pack(job[1], fitting[job[0]]), batch, alone=small)
+        for (i, _), run in zip(batch, packed, strict=True):
+            listing[i][3].append((len(run), xxhash.xxh3_128_hexdigest(run)))
+            file.write(run)
+            size += len(run)
     plain = _encode({**index, "arrays": listing}).encode()
-    stored = chunks.squeeze(np.frombuffer(plain, np.uint8), "x1")
+    stored = chunks.pack(np.frombuffer(plain, np.uint8), "x1")
     if nbytes + len(plain) > FLOOR:
         stored = stored.ljust(-(-(nbytes + len(plain)) // MAX_RATIO) - size, b"\0")
     digest = xxhash.xxh3_128_digest(stored)
@@ -98,17 +97,11 @@ def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array]) -> str
 # -- reading -----------------------------------------------------------------------------
 
 
-class _Chunk(NamedTuple):
-    offset: int
-    size: int
-    checksum: str
-
-
 class _Entry(NamedTuple):
     nbytes: int
     spec: str
     stored_as: str
-    chunks: list[_Chunk]
+    chunks: list[tuple[int, int, str]]  # where it begins, its size, its checksum
 
 
 class Reader:
@@ -139,23 +132,22 @@ class Reader:
         self._source = source if isinstance(source, bytes) else source.fileno()
         self.where = where
         size = len(source) if isinstance(source, bytes) else os.fstat(source.fileno()).st_size
-        room = size - _HEAD.size - _TAIL.size
-        if room < 0:
+        if size < _HEAD.size + _TAIL.size:
             raise self._corrupt(f"{size} bytes are too few for a dump")
         magic, version, reserved = _HEAD.unpack(self._read(0, _HEAD.size))
         if magic != _MAGIC:
             raise self._corrupt("not a dump of rlskip (and no pickle is ever read)")
         check_version(version, where)
         stored, plain, digest, end = _TAIL.unpack(self._read(size - _TAIL.size, _TAIL.size))
-        most = max(FLOOR, MAX_RATIO * size)
-        if reserved or end != _END or stored > room or plain > most:
+        most, start = max(FLOOR, MAX_RATIO * size), size - _TAIL.size - stored
+        if reserved or end != _END or start < _HEAD.size or plain > most:
             raise self._corrupt("its end is missing or altered")
         if checksum is not None and digest.hex() != checksum:
             raise self._corrupt("its checksum is not the one in meta.json")
         self._max_bytes = half_of_memory() if max_bytes is None else max_bytes
         self._left = self._max_bytes
         self.charge(_PARSED * plain)
-        packed = self._read(size - _TAIL.size - stored, stored)
+        packed = self._read(start, stored)
         if xxhash.xxh3_128_digest(packed) != digest:
             raise self._corrupt("its index is altered")
         self.index = self._parse(packed, plain)
@@ -163,7 +155,7 @@ class Reader:
         self.narrow: Collection[int] = ()
         self._verified: set[int] = set()
         self._ready: dict[int, np.ndarray] = {}
-        self._entries = self._parse_entries(_HEAD.size, size - _TAIL.size - stored)
+        self._entries = self._parse_entries(start)
         self._nbytes = sum(entry.nbytes for entry in self._entries)
         if self._nbytes + plain > most:
             raise self._corrupt("it expands to more than a file of its size may")
@@ -210,66 +202,67 @@ class Reader:
         for number, entry in enumerate(self._entries):
             if number not in self._verified:
                 for chunk in entry.chunks:
-                    self._chunk(chunk)
+                    self._chunk(*chunk)
 
     def _load(self, numbers: Iterable[int]) -> None:
         """Expand these arrays into new memory, all their chunks as one batch of jobs."""
         jobs = []
         for number in numbers:
-            entry = self._entries[number]
-            spec = entry.stored_as if number in self.narrow else entry.spec
-            times = int(entry.spec[1]) // int(spec[1])
-            nbytes, step = entry.nbytes // times, CHUNK // times
+            nbytes, spec, stored_as, listed = self._entries[number]
+            step, dtype = CHUNK, np.dtype(np.uint8)
+            if number in self.narrow and stored_as != spec:
+                times = int(spec[1]) // int(stored_as[1])
+                nbytes, step = nbytes // times, step // times
+                dtype = np.dtype(stored_as, metadata={"of": spec})  # type: ignore[call-overload]
+                spec = stored_as
             self.charge(nbytes)
             out = fresh(nbytes)
-            if times > 1:  # the note says what the integers were
-                out_dtype: np.dtype = np.dtype(spec, metadata={"of": entry.spec})
-            self._ready[number] = out if times == 1 else out.view(out_dtype)
+            self._ready[number] = out.view(dtype)
             self._verified.add(number)
             jobs += [
-                (chunk, entry.stored_as, out[i * step : (i + 1) * step], spec)
-                for i, chunk in enumerate(entry.chunks)
+                (chunk, stored_as, out[i * step : (i + 1) * step], spec)
+                for i, chunk in enumerate(listed)
             ]
 
-        def restore(job: tuple[_Chunk, str, np.ndarray, str]) -> None:
+        def restore(job: tuple[tuple[int, int, str], str, np.ndarray, str]) -> None:
             chunk, stored_as, part, spec = job
-            packed = self._chunk(chunk)
+            packed = self._chunk(*chunk)
             try:
                 chunks.unpack(packed, stored_as, part, spec)
             except ValueError as error:
                 raise self._corrupt(str(error)) from error
             except RuntimeError as error:
-                raise self._unreadable(error) from error
+                raise UnreadableDumpError.by_process(error, self.where) from error
 
         share(restore, jobs)
 
-    def _chunk(self, chunk: _Chunk) -> bytes:
-        packed = self._read(chunk.offset, chunk.size)
-        if xxhash.xxh3_128_hexdigest(packed) != chunk.checksum:
-            raise self._corrupt(f"the {chunk.size} bytes at {chunk.offset} are altered")
+    def _chunk(self, offset: int, size: int, checksum: str) -> bytes:
+        packed = self._read(offset, size)
+        if xxhash.xxh3_128_hexdigest(packed) != checksum:
+            raise self._corrupt(f"the {size} bytes at {offset} are altered")
         return packed
 
     def _parse(self, packed: bytes, plain: int) -> dict[str, Any]:
         text = bytearray(plain)
         try:
-            chunks.expand(packed, np.frombuffer(text, np.uint8), "x1")
+            chunks.unpack(packed, "x1", np.frombuffer(text, np.uint8), "x1")
             index = json.loads(text)
         except ValueError as error:
             raise self._corrupt("its index cannot be read") from error
         except RuntimeError as error:  # a RecursionError is one, too
-            raise self._unreadable(error) from error
+            raise UnreadableDumpError.by_process(error, self.where) from error
         if not isinstance(index, dict):
             raise self._corrupt("its index is not a mapping")
         return index
 
-    def _parse_entries(self, start: int, end: int) -> list[_Entry]:
+    def _parse_entries(self, end: int) -> list[_Entry]:
         """The arrays as the index lists them; together they fill the file exactly."""
-        entries, offset = [], start
+        entries, offset = [], _HEAD.size
         try:
             for nbytes, spec, stored_as, listed in self.index.pop("arrays"):
                 found = []
                 for size, checksum in listed:
-                    found.append(_Chunk(offset, size, checksum))
+                    found.append((offset, size, checksum))
                     offset += size
                 entries.append(_Entry(nbytes, spec, stored_as, found))
             sound = offset == end and all(map(_is_sound, entries))
@@ -292,9 +285,6 @@ class Reader:
     def _corrupt(self, what: str) -> CorruptDumpError:
         return CorruptDumpError(what, where=self.where)
 
-    def _unreadable(self, error: Exception) -> UnreadableDumpError:
-        return UnreadableDumpError.by_process(error, self.where)
-
 
 def _is_sound(entry: _Entry) -> bool:
     return (
@@ -303,5 +293,5 @@ def _is_sound(entry: _Entry) -> bool:
         and entry.stored_as in STORED_AS[entry.spec]
         and entry.nbytes % int(entry.spec[1]) == 0
         and len(entry.chunks) == -(-entry.nbytes // CHUNK)
-        and all(type(chunk.size) is int and chunk.size > 0 for chunk in entry.chunks)
+        and all(type(size) is int and size > 0 for _, size, _ in entry.chunks)
     )

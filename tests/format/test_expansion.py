@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlskip.format.chunks import CHUNK, Array, squeeze
+from rlskip.format.chunks import CHUNK, Array, pack
 from rlskip.format.container import FLOOR, MAX_RATIO, Reader, write
 from rlskip.format.dump_errors import UnreadableDumpError
 from rlskip.format.kinds import Packer, rebuild
@@ -148,9 +148,6 @@ _HARMFUL: dict[str, Any] = {
     "a tensor larger than its elements": _dense(0, 2**40),
     "more places than objects": ["ndarray", "O", [10**12], ["list", "any", []]],
     "an address as an object": ["scalar", "|O8", "00" * 8],
-    "impossible characters": ["ndarray", "<U1", [8], 1],
-    "impossible characters, swapped": ["ndarray", ">U1", [8], 1],
-    "one array as two lists": ["list", "any", [["list", "int", 0], ["list", "int", 0]]],
     "runs that go back": ["list", "runs", 7, ["list", "int", 0]],
     "offsets that are floats": [
         "tensor", "jagged", _dense(0, 4), _dense(2, 4, dtype="float64"), None, 1,
@@ -233,7 +230,7 @@ def test_the_spec_of_an_array_is_checked(
     spec: Any, stored: Any, seal: Callable[[Any, bytes], bytes]
 ) -> None:
     """It is stored as its elements are, or as narrower integers."""
-    body = squeeze(np.arange(10), "i8")
+    body = pack(np.arange(10), "i8")
     index = {"rollouts": ["list", "int", 0], "arrays": [[80, "i8", "i8", [[len(body)]]]]}
     assert _read(seal(index, body))[0] == list(range(10))
     index["arrays"] = [[80, spec, stored, [[len(body)]]]]
@@ -251,7 +248,7 @@ def test_the_spec_of_an_array_is_checked(
     ids=repr,
 )  # fmt: skip
 def test_the_listing_of_arrays_is_checked(arrays: Any, seal: Callable[[Any, bytes], bytes]) -> None:
-    body = squeeze(np.arange(10), "i8")
+    body = pack(np.arange(10), "i8")
     forged = json.loads(json.dumps(arrays).replace('"SIZE"', str(len(body))))
     with pytest.raises(CorruptDumpError, match="its index does not fit it"):
         _read(seal({"rollouts": None, "arrays": forged}, body))
@@ -271,7 +268,7 @@ def test_zeros_that_are_written_can_be_read_and_no_more(
     data = _file({"rollouts": ["bytes", 0]}, [zeros])
     assert len(data) >= zeros.nbytes / MAX_RATIO
     assert _read(data, 4 * FLOOR)[0] == zeros.tobytes()
-    run = squeeze(zeros[:CHUNK], "x1")
+    run = pack(zeros[:CHUNK], "x1")
     chunks = len(zeros) // CHUNK
     listed = [[len(run)] for _ in range(chunks)]
     index = {"rollouts": ["bytes", 0], "arrays": [[zeros.nbytes, "x1", "x1", listed]]}
