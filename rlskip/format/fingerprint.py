@@ -7,7 +7,7 @@ import enum
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import xxhash
@@ -25,32 +25,15 @@ from rlskip.format.codec import MAX_DEPTH, MAX_PARTS, Walk
 from rlskip.format.dump_errors import UnsupportedTypeError, text_of
 from rlskip.format.kinds import Packer
 
-if TYPE_CHECKING:
-    import torch
-
 VOLATILE = frozenset(
-    {
-        "uid",
-        "uids",
-        "request_id",
-        "request_ids",
-        "sample_id",
-        "global_step",
-        "global_steps",
-        "meta_info",
-        "timing",
-        "timestamp",
-        "timestamps",
-        "created",
-        "created_at",
-        "updated_at",
-    }
-)
+    ("uid", "uids", "request_id", "request_ids", "sample_id", "global_step", "global_steps",
+     "meta_info", "timing", "timestamp", "timestamps", "created", "created_at", "updated_at")
+)  # fmt: skip
 """Fields of a batch that record when it was made, not what is in it.
 
 They do not count in the dicts of the field ``extra_info`` either.
 """
-_NOTES = "extra_info"
+NOTES = "extra_info"
 
 _REMEDY = (
     "leave it out of the comparison: annotate(prompts=...) names the argument that holds the "
@@ -123,14 +106,17 @@ def explained(path: Path, prompts: Any) -> Iterator[None]:
 def without_volatile(volatile: frozenset[str], prompts: Any) -> Any:
     if is_data_proto(prompts) or _is_mapping(prompts):
         return {
-            key: without_volatile(volatile, value) if key == _NOTES else value
+            key: without_volatile(volatile, value) if key == NOTES else value
             for key, value in columns_of(prompts).items()
             if key not in volatile
         }
-    rows = [unwrapped(row) for row in _rows(prompts)]
-    if rows and all(_is_mapping(row) for row in rows):
+    rows = [unwrapped(row) for row in _rows(prompts)] if _is_sequence(prompts) else []
+    if rows and all(map(_is_mapping, rows)):
         return [without_volatile(volatile, row) for row in rows]
     return prompts
+
+
+# -- what a value is -----------------------------------------------------------------------
 
 
 def _is_mapping(value: Any) -> bool:
@@ -145,23 +131,25 @@ def _is_mapping(value: Any) -> bool:
 def _is_sequence(value: Any) -> bool:
     if isinstance(value, np.ndarray):
         return value.dtype == object and (value.size > 0 or value.ndim == 1)
-    if is_lazy(value):
-        return True
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+    is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+    return is_list or is_lazy(value)
 
 
 def _rows(value: Any) -> Sequence[Any]:
-    """The parts of a sequence of any kind; empty for any other value."""
-    if not _is_sequence(value):
-        return ()
     return value.tensordicts if is_lazy(value) else list(value)
 
 
-def _is_array(value: Any) -> bool:
+def _is_row(value: Any) -> bool:
     """Whether `value` is what a row of a jagged tensor is."""
     if is_tensor(value):
         return not value.is_nested and value.ndim > 0
     return isinstance(value, np.ndarray) and value.dtype != object and value.ndim > 0
+
+
+def _is_of(package: str, value: Any) -> bool:
+    """Whether the class of `value` is the package's; a subclass elsewhere may add content."""
+    is_masked = isinstance(value, np.ma.MaskedArray)
+    return type(value).__module__.split(".")[0] in (package, "tensordict") and not is_masked
 
 
 def scalar_of(value: Any) -> Any:
@@ -183,6 +171,9 @@ def is_number(array: np.ndarray | np.generic) -> bool:
     """Whether numpy's elements are numbers without padding, as a long double's are not."""
     kind, size = array.dtype.kind, array.dtype.itemsize
     return kind in "biu" or (kind == "f" and size <= 8) or (kind == "c" and size <= 16)
+
+
+# -- hashing -------------------------------------------------------------------------------
 
 
 class Hasher:
@@ -237,7 +228,11 @@ class Hasher:
             else:
                 self._feed_tensor(value)
         elif _is_mapping(value):
-            self._feed_mapping(columns_of(value))
+            columns = columns_of(value)
+            self.put(f"mapping {len(columns)}")
+            for key in sorted(columns, key=self._order):
+                self.feed_part(key, key)
+                self.feed_part(key, columns[key])
         elif _is_sequence(value):
             self._feed_sequence(_rows(value))
         elif isinstance(value, np.ndarray | np.generic) and _is_of("numpy", value):
@@ -246,19 +241,15 @@ class Hasher:
             self.feed(value.data)
         elif isinstance(value, Set):
             self.put("set", "".join(sorted(map(self._hash_apart, value))).encode())
-        elif isinstance(value, loaded("PIL.Image", "Image")):
-            self._feed_packed(value.copy())  # its class says which kind of file it was read from
         elif isinstance(value, os.PathLike):
             self.put("path", os.fsencode(value))
         else:
-            self._feed_packed(value)
-
-    def _feed_packed(self, value: Any) -> None:
-        """What a dump would store of a value."""
-        packer = Packer()
-        self.put(type(value).__qualname__, json.dumps(packer.node(value)).encode())
-        for array in packer.arrays:
-            self.put(array.spec, *(part.view(np.uint8) for part in array.parts))
+            if isinstance(value, loaded("PIL.Image", "Image")):
+                value = value.copy()  # its class says which kind of file it was read from
+            packer = Packer()
+            self.put(type(value).__qualname__, json.dumps(packer.node(value)).encode())
+            for array in packer.arrays:
+                self.put(array.spec, *(part.view(np.uint8) for part in array.parts))
 
     def feed_part(self, place: Any, part: Any) -> None:
         self._path.append((place, part))
@@ -267,24 +258,9 @@ class Hasher:
 
     def _hash_apart(self, part: Any) -> str:
         """The hash of a part on its own, to sort by: of a set's item, or of a mapping's key."""
-        self._path.append((_APART, part))
         apart = Hasher(self._walk, self._path)
-        apart.feed(part)
-        self._path.pop()
+        apart.feed_part(_APART, part)
         return apart.hexdigest()
-
-    def _feed_sequence(self, parts: Sequence[Any]) -> None:
-        # Rows of tokens, jagged or a list of arrays.
-        sort = "nested" if parts and all(map(_is_array, parts)) else "sequence"
-        self.put(f"{sort} {len(parts)}")
-        for i, part in enumerate(parts):
-            self.feed_part(i, part)
-
-    def _feed_mapping(self, columns: Mapping[Any, Any]) -> None:
-        self.put(f"mapping {len(columns)}")
-        for key in sorted(columns, key=self._order):
-            self.feed_part(key, key)
-            self.feed_part(key, columns[key])
 
     def _order(self, key: Any) -> tuple[str, str]:
         """The sort key for keys of mappings: the same in every process, for keys of any type."""
@@ -295,39 +271,35 @@ class Hasher:
             return type(key).__name__, repr(key)
         return type(key).__name__, self._hash_apart(key)
 
-    def _feed_tensor(self, value: torch.Tensor) -> None:
+    def _feed_sequence(self, parts: Sequence[Any]) -> None:
+        # Rows of tokens, jagged or a list of arrays.
+        sort = "nested" if parts and all(map(_is_row, parts)) else "sequence"
+        self.put(f"{sort} {len(parts)}")
+        for i, part in enumerate(parts):
+            self.feed_part(i, part)
+
+    def _feed_tensor(self, value: Any) -> None:
         from rlskip.format.torch_maker import flat_bytes, is_plain
 
         if not is_plain(value):
             raise UnsupportedTypeError(f"cannot compare a tensor of {value.layout}, {value.device}")
         name = str(value.dtype).removeprefix("torch.")
-        self.put(f"array {name} {list(value.shape)}", equal_bits(flat_bytes(value), name))
+        self.put(f"array {name} {[*value.shape]}", equal_bits(flat_bytes(value), name))
 
     def _feed_array(self, value: np.ndarray) -> None:
         kind = value.dtype.kind
         if kind == "O":
-            self.put(f"objects {list(value.shape)}")  # empty, with that shape
-        elif kind in "SUmM" or is_number(value):
-            if kind in "SU":
-                value = _narrow(value)
-            flat = value.astype(value.dtype.newbyteorder("<"), copy=False).reshape(-1)
-            name = flat.dtype.name if kind in "biufc" else flat.dtype.str
-            data = np.frombuffer(flat.tobytes(), np.uint8)
-            self.put(f"array {name} {list(value.shape)}", equal_bits(data, name))
-        else:
+            self.put(f"objects {[*value.shape]}")  # empty, with that shape
+            return
+        if kind not in "SUmM" and not is_number(value):
             raise UnsupportedTypeError(f"cannot compare an array of dtype {value.dtype}")
-
-
-def _narrow(text: np.ndarray) -> np.ndarray:
-    """An array of text as wide as its longest, and of one character at least."""
-    longest = int(np.char.str_len(text).max()) if text.size else 0
-    return text.astype(f"{text.dtype.kind}{max(longest, 1)}")
-
-
-def _is_of(package: str, value: Any) -> bool:
-    """Whether the class of `value` is the package's; a subclass elsewhere may add content."""
-    is_masked = isinstance(value, np.ma.MaskedArray)
-    return type(value).__module__.split(".")[0] in (package, "tensordict") and not is_masked
+        if kind in "SU":  # as wide as its longest, and of one character at least
+            longest = int(np.char.str_len(value).max()) if value.size else 0
+            value = value.astype(f"{kind}{max(longest, 1)}")
+        flat = value.astype(value.dtype.newbyteorder("<"), copy=False).reshape(-1)
+        name = flat.dtype.name if kind in "biufc" else flat.dtype.str
+        data = np.frombuffer(flat.tobytes(), np.uint8)
+        self.put(f"array {name} {[*value.shape]}", equal_bits(data, name))
 
 
 def equal_bits(data: np.ndarray, dtype: str) -> np.ndarray:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -14,11 +13,13 @@ from rlskip.batch.columns import (
     column_length,
     columns_of,
     is_data_proto,
+    is_tensor,
     length_of,
     unwrapped,
 )
 from rlskip.format.codec import Walk
 from rlskip.format.fingerprint import (
+    NOTES,
     VOLATILE,
     Hasher,
     Path,
@@ -28,12 +29,9 @@ from rlskip.format.fingerprint import (
     without_volatile,
 )
 
-if TYPE_CHECKING:
-    import torch
-
 DIGITS = 16
 _MASK = "attention_mask"
-_NOTES = "extra_info"
+_NOTHING = Hasher(Walk(), []).hexdigest()
 
 
 def digests_of(
@@ -42,8 +40,9 @@ def digests_of(
     """A hash of each of the prompts, by the rule of :func:`~rlskip.format.fingerprint.fingerprint`.
 
     Besides what that leaves out, these do not count: padding, that is, what a column
-    ``*attention_mask`` marks in columns as wide as it; fields that are None; and the layout, a list
-    of mappings or a mapping of columns. A value for the whole batch is part of each prompt.
+    ``*attention_mask`` marks in columns as wide as it; fields that are None, and an ``extra_info``
+    of which nothing is left; and the layout, a list of mappings or a mapping of columns. A value
+    for the whole batch is part of each prompt.
 
     Parameters
     ----------
@@ -68,9 +67,11 @@ def digests_of(
     if n := length_of(prompts) if columns else 0:
         return _of_columns(columns, n, left_out, neutral)
     if prompts is None:  # of a stage that takes none
-        return [_cut(fingerprint(None))]
+        return [fingerprint(None)[:DIGITS]]
     rows = prompts if isinstance(prompts, list | tuple) else [prompts]
-    return [None if _is_bare(row, left_out) else _cut(fingerprint(row, left_out)) for row in rows]
+    return [
+        None if _is_bare(row, left_out) else fingerprint(row, left_out)[:DIGITS] for row in rows
+    ]
 
 
 def digest_of_batch(prompts: Any, digests: Sequence[str]) -> str:
@@ -78,10 +79,6 @@ def digest_of_batch(prompts: Any, digests: Sequence[str]) -> str:
     is_batch = isinstance(prompts, list | tuple) or bool(columns_of(prompts))
     text = f"{'batch' if is_batch else 'one'} {' '.join(digests)}"
     return xxhash.xxh3_128_hexdigest(text.encode())
-
-
-def _cut(digest: str) -> str:
-    return digest[:DIGITS]
 
 
 def _is_bare(row: Any, left_out: Collection[str]) -> bool:
@@ -97,8 +94,7 @@ def _of_columns(
     columns: Mapping[Any, Any], n: int, left_out: Collection[str], neutral: Collection[str]
 ) -> list[str | None]:
     path: Path = []
-    hashers = [Hasher(Walk(), path) for _ in range(n)]
-    told = [False] * n  # whether anything of a row counts
+    rows = [Hasher(Walk(), path) for _ in range(n)]
     masks = [column for name, column in columns.items() if str(name).endswith(_MASK)]
     masks = [mask for mask in masks if _is_table(mask, n)]
     with explained(path, columns):
@@ -107,9 +103,8 @@ def _of_columns(
             if column is None:
                 continue
             if _is_table(column, n):
-                real = next((m for m in masks if m.shape == (n, column.shape[-1])), None)
-                _feed_table(hashers, str(name), column, real)
-                told = [True] * n
+                mask = next((m for m in masks if m.shape == (n, column.shape[-1])), None)
+                _feed_table(rows, name, column, mask)
                 continue
             cells = cells_of(column, n)
             if cells is None:
@@ -118,68 +113,39 @@ def _of_columns(
                 of_all = Hasher(Walk(), path)
                 of_all.feed_part(name, unwrapped(column))
                 cells = [of_all.hexdigest()] * n
-            for row, cell in enumerate(cells):
-                if cell is None:
-                    continue
-                if name == _NOTES:
+            path.append((name, column))
+            for i, (row, cell) in enumerate(zip(rows, cells, strict=True)):
+                if name == NOTES:
                     cell = without_volatile(VOLATILE, cell)
-                    told[row] = told[row] or cell != {}
-                else:
-                    told[row] = True
-                hashers[row].put(f"field {name}")
-                path.append((name, column))
-                hashers[row].feed_part(row, cell)
-                path.pop()
-    return [
-        _cut(hasher.hexdigest()) if is_told else None
-        for hasher, is_told in zip(hashers, told, strict=True)
-    ]
+                is_left = not (name == NOTES and isinstance(cell, dict) and not cell)
+                if cell is not None and is_left:
+                    row.put(f"field {name}")
+                    row.feed_part(i, cell)
+            path.pop()
+    digests = [row.hexdigest() for row in rows]
+    return [None if digest == _NOTHING else digest[:DIGITS] for digest in digests]
 
 
 def _is_table(column: Any, n: int) -> bool:
-    # Who has a tensor has imported torch, which takes longer than all else that doctor does.
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(column, torch.Tensor) or column.is_nested:
+    if not is_tensor(column) or column.is_nested:
         return False
     from rlskip.format.torch_maker import is_plain
 
     return column.ndim > 1 and len(column) == n and is_plain(column)
 
 
-def _feed_table(
-    hashers: Sequence[Hasher], name: str, column: torch.Tensor, mask: torch.Tensor | None
-) -> None:
+def _feed_table(rows: Sequence[Hasher], name: Any, column: Any, mask: Any) -> None:
     """Feed each row of a tensor as that row alone would be; what is padding in it is left out.
 
     One tensor is brought to the host and split, because a thousand small ones take far longer.
     """
     from rlskip.format.torch_maker import flat_bytes
 
-    data = column.detach().cpu().contiguous()
-    dtype = str(data.dtype).removeprefix("torch.")
-    rows: Sequence[torch.Tensor] = data.unbind()
-    whole = equal_bits(flat_bytes(data), dtype)
-    parts = [*whole.reshape(len(data), whole.size // len(data))]
-    shapes = [list(data.shape[1:])] * len(data)
-    if mask is not None:
-        for i, (first, last) in enumerate(_ends(mask)):
-            if last - first == data.shape[-1]:
-                continue
-            if data.ndim == 2 and last >= 0:
-                width = len(parts[i]) // data.shape[-1]
-                parts[i], shapes[i] = parts[i][first * width : last * width], [last - first]
-            else:
-                row = rows[i][..., mask[i].detach().cpu() != 0]
-                parts[i], shapes[i] = equal_bits(flat_bytes(row), dtype), list(row.shape)
-    for hasher, shape, part in zip(hashers, shapes, parts, strict=True):
-        hasher.put(f"field {name}")
-        hasher.put(f"array {dtype} {shape}", part)
-
-
-def _ends(mask: torch.Tensor) -> list[tuple[int, int]]:
-    """Where what a mask marks begins and ends in each row; an end of -1: it has gaps."""
-    real = mask.detach().cpu().numpy() != 0
-    counts, first = real.sum(axis=1), real.argmax(axis=1)
-    last = real.shape[1] - real[:, ::-1].argmax(axis=1)
-    last = np.where(counts == 0, first, np.where(last - first == counts, last, -1))
-    return [*zip(first.tolist(), last.tolist(), strict=True)]
+    dtype = str(column.dtype).removeprefix("torch.")
+    items = equal_bits(flat_bytes(column), dtype).reshape(*column.shape, column.element_size())
+    real = None if mask is None else mask.detach().cpu().numpy() != 0
+    for i, (row, part) in enumerate(zip(rows, items, strict=True)):
+        if real is not None and not real[i].all():
+            part = np.compress(real[i], part, axis=-2)
+        row.put(f"field {name}")
+        row.put(f"array {dtype} {[*part.shape[:-1]]}", part.reshape(-1))
