@@ -125,8 +125,8 @@ def truths(data: np.ndarray, memory: Memory) -> np.ndarray:
     return found
 
 
-def share(function: Callable[[T], R], jobs: Sequence[T], alone: bool = False) -> list[R]:
-    """Map `function` over `jobs` in this thread and, unless `alone`, in a second one.
+def share(function: Callable[[T], R], jobs: Sequence[T]) -> list[R]:
+    """Map `function` over `jobs` in this thread and, if they are many, in a second one.
 
     The thread is started for the call. Kept threads do not survive a fork, and hosts fork; the
     interpreter's own pools refuse work while it shuts down, when a last dump may still have to be
@@ -137,7 +137,7 @@ def share(function: Callable[[T], R], jobs: Sequence[T], alone: bool = False) ->
     list
         The results, in the order of the jobs.
     """
-    if alone or len(jobs) < 3 or (os.cpu_count() or 1) == 1:
+    if len(jobs) < 3 or (os.cpu_count() or 1) == 1:
         return [function(job) for job in jobs]
     results: dict[int, R] = {}
     failures: list[BaseException] = []

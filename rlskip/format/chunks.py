@@ -47,17 +47,10 @@ blosc2.set_releasegil(True)
 
 @attrs.frozen(eq=False)
 class Array:
-    """A run of equal elements to store.
+    """A run of equal elements to store; `spec` says as what they must come back.
 
-    Parameters
-    ----------
-    spec
-        The elements as they must come back.
-    parts
-        Contiguous 1-D arrays of a chunk each; the last may be shorter. Integers may already be
-        narrower than `spec`.
-    owned
-        Whether no other code will change the parts' memory.
+    `parts` are contiguous 1-D arrays of a chunk each, the last may be shorter. Integers may already
+    be narrower than `spec`. `owned`: no other code will change their memory.
     """
 
     spec: str
@@ -75,10 +68,8 @@ class Array:
         return int(self.spec[1]) * sum(map(len, self.parts))
 
 
-def extremes(part: np.ndarray, spec: str) -> tuple[int, int]:
-    """The ends of what a part of an array of `spec` holds; the least counts if it is negative."""
-    if len(STORED_AS[spec]) == 1:
-        return 0, 0
+def _extremes(part: np.ndarray) -> tuple[int, int]:
+    """The ends of what a part holds; the least counts if it is negative."""
     # One pass suffices unless something is negative: as unsigned, that is huge.
     high = int(part.view(f"u{part.itemsize}").max())
     if part.dtype.kind == "i" and high >= 1 << (8 * part.itemsize - 1):
@@ -86,12 +77,13 @@ def extremes(part: np.ndarray, spec: str) -> tuple[int, int]:
     return 0, high
 
 
-def narrowest(spec: str, ends: Sequence[tuple[int, int]]) -> str:
-    """The narrowest spec that holds an array of `spec` with parts of these extremes."""
+def narrowest(array: Array) -> str:
+    """The narrowest spec that holds all of an array."""
+    *narrower, _ = STORED_AS[array.spec]
+    ends = share(_extremes, array.parts) if narrower else []
     low, high = min((low for low, _ in ends), default=0), max((high for _, high in ends), default=0)
-    *narrower, _ = STORED_AS[spec]
     fitting = (s for s in narrower if _BOUNDS[s][0] <= low and high <= _BOUNDS[s][1])
-    return next(fitting, spec)
+    return next(fitting, array.spec)
 
 
 def copied(arrays: Sequence[Array], memory: Memory) -> list[Array]:
@@ -108,7 +100,7 @@ def copied(arrays: Sequence[Array], memory: Memory) -> list[Array]:
     def copy(job: tuple[list[np.ndarray], int, str, np.ndarray]) -> None:
         parts, i, spec, room = job
         # What is not written to never takes a page.
-        parts[i] = _converted(parts[i], narrowest(spec, [extremes(parts[i], spec)]), room)
+        parts[i] = _converted(parts[i], narrowest(Array(spec, [parts[i]])), room)
 
     share(copy, jobs)
     return copies
@@ -149,6 +141,11 @@ def pack(part: np.ndarray, spec: str) -> bytes:
     return packed
 
 
+# Values in a chunk's header, from README_CHUNK_FORMAT of c-blosc2. Other special values than zeros
+# stand for memory left as it was, or for bytes of another file.
+_LZ4, _STORED, _ALL_ZERO = 1, 0x02, 0x10
+
+
 def unpack(packed: bytes, spec: str, out: np.ndarray, out_spec: str) -> None:
     """Restore a run of `spec` into the bytes `out`, elements of `out_spec`.
 
@@ -159,21 +156,12 @@ def unpack(packed: bytes, spec: str, out: np.ndarray, out_spec: str) -> None:
     RuntimeError
         The decompressor fails, for example for lack of memory.
     """
-    if spec == out_spec:
-        _expand(packed, out, spec)
-    else:
+    if spec != out_spec:
         wide = out.view(out_spec)
         narrow = _scratch.memory[: len(wide) * int(spec[1])]
-        _expand(packed, narrow, spec)
+        unpack(packed, spec, narrow, spec)
         np.copyto(wide, narrow.view(spec), casting="unsafe")
-
-
-# Values in a chunk's header, from README_CHUNK_FORMAT of c-blosc2. Other special values than zeros
-# stand for memory left as it was, or for bytes of another file.
-_LZ4, _STORED, _ALL_ZERO = 1, 0x02, 0x10
-
-
-def _expand(packed: bytes, out: np.ndarray, spec: str) -> None:
+        return
     # Blosc2 takes the length to write from the run's header, and loads plug-ins for codecs and
     # filters that it does not know. Neither is left to the file.
     if len(packed) < 32:

@@ -13,6 +13,7 @@ believed: its checksum tells accidents, and who forges it may write any value.
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -76,8 +77,7 @@ def add_kind(kind: Kind) -> None:
 class Walk:
     """Counts the parts that a walk over a value meets.
 
-    If a list holds another one twice, which holds a third one twice, and so on, it has few parts,
-    but a walk over it never ends.
+    Over a list that holds another one twice, which holds a third one twice, it would never end.
     """
 
     def __init__(self) -> None:
@@ -168,8 +168,7 @@ class Packer:
 class Unpacker:
     """The walk from a node to a value.
 
-    Whatever a node that does not fit raises, :func:`rlskip.format.kinds.rebuild` makes an
-    :class:`~rlskip.format.dump_errors.UnreadableDumpError`.
+    Of whatever a node raises, :func:`rlskip.format.kinds.rebuild` makes an error by name.
     """
 
     def __init__(self, source: Reader, into: Into) -> None:
@@ -181,13 +180,8 @@ class Unpacker:
     @functools.cached_property
     def make(self) -> Any:
         """The module that makes tensors and batches of their parts: with torch, or with numpy."""
-        if self.into == "numpy":
-            from rlskip.format import numpy_maker
-
-            return numpy_maker
-        from rlskip.format import torch_maker
-
-        return torch_maker
+        name = "numpy_maker" if self.into == "numpy" else "torch_maker"
+        return importlib.import_module(f"rlskip.format.{name}")
 
     def node(self, node: Node) -> Any:
         if type(node) is not list:

@@ -7,26 +7,25 @@
     index              the trees, and what the arrays are: JSON, compressed
     tail    40 bytes   length of the index stored and plain, its checksum, closing magic
 
-Every byte is covered: the chunks by their checksums in the index, the index by the one in the
-tail, and that one by ``meta.json``. The tail's checksum therefore covers the whole file, and each
-array can be verified and read without the others.
+The chunks' checksums are in the index, that of the index is in the tail and in ``meta.json``: it
+covers the whole file, and each array can be verified and read without the others.
 
 Not one Blosc2 frame an array: a frame keeps where its chunks are in a chunk of its own, so all of
 it would have to be parsed here before Blosc2, which loads plug-ins by id, may open it; and building
 one copies each chunk twice (``benchmarks.store`` measures it).
 
-This module does not know what the trees mean (:mod:`rlskip.format.codec` does). It trusts nothing
-that it reads. What a file declares is compared with the file's size, and what is about to be
-allocated with `max_bytes`, before it is allocated; and a compressed run must declare exactly what
-is expected before the decompressor sees it.
+Nothing that is read is trusted. What a file declares is compared with its size, and what is about
+to be allocated with `max_bytes`, before it is allocated; and a compressed run must declare exactly
+what is expected before the decompressor sees it.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import struct
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -69,21 +68,18 @@ def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array]) -> str
     """
     file.write(_HEAD.pack(_MAGIC, VERSION, 0))
     size = _HEAD.size + _TAIL.size
+    listing = []
+    for array in arrays:
+        stored_as = chunks.narrowest(array)
+        pack = functools.partial(chunks.pack, spec=stored_as)
+        runs: list[tuple[int, str]] = []
+        for start in range(0, len(array.parts), _BATCH):
+            for run in share(pack, array.parts[start : start + _BATCH]):
+                runs.append((len(run), xxhash.xxh3_128_hexdigest(run)))
+                file.write(run)
+                size += len(run)
+        listing.append((array.nbytes, array.spec, stored_as, runs))
     nbytes = sum(array.nbytes for array in arrays)
-    small = nbytes < 2 * CHUNK
-    jobs = [(i, part) for i, array in enumerate(arrays) for part in array.parts]
-    ends = iter(share(lambda job: chunks.extremes(job[1], arrays[job[0]].spec), jobs, alone=small))
-    fitting = [chunks.narrowest(a.spec, [next(ends) for _ in a.parts]) for a in arrays]
-    listing: list[tuple[int, str, str, list]] = [
-        (array.nbytes, array.spec, spec, []) for array, spec in zip(arrays, fitting, strict=True)
-    ]
-    for start in range(0, len(jobs), _BATCH):
-        batch = jobs[start : start + _BATCH]
-        packed = share(lambda job: chunks.pack(job[1], fitting[job[0]]), batch, alone=small)
-        for (i, _), run in zip(batch, packed, strict=True):
-            listing[i][3].append((len(run), xxhash.xxh3_128_hexdigest(run)))
-            file.write(run)
-            size += len(run)
     plain = _encode({**index, "arrays": listing}).encode()
     stored = chunks.pack(np.frombuffer(plain, np.uint8), "x1")
     if nbytes + len(plain) > FLOOR:
@@ -114,12 +110,11 @@ class Reader:
     where
         The path to name in errors.
     checksum
-        The checksum in ``meta.json``; a file with another one is refused.
+        The one in ``meta.json``; a file with another one is refused.
     max_bytes
         The most memory that the values may take; by default half of what there is.
 
-    Raises :class:`CorruptDumpError`, :class:`OtherFormatError`, or :class:`TooLargeDumpError`, as
-    do the methods that load.
+    It raises CorruptDumpError, OtherFormatError or TooLargeDumpError, as do its methods.
     """
 
     def __init__(
@@ -154,10 +149,8 @@ class Reader:
         #: Arrays whose integers come as narrow as they are stored (:meth:`array`).
         self.narrow: Collection[int] = ()
         self._verified: set[int] = set()
-        self._ready: dict[int, np.ndarray] = {}
         self._entries = self._parse_entries(start)
-        self._nbytes = sum(entry.nbytes for entry in self._entries)
-        if self._nbytes + plain > most:
+        if sum(entry.nbytes for entry in self._entries) + plain > most:
             raise self._corrupt("it expands to more than a file of its size may")
 
     def charge(self, nbytes: int) -> None:
@@ -184,18 +177,26 @@ class Reader:
         ``metadata["of"]`` is the array's spec.
         """
         self.nbytes(number)
-        if number not in self._ready:
-            self._load([number])
-        return self._ready.pop(number)
+        nbytes, whole, stored_as, listed = self._entries[number]
+        spec = stored_as if number in self.narrow else whole
+        times = int(whole[1]) // int(spec[1])
+        self.charge(nbytes // times)
+        out, step = fresh(nbytes // times), CHUNK // times
 
-    def expand_all(self) -> None:
-        """Verify and expand all arrays at once, so that :meth:`array` finds them ready.
+        def restore(i: int) -> None:
+            packed = self._chunk(*listed[i])
+            try:
+                chunks.unpack(packed, stored_as, out[i * step : (i + 1) * step], spec)
+            except ValueError as error:
+                raise self._corrupt(str(error)) from error
+            except RuntimeError as error:
+                raise UnreadableDumpError.by_process(error, self.where) from error
 
-        For two threads this is faster than one by one. Small arrays are for one thread, and wait
-        until they are asked for.
-        """
-        if self._nbytes >= 2 * CHUNK:
-            self._load(range(len(self._entries)))
+        share(restore, range(len(listed)))
+        self._verified.add(number)
+        if times == 1:
+            return out
+        return out.view(np.dtype(spec, metadata={"of": whole}))  # type: ignore[call-overload]
 
     def verify(self) -> None:
         """Compare the arrays not yet read with their checksums, without decompressing them."""
@@ -203,38 +204,6 @@ class Reader:
             if number not in self._verified:
                 for chunk in entry.chunks:
                     self._chunk(*chunk)
-
-    def _load(self, numbers: Iterable[int]) -> None:
-        """Expand these arrays into new memory, all their chunks as one batch of jobs."""
-        jobs = []
-        for number in numbers:
-            nbytes, spec, stored_as, listed = self._entries[number]
-            step, dtype = CHUNK, np.dtype(np.uint8)
-            if number in self.narrow and stored_as != spec:
-                times = int(spec[1]) // int(stored_as[1])
-                nbytes, step = nbytes // times, step // times
-                dtype = np.dtype(stored_as, metadata={"of": spec})  # type: ignore[call-overload]
-                spec = stored_as
-            self.charge(nbytes)
-            out = fresh(nbytes)
-            self._ready[number] = out.view(dtype)
-            self._verified.add(number)
-            jobs += [
-                (chunk, stored_as, out[i * step : (i + 1) * step], spec)
-                for i, chunk in enumerate(listed)
-            ]
-
-        def restore(job: tuple[tuple[int, int, str], str, np.ndarray, str]) -> None:
-            chunk, stored_as, part, spec = job
-            packed = self._chunk(*chunk)
-            try:
-                chunks.unpack(packed, stored_as, part, spec)
-            except ValueError as error:
-                raise self._corrupt(str(error)) from error
-            except RuntimeError as error:
-                raise UnreadableDumpError.by_process(error, self.where) from error
-
-        share(restore, jobs)
 
     def _chunk(self, offset: int, size: int, checksum: str) -> bytes:
         packed = self._read(offset, size)
@@ -260,16 +229,20 @@ class Reader:
         entries, offset = [], _HEAD.size
         try:
             for nbytes, spec, stored_as, listed in self.index.pop("arrays"):
+                sound = type(nbytes) is int and nbytes >= 0 and nbytes % int(spec[1]) == 0
+                sound = sound and stored_as in STORED_AS[spec]
                 found = []
                 for size, checksum in listed:
+                    sound = sound and type(size) is int and size > 0
                     found.append((offset, size, checksum))
                     offset += size
+                if not sound or len(found) != -(-nbytes // CHUNK):
+                    raise ValueError(spec)
                 entries.append(_Entry(nbytes, spec, stored_as, found))
-            sound = offset == end and all(map(_is_sound, entries))
-        except (KeyError, TypeError, ValueError):
-            sound = False
-        if not sound:
-            raise self._corrupt("its index does not fit it")
+            if offset != end:
+                raise ValueError(offset)
+        except (LookupError, TypeError, ValueError) as error:
+            raise self._corrupt("its index does not fit it") from error
         return entries
 
     def _read(self, offset: int, size: int) -> bytes:
@@ -284,14 +257,3 @@ class Reader:
 
     def _corrupt(self, what: str) -> CorruptDumpError:
         return CorruptDumpError(what, where=self.where)
-
-
-def _is_sound(entry: _Entry) -> bool:
-    return (
-        type(entry.nbytes) is int
-        and entry.nbytes >= 0
-        and entry.stored_as in STORED_AS[entry.spec]
-        and entry.nbytes % int(entry.spec[1]) == 0
-        and len(entry.chunks) == -(-entry.nbytes // CHUNK)
-        and all(type(size) is int and size > 0 for _, size, _ in entry.chunks)
-    )

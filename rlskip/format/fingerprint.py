@@ -6,8 +6,8 @@ import contextlib
 import enum
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -40,8 +40,6 @@ _REMEDY = (
     "prompts, or computes them; or register a codec for its type: "
     "rlskip.store.register_codec(type, name, encode, decode)"
 )
-Path: TypeAlias = "list[tuple[Any, Any]]"
-"""The keys and numbers that lead to a part, each with what is there."""
 _PYTHON = (str, int, float, bool, type(None))
 _APART = object()
 """In a path, what has no key: an item of a set, or a key itself."""
@@ -78,18 +76,10 @@ def fingerprint(prompts: Any, volatile: Iterable[str] = VOLATILE) -> str:
     UnsupportedTypeError
         A part of the prompts cannot be compared; the error names its place.
     """
-    path: Path = []
-    with explained(path, prompts):
-        hasher = Hasher(Walk(), path)
-        hasher.feed(without_volatile(frozenset(volatile), prompts))
-    return hasher.hexdigest()
-
-
-@contextlib.contextmanager
-def explained(path: Path, prompts: Any) -> Iterator[None]:
-    """Raise UnsupportedTypeError for what is raised; it names the place that `path` leads to."""
+    path: list[tuple[Any, Any]] = []
+    hasher = _Hasher(Walk(), path)
     try:
-        yield
+        hasher.feed(without_volatile(frozenset(volatile), prompts))
     except MemoryError:
         raise
     except Exception as error:
@@ -101,6 +91,7 @@ def explained(path: Path, prompts: Any) -> Iterator[None]:
             what, where = error.what, f"{where}{error.where}"
         where = where if len(where) <= 200 else f"{where[:200]}..."
         raise UnsupportedTypeError(what, where, _REMEDY) from error
+    return hasher.hexdigest()
 
 
 def without_volatile(volatile: frozenset[str], prompts: Any) -> Any:
@@ -176,14 +167,15 @@ def is_number(array: np.ndarray | np.generic) -> bool:
 # -- hashing -------------------------------------------------------------------------------
 
 
-class Hasher:
+class _Hasher:
     """The hash of a value. A prefix with kind and length keeps the parts apart.
 
     The hashed bytes of a value must not change, because dumps on disk carry fingerprints. `path`
-    leads to the part that is being hashed, also when that raises.
+    has the keys and numbers that lead to the part that is being hashed, each with what is there,
+    also when that raises.
     """
 
-    def __init__(self, walk: Walk, path: Path) -> None:
+    def __init__(self, walk: Walk, path: list[tuple[Any, Any]]) -> None:
         self._digest = xxhash.xxh3_128()
         self._walk = walk
         self._path = path
@@ -191,29 +183,32 @@ class Hasher:
     def hexdigest(self) -> str:
         return self._digest.hexdigest()
 
-    def put(self, sort: str, *data: Any) -> None:
+    def _put(self, sort: str, *data: Any) -> None:
         views = [memoryview(part).cast("B") for part in data if len(part)]
         self._digest.update(f"{sort}:{sum(map(len, views))};".encode())
         for view in views:
             self._digest.update(view)
 
     def feed(self, value: Any) -> None:
-        if type(value) is not str:  # most are
+        if type(value) is np.ndarray and value.ndim and value.dtype != object:
+            self._feed_array(value)  # at once, as most texts and rows of tokens
+            return
+        if type(value) is not str:
             value = scalar_of(value)
         if isinstance(value, enum.Enum) and not isinstance(value, str | int | float):
-            self.put(f"enum {type(value).__module__}.{type(value).__qualname__} {value.name}")
+            self._put(f"enum {type(value).__module__}.{type(value).__qualname__} {value.name}")
         elif isinstance(value, str):
-            self.put("str", str.encode(value, "utf-8", "surrogatepass"))
+            self._put("str", str.encode(value, "utf-8", "surrogatepass"))
         elif isinstance(value, bytes | bytearray):
-            self.put("bytes", value)
+            self._put("bytes", value)
         elif value is None or isinstance(value, bool):
-            self.put(type(value).__name__, repr(value).encode())
+            self._put(type(value).__name__, repr(value).encode())
         elif isinstance(value, int):
-            self.put("int", repr(int(value)).encode())
+            self._put("int", repr(int(value)).encode())
         elif isinstance(value, float):
-            self.put("float", repr(float(value) + 0).encode())  # + 0: no -0.0
+            self._put("float", repr(float(value) + 0).encode())  # + 0: no -0.0
         elif isinstance(value, complex):
-            self.put("complex", repr(complex(value) + 0).encode())
+            self._put("complex", repr(complex(value) + 0).encode())
         else:
             self._feed_composite(value)
 
@@ -229,10 +224,10 @@ class Hasher:
                 self._feed_tensor(value)
         elif _is_mapping(value):
             columns = columns_of(value)
-            self.put(f"mapping {len(columns)}")
+            self._put(f"mapping {len(columns)}")
             for key in sorted(columns, key=self._order):
-                self.feed_part(key, key)
-                self.feed_part(key, columns[key])
+                self._feed_part(key, key)
+                self._feed_part(key, columns[key])
         elif _is_sequence(value):
             self._feed_sequence(_rows(value))
         elif isinstance(value, np.ndarray | np.generic) and _is_of("numpy", value):
@@ -240,26 +235,26 @@ class Hasher:
         elif is_wrapped(value):
             self.feed(value.data)
         elif isinstance(value, Set):
-            self.put("set", "".join(sorted(map(self._hash_apart, value))).encode())
+            self._put("set", "".join(sorted(map(self._hash_apart, value))).encode())
         elif isinstance(value, os.PathLike):
-            self.put("path", os.fsencode(value))
+            self._put("path", os.fsencode(value))
         else:
             if isinstance(value, loaded("PIL.Image", "Image")):
                 value = value.copy()  # its class says which kind of file it was read from
             packer = Packer()
-            self.put(type(value).__qualname__, json.dumps(packer.node(value)).encode())
+            self._put(type(value).__qualname__, json.dumps(packer.node(value)).encode())
             for array in packer.arrays:
-                self.put(array.spec, *(part.view(np.uint8) for part in array.parts))
+                self._put(array.spec, *(part.view(np.uint8) for part in array.parts))
 
-    def feed_part(self, place: Any, part: Any) -> None:
+    def _feed_part(self, place: Any, part: Any) -> None:
         self._path.append((place, part))
         self.feed(part)
         self._path.pop()
 
     def _hash_apart(self, part: Any) -> str:
         """The hash of a part on its own, to sort by: of a set's item, or of a mapping's key."""
-        apart = Hasher(self._walk, self._path)
-        apart.feed_part(_APART, part)
+        apart = _Hasher(self._walk, self._path)
+        apart._feed_part(_APART, part)
         return apart.hexdigest()
 
     def _order(self, key: Any) -> tuple[str, str]:
@@ -274,9 +269,9 @@ class Hasher:
     def _feed_sequence(self, parts: Sequence[Any]) -> None:
         # Rows of tokens, jagged or a list of arrays.
         sort = "nested" if parts and all(map(_is_row, parts)) else "sequence"
-        self.put(f"{sort} {len(parts)}")
+        self._put(f"{sort} {len(parts)}")
         for i, part in enumerate(parts):
-            self.feed_part(i, part)
+            self._feed_part(i, part)
 
     def _feed_tensor(self, value: Any) -> None:
         from rlskip.format.torch_maker import flat_bytes, is_plain
@@ -284,22 +279,23 @@ class Hasher:
         if not is_plain(value):
             raise UnsupportedTypeError(f"cannot compare a tensor of {value.layout}, {value.device}")
         name = str(value.dtype).removeprefix("torch.")
-        self.put(f"array {name} {[*value.shape]}", equal_bits(flat_bytes(value), name))
+        self._put(f"array {name} {[*value.shape]}", equal_bits(flat_bytes(value), name))
 
     def _feed_array(self, value: np.ndarray) -> None:
         kind = value.dtype.kind
         if kind == "O":
-            self.put(f"objects {[*value.shape]}")  # empty, with that shape
+            self._put(f"objects {[*value.shape]}")  # empty, with that shape
             return
         if kind not in "SUmM" and not is_number(value):
             raise UnsupportedTypeError(f"cannot compare an array of dtype {value.dtype}")
         if kind in "SU":  # as wide as its longest, and of one character at least
             longest = int(np.char.str_len(value).max()) if value.size else 0
             value = value.astype(f"{kind}{max(longest, 1)}")
-        flat = value.astype(value.dtype.newbyteorder("<"), copy=False).reshape(-1)
-        name = flat.dtype.name if kind in "biufc" else flat.dtype.str
-        data = np.frombuffer(flat.tobytes(), np.uint8)
-        self.put(f"array {name} {[*value.shape]}", equal_bits(data, name))
+        if not value.dtype.isnative:
+            value = value.astype(value.dtype.newbyteorder("="))
+        data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        name = value.dtype.name if kind in "biufc" else value.dtype.str
+        self._put(f"array {name} {[*value.shape]}", equal_bits(data, name))
 
 
 def equal_bits(data: np.ndarray, dtype: str) -> np.ndarray:

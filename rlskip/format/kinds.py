@@ -6,22 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlskip.format import batches, objects, plain
-from rlskip.format.codec import USER, Into, Kind, Node, Packer, Unpacker, add_kind
+from rlskip.format.codec import USER, Kind, Node, Unpacker, add_kind
+from rlskip.format.codec import Into as Into
+from rlskip.format.codec import Packer as Packer
 from rlskip.format.dump_errors import DumpError, UnknownTypeError, UnreadableDumpError
 
 if TYPE_CHECKING:
     from rlskip.format.container import Reader
-
-__all__ = [
-    "Into",
-    "Packer",
-    "array_of",
-    "choosable",
-    "is_flat",
-    "length_of",
-    "rebuild",
-    "register_codec",
-]
 
 _WITH_FIELDS = ("dict", "ordereddict", "defaultdict", "tensordict", "dataproto")
 
@@ -128,9 +119,7 @@ def is_flat(node: Node) -> bool:
             return is_flat(content)
         case ["tensor", "dense", _, [_], *_] | ["ndarray", _, [_], _]:
             return True
-        case ["list" | "tuple", "float" | "int", *_]:
-            return True
-    return False
+    return isinstance(node, list) and node[:2] in (["list", "int"], ["list", "float"])
 
 
 def choosable(node: Node) -> dict[str, Node]:

@@ -15,6 +15,7 @@ import pathlib
 import sys
 import types
 import uuid
+from collections.abc import Callable
 from inspect import getattr_static
 from typing import Any
 
@@ -39,14 +40,15 @@ def _names(value: Any, packer: Packer) -> list[Node]:
     return [kind.__module__, kind.__qualname__]
 
 
-def _unknown(module: str, qualname: str, what: str) -> UnknownTypeError:
-    return UnknownTypeError(
-        f"it holds a {module}.{qualname}, which is not known here as {what}",
-        remedy=f"import {module} before the step; if the class has changed, generate it again",
-    )
-
-
-# -- dataclasses -------------------------------------------------------------------------
+def _found(module: str, qualname: str, fits: Callable[[Any], bool], what: str) -> Any:
+    """The class of a value in this process, if it `fits`."""
+    kind = _class_at(module, qualname)
+    if not fits(kind):
+        raise UnknownTypeError(
+            f"it holds a {module}.{qualname}, which is not known here as {what}",
+            remedy=f"import {module} before the step; if the class has changed, generate it again",
+        )
+    return kind
 
 
 def _fields_of(kind: Any) -> list[str] | None:
@@ -71,9 +73,8 @@ def _pack_dataclass(value: Any, packer: Packer) -> list[Node]:
         if not isinstance(getattr_static(kind, name, None), functools.cached_property)
     }
     if others:
-        raise packer.unsupported(
-            value, f"it has attributes besides its fields: {', '.join(others)}"
-        )
+        what = f"it has attributes besides its fields: {', '.join(others)}"
+        raise packer.unsupported(value, what)
     nodes = [[n, packer.node(object.__getattribute__(value, n), f".{n}")] for n in names]
     return [*_names(value, packer), nodes]
 
@@ -82,9 +83,8 @@ def _unpack_dataclass(unpacker: Unpacker, module: str, qualname: str, entries: N
     values = dict(unpacker.entries(entries))
     if unpacker.into != "host":
         return values
-    kind = _class_at(module, qualname)
-    if _fields_of(kind) != [*values]:
-        raise _unknown(module, qualname, f"a dataclass of {', '.join(map(str, values))}")
+    what = f"a dataclass of {', '.join(map(str, values))}"
+    kind = _found(module, qualname, lambda kind: _fields_of(kind) == [*values], what)
     made = object.__new__(kind)
     for name, value in values.items():
         if isinstance(getattr_static(kind, name, None), types.MemberDescriptorType):  # of __slots__
@@ -92,9 +92,6 @@ def _unpack_dataclass(unpacker: Unpacker, module: str, qualname: str, entries: N
         else:
             made.__dict__[name] = value
     return made
-
-
-# -- enums -------------------------------------------------------------------------------
 
 
 def _pack_member(value: enum.Enum, packer: Packer) -> list[Node]:
@@ -107,23 +104,19 @@ def _unpack_member(unpacker: Unpacker, module: str, qualname: str, name: str, co
     value = unpacker.node(content)
     if unpacker.into != "host":
         return value
-    kind = _class_at(module, qualname)
-    member = kind._member_map_.get(name) if isinstance(kind, enum.EnumMeta) else None
-    # Not by `==`: not every value is equal to itself.
-    if member is None or repr(member._value_) != repr(value):
-        raise _unknown(module, qualname, f"an enum with {name} = {value!r:.60}")
-    return member
 
+    def fits(kind: Any) -> bool:
+        member = kind._member_map_.get(name) if isinstance(kind, enum.EnumMeta) else None
+        # Not by `==`: not every value is equal to itself.
+        return member is not None and repr(member._value_) == repr(value)
 
-# -- named tuples ------------------------------------------------------------------------
+    what = f"an enum with {name} = {value!r:.60}"
+    return _found(module, qualname, fits, what)._member_map_[name]
 
 
 def _is_namedtuple(kind: Any) -> bool:
-    return (
-        isinstance(kind, type)
-        and kind.__bases__ == (tuple,)
-        and isinstance(vars(kind).get("_fields"), tuple)
-    )
+    is_tuple = isinstance(kind, type) and kind.__bases__ == (tuple,)
+    return is_tuple and isinstance(vars(kind).get("_fields"), tuple)
 
 
 def _pack_namedtuple(value: Any, packer: Packer) -> list[Node]:
@@ -137,9 +130,10 @@ def _unpack_namedtuple(
     values = dict(zip(fields, map(unpacker.node, nodes), strict=True))
     if unpacker.into != "host":
         return values
-    kind = _class_at(module, qualname)
-    if not _is_namedtuple(kind) or [*kind._fields] != fields:
-        raise _unknown(module, qualname, f"a named tuple of {', '.join(map(str, fields))}")
+    what = f"a named tuple of {', '.join(fields)}"
+    kind = _found(
+        module, qualname, lambda kind: _is_namedtuple(kind) and [*kind._fields] == fields, what
+    )
     return tuple.__new__(kind, values.values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -17,27 +18,16 @@ from rlskip.batch.columns import (
     length_of,
     unwrapped,
 )
-from rlskip.format.codec import Walk
-from rlskip.format.fingerprint import (
-    NOTES,
-    VOLATILE,
-    Hasher,
-    Path,
-    equal_bits,
-    explained,
-    fingerprint,
-    without_volatile,
-)
+from rlskip.format.fingerprint import NOTES, VOLATILE, fingerprint, without_volatile
 
 DIGITS = 16
 _MASK = "attention_mask"
-_NOTHING = Hasher(Walk(), []).hexdigest()
 
 
 def digests_of(
     prompts: Any, without: Collection[str] = (), neutral: Collection[str] = ()
 ) -> list[str | None]:
-    """A hash of each of the prompts, by the rule of :func:`~rlskip.format.fingerprint.fingerprint`.
+    """A hash of each of the prompts: the :func:`~rlskip.format.fingerprint.fingerprint` of its row.
 
     Besides what that leaves out, these do not count: padding, that is, what a column
     ``*attention_mask`` marks in columns as wide as it; fields that are None, and an ``extra_info``
@@ -62,16 +52,14 @@ def digests_of(
     UnsupportedTypeError
         A part of the prompts cannot be compared; the error names its place.
     """
-    left_out = VOLATILE.union(without)
-    columns = columns_of(prompts)
-    if n := length_of(prompts) if columns else 0:
-        return _of_columns(columns, n, left_out, neutral)
     if prompts is None:  # of a stage that takes none
         return [fingerprint(None)[:DIGITS]]
-    rows = prompts if isinstance(prompts, list | tuple) else [prompts]
-    return [
-        None if _is_bare(row, left_out) else fingerprint(row, left_out)[:DIGITS] for row in rows
-    ]
+    columns = columns_of(prompts)
+    if n := length_of(prompts) if columns else 0:
+        rows: Sequence[Any] = _rows_of(columns, n, neutral)
+    else:
+        rows = prompts if isinstance(prompts, list | tuple) else [prompts]
+    return [_digest_of(row, VOLATILE.union(without)) for row in rows]
 
 
 def digest_of_batch(prompts: Any, digests: Sequence[str]) -> str:
@@ -81,71 +69,42 @@ def digest_of_batch(prompts: Any, digests: Sequence[str]) -> str:
     return xxhash.xxh3_128_hexdigest(text.encode())
 
 
-def _is_bare(row: Any, left_out: Collection[str]) -> bool:
-    """Whether nothing of a row counts."""
-    fields = columns_of(row) if is_data_proto(row) else row
-    return fields is None or (
-        isinstance(fields, Mapping)
-        and all(name in left_out or value is None for name, value in fields.items())
-    )
+def _digest_of(row: Any, left_out: Collection[str]) -> str | None:
+    if isinstance(row, Mapping) or is_data_proto(row):
+        row = {
+            name: without_volatile(VOLATILE, value) if name == NOTES else value
+            for name, value in columns_of(row).items()
+            if name not in left_out and value is not None
+        }
+        if row.get(NOTES) == {}:
+            del row[NOTES]
+    return None if row is None or row == {} else fingerprint(row, ())[:DIGITS]
 
 
-def _of_columns(
-    columns: Mapping[Any, Any], n: int, left_out: Collection[str], neutral: Collection[str]
-) -> list[str | None]:
-    path: Path = []
-    rows = [Hasher(Walk(), path) for _ in range(n)]
+def _rows_of(columns: Mapping[Any, Any], n: int, neutral: Collection[str]) -> list[dict[Any, Any]]:
+    rows: list[dict[Any, Any]] = [{} for _ in range(n)]
+    columns = {name: _on_host(column) for name, column in columns.items()}
     masks = [column for name, column in columns.items() if str(name).endswith(_MASK)]
-    masks = [mask for mask in masks if _is_table(mask, n)]
-    with explained(path, columns):
-        for name in sorted(columns.keys() - left_out, key=str):
-            column = columns[name]
-            if column is None:
+    for name, column in columns.items():
+        cells = cells_of(column, n)
+        if cells is None:
+            if name in neutral or column is None or column_length(column) == 0:
                 continue
-            if _is_table(column, n):
-                mask = next((m for m in masks if m.shape == (n, column.shape[-1])), None)
-                _feed_table(rows, name, column, mask)
-                continue
-            cells = cells_of(column, n)
-            if cells is None:
-                if name in neutral or column_length(column) == 0:
-                    continue
-                of_all = Hasher(Walk(), path)
-                of_all.feed_part(name, unwrapped(column))
-                cells = [of_all.hexdigest()] * n
-            path.append((name, column))
-            for i, (row, cell) in enumerate(zip(rows, cells, strict=True)):
-                if name == NOTES:
-                    cell = without_volatile(VOLATILE, cell)
-                is_left = not (name == NOTES and isinstance(cell, dict) and not cell)
-                if cell is not None and is_left:
-                    row.put(f"field {name}")
-                    row.feed_part(i, cell)
-            path.pop()
-    digests = [row.hexdigest() for row in rows]
-    return [None if digest == _NOTHING else digest[:DIGITS] for digest in digests]
+            # Hashed once, not for each row.
+            cells = [fingerprint({name: unwrapped(column)}, ())] * n
+        elif isinstance(column, np.ndarray) and column.ndim > 1:
+            shape = (n, column.shape[-1])
+            fitting = (mask for mask in masks if getattr(mask, "shape", None) == shape)
+            if (mask := next(fitting, None)) is not None:
+                cells = [cell[..., real] for cell, real in zip(column, mask != 0, strict=True)]
+        for row, cell in zip(rows, cells, strict=True):
+            row[name] = cell
+    return rows
 
 
-def _is_table(column: Any, n: int) -> bool:
-    if not is_tensor(column) or column.is_nested:
-        return False
-    from rlskip.format.torch_maker import is_plain
-
-    return column.ndim > 1 and len(column) == n and is_plain(column)
-
-
-def _feed_table(rows: Sequence[Hasher], name: Any, column: Any, mask: Any) -> None:
-    """Feed each row of a tensor as that row alone would be; what is padding in it is left out.
-
-    One tensor is brought to the host and split, because a thousand small ones take far longer.
-    """
-    from rlskip.format.torch_maker import flat_bytes
-
-    dtype = str(column.dtype).removeprefix("torch.")
-    items = equal_bits(flat_bytes(column), dtype).reshape(*column.shape, column.element_size())
-    real = None if mask is None else mask.detach().cpu().numpy() != 0
-    for i, (row, part) in enumerate(zip(rows, items, strict=True)):
-        if real is not None and not real[i].all():
-            part = np.compress(real[i], part, axis=-2)
-        row.put(f"field {name}")
-        row.put(f"array {dtype} {[*part.shape[:-1]]}", part.reshape(-1))
+def _on_host(column: Any) -> Any:
+    """A tensor as one array, because a thousand small tensors take far longer to hash."""
+    if is_tensor(column) and not column.is_nested:
+        with contextlib.suppress(TypeError, RuntimeError):  # what numpy lacks stays as it is
+            return column.detach().cpu().numpy()
+    return column

@@ -46,7 +46,6 @@ def _read(data: bytes, max_bytes: int = _MAX_BYTES) -> tuple[Any, float]:
         began = time.thread_time()
         try:
             reader = Reader(file, "dump", max_bytes=max_bytes)
-            reader.expand_all()
             return rebuild(reader, "rollouts"), time.thread_time() - began
         finally:
             peak = tracemalloc.get_traced_memory()[1]

@@ -196,8 +196,6 @@ class Fuzzer:
         began = time.thread_time()
         try:
             reader = Reader(self._file, "dump", max_bytes=_MAX_BYTES)
-            if measured:
-                reader.expand_all()
             value = rebuild(reader, "rollouts", into="torch")
         except (
             CorruptDumpError, UnreadableDumpError, UnknownTypeError, TooLargeDumpError
