@@ -229,8 +229,8 @@ class Reader:
         entries, offset = [], _HEAD.size
         try:
             for nbytes, spec, stored_as, listed in self.index.pop("arrays"):
-                sound = type(nbytes) is int and nbytes >= 0 and nbytes % int(spec[1]) == 0
-                sound = sound and stored_as in STORED_AS[spec]
+                sound = stored_as in STORED_AS[spec] and type(nbytes) is int
+                sound = sound and nbytes >= 0 and nbytes % int(spec[1]) == 0
                 found = []
                 for size, checksum in listed:
                     sound = sound and type(size) is int and size > 0
