@@ -36,8 +36,6 @@ MAX_PARTS = 1 << 23
 """The most containers and objects in a value."""
 NODE = 1024
 """Bytes that a rebuilt value takes besides its arrays and its parts, about."""
-_OBJECTS = 8
-"""Bytes of objects of Python, about, for each byte of an array that holds them."""
 USER = "user:"
 _ALL_ITEMS = "return a list of its items: an iterator can be read only once"
 _OTHERWISE = (
@@ -83,10 +81,12 @@ class Walk:
     def __init__(self) -> None:
         self._left = MAX_PARTS
 
-    def is_endless(self) -> bool:
-        """Whether the walk, which meets one more part, has met too many."""
+    def why_endless(self, depth: int) -> str:
+        """Why the walk, which meets one more part at this depth, must end; else empty."""
         self._left -= 1
-        return self._left < 0
+        if depth > MAX_DEPTH:
+            return f"nested deeper than {MAX_DEPTH} levels"
+        return f"the whole has more than {MAX_PARTS} parts" if self._left < 0 else ""
 
 
 class Packer:
@@ -114,10 +114,8 @@ class Packer:
         if kind is int and -(2**63) <= value < 2**63:
             return value
         self._path.append(at)
-        if len(self._path) > MAX_DEPTH:
-            raise self.unsupported(value, f"nested deeper than {MAX_DEPTH} levels")
-        if self._walk.is_endless():
-            raise self.unsupported(value, f"the whole has more than {MAX_PARTS} parts")
+        if why := self._walk.why_endless(len(self._path)):
+            raise self.unsupported(value, why)
         try:
             how = _BY_CLASS.get(kind) or self._find_kind(value)
             node = [how.tag, *how.pack(value, self)]
@@ -207,12 +205,6 @@ class Unpacker:
     def entries(self, entries: list[list[Node]]) -> Iterator[tuple[Any, Any]]:
         """The items of a mapping."""
         return ((self.node(key), self.node(value)) for key, value in entries)
-
-    def objects(self, number: int, dtype: str) -> np.ndarray:
-        """Array `number`, of whose elements objects of Python are made."""
-        array = self.source.array(number).view(dtype)
-        self.charge(_OBJECTS * array.nbytes)
-        return array
 
     def once(self, number: int, build: Callable[[np.ndarray], Any]) -> Any:
         """What `build` makes of array `number`: one object wherever a tree names it.

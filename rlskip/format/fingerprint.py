@@ -21,7 +21,7 @@ from rlskip.batch.columns import (
     unwrapped,
 )
 from rlskip.batch.tables import loaded
-from rlskip.format.codec import MAX_DEPTH, MAX_PARTS, Walk
+from rlskip.format.codec import Walk
 from rlskip.format.dump_errors import UnsupportedTypeError, text_of
 from rlskip.format.kinds import Packer
 
@@ -40,7 +40,6 @@ _REMEDY = (
     "prompts, or computes them; or register a codec for its type: "
     "rlskip.store.register_codec(type, name, encode, decode)"
 )
-_PYTHON = (str, int, float, bool, type(None))
 _APART = object()
 """In a path, what has no key: an item of a set, or a key itself."""
 # The bits of infinity: those of NaN are larger.
@@ -127,14 +126,13 @@ def _is_sequence(value: Any) -> bool:
 
 
 def _rows(value: Any) -> Sequence[Any]:
-    return value.tensordicts if is_lazy(value) else list(value)
+    return value.tensordicts if is_lazy(value) else [*value]
 
 
 def _is_row(value: Any) -> bool:
     """Whether `value` is what a row of a jagged tensor is."""
-    if is_tensor(value):
-        return not value.is_nested and value.ndim > 0
-    return isinstance(value, np.ndarray) and value.dtype != object and value.ndim > 0
+    is_array = isinstance(value, np.ndarray) and value.dtype != object
+    return (is_array or (is_tensor(value) and not value.is_nested)) and value.ndim > 0
 
 
 def _is_of(package: str, value: Any) -> bool:
@@ -145,7 +143,7 @@ def _is_of(package: str, value: Any) -> bool:
 
 def scalar_of(value: Any) -> Any:
     """A scalar of numpy, a 0-d array or a 0-d tensor as Python's scalar of its value."""
-    if type(value) in _PYTHON:
+    if value is None or type(value) in (str, int, float, bool):
         return value
     is_masked = isinstance(value, np.ma.MaskedArray)
     if isinstance(value, np.ndarray | np.generic) and value.ndim == 0 and not is_masked:
@@ -191,7 +189,7 @@ class _Hasher:
 
     def feed(self, value: Any) -> None:
         if type(value) is np.ndarray and value.ndim and value.dtype != object:
-            self._feed_array(value)  # at once, as most texts and rows of tokens
+            self._feed_array(value)  # at once: rows of tokens are many
             return
         if type(value) is not str:
             value = scalar_of(value)
@@ -213,10 +211,8 @@ class _Hasher:
             self._feed_composite(value)
 
     def _feed_composite(self, value: Any) -> None:
-        if len(self._path) > MAX_DEPTH:
-            raise UnsupportedTypeError(f"nested deeper than {MAX_DEPTH} levels")
-        if self._walk.is_endless():
-            raise UnsupportedTypeError(f"the whole has more than {MAX_PARTS} parts")
+        if why := self._walk.why_endless(len(self._path)):
+            raise UnsupportedTypeError(why)
         if is_tensor(value) and _is_of("torch", value):
             if value.is_nested:
                 self._feed_sequence(value.unbind())

@@ -19,6 +19,9 @@ from rlskip.batch.columns import objects_of
 from rlskip.format.codec import Kind, Node, Packer, Unpacker
 from rlskip.format.dump_errors import UnknownTypeError
 
+_OBJECTS = 8
+"""Bytes of objects of Python, about, for each byte of an array that holds them."""
+
 # -- containers --------------------------------------------------------------------------
 
 
@@ -52,7 +55,8 @@ def _pack_set(values: Iterable[Any], packer: Packer) -> list[Node]:
 def _unpack_list(unpacker: Unpacker, form: str, content: Node, flat: Node = None) -> list[Any]:
     if form == "any":
         return [*map(unpacker.node, content)]
-    numbers = unpacker.objects(content, "f8" if form == "float" else "i8")
+    numbers = unpacker.source.array(content).view("f8" if form == "float" else "i8")
+    unpacker.charge(_OBJECTS * numbers.nbytes)
     if form == "str":
         text = unpacker.source.array(flat).tobytes()
         unpacker.charge(4 * len(text))  # each character of a string with a wide one takes as much
