@@ -97,10 +97,8 @@ def _pack_tensordict(value: TensorDict, packer: Packer) -> list[Node]:
     return [[*value.batch_size], device, None, packer.entries(columns_of(value).items())]
 
 
-def _unpack_tensordict(
-    unpacker: Unpacker, batch_size: list[int], device: str | None, _: Node, entries: Node
-) -> Any:
-    return unpacker.make.tensordict(dict(unpacker.entries(entries)), batch_size, device)
+def _unpack_tensordict(unpacker: Unpacker, size: list[int], device: Node, _: Node, of: Node) -> Any:
+    return unpacker.make.tensordict(dict(unpacker.entries(of)), size, device)
 
 
 def _pack_stack(value: Any, packer: Packer) -> list[Node]:
@@ -111,8 +109,8 @@ def _pack_stack(value: Any, packer: Packer) -> list[Node]:
     wrapper = loaded("tensordict", "NonTensorData")
     if wraps and all(type(part) is wrapper and not part.batch_size for part in parts):
         return ["data", value.stack_dim, packer.node([part.data for part in parts])]
-    nodes = [packer.node(part, (i,)) for i, part in enumerate(parts)]
-    return ["nontensor" if wraps else "lazy", value.stack_dim, nodes]
+    form = "nontensor" if wraps else "lazy"
+    return [form, value.stack_dim, [packer.node(part, (i,)) for i, part in enumerate(parts)]]
 
 
 def _unpack_stack(unpacker: Unpacker, form: str, dim: int, content: Node) -> Any:
@@ -158,15 +156,10 @@ def _unpack_dataproto(unpacker: Unpacker, batch: Node, others: Node, meta_info: 
 
 def _pack_image(value: Any, packer: Packer) -> list[Node]:
     palette = value.getpalette("RGBA") if value.mode in ("P", "PA") else None
-    pixels = np.frombuffer(value.tobytes(), np.uint8)
+    pixels = packer.array(np.frombuffer(value.tobytes(), np.uint8), "x1")
     drawn = {name: value.info[name] for name in _DRAWN if name in value.info}
-    return [
-        value.mode,
-        [*value.size],
-        packer.array(pixels, "x1"),
-        packer.node(palette),
-        packer.node(drawn, ".info"),
-    ]
+    nodes = packer.node(palette), packer.node(drawn, ".info")
+    return [value.mode, [*value.size], pixels, *nodes]
 
 
 def _unpack_image(

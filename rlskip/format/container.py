@@ -150,7 +150,7 @@ class Reader:
         self.narrow: Collection[int] = ()
         self._verified: set[int] = set()
         self._entries = self._parse_entries(start)
-        if sum(entry.nbytes for entry in self._entries) + plain > most:
+        if plain + sum(entry.nbytes for entry in self._entries) > most:
             raise self._corrupt("it expands to more than a file of its size may")
 
     def charge(self, nbytes: int) -> None:
@@ -184,13 +184,8 @@ class Reader:
         out, step = fresh(nbytes // times), CHUNK // times
 
         def restore(i: int) -> None:
-            packed = self._chunk(*listed[i])
-            try:
-                chunks.unpack(packed, stored_as, out[i * step : (i + 1) * step], spec)
-            except ValueError as error:
-                raise self._corrupt(str(error)) from error
-            except RuntimeError as error:
-                raise UnreadableDumpError.by_process(error, self.where) from error
+            part = out[i * step : (i + 1) * step]
+            self._expand(self._chunk(*listed[i]), stored_as, part, spec)
 
         share(restore, range(len(listed)))
         self._verified.add(number)
@@ -211,14 +206,22 @@ class Reader:
             raise self._corrupt(f"the {size} bytes at {offset} are altered")
         return packed
 
+    def _expand(self, packed: bytes, stored_as: str, out: np.ndarray, spec: str) -> None:
+        try:
+            chunks.unpack(packed, stored_as, out, spec)
+        except ValueError as error:
+            raise self._corrupt(str(error)) from error
+        except RuntimeError as error:
+            raise UnreadableDumpError.by_process(error, self.where) from error
+
     def _parse(self, packed: bytes, plain: int) -> dict[str, Any]:
         text = bytearray(plain)
+        self._expand(packed, "x1", np.frombuffer(text, np.uint8), "x1")
         try:
-            chunks.unpack(packed, "x1", np.frombuffer(text, np.uint8), "x1")
             index = json.loads(text)
         except ValueError as error:
             raise self._corrupt("its index cannot be read") from error
-        except RuntimeError as error:  # a RecursionError is one, too
+        except RecursionError as error:
             raise UnreadableDumpError.by_process(error, self.where) from error
         if not isinstance(index, dict):
             raise self._corrupt("its index is not a mapping")

@@ -54,12 +54,14 @@ def digests_of(
     """
     if prompts is None:  # of a stage that takes none
         return [fingerprint(None)[:DIGITS]]
+    left_out = VOLATILE.union(without)
     columns = columns_of(prompts)
     if n := length_of(prompts) if columns else 0:
-        rows: Sequence[Any] = _rows_of(columns, n, neutral)
+        counted = {name: column for name, column in columns.items() if name not in left_out}
+        rows: Sequence[Any] = _rows_of(counted, n, neutral)
     else:
         rows = prompts if isinstance(prompts, list | tuple) else [prompts]
-    return [_digest_of(row, VOLATILE.union(without)) for row in rows]
+    return [_digest_of(row, left_out) for row in rows]
 
 
 def digest_of_batch(prompts: Any, digests: Sequence[str]) -> str:
@@ -76,9 +78,10 @@ def _digest_of(row: Any, left_out: Collection[str]) -> str | None:
             for name, value in columns_of(row).items()
             if name not in left_out and value is not None
         }
-        if row.get(NOTES) == {}:
+        if isinstance(notes := row.get(NOTES), dict) and not notes:
             del row[NOTES]
-    return None if row is None or row == {} else fingerprint(row, ())[:DIGITS]
+    is_bare = row is None or (isinstance(row, dict) and not row)
+    return None if is_bare else fingerprint(row, ())[:DIGITS]
 
 
 def _rows_of(columns: Mapping[Any, Any], n: int, neutral: Collection[str]) -> list[dict[Any, Any]]:
