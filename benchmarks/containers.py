@@ -45,9 +45,7 @@ def _narrowed(arrays: Sequence[np.ndarray]) -> list[tuple[Array, str]]:
     """The arrays cut into chunks, and what each is stored as."""
     kinds = [a.dtype.kind if a.dtype.kind in "iu" else "x" for a in arrays]
     cut = [Array.of(a, f"{k}{a.itemsize}") for k, a in zip(kinds, arrays, strict=True)]
-    jobs = [(array, part) for array in cut for part in array.parts]
-    fitting = iter(share(lambda job: chunks.narrowest(job[1], job[0].spec), jobs))
-    return [(a, chunks.narrowest_of_all([next(fitting) for _ in a.parts], a.spec)) for a in cut]
+    return [(array, chunks.narrowest(array)) for array in cut]
 
 
 def _columns(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:

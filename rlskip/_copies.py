@@ -121,14 +121,14 @@ def truths(data: np.ndarray, memory: Memory) -> np.ndarray:
     return found
 
 
-def share(function: Callable[[T], R], jobs: Sequence[T], alone: bool = False) -> list[R]:
-    """Map `function` over `jobs` in this thread and, unless `alone`, in a second one.
+def share(function: Callable[[T], R], jobs: Sequence[T]) -> list[R]:
+    """Map `function` over `jobs` in this thread and, if they are many, in a second one.
 
     The thread is started for the call. Kept threads do not survive a fork, and hosts fork; the
     interpreter's own pools refuse work while it shuts down, when a last dump may still have to be
     written. The results are in the order of the jobs.
     """
-    if alone or len(jobs) < 3 or (os.cpu_count() or 1) == 1:
+    if len(jobs) < 3 or (os.cpu_count() or 1) == 1:
         return [function(job) for job in jobs]
     results: dict[int, R] = {}
     failures: list[BaseException] = []

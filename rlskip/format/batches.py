@@ -7,18 +7,19 @@ This module loads none of these libraries: without them there is no value of the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlskip.batch.columns import columns_of
-from rlskip.batch.tables import loaded
-from rlskip.format.codec import NODE, Kind, Maker, Node, Packer, Unpacker, pack_entries
+from rlskip.batch.tables import DataProtoParts, loaded
+from rlskip.format.codec import NODE, Kind, Node, Packer, Unpacker
 from rlskip.format.dump_errors import UnknownTypeError
 
 if TYPE_CHECKING:
-    import torch
     from tensordict import TensorDict
 
 _DRAWN = ("transparency",)
@@ -31,87 +32,61 @@ _PIXELS = 8
 # -- tensors -----------------------------------------------------------------------------
 
 
-def _pack_tensor(value: torch.Tensor, packer: Packer) -> list[Node]:
+def _pack_tensor(value: Any, packer: Packer) -> list[Node]:
     if value.is_nested:
-        return _pack_nested(value, packer)
+        if str(value.layout) != "torch.jagged":
+            return ["nested", packer.node([*value.unbind()])]
+        parts = {"values": value.values(), "offsets": value.offsets(), "lengths": value.lengths()}
+        nodes = [packer.node(part, f".{name}()") for name, part in parts.items()]
+        return ["jagged", *nodes, value._ragged_idx]
     from rlskip.format import torch_maker
 
     if type(value) is not loaded("torch", "Tensor"):
         raise packer.unsupported(value)
     name = str(value.dtype).removeprefix("torch.")
-    if name not in torch_maker.TORCH_DTYPES or not torch_maker.is_plain(value):
+    if name not in torch_maker.DTYPES or not torch_maker.is_plain(value):
         raise packer.unsupported(value, f"dtype {name}, {value.layout}, device {value.device}")
     device = None if value.device.type == "cpu" else value.device.type
-
-    def elements() -> int | None:
-        if not value.numel():
-            return None
-        near = torch_maker.narrowed(value)
-        flat = torch_maker.flat_bytes(near)
-        owned = flat.ctypes.data != value.data_ptr()
-        size, kind = value.dtype.itemsize, "i" if value.dtype.is_signed else "u"
-        if value.dtype.is_complex or value.dtype.is_floating_point:
-            size = size // 2 if value.dtype.is_complex else size
-            return packer.array(flat.view(f"u{size}"), f"x{size}", owned)
-        elements = flat.view(f"{'i' if near.dtype.is_signed else 'u'}{near.element_size()}")
-        return packer.array(elements, f"{kind}{size}", owned)
-
-    return ["dense", name, list(value.shape), packer.once(value, elements), device]
+    return ["dense", name, [*value.shape], packer.once(value, torch_maker.elements), device]
 
 
-def _pack_nested(value: Any, packer: Packer) -> list[Node]:
-    if str(value.layout) == "torch.jagged":
-        lengths = value.lengths()
-        return [
-            "jagged",
-            packer.node(value.values(), ".values()"),
-            packer.node(value.offsets(), ".offsets()"),
-            None if lengths is None else packer.node(lengths, ".lengths()"),
-            value._ragged_idx,
-        ]
-    return ["nested", packer.node(list(value.unbind()))]
-
-
-def _unpack_tensor(parts: list[Node], unpacker: Unpacker) -> Any:
-    form, *rest = parts
+def _unpack_tensor(unpacker: Unpacker, form: str, *parts: Node) -> Any:
     if form == "jagged":
-        values, offsets, lengths = (unpacker.node(node) for node in rest[:3])
-        check_jagged(unpacker.make, values, offsets, lengths, rest[3])
+        (values, offsets, lengths), dim = map(unpacker.node, parts[:3]), parts[3]
+        check_jagged(values, offsets, lengths, dim)
         unpacker.charge(_VIEW * len(offsets))
-        return unpacker.make.jagged(values, offsets, lengths, rest[3])
+        return unpacker.make.jagged(values, offsets, lengths, dim)
     if form == "nested":
-        tensors = unpacker.list_of(rest[0])
+        tensors = unpacker.list_of(parts[0])
         # Its parts are copied, and a file may name one tensor many times.
         unpacker.charge(sum(tensor.nbytes for tensor in tensors))
         return unpacker.make.nested(tensors)
-    name, shape, number, device = rest
+    name, shape, number, device = parts
     if number is None:
         return unpacker.make.tensor(np.empty(0, np.uint8), name, shape, device)
     return unpacker.once(number, lambda raw: unpacker.make.tensor(raw, name, shape, device))
 
 
-def check_jagged(make: Maker, values: Any, offsets: Any, lengths: Any, dim: Any) -> None:
+def check_jagged(values: Any, offsets: Any, lengths: Any, dim: Any) -> None:
     """Refuse what torch would trust: offsets and lengths that leave the values."""
-    ends = _counts(make, offsets)
-    counts = np.diff(ends)
-    used = counts if lengths is None else _counts(make, lengths)
+    ends = _counts(offsets)
+    room = [end - start for start, end in pairwise(ends)]
+    used = room if lengths is None else _counts(lengths)
     if not (
-        make.is_tensor(values)
-        and type(dim) is int
+        type(dim) is int
         and 1 <= dim <= values.ndim
-        and len(ends)
-        and 0 <= ends[0] <= ends[-1] <= values.shape[dim - 1]
-        and len(used) == len(counts)
-        and ((used >= 0) & (used <= counts)).all()
+        and ends[0] >= 0
+        and ends[-1] <= values.shape[dim - 1]
+        and len(used) == len(room)
+        and all(0 <= length <= most for length, most in zip(used, room, strict=True))
     ):
         raise ValueError("a jagged tensor whose offsets or lengths leave its values")
 
 
-def _counts(make: Maker, tensor: Any) -> np.ndarray:
-    counts = make.as_array(tensor) if make.is_tensor(tensor) else None
-    if counts is None or counts.ndim != 1 or counts.dtype not in (np.int32, np.int64):
+def _counts(tensor: Any) -> list[int]:
+    if str(tensor.dtype).removeprefix("torch.") not in ("int32", "int64") or tensor.ndim != 1:
         raise ValueError("offsets or lengths are not integers")
-    return counts
+    return tensor.tolist()  # type: ignore[no-any-return]
 
 
 # -- tensordict --------------------------------------------------------------------------
@@ -119,12 +94,11 @@ def _counts(make: Maker, tensor: Any) -> np.ndarray:
 
 def _pack_tensordict(value: TensorDict, packer: Packer) -> list[Node]:
     device = None if value.device is None else value.device.type
-    return [list(value.batch_size), device, None, pack_entries(columns_of(value).items(), packer)]
+    return [[*value.batch_size], device, None, packer.entries(columns_of(value).items())]
 
 
-def _unpack_tensordict(parts: list[Node], unpacker: Unpacker) -> Any:
-    batch_size, device, _, nodes = parts
-    return unpacker.make.tensordict(dict(unpacker.entries(nodes)), batch_size, device)
+def _unpack_tensordict(unpacker: Unpacker, size: list[int], device: Node, _: Node, of: Node) -> Any:
+    return unpacker.make.tensordict(dict(unpacker.entries(of)), size, device)
 
 
 def _pack_stack(value: Any, packer: Packer) -> list[Node]:
@@ -135,28 +109,18 @@ def _pack_stack(value: Any, packer: Packer) -> list[Node]:
     wrapper = loaded("tensordict", "NonTensorData")
     if wraps and all(type(part) is wrapper and not part.batch_size for part in parts):
         return ["data", value.stack_dim, packer.node([part.data for part in parts])]
-    nodes = [packer.node(part, (i,)) for i, part in enumerate(parts)]
-    return ["nontensor" if wraps else "lazy", value.stack_dim, nodes]
+    form = "nontensor" if wraps else "lazy"
+    return [form, value.stack_dim, [packer.node(part, (i,)) for i, part in enumerate(parts)]]
 
 
-def _unpack_stack(parts: list[Node], unpacker: Unpacker) -> Any:
-    form, dim, content = parts
+def _unpack_stack(unpacker: Unpacker, form: str, dim: int, content: Node) -> Any:
     if form == "data":
         values = unpacker.list_of(content)
         unpacker.charge(NODE * len(values))
-        stacked = [unpacker.make.wrapped(data, []) for data in values]
+        parts = [unpacker.make.wrapped(data, []) for data in values]
     else:
-        stacked = [unpacker.node(node) for node in content]
-    return unpacker.make.stack(form, stacked, dim)
-
-
-def _pack_wrapped(value: Any, packer: Packer) -> list[Node]:
-    return [packer.node(value.data, ".data"), list(value.batch_size)]
-
-
-def _unpack_wrapped(parts: list[Node], unpacker: Unpacker) -> Any:
-    data, batch_size = parts
-    return unpacker.make.wrapped(unpacker.node(data), batch_size)
+        parts = [*map(unpacker.node, content)]
+    return unpacker.make.stack(form, parts, dim)
 
 
 # -- verl --------------------------------------------------------------------------------
@@ -165,15 +129,25 @@ def _unpack_wrapped(parts: list[Node], unpacker: Unpacker) -> Any:
 def _pack_dataproto(value: Any, packer: Packer) -> list[Node]:
     return [
         packer.node(value.batch, ".batch"),
-        pack_entries(value.non_tensor_batch.items(), packer),
+        packer.entries(value.non_tensor_batch.items()),
         packer.node(value.meta_info, ".meta_info"),
     ]
 
 
-def _unpack_dataproto(parts: list[Node], unpacker: Unpacker) -> Any:
-    batch, others, meta_info = parts
-    return unpacker.make.data_proto(
-        unpacker.node(batch), dict(unpacker.entries(others)), unpacker.node(meta_info)
+def _unpack_dataproto(unpacker: Unpacker, batch: Node, others: Node, meta_info: Node) -> Any:
+    kind: Any = DataProtoParts
+    if unpacker.into == "host":
+        try:
+            kind = importlib.import_module("verl.protocol").DataProto
+        except ImportError as error:
+            raise UnknownTypeError(
+                "holds a verl DataProto, and verl cannot be imported here",
+                remedy="install verl, or load it where verl is installed",
+            ) from error
+    return kind(
+        batch=unpacker.node(batch),
+        non_tensor_batch=dict(unpacker.entries(others)),
+        meta_info=unpacker.node(meta_info),
     )
 
 
@@ -182,39 +156,31 @@ def _unpack_dataproto(parts: list[Node], unpacker: Unpacker) -> Any:
 
 def _pack_image(value: Any, packer: Packer) -> list[Node]:
     palette = value.getpalette("RGBA") if value.mode in ("P", "PA") else None
-    pixels = np.frombuffer(value.tobytes(), np.uint8)
+    pixels = packer.array(np.frombuffer(value.tobytes(), np.uint8), "x1")
     drawn = {name: value.info[name] for name in _DRAWN if name in value.info}
-    return [
-        value.mode,
-        list(value.size),
-        packer.array(pixels, "x1"),
-        packer.node(palette),
-        packer.node(drawn, ".info"),
-    ]
+    nodes = packer.node(palette), packer.node(drawn, ".info")
+    return [value.mode, [*value.size], pixels, *nodes]
 
 
-def _unpack_image(parts: list[Node], unpacker: Unpacker) -> Any:
+def _unpack_image(
+    unpacker: Unpacker, mode: str, size: Sequence[int], pixels: int, palette: Node, info: Node
+) -> Any:
     try:
         from PIL import Image
     except ImportError as error:
         raise UnknownTypeError("holds images", remedy="pip install pillow") from error
-    mode, (width, height), pixels, palette, info = parts
-    raw = unpacker.array(pixels, "u1").tobytes()
-    _check_size(width, height, len(raw))
+    width, height = size
+    raw = unpacker.source.array(pixels).tobytes()
+    # Pillow would allocate an image although its pixels are not there. Lines without pixels take a
+    # pointer each.
+    room = _PIXELS * len(raw)
+    if min(size) < 0 or width * height > room or max(size) > max(1 << 16, room):
+        raise ValueError("an image without its pixels")
     image = Image.frombytes(mode, (width, height), raw)
     if palette is not None:
         image.putpalette(unpacker.list_of(palette), "RGBA")
     image.info.update(unpacker.node(info))
     return image
-
-
-def _check_size(width: Any, height: Any, nbytes: int) -> None:
-    """Refuse an image that Pillow would allocate although its pixels are not there."""
-    if not (type(width) is type(height) is int and min(width, height) >= 0):
-        raise ValueError("an image without a size")
-    # Lines without pixels take a pointer each.
-    if width * height > _PIXELS * nbytes or max(width, height) > max(1 << 16, _PIXELS * nbytes):
-        raise ValueError("an image without its pixels")
 
 
 def _exactly(*names: str) -> Callable[[type], bool]:
@@ -234,14 +200,14 @@ KINDS = [
     Kind(
         "size",
         _exactly("torch.Size"),
-        lambda value, _: [list(value)],
-        lambda parts, unpacker: unpacker.make.size(parts[0]),
+        lambda value, _: [[*value]],
+        lambda unpacker, sizes: unpacker.make.size(sizes),
     ),
     Kind(
         "dtype",
         _exactly("torch.dtype"),
         lambda value, _: [str(value).removeprefix("torch.")],
-        lambda parts, unpacker: unpacker.make.dtype(parts[0]),
+        lambda unpacker, name: unpacker.make.dtype(name),
     ),
     Kind("tensordict", _exactly("tensordict.TensorDict"), _pack_tensordict, _unpack_tensordict),
     Kind(
@@ -250,7 +216,12 @@ KINDS = [
         _pack_stack,
         _unpack_stack,
     ),
-    Kind("nontensor", _exactly("tensordict.NonTensorData"), _pack_wrapped, _unpack_wrapped),
+    Kind(
+        "nontensor",
+        _exactly("tensordict.NonTensorData"),
+        lambda value, packer: [packer.node(value.data, ".data"), [*value.batch_size]],
+        lambda unpacker, data, size: unpacker.make.wrapped(unpacker.node(data), size),
+    ),
     Kind(
         "dataproto",
         _exactly("verl.protocol.DataProto", "rlskip.batch.tables.DataProtoParts"),

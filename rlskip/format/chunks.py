@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import struct
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import attrs
 import numpy as np
@@ -47,17 +47,10 @@ blosc2.set_releasegil(True)
 
 @attrs.frozen(eq=False)
 class Array:
-    """A run of equal elements to store.
+    """A run of equal elements to store; `spec` says as what they must come back.
 
-    Parameters
-    ----------
-    spec
-        The elements as they must come back.
-    parts
-        Contiguous 1-D arrays of a chunk each; the last may be shorter. Integers may already be
-        narrower than `spec`.
-    owned
-        Whether no other code will change the parts' memory.
+    `parts` are contiguous 1-D arrays of a chunk each, the last may be shorter. Integers may already
+    be narrower than `spec`. `owned`: no other code will change their memory.
     """
 
     spec: str
@@ -68,8 +61,6 @@ class Array:
     def of(cls, data: np.ndarray, spec: str, owned: bool = False) -> Array:
         """Views of 1-D contiguous `data`; copies nothing."""
         step = CHUNK // int(spec[1])
-        if 0 < len(data) <= step:  # most are
-            return cls(spec, [data], owned)
         return cls(spec, [data[i : i + step] for i in range(0, len(data), step)], owned)
 
     @property
@@ -77,25 +68,22 @@ class Array:
         return int(self.spec[1]) * sum(map(len, self.parts))
 
 
-def narrowest(part: np.ndarray, spec: str) -> str:
-    """The narrowest spec that holds a part of an array of `spec`."""
-    if spec[0] == "x" or part.itemsize == 1:
-        return spec if spec[0] == "x" else f"{part.dtype.kind}1"
+def _extremes(part: np.ndarray) -> tuple[int, int]:
+    """The ends of what a part holds; the least counts if it is negative."""
     # One pass suffices unless something is negative: as unsigned, that is huge.
-    low, high = 0, int(part.view(f"u{part.itemsize}").max())
+    high = int(part.view(f"u{part.itemsize}").max())
     if part.dtype.kind == "i" and high >= 1 << (8 * part.itemsize - 1):
-        low, high = int(part.min()), int(part.max())
-    for narrow in STORED_AS[spec]:
-        least, most = _BOUNDS[narrow]
-        if least <= low and high <= most:
-            break
-    return narrow
+        return int(part.min()), int(part.max())
+    return 0, high
 
 
-def narrowest_of_all(specs: Iterable[str], spec: str) -> str:
-    """The narrowest spec that holds parts of all these `specs`."""
-    wanted = {*specs} or {spec}
-    return next(one for one in STORED_AS[spec] if wanted <= {*STORED_AS[one]})
+def narrowest(array: Array) -> str:
+    """The narrowest spec that holds all of an array."""
+    *narrower, _ = STORED_AS[array.spec]
+    ends = share(_extremes, array.parts) if narrower else []
+    low, high = min((low for low, _ in ends), default=0), max((high for _, high in ends), default=0)
+    fitting = (s for s in narrower if _BOUNDS[s][0] <= low and high <= _BOUNDS[s][1])
+    return next(fitting, array.spec)
 
 
 def copied(arrays: Sequence[Array], memory: Memory) -> list[Array]:
@@ -106,13 +94,13 @@ def copied(arrays: Sequence[Array], memory: Memory) -> list[Array]:
             copies.append(array)
             continue
         room, parts = memory(array.nbytes), [*array.parts]
-        copies.append(attrs.evolve(array, parts=parts, owned=True))
+        copies.append(Array(array.spec, parts, owned=True))
         jobs += [(parts, i, array.spec, room[i * CHUNK :]) for i in range(len(parts))]
 
     def copy(job: tuple[list[np.ndarray], int, str, np.ndarray]) -> None:
         parts, i, spec, room = job
         # What is not written to never takes a page.
-        parts[i] = _converted(parts[i], narrowest(parts[i], spec), room)
+        parts[i] = _converted(parts[i], narrowest(Array(spec, [parts[i]])), room)
 
     share(copy, jobs)
     return copies
@@ -137,36 +125,14 @@ _scratch = _Scratch()
 
 
 def pack(part: np.ndarray, spec: str) -> bytes:
-    """A part, stored as `spec`."""
+    """A part as one compressed run of elements of `spec`: a chunk of Blosc2, header of 32 bytes."""
     if part.itemsize != int(spec[1]):
         part = _converted(part, spec, _scratch.memory)
-    return squeeze(part, spec)
-
-
-def unpack(packed: bytes, spec: str, out: np.ndarray, out_spec: str) -> None:
-    """Restore a chunk stored as `spec` into the bytes `out`, elements of `out_spec`.
-
-    Raises
-    ------
-    ValueError
-        It is not a chunk of that size as :func:`pack` makes them.
-    """
-    if spec == out_spec:
-        expand(packed, out, spec)
-    else:
-        wide = out.view(out_spec)
-        narrow = _scratch.memory[: len(wide) * int(spec[1])]
-        expand(packed, narrow, spec)
-        np.copyto(wide, narrow.view(spec), casting="unsafe")
-
-
-def squeeze(data: np.ndarray, spec: str) -> bytes:
-    """One compressed run: a Blosc2 chunk with a header of 32 bytes."""
     packed: bytes = blosc2.compress2(
-        data,
+        part,
         codec=blosc2.Codec.LZ4,
         clevel=5,
-        typesize=data.itemsize,
+        typesize=part.itemsize,
         filters=[_FILTERS.get(spec[1], blosc2.Filter.BITSHUFFLE)],
         filters_meta=[0],
         blocksize=1 << 18,
@@ -180,16 +146,22 @@ def squeeze(data: np.ndarray, spec: str) -> bytes:
 _LZ4, _STORED, _ALL_ZERO = 1, 0x02, 0x10
 
 
-def expand(packed: bytes, out: np.ndarray, spec: str) -> None:
-    """Decompress a run into the bytes `out`, if its header is as :func:`squeeze` writes it.
+def unpack(packed: bytes, spec: str, out: np.ndarray, out_spec: str) -> None:
+    """Restore a run of `spec` into the bytes `out`, elements of `out_spec`.
 
     Raises
     ------
     ValueError
-        The header is not as :func:`squeeze` writes it.
+        It is not a run of that size as :func:`pack` makes them.
     RuntimeError
         The decompressor fails, for example for lack of memory.
     """
+    if spec != out_spec:
+        wide = out.view(out_spec)
+        narrow = _scratch.memory[: len(wide) * int(spec[1])]
+        unpack(packed, spec, narrow, spec)
+        np.copyto(wide, narrow.view(spec), casting="unsafe")
+        return
     # Blosc2 takes the length to write from the run's header, and loads plug-ins for codecs and
     # filters that it does not know. Neither is left to the file.
     if len(packed) < 32:

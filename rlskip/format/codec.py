@@ -2,11 +2,8 @@
 
 :class:`Packer` turns a value into a *node*, plain JSON, and a list of arrays that the node names
 by number; :class:`Unpacker` rebuilds the value. ``None``, booleans, short integers, finite floats
-and strings are nodes as they are; every other value is ``[tag, ...]``, in the form that its
-:class:`Kind` states. The kinds of Python are in :mod:`rlskip.format.plain`, those of numpy in
-:mod:`rlskip.format.arrays`, those of torch and of hosts in :mod:`rlskip.format.batches`, those of
-a program's own data in :mod:`rlskip.format.objects`. Whether tensors become tensors again or
-arrays of numpy, a `Maker` decides.
+and strings are nodes as they are; every other value is ``[tag, *parts]``, which a row of the table
+in :mod:`rlskip.format.kinds` writes and reads.
 
 A node is data: rebuilding one imports nothing that it names and calls no class that it names. What
 it takes in memory is charged to the reader's ``max_bytes`` before it is allocated. Else a tree is
@@ -15,12 +12,13 @@ believed: its checksum tells accidents, and who forges it may write any value.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import attrs
 import numpy as np
 
 from rlskip.format.chunks import Array
@@ -28,20 +26,16 @@ from rlskip.format.dump_errors import UnknownTypeError, UnsupportedTypeError, te
 
 if TYPE_CHECKING:
     from rlskip.format.container import Reader
-    from rlskip.format.numpy_maker import NumpyMaker
-    from rlskip.format.torch_maker import TorchMaker
 
-Maker: TypeAlias = "TorchMaker | NumpyMaker"
-"""Makes tensors and batches from parts that fit together: of torch, or of numpy."""
 Node = Any
-T = TypeVar("T")
+Into = Literal["host", "torch", "numpy"]
+"""What a dump is loaded into: the host's own classes, torch's with stand-ins for the host's, or
+arrays of numpy (:mod:`rlskip.format.numpy_maker`), for which torch is not loaded."""
 MAX_DEPTH = 100
 MAX_PARTS = 1 << 23
 """The most containers and objects in a value."""
 NODE = 1024
 """Bytes that a rebuilt value takes besides its arrays and its parts, about."""
-_OBJECTS = 8
-"""Bytes of objects of Python, about, for each byte of an array that holds them."""
 USER = "user:"
 _ALL_ITEMS = "return a list of its items: an iterator can be read only once"
 _OTHERWISE = (
@@ -53,28 +47,22 @@ _OTHERWISE = (
 _SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
-Pack = Callable[[Any, "Packer"], list[Node]]
-Unpack = Callable[[list[Node], "Unpacker"], Any]
-NBytes = Callable[[int], int]
-
-
-@attrs.frozen
-class Kind:
+class Kind(NamedTuple):
     """Values that are written as nodes ``[tag, *parts]``.
 
     They are those of the class `of`, and not of its subclasses; or of classes that no kind names
-    and of which the function `of` says so.
+    and of which the function `of` says so. `pack` makes the parts of a value and a
+    :class:`Packer`; `unpack` the value of an :class:`Unpacker` and the parts.
     """
 
     tag: str
     of: type | Callable[[type], bool]
-    pack: Pack
-    unpack: Unpack
+    pack: Callable[[Any, Packer], Iterable[Node]]
+    unpack: Callable[..., Any]
 
 
 _BY_TAG: dict[str, Kind] = {}
 _BY_CLASS: dict[type, Kind] = {}
-_BY_TEST: dict[str, tuple[Callable[[type], bool], Kind]] = {}
 
 
 def add_kind(kind: Kind) -> None:
@@ -82,27 +70,23 @@ def add_kind(kind: Kind) -> None:
     _BY_TAG[kind.tag] = kind
     if isinstance(kind.of, type):
         _BY_CLASS[kind.of] = kind
-    else:
-        _BY_TEST[kind.tag] = kind.of, kind
 
 
 class Walk:
     """Counts the parts that a walk over a value meets.
 
-    If a list holds another one twice, which holds a third one twice, and so on, it has few parts,
-    but a walk over it never ends.
+    Over a list that holds another one twice, which holds a third one twice, it would never end.
     """
 
     def __init__(self) -> None:
         self._left = MAX_PARTS
 
-    def is_endless(self) -> bool:
-        """Whether the walk, which meets one more part, has met too many."""
+    def why_endless(self, depth: int) -> str:
+        """Why the walk, which meets one more part at this depth, must end; else empty."""
         self._left -= 1
-        return self._left < 0
-
-
-# -- the two walks -----------------------------------------------------------------------
+        if depth > MAX_DEPTH:
+            return f"nested deeper than {MAX_DEPTH} levels"
+        return f"the whole has more than {MAX_PARTS} parts" if self._left < 0 else ""
 
 
 class Packer:
@@ -130,35 +114,41 @@ class Packer:
         if kind is int and -(2**63) <= value < 2**63:
             return value
         self._path.append(at)
-        if len(self._path) > MAX_DEPTH:
-            raise self.unsupported(value, f"nested deeper than {MAX_DEPTH} levels")
-        if self._walk.is_endless():
-            raise self.unsupported(value, f"the whole has more than {MAX_PARTS} parts")
+        if why := self._walk.why_endless(len(self._path)):
+            raise self.unsupported(value, why)
         try:
             how = _BY_CLASS.get(kind) or self._find_kind(value)
-            parts = how.pack(value, self)
+            node = [how.tag, *how.pack(value, self)]
         except (UnsupportedTypeError, MemoryError):
             raise
         except Exception as error:  # a closed image, a codec's own mistake, an odd __class__
             raise self.unsupported(value, text_of(error)) from error
         self._path.pop()
-        return [how.tag, *parts]
+        return node
+
+    def entries(self, items: Iterable[tuple[Any, Any]]) -> list[list[Node]]:
+        """The items of a mapping, each as ``[key node, value node]``."""
+        return [[self.node(key, ".keys()"), self.node(value, (key,))] for key, value in items]
 
     def array(self, data: np.ndarray, spec: str, owned: bool = True) -> int:
         """The number of a 1-D contiguous array; `owned`: no other code changes its memory."""
         self.arrays.append(Array.of(data, spec, owned))
         return len(self.arrays) - 1
 
-    def once(self, value: Any, make: Callable[[], int | None]) -> int | None:
-        """The number of the array of an object; one that is met again is stored once."""
+    def once(self, value: Any, elements: Callable[[Any], tuple[np.ndarray, str, bool]]) -> Node:
+        """The number of the array of an object's `elements`; of one met again the same.
+
+        Of an object without elements it is None.
+        """
         if id(value) not in self._numbers:
-            # Kept, so that no other object takes its id meanwhile.
-            self._numbers[id(value)] = value, make()
+            data, spec, owned = elements(value)
+            # The value is kept, so that no other object takes its id meanwhile.
+            self._numbers[id(value)] = value, self.array(data, spec, owned) if len(data) else None
         return self._numbers[id(value)][1]
 
     def _find_kind(self, value: Any) -> Kind:
-        for is_of, kind in _BY_TEST.values():
-            if is_of(type(value)):
+        for kind in _BY_TAG.values():
+            if not isinstance(kind.of, type) and kind.of(type(value)):
                 _BY_CLASS[type(value)] = kind  # the next value of the class needs no test
                 return kind
         raise self.unsupported(value)
@@ -174,43 +164,36 @@ class Packer:
 
 
 class Unpacker:
-    """The walk from a node to a value; `make` makes the tensors and batches.
+    """The walk from a node to a value.
 
-    Whatever a node that does not fit raises, :func:`rlskip.format.kinds.rebuild` makes an
-    :class:`~rlskip.format.dump_errors.UnreadableDumpError`.
+    Of whatever a node raises, :func:`rlskip.format.kinds.rebuild` makes an error by name.
     """
 
-    def __init__(self, source: Reader, make: Maker) -> None:
-        self._source = source
-        self.make = make
-        self._shared: dict[int, Any] = {}
-        self._used: set[int] = set()
+    def __init__(self, source: Reader, into: Into) -> None:
+        self.source = source
+        self.into = into
         self.charge = source.charge
+        self._built: dict[int, Any] = {}
+
+    @functools.cached_property
+    def make(self) -> Any:
+        """The module that makes tensors and batches of their parts: with torch, or with numpy."""
+        name = "numpy_maker" if self.into == "numpy" else "torch_maker"
+        return importlib.import_module(f"rlskip.format.{name}")
 
     def node(self, node: Node) -> Any:
         if type(node) is not list:
             return node
-        tag, *parts = node
+        tag = node[0]
         if tag not in _BY_TAG:
-            is_users = tag.startswith(USER)
             raise UnknownTypeError(
                 f"it holds a value of the kind {tag.removeprefix(USER)!r}, which is not known here",
                 remedy="register its codec before loading: rlskip.store.register_codec"
-                if is_users
+                if tag.startswith(USER)
                 else "load it with the version of rlskip that wrote it",
             )
         self.charge(NODE)
-        return _BY_TAG[tag].unpack(parts, self)
-
-    def decoded(self, decode: Callable[[Any], T], node: Node) -> T:
-        """What a registered codec makes of a node: it gets tensors, whatever else is made here."""
-        from rlskip.format.torch_maker import TorchMaker
-
-        make, self.make = self.make, TorchMaker(self.make.host_classes)
-        try:
-            return decode(self.node(node))
-        finally:
-            self.make = make
+        return _BY_TAG[tag].unpack(self, *node[1:])
 
     def list_of(self, node: Node) -> list[Any]:
         """The value of a node that must be a list: others may have a length that costs nothing."""
@@ -221,55 +204,13 @@ class Unpacker:
 
     def entries(self, entries: list[list[Node]]) -> Iterator[tuple[Any, Any]]:
         """The items of a mapping."""
-        for key, value in entries:
-            found = self.node(key)
-            yield found if self.make.host_classes else _with_hash(found), self.node(value)
+        return ((self.node(key), self.node(value)) for key, value in entries)
 
-    def hashable(self, keys: list[Any]) -> list[Any]:
-        """Keys of a mapping or items of a set.
-
-        Without the host's classes, one of a class whose plain form has no hash is text.
-        """
-        return keys if self.make.host_classes else [_with_hash(key) for key in keys]
-
-    def array(self, number: int, dtype: str) -> np.ndarray[Any, Any]:
-        """Array `number` as elements of `dtype`, or as the reader narrows them.
-
-        An array can be taken once only: a small file must not become large by naming it often.
-        """
-        if number in self._used:
-            raise ValueError(f"array {number} is used twice")
-        self._used.add(number)
-        array = self._source.array(number)
-        return array if array.dtype.metadata else array.view(dtype)
-
-    def objects(self, number: int, dtype: str) -> np.ndarray[Any, Any]:
-        """Array `number`, of whose elements objects of Python are made."""
-        array = self.array(number, dtype)
-        self.charge(_OBJECTS * array.nbytes)
-        return array
-
-    def once(self, number: int, build: Callable[[np.ndarray], T]) -> T:
+    def once(self, number: int, build: Callable[[np.ndarray], Any]) -> Any:
         """What `build` makes of array `number`: one object wherever a tree names it.
 
         One tensor under two names is one tensor again.
         """
-        if number not in self._shared:
-            self._shared[number] = build(self.array(number, "u1"))
-        return self._shared[number]  # type: ignore[no-any-return]
-
-
-def _with_hash(key: Any) -> Any:
-    try:
-        hash(key)
-    except Exception:  # that of a class of the program may raise anything
-        return repr(key)
-    return key
-
-
-def pack_entries(items: Iterable[tuple[Any, Any]], packer: Packer) -> list[list[Node]]:
-    """The items of a mapping as a list of ``[key node, value node]``."""
-    entries = []
-    for key, value in items:
-        entries.append([packer.node(key, ".keys()"), packer.node(value, (key,))])
-    return entries
+        if number not in self._built:
+            self._built[number] = build(self.source.array(number))
+        return self._built[number]

@@ -7,27 +7,25 @@
     index              the trees, and what the arrays are: JSON, compressed
     tail    40 bytes   length of the index stored and plain, its checksum, closing magic
 
-Every byte is covered: the chunks by their checksums in the index, the index by the one in the
-tail, and that one by ``meta.json``. The tail's checksum therefore covers the whole file, and each
-array can be verified and read without the others.
+The chunks' checksums are in the index, that of the index is in the tail and in ``meta.json``: it
+covers the whole file, and each array can be verified and read without the others.
 
 Not one Blosc2 frame an array: a frame keeps where its chunks are in a chunk of its own, so all of
 it would have to be parsed here before Blosc2, which loads plug-ins by id, may open it; and building
 one copies each chunk twice (``benchmarks.store`` measures it).
 
-This module does not know what the trees mean (:mod:`rlskip.format.codec` does). It trusts nothing
-that it reads. What a file declares is compared with the file's size, and what is about to be
-allocated with `max_bytes`, before it is allocated; and a compressed run must declare exactly what
-is expected before the decompressor sees it.
+Nothing that is read is trusted. What a file declares is compared with its size, and what is about
+to be allocated with `max_bytes`, before it is allocated; and a compressed run must declare exactly
+what is expected before the decompressor sees it.
 """
 
 from __future__ import annotations
 
-import itertools
+import functools
 import json
 import os
 import struct
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -70,29 +68,20 @@ def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array]) -> str
     """
     file.write(_HEAD.pack(_MAGIC, VERSION, 0))
     size = _HEAD.size + _TAIL.size
-    nbytes = 0
-    parts: list[tuple[np.ndarray, str]] = []
+    listing = []
     for array in arrays:
-        nbytes += array.nbytes
-        parts += zip(array.parts, itertools.repeat(array.spec))
-    each: Any = map if nbytes < 2 * CHUNK else share  # of small arrays in this thread
-    fitting = iter(each(lambda job: chunks.narrowest(*job), parts))
-    listing: list[tuple[int, str, str, list]] = []
-    packing: list[tuple[np.ndarray, str, list]] = []
-    for array in arrays:
-        specs = {*itertools.islice(fitting, len(array.parts))}
-        spec = specs.pop() if len(specs) == 1 else chunks.narrowest_of_all(specs, array.spec)
-        listing.append((array.nbytes, array.spec, spec, []))
-        packing += zip(array.parts, itertools.repeat(spec), itertools.repeat(listing[-1][3]))
-    for start in range(0, len(packing), _BATCH):
-        batch = packing[start : start + _BATCH]
-        packed = each(lambda job: chunks.pack(*job[:2]), batch)
-        for (_, _, listed), blob in zip(batch, packed, strict=True):
-            listed.append((len(blob), xxhash.xxh3_128_hexdigest(blob)))
-            file.write(blob)
-            size += len(blob)
+        stored_as = chunks.narrowest(array)
+        pack = functools.partial(chunks.pack, spec=stored_as)
+        runs: list[tuple[int, str]] = []
+        for start in range(0, len(array.parts), _BATCH):
+            for run in share(pack, array.parts[start : start + _BATCH]):
+                runs.append((len(run), xxhash.xxh3_128_hexdigest(run)))
+                file.write(run)
+                size += len(run)
+        listing.append((array.nbytes, array.spec, stored_as, runs))
+    nbytes = sum(array.nbytes for array in arrays)
     plain = _encode({**index, "arrays": listing}).encode()
-    stored = chunks.squeeze(np.frombuffer(plain, np.uint8), "x1")
+    stored = chunks.pack(np.frombuffer(plain, np.uint8), "x1")
     if nbytes + len(plain) > FLOOR:
         stored = stored.ljust(-(-(nbytes + len(plain)) // MAX_RATIO) - size, b"\0")
     digest = xxhash.xxh3_128_digest(stored)
@@ -104,17 +93,11 @@ def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array]) -> str
 # -- reading -----------------------------------------------------------------------------
 
 
-class _Chunk(NamedTuple):
-    offset: int
-    size: int
-    checksum: str
-
-
 class _Entry(NamedTuple):
     nbytes: int
     spec: str
     stored_as: str
-    chunks: list[_Chunk]
+    chunks: list[tuple[int, int, str]]  # where it begins, its size, its checksum
 
 
 class Reader:
@@ -127,12 +110,11 @@ class Reader:
     where
         The path to name in errors.
     checksum
-        The checksum in ``meta.json``; a file with another one is refused.
+        The one in ``meta.json``; a file with another one is refused.
     max_bytes
         The most memory that the values may take; by default half of what there is.
 
-    Raises :class:`CorruptDumpError`, :class:`OtherFormatError`, or :class:`TooLargeDumpError`, as
-    do the methods that load.
+    It raises CorruptDumpError, OtherFormatError or TooLargeDumpError, as do its methods.
     """
 
     def __init__(
@@ -145,34 +127,30 @@ class Reader:
         self._source = source if isinstance(source, bytes) else source.fileno()
         self.where = where
         size = len(source) if isinstance(source, bytes) else os.fstat(source.fileno()).st_size
-        room = size - _HEAD.size - _TAIL.size
-        if room < 0:
+        if size < _HEAD.size + _TAIL.size:
             raise self._corrupt(f"{size} bytes are too few for a dump")
         magic, version, reserved = _HEAD.unpack(self._read(0, _HEAD.size))
         if magic != _MAGIC:
             raise self._corrupt("not a dump of rlskip (and no pickle is ever read)")
-        if version != VERSION:
-            check_version(version, where)
+        check_version(version, where)
         stored, plain, digest, end = _TAIL.unpack(self._read(size - _TAIL.size, _TAIL.size))
-        most = max(FLOOR, MAX_RATIO * size)
-        if reserved or end != _END or stored > room or plain > most:
+        most, start = max(FLOOR, MAX_RATIO * size), size - _TAIL.size - stored
+        if reserved or end != _END or start < _HEAD.size or plain > most:
             raise self._corrupt("its end is missing or altered")
         if checksum is not None and digest.hex() != checksum:
             raise self._corrupt("its checksum is not the one in meta.json")
         self._max_bytes = half_of_memory() if max_bytes is None else max_bytes
         self._left = self._max_bytes
         self.charge(_PARSED * plain)
-        packed = self._read(size - _TAIL.size - stored, stored)
+        packed = self._read(start, stored)
         if xxhash.xxh3_128_digest(packed) != digest:
             raise self._corrupt("its index is altered")
         self.index = self._parse(packed, plain)
         #: Arrays whose integers come as narrow as they are stored (:meth:`array`).
         self.narrow: Collection[int] = ()
         self._verified: set[int] = set()
-        self._ready: dict[int, np.ndarray] = {}
-        self._nbytes = 0
-        self._entries = self._parse_entries(_HEAD.size, size - _TAIL.size - stored)
-        if self._nbytes + plain > most:
+        self._entries = self._parse_entries(start)
+        if plain + sum(entry.nbytes for entry in self._entries) > most:
             raise self._corrupt("it expands to more than a file of its size may")
 
     def charge(self, nbytes: int) -> None:
@@ -199,100 +177,75 @@ class Reader:
         ``metadata["of"]`` is the array's spec.
         """
         self.nbytes(number)
-        if number not in self._ready:
-            self._load([number])
-        return self._ready.pop(number)
+        nbytes, whole, stored_as, listed = self._entries[number]
+        spec = stored_as if number in self.narrow else whole
+        times = int(whole[1]) // int(spec[1])
+        self.charge(nbytes // times)
+        out, step = fresh(nbytes // times), CHUNK // times
 
-    def expand_all(self) -> None:
-        """Verify and expand all arrays at once, so that :meth:`array` finds them ready.
+        def restore(i: int) -> None:
+            part = out[i * step : (i + 1) * step]
+            self._expand(self._chunk(*listed[i]), stored_as, part, spec)
 
-        For two threads this is faster than one by one. Small arrays are for one thread, and wait
-        until they are asked for.
-        """
-        if self._nbytes >= 2 * CHUNK:
-            self._load(range(len(self._entries)))
+        share(restore, range(len(listed)))
+        self._verified.add(number)
+        if times == 1:
+            return out
+        return out.view(np.dtype(spec, metadata={"of": whole}))  # type: ignore[call-overload]
 
     def verify(self) -> None:
         """Compare the arrays not yet read with their checksums, without decompressing them."""
         for number, entry in enumerate(self._entries):
             if number not in self._verified:
                 for chunk in entry.chunks:
-                    self._chunk(chunk)
+                    self._chunk(*chunk)
 
-    def _load(self, numbers: Iterable[int]) -> None:
-        """Expand these arrays into new memory, all their chunks as one batch of jobs."""
-        jobs = []
-        for number in numbers:
-            entry = self._entries[number]
-            spec = entry.stored_as if number in self.narrow else entry.spec
-            times = int(entry.spec[1]) // int(spec[1])
-            nbytes, step = entry.nbytes // times, CHUNK // times
-            self.charge(nbytes)
-            out = fresh(nbytes)
-            if times > 1:  # the note says what the integers were
-                out_dtype: np.dtype = np.dtype(spec, metadata={"of": entry.spec})
-            self._ready[number] = out if times == 1 else out.view(out_dtype)
-            self._verified.add(number)
-            jobs += [
-                (chunk, entry.stored_as, out[i * step : (i + 1) * step], spec)
-                for i, chunk in enumerate(entry.chunks)
-            ]
-
-        def restore(job: tuple[_Chunk, str, np.ndarray, str]) -> None:
-            chunk, stored_as, part, spec = job
-            packed = self._chunk(chunk)
-            try:
-                chunks.unpack(packed, stored_as, part, spec)
-            except ValueError as error:
-                raise self._corrupt(str(error)) from error
-            except RuntimeError as error:
-                raise self._unreadable(error) from error
-
-        share(restore, jobs)
-
-    def _chunk(self, chunk: _Chunk) -> bytes:
-        packed = self._read(chunk.offset, chunk.size)
-        if xxhash.xxh3_128_hexdigest(packed) != chunk.checksum:
-            raise self._corrupt(f"the {chunk.size} bytes at {chunk.offset} are altered")
+    def _chunk(self, offset: int, size: int, checksum: str) -> bytes:
+        packed = self._read(offset, size)
+        if xxhash.xxh3_128_hexdigest(packed) != checksum:
+            raise self._corrupt(f"the {size} bytes at {offset} are altered")
         return packed
+
+    def _expand(self, packed: bytes, stored_as: str, out: np.ndarray, spec: str) -> None:
+        try:
+            chunks.unpack(packed, stored_as, out, spec)
+        except ValueError as error:
+            raise self._corrupt(str(error)) from error
+        except RuntimeError as error:
+            raise UnreadableDumpError.by_process(error, self.where) from error
 
     def _parse(self, packed: bytes, plain: int) -> dict[str, Any]:
         text = bytearray(plain)
+        self._expand(packed, "x1", np.frombuffer(text, np.uint8), "x1")
         try:
-            chunks.expand(packed, np.frombuffer(text, np.uint8), "x1")
             index = json.loads(text)
         except ValueError as error:
             raise self._corrupt("its index cannot be read") from error
-        except RuntimeError as error:  # a RecursionError is one, too
-            raise self._unreadable(error) from error
+        except RecursionError as error:
+            raise UnreadableDumpError.by_process(error, self.where) from error
         if not isinstance(index, dict):
             raise self._corrupt("its index is not a mapping")
         return index
 
-    def _parse_entries(self, start: int, end: int) -> list[_Entry]:
+    def _parse_entries(self, end: int) -> list[_Entry]:
         """The arrays as the index lists them; together they fill the file exactly."""
-        entries, offset, is_sound = [], start, True
+        entries, offset = [], _HEAD.size
         try:
             for nbytes, spec, stored_as, listed in self.index.pop("arrays"):
+                sound = stored_as in STORED_AS[spec] and type(nbytes) is int
+                sound = sound and nbytes >= 0 and nbytes % int(spec[1]) == 0
                 found = []
                 for size, checksum in listed:
-                    is_sound = is_sound and type(size) is int and size > 0
-                    found.append(_Chunk(offset, size, checksum))
+                    sound = sound and type(size) is int and size > 0
+                    found.append((offset, size, checksum))
                     offset += size
+                if not sound or len(found) != -(-nbytes // CHUNK):
+                    raise ValueError(spec)
                 entries.append(_Entry(nbytes, spec, stored_as, found))
-                is_sound = (
-                    is_sound
-                    and type(nbytes) is int
-                    and nbytes >= 0
-                    and stored_as in STORED_AS[spec]
-                    and nbytes % int(spec[1]) == 0
-                    and len(found) == -(-nbytes // CHUNK)
-                )
-                self._nbytes += nbytes
-        except (KeyError, TypeError, ValueError):
-            is_sound = False
-        if not is_sound or offset != end:
-            raise self._corrupt("its index does not fit it")
+            if offset != end:
+                raise ValueError(offset)
+        except (LookupError, TypeError, ValueError) as error:
+            raise self._corrupt("its index does not fit it") from error
         return entries
 
     def _read(self, offset: int, size: int) -> bytes:
@@ -307,6 +260,3 @@ class Reader:
 
     def _corrupt(self, what: str) -> CorruptDumpError:
         return CorruptDumpError(what, where=self.where)
-
-    def _unreadable(self, error: Exception) -> UnreadableDumpError:
-        return UnreadableDumpError.by_process(error, self.where)

@@ -43,11 +43,8 @@ class UnreadableDumpError(AbsentDumpError):
     @classmethod
     def by_process(cls, error: BaseException, where: str = "") -> UnreadableDumpError:
         """The error for `error`, which says nothing about the file."""
-        return cls(
-            f"this process cannot load it now: {text_of(error)}",
-            where,
-            "the dump stays as it is: run again once the cause is mended",
-        )
+        what = f"this process cannot load it now: {text_of(error)}"
+        return cls(what, where, "the dump stays as it is: run again once the cause is mended")
 
 
 class CorruptDumpError(DumpError):
@@ -73,10 +70,8 @@ class UnsupportedTypeError(RlskipError, TypeError):
 def check_version(version: object, where: str) -> None:
     """Refuse every version but this one."""
     if type(version) is not int or version < 1:
-        raise CorruptDumpError(f"{version!r:.60} is not a format version", where=where)
+        raise CorruptDumpError(f"{version!r:.60} is not a format version", where)
     if version != VERSION:
-        raise OtherFormatError(
-            f"a dump of format {version}; this rlskip reads format {VERSION}",
-            where=where,
-            remedy="use the rlskip that wrote it, or generate again into another skip.dump_dir",
-        )
+        what = f"a dump of format {version}; this rlskip reads format {VERSION}"
+        remedy = "use the rlskip that wrote it, or generate again into another skip.dump_dir"
+        raise OtherFormatError(what, where, remedy)

@@ -6,8 +6,8 @@ import contextlib
 import enum
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -21,45 +21,25 @@ from rlskip.batch.columns import (
     unwrapped,
 )
 from rlskip.batch.tables import loaded
-from rlskip.format.codec import MAX_DEPTH, MAX_PARTS, Walk
+from rlskip.format.codec import Walk
 from rlskip.format.dump_errors import UnsupportedTypeError, text_of
 from rlskip.format.kinds import Packer
 
-if TYPE_CHECKING:
-    import torch
-
 VOLATILE = frozenset(
-    {
-        "uid",
-        "uids",
-        "request_id",
-        "request_ids",
-        "sample_id",
-        "global_step",
-        "global_steps",
-        "meta_info",
-        "timing",
-        "timestamp",
-        "timestamps",
-        "created",
-        "created_at",
-        "updated_at",
-    }
-)
+    ("uid", "uids", "request_id", "request_ids", "sample_id", "global_step", "global_steps",
+     "meta_info", "timing", "timestamp", "timestamps", "created", "created_at", "updated_at")
+)  # fmt: skip
 """Fields of a batch that record when it was made, not what is in it.
 
 They do not count in the dicts of the field ``extra_info`` either.
 """
-_NOTES = "extra_info"
+NOTES = "extra_info"
 
 _REMEDY = (
     "leave it out of the comparison: annotate(prompts=...) names the argument that holds the "
     "prompts, or computes them; or register a codec for its type: "
     "rlskip.store.register_codec(type, name, encode, decode)"
 )
-Path: TypeAlias = "list[tuple[Any, Any]]"
-"""The keys and numbers that lead to a part, each with what is there."""
-_PYTHON = (str, int, float, bool, type(None))
 _APART = object()
 """In a path, what has no key: an item of a set, or a key itself."""
 # The bits of infinity: those of NaN are larger.
@@ -95,18 +75,10 @@ def fingerprint(prompts: Any, volatile: Iterable[str] = VOLATILE) -> str:
     UnsupportedTypeError
         A part of the prompts cannot be compared; the error names its place.
     """
-    path: Path = []
-    with explained(path, prompts):
-        hasher = Hasher(Walk(), path)
-        hasher.feed(without_volatile(frozenset(volatile), prompts))
-    return hasher.hexdigest()
-
-
-@contextlib.contextmanager
-def explained(path: Path, prompts: Any) -> Iterator[None]:
-    """Raise UnsupportedTypeError for what is raised; it names the place that `path` leads to."""
+    path: list[tuple[Any, Any]] = []
+    hasher = _Hasher(Walk(), path)
     try:
-        yield
+        hasher.feed(without_volatile(frozenset(volatile), prompts))
     except MemoryError:
         raise
     except Exception as error:
@@ -118,19 +90,23 @@ def explained(path: Path, prompts: Any) -> Iterator[None]:
             what, where = error.what, f"{where}{error.where}"
         where = where if len(where) <= 200 else f"{where[:200]}..."
         raise UnsupportedTypeError(what, where, _REMEDY) from error
+    return hasher.hexdigest()
 
 
 def without_volatile(volatile: frozenset[str], prompts: Any) -> Any:
     if is_data_proto(prompts) or _is_mapping(prompts):
         return {
-            key: without_volatile(volatile, value) if key == _NOTES else value
+            key: without_volatile(volatile, value) if key == NOTES else value
             for key, value in columns_of(prompts).items()
             if key not in volatile
         }
-    rows = [unwrapped(row) for row in _rows(prompts)]
-    if rows and all(_is_mapping(row) for row in rows):
+    rows = [unwrapped(row) for row in _rows(prompts)] if _is_sequence(prompts) else []
+    if rows and all(map(_is_mapping, rows)):
         return [without_volatile(volatile, row) for row in rows]
     return prompts
+
+
+# -- what a value is -----------------------------------------------------------------------
 
 
 def _is_mapping(value: Any) -> bool:
@@ -145,28 +121,29 @@ def _is_mapping(value: Any) -> bool:
 def _is_sequence(value: Any) -> bool:
     if isinstance(value, np.ndarray):
         return value.dtype == object and (value.size > 0 or value.ndim == 1)
-    if is_lazy(value):
-        return True
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+    is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+    return is_list or is_lazy(value)
 
 
 def _rows(value: Any) -> Sequence[Any]:
-    """The parts of a sequence of any kind; empty for any other value."""
-    if not _is_sequence(value):
-        return ()
-    return value.tensordicts if is_lazy(value) else list(value)
+    return value.tensordicts if is_lazy(value) else [*value]
 
 
-def _is_array(value: Any) -> bool:
+def _is_row(value: Any) -> bool:
     """Whether `value` is what a row of a jagged tensor is."""
-    if is_tensor(value):
-        return not value.is_nested and value.ndim > 0
-    return isinstance(value, np.ndarray) and value.dtype != object and value.ndim > 0
+    is_array = isinstance(value, np.ndarray) and value.dtype != object
+    return (is_array or (is_tensor(value) and not value.is_nested)) and value.ndim > 0
+
+
+def _is_of(package: str, value: Any) -> bool:
+    """Whether the class of `value` is the package's; a subclass elsewhere may add content."""
+    is_masked = isinstance(value, np.ma.MaskedArray)
+    return type(value).__module__.split(".")[0] in (package, "tensordict") and not is_masked
 
 
 def scalar_of(value: Any) -> Any:
     """A scalar of numpy, a 0-d array or a 0-d tensor as Python's scalar of its value."""
-    if type(value) in _PYTHON:
+    if value is None or type(value) in (str, int, float, bool):
         return value
     is_masked = isinstance(value, np.ma.MaskedArray)
     if isinstance(value, np.ndarray | np.generic) and value.ndim == 0 and not is_masked:
@@ -185,14 +162,18 @@ def is_number(array: np.ndarray | np.generic) -> bool:
     return kind in "biu" or (kind == "f" and size <= 8) or (kind == "c" and size <= 16)
 
 
-class Hasher:
+# -- hashing -------------------------------------------------------------------------------
+
+
+class _Hasher:
     """The hash of a value. A prefix with kind and length keeps the parts apart.
 
     The hashed bytes of a value must not change, because dumps on disk carry fingerprints. `path`
-    leads to the part that is being hashed, also when that raises.
+    has the keys and numbers that lead to the part that is being hashed, each with what is there,
+    also when that raises.
     """
 
-    def __init__(self, walk: Walk, path: Path) -> None:
+    def __init__(self, walk: Walk, path: list[tuple[Any, Any]]) -> None:
         self._digest = xxhash.xxh3_128()
         self._walk = walk
         self._path = path
@@ -200,48 +181,49 @@ class Hasher:
     def hexdigest(self) -> str:
         return self._digest.hexdigest()
 
-    def put(self, sort: str, *data: Any) -> None:
-        views, size = [], 0
-        for part in data:
-            if len(part):
-                views.append(memoryview(part).cast("B"))
-                size += len(views[-1])
-        self._digest.update(f"{sort}:{size};".encode())
+    def _put(self, sort: str, *data: Any) -> None:
+        views = [memoryview(part).cast("B") for part in data if len(part)]
+        self._digest.update(f"{sort}:{sum(map(len, views))};".encode())
         for view in views:
             self._digest.update(view)
 
     def feed(self, value: Any) -> None:
-        if type(value) is not str:  # most are
+        if type(value) is np.ndarray and value.ndim and value.dtype != object:
+            self._feed_array(value)  # at once: rows of tokens are many
+            return
+        if type(value) is not str:
             value = scalar_of(value)
         if isinstance(value, enum.Enum) and not isinstance(value, str | int | float):
-            self.put(f"enum {type(value).__module__}.{type(value).__qualname__} {value.name}")
+            self._put(f"enum {type(value).__module__}.{type(value).__qualname__} {value.name}")
         elif isinstance(value, str):
-            self.put("str", str.encode(value, "utf-8", "surrogatepass"))
+            self._put("str", str.encode(value, "utf-8", "surrogatepass"))
         elif isinstance(value, bytes | bytearray):
-            self.put("bytes", value)
+            self._put("bytes", value)
         elif value is None or isinstance(value, bool):
-            self.put(type(value).__name__, repr(value).encode())
+            self._put(type(value).__name__, repr(value).encode())
         elif isinstance(value, int):
-            self.put("int", repr(int(value)).encode())
+            self._put("int", repr(int(value)).encode())
         elif isinstance(value, float):
-            self.put("float", repr(float(value) + 0).encode())  # + 0: no -0.0
+            self._put("float", repr(float(value) + 0).encode())  # + 0: no -0.0
         elif isinstance(value, complex):
-            self.put("complex", repr(complex(value) + 0).encode())
+            self._put("complex", repr(complex(value) + 0).encode())
         else:
             self._feed_composite(value)
 
     def _feed_composite(self, value: Any) -> None:
-        if len(self._path) > MAX_DEPTH:
-            raise UnsupportedTypeError(f"nested deeper than {MAX_DEPTH} levels")
-        if self._walk.is_endless():
-            raise UnsupportedTypeError(f"the whole has more than {MAX_PARTS} parts")
+        if why := self._walk.why_endless(len(self._path)):
+            raise UnsupportedTypeError(why)
         if is_tensor(value) and _is_of("torch", value):
             if value.is_nested:
                 self._feed_sequence(value.unbind())
             else:
                 self._feed_tensor(value)
         elif _is_mapping(value):
-            self._feed_mapping(columns_of(value))
+            columns = columns_of(value)
+            self._put(f"mapping {len(columns)}")
+            for key in sorted(columns, key=self._order):
+                self._feed_part(key, key)
+                self._feed_part(key, columns[key])
         elif _is_sequence(value):
             self._feed_sequence(_rows(value))
         elif isinstance(value, np.ndarray | np.generic) and _is_of("numpy", value):
@@ -249,46 +231,27 @@ class Hasher:
         elif is_wrapped(value):
             self.feed(value.data)
         elif isinstance(value, Set):
-            self.put("set", "".join(sorted(map(self._hash_apart, value))).encode())
-        elif isinstance(value, loaded("PIL.Image", "Image")):
-            self._feed_packed(value.copy())  # its class says which kind of file it was read from
+            self._put("set", "".join(sorted(map(self._hash_apart, value))).encode())
         elif isinstance(value, os.PathLike):
-            self.put("path", os.fsencode(value))
+            self._put("path", os.fsencode(value))
         else:
-            self._feed_packed(value)
+            if isinstance(value, loaded("PIL.Image", "Image")):
+                value = value.copy()  # its class says which kind of file it was read from
+            packer = Packer()
+            self._put(type(value).__qualname__, json.dumps(packer.node(value)).encode())
+            for array in packer.arrays:
+                self._put(array.spec, *(part.view(np.uint8) for part in array.parts))
 
-    def _feed_packed(self, value: Any) -> None:
-        """What a dump would store of a value."""
-        packer = Packer()
-        self.put(type(value).__qualname__, json.dumps(packer.node(value)).encode())
-        for array in packer.arrays:
-            self.put(array.spec, *(part.view(np.uint8) for part in array.parts))
-
-    def feed_part(self, place: Any, part: Any) -> None:
+    def _feed_part(self, place: Any, part: Any) -> None:
         self._path.append((place, part))
         self.feed(part)
         self._path.pop()
 
     def _hash_apart(self, part: Any) -> str:
         """The hash of a part on its own, to sort by: of a set's item, or of a mapping's key."""
-        self._path.append((_APART, part))
-        apart = Hasher(self._walk, self._path)
-        apart.feed(part)
-        self._path.pop()
+        apart = _Hasher(self._walk, self._path)
+        apart._feed_part(_APART, part)
         return apart.hexdigest()
-
-    def _feed_sequence(self, parts: Sequence[Any]) -> None:
-        # Rows of tokens, jagged or a list of arrays.
-        sort = "nested" if parts and all(map(_is_array, parts)) else "sequence"
-        self.put(f"{sort} {len(parts)}")
-        for i, part in enumerate(parts):
-            self.feed_part(i, part)
-
-    def _feed_mapping(self, columns: Mapping[Any, Any]) -> None:
-        self.put(f"mapping {len(columns)}")
-        for key in sorted(columns, key=self._order):
-            self.feed_part(key, key)
-            self.feed_part(key, columns[key])
 
     def _order(self, key: Any) -> tuple[str, str]:
         """The sort key for keys of mappings: the same in every process, for keys of any type."""
@@ -299,39 +262,36 @@ class Hasher:
             return type(key).__name__, repr(key)
         return type(key).__name__, self._hash_apart(key)
 
-    def _feed_tensor(self, value: torch.Tensor) -> None:
+    def _feed_sequence(self, parts: Sequence[Any]) -> None:
+        # Rows of tokens, jagged or a list of arrays.
+        sort = "nested" if parts and all(map(_is_row, parts)) else "sequence"
+        self._put(f"{sort} {len(parts)}")
+        for i, part in enumerate(parts):
+            self._feed_part(i, part)
+
+    def _feed_tensor(self, value: Any) -> None:
         from rlskip.format.torch_maker import flat_bytes, is_plain
 
         if not is_plain(value):
             raise UnsupportedTypeError(f"cannot compare a tensor of {value.layout}, {value.device}")
         name = str(value.dtype).removeprefix("torch.")
-        self.put(f"array {name} {list(value.shape)}", equal_bits(flat_bytes(value), name))
+        self._put(f"array {name} {[*value.shape]}", equal_bits(flat_bytes(value), name))
 
     def _feed_array(self, value: np.ndarray) -> None:
         kind = value.dtype.kind
         if kind == "O":
-            self.put(f"objects {list(value.shape)}")  # empty, with that shape
-        elif kind in "SUmM" or is_number(value):
-            if kind in "SU":
-                value = _narrow(value)
-            flat = value.astype(value.dtype.newbyteorder("<"), copy=False).reshape(-1)
-            name = flat.dtype.name if kind in "biufc" else flat.dtype.str
-            data = np.frombuffer(flat.tobytes(), np.uint8)
-            self.put(f"array {name} {list(value.shape)}", equal_bits(data, name))
-        else:
+            self._put(f"objects {[*value.shape]}")  # empty, with that shape
+            return
+        if kind not in "SUmM" and not is_number(value):
             raise UnsupportedTypeError(f"cannot compare an array of dtype {value.dtype}")
-
-
-def _narrow(text: np.ndarray) -> np.ndarray:
-    """An array of text as wide as its longest, and of one character at least."""
-    longest = int(np.char.str_len(text).max()) if text.size else 0
-    return text.astype(f"{text.dtype.kind}{max(longest, 1)}")
-
-
-def _is_of(package: str, value: Any) -> bool:
-    """Whether the class of `value` is the package's; a subclass elsewhere may add content."""
-    is_masked = isinstance(value, np.ma.MaskedArray)
-    return type(value).__module__.split(".")[0] in (package, "tensordict") and not is_masked
+        if kind in "SU":  # as wide as its longest, and of one character at least
+            longest = int(np.char.str_len(value).max()) if value.size else 0
+            value = value.astype(f"{kind}{max(longest, 1)}")
+        if not value.dtype.isnative:
+            value = value.astype(value.dtype.newbyteorder("="))
+        data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        name = value.dtype.name if kind in "biufc" else value.dtype.str
+        self._put(f"array {name} {[*value.shape]}", equal_bits(data, name))
 
 
 def equal_bits(data: np.ndarray, dtype: str) -> np.ndarray:

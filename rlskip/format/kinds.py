@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from rlskip.format import arrays, batches, objects, plain
-from rlskip.format.codec import USER, Kind, Maker, NBytes, Node, Packer, Unpacker, add_kind
+from rlskip.format import batches, objects, plain
+from rlskip.format.codec import USER, Kind, Node, Unpacker, add_kind
+from rlskip.format.codec import Into as Into
+from rlskip.format.codec import Packer as Packer
 from rlskip.format.dump_errors import DumpError, UnknownTypeError, UnreadableDumpError
 
 if TYPE_CHECKING:
     from rlskip.format.container import Reader
 
-__all__ = [
-    "Into",
-    "Packer",
-    "array_of",
-    "choosable",
-    "is_flat",
-    "length_of",
-    "rebuild",
-    "register_codec",
-]
-
-Into = Literal["host", "torch", "numpy"]
-"""What a dump is loaded into: the host's own classes, torch's with stand-ins for the host's, or
-arrays of numpy (:mod:`rlskip.format.numpy_maker`), for which torch is not loaded."""
-
 _WITH_FIELDS = ("dict", "ordereddict", "defaultdict", "tensordict", "dataproto")
 
 # A class is of the first kind whose test it passes: some of the hosts' are dataclasses, too.
-for _kind in (*plain.KINDS, *arrays.KINDS, *batches.KINDS, *objects.KINDS):
+for _kind in (*plain.KINDS, *batches.KINDS, *objects.KINDS):
     add_kind(_kind)
 
 
@@ -57,13 +43,14 @@ def register_codec(
     --------
     >>> register_codec(Version, "myproject.Version", str, Version)
     """
+
+    def unpack(unpacker: Unpacker, node: Node) -> Any:
+        # A codec gets tensors, whatever else is made.
+        reader = Unpacker(unpacker.source, "torch") if unpacker.into == "numpy" else unpacker
+        return decode(reader.node(node))
+
     add_kind(
-        Kind(
-            f"{USER}{name}",
-            type,
-            lambda value, packer: [packer.node(encode(value))],
-            lambda parts, unpacker: unpacker.decoded(decode, parts[0]),
-        )
+        Kind(f"{USER}{name}", type, lambda value, packer: [packer.node(encode(value))], unpack)
     )
 
 
@@ -91,7 +78,7 @@ def rebuild(
             if missing := sorted({*fields} - choosable(node).keys()):
                 raise DumpError(f"it has no field {', '.join(map(repr, missing))}", where)
             node = _chosen(node, fields)
-        return Unpacker(source, _maker(into)).node(node)
+        return Unpacker(source, into).node(node)
     except UnknownTypeError as error:
         raise UnknownTypeError(error.what, error.where or where, error.remedy) from error
     except (DumpError, OSError):
@@ -100,15 +87,7 @@ def rebuild(
         raise UnreadableDumpError.by_process(error, where) from error
 
 
-@functools.cache
-def _maker(into: Into) -> Maker:
-    if into == "numpy":
-        from rlskip.format.numpy_maker import NumpyMaker
-
-        return NumpyMaker()
-    from rlskip.format.torch_maker import TorchMaker
-
-    return TorchMaker(host_classes=into == "host")
+# -- what a tree says before it is read ----------------------------------------------------
 
 
 def array_of(node: Node) -> int | None:
@@ -119,7 +98,7 @@ def array_of(node: Node) -> int | None:
     return None
 
 
-def length_of(node: Node, nbytes: NBytes) -> int | None:
+def length_of(node: Node, nbytes: Callable[[int], int]) -> int | None:
     """How many values a list, an array or a tensor has, none of which is read; None of others."""
     match node:
         case ["list" | "tuple", "any", [*items]]:
@@ -140,35 +119,32 @@ def is_flat(node: Node) -> bool:
             return is_flat(content)
         case ["tensor", "dense", _, [_], *_] | ["ndarray", _, [_], _]:
             return True
-        case ["list" | "tuple", "float" | "int", *_]:
-            return True
-    return False
-
-
-def _has_fields(node: Node) -> bool:
-    return type(node) is list and node[0] in _WITH_FIELDS
+    return isinstance(node, list) and node[:2] in (["list", "int"], ["list", "float"])
 
 
 def choosable(node: Node) -> dict[str, Node]:
     """The nodes of the fields that can be chosen of a value, by name; none of any other value."""
-    if not _has_fields(node):
-        return {}
-    within, entries = {}, node[-1]
-    if node[0] == "dataproto":
-        _, batch, entries, _ = node
-        within = choosable(batch)
-    return {**within, **{key: value for key, value in entries if type(key) is str}}
+    match node:
+        case ["dataproto", batch, entries, _]:
+            return {**choosable(batch), **_named(entries)}
+        case [str(tag), *_, entries] if tag in _WITH_FIELDS:
+            return _named(entries)
+    return {}
+
+
+def _named(entries: list[list[Node]]) -> dict[str, Node]:
+    return {key: value for key, value in entries if type(key) is str}
 
 
 def _chosen(node: Node, fields: Sequence[str]) -> Node:
     """The node of a value with these of its fields only."""
-    if not _has_fields(node):
-        return node
-    if node[0] == "dataproto":
-        tag, batch, entries, meta_info = node
-        return [tag, _chosen(batch, fields), _entries(entries, fields), meta_info]
-    return [*node[:-1], _entries(node[-1], fields)]
+    match node:
+        case ["dataproto" as tag, batch, entries, meta_info]:
+            return [tag, _chosen(batch, fields), _chosen_of(entries, fields), meta_info]
+        case [str(tag), *parts, entries] if tag in _WITH_FIELDS:
+            return [tag, *parts, _chosen_of(entries, fields)]
+    return node
 
 
-def _entries(entries: list[list[Node]], fields: Sequence[str]) -> list[list[Node]]:
+def _chosen_of(entries: list[list[Node]], fields: Sequence[str]) -> list[list[Node]]:
     return [entry for entry in entries if entry[0] in fields]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from rlskip.errors import ConfigError
 
-_UNLIMITED = 1 << 60
 _VARIABLE = "RLSKIP_MAX_BYTES"
 
 
@@ -25,26 +25,18 @@ def half_of_memory() -> int:
 @functools.cache
 def _half() -> int:
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(machine, _of_group(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))) // 2
+    return min(machine, *limits(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))) // 2
 
 
-def _of_group(root: Path, own: Path) -> int:
-    """The least limit of the process's control group and those above it, of version 1 or 2."""
-    found = [_UNLIMITED]
+def limits(root: Path, own: Path) -> Iterator[int]:
+    """Those of the process's control group and of the groups above it, of version 1 or 2."""
     with contextlib.suppress(OSError, ValueError):
         for line in own.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            if controllers not in ("", "memory"):
-                continue
-            # In a container the path may be the host's; the root is then the group itself.
-            group = Path(path.lstrip("/"))
-            for place in (group, *group.parents):
-                names = ("memory.max", "memory.limit_in_bytes")
-                found += [_limit(root / controllers / place / name) for name in names]
-    return min(found)
-
-
-def _limit(file: Path) -> int:
-    with contextlib.suppress(OSError, ValueError):  # no such file; "max"
-        return int(file.read_text())
-    return _UNLIMITED
+            if controllers in ("", "memory"):
+                # In a container the path may be the host's; the root is then the group itself.
+                group = Path(path.lstrip("/"))
+                for place in (group, *group.parents):
+                    for name in ("memory.max", "memory.limit_in_bytes"):
+                        with contextlib.suppress(OSError, ValueError):  # no such file; "max"
+                            yield int((root / controllers / place / name).read_text())

@@ -1,4 +1,4 @@
-"""The kinds of Python: numbers, text, containers.
+"""The kinds of Python and of numpy: numbers, text, containers, arrays.
 
 Long lists of one type of number, or of text, are packed into arrays, and so are lists of such
 lists (token ids per row).
@@ -6,90 +6,89 @@ lists (token ids per row).
 
 from __future__ import annotations
 
+import math
 import struct
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 
-from rlskip.format.codec import (
-    Kind,
-    Node,
-    Pack,
-    Packer,
-    Unpack,
-    Unpacker,
-    pack_entries,
-)
+from rlskip.batch.columns import objects_of
+from rlskip.format.codec import Kind, Node, Packer, Unpacker
+from rlskip.format.dump_errors import UnknownTypeError
+
+_OBJECTS = 8
+"""Bytes of objects of Python, about, for each byte of an array that holds them."""
+
+# -- containers --------------------------------------------------------------------------
 
 
 def _pack_list(values: Sequence[Any], packer: Packer) -> list[Node]:
-    kinds = set(map(type, values))
+    kinds = {*map(type, values)}
     if len(values) >= 8:
         if kinds == {str}:
-            return ["str", *_pack_strings(values, packer)]
+            encoded = [value.encode("utf-8", "surrogatepass") for value in values]
+            text = np.frombuffer(b"".join(encoded), np.uint8)
+            return ["str", _pack_lengths(encoded, packer), packer.array(text, "x1")]
         if kinds == {float}:
             return ["float", packer.array(np.array(values, np.float64), "x8")]
         if kinds == {int} and min(values) >= -(2**63) and max(values) < 2**63:
             return ["int", packer.array(np.array(values, np.int64), "i8")]
     if kinds == {list} and len(values) > 1:
-        flat = list(chain.from_iterable(values))
-        if len(flat) >= 8 and set(map(type, flat)) in ({int}, {float}, {str}):
-            counts = np.fromiter(map(len, values), np.int64, len(values))
-            return ["runs", packer.array(counts, "i8"), packer.node(flat)]
+        flat = [*chain.from_iterable(values)]
+        if len(flat) >= 8 and {*map(type, flat)} in ({int}, {float}, {str}):
+            return ["runs", _pack_lengths(values, packer), packer.node(flat)]
     return ["any", [packer.node(value, (i,)) for i, value in enumerate(values)]]
 
 
-def _unpack_list(parts: list[Node], unpacker: Unpacker) -> list[Any]:
-    form, *rest = parts
-    if form == "any":
-        (nodes,) = rest
-        return [unpacker.node(node) for node in nodes]
-    if form == "str":
-        return _unpack_strings(rest, unpacker)
-    if form in ("float", "int"):
-        return list(unpacker.objects(rest[0], "f8" if form == "float" else "i8").tolist())
-    counts = unpacker.objects(rest[0], "i8")  # "runs"
-    return _cut(unpacker.list_of(rest[1]), counts)
+def _pack_lengths(runs: Sequence[Any], packer: Packer) -> int:
+    return packer.array(np.fromiter(map(len, runs), np.int64, len(runs)), "i8")
 
 
-def _cut(flat: Any, counts: np.ndarray) -> list[Any]:
-    """`flat` cut into runs of these lengths."""
-    ends = np.concatenate([[0], np.cumsum(counts)])
-    if (ends[1:] < ends[:-1]).any():  # many runs could each be all of it
-        raise ValueError("a run of impossible length")
-    return [flat[a:b] for a, b in pairwise(ends.tolist())]
-
-
-def _pack_strings(values: Sequence[str], packer: Packer) -> list[Node]:
-    encoded = [value.encode("utf-8", "surrogatepass") for value in values]
-    counts = np.fromiter(map(len, encoded), np.int64, len(encoded))
-    text = np.frombuffer(b"".join(encoded), np.uint8)
-    return [packer.array(counts, "i8"), packer.array(text, "x1")]
-
-
-def _unpack_strings(parts: list[Node], unpacker: Unpacker) -> list[str]:
-    counts = unpacker.objects(parts[0], "i8")
-    text = unpacker.array(parts[1], "u1").tobytes()
-    unpacker.charge(4 * len(text))  # each character of a string with a wide one takes as much
-    return [run.decode("utf-8", "surrogatepass") for run in _cut(text, counts)]
-
-
-def _pack_set(value: set | frozenset, packer: Packer) -> list[Node]:
+def _pack_set(values: Iterable[Any], packer: Packer) -> list[Node]:
     # The order of strings in a set differs from process to process.
-    values = sorted(value, key=lambda item: (type(item).__name__, repr(item)))
-    return _pack_list(values, packer)
+    return _pack_list(sorted(values, key=lambda item: (type(item).__name__, repr(item))), packer)
 
 
-def _unpack_set(parts: list[Node], unpacker: Unpacker) -> list[Any]:
-    return unpacker.hashable(_unpack_list(parts, unpacker))
+def _unpack_list(unpacker: Unpacker, form: str, content: Node, flat: Node = None) -> list[Any]:
+    if form == "any":
+        return [*map(unpacker.node, content)]
+    numbers = unpacker.source.array(content).view("f8" if form == "float" else "i8")
+    unpacker.charge(_OBJECTS * numbers.nbytes)
+    if form == "str":
+        text = unpacker.source.array(flat).tobytes()
+        unpacker.charge(4 * len(text))  # each character of a string with a wide one takes as much
+        return [run.decode("utf-8", "surrogatepass") for run in _cut(text, numbers)]
+    return _cut(unpacker.list_of(flat), numbers) if form == "runs" else numbers.tolist()
 
 
-_FACTORIES: dict[str, Any] = {
-    f.__name__: f for f in (list, dict, set, int, float, str, bool, tuple)
-}
+def _cut(flat: Any, lengths: np.ndarray) -> list[Any]:
+    """`flat` cut into runs of these lengths."""
+    if (lengths < 0).any():  # many runs could each be all of it
+        raise ValueError("a run of impossible length")
+    ends = [0, *np.cumsum(lengths).tolist()]
+    return [flat[start:end] for start, end in pairwise(ends)]
+
+
+def _collection(kind: type) -> Kind:
+    pack = _pack_set if kind in (set, frozenset) else _pack_list
+    return Kind(
+        kind.__name__, kind, pack, lambda unpacker, *parts: kind(_unpack_list(unpacker, *parts))
+    )
+
+
+def _mapping(kind: type) -> Kind:
+    return Kind(
+        kind.__name__.lower(),
+        kind,
+        lambda value, packer: [packer.entries(value.items())],
+        lambda unpacker, entries: kind(unpacker.entries(entries)),
+    )
+
+
+_FACTORIES = {f.__name__: f for f in (list, dict, set, int, float, str, bool, tuple)}
 
 
 def _pack_defaultdict(value: defaultdict, packer: Packer) -> list[Node]:
@@ -97,71 +96,114 @@ def _pack_defaultdict(value: defaultdict, packer: Packer) -> list[Node]:
     name = None if factory is None else getattr(factory, "__name__", "")
     if name is not None and _FACTORIES.get(name) is not factory:
         raise packer.unsupported(value, f"its default factory {factory!r} is not a builtin type")
-    return [name, pack_entries(value.items(), packer)]
+    return [name, packer.entries(value.items())]
 
 
-def _unpack_defaultdict(parts: list[Node], unpacker: Unpacker) -> defaultdict:
-    factory = None if parts[0] is None else _FACTORIES[parts[0]]
-    return defaultdict(factory, unpacker.entries(parts[1]))
+def _unpack_defaultdict(unpacker: Unpacker, name: str | None, entries: Node) -> defaultdict:
+    return defaultdict(None if name is None else _FACTORIES[name], unpacker.entries(entries))
 
 
-def _pack_bytes(value: bytes | bytearray, packer: Packer) -> list[Node]:
-    return [packer.array(np.frombuffer(bytes(value), np.uint8), "x1")]
+def _raw(kind: type) -> Kind:
+    return Kind(
+        kind.__name__,
+        kind,
+        lambda value, packer: [packer.array(np.frombuffer(bytes(value), np.uint8), "x1")],
+        lambda unpacker, number: kind(unpacker.source.array(number)),
+    )
 
 
-def _float_bits(value: float) -> str:
+# -- what JSON cannot write --------------------------------------------------------------
+
+
+def _hex(value: float) -> str:
     return struct.pack(">d", value).hex()
 
 
-def _bits_float(bits: str) -> float:
+def _float(bits: str) -> float:
     return struct.unpack(">d", bytes.fromhex(bits))[0]  # type: ignore[no-any-return]
 
 
-def _collection(kind: Any) -> Unpack:
-    return lambda parts, unpacker: kind(_unpack_list(parts, unpacker))
+# -- numpy -------------------------------------------------------------------------------
 
 
-def _unique(kind: Any) -> Unpack:
-    return lambda parts, unpacker: kind(_unpack_set(parts, unpacker))
+def _dtype(name: str) -> np.dtype:
+    try:
+        dtype = np.dtype(name)
+    except TypeError as error:  # a long double of another platform
+        raise UnknownTypeError(f"it holds an array of {name}, which this numpy lacks") from error
+    if dtype.kind not in "biufcSUmM":
+        raise ValueError(f"an array of {name}")
+    return dtype
 
 
-def _mapping(kind: Any) -> Unpack:
-    return lambda parts, unpacker: kind(unpacker.entries(parts[0]))
+def _elements(array: np.ndarray) -> tuple[np.ndarray, str, bool]:
+    """A contiguous 1-D view, or a copy, in a type that the file stores; and whether it is one."""
+    flat, kind = np.ascontiguousarray(array).reshape(-1), array.dtype.kind
+    owned = not np.may_share_memory(flat, array)
+    if kind in "iu" and array.dtype.isnative:
+        return flat, f"{kind}{flat.itemsize}", owned
+    if kind == "b":
+        return flat.view(np.uint8), "u1", owned
+    width = math.gcd(array.dtype.itemsize // 2 if kind == "c" else array.dtype.itemsize, 8)
+    return flat.view(f"u{width}"), f"x{width}", owned
 
 
-def _raw(kind: Any) -> Unpack:
-    return lambda parts, unpacker: kind(unpacker.array(parts[0], "u1"))
+def _pack_ndarray(value: np.ndarray, packer: Packer) -> list[Node]:
+    if value.dtype == object:
+        return ["O", [*value.shape], packer.node([*value.reshape(-1)])]
+    if value.dtype.kind not in "biufcSUmM" or not value.dtype.itemsize:
+        raise packer.unsupported(value, f"its dtype {value.dtype} has no codec")
+    return [value.dtype.str, [*value.shape], packer.once(value, _elements)]
 
 
-def _pack_mapping(value: Mapping[Any, Any], packer: Packer) -> list[Node]:
-    return [pack_entries(value.items(), packer)]
+def _unpack_ndarray(unpacker: Unpacker, name: str, shape: list[int], content: Node) -> np.ndarray:
+    if name == "O":
+        return objects_of(unpacker.list_of(content)).reshape(shape)
+    dtype = _dtype(name)
+    if content is None:
+        return np.empty(0, dtype).reshape(shape)
+    return unpacker.once(content, lambda raw: raw.view(dtype).reshape(shape))  # type: ignore[no-any-return]
 
 
-def _of_python(kind: type, pack: Pack, unpack: Unpack) -> Kind:
-    return Kind(kind.__name__.lower(), kind, pack, unpack)
+def _pack_scalar(value: np.generic, packer: Packer) -> list[Node]:
+    if isinstance(value, np.str_):
+        return ["U", packer.node(str(value))]
+    if isinstance(value, np.bytes_):
+        return ["S", bytes(value).hex()]
+    if value.dtype.kind not in "biufcmM":
+        raise packer.unsupported(value, f"its dtype {value.dtype} has no codec")
+    return [value.dtype.str, value.tobytes().hex()]
+
+
+def _unpack_scalar(unpacker: Unpacker, name: str, content: Node) -> Any:
+    if name == "U":
+        return np.str_(unpacker.node(content))
+    if name == "S":
+        return np.bytes_(bytes.fromhex(content))
+    (value,) = np.frombuffer(bytes.fromhex(content), _dtype(name))
+    return value
 
 
 KINDS = [
-    _of_python(list, _pack_list, _collection(list)),
-    _of_python(tuple, _pack_list, _collection(tuple)),
-    _of_python(set, _pack_set, _unique(set)),
-    _of_python(frozenset, _pack_set, _unique(frozenset)),
-    _of_python(dict, _pack_mapping, _mapping(dict)),
-    _of_python(OrderedDict, _pack_mapping, _mapping(OrderedDict)),
-    _of_python(defaultdict, _pack_defaultdict, _unpack_defaultdict),
-    _of_python(bytes, _pack_bytes, _raw(bytes)),
-    _of_python(bytearray, _pack_bytes, _raw(bytearray)),
+    *map(_collection, (list, tuple, set, frozenset)),
+    *map(_mapping, (dict, OrderedDict)),
+    Kind("defaultdict", defaultdict, _pack_defaultdict, _unpack_defaultdict),
+    *map(_raw, (bytes, bytearray)),
     # Integers beyond 64 bits, floats that JSON cannot write, strings that it would change.
-    _of_python(int, lambda v, _: [hex(v)], lambda parts, _: int(parts[0], 16)),
-    _of_python(float, lambda v, _: [_float_bits(v)], lambda parts, _: _bits_float(parts[0])),
-    _of_python(
+    Kind("int", int, lambda value, _: [hex(value)], lambda _, text: int(text, 16)),
+    Kind("float", float, lambda value, _: [_hex(value)], lambda _, bits: _float(bits)),
+    Kind(
+        "complex",
         complex,
-        lambda v, _: [_float_bits(v.real), _float_bits(v.imag)],
-        lambda parts, _: complex(_bits_float(parts[0]), _bits_float(parts[1])),
+        lambda value, _: [_hex(value.real), _hex(value.imag)],
+        lambda _, real, imag: complex(_float(real), _float(imag)),
     ),
-    _of_python(
+    Kind(
+        "str",
         str,
-        lambda v, _: [v.encode("utf-8", "surrogatepass").hex()],
-        lambda parts, _: bytes.fromhex(parts[0]).decode("utf-8", "surrogatepass"),
+        lambda value, _: [value.encode("utf-8", "surrogatepass").hex()],
+        lambda _, text: bytes.fromhex(text).decode("utf-8", "surrogatepass"),
     ),
+    Kind("ndarray", np.ndarray, _pack_ndarray, _unpack_ndarray),
+    Kind("scalar", lambda kind: issubclass(kind, np.generic), _pack_scalar, _unpack_scalar),
 ]

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import (
-    LazyStackedTensorDict,
-    NonTensorData,
-    NonTensorStack,
-    TensorDict,
-)
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
-from rlskip.batch.tables import DataProtoParts
 from rlskip.format.dump_errors import UnknownTypeError
 
-_VERL = "verl.protocol"
-TORCH_DTYPES: dict[str, torch.dtype] = {
+DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in vars(torch).values()
     if isinstance(dtype, torch.dtype) and not str(dtype).startswith(("torch.q", "torch.bits"))
 }
-
-
 _SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_NARROW = (torch.uint8, torch.int8, torch.int16, torch.int32)
+
+# -- what a tensor holds -----------------------------------------------------------------
 
 
 def is_plain(value: torch.Tensor) -> bool:
@@ -62,7 +54,16 @@ def _fetched(value: torch.Tensor) -> torch.Tensor:
     return pinned.copy_(value)
 
 
-_NARROW = (torch.uint8, torch.int8, torch.int16, torch.int32)
+def elements(value: torch.Tensor) -> tuple[np.ndarray, str, bool]:
+    """The elements as a file stores them, their spec, and whether they are a copy."""
+    near = narrowed(value)
+    flat, size = flat_bytes(near), value.element_size()
+    owned = flat.ctypes.data != value.data_ptr()
+    if value.is_complex() or value.is_floating_point():
+        size //= 1 + value.is_complex()
+        return flat.view(f"u{size}"), f"x{size}", owned
+    elements = flat.view(f"{'i' if near.dtype.is_signed else 'u'}{near.element_size()}")
+    return elements, f"{'i' if value.dtype.is_signed else 'u'}{size}", owned
 
 
 def narrowed(value: torch.Tensor) -> torch.Tensor:
@@ -70,7 +71,8 @@ def narrowed(value: torch.Tensor) -> torch.Tensor:
 
     A mask of int64 is an eighth of its size as bytes. The caller waits for two extremes instead.
     """
-    if _is_near(value) or value.dtype not in (torch.int16, torch.int32, torch.int64):
+    wide = value.dtype in (torch.int16, torch.int32, torch.int64) and value.numel()
+    if _is_near(value) or not wide:
         return value
     low, high = (int(extreme) for extreme in torch.aminmax(value.detach()))
     for dtype in _NARROW:
@@ -84,92 +86,59 @@ def _is_near(value: torch.Tensor) -> bool:
     return value.device.type == "cpu"
 
 
-class TorchMaker:
-    """Makes tensors and batches from parts that fit together.
+# -- what is made: the names of this part are those of numpy_maker -------------------------
 
-    `dtype` is the name that torch has for it; `shape`, `sizes` and `batch_size` are lists of sizes.
-
-    Parameters
-    ----------
-    host_classes
-        Whether a host's batches are rebuilt as the host's class, and not as rlskip's stand-in, and
-        whether a program's own classes are wanted.
-    """
-
-    def __init__(self, host_classes: bool) -> None:
-        self.host_classes = host_classes
-
-    def dtype(self, name: str) -> torch.dtype:
-        if name not in TORCH_DTYPES:
-            raise UnknownTypeError(
-                f"it holds torch.{name}, which torch {torch.__version__} lacks",
-                remedy="load it with the torch that the run used, or a newer one",
-            )
-        return TORCH_DTYPES[name]
-
-    def size(self, sizes: list[int]) -> torch.Size:
-        return torch.Size(sizes)
-
-    def tensor(
-        self, raw: np.ndarray, dtype: str, shape: list[int], device: str | None
-    ) -> torch.Tensor:
-        """A tensor of these bytes; raises ValueError if they are not as many."""
-        kind = self.dtype(dtype)
-        if len(raw) != math.prod(shape) * kind.itemsize:
-            raise ValueError("a tensor of another size than its elements")
-        # As bytes: torch cannot copy each dtype to a GPU.
-        loaded = torch.from_numpy(raw) if len(raw) else torch.empty(0, dtype=torch.uint8)
-        if device == "cuda" and torch.cuda.is_available():
-            loaded = loaded.cuda()
-        return loaded.view(kind).reshape(shape)
-
-    def jagged(self, values: Any, offsets: Any, lengths: Any, dim: int) -> torch.Tensor:
-        """A nested tensor of rows that differ in their dimension `dim`."""
-        return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, dim)
-
-    def nested(self, tensors: list[torch.Tensor]) -> torch.Tensor:
-        """A nested tensor of these, in the strided layout."""
-        return torch.nested.nested_tensor(tensors, layout=torch.strided)
-
-    def tensordict(
-        self, entries: dict[str, Any], batch_size: list[int], device: str | None
-    ) -> TensorDict:
-        if device is not None:
-            device = "cuda" if device == "cuda" and torch.cuda.is_available() else "cpu"
-        made = TensorDict({}, batch_size=batch_size, device=device)
-        for name, value in entries.items():
-            # Without tensordict's own check of an entry, which names the whole's dimensions after
-            # those of the entry, and which fails in many releases over a stack of no parts.
-            value = value if device is None else value.to(device)
-            made._set_str(name, value, inplace=False, validated=True)
-        return made
-
-    def stack(self, form: str, parts: list[Any], dim: int) -> Any:
-        """A lazy stack of TensorDicts (`form` is ``lazy``), or a stack of wrapped values."""
-        kind = LazyStackedTensorDict if form == "lazy" else NonTensorStack
-        return kind(*parts, stack_dim=dim)
-
-    def wrapped(self, data: Any, batch_size: list[int]) -> NonTensorData:
-        """A value of no type of torch, as a TensorDict holds it."""
-        return NonTensorData(data=data, batch_size=batch_size)
-
-    def data_proto(self, batch: Any, others: dict[str, Any], meta_info: Any) -> Any:
-        kind = _dataproto_class() if self.host_classes else DataProtoParts
-        return kind(batch=batch, non_tensor_batch=others, meta_info=meta_info)
-
-    def is_tensor(self, value: Any) -> bool:
-        return isinstance(value, torch.Tensor) and not value.is_nested
-
-    def as_array(self, tensor: torch.Tensor) -> np.ndarray:
-        """The elements of a tensor that is not nested."""
-        return tensor.cpu().numpy()  # type: ignore[no-any-return, unused-ignore]
+size = torch.Size
 
 
-def _dataproto_class() -> Any:
-    try:
-        return (sys.modules.get(_VERL) or importlib.import_module(_VERL)).DataProto
-    except ImportError as error:
+def dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
         raise UnknownTypeError(
-            "holds a verl DataProto, and verl cannot be imported here",
-            remedy="install verl, or load it where verl is installed",
-        ) from error
+            f"it holds torch.{name}, which torch {torch.__version__} lacks",
+            remedy="load it with the torch that the run used, or a newer one",
+        )
+    return DTYPES[name]
+
+
+def tensor(raw: np.ndarray, name: str, shape: list[int], device: str | None) -> torch.Tensor:
+    """A tensor of these bytes, of the dtype of this name."""
+    kind = dtype(name)
+    if len(raw) != math.prod(shape) * kind.itemsize:
+        raise ValueError("a tensor of another size than its elements")
+    # As bytes: torch cannot copy each dtype to a GPU.
+    loaded = torch.from_numpy(raw) if len(raw) else torch.empty(0, dtype=torch.uint8)
+    if device == "cuda" and torch.cuda.is_available():
+        loaded = loaded.cuda()
+    return loaded.view(kind).reshape(shape)
+
+
+def jagged(values: Any, offsets: Any, lengths: Any, dim: int) -> torch.Tensor:
+    """A nested tensor of rows that differ in their dimension `dim`."""
+    return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, dim)
+
+
+def nested(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """A nested tensor of these, in the strided layout."""
+    return torch.nested.nested_tensor(tensors, layout=torch.strided)
+
+
+def tensordict(entries: dict[str, Any], batch_size: list[int], device: str | None) -> TensorDict:
+    if device is not None:
+        device = "cuda" if device == "cuda" and torch.cuda.is_available() else "cpu"
+    made = TensorDict({}, batch_size=batch_size, device=device)
+    for name, value in entries.items():
+        # Without tensordict's own check of an entry, which names the whole's dimensions after
+        # those of the entry, and which fails in many releases over a stack of no parts.
+        value = value if device is None else value.to(device)
+        made._set_str(name, value, inplace=False, validated=True)
+    return made
+
+
+def stack(form: str, parts: list[Any], dim: int) -> Any:
+    """A lazy stack of TensorDicts (`form` is ``lazy``), or a stack of wrapped values."""
+    return (LazyStackedTensorDict if form == "lazy" else NonTensorStack)(*parts, stack_dim=dim)
+
+
+def wrapped(data: Any, batch_size: list[int]) -> NonTensorData:
+    """A value of no type of torch, as a TensorDict holds it."""
+    return NonTensorData(data=data, batch_size=batch_size)

@@ -55,9 +55,7 @@ def read_columns(reader: Reader, meta: DumpMeta, fields: Sequence[str] | None) -
     known = described or RowFields.of(nodes)
     narrow = (nodes.get(getattr(known, what)) for what in _NARROW)
     reader.narrow = {number for node in narrow if (number := array_of(node)) is not None}
-    if fields is None:
-        reader.expand_all()
-    elif nodes:
+    if fields is not None and nodes:
         _check(fields, list(nodes), reader.where)
         some = _read_some(reader, nodes, known, _needed(fields, nodes, known))
         if some is not None:

@@ -96,7 +96,7 @@ class _Conversion:
             return float(value)
         if isinstance(value, Set):
             levels -= 1  # it is kept as a list in a mapping
-        if levels <= 0 or self._walk.is_endless():
+        if self._walk.why_endless(MAX_DEPTH - levels + 1):
             raise UnsupportedTypeError("nested without end", where, _REMEDY)
         if isinstance(value, Mapping):
             keys = {self._key(key, where): key for key in value}

@@ -269,8 +269,6 @@ class StepStore:
             self._opened(step, call) as here,
             here.reader(meta or here.read_meta(), self._max_bytes) as reader,
         ):
-            if part == "rollouts" and fields is None:
-                reader.expand_all()
             value = rebuild(reader, part, fields)
             if fields is None:
                 reader.verify()

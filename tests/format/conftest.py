@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
-from rlskip.format.chunks import squeeze
+from rlskip.format.chunks import pack
 from rlskip.format.dump_errors import VERSION
 from rlskip.store import DumpMeta
 
@@ -218,7 +218,7 @@ def _seal(index: Any, body: bytes) -> bytes:
                 chunk[1:] = [xxhash.xxh3_128_hexdigest(body[at : at + chunk[0]])]
                 at += chunk[0]
     text = json.dumps(index).encode()
-    packed = squeeze(np.frombuffer(text, np.uint8), "x1")
+    packed = pack(np.frombuffer(text, np.uint8), "x1")
     digest = xxhash.xxh3_128_digest(packed)
     tail = struct.pack("<QQ16s8s", len(packed), len(text), digest, b"\r\nend\r\n\0")
     return struct.pack("<8sII", b"rlskip\r\n", VERSION, 0) + body + packed + tail

@@ -17,7 +17,6 @@ from tensordict import (
 )
 
 from rlskip.format import torch_maker
-from rlskip.format.kinds import Packer
 from rlskip.store import (
     CorruptDumpError,
     DumpError,
@@ -72,27 +71,18 @@ def test_images_keep_their_pixels(store: StepStore) -> None:
         assert loaded.getpalette() == picture.getpalette()
 
 
-@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
 def test_integers_of_a_device_come_as_few_bytes_and_go_back_as_they_were(
-    dtype: torch.dtype, store: StepStore, monkeypatch: pytest.MonkeyPatch
+    store: StepStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a device here: benchmarks.gpu does it with one."""
-    bounds = torch.iinfo(dtype)
-    ends = [0, 1, 127, 128, 255, 256, 2**15 - 1, 2**15, 2**31 - 1, 2**31, bounds.max]
-    values = [
-        torch.tensor([low, high], dtype=dtype).repeat(1_200_000 if high == 1 else 3)
-        for low in (0, -1, -128, -129, -(2**15), -(2**31), bounds.min)
-        for high in ends
-        if bounds.min <= low and high <= bounds.max
-    ]
-    values.append(torch.arange(12, dtype=dtype).reshape(3, 4).T)
-    plain = store.save(1, values)
+    ends = [0, -1, 127, -129, 255, 256, -(2**15), 2**15, 2**31, -(2**63)]
+    values = [torch.tensor([low, high]).repeat(3) for low in ends for high in ends]
+    values += [torch.arange(12, dtype=torch.int32).reshape(3, 4).T, torch.empty(0, dtype=int)]
     monkeypatch.setattr("rlskip.format.torch_maker._is_near", lambda value: False)
-    assert torch_maker.narrowed(values[1]).dtype is torch.uint8
-    narrow = store.save(2, values)
-    assert narrow.stored <= 1.01 * plain.stored
-    for one, other in zip(store.load(2), values, strict=True):
-        assert one.dtype is dtype
+    assert torch_maker.narrowed(values[0]).dtype is torch.uint8
+    store.save(1, values)
+    for one, other in zip(store.load(1), values, strict=True):
+        assert one.dtype is other.dtype
         assert torch.equal(one, other)
 
 
@@ -235,14 +225,3 @@ def test_an_error_while_packing_names_the_value(store: StepStore) -> None:
             store.save(1, {"a": [value]})
         assert caught.value.where == "rollouts['a'][0]"
     assert not store.directory.exists()
-
-
-def test_equal_sets_are_packed_in_the_same_order() -> None:
-    """Dumps and fingerprints do not depend on the order of strings in this process."""
-    words = [f"word{i}" for i in range(20)]
-    nodes = {str(Packer().node(set(words[i:] + words[:i]))) for i in range(20)}
-    assert len(nodes) == 1
-    packer = Packer()
-    packer.node(set(words))
-    text = bytes(packer.arrays[1].parts[0]).decode()
-    assert text == "".join(sorted(words))

@@ -40,47 +40,18 @@ _GOLDEN: list[tuple[str, Any]] = [
     ("e0ef101781e41d95f6443e1e8c8f9292", _IDS),
     ("e0ef101781e41d95f6443e1e8c8f9292", _IDS.numpy()),
     ("47e74152471ef71bba3c0441ad4c4136", torch.arange(12).reshape(4, 3).T),
-    ("8e6e53f2b87cb1dc2fa6a39f93b75ace", _IDS.to(torch.int32)),
-    ("204729c12cf4f9c7d5605aa72b024def", _IDS > 4),
-    ("93e6bff8f49dce59d1d39baf11d5aca7", torch.linspace(-1, 1, 6)),
     ("04ad570fd138db9ca1fdac8dd44a7827", torch.linspace(-1, 1, 6, dtype=torch.bfloat16)),
     ("c26dceba40ac16692f956459da67b4bc", [[1, 2, 3], [4], []]),
     ("3f3dcdfa0d0ffb9d392682f5c845d425", ["a", "b", "é", ""]),
-    ("68c231df7ad7d8bb5c1576c27c258a49", "What is 2 + 2?"),
     ("3ab44d0842fc026e338c3781d1983e2d", [_CHAT, _CHAT[:1]]),
     ("3ab44d0842fc026e338c3781d1983e2d", np.array([_CHAT, _CHAT[:1]], object)),
     ("f21da0e92b65fe1d2a3a6094cab3a011", _ROWS),
-    (
-        "b928afe61de962e093e2509804af3d93",
-        {"prompt": ["a", "b"], "answer": ("1", "2"), "uid": ["x", "y"], "level": [1, 2.5]},
-    ),
-    (
-        "08bb05174896d22c0e20e44ed2b2b0d7",
-        TensorDict(
-            {"input_ids": _IDS, "attention_mask": torch.ones_like(_IDS), "uid": torch.arange(3)},
-            [3],
-        ),
-    ),
     ("151d236ce2fd037e6b611eac6112115b", _BATCH),
-    (
-        "196ffab71760443e9c791cd97b733d3f",
-        torch.nested.nested_tensor_from_jagged(torch.arange(10).reshape(5, 2), _OFFSETS),
-    ),
     ("9d71094f5f47ec5bf39ae5fa72a98ea8", _PROTO),
-    (
-        "453af68626717952aecf27319c721a9c",
-        DataProtoParts(None, {"raw_prompt": np.array([_CHAT, _CHAT[:1]], object)}, {}),
-    ),
-    ("ec2b3c0a22cbb7260d0bfc72b6f10a7b", np.array(["a", "bc"])),
-    ("a3ad63be332279ebaa9a2a70db0bca3c", [b"a", bytearray(b"b")]),
     ("7eb7e1e5cfc57ed26a2b35b65278142c", {"tools": [{"type": "function", "function": _TOOL}]}),
     (
         "9e84f9bd65399c7483817101f0d198b8",
         [None, True, 1, 1.5, 2**70, 1e300, float("nan"), 1j],
-    ),
-    (
-        "5d325a32272d0d7a9a884427a5622584",
-        {"dtype": torch.bfloat16, "size": torch.Size([2, 3])},
     ),
 ]
 

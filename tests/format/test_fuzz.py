@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlskip.format.chunks import squeeze
+from rlskip.format.chunks import pack
 from rlskip.format.container import Reader
 from rlskip.format.dump_errors import UnreadableDumpError
 from rlskip.format.kinds import Packer, rebuild
@@ -174,7 +174,7 @@ class Fuzzer:
     def __init__(self, file: IO[bytes], seal: Seal) -> None:
         self._file = file
         self._seal = seal
-        chunks = [squeeze(a, s) if a.size else b"" for s, a in _ARRAYS]
+        chunks = [pack(a, s) if a.size else b"" for s, a in _ARRAYS]
         self._body = b"".join(chunks)
         ends = itertools.accumulate(map(len, chunks))
         self._starts = [end - len(c) for end, c in zip(ends, chunks, strict=True) if c]
@@ -196,8 +196,6 @@ class Fuzzer:
         began = time.thread_time()
         try:
             reader = Reader(self._file, "dump", max_bytes=_MAX_BYTES)
-            if measured:
-                reader.expand_all()
             value = rebuild(reader, "rollouts", into="torch")
         except (
             CorruptDumpError, UnreadableDumpError, UnknownTypeError, TooLargeDumpError

@@ -25,9 +25,9 @@ def _raw(dtype: torch.dtype) -> Iterator[torch.Tensor]:
     yield from (whole, whole.t(), whole[:, ::2], whole[:0], whole[0, 0])
 
 
-@pytest.mark.parametrize("name", torch_maker.TORCH_DTYPES)
+@pytest.mark.parametrize("name", torch_maker.DTYPES)
 def test_a_tensor_of_every_dtype_comes_back_to_the_gpu(name: str, store: StepStore) -> None:
-    tensors = list(_raw(torch_maker.TORCH_DTYPES[name]))
+    tensors = list(_raw(torch_maker.DTYPES[name]))
     writer = Writer(store)
     writer.save(1, tensors)
     writer.flush()

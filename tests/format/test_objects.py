@@ -123,19 +123,6 @@ def test_the_command_line_sees_plain_data(store: StepStore) -> None:
     assert dump.load() == {"tokens": [1, 2], "seconds": 0.5, "parts": [part], "derived": 1}
 
 
-def test_keys_of_a_programs_classes_are_text_where_their_plain_form_has_no_hash(
-    store: StepStore,
-) -> None:
-    frozen = Frozen(Stop.EOS, Path("z"))
-    store.save(1, {"x": {frozen: 1, (frozen, 2): 3, Mode.GREEDY: 4}, "y": {frozen}, "z": [5]})
-    run = Run(store.directory)
-    (dump,) = run.dumps()
-    plain = "{'stop': ('eos', 2), 'where': PosixPath('z')}"
-    for found in (dump.load(), run.read(dump).columns.whole):
-        assert found["x"] == {plain: 1, f"({plain}, 2)": 3, "greedy": 4}
-        assert found["y"] == {plain}
-
-
 @pytest.fixture
 def module() -> Any:
     """A module that is there when a dump is made, with classes like those above."""

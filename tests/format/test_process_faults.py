@@ -80,7 +80,7 @@ _FAULTS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
     "the decompressor": lambda patch: patch.setattr(
         blosc2, "decompress2", _raise(RuntimeError("no memory"))
     ),
-    "the memory": lambda patch: patch.setattr(Reader, "expand_all", _raise(MemoryError())),
+    "the memory": lambda patch: patch.setattr(Reader, "array", _raise(MemoryError())),
     "the stack": lambda patch: patch.setattr(torch, "from_numpy", _raise(RecursionError())),
 }
 

@@ -243,15 +243,15 @@ def test_a_dump_that_was_replaced_meanwhile_is_not_quarantined(
     store.save(1, {"a": torch.randn(1000)})
     _flip(store.directory / "1" / "gen_batch.dp", 500)
 
-    original = container.Reader.expand_all
+    original = container.Reader.array
 
-    def replaced_while_reading(self: container.Reader) -> None:
+    def replaced_while_reading(self: container.Reader, number: int) -> Any:
         other = StepStore(store.directory)
         other.quarantine(1, "another job was quicker to see it")
         other.save(1, "new")
-        original(self)
+        return original(self, number)
 
-    monkeypatch.setattr(container.Reader, "expand_all", replaced_while_reading)
+    monkeypatch.setattr(container.Reader, "array", replaced_while_reading)
     with pytest.raises(CorruptDumpError):
         store.load(1)
     assert store.load(1) == "new"

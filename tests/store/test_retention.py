@@ -92,14 +92,14 @@ def test_who_has_opened_a_step_reads_it_to_the_end(
 
     store, other = StepStore(tmp_path), StepStore(tmp_path, keep_last=1)
     store.save(1, torch.arange(10))
-    original = container.Reader.expand_all
+    original = container.Reader.array
 
-    def removed_before(self: container.Reader) -> None:
+    def removed_before(self: container.Reader, number: int) -> object:
         other.save(2, "y")
         assert other.steps() == [2]
-        original(self)
+        return original(self, number)
 
-    monkeypatch.setattr(container.Reader, "expand_all", removed_before)
+    monkeypatch.setattr(container.Reader, "array", removed_before)
     assert torch.equal(store.load(1), torch.arange(10))
     monkeypatch.undo()
     assert store.read_meta(1) is None
