@@ -295,7 +295,7 @@ def test_each_caller_gets_its_own_rows(plan, polled, n, policy, cap):
     state = dispatcher._groups
     assert not state.batches
     assert not any(state._scheduler._load.values())
-    assert not any(state.ahead(name)._states for name in ("train", "cancelled"))
+    assert not any(state.ahead(name)._groups for name in ("train", "cancelled"))
     assert queue.list("train") == {}
     for uid, keys in queue.puts.items():
         assert keys[0] == uid, "its root is put first"

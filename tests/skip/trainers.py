@@ -205,7 +205,7 @@ class Rank(RankGroup):
         super().__init__()
         self.hub, self.rank, self.world_size = hub, rank, hub.world
 
-    def _gather(self, numbers: list[int], what: str) -> list[list[int]]:
+    def _gathered(self, numbers: list[int], what: str) -> list[list[int]]:
         self.hub.sent[self.rank] = numbers
         if self.hub.barrier.wait() == 0:
             self.hub.rounds.append(len(numbers))
