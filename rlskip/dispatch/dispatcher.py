@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -71,6 +72,7 @@ class RolloutDispatcher:
         identity: Identity | None = None,
         journals: Journals | None = None,
     ) -> None:
+        self._process = os.getpid()
         self.config: DispatchConfig = read_dispatch(config)
         self.queue = queue
         self._replay = read_replay(config)
@@ -264,11 +266,17 @@ class RolloutDispatcher:
         self._host.within(timeouts.OPEN_S, self._pool.broadcast, method, *args)
 
     def _check_open(self) -> None:
+        if self._process != os.getpid():
+            what = f"this dispatcher is of process {self._process}, from which this one was forked"
+            raise DispatcherClosedError(what, remedy="make one here")
         if self._groups.closed:
             raise DispatcherClosedError("this dispatcher is closed", remedy="make a new one")
 
     def close(self) -> None:
         """Cancel the batches that run, and release the workers, within a bounded time."""
+        # A forked child has none of the threads, and the lock may be held by one of them.
+        if self._process != os.getpid():
+            return
         with self._groups.changed:
             if self._groups.closed:
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -243,6 +244,28 @@ def test_a_dispatcher_that_is_closed_returns_no_part_of_a_step(make, make_prompt
         dispatcher.close()
         with pytest.raises(DispatcherClosedError, match="closed while"):
             call.result(20)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_has_no_dispatcher(make, make_prompts):
+    dispatcher = make(n=1)
+    dispatcher.collect(make_prompts(1), step=1)
+    reads, writes = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            with pytest.raises(DispatcherClosedError, match="forked"):
+                dispatcher.collect(make_prompts(1), step=2)
+            with pytest.raises(DispatcherClosedError, match="forked"):
+                dispatcher.submit(make_prompts(1), step=2)
+            dispatcher.close()
+            os.write(writes, b"refused")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writes)
+    assert os.read(reads, 99) == b"refused"
+    assert len(dispatcher.collect(make_prompts(1), step=2)[0]) == 2
 
 
 def test_a_worker_that_writes_its_rows_itself_needs_a_queue(make, make_prompts):
