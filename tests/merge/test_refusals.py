@@ -6,10 +6,10 @@ import torch
 from tensordict import TensorDict
 
 from rlskip.errors import RlskipError
-from rlskip.merge import MergeError, merge_stepwise_output
+from rlskip.merge import MergeError, merge, merge_stepwise_output
 from rlskip.merge.layouts import packed_rows
 from rlskip.merge.turns import REQUIRED
-from tests.merge.batches import pack, turns
+from tests.merge.batches import merge_config, pack, turns
 
 
 def some_rows(ids, is_last):
@@ -151,3 +151,9 @@ def test_no_rows():
     with pytest.raises(MergeError) as error:
         packed_rows(TensorDict(dict.fromkeys(names, empty), batch_size=[0]))
     assert error.value.where == "response_ids"
+
+
+def test_uids_need_one_entry_per_row(two_turns):
+    with pytest.raises(MergeError) as error:
+        merge(two_turns, merge_config(), uids=["p"])
+    assert error.value.where == "uids"
