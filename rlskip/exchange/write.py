@@ -222,6 +222,9 @@ def _directory(
         what = "names and sizes, like= and for_command= each name the run"
         raise ConfigError(what, "rlskip.write", "give one of them")
     found = None if dump_dir is None else parse_dump_dir(os.fspath(dump_dir), "rlskip.write")
+    if found is not None and os.path.isfile(found):
+        remedy = "name a directory, which may be new"
+        raise ConfigError("it is a file", f"rlskip.write({str(found)!r})", remedy)
     if like is not None or for_command is not None:
         if isinstance(like, Run):
             named = like.directory

@@ -357,6 +357,12 @@ def test_prompts_of_other_rows_are_named(run: Path, prompts: Any, message: str) 
         rlskip.write(run, [row("a", uid="u"), row("b", uid="w")], step=1, prompts=prompts)
 
 
+def test_a_file_is_no_dump_dir(tmp_path: Path) -> None:
+    (tmp_path / "dumps").write_text("")
+    with pytest.raises(ConfigError, match="it is a file"):
+        rlskip.write(tmp_path / "dumps", [row()], experiment_name="mine", project_name="math")
+
+
 @pytest.mark.parametrize("step", [0, True, "1"])
 def test_a_step_is_a_positive_whole_number(run: Path, step: Any) -> None:
     with pytest.raises(ConfigError, match=r"is not a whole number from 1 on"):
