@@ -46,6 +46,8 @@ class Sink:
         self._appender = Appender(seconds)
         self._gathered: deque[Job] = deque()
         self._writing: asyncio.Task[None] | None = None
+        # The roots of one batch and the sessions of others are put one after the other: a second
+        # put beside one that the queue does not answer would hang as well, in a further thread.
         self._one = asyncio.Lock()
         self._put: asyncio.Future[None] | None = None  # the last one
 

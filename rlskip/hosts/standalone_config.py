@@ -29,7 +29,7 @@ def read_config(config: Any) -> Any:
     """`config` itself, or the content of the YAML file that it names.
 
     None is the file that the environment variable ``RLSKIP_CONFIG`` names; without that
-    variable the result is None. ConfigError names a file that cannot be read, or is no config.
+    variable the result is None. ConfigError names a file that cannot be read, or is not a config.
     """
     where = str(config)
     if config is None:

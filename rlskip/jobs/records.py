@@ -7,9 +7,9 @@ the job's summary, ``rlskip ls`` and ``rlskip report`` are made from these files
     {dump_dir}/records/{job}/{host}-{pid}-{random}.jsonl
 
 Each file is written by one process for one role. Its first line names the run; see :class:`Event`
-for the fields. A process that takes over a role for another process acknowledges it, once::
+for the fields. A process leaves a token for those of the job that must see the same dump_dir::
 
-    {dump_dir}/records/{job}/{role}.active
+    {dump_dir}/records/{job}/{who}.token
 
 `job` comes from the environment variable ``RLSKIP_JOB``, which the user may set, and which child
 processes inherit. Only this module knows the format.
@@ -308,18 +308,15 @@ class Recorder:
                 self.unwritten += Tally.of(event, *counted)
 
 
-def acknowledge(dump_dir: str | Path, role: str, **facts: Any) -> None:
-    """Record that this process acts for `role` in the present job.
-
-    Raises OSError where it cannot be written: then dumps cannot be written either.
-    """
-    record = {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time(), **facts}
-    _write(dump_dir, job_id(), f"{role}.active", f"{json.dumps(record)}\n", "w")
+def leave_token(dump_dir: str | Path, who: str) -> None:
+    """Leave a token of the present job; OSError where it, and so a dump, cannot be written."""
+    record = {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time()}
+    _write(dump_dir, job_id(), f"{who}.token", f"{json.dumps(record)}\n", "w")
 
 
-def acknowledged(dump_dir: str | Path, role: str, job: str) -> bool:
-    """Whether a process of `job` acknowledged that it acts for `role`."""
-    return f"{role}.active" in _names(dump_dir, FOLDER, job)
+def has_token(dump_dir: str | Path, who: str, job: str) -> bool:
+    """Whether a process of `job` left this token here."""
+    return f"{who}.token" in _names(dump_dir, FOLDER, job)
 
 
 def _write(dump_dir: str | Path, job: str, name: str, line: str, mode: str) -> None:

@@ -279,11 +279,6 @@ class ReplayBuffer:
         self, groups: list[PromptGroup], call: SampleCall, known: QueuedPartition
     ) -> KVBatchMeta:
         """The batch of these groups, which are sampled from now on."""
-        if call.discards_surplus:
-            surplus = [g for g in call.groups(State.COMPLETE) if g not in groups]
-            self._tell(surplus, known)
-            self._delete(surplus, known)
-            call.surplus = len(surplus)
         self.rejected = Counter(group.metric for group in call.gone.rejected)
         batch = _batch(groups, known.name)
         for group in groups:  # it stays in the partition, and is never sampled again

@@ -36,12 +36,9 @@ class GroupFilter:
     """Rejects complete training groups in which a metric does not vary, or is not a number.
 
     `metric` is called with keys of rows and their partition, and returns the metric of each row.
-    For trainers that must not train on an older policy, `discards_surplus` waits for all that was
-    submitted before a batch is sampled, and discards what the batch does not take.
     """
 
     metric: Callable[[Sequence[str], str], Sequence[float]]
-    discards_surplus: bool = False
 
     def rejected(self, partition: str, groups: Iterable[PromptGroup]) -> list[PromptGroup]:
         """Those of these complete groups that are rejected; reads each group's rows once."""
@@ -95,7 +92,7 @@ class SampleCall:
     """One call: its arguments, when it began, and what it evicted.
 
     `uids` are the prompts to sample, or None for all. Every prompt that it evicts is counted once:
-    as stale, dropped, refilled, rejected or surplus.
+    as stale, dropped, refilled or rejected.
     """
 
     config: ReplayConfig
@@ -115,11 +112,10 @@ class SampleCall:
             self.group_filter = None
         # The step whose prompts are sampled; None for any step.
         self.only_step = self.step if self.batch_size is None else None
-        self.discards_surplus = bool(self.group_filter and self.group_filter.discards_surplus)
         self.gone = Eviction()  # all that was evicted
         self._kept_back: list[PromptGroup] = []  # rejected, and not evicted
         self._logged = self.started
-        self._submitted = self._short = self.surplus = 0
+        self._submitted = self._short = 0
 
     def __str__(self) -> str:
         return f"partition {self.partition.name!r}, step {self.step}"
@@ -180,9 +176,6 @@ class SampleCall:
         there = len(self.groups(*_THERE)) + len(self.absent())
         wanted = self.batch_size or there
         passed = len(complete) - len(rejected)
-        if passed >= wanted and self.discards_surplus:
-            found.rejected = rejected
-            return
         room = max(0, self.config.max_refills * wanted - self._submitted)
         found.rejected, self._kept_back = rejected[:room], rejected[room:]
         found.replaced += [(group.outcome(), 0) for group in found.rejected]
@@ -221,7 +214,7 @@ class SampleCall:
 
     def choose(self) -> list[Any] | None:
         """The groups to return, or None to go on waiting."""
-        if self.batch_size is None or self.discards_surplus:  # waits for all that was submitted
+        if self.batch_size is None:  # waits for all that was submitted
             if self.groups(State.RUNNING) or self.absent():
                 return None
         elif self.partition.about_to_be_stale(self.step):
@@ -259,8 +252,6 @@ class SampleCall:
             metrics["off_policy/evicted_samples_staleness/min"] = min(spans)
         if rejected:
             metrics["filter_groups/evicted_samples"] = rejected
-        if self.surplus:
-            metrics["filter_groups/discarded_surplus_samples"] = self.surplus
         prefix = "training" if self.partition.name == TRAIN else "validation"
         return {f"{prefix}/{name}": value for name, value in metrics.items()}
 

@@ -40,7 +40,7 @@ from rlskip.store.comparable import ABSENT, canonical
 from rlskip.store.index import PROMPTS, ROWS_PER_PROMPT
 from rlskip.store.layout import refuse_links
 
-_FITTING = frozenset({"attention", "prompt_mask", "mask", "labels", "log_probs", "reward"})
+_FITTING = frozenset({"attention", "prompt_mask", "mask", "log_probs", "reward"})
 """What has a value for each token."""
 
 

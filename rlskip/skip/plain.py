@@ -84,7 +84,7 @@ def _simpler(value: Any) -> Any:
         if issubclass(cls, memoryview) or not issubclass(cls, Sequence | Set):
             raise _NotPlain(in_words(value))
         return value
-    # One that is no mapping of Python's says itself what it has.
+    # A mapping that is not one of Python's says itself what it has.
     parts = value if parts is None else {**parts, **added}
     if is_whole_config(parts):
         raise _NotPlain("the application's config")

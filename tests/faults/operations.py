@@ -23,7 +23,7 @@ from rlskip import SkipManager
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.jobs import alive
 from rlskip.jobs.lease import SingleFlight
-from rlskip.jobs.records import Recorder, Tally, acknowledge, acknowledged, tally, tally_steps
+from rlskip.jobs.records import Recorder, Tally, has_token, leave_token, tally, tally_steps
 from rlskip.store import AbsentDumpError, DumpError, Identity, StepStore
 from rlskip.store.retention import appending
 from tests.clock import MockClock
@@ -233,11 +233,11 @@ def write_records(directory: Path) -> Operation:
 def read_records(directory: Path) -> Operation:
     """What cannot be read is left out."""
     recorded(emptied(directory))
-    acknowledge(directory, "rollout")
+    leave_token(directory, "rollout")
 
     def act() -> tuple[Any, ...]:
         found = tally({"rollout": str(directory)}, "job")["rollout"]
-        return found, tally_steps(directory), acknowledged(directory, "rollout", "job")
+        return found, tally_steps(directory), has_token(directory, "rollout", "job")
 
     while True:
         got = yield act
@@ -253,7 +253,7 @@ IDENTITY = Identity.of({"n": 4, "sampling.temperature": 1.0})
 
 
 def append_to_journal(directory: Path) -> Operation:
-    """OSError; what was acknowledged stays, and so do the earlier sessions."""
+    """OSError; what was has_token stays, and so do the earlier sessions."""
 
     def sessions(journal: SessionJournal) -> list[int]:
         return [key[2] for key in journal.entries]

@@ -1,4 +1,4 @@
-"""verl's plug-in without verl: how it is loaded, acknowledgements, a stage never called."""
+"""verl's plug-in without verl: how it is loaded, the token, a stage never called."""
 
 from __future__ import annotations
 

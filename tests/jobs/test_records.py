@@ -13,11 +13,11 @@ from rlskip.jobs.records import (
     JOB_VARIABLE,
     Recorder,
     Tally,
-    acknowledge,
-    acknowledged,
     begin_job,
     end_job,
+    has_token,
     job_id,
+    leave_token,
     tally,
     tally_steps,
 )
@@ -59,12 +59,12 @@ def test_only_a_job_that_began_here_ends_for_another_one(monkeypatch: pytest.Mon
     assert job_id() != first
 
 
-def test_a_process_is_acknowledged_once_it_says_so(tmp_path: Path) -> None:
-    assert not acknowledged(tmp_path, "rollout", "job")
-    acknowledge(tmp_path, "rollout", by="a test")
-    found = [acknowledged(tmp_path, *of) for of in (("rollout", "job"), ("other", "job"))]
+def test_a_token_is_of_its_job_and_of_who_left_it(tmp_path: Path) -> None:
+    assert not has_token(tmp_path, "rollout", "job")
+    leave_token(tmp_path, "rollout")
+    found = [has_token(tmp_path, *of) for of in (("rollout", "job"), ("other", "job"))]
     assert found == [True, False]
-    assert not acknowledged(tmp_path, "rollout", "another job")
+    assert not has_token(tmp_path, "rollout", "another job")
 
 
 def test_a_value_that_is_not_json_ends_nothing(tmp_path: Path) -> None:
@@ -92,12 +92,12 @@ def test_nothing_is_followed_or_waited_for(
     recorder = recorded(dump_dir)
     found = tally({"rollout": str(dump_dir)}, "job")["rollout"]
     assert found + recorder.unwritten == EVENTS
-    assert not acknowledged(dump_dir, "rollout", "job")
+    assert not has_token(dump_dir, "rollout", "job")
     if level.endswith("jsonl"):
-        acknowledge(dump_dir, "rollout")
+        leave_token(dump_dir, "rollout")
     else:
         with pytest.raises(OSError):
-            acknowledge(dump_dir, "rollout")
+            leave_token(dump_dir, "rollout")
     assert sorted(tmp_path.rglob("outside/**/*")) == before
 
 

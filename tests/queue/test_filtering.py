@@ -42,11 +42,11 @@ class Prompts:
             self.finish(uid, self.refills.pop(0) if self.refills else MIXED, partition)
         return uids
 
-    def buffer(self, on_evict=None, **limits):
-        group_filter = GroupFilter(self.metric, **limits)
+    def buffer(self):
+        group_filter = GroupFilter(self.metric)
         return ReplayBuffer(
             self.queue, {"replay": {"timeout_s": 5}}, refill=self.refill,
-            group_filter=group_filter, on_evict=on_evict,
+            group_filter=group_filter,
         )  # fmt: skip
 
 
@@ -77,22 +77,6 @@ def test_validation_is_not_filtered(prompts):
     assert batch.keys == ["a_0_0", "a_1_0"]
     assert prompts.read == []
     assert not any(metrics.values())
-
-
-def test_the_surplus_is_discarded_and_what_it_suffices_for_is_not_replaced(prompts):
-    prompts.finish("a", SAME)
-    for uid in ("b", "c", "d"):
-        prompts.finish(uid, MIXED)
-    evicted = []
-    buffer = prompts.buffer(evicted.append, discards_surplus=True)
-    batch, metrics = buffer.sample(1, "train", 2)
-    assert prompts.asked == []
-    assert metrics["training/filter_groups/evicted_samples"] == 1
-    assert metrics["training/filter_groups/discarded_surplus_samples"] == 1
-    assert [batch.extra_info["rollout_root_keys"] for batch in evicted] == [["a"], ["d"]]
-    assert evicted[0].keys == ["a_0_0", "a_1_0"]
-    left = {key.split("_")[0] for key in prompts.queue.list("train")}
-    assert left == {key.split("_")[0] for key in batch.keys}
 
 
 @pytest.mark.parametrize("size", [None, 2])

@@ -42,7 +42,7 @@ TOKEN_VARIABLE = "RLSKIP_TOKEN"
 SHOWN_S = 90.0
 """Seconds until another node shows a new file: NFS may keep a listing for 60 s."""
 
-_TOKEN = "launcher"  # what the token acknowledges in place of a role
+_TOKEN = "launcher"
 _TRAVEL = (records.JOB_VARIABLE, DIRECTORY_VARIABLE, ORIGIN_VARIABLE, TOKEN_VARIABLE)
 
 # Whether a job of verl is under way, and whether it found a Ray that ran already.
@@ -153,7 +153,7 @@ def find_job() -> None:
 def leave_token(dump_dir: str | Path, who: str = _TOKEN) -> bool:
     """Write a token of the job into `dump_dir`; False where it cannot be: nobody should look."""
     try:
-        records.acknowledge(dump_dir, who)
+        records.leave_token(dump_dir, who)
     except OSError:
         return False
     return True
@@ -162,7 +162,7 @@ def leave_token(dump_dir: str | Path, who: str = _TOKEN) -> bool:
 def refuse_unshared(key: str, dump_dir: str, job: str, who: str = _TOKEN) -> None:
     """Raise :class:`ConfigError` naming `key` unless `job`'s token is in `dump_dir` here, too."""
     deadline = time.monotonic() + SHOWN_S
-    while not records.acknowledged(dump_dir, who, job):
+    while not records.has_token(dump_dir, who, job):
         if time.monotonic() > deadline:
             raise ConfigError(
                 f"it is not shared: on {socket.gethostname()} {dump_dir} is another directory than "
