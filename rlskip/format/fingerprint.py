@@ -41,7 +41,9 @@ _REMEDY = (
     "rlskip.store.register_codec(type, name, encode, decode)"
 )
 _APART = object()
-"""In a path, what has no key: an item of a set, or a key itself."""
+"""In a path, what has no key: an item of a set."""
+_NAMED = frozenset((str, int, bool, type(None)))
+"""Types of which ``ascii`` gives the canonical text, also within a list."""
 # The bits of infinity: those of NaN are larger.
 _INFINITY = {
     "float16": 0x7C00,
@@ -76,9 +78,8 @@ def fingerprint(prompts: Any, volatile: Iterable[str] = VOLATILE) -> str:
         A part of the prompts cannot be compared; the error names its place.
     """
     path: list[tuple[Any, Any]] = []
-    hasher = _Hasher(Walk(), path)
     try:
-        hasher.feed(without_volatile(frozenset(volatile), prompts))
+        text = _Canonical(path).text(without_volatile(frozenset(volatile), prompts))
     except MemoryError:
         raise
     except Exception as error:
@@ -90,7 +91,7 @@ def fingerprint(prompts: Any, volatile: Iterable[str] = VOLATILE) -> str:
             what, where = error.what, f"{where}{error.where}"
         where = where if len(where) <= 200 else f"{where[:200]}..."
         raise UnsupportedTypeError(what, where, _REMEDY) from error
-    return hasher.hexdigest()
+    return xxhash.xxh3_128_hexdigest(text.encode())
 
 
 def without_volatile(volatile: frozenset[str], prompts: Any) -> Any:
@@ -129,12 +130,6 @@ def _rows(value: Any) -> Sequence[Any]:
     return value.tensordicts if is_lazy(value) else [*value]
 
 
-def _is_row(value: Any) -> bool:
-    """Whether `value` is what a row of a jagged tensor is."""
-    is_array = isinstance(value, np.ndarray) and value.dtype != object
-    return (is_array or (is_tensor(value) and not value.is_nested)) and value.ndim > 0
-
-
 def _is_of(package: str, value: Any) -> bool:
     """Whether the class of `value` is the package's; a subclass elsewhere may add content."""
     is_masked = isinstance(value, np.ma.MaskedArray)
@@ -165,133 +160,107 @@ def is_number(array: np.ndarray | np.generic) -> bool:
 # -- hashing -------------------------------------------------------------------------------
 
 
-class _Hasher:
-    """The hash of a value. A prefix with kind and length keeps the parts apart.
+class _Canonical:
+    """A value as text: equal values, and no others, have equal texts. Arrays are in it by hash.
 
-    The hashed bytes of a value must not change, because dumps on disk carry fingerprints. `path`
-    has the keys and numbers that lead to the part that is being hashed, each with what is there,
-    also when that raises.
+    The text of a value must not change, because dumps on disk carry fingerprints. `path` has the
+    keys and numbers that lead to the part at hand, each with what is there, also when that raises.
     """
 
-    def __init__(self, walk: Walk, path: list[tuple[Any, Any]]) -> None:
-        self._digest = xxhash.xxh3_128()
-        self._walk = walk
+    def __init__(self, path: list[tuple[Any, Any]]) -> None:
+        self._walk = Walk()
         self._path = path
 
-    def hexdigest(self) -> str:
-        return self._digest.hexdigest()
-
-    def _put(self, sort: str, *data: Any) -> None:
-        views = [memoryview(part).cast("B") for part in data if len(part)]
-        self._digest.update(f"{sort}:{sum(map(len, views))};".encode())
-        for view in views:
-            self._digest.update(view)
-
-    def feed(self, value: Any) -> None:
-        if type(value) is np.ndarray and value.ndim and value.dtype != object:
-            self._feed_array(value)  # at once: rows of tokens are many
-            return
-        if type(value) is not str:
-            value = scalar_of(value)
+    def text(self, value: Any) -> str:
+        kind = type(value)
+        if kind in _NAMED:
+            return ascii(value)
+        if kind is np.ndarray and value.ndim and value.dtype != object:
+            return _array(value)  # at once: rows of tokens are many
+        if kind in (list, tuple) and _NAMED.issuperset(map(type, value)):
+            return ascii([*value])
+        value = scalar_of(value)
         if isinstance(value, enum.Enum) and not isinstance(value, str | int | float):
-            self._put(f"enum {type(value).__module__}.{type(value).__qualname__} {value.name}")
-        elif isinstance(value, str):
-            self._put("str", str.encode(value, "utf-8", "surrogatepass"))
-        elif isinstance(value, bytes | bytearray):
-            self._put("bytes", value)
-        elif value is None or isinstance(value, bool):
-            self._put(type(value).__name__, repr(value).encode())
-        elif isinstance(value, int):
-            self._put("int", repr(int(value)).encode())
-        elif isinstance(value, float):
-            self._put("float", repr(float(value) + 0).encode())  # + 0: no -0.0
-        elif isinstance(value, complex):
-            self._put("complex", repr(complex(value) + 0).encode())
-        else:
-            self._feed_composite(value)
+            return f"enum {type(value).__module__}.{type(value).__qualname__} {value.name}"
+        if isinstance(value, str):
+            return ascii(str.__str__(value))
+        if value is None or isinstance(value, bool):
+            return repr(value)
+        if isinstance(value, int):
+            return repr(int(value))
+        if isinstance(value, float):
+            return repr(float(value) + 0)  # + 0: no -0.0
+        if isinstance(value, complex):
+            return repr(complex(value) + 0)
+        if isinstance(value, bytes | bytearray):
+            return f"bytes {xxhash.xxh3_128_hexdigest(value)}"
+        return self._composite(value)
 
-    def _feed_composite(self, value: Any) -> None:
+    def _composite(self, value: Any) -> str:
         if why := self._walk.why_endless(len(self._path)):
             raise UnsupportedTypeError(why)
         if is_tensor(value) and _is_of("torch", value):
-            if value.is_nested:
-                self._feed_sequence(value.unbind())
-            else:
-                self._feed_tensor(value)
-        elif _is_mapping(value):
-            columns = columns_of(value)
-            self._put(f"mapping {len(columns)}")
-            for key in sorted(columns, key=self._order):
-                self._feed_part(key, key)
-                self._feed_part(key, columns[key])
-        elif _is_sequence(value):
-            self._feed_sequence(_rows(value))
-        elif isinstance(value, np.ndarray | np.generic) and _is_of("numpy", value):
-            self._feed_array(np.asarray(value))
-        elif is_wrapped(value):
-            self.feed(value.data)
-        elif isinstance(value, Set):
-            self._put("set", "".join(sorted(map(self._hash_apart, value))).encode())
-        elif isinstance(value, os.PathLike):
-            self._put("path", os.fsencode(value))
-        else:
-            if isinstance(value, loaded("PIL.Image", "Image")):
-                value = value.copy()  # its class says which kind of file it was read from
-            packer = Packer()
-            self._put(type(value).__qualname__, json.dumps(packer.node(value)).encode())
-            for array in packer.arrays:
-                self._put(array.spec, *(part.view(np.uint8) for part in array.parts))
+            return self._sequence(value.unbind()) if value.is_nested else _tensor(value)
+        if _is_mapping(value):
+            entries = [(self._part(k, k), self._part(k, v)) for k, v in columns_of(value).items()]
+            return f"{{{', '.join(f'{key}: {part}' for key, part in sorted(entries))}}}"
+        if _is_sequence(value):
+            return self._sequence(_rows(value))
+        if isinstance(value, np.ndarray | np.generic) and _is_of("numpy", value):
+            return _array(np.asarray(value))
+        if is_wrapped(value):
+            return self.text(value.data)
+        if isinstance(value, Set):
+            return f"set {sorted(self._part(_APART, item) for item in value)}"
+        if isinstance(value, os.PathLike):
+            return f"path {os.fsencode(value)!r}"
+        if isinstance(value, loaded("PIL.Image", "Image")):
+            value = value.copy()  # its class says which kind of file it was read from
+        packer = Packer()
+        node = json.dumps(packer.node(value))
+        arrays = [_hash_of(array.spec, *array.parts) for array in packer.arrays]
+        return f"{type(value).__qualname__} {node} {arrays}"
 
-    def _feed_part(self, place: Any, part: Any) -> None:
+    def _part(self, place: Any, part: Any) -> str:
         self._path.append((place, part))
-        self.feed(part)
+        text = self.text(part)
         self._path.pop()
+        return text
 
-    def _hash_apart(self, part: Any) -> str:
-        """The hash of a part on its own, to sort by: of a set's item, or of a mapping's key."""
-        apart = _Hasher(self._walk, self._path)
-        apart._feed_part(_APART, part)
-        return apart.hexdigest()
+    def _sequence(self, parts: Sequence[Any]) -> str:
+        return f"[{', '.join(self._part(i, part) for i, part in enumerate(parts))}]"
 
-    def _order(self, key: Any) -> tuple[str, str]:
-        """The sort key for keys of mappings: the same in every process, for keys of any type."""
-        key = scalar_of(key)
-        if isinstance(key, str):
-            return "str", str.__str__(key)
-        if key is None or isinstance(key, bool | int | float):
-            return type(key).__name__, repr(key)
-        return type(key).__name__, self._hash_apart(key)
 
-    def _feed_sequence(self, parts: Sequence[Any]) -> None:
-        # Rows of tokens, jagged or a list of arrays.
-        sort = "nested" if parts and all(map(_is_row, parts)) else "sequence"
-        self._put(f"{sort} {len(parts)}")
-        for i, part in enumerate(parts):
-            self._feed_part(i, part)
+def _hash_of(kind: str, *parts: np.ndarray) -> str:
+    digest = xxhash.xxh3_128()
+    for part in parts:
+        digest.update(part.view(np.uint8))
+    return f"{kind} {digest.hexdigest()}"
 
-    def _feed_tensor(self, value: Any) -> None:
-        from rlskip.format.torch_maker import flat_bytes, is_plain
 
-        if not is_plain(value):
-            raise UnsupportedTypeError(f"cannot compare a tensor of {value.layout}, {value.device}")
-        name = str(value.dtype).removeprefix("torch.")
-        self._put(f"array {name} {[*value.shape]}", equal_bits(flat_bytes(value), name))
+def _tensor(value: Any) -> str:
+    from rlskip.format.torch_maker import flat_bytes, is_plain
 
-    def _feed_array(self, value: np.ndarray) -> None:
-        kind = value.dtype.kind
-        if kind == "O":
-            self._put(f"objects {[*value.shape]}")  # empty, with that shape
-            return
-        if kind not in "SUmM" and not is_number(value):
-            raise UnsupportedTypeError(f"cannot compare an array of dtype {value.dtype}")
-        if kind in "SU":  # as wide as its longest, and of one character at least
-            longest = int(np.char.str_len(value).max()) if value.size else 0
-            value = value.astype(f"{kind}{max(longest, 1)}")
-        if not value.dtype.isnative:
-            value = value.astype(value.dtype.newbyteorder("="))
-        data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-        name = value.dtype.name if kind in "biufc" else value.dtype.str
-        self._put(f"array {name} {[*value.shape]}", equal_bits(data, name))
+    if not is_plain(value):
+        raise UnsupportedTypeError(f"cannot compare a tensor of {value.layout}, {value.device}")
+    name = str(value.dtype).removeprefix("torch.")
+    return _hash_of(f"{name} {[*value.shape]}", equal_bits(flat_bytes(value), name))
+
+
+def _array(value: np.ndarray) -> str:
+    kind = value.dtype.kind
+    if kind == "O":
+        return f"objects {[*value.shape]}"  # empty, with that shape
+    if kind not in "SUmM" and not is_number(value):
+        raise UnsupportedTypeError(f"cannot compare an array of dtype {value.dtype}")
+    if kind in "SU":  # as wide as its longest, and of one character at least
+        longest = int(np.char.str_len(value).max()) if value.size else 0
+        value = value.astype(f"{kind}{max(longest, 1)}")
+    if not value.dtype.isnative:
+        value = value.astype(value.dtype.newbyteorder("="))
+    data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    name = value.dtype.name if kind in "biufc" else value.dtype.str
+    return _hash_of(f"{name} {[*value.shape]}", equal_bits(data, name))
 
 
 def equal_bits(data: np.ndarray, dtype: str) -> np.ndarray:
