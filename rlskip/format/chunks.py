@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import struct
-import threading
 from collections.abc import Sequence
 
 import attrs
@@ -99,35 +98,20 @@ def copied(arrays: Sequence[Array], memory: Memory) -> list[Array]:
 
     def copy(job: tuple[list[np.ndarray], int, str, np.ndarray]) -> None:
         parts, i, spec, room = job
+        part, fitting = parts[i], narrowest(Array(spec, [parts[i]]))
+        dtype = part.dtype if spec[0] == "x" else np.dtype(fitting)
         # What is not written to never takes a page.
-        parts[i] = _converted(parts[i], narrowest(Array(spec, [parts[i]])), room)
+        parts[i] = room[: len(part) * dtype.itemsize].view(dtype)
+        np.copyto(parts[i], part, casting="unsafe")
 
     share(copy, jobs)
     return copies
 
 
-def _converted(part: np.ndarray, spec: str, room: np.ndarray) -> np.ndarray:
-    """A copy of a part as elements of `spec`, at the start of the bytes `room`."""
-    dtype = part.dtype if spec[0] == "x" else np.dtype(spec)
-    copy = room[: len(part) * dtype.itemsize].view(dtype)
-    np.copyto(copy, part, casting="unsafe")
-    return copy
-
-
-class _Scratch(threading.local):
-    """A chunk's memory per thread, so that no chunk touches fresh pages."""
-
-    def __init__(self) -> None:
-        self.memory = np.empty(CHUNK, np.uint8)
-
-
-_scratch = _Scratch()
-
-
 def pack(part: np.ndarray, spec: str) -> bytes:
     """A part as one compressed run of elements of `spec`: a chunk of Blosc2, header of 32 bytes."""
     if part.itemsize != int(spec[1]):
-        part = _converted(part, spec, _scratch.memory)
+        part = part.astype(spec)
     packed: bytes = blosc2.compress2(
         part,
         codec=blosc2.Codec.LZ4,
@@ -158,9 +142,9 @@ def unpack(packed: bytes, spec: str, out: np.ndarray, out_spec: str) -> None:
     """
     if spec != out_spec:
         wide = out.view(out_spec)
-        narrow = _scratch.memory[: len(wide) * int(spec[1])]
-        unpack(packed, spec, narrow, spec)
-        np.copyto(wide, narrow.view(spec), casting="unsafe")
+        narrow = np.empty(len(wide), spec)
+        unpack(packed, spec, narrow.view(np.uint8), spec)
+        np.copyto(wide, narrow, casting="unsafe")
         return
     # Blosc2 takes the length to write from the run's header, and loads plug-ins for codecs and
     # filters that it does not know. Neither is left to the file.

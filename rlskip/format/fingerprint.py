@@ -44,14 +44,6 @@ _APART = object()
 """In a path, what has no key: an item of a set."""
 _NAMED = frozenset((str, int, bool, type(None)))
 """Types of which ``ascii`` gives the canonical text, also within a list."""
-# The bits of infinity: those of NaN are larger.
-_INFINITY = {
-    "float16": 0x7C00,
-    "bfloat16": 0x7F80,
-    "float32": 0x7F80_0000,
-    "float64": 0x7FF0_0000_0000_0000,
-}
-_PARTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
 
 
 def fingerprint(prompts: Any, volatile: Iterable[str] = VOLATILE) -> str:
@@ -231,7 +223,7 @@ class _Canonical:
         return f"[{', '.join(self._part(i, part) for i, part in enumerate(parts))}]"
 
 
-def _hash_of(kind: str, *parts: np.ndarray) -> str:
+def _hash_of(kind: str, *parts: Any) -> str:
     digest = xxhash.xxh3_128()
     for part in parts:
         digest.update(part.view(np.uint8))
@@ -239,12 +231,19 @@ def _hash_of(kind: str, *parts: np.ndarray) -> str:
 
 
 def _tensor(value: Any) -> str:
+    import torch
+
     from rlskip.format.torch_maker import flat_bytes, is_plain
 
     if not is_plain(value):
         raise UnsupportedTypeError(f"cannot compare a tensor of {value.layout}, {value.device}")
-    name = str(value.dtype).removeprefix("torch.")
-    return _hash_of(f"{name} {[*value.shape]}", equal_bits(flat_bytes(value), name))
+    kind = f"{str(value.dtype).removeprefix('torch.')} {[*value.shape]}"
+    if value.is_complex():
+        value = torch.view_as_real(value.resolve_conj())
+    if not value.is_floating_point() or value.element_size() == 1:
+        return _hash_of(kind, flat_bytes(value))
+    wide = value if value.dtype is torch.float64 else value.float()  # numpy lacks some types
+    return _hash_of(kind, _equal_floats(flat_bytes(wide).view(f"f{wide.element_size()}")))
 
 
 def _array(value: np.ndarray) -> str:
@@ -258,22 +257,13 @@ def _array(value: np.ndarray) -> str:
         value = value.astype(f"{kind}{max(longest, 1)}")
     if not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="))
-    data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    flat = np.ascontiguousarray(value).reshape(-1)
     name = value.dtype.name if kind in "biufc" else value.dtype.str
-    return _hash_of(f"{name} {[*value.shape]}", equal_bits(data, name))
+    return _hash_of(f"{name} {[*value.shape]}", _equal_floats(flat) if kind in "fc" else flat)
 
 
-def equal_bits(data: np.ndarray, dtype: str) -> np.ndarray:
-    """Bytes of floats with one zero and one NaN; the bytes of other types are unchanged."""
-    infinity = _INFINITY.get(_PARTS.get(dtype, dtype))
-    if infinity is None:
-        return data
-    width = 2 if infinity < 1 << 16 else 4 if infinity < 1 << 32 else 8
-    bits = data.view(f"u{width}")
-    sign = bits.dtype.type(1 << (8 * width - 1))
-    magnitude = bits & ~sign
-    is_nan, is_zero = magnitude > infinity, magnitude == 0
-    if not (is_nan.any() or (is_zero & (bits == sign)).any()):
-        return data
-    nan = bits.dtype.type(infinity | infinity >> 1)
-    return np.where(is_nan, nan, np.where(is_zero, magnitude, bits)).view(np.uint8)
+def _equal_floats(flat: np.ndarray) -> np.ndarray:
+    """What these floats are, or are made of, in 32 or 64 bits with one zero and one NaN."""
+    parts = flat.view(f"f{flat.itemsize // 2}") if flat.dtype.kind == "c" else flat
+    wide = parts.astype(np.float64 if parts.itemsize == 8 else np.float32) + 0
+    return np.where(np.isnan(wide), wide.dtype.type(np.nan), wide)

@@ -40,7 +40,7 @@ _GOLDEN: list[tuple[str, Any]] = [
     ("40631994a30d035b5721e716cd5af662", _IDS),
     ("40631994a30d035b5721e716cd5af662", _IDS.numpy()),
     ("9d31dd768121a5d5d67dcd92cf61b239", torch.arange(12).reshape(4, 3).T),
-    ("23bde77641fd0d6e234c466ea4c1bd58", torch.linspace(-1, 1, 6, dtype=torch.bfloat16)),
+    ("8414cc96b3b190d0127bc6b2feeeda19", torch.linspace(-1, 1, 6, dtype=torch.bfloat16)),
     ("ce60634b14275b83269c370194e63e55", [[1, 2, 3], [4], []]),
     ("9f9e2bff050e87d7a8d2be240b4031e6", ["a", "b", "é", ""]),
     ("b8f1a3cc81c87698131e07216e42511f", [_CHAT, _CHAT[:1]]),
