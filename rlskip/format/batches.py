@@ -203,12 +203,6 @@ KINDS = [
         lambda value, _: [[*value]],
         lambda unpacker, sizes: unpacker.make.size(sizes),
     ),
-    Kind(
-        "dtype",
-        _exactly("torch.dtype"),
-        lambda value, _: [str(value).removeprefix("torch.")],
-        lambda unpacker, name: unpacker.make.dtype(name),
-    ),
     Kind("tensordict", _exactly("tensordict.TensorDict"), _pack_tensordict, _unpack_tensordict),
     Kind(
         "tensordictstack",

@@ -10,9 +10,8 @@
 The chunks' checksums are in the index, that of the index is in the tail and in ``meta.json``: it
 covers the whole file, and each array can be verified and read without the others.
 
-Not one Blosc2 frame an array: a frame keeps where its chunks are in a chunk of its own, so all of
-it would have to be parsed here before Blosc2, which loads plug-ins by id, may open it; and building
-one copies each chunk twice (``benchmarks.store`` measures it).
+Not one Blosc2 frame an array: before Blosc2, which loads plug-ins by id, may open a frame, all of
+it would have to be parsed here, and building one copies each chunk twice (``benchmarks.store``).
 
 Nothing that is read is trusted. What a file declares is compared with its size, and what is about
 to be allocated with `max_bytes`, before it is allocated; and a compressed run must declare exactly

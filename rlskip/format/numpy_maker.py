@@ -24,10 +24,6 @@ size = tuple
 nested = Ragged
 
 
-def dtype(name: str) -> str:
-    return f"torch.{name}"
-
-
 def tensor(raw: np.ndarray, name: str, shape: list[int], device: str | None) -> np.ndarray:
     if name in _SAME:
         # What the reader has narrowed says so.

@@ -52,18 +52,22 @@ def _found(module: str, qualname: str, fits: Callable[[Any], bool], what: str) -
 
 
 def _fields_of(kind: Any) -> list[str] | None:
-    """The names of a dataclass's fields; None for any other value.
+    """The names of the fields of a dataclass or a named tuple; None for any other value.
 
-    Classes with their own way to make or to end instances (``__new__``, ``__del__``) are left out.
+    Dataclasses with their own way to make or to end instances (``__new__``, ``__del__``) are left
+    out.
     """
-    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+    if not isinstance(kind, type):
         return None
-    if kind.__new__ is not object.__new__ or hasattr(kind, "__del__"):
+    if kind.__bases__ == (tuple,) and isinstance(vars(kind).get("_fields"), tuple):
+        return [*kind._fields]  # type: ignore[attr-defined]
+    if not dataclasses.is_dataclass(kind) or hasattr(kind, "__del__"):
         return None
-    return [field.name for field in dataclasses.fields(kind)]
+    is_plain = kind.__new__ is object.__new__
+    return [field.name for field in dataclasses.fields(kind)] if is_plain else None
 
 
-def _pack_dataclass(value: Any, packer: Packer) -> list[Node]:
+def _pack_fields(value: Any, packer: Packer) -> list[Node]:
     kind = type(value)
     names = _fields_of(kind) or []
     slots = [name for name in copyreg._slotnames(kind) if hasattr(value, name)]  # type: ignore[attr-defined]
@@ -75,16 +79,19 @@ def _pack_dataclass(value: Any, packer: Packer) -> list[Node]:
     if others:
         what = f"it has attributes besides its fields: {', '.join(others)}"
         raise packer.unsupported(value, what)
-    nodes = [[n, packer.node(object.__getattribute__(value, n), f".{n}")] for n in names]
-    return [*_names(value, packer), nodes]
+    parts = value if issubclass(kind, tuple) else [object.__getattribute__(value, n) for n in names]
+    named = zip(names, parts, strict=True)
+    return [*_names(value, packer), [[name, packer.node(part, f".{name}")] for name, part in named]]
 
 
-def _unpack_dataclass(unpacker: Unpacker, module: str, qualname: str, entries: Node) -> Any:
+def _unpack_fields(unpacker: Unpacker, module: str, qualname: str, entries: Node) -> Any:
     values = dict(unpacker.entries(entries))
     if unpacker.into != "host":
         return values
-    what = f"a dataclass of {', '.join(map(str, values))}"
+    what = f"a class with the fields {', '.join(map(str, values))}"
     kind = _found(module, qualname, lambda kind: _fields_of(kind) == [*values], what)
+    if issubclass(kind, tuple):
+        return tuple.__new__(kind, values.values())
     made = object.__new__(kind)
     for name, value in values.items():
         if isinstance(getattr_static(kind, name, None), types.MemberDescriptorType):  # of __slots__
@@ -114,36 +121,12 @@ def _unpack_member(unpacker: Unpacker, module: str, qualname: str, name: str, co
     return _found(module, qualname, fits, what)._member_map_[name]
 
 
-def _is_namedtuple(kind: Any) -> bool:
-    is_tuple = isinstance(kind, type) and kind.__bases__ == (tuple,)
-    return is_tuple and isinstance(vars(kind).get("_fields"), tuple)
-
-
-def _pack_namedtuple(value: Any, packer: Packer) -> list[Node]:
-    nodes = [packer.node(v, f".{f}") for f, v in zip(value._fields, value, strict=True)]
-    return [*_names(value, packer), [*value._fields], nodes]
-
-
-def _unpack_namedtuple(
-    unpacker: Unpacker, module: str, qualname: str, fields: list[str], nodes: list[Node]
-) -> Any:
-    values = dict(zip(fields, map(unpacker.node, nodes), strict=True))
-    if unpacker.into != "host":
-        return values
-    what = f"a named tuple of {', '.join(fields)}"
-    kind = _found(
-        module, qualname, lambda kind: _is_namedtuple(kind) and [*kind._fields] == fields, what
-    )
-    return tuple.__new__(kind, values.values())
-
-
 _PATHS: dict[str, type[pathlib.PurePath]] = {
     kind.__name__: kind
     for kind in (pathlib.PurePosixPath, pathlib.PureWindowsPath, type(pathlib.Path()))
 }
 
 KINDS = [
-    Kind("namedtuple", _is_namedtuple, _pack_namedtuple, _unpack_namedtuple),
     Kind(
         "path",
         lambda kind: kind in _PATHS.values(),
@@ -151,8 +134,6 @@ KINDS = [
         lambda _, name, text: _PATHS[name](text),
     ),
     Kind("uuid", uuid.UUID, lambda value, _: [value.hex], lambda _, digits: uuid.UUID(digits)),
-    Kind(
-        "dataclass", lambda kind: _fields_of(kind) is not None, _pack_dataclass, _unpack_dataclass
-    ),
+    Kind("fields", lambda kind: _fields_of(kind) is not None, _pack_fields, _unpack_fields),
     Kind("member", lambda kind: issubclass(kind, enum.Enum), _pack_member, _unpack_member),
 ]

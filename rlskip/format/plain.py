@@ -112,17 +112,6 @@ def _raw(kind: type) -> Kind:
     )
 
 
-# -- what JSON cannot write --------------------------------------------------------------
-
-
-def _hex(value: float) -> str:
-    return struct.pack(">d", value).hex()
-
-
-def _float(bits: str) -> float:
-    return struct.unpack(">d", bytes.fromhex(bits))[0]  # type: ignore[no-any-return]
-
-
 # -- numpy -------------------------------------------------------------------------------
 
 
@@ -191,12 +180,11 @@ KINDS = [
     *map(_raw, (bytes, bytearray)),
     # Integers beyond 64 bits, floats that JSON cannot write, strings that it would change.
     Kind("int", int, lambda value, _: [hex(value)], lambda _, text: int(text, 16)),
-    Kind("float", float, lambda value, _: [_hex(value)], lambda _, bits: _float(bits)),
     Kind(
-        "complex",
-        complex,
-        lambda value, _: [_hex(value.real), _hex(value.imag)],
-        lambda _, real, imag: complex(_float(real), _float(imag)),
+        "float",
+        float,
+        lambda value, _: [struct.pack(">d", value).hex()],
+        lambda _, bits: struct.unpack(">d", bytes.fromhex(bits))[0],
     ),
     Kind(
         "str",

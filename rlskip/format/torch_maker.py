@@ -88,21 +88,18 @@ def _is_near(value: torch.Tensor) -> bool:
 
 # -- what is made: the names of this part are those of numpy_maker -------------------------
 
+
 size = torch.Size
-
-
-def dtype(name: str) -> torch.dtype:
-    if name not in DTYPES:
-        raise UnknownTypeError(
-            f"it holds torch.{name}, which torch {torch.__version__} lacks",
-            remedy="load it with the torch that the run used, or a newer one",
-        )
-    return DTYPES[name]
 
 
 def tensor(raw: np.ndarray, name: str, shape: list[int], device: str | None) -> torch.Tensor:
     """A tensor of these bytes, of the dtype of this name."""
-    kind = dtype(name)
+    kind = DTYPES.get(name)
+    if kind is None:
+        raise UnknownTypeError(
+            f"it holds torch.{name}, which torch {torch.__version__} lacks",
+            remedy="load it with the torch that the run used, or a newer one",
+        )
     if len(raw) != math.prod(shape) * kind.itemsize:
         raise ValueError("a tensor of another size than its elements")
     # As bytes: torch cannot copy each dtype to a GPU.

@@ -63,7 +63,7 @@ def _plain(value: Any) -> Any:
         return sorted(map(repr, value))
     if isinstance(value, list | tuple):
         return [_plain(part) for part in value]
-    return str(value) if isinstance(value, float | complex | torch.dtype) else value
+    return str(value) if isinstance(value, float | complex) else value
 
 
 _IN_NUMPY = {
