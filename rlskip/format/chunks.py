@@ -1,8 +1,7 @@
 """Arrays cut into chunks, narrowed, compressed, and back.
 
 A *spec* names the elements of an array: ``i``, ``u`` (integers) or ``x`` (opaque, kept unchanged),
-and the bytes of one, e.g. ``u2``. The integers of an array are stored in the narrowest spec that
-holds them all.
+and the bytes of one, e.g. ``u2``.
 """
 
 from __future__ import annotations
@@ -28,14 +27,11 @@ CHUNK = 1 << 21
 
 _SIZES = (1, 2, 4, 8)
 STORED_AS = {
-    f"{kind}{size}": [f"{k}{s}" for s in _SIZES if s < size for k in narrower] + [f"{kind}{size}"]
+    f"{kind}{size}": {f"{kind}{size}", *(f"{k}{s}" for s in _SIZES if s < size for k in narrower)}
     for kind, narrower in {"i": "ui", "u": "u", "x": ""}.items()
     for size in _SIZES
 }
-"""The specs of arrays, each with those that it may be stored as, the narrowest first."""
-_BOUNDS = {
-    spec: (int(np.iinfo(spec).min), int(np.iinfo(spec).max)) for spec in STORED_AS if spec[0] != "x"
-}
+"""The specs of arrays, each with those that it may be stored as."""
 
 # By the size of an element; wider ones are shuffled by bits.
 _FILTERS = {"1": blosc2.Filter.NOFILTER, "2": blosc2.Filter.SHUFFLE}
@@ -78,11 +74,13 @@ def _extremes(part: np.ndarray) -> tuple[int, int]:
 
 def narrowest(array: Array) -> str:
     """The narrowest spec that holds all of an array."""
-    *narrower, _ = STORED_AS[array.spec]
-    ends = share(_extremes, array.parts) if narrower else []
-    low, high = min((low for low, _ in ends), default=0), max((high for _, high in ends), default=0)
-    fitting = (s for s in narrower if _BOUNDS[s][0] <= low and high <= _BOUNDS[s][1])
-    return next(fitting, array.spec)
+    if len(STORED_AS[array.spec]) == 1:
+        return array.spec
+    lows, highs = zip((0, 0), *share(_extremes, array.parts), strict=True)
+    low, high = min(lows), max(highs)
+    fitting = np.min_scalar_type(min(low, ~high) if low < 0 else high)
+    is_narrower = fitting.itemsize < int(array.spec[1])
+    return f"{fitting.kind}{fitting.itemsize}" if is_narrower else array.spec
 
 
 def copied(arrays: Sequence[Array], memory: Memory) -> list[Array]:

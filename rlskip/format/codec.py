@@ -5,9 +5,9 @@ by number; :class:`Unpacker` rebuilds the value. ``None``, booleans, short integ
 and strings are nodes as they are; every other value is ``[tag, *parts]``, which a row of the table
 in :mod:`rlskip.format.kinds` writes and reads.
 
-A node is data: rebuilding one imports nothing that it names and calls no class that it names. What
-it takes in memory is charged to the reader's ``max_bytes`` before it is allocated. Else a tree is
-believed: its checksum tells accidents, and who forges it may write any value.
+Rebuilding a node imports nothing that it names and calls no class that it names. What it takes in
+memory is charged to the reader's ``max_bytes`` before it is allocated. Else a tree is believed: its
+checksum tells accidents, and who forges it may write any value.
 """
 
 from __future__ import annotations

@@ -4,11 +4,8 @@
 
     head    16 bytes   magic, format version
     chunks             compressed runs of the arrays, back to back, in order
-    index              the trees, and what the arrays are: JSON, compressed
+    index              the trees, what the arrays are, checksums of the chunks: JSON, compressed
     tail    40 bytes   length of the index stored and plain, its checksum, closing magic
-
-The chunks' checksums are in the index, that of the index is in the tail and in ``meta.json``: it
-covers the whole file, and each array can be verified and read without the others.
 
 Not one Blosc2 frame an array: before Blosc2, which loads plug-ins by id, may open a frame, all of
 it would have to be parsed here, and building one copies each chunk twice (``benchmarks.store``).
@@ -102,16 +99,9 @@ class _Entry(NamedTuple):
 class Reader:
     """A dump's file, opened: the index verified, the arrays read one by one.
 
-    Parameters
-    ----------
-    source
-        Its bytes, or a real file, open for reading in binary until the arrays are read.
-    where
-        The path to name in errors.
-    checksum
-        The one in ``meta.json``; a file with another one is refused.
-    max_bytes
-        The most memory that the values may take; by default half of what there is.
+    `source` is its bytes, or a real file, open for reading in binary until the arrays are read;
+    `where` the path to name in errors; `checksum` the one in ``meta.json``. The values may take
+    `max_bytes` of memory, by default half of what there is.
 
     It raises CorruptDumpError, OtherFormatError or TooLargeDumpError, as do its methods.
     """

@@ -24,20 +24,16 @@ for _kind in (*plain.KINDS, *batches.KINDS, *objects.KINDS):
 def register_codec(
     type: type, name: str, encode: Callable[[Any], Any], decode: Callable[[Any], Any]
 ) -> None:
-    """Keep values of exactly `type` in dumps.
+    """Keep values of exactly `type` in dumps; its subclasses need their own codecs.
 
     Parameters
     ----------
-    type
-        The class. Its subclasses need their own codecs.
     name
-        The type's name in dumps. It must not change, and a process that loads the dump must have
-        registered the same name.
+        The type's name in dumps. A process that loads the dump must have registered it, too.
     encode
         Turns the value into something that dumps already keep (a dict of tensors, a string, ...).
     decode
-        Turns that back into the value. Its argument comes from a file: trust it as you trust the
-        file.
+        Turns that back into the value. Trust its argument as you trust the file.
 
     Examples
     --------

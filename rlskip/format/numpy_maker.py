@@ -1,10 +1,8 @@
 """Tensors and batches as numpy's arrays, so that looking at a dump loads no torch.
 
 A tensor becomes an array whose ``dtype.metadata["torch"]`` names its dtype. bfloat16 becomes
-float32, integers that the reader narrows stay narrow, and what else numpy lacks is refused. A
-nested tensor becomes a :class:`~rlskip.batch.tables.Ragged` of its rows, a TensorDict a
-:class:`~rlskip.batch.tables.Table` of columns, a wrapped value a
-:class:`~rlskip.batch.tables.Whole`. The functions are those of :mod:`rlskip.format.torch_maker`.
+float32, and what else numpy lacks is refused. Batches become the classes of
+:mod:`rlskip.batch.tables`. The functions are those of :mod:`rlskip.format.torch_maker`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ import numpy as np
 
 from rlskip.batch.columns import objects_of
 from rlskip.format.codec import Kind, Node, Packer, Unpacker
-from rlskip.format.dump_errors import UnknownTypeError
 
 _OBJECTS = 8
 """Bytes of objects of Python, about, for each byte of an array that holds them."""
@@ -116,10 +115,7 @@ def _raw(kind: type) -> Kind:
 
 
 def _dtype(name: str) -> np.dtype:
-    try:
-        dtype = np.dtype(name)
-    except TypeError as error:  # a long double of another platform
-        raise UnknownTypeError(f"it holds an array of {name}, which this numpy lacks") from error
+    dtype = np.dtype(name)
     if dtype.kind not in "biufcSUmM":
         raise ValueError(f"an array of {name}")
     return dtype
@@ -157,8 +153,6 @@ def _unpack_ndarray(unpacker: Unpacker, name: str, shape: list[int], content: No
 def _pack_scalar(value: np.generic, packer: Packer) -> list[Node]:
     if isinstance(value, np.str_):
         return ["U", packer.node(str(value))]
-    if isinstance(value, np.bytes_):
-        return ["S", bytes(value).hex()]
     if value.dtype.kind not in "biufcmM":
         raise packer.unsupported(value, f"its dtype {value.dtype} has no codec")
     return [value.dtype.str, value.tobytes().hex()]
@@ -167,8 +161,6 @@ def _pack_scalar(value: np.generic, packer: Packer) -> list[Node]:
 def _unpack_scalar(unpacker: Unpacker, name: str, content: Node) -> Any:
     if name == "U":
         return np.str_(unpacker.node(content))
-    if name == "S":
-        return np.bytes_(bytes.fromhex(content))
     (value,) = np.frombuffer(bytes.fromhex(content), _dtype(name))
     return value
 
