@@ -111,14 +111,14 @@ def _data(found: Comparison, decode: Decode | None) -> dict[str, Any]:
 
 
 def _view(found: Comparison, decode: Decode | None) -> list[Cell]:
-    from rlskip.compare.verdict import COLUMNS, only_one_has, table_of
+    from rlskip.compare.verdict import COLUMNS, table_of
 
     rows = [
         (*cells, text(result, "" if result.startswith(("equal", "within")) else "red"))
         for *cells, result in table_of(found)
     ]
     said = found.verdict(decode)
-    view: list[Cell] = [said[0].upper() + said[1:], *only_one_has(found), ""]
+    view: list[Cell] = [said[0].upper() + said[1:], *found.only_one_has, ""]
     used = [i for i in range(len(COLUMNS)) if any(str(row[i]) for row in rows)]
     cells = [[row[i] for i in used] for row in rows]
     view += [f"A {found.a}", f"B {found.b}", "", table([COLUMNS[i] for i in used], cells)]

@@ -16,7 +16,7 @@ import numpy as np
 
 from rlskip.batch.row_parts import by_token
 from rlskip.batch.rows import Rows
-from rlskip.compare.records import Record, StepRecords, is_single, single_values
+from rlskip.compare.records import Record, StepRecords
 from rlskip.runs.columns import Tokens, plain, rollout_columns, values
 from rlskip.runs.conversation import recorded
 from rlskip.runs.find import Target
@@ -166,7 +166,8 @@ class RowValues:
 
     def __init__(self, records: StepRecords | None, rollouts: Rollouts) -> None:
         self._value_of = functools.cache(Record.load)
-        self._places: dict[str, list[tuple[Record, int] | None]] = {}
+        # By stage and row of the rollouts the record, and the row in it.
+        self._places: dict[str, dict[int, tuple[Record, int]]] = {}
         # The rows' hashes are not needed where nothing was recorded.
         self._rows = rollouts.tokens.rows if records is not None else None
         keys = [] if self._rows is None else self._rows.keys.tolist()
@@ -177,29 +178,29 @@ class RowValues:
                     for row, key in enumerate(record.keys.tolist()):
                         waiting[key].append((record, row))
             if waiting:
-                self._places[name] = [
-                    waiting[key].popleft() if waiting[key] else None for key in keys
-                ]
+                found = ((i, waiting[key].popleft()) for i, key in enumerate(keys) if waiting[key])
+                self._places[name] = dict(found)
 
     @property
     def names(self) -> list[str]:
         return list(self._places)
 
     def single(self, name: str, i: int) -> float | None:
-        """A stage's value of row `i` as one number: the sampled tokens' own, else their sum.
+        """A stage's value of row `i` as one number: what its tokens share, else their sum.
 
         None where none was recorded. Raises DumpError where it cannot be read.
         """
-        if (place := self._place(name, i)) is None:
+        if (place := self._places.get(name, {}).get(i)) is None:
             return None
         record, row = place
+        part = shared = record.part(self._value_of(record), row).reshape(-1)
         given = self.by_token(name, i) if record.layout.align is not None else None
-        if given is None or self._rows is None:
-            return float(single_values(record, self._value_of(record), np.array([row]))[0])
-        # A value of the whole row has 0 for the prompt, and what a tool said.
-        sampled = given[self._rows.sampled[i][int(self._rows.prompt.lengths[i]) :]]
-        shared = sampled.size and (sampled == sampled[0]).all()
-        return float(sampled[0] if shared else np.nansum(given))
+        if given is not None and self._rows is not None:
+            # A value of the whole row has 0 for the prompt, and what a tool said.
+            start = int(self._rows.prompt.lengths[i])
+            part, shared = given, given[self._rows.sampled[i][start:]]
+        is_shared = shared.size and (shared == shared[0]).all()
+        return float(shared[0] if is_shared else np.nansum(part))
 
     def by_token(self, name: str, i: int) -> np.ndarray | None:
         """A stage's value of row `i` for each token of its response, float64, NaN without one.
@@ -208,15 +209,12 @@ class RowValues:
 
         Raises DumpError where it cannot be read.
         """
-        rows = self._rows
-        if rows is None or i in rows.unknown or (place := self._place(name, i)) is None:
+        rows, place = self._rows, self._places.get(name, {}).get(i)
+        if rows is None or i in rows.unknown or place is None:
             return None
         record, row = place
         value, start = self._value_of(record), int(rows.prompt.lengths[i])
-        if record.layout.align is None and is_single(record, value):
-            return np.where(rows.sampled[i][start:], float(value.reshape(-1)[row]), np.nan)
-        part = record.layout.part(value, row)
+        part = record.part(value, row)
+        if record.layout.align is None and record.is_single(value):
+            return np.where(rows.sampled[i][start:], float(part[0]), np.nan)
         return by_token(part, record.layout.align, start, rows.sampled[i])[start:]
-
-    def _place(self, name: str, i: int) -> tuple[Record, int] | None:
-        return self._places[name][i] if name in self._places else None

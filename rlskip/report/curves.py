@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from rlskip.batch.row_parts import by_token
-from rlskip.compare.records import Record, StepRecords, pair_rows
+from rlskip.compare.records import Record, StepRecords
 from rlskip.compare.sides import Side
+from rlskip.compare.steps import pair_rows
 from rlskip.format.dump_errors import DumpError
 from rlskip.stages.digest import MOMENTS
 from rlskip.stages.parts import DIGEST, NUMBER, ROWS
