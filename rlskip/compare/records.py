@@ -129,9 +129,12 @@ class StepRecords:
             for i, item in enumerate(index):
                 keys, sessions, spans = (known[f"{i}.{name}"] for name in _OF_RECORD)
                 number = item["value"] if item["form"] == NUMBER else None
-                own = (item[name] for name in ("name", "order", "rank", "form", "dtype"))
                 layout = Layout(item["align"], spans, item["flat"])
-                records.append(Record(*own, number, keys, sessions, layout, part, f"{i}"))
+                about = {name: item[name] for name in ("name", "order", "rank", "form", "dtype")}
+                records.append(
+                    Record(**about, number=number, keys=keys, sessions=sessions, layout=layout,
+                           source=part, field=f"{i}")
+                )  # fmt: skip
         records.sort(key=lambda record: (record.order, record.rank))
         self.stages: dict[str, list[Record]] = {}
         for record in records:

@@ -75,11 +75,11 @@ def _copies(a: StepRecords, b: StepRecords) -> list[Counter[int]]:
     """
     shared = a.stages.keys() & b.stages.keys()
     named = [n for n in shared if all(one.has_rows for one in (*a.stages[n], *b.stages[n]))]
-    found = []
+    found: list[Counter[int]] = []
     for side in (a, b):
         assert side.rows is not None
         every = [Counter(key for key, _ in _named_rows(side.stages[n]).values()) for n in named]
-        fewest: Counter[int] = functools.reduce(operator.and_, every) if every else Counter()
+        fewest = functools.reduce(operator.and_, every) if every else Counter[int]()
         found.append(fewest | Counter(side.rows.keys.tolist()))
     return found
 
