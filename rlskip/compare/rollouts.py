@@ -19,60 +19,11 @@ from rlskip.batch.rows import Rows
 from rlskip.compare.records import Record, StepRecords
 from rlskip.runs.columns import Tokens, plain, rollout_columns, values
 from rlskip.runs.conversation import recorded
-from rlskip.runs.find import Target
-from rlskip.runs.opened import Run, Step
-from rlskip.runs.rollouts import Decode, Rollouts
+from rlskip.runs.rollouts import Rollouts
 from rlskip.stages.parts import ROWS, Entry, encode
 
 LOG_PROBS, REWARDS = "log_probs", "rewards"
 _OF_ROWS = ("keys", "prompts", "masks", "lengths", "sessions", "turns")
-
-
-@attrs.define
-class Dumps:
-    """A run, a step or a call as a side of a comparison.
-
-    Its only step is compared under a `number`; None: its own. ``has_texts`` tells whether some of
-    what was read is text, without tokens.
-    """
-
-    name: str
-    target: Target
-    number: int | None = None
-    has_texts: bool = False
-
-    @classmethod
-    def pair(cls, a: Target, b: Target) -> tuple[Dumps, Dumps]:
-        """Two sides; two steps are compared whatever their numbers are."""
-        names = [one.name for one in (a, b)]
-        if a.name == b.name:  # in two dump_dirs
-            names = [f"{one.name} in {one.run.dump_dir}" for one in (a, b)]
-        number = None if isinstance(a, Run) or isinstance(b, Run) else _step_of(a).number
-        return cls(names[0], a, number), cls(names[1], b, number)
-
-    @property
-    def run(self) -> Run:
-        """The run, with the step alone that was named."""
-        if isinstance(self.target, Run):
-            return self.target
-        step = _step_of(self.target)
-        return step.run[step.number : step.number + 1]
-
-    def steps(self) -> list[int]:
-        """The steps that have dumps, ascending; NoSuchPlaceError where a named one has none."""
-        if isinstance(self.target, Run):
-            return self.target.steps()
-        next(self.target.iter_dumps())
-        return [_step_of(self.target).number if self.number is None else self.number]
-
-    def records(self, step: int) -> StepRecords:
-        """The rollouts of a step; raises DumpError."""
-        target = Step(self.target, step) if isinstance(self.target, Run) else self.target
-        return StepRecords([self._part(one) for one in target.rollouts()])
-
-    def _part(self, rollouts: Rollouts) -> PartInMemory:
-        self.has_texts |= not rollouts.has_tokens
-        return PartInMemory(_part_of(rollouts))
 
 
 @attrs.frozen(eq=False)
@@ -90,21 +41,12 @@ def characters(codes: Sequence[int]) -> str:
     return "".join(map(chr, codes))
 
 
-def side_decode(sides: Sequence[Any], decode: Decode | None) -> Decode | None:
-    """What makes text of the tokens of two sides."""
-    return characters if any(getattr(one, "has_texts", False) for one in sides) else decode
-
-
-def _step_of(target: Target) -> Step:
-    assert not isinstance(target, Run)
-    return target if isinstance(target, Step) else target.step
-
-
-def _part_of(rollouts: Rollouts) -> dict[str, Any]:
+def part_of(rollouts: Rollouts) -> PartInMemory:
     """The rows of a dump and their values, as :mod:`rlskip.stages.parts` has them."""
     if not len(rollouts):
         none = np.empty(0, np.int64)
-        return {"index": [], **{f"rows.{name}": none for name in (*_OF_ROWS, "prompt_lengths")}}
+        columns = {f"rows.{name}": none for name in (*_OF_ROWS, "prompt_lengths")}
+        return PartInMemory({"index": [], **columns})
     rows = rollouts.tokens.rows or _rows_of_text(rollouts)
     groups, sessions, turns = (
         np.array([rollouts.cell(name, i) for i in range(len(rollouts))])
@@ -115,13 +57,14 @@ def _part_of(rollouts: Rollouts) -> dict[str, Any]:
         Entry.of(name, value, rows, order=order, rank=0)
         for order, (name, value) in enumerate(_values(rollouts, rows).items())
     ]
-    return encode(entries, tokens=False) | {
+    part = encode(entries, tokens=False) | {
         **{f"rows.{name}": getattr(rows, name) for name in _OF_ROWS},
         "rows.prompt_lengths": rows.prompt.lengths,
         "rows.groups": groups,
         "rows.tokens": rows.flat_tokens,
         "rows.sampled": rows.flat_sampled,
     }
+    return PartInMemory(part)
 
 
 def _values(rollouts: Rollouts, rows: Rows) -> dict[str, Any]:

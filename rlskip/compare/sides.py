@@ -9,15 +9,16 @@ from pathlib import Path
 import attrs
 
 from rlskip.compare.records import StepRecords
-from rlskip.compare.rollouts import Dumps
+from rlskip.compare.rollouts import part_of
 from rlskip.compare.rounding import Rounding
 from rlskip.compare.steps import compare_step
 from rlskip.compare.verdict import Comparison, StepResult
 from rlskip.config.steps import Steps, compact
 from rlskip.format.dump_errors import DumpError
 from rlskip.jobs.records import SUMMARY, read_events
+from rlskip.runs.find import Target, find_target
 from rlskip.runs.on_disk import dumps_of, families
-from rlskip.runs.opened import NoSuchPlaceError, Run
+from rlskip.runs.opened import NoSuchPlaceError, Run, Step
 from rlskip.runs.rollouts import Decode
 from rlskip.stages.parts import MARK
 from rlskip.store.layout import STAGES
@@ -29,6 +30,7 @@ class Side:
 
     name: str
     directory: Path
+    _decode: Decode | None = None
 
     def steps(self) -> list[int]:
         """The steps that were recorded, ascending."""
@@ -38,8 +40,91 @@ class Side:
         """What was recorded at a step; raises DumpError."""
         return StepRecords(dumps_of(self.directory, step))
 
+    @property
+    def run(self) -> Run | None:
+        """The run whose rollouts it trained on; None where dumps are not beside the records."""
+        dump_dir = self.directory.parent.parent
+        names = {event.run for event in read_events(dump_dir, self.directory.name) if event.run}
+        runs = [Run(dump_dir / name, decode=self._decode) for name in sorted(names)]
+        return next((run for run in runs if run.steps()), None)
 
-def find_side(name: str, within: Path) -> Side:
+    @property
+    def recorded(self) -> Side | None:
+        """What was recorded by a job that trained on the rollouts of `run`."""
+        return self
+
+
+@attrs.define
+class Dumps:
+    """A run, a step or a call, whose rollouts are compared as records are.
+
+    Its only step is compared under a `number`; None: its own. ``has_texts`` tells whether some of
+    what was read is text, without tokens.
+    """
+
+    name: str
+    target: Target
+    number: int | None = None
+    has_texts: bool = False
+
+    @classmethod
+    def pair(cls, a: Target, b: Target) -> tuple[Dumps, Dumps]:
+        """Two sides; two steps are compared whatever their numbers are."""
+        names = [one.name for one in (a, b)]
+        if a.name == b.name:  # in two dump_dirs
+            names = [f"{one.name} in {one.run.dump_dir}" for one in (a, b)]
+        number = None if isinstance(a, Run) or isinstance(b, Run) else _step_of(a).number
+        return cls(names[0], a, number), cls(names[1], b, number)
+
+    def steps(self) -> list[int]:
+        """The steps that have dumps, ascending; NoSuchPlaceError where a named one has none."""
+        if isinstance(self.target, Run):
+            return self.target.steps()
+        next(self.target.iter_dumps())
+        return [_step_of(self.target).number if self.number is None else self.number]
+
+    def records(self, step: int) -> StepRecords:
+        """The rollouts of a step; raises DumpError."""
+        target = Step(self.target, step) if isinstance(self.target, Run) else self.target
+        parts = []
+        for rollouts in target.rollouts():
+            self.has_texts |= not rollouts.has_tokens
+            parts.append(part_of(rollouts))
+        return StepRecords(parts)
+
+    @property
+    def run(self) -> Run:
+        """The run, with the step alone that was named."""
+        if isinstance(self.target, Run):
+            return self.target
+        step = _step_of(self.target)
+        return step.run[step.number : step.number + 1]
+
+    @property
+    def recorded(self) -> Side | None:
+        """What the newest job recorded that used its run; None without one."""
+        try:
+            return find_side(str(self.run.directory), self.run.dump_dir)
+        except NoSuchPlaceError:
+            return None
+
+
+def _step_of(target: Target) -> Step:
+    assert not isinstance(target, Run)
+    return target if isinstance(target, Step) else target.step
+
+
+def find_sides(
+    a: str, b: str, within: Path, decode: Decode | None = None
+) -> tuple[Side, Side] | tuple[Dumps, Dumps]:
+    """The jobs that `a` and `b` mean; dumps where both have some and one has no records."""
+    try:
+        return find_side(a, within, decode), find_side(b, within, decode)
+    except NoSuchPlaceError:
+        return Dumps.pair(find_target(a, within, decode), find_target(b, within, decode))
+
+
+def find_side(name: str, within: Path, decode: Decode | None = None) -> Side:
     """The job that `name` means; raises NoSuchPlaceError where nothing was recorded there.
 
     It is the path of a job's records, of a Hydra output directory, of a run, of a directory of
@@ -48,31 +133,23 @@ def find_side(name: str, within: Path) -> Side:
     """
     path = Path(name).expanduser()
     if not path.exists() and (job := within / STAGES / name).is_dir():
-        return Side(name, job)
+        return Side(name, job, decode)
     if not path.exists():
         raise NoSuchPlaceError("no such directory, nor a job with records", name)
     path = path.resolve()
     recorded = _of_output(path)
     if recorded is not None:
-        return Side(name, recorded)
+        return Side(name, recorded, decode)
     if has_records(path):
-        return Side(name, path)
+        return Side(name, path, decode)
     jobs = _jobs(path)
     if jobs:
         newest = jobs[-1]
         more = f" (job {newest.name}, the newest of {len(jobs)})" if len(jobs) > 1 else ""
-        return Side(name + more, newest)
+        return Side(name + more, newest, decode)
     raise NoSuchPlaceError(
         "no stages were recorded here", name, "record them: run the job again with +record=stages"
     )
-
-
-def run_of(side: Side, decode: Decode | None = None) -> Run | None:
-    """The run whose rollouts a job trained on; None where its dumps are not beside its records."""
-    dump_dir = side.directory.parent.parent
-    names = {event.run for event in read_events(dump_dir, side.directory.name) if event.run}
-    runs = [Run(dump_dir / name, decode=decode) for name in sorted(names)]
-    return next((run for run in runs if run.steps()), None)
 
 
 def has_records(directory: Path) -> bool:

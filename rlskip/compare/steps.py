@@ -78,9 +78,11 @@ def _copies(a: StepRecords, b: StepRecords) -> list[Counter[int]]:
     found: list[Counter[int]] = []
     for side in (a, b):
         assert side.rows is not None
-        every = [Counter(key for key, _ in _named_rows(side.stages[n]).values()) for n in named]
-        fewest = functools.reduce(operator.and_, every) if every else Counter[int]()
-        found.append(fewest | Counter(side.rows.keys.tolist()))
+        every: list[Counter[int]] = [
+            Counter(key for key, _ in _named_rows(side.stages[name]).values()) for name in named
+        ]
+        once = Counter(side.rows.keys.tolist())
+        found.append(functools.reduce(operator.and_, every) | once if every else once)
     return found
 
 

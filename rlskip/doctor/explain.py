@@ -216,8 +216,9 @@ def _role(skip: Role, facts: HostFacts) -> Iterator[Finding]:
         yield Finding(name, OK, f"{what}arguments are the same (they are compared as the job runs)")
         for dump in dumps:
             if dump.step in replayed and dump.problem is None:
-                for level, changes in skip.dumps.notices.changes(dump.full_meta(), directory):
-                    yield Finding(name, WARNING if level == logging.WARNING else NOTE, changes)
+                for severity, changes in skip.dumps.notices.changes(dump.full_meta(), directory):
+                    level = WARNING if severity == logging.WARNING else NOTE
+                    yield Finding(name, level, changes)
     elif not reasons:
         yield Finding(name, NOTE, "no dump yet: the listed steps are generated")
     for reason, those in reasons.items():

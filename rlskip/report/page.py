@@ -17,8 +17,9 @@ from typing import Any
 
 from rlskip._human import finite, size
 from rlskip._version import __version__
+from rlskip.compare.sides import Dumps, Side
 from rlskip.errors import RlskipError
-from rlskip.report.one_run import OneRun, Progress, Shown, packed
+from rlskip.report.one_run import OneRun, Progress, packed
 
 _SCRIPTS = (
     "uPlot.iife.min.js", "data.js", "tables.js", "charts.js", "views.js", "overview.js", "step.js",
@@ -28,7 +29,7 @@ _STYLES = ("uPlot.min.css", "page.css")
 
 
 def render(
-    shown: Sequence[Shown],
+    shown: Sequence[Side | Dumps],
     *,
     success: float,
     max_bytes: int,

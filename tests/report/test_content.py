@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import rlskip as package
 from rlskip.batch.decoding import Decoder
+from rlskip.compare.sides import Dumps
 from rlskip.jobs.records import Recorder
-from rlskip.report.one_run import Shown
 from rlskip.report.page import render
 from rlskip.report.sessions import GAP, LOG_PROBS, Vocabulary
 from rlskip.runs.figures import by_interest
@@ -263,7 +263,7 @@ def test_the_texts_of_tokens_make_up_the_whole(said: str) -> None:
 
 def test_text_of_a_tokenizer_is_in_the_page(run_dir: Path, tmp_path: Path, content: Any) -> None:
     run = Run(run_dir, decode=Decoder(Letters()))
-    page, _ = render([Shown("run", run, None)], success=0.5, max_bytes=10**6)
+    page, _ = render([Dumps("run", run)], success=0.5, max_bytes=10**6)
     (tmp_path / "page.html").write_bytes(page)
     found = content(tmp_path / "page.html")
     prompt = next(iter(Run(run_dir).iter_rows(["prompt"])))["prompt"]
