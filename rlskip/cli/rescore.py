@@ -39,9 +39,6 @@ def rescore(
     version: Annotated[
         str | None, typer.Option(help="The function's version: keeps its verdicts.")
     ] = None,
-    cache: Annotated[
-        Path | None, typer.Option(help="Where they are kept; default ~/.rlskip/verdicts.")
-    ] = None,
     as_json: Json = False,
 ) -> int:
     """Run a reward function over cached rollouts.
@@ -62,7 +59,7 @@ def rescore(
             there = f"its steps are {compact(target.steps()) or 'none'}"
             raise NoSuchPlaceError(f"it has none of the steps {steps}", target.name, there)
     more = None if data is None else read_data(data)
-    with _judge(reward, version, cache) as judge:
+    with _judge(reward, version) as judge:
         rescored = scoring.rescore(
             judge, chosen, workers=workers, data=more,
             progress=lambda some: progress(some, "scoring"),
@@ -79,21 +76,19 @@ def rescore(
 
 
 @contextlib.contextmanager
-def _judge(reward: str, version: str | None, cache: Path | None) -> Iterator[Judge]:
+def _judge(reward: str, version: str | None) -> Iterator[Judge]:
     """The function, which within the context can be asked."""
     found = named_function(reward, "--reward")
     from rlskip.rescore.judge import Judge
 
     judge: Judge | None = getattr(found, "_rlskip_judge", None)
-    if judge is not None and (version or cache):
-        what = f"{reward} is a rlskip.cached_reward, which has a version and a directory of its own"
-        raise ConfigError(what, "--reward", "leave --version and --cache out")
-    if cache is not None and not version:
-        raise ConfigError("verdicts are kept under a version", "--cache", "give --version")
+    if judge is not None and version:
+        what = f"{reward} is a rlskip.cached_reward, which has a version of its own"
+        raise ConfigError(what, "--reward", "leave --version out")
     if judge is not None:
         yield judge
     elif version:
-        yield Judge(found, cache, version)
+        yield Judge(found, None, version)
     else:
         # Equal sessions are asked for once even so.
         with tempfile.TemporaryDirectory(prefix="rlskip-") as unkept:

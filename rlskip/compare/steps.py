@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import operator
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -81,8 +80,9 @@ def _copies(a: StepRecords, b: StepRecords) -> list[Counter[int]]:
         every: list[Counter[int]] = [
             Counter(key for key, _ in _named_rows(side.stages[name]).values()) for name in named
         ]
-        once = Counter(side.rows.keys.tolist())
-        found.append(functools.reduce(operator.and_, every) | once if every else once)
+        fewest: Counter[int] = functools.reduce(operator.and_, every) if every else Counter[int]()
+        once: Counter[int] = Counter(side.rows.keys.tolist())
+        found.append(fewest | once)
     return found
 
 

@@ -48,11 +48,6 @@ class Rescored:
     failures: list[dict[str, Any]] = attrs.field(factory=list)
     unreadable: dict[str, str] = attrs.field(factory=dict)
 
-    @property
-    def failed(self) -> int:
-        """Sessions without a new score."""
-        return self.sessions - len(self.new)
-
     def add_session(self, place: dict[str, Any], old: float | None, new: float | Exception) -> None:
         self.sessions += 1
         if isinstance(new, Exception):
@@ -80,7 +75,7 @@ class Rescored:
     def as_json(self) -> dict[str, Any]:
         return {
             "sessions": self.sessions,
-            "failed": self.failed,
+            "failed": self.sessions - len(self.new),
             "failures": self.failures,
             "old": _described(self.old),
             "new": _described(self.new),
@@ -142,17 +137,16 @@ def rescore(
 def _add(
     rescored: Rescored, step: int, rollouts: Rollouts, verdicts: Sequence[float | Exception]
 ) -> None:
+    cells = rollouts.columns.of("reward")
+    dtype = getattr(cells[0], "dtype", None) if cells else None
     new: dict[tuple[str, int], float] = {}
-    rounded = _dtype_of(rollouts)
     for one, found in zip(rollouts.sessions, verdicts, strict=True):
-        place = {
-            "step": step,
-            "call": one.place["call"],
-            "group": one.group,
-            "session": one.number,
-        }
+        place = {"step": step, "call": one.place["call"],
+                 "group": one.group, "session": one.number}  # fmt: skip
         if not isinstance(found, Exception):
-            new[one.group, one.number] = found = rounded(found)
+            # As the run's rewards are: 0.1 is another number in float32.
+            found = float(dtype.type(found)) if dtype is not None and dtype.kind == "f" else found
+            new[one.group, one.number] = found
         rescored.add_session(place, one.reward, found)
     for group in rollouts.groups:
         old = [one.reward for one in group.sessions]
@@ -186,15 +180,6 @@ async def _verdicts(
 
     answers = await asyncio.gather(*map(ask, cuts))
     return [score for scores in answers for score in scores]
-
-
-def _dtype_of(rollouts: Rollouts) -> Callable[[float], float]:
-    """Rounds a score as the run's rewards are: 0.1 is another number in float32."""
-    cells = rollouts.columns.of("reward")
-    dtype = getattr(cells[0], "dtype", None) if cells else None
-    if dtype is None or dtype.kind != "f":
-        return float
-    return lambda score: float(dtype.type(score))
 
 
 def _recorded(dump: Dump) -> Decode | None:
