@@ -134,28 +134,6 @@ def test_ls_limits_runs_and_dumps(rlskip: Any, dumps: Path) -> None:
     assert rlskip("ls", dumps, "-d", "/nowhere").code == 0
 
 
-@pytest.mark.usefixtures("job")
-def test_the_log_and_every_command_agree_on_sizes(rlskip: Any, tmp_path: Path) -> None:
-    from rlskip.jobs.records import tally
-
-    @package.SkipManager.annotate(role="rollout")
-    def generate(prompts: list[int]) -> list[int]:
-        return [10 * prompt for prompt in prompts]
-
-    config = {"dump_dir": str(tmp_path), "rollout": {"enable": True}}
-    package.SkipManager.init({"skip": config})
-    for step in (1, 2):
-        package.SkipManager.set_step(step)
-        generate([step])
-    written = tally({"rollout": str(tmp_path)}, "job")["rollout"].bytes_written
-    (run,) = rlskip("ls", tmp_path, "--json").json
-    assert run["size"] == written
-    verified = rlskip("verify", "-d", tmp_path, "--json").json
-    assert sum(one["size"] for one in verified) == written
-    old = rlskip("prune", tmp_path, "--keep-last", 0, "--json").json
-    assert sum(one["size"] for one in old) == written
-
-
 def test_ls_reads_what_it_lists_and_some_of_a_long_run(
     rlskip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,17 +54,6 @@ def test_the_reference_needs_no_other_extra_than_docs(python: Any) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_no_cell_of_a_table_is_blank() -> None:
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
-    blank = [
-        f"{page.name}: {line}"
-        for page in pages
-        for line in page.read_text(encoding="utf-8").splitlines()
-        if re.match(r"\|.*\| *\|", line) or re.search(r"\| as above", line)
-    ]
-    assert blank == []
-
-
 def test_the_docs_and_readme_stay_short() -> None:
     """Without the tables that are made from the code."""
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]

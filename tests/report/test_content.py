@@ -22,7 +22,6 @@ from rlskip.compare.sides import Dumps
 from rlskip.jobs.records import Recorder
 from rlskip.report.page import render
 from rlskip.report.sessions import GAP, LOG_PROBS, Vocabulary
-from rlskip.runs.figures import by_interest
 from rlskip.runs.opened import Run
 from rlskip.store import StepStore
 from rlskip.store.layout import part_name
@@ -137,21 +136,6 @@ def test_tokens_have_what_a_job_recorded_of_them(
 
 
 # -- what fits -------------------------------------------------------------------------------
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.floats(-1, 1) | st.just(float("nan")))))
-def test_first_come_one_of_each_group_then_the_best_and_the_worst(
-    sessions: list[tuple[int, float]],
-) -> None:
-    group = np.array([g for g, _ in sessions], np.int64)
-    reward = np.array([r for _, r in sessions], np.float64)
-    order = by_interest(group, reward)
-    assert sorted(order) == list(range(len(sessions)))
-    groups = len({*group.tolist()})
-    assert len({*group[order[:groups]].tolist()}) == groups
-    first, known = {*reward[order[: groups + 2]].tolist()}, reward[~np.isnan(reward)]
-    if len(known):
-        assert {known.min(), known.max()} <= first
 
 
 @pytest.fixture

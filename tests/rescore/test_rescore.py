@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import statistics
 import subprocess
 import time
 from collections import Counter
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 
 import rlskip as package
-from rlskip.rescore.scoring import Rescored
 from rlskip.store import StepStore
 from tests.rescore.judged import GROUPS, RUN, SESSIONS, answer, save
 
@@ -74,30 +72,6 @@ def test_a_cached_function_has_its_own_version_and_directory(judges: Path, rlski
     assert list((judges / "verdicts").iterdir())
     refused = rlskip(*command, *KEPT)
     assert (refused.code, "leave --version out" in refused.err) == (2, True)
-
-
-def test_what_changed() -> None:
-    rescored = Rescored()
-    groups: dict[str, tuple[list[float | None], list[float | None]]] = {
-        "flips": ([0.0, 1.0, None], [1.0, 0.5, None]),
-        "gains": ([1.0, 1.0], [1.0, 2.0]),
-        "loses": ([0.0, 1.0], [0.0, 0.0]),
-        "stays": ([0.0, 1.0], [0.0, 2.0]),
-    }
-    for name, (old, new) in groups.items():
-        rescored.add_group(name, old, new)
-        for a, b in zip(old, new, strict=True):
-            rescored.add_session({"group": name}, a, ValueError() if b is None else b)
-    found = rescored.as_json()
-    assert (found["sessions"], found["failed"]) == (9, 1)
-    assert found["groups"] == {
-        "count": 4, "gained_signal": 1, "lost_signal": 1,
-        "gained": ["gains"], "lost": ["loses"],
-    }  # fmt: skip
-    assert found["changed"] == 5
-    assert [one["by"] for one in found["most_changed"]] == [1.0, 1.0, 1.0, 1.0, 0.5]
-    assert found["old"]["p50"] == 1.0
-    assert found["new"]["std"] == pytest.approx(statistics.pstdev([1, 0.5, 1, 2, 0, 0, 0, 2]))
 
 
 def start(python: Any, folder: Path, name: str, *options: str) -> subprocess.Popen[str]:
