@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -44,8 +45,8 @@ class Side:
     def run(self) -> Run | None:
         """The run whose rollouts it trained on; None where dumps are not beside the records."""
         dump_dir = self.directory.parent.parent
-        names = {event.run for event in read_events(dump_dir, self.directory.name) if event.run}
-        runs = [Run(dump_dir / name, decode=self._decode) for name in sorted(names)]
+        names = _runs_of(dump_dir, self.directory.name)
+        runs = (Run(dump_dir / name, decode=self._decode) for name in names)
         return next((run for run in runs if run.steps()), None)
 
     @property
@@ -127,29 +128,25 @@ def find_sides(
 def find_side(name: str, within: Path, decode: Decode | None = None) -> Side:
     """The job that `name` means; raises NoSuchPlaceError where nothing was recorded there.
 
-    It is the path of a job's records, of a Hydra output directory, of a run, of a directory of
-    runs, or of a dump_dir, whose newest job it then is; or the name of a job in the dump_dir
-    `within`.
+    It is the name of a job in the dump_dir `within`, or the path of its records, of its Hydra
+    output, of a run or a directory of runs that it used, or of a dump_dir: then the newest job.
     """
     path = Path(name).expanduser()
-    if not path.exists() and (job := within / STAGES / name).is_dir():
-        return Side(name, job, decode)
-    if not path.exists():
+    path = (path if path.exists() else within / STAGES / name).resolve()
+    if not path.is_dir():
         raise NoSuchPlaceError("no such directory, nor a job with records", name)
-    path = path.resolve()
-    recorded = _of_output(path)
-    if recorded is not None:
+    recorded = _of_output(path) or path
+    if has_records(recorded):
         return Side(name, recorded, decode)
-    if has_records(path):
-        return Side(name, path, decode)
+    if recorded != path:
+        what = f"they were in {recorded}"
+        raise NoSuchPlaceError("the records of this job are gone", str(path), what)
     jobs = _jobs(path)
-    if jobs:
-        newest = jobs[-1]
-        more = f" (job {newest.name}, the newest of {len(jobs)})" if len(jobs) > 1 else ""
-        return Side(name + more, newest, decode)
-    raise NoSuchPlaceError(
-        "no stages were recorded here", name, "record them: run the job again with +record=stages"
-    )
+    if not jobs:
+        remedy = "record them: run the job again with +record=stages"
+        raise NoSuchPlaceError("no stages were recorded here", name, remedy)
+    more = f" (job {jobs[-1].name}, the newest of {len(jobs)})" if len(jobs) > 1 else ""
+    return Side(name + more, jobs[-1], decode)
 
 
 def has_records(directory: Path) -> bool:
@@ -191,19 +188,10 @@ def compare_sides(
 
 
 def _of_output(path: Path) -> Path | None:
-    """The records of the job whose summary is in a Hydra output directory."""
-    try:
-        summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
-        recorded = summary["stages"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    if not isinstance(recorded, str):
-        return None
-    if not has_records(Path(recorded)):
-        raise NoSuchPlaceError(
-            "the records of this job are gone", str(path), f"they were in {recorded}"
-        )
-    return Path(recorded)
+    """Where the records are of the job whose summary is in a Hydra output directory."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return Path(json.loads((path / SUMMARY).read_text(encoding="utf-8"))["stages"])
+    return None
 
 
 def _jobs(path: Path) -> list[Path]:
@@ -215,12 +203,15 @@ def _jobs(path: Path) -> list[Path]:
     if dump_dir is None:
         return []
     # The name of a job begins with the time of its start.
-    every = (job for job in (dump_dir / STAGES).iterdir() if job.is_dir() and has_records(job))
+    every = sorted(job for job in (dump_dir / STAGES).iterdir() if job.is_dir())
     place = path.relative_to(dump_dir).parts
-    return sorted(job for job in every if not place or _used(dump_dir, job.name, place))
+
+    def used(job: Path) -> bool:
+        runs = (Path(run).parts for run in _runs_of(dump_dir, job.name))
+        return not place or any(run[: len(place)] == place for run in runs)
+
+    return [job for job in every if has_records(job) and used(job)]
 
 
-def _used(dump_dir: Path, job: str, place: tuple[str, ...]) -> bool:
-    """Whether a job used a run whose directory below the dump_dir begins with `place`."""
-    runs = {event.run for event in read_events(dump_dir, job) if event.run}
-    return any(Path(run).parts[: len(place)] == place for run in runs)
+def _runs_of(dump_dir: Path, job: str) -> list[str]:
+    return sorted({event.run for event in read_events(dump_dir, job) if event.run})

@@ -21,18 +21,9 @@ ROLLOUTS, MASK = "rollouts", "mask"
 class Place:
     """The largest difference of a stage: the values of both sides, and where they are.
 
-    Parameters
-    ----------
-    what
-        The moment of a digest that differs most; None for a value itself.
-    row
-        Group or prompt, session and turn; None where the stage has no rows.
-    entry
-        Which entry of the row's part; None where a row has one value, or with digests.
-    token
-        Which token of the row, prompt included, that entry belongs to; None where it is not known.
-    around
-        The tokens around it, and the place of `token` among them; None with digests.
+    ``what`` is the moment of a digest that differs most. ``row`` names group or prompt, session and
+    turn; ``entry`` counts within the row's part, and ``token`` within the row, prompt included.
+    ``around`` are the tokens around it, and its place among them. What is not known is None.
     """
 
     a: Any
@@ -72,14 +63,9 @@ def _in_context(tokens: Sequence[int], at: int, decode: Decode | None) -> str:
 class StageResult:
     """A stage of one step compared.
 
-    Parameters
-    ----------
-    order
-        Of the first record that differs, among the records of A's step; else of the first one.
-    unit, compared, off
-        What was compared (rows or values), how many, and how many of them differ beyond rounding.
-    largest
-        The largest difference, inf where one is NaN and the other is not.
+    ``order`` is that of the first record that differs, among the records of A's step; else of the
+    first one. Of ``compared`` rows or values (``unit``) ``off`` differ beyond rounding, at most by
+    ``largest``: inf where one is NaN and the other is not.
     """
 
     step: int
