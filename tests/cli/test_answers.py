@@ -108,21 +108,6 @@ def test_a_run_with_roles_is_named_by_its_directory(
     assert rlskip("show", 1, "-d", root).code == 2, "there are three"
 
 
-def test_compare_labels_its_sides_and_survives_a_damaged_dump(
-    rlskip: Any, dumps: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(dumps / RUN, tmp_path / "copy" / RUN)
-    data = bytearray((dumps / RUN / "2" / "gen_batch.dp").read_bytes())
-    data[40] ^= 1
-    (dumps / RUN / "2" / "gen_batch.dp").write_bytes(data)
-    answer = rlskip("compare", dumps / RUN, tmp_path / "copy" / RUN, "--json")
-    assert answer.code == 1
-    assert answer.json["a"] == f"{RUN} in {dumps}"
-    assert answer.json["b"] == f"{RUN} in {tmp_path / 'copy'}"
-    assert [*answer.json["unreadable"]] == ["2"]
-    assert [one["step"] for one in answer.json["steps"]] == [1, 3]
-
-
 def test_ls_limits_runs_and_dumps(rlskip: Any, dumps: Path) -> None:
     def runs(*more: object) -> list[str]:
         return [one["run"].split("_")[0] for one in rlskip("ls", dumps, "--json", *more).json]

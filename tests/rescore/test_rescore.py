@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import rlskip as package
 from rlskip.store import StepStore
 from tests.rescore.judged import GROUPS, RUN, SESSIONS, answer, save
 
@@ -183,30 +182,23 @@ def test_the_ground_truth_may_be_missing_where_it_is_not_needed(
     assert (none.code, "it has none of the steps 2-9" in none.err) == (2, True)
 
 
-def test_without_text_the_tokens_are_given(judges: Path, rlskip: Any, dumps: Path) -> None:
-    where = dumps / "grpo_tiny" / "GBS4_N2_in6_out8"
-    found = rlskip("rescore", where, "--reward", "judges:lists", "--steps", "2", "--json").json
-    lengths = [session.length for session in package.open(where)[2].sessions()]
-    assert found["new"]["mean"] == sum(lengths) / 8 == 5.75
-    refused = rlskip("rescore", where, "--reward", "judges:one")
-    assert refused.code == 2
-    assert "--tokenizer" in refused.err or "ground_truth" in refused.err
-
-
 @pytest.mark.parametrize(
-    "takes", ["completion_ids", "completions, completion_ids", "solution_str, completion_ids",
-              "solution_strs, completion_ids"],
+    "takes", ["completions", "completion_ids", "completions, completion_ids",
+              "solution_str, completion_ids", "solution_strs, completion_ids"],
 )  # fmt: skip
 def test_a_function_of_tokens_needs_no_text(
     judges: Path, rlskip: Any, dumps: Path, takes: str
 ) -> None:
     where = dumps / "grpo_tiny" / "GBS4_N2_in6_out8"
-    one = "solution_str," in takes
-    score = "float(len(completion_ids))" if one else "[float(len(x)) for x in completion_ids]"
-    (judges / "dice.py").write_text(f"def judge({takes}):\n    return {score}\n")
+    ids = takes.rpartition(" ")[2]
+    score = f"float(len({ids}))" if "solution_str," in takes else f"[float(len(x)) for x in {ids}]"
+    (judges / "dice.py").write_text(f"def judge({takes}, **more):\n    return {score}\n")
     found = rlskip("rescore", where, "--reward", "dice:judge", "--steps", "2", "--json")
     assert found.code == 0, found.err
     assert found.json["new"]["mean"] == 5.75
+    refused = rlskip("rescore", where, "--reward", "judges:one")
+    assert refused.code == 2
+    assert "--tokenizer" in refused.err or "ground_truth" in refused.err
 
 
 def test_a_typo_is_found_before_the_module_is_run(judges: Path, rlskip: Any, dumps: Path) -> None:
