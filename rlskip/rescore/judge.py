@@ -69,7 +69,8 @@ class Judge:
         if not judged:
             what = f"its parameters are {', '.join(parameters) or 'none'}"
             remedy = "it takes solution_str (one session, as verl calls it), solution_strs (all), "
-            raise RewardError(what, self.name, remedy + "or completions or completion_ids (TRL)")
+            remedy += "or completions or completion_ids (as TRL does)"
+            raise RewardError(what, self.name, remedy)
         self.judged = judged[0]
         self.takes_many = self.judged in MANY
         # An object may have an async `__call__`.
