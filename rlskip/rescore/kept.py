@@ -6,9 +6,8 @@
     {directory}/{function}/claims            locked at a key's place while its verdict is asked for
 
 A verdict is a line between two line ends: the checksum of what follows the space, then key and
-value in JSON. The files are only appended to, by any number of processes, one write a verdict, so
-a verdict that was kept survives the death of its process. Reading finds a key in one file, so
-memory does not grow with the verdicts. The kernel releases the locks of a process that dies.
+value in JSON. The files are only appended to, one write a verdict, so a verdict that was kept
+survives the death of its process. The kernel releases the locks of a process that dies.
 """
 
 from __future__ import annotations
