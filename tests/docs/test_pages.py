@@ -54,6 +54,15 @@ def test_the_reference_needs_no_other_extra_than_docs(python: Any) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_nothing_is_installed_from_a_package_index() -> None:
+    """Of rlskip by its name alone: its extras are those of the rlskip that is installed."""
+    told = re.compile(r"pip install (?:-\S+ )*rlskip(?![\w\[/.-])")
+    patterns = ("*.md", "docs/*.md", "rlskip/**/*.py")
+    files = {file for pattern in patterns for file in ROOT.glob(pattern)}
+    found = [file for file in files if told.search(file.read_text(encoding="utf-8"))]
+    assert [file.name for file in found if file.name != "CHANGELOG.md"] == []
+
+
 def test_the_docs_and_readme_stay_short() -> None:
     """Without the tables that are made from the code."""
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
