@@ -163,13 +163,11 @@ class StepRecords:
         span = slice(end - int(part["rows.lengths"][place]), end)
         return part["rows.tokens"][span], part["rows.sampled"][span]
 
-    def place(
-        self, at: int, a: Any = None, b: Any = None, *, token: int | None = None, **more: Any
-    ) -> Place:
-        """Two values at a row of the table, or at one of its tokens."""
+    def where(self, place: Place, at: int, token: int | None = None) -> Place:
+        """The place, at a row of the table, or at one of its tokens."""
         assert self.rows is not None
         around = None
         if token is not None and (tokens := self.tokens_of(at)) is not None:
             start = max(0, token - _AROUND)
             around = tokens[0][start : token + _AROUND + 1].tolist(), token - start
-        return Place(a, b, row=self.rows.name(at), token=token, around=around, **more)
+        return attrs.evolve(place, row=self.rows.name(at), token=token, around=around)

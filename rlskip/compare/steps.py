@@ -104,21 +104,22 @@ def _first_other_token(
         )
         ours, others = a.tokens_of(i), b.tokens_of(int(alike[is_same.argmax()]))
         if ours is None or others is None:
-            return a.place(i)
+            return a.where(Place(), i)
         x, y = ours[0], others[0]
         upto = min(len(x), len(y))
         at = next(iter(np.flatnonzero(x[:upto] != y[:upto]).tolist()), upto)
-        return a.place(i, *(int(row[at]) if at < len(row) else None for row in (x, y)), token=at)
-    return a.place(int(mine[0])) if len(mine) else None
+        one, two = (int(row[at]) if at < len(row) else None for row in (x, y))
+        return a.where(Place(one, two), i, at)
+    return a.where(Place(), int(mine[0])) if len(mine) else None
 
 
 def _first_other_mask(a: StepRecords, b: StepRecords, i: int, j: int) -> Place:
     ours, others = a.tokens_of(i), b.tokens_of(j)
     # A mask that does not fit its tokens is not that of which nothing was sampled.
     if ours is None or others is None or np.array_equal(ours[1], others[1]):
-        return a.place(i)
+        return a.where(Place(), i)
     at = int(np.flatnonzero(ours[1] != others[1])[0])
-    return a.place(i, bool(ours[1][at]), bool(others[1][at]), token=at)
+    return a.where(Place(bool(ours[1][at]), bool(others[1][at])), i, at)
 
 
 # -- which rows of two stages belong together, wherever the batches put them --------------------
@@ -164,19 +165,9 @@ def _named_rows(records: Sequence[Record]) -> dict[tuple[int, int], tuple[int, i
 # -- a stage -------------------------------------------------------------------------------------
 
 
-@attrs.frozen
-class _Gap:
-    """How far two values are apart that are not equal to the bit, and where that is most.
-
-    It is ``off`` beyond rounding. The rest is as in :class:`Place`.
-    """
-
-    size: float
-    off: bool
-    a: Any = None
-    b: Any = None
-    what: str | None = None
-    entry: int | None = None
+_Gap = tuple[float, bool, Place]
+"""How far two values are apart that are not equal to the bit, whether that is beyond rounding, and
+where it is most."""
 
 
 def _compare_stage(
@@ -197,14 +188,14 @@ def _compare_stage(
     off, state, largest = 0, EQUAL, 0.0
     # The first record that differs beyond rounding, and the largest difference of that record.
     first: int | None = None
-    worst: tuple[Record, int, _Gap] | None = None
-    for record, row, gap in _gaps(pairs, mine, theirs, a, rounding):
-        off, largest = off + gap.off, max(largest, gap.size)
+    worst: tuple[float, Record, int, Place] | None = None
+    for record, row, (size, is_off, place) in _gaps(pairs, mine, theirs, a, rounding):
+        off, largest = off + is_off, max(largest, size)
         state = DIFFERS if off else ROUNDING
-        if gap.off and first is None:
+        if is_off and first is None:
             first, worst = record.order, None
-        if first in (None, record.order) and (worst is None or gap.size > worst[2].size):
-            worst = record, row, gap
+        if first in (None, record.order) and (worst is None or size > worst[0]):
+            worst = size, record, row, place
     note = ""
     if only_a or only_b:
         note, state = f"{only_a} rows only in A, {only_b} only in B", DIFFERS if off else UNPAIRED
@@ -212,7 +203,7 @@ def _compare_stage(
         note = "equal numbers in two dtypes"
     return attrs.evolve(
         result, state=state, order=one.order if first is None else first, off=off, largest=largest,
-        compared=len(pairs) + max(only_a, only_b), note=note, at=worst and _place(a, *worst),
+        compared=len(pairs) + max(only_a, only_b), note=note, at=worst and _where(a, *worst[1:]),
     )  # fmt: skip
 
 
@@ -231,9 +222,10 @@ def _gaps(
         if one.form == ROWS and one.is_single(x):  # a number has the scale of the others
             around = scale(x.astype(np.float64))
         for _, row, _, other_row in rows:
-            n = a.tokens
-            if one.keys is not None:
-                n = 1 if a.rows is None else int(a.rows.lengths[a.rows.find(one.keys[row])])
+            if one.keys is None or a.rows is None:
+                n = a.tokens
+            else:
+                n = int(a.rows.lengths[a.rows.find(one.keys[row])])
             allowed = partial(rounding.allowed, dtypes=dtypes, n=n)
             if one.form == DIGEST:
                 gap = _gap_of_digests(_digest(x, row), _digest(y, other_row), dtypes, allowed)
@@ -247,22 +239,22 @@ def _gap(
     a: np.ndarray, b: np.ndarray, allowed: Callable[..., np.ndarray], around: float | None
 ) -> _Gap | None:
     if a.shape != b.shape:
-        return _Gap(np.inf, True, list(a.shape), list(b.shape), "shape")
+        return np.inf, True, Place(list(a.shape), list(b.shape), "shape")
     if a.dtype == b.dtype and a.tobytes() == b.tobytes():
         return None
     if "U" in (a.dtype.kind, b.dtype.kind):
         x, y = a.item(), b.item()
-        return None if x == y else _Gap(np.inf, True, x, y)
+        return None if x == y else (np.inf, True, Place(x, y))
     x, y = a.astype(np.float64), b.astype(np.float64)
     gaps = differences(x, y)
     if a.dtype.kind in "iu" and b.dtype.kind in "iu":  # they may be one number in float64
         gaps = np.maximum(gaps, a != b)
     if not gaps.any():
-        return _Gap(0.0, False) if other_zeros(x, y).any() else None
+        return (0.0, False, Place()) if other_zeros(x, y).any() else None
     at = np.unravel_index(int(gaps.argmax()), gaps.shape)
     off = bool((gaps > allowed(x, y, around=scale(x) if around is None else around)).any())
     entry = int(at[0]) if gaps.size > 1 else None
-    return _Gap(float(gaps[at]), off, a[at].item(), b[at].item(), entry=entry)
+    return float(gaps[at]), off, Place(a[at].item(), b[at].item(), entry=entry)
 
 
 def _gap_of_digests(
@@ -272,7 +264,7 @@ def _gap_of_digests(
     # Whole numbers and floats have other checksums and bits.
     is_one_dtype = dtypes[0] == dtypes[1]
     if checksum == other_checksum:
-        return _Gap(0.0, False) if is_one_dtype and bits != other_bits else None
+        return (0.0, False, Place()) if is_one_dtype and bits != other_bits else None
     gaps = differences(mine, theirs)
     if not gaps.any() and not is_one_dtype:
         return None
@@ -281,7 +273,7 @@ def _gap_of_digests(
     limit = allowed(x, y, around=float(np.nan_to_num(mine[2])))
     off = bool((gaps > limit).any() or gaps[0] or not gaps.any())
     m = 0 if gaps[0] else int(np.argmax(gaps))
-    return _Gap(float(gaps[m]), off, float(mine[m]), float(theirs[m]), MOMENTS[m])
+    return float(gaps[m]), off, Place(float(mine[m]), float(theirs[m]), MOMENTS[m])
 
 
 _MEANS = np.array([name in ("mean", "order") for name in MOMENTS])
@@ -293,13 +285,14 @@ def _digest(value: Any, row: int) -> _Digest:
     return value["checksums"][row], value["bits"][row], value["moments"][row]
 
 
-def _place(a: StepRecords, one: Record, row: int, gap: _Gap) -> Place:
+def _where(a: StepRecords, one: Record, row: int, place: Place) -> Place:
+    """The place, in the row of A's record that it is of."""
     if one.keys is None or a.rows is None:
-        return Place(gap.a, gap.b, gap.what, entry=gap.entry)
+        return place
     at, token = int(a.rows.find(one.keys[row])), None
-    tokens = None if gap.what is not None else a.tokens_of(at)
+    tokens = None if place.what is not None else a.tokens_of(at)
     if tokens is not None and one.layout.align is not None:
-        entry, prompt_length = gap.entry or 0, int(a.rows.prompt_lengths[at])
+        entry, prompt_length = place.entry or 0, int(a.rows.prompt_lengths[at])
         places = token_places(one.layout.align, entry + 1, prompt_length, tokens[1])
         token = int(places[-1]) if len(places) > entry else None
-    return a.place(at, gap.a, gap.b, token=token, what=gap.what, entry=gap.entry)
+    return a.where(place, at, token)

@@ -26,8 +26,8 @@ class Place:
     ``around`` are the tokens around it, and its place among them. What is not known is None.
     """
 
-    a: Any
-    b: Any
+    a: Any = None
+    b: Any = None
     what: str | None = None
     row: str | None = None
     entry: int | None = None
