@@ -79,7 +79,10 @@ def many_steps(folder: Path, steps: int) -> None:
 def cpu(folder: Path, command: list[str], status: int = 0) -> float:
     """The CPU seconds that a process takes, with those that it starts."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True)
+    env = {**os.environ, "HOME": str(folder)}  # verdicts are kept there
+    done = subprocess.run(
+        [sys.executable, *command], cwd=folder, env=env, capture_output=True, text=True
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == status, done.stdout + done.stderr
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -94,7 +97,7 @@ def measure(folder: Path, steps: int, rounds: int) -> list[Row]:
     StepStore(folder / "few" / RUN).save(1, rollouts(256))
     (folder / "app.py").write_text(APP)
     (folder / "judge.py").write_text(JUDGE)
-    rescore = ("rescore", "few", "--reward", "judge:length", "--version", "1", "--cache", "kept")
+    rescore = ("rescore", "few", "--reward", "judge:length", "--version", "1")
     rlskip(folder, *rescore)
     explained = ["doctor", "--", sys.executable, "app.py", "+skip=rollout_cache"]
 

@@ -25,7 +25,7 @@ from tensordict import TensorDict
 
 import rlskip
 from benchmarks._report import Goal, Row, arguments, best_of, report, versions
-from rlskip.report.one_run import Shown
+from rlskip.compare.sides import Dumps
 from rlskip.report.page import render
 from rlskip.runs.opened import Run, Runs
 from rlskip.store import StepStore
@@ -98,7 +98,7 @@ def page(folder: Path, rounds: int) -> list[Row]:
         return []
     for step in range(10):
         StepStore(folder / RUN).save(step, rollouts(step, 1000))
-    side = Shown("bench", Run(folder / RUN), None)
+    side = Dumps("bench", Run(folder / RUN))
     made, _ = render([side], success=0.5, max_bytes=5_000_000)
     (folder / "page.html").write_bytes(made)
     (folder / "empty.html").write_text("<!doctype html><title>empty</title>")

@@ -20,11 +20,9 @@ of the merged step. Rows in MB are the stage's peak of resident memory above its
 
 from __future__ import annotations
 
-import cProfile
 import gc
 import itertools
 import os
-import pstats
 import tempfile
 import time
 from collections.abc import Callable
@@ -83,22 +81,15 @@ def worker_of(turns: int) -> Callable[..., Any]:
 class Stages:
     """Run one stage after another; records time, peak memory above the start, and limit."""
 
-    def __init__(self, profile: str | None) -> None:
+    def __init__(self) -> None:
         self.rows: list[Row] = []
-        self._profile = profile
 
     def __call__(self, name: str, stage: Callable[[], Any], limit: Callable[[], Any]) -> Any:
         gc.collect()
         before = _peak(reset=True)
-        profiler = cProfile.Profile() if name == self._profile else None
         start = time.perf_counter()
-        if profiler is None:
-            result = stage()
-        else:
-            result = profiler.runcall(stage)
+        result = stage()
         seconds, peak = time.perf_counter() - start, _peak() - before
-        if profiler is not None:
-            pstats.Stats(profiler).sort_stats("tottime").print_stats(20)
         start = time.perf_counter()
         kept = limit()
         least = time.perf_counter() - start
@@ -118,8 +109,8 @@ def _peak(reset: bool = False) -> int:
     return 1024 * int(status.split(field, 1)[1].split(None, 1)[0])
 
 
-def trial(prompts: int, turns: int, folder: Path, profile: str | None) -> list[Row]:
-    queue, worker, stages = MemoryQueue(), worker_of(turns), Stages(profile)
+def trial(prompts: int, turns: int, folder: Path) -> list[Row]:
+    queue, worker, stages = MemoryQueue(), worker_of(turns), Stages()
     buffer = ReplayBuffer(queue)
     settings = {"dispatch": {"rollout_level": True, "n": SESSIONS, "policy": "least_loaded"}} | {
         "actor_rollout_ref": {"rollout": {"n": SESSIONS}}
@@ -226,11 +217,10 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--prompts", type=int, default=10_000)
     parser.add_argument("--turns", type=int, default=TURNS)
-    parser.add_argument("--profile", metavar="STAGE", help="print a profile of this stage")
     parser.add_argument("--folder", type=Path, help="where to dump (default: the temporary one)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        rows = trial(options.prompts, options.turns, Path(folder), options.profile)
+        rows = trial(options.prompts, options.turns, Path(folder))
     report(rows, versions("tensordict", "blosc2"), options.json)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -14,13 +13,10 @@ from rlskip.cli.options import Dir, Json, dump_dir
 from rlskip.cli.screen import put, table, text, writing
 from rlskip.errors import ConfigError
 from rlskip.runs.find import find_target
-from rlskip.runs.opened import NoSuchPlaceError, Run, Step
 
 
 def bundle(
-    what: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="A run, or a step as of show.")
-    ] = None,
+    what: Annotated[str | None, typer.Argument(metavar="RUN", help="A run, as of show.")] = None,
     step: Annotated[int | None, typer.Argument(metavar="STEP", help="The step of RUN.")] = None,
     directory: Dir = None,
     group: Annotated[
@@ -53,32 +49,20 @@ def bundle(
     if replay is not None:
         named = {"reward": reward, "advantages": advantages, "loss": loss}
         return _replay(replay, {k: v for k, v in named.items() if v is not None}, as_json)
-    if what is None or out is None:
-        missing = "RUN STEP" if what is None else "--out"
+    if what is None or step is None or out is None:
+        missing = "RUN" if what is None else "STEP" if step is None else "--out"
         raise ConfigError("it is missing", missing, "rlskip bundle RUN STEP --out FILE")
-    from rlskip.compare.sides import find_side
+    from rlskip.compare.sides import Dumps, find_side
     from rlskip.exchange.bundle import make_bundle
 
-    target = find_target(what, dump_dir(directory))
-    chosen = target if isinstance(target, Run) else target.run
-    number = step if step is not None else getattr(target, "number", None)
-    if not isinstance(target, Run) and not isinstance(target, Step):
-        number = target.step.number
-    if number is None:
-        raise ConfigError("it is missing", "STEP", "rlskip bundle RUN STEP --out FILE")
-    one = chosen[number]
-    side = None
-    if records is not None:
-        side = find_side(records, chosen.dump_dir)
-    else:
-        with contextlib.suppress(NoSuchPlaceError):
-            newest = find_side(str(chosen.directory), chosen.dump_dir)
-            side = newest if one.number in newest.steps() else None
+    one = find_target(what, dump_dir(directory)).run[step]
+    side = find_side(records, one.run.dump_dir) if records else Dumps(one.name, one).recorded
+    side = side if side is not None and step in side.steps() else None
     with writing(out) as temporary:
         made = make_bundle(one, temporary, side, group=group, redact=redact)
     data = {"file": str(out), "bytes": out.stat().st_size, **made}
     stages = f"with the records of job {made['job']}" if side else "without records of stages"
-    said = f"{out}: {made['sessions']} rows of step {one.number}, {stages}, {size(data['bytes'])}"
+    said = f"{out}: {made['sessions']} rows of step {step}, {stages}, {size(data['bytes'])}"
     return put(as_json, data, [said])
 
 

@@ -7,10 +7,9 @@ from typing import Annotated
 
 import attrs
 import typer
-from rich.table import Table
 
 from rlskip.cli.options import Dir, Json, dump_dir
-from rlskip.cli.screen import Cell, put, text
+from rlskip.cli.screen import Cell, grid, put, text
 from rlskip.doctor import ERROR, NOTE, OK, WARNING, Finding
 
 _MARKS = {OK: ("ok", "green"), NOTE: ("--", "dim"), WARNING: ("!", "yellow"), ERROR: ("X", "red")}
@@ -45,7 +44,7 @@ def doctor(
             # Passing checks are hidden when a command is given.
             shown = [finding for finding in findings if finding.level in (WARNING, ERROR)]
             title = title if shown else f"{title}: no problems"
-        view += ["", text(title, "bold"), *([_table(shown)] if shown else [])]
+        view += ["", text(title, "bold"), *([grid(_rows(shown))] if shown else [])]
     levels = [finding.level for _, findings in sections for finding in findings]
     data = [
         {"about": title, "findings": [attrs.asdict(finding) for finding in findings]}
@@ -55,14 +54,11 @@ def doctor(
     return put(as_json, data, view[1:], failed=ERROR in levels)
 
 
-def _table(findings: Sequence[Finding]) -> Table:
-    shown = Table(box=None, show_header=False, pad_edge=False)
-    shown.add_column(no_wrap=True)
-    shown.add_column(no_wrap=True)
-    shown.add_column(overflow="fold")
+def _rows(findings: Sequence[Finding]) -> list[tuple[Cell, ...]]:
+    rows: list[tuple[Cell, ...]] = []
     for finding in findings:
         mark, style = _MARKS[finding.level]
-        shown.add_row(text(mark, style), text(finding.topic), text(finding.what))
+        rows.append((text(mark, style), finding.topic, finding.what))
         if finding.remedy:
-            shown.add_row("", "", text(f"-> {finding.remedy}", style))
-    return shown
+            rows.append(("", "", text(f"-> {finding.remedy}", style)))
+    return rows

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rlskip.cli.options import Dir, Json, Target, Tokenizer, decoder, dump_dir
-from rlskip.cli.screen import encode_stdout, progress, put, writing
+from rlskip.cli.screen import encode_stdout, put, writing
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.runs.find import find_target
 from rlskip.runs.opened import Scope
@@ -26,12 +26,8 @@ def export(
     """Write rollouts for other programs."""
     from rlskip.runs import exports
 
-    def rows(scope: Scope) -> Iterator[str]:
-        for dump in progress(scope.dumps(), "exporting"):
-            yield from map(exports.line, scope.read(dump))
-
     of_lines: dict[str, Callable[[Scope], Iterator[str]]] = {
-        "jsonl": rows,
+        "jsonl": lambda scope: map(exports.line, scope.iter_rows()),
         "messages": exports.chats,
     }
     target = find_target(what, dump_dir(directory), decoder(tokenizer))
@@ -53,13 +49,8 @@ def export(
         if to == "parquet":
             count = exports.write_parquet(target, temporary)
         else:
-            count = _write_lines(of_lines[to](target), temporary)
+            count = 0
+            with temporary.open("x", encoding="utf-8") as file:
+                for count, line in enumerate(of_lines[to](target), 1):  # noqa: B007
+                    file.write(line + "\n")
     return put(as_json, {"file": str(out), "rows": count}, [f"{count} rows in {out}"])
-
-
-def _write_lines(lines: Iterator[str], out: Path) -> int:
-    count = 0
-    with open(out, "x", encoding="utf-8") as file:
-        for count, line in enumerate(lines, 1):  # noqa: B007
-            file.write(line + "\n")
-    return count

@@ -11,10 +11,10 @@ from rlskip._human import size
 from rlskip.cli.options import Dir, Json, MaxMb, Success, Tokenizer, Where, decoder, dump_dir
 from rlskip.cli.screen import progress, put, writing
 from rlskip.runs.find import the_run
-from rlskip.runs.opened import NoSuchPlaceError, Run
+from rlskip.runs.opened import NoSuchPlaceError
 
 if TYPE_CHECKING:
-    from rlskip.report.one_run import Shown
+    from rlskip.compare.sides import Dumps, Side
     from rlskip.runs.rollouts import Decode
 
 
@@ -44,32 +44,19 @@ def report(
     return put(as_json, data, [f"{html}: {what}, {size(len(page))}"])
 
 
-def _found(where: Path | None, decode: Decode | None) -> Shown:
+def _found(where: Path | None, decode: Decode | None) -> Side | Dumps:
     """What a user names: a run, a dump_dir, or what `compare` takes beside them."""
-    from rlskip.compare.sides import find_side, run_of
-    from rlskip.report.one_run import Shown
+    from rlskip.compare.sides import Dumps, find_side
 
     place = dump_dir(where)
     try:
         run = the_run(place.resolve(), decode)
     except NoSuchPlaceError as error:
         try:
-            side = find_side(str(where or place), place)
+            return find_side(str(where or place), place, decode)
         except NoSuchPlaceError:
             raise error from None
-        return Shown(side.name, run_of(side, decode), side)
-    return shown(run.name, run)
-
-
-def shown(name: str, run: Run) -> Shown:
-    """A run with what the newest job recorded that used it."""
-    from rlskip.compare.sides import find_side
-    from rlskip.report.one_run import Shown
-
-    try:
-        return Shown(name, run, find_side(str(run.directory), run.dump_dir))
-    except NoSuchPlaceError:
-        return Shown(name, run, None)
+    return Dumps(run.name, run)
 
 
 def write(page: bytes, out: Path) -> None:

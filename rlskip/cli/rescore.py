@@ -39,9 +39,6 @@ def rescore(
     version: Annotated[
         str | None, typer.Option(help="The function's version: keeps its verdicts.")
     ] = None,
-    cache: Annotated[
-        Path | None, typer.Option(help="Where they are kept; default ~/.rlskip/verdicts.")
-    ] = None,
     as_json: Json = False,
 ) -> int:
     """Run a reward function over cached rollouts.
@@ -62,7 +59,7 @@ def rescore(
             there = f"its steps are {compact(target.steps()) or 'none'}"
             raise NoSuchPlaceError(f"it has none of the steps {steps}", target.name, there)
     more = None if data is None else read_data(data)
-    with _judge(reward, version, cache) as judge:
+    with _judge(reward, version) as judge:
         rescored = scoring.rescore(
             judge, chosen, workers=workers, data=more,
             progress=lambda some: progress(some, "scoring"),
@@ -79,21 +76,19 @@ def rescore(
 
 
 @contextlib.contextmanager
-def _judge(reward: str, version: str | None, cache: Path | None) -> Iterator[Judge]:
+def _judge(reward: str, version: str | None) -> Iterator[Judge]:
     """The function, which within the context can be asked."""
     found = named_function(reward, "--reward")
     from rlskip.rescore.judge import Judge
 
     judge: Judge | None = getattr(found, "_rlskip_judge", None)
-    if judge is not None and (version or cache):
-        what = f"{reward} is a rlskip.cached_reward, which has a version and a directory of its own"
-        raise ConfigError(what, "--reward", "leave --version and --cache out")
-    if cache is not None and not version:
-        raise ConfigError("verdicts are kept under a version", "--cache", "give --version")
+    if judge is not None and version:
+        what = f"{reward} is a rlskip.cached_reward, which has a version of its own"
+        raise ConfigError(what, "--reward", "leave --version out")
     if judge is not None:
         yield judge
     elif version:
-        yield Judge(found, cache, version)
+        yield Judge(found, None, version)
     else:
         # Equal sessions are asked for once even so.
         with tempfile.TemporaryDirectory(prefix="rlskip-") as unkept:
@@ -101,26 +96,25 @@ def _judge(reward: str, version: str | None, cache: Path | None) -> Iterator[Jud
 
 
 def _view(data: dict[str, Any]) -> list[Cell]:
-    groups, kinds = data["groups"], (("old", data["old"]), ("new", data["new"]))
     scores = [
-        (name, *(number(found[column]) for column in _COLUMNS))
-        for name, found in kinds
-        if found is not None
+        (name, *(number(data[name][column]) for column in _COLUMNS))
+        for name in ("old", "new")
+        if data[name] is not None
     ]
     asked = (
         f"{data['run']}: {data['sessions']} sessions scored by {data['reward']}, "
         f"which was asked {data['asked']} times"
     )
     changed = (
-        f"{data['changed']} scores changed; of {groups['count']} groups "
-        f"{groups['gained_signal']} gained a signal, {groups['lost_signal']} lost it"
+        f"{data['changed']} scores changed; of {data['groups']} groups "
+        f"{len(data['gained'])} gained a signal, {len(data['lost'])} lost it"
     )
     heads = ("score", *(f">{name}" for name in _COLUMNS))
     kept = [] if data["version"] else ["its verdicts are not kept; --version NAME keeps them"]
     view: list[Cell] = [asked, *kept, "", table(heads, scores), "", changed]
     for word in ("gained", "lost"):
-        if named := [short(one, 24) for one in groups[word][:_NAMED]]:
-            more = len(groups[word]) - len(named)
+        if named := [short(one, 24) for one in data[word][:_NAMED]]:
+            more = len(data[word]) - len(named)
             named += [f"and {more} more"] if more else []
             view.append(f"{word} a signal: {', '.join(named)}")
     if data["most_changed"]:
@@ -137,11 +131,9 @@ def _view(data: dict[str, Any]) -> list[Cell]:
         view += ["", table((">step", "group", ">session", ">old", ">new"), most)]
     if data["failed"]:
         view.append(text(f"{data['failed']} sessions have no new score:", "red"))
-        view += [
-            f"step {one['step']}, group {short(one['group'], 24)}, session {one['session']}: "
-            f"{short(one['error'], 200)}"
-            for one in data["failures"]
-        ]
+    for one in data["failures"]:
+        where = f"step {one['step']}, group {short(one['group'], 24)}, session {one['session']}"
+        view.append(f"{where}: {short(one['error'], 200)}")
     for one in data["unreadable"]:
         view.append(text(f"step {one['dump']} cannot be read: {one['problem']}", "red"))
     return view

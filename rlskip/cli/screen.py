@@ -125,15 +125,20 @@ def listing(lines: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> T
     return table(list(columns), rows)
 
 
-def facts(pairs: Iterable[tuple[Cell, Cell]]) -> Table:
-    """Names and values, one pair on each line, without the values that are None."""
+def grid(rows: Sequence[Sequence[Cell]]) -> Table:
+    """Rows without heads; what is too long is folded in the last column."""
     made = Table(box=None, show_header=False, pad_edge=False)
-    made.add_column(style="bold", no_wrap=True)
-    made.add_column(overflow="fold")
-    for name, value in pairs:
-        if value is not None:
-            made.add_row(text(name), text(value))
+    columns = max(map(len, rows), default=0)
+    for i in range(columns):
+        made.add_column(no_wrap=i < columns - 1, overflow="fold")
+    for row in rows:
+        made.add_row(*map(text, row))
     return made
+
+
+def facts(pairs: Iterable[tuple[str, Cell]]) -> Table:
+    """Names and values, one pair on each line, without the values that are None."""
+    return grid([(text(name, "bold"), value) for name, value in pairs if value is not None])
 
 
 def text(value: Cell, style: str = "") -> Text:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
-from rich.table import Table
 
 from rlskip._human import age, duration, number, short, size
 from rlskip.cli.options import STEP, Dir, Json, Success, Tokenizer, decoder, dump_dir
@@ -66,14 +66,11 @@ def _sampled(session: SessionRows) -> dict[str, Any]:
 
 
 def _view(target: Target, dump: Dump, meta: DumpMeta, data: dict[str, Any]) -> list[Cell]:
-    view: list[Cell] = [_head(target, dump, meta, data), ""]
-    whole = [(name, short(str(value), _SHOWN)) for name, value in data["whole"].items()]
-    if whole:
-        view += [facts(whole), ""]
-    return view + [part for line in data["sample"] for part in _row_view(line)]
-
-
-def _head(target: Target, dump: Dump, meta: DumpMeta, data: dict[str, Any]) -> Table:
+    made = meta.identity
+    identity = "not recorded: it is replayed without a comparison"
+    if made is not None:
+        known = {**made.compared, "model": made.noted.get("model")}
+        identity = ", ".join(f"{name} {v}" for name, v in known.items() if v is not None)
     pairs: list[tuple[str, Any]] = [
         ("dump", f"{target.run.name}/{dump.name}"),
         ("rows", data["rows"]),
@@ -84,56 +81,47 @@ def _head(target: Target, dump: Dump, meta: DumpMeta, data: dict[str, Any]) -> T
         ("written", f"{meta.created} ({age(dump.written)} ago)"),
         ("by job", meta.info.get("job")),
         ("generated in", None if dump.seconds is None else duration(dump.seconds)),
-        ("made from", _identity(meta)),
+        ("made from", identity),
     ]
-    return facts(pairs)
+    view: list[Cell] = [facts(pairs), ""]
+    if data["whole"]:
+        view += [facts((name, short(str(v), _SHOWN)) for name, v in data["whole"].items()), ""]
+    return view + [part for line in data["sample"] for part in _row_view(line)]
 
 
-def _figures(of: dict[str, Any]) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = [("sessions", f"{of['sessions']} in {of['groups']} groups")]
+def _figures(of: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield "sessions", f"{of['sessions']} in {of['groups']} groups"
     for name in ("reward", "length"):
         if of[name] is not None:
-            parts = (value for key, value in of.items() if key.startswith(f"{name}_"))
-            quartiles = ", ".join(map(number, parts))
-            found.append((f"mean {name}", f"{number(of[name])} (quartiles {quartiles})"))
+            quartiles = (number(value) for key, value in of.items() if key.startswith(f"{name}_"))
+            yield f"mean {name}", f"{number(of[name])} (quartiles {', '.join(quartiles)})"
     if of["pass_1"] is not None:
-        found.append(("pass@1", number(of["pass_1"])))
+        yield "pass@1", number(of["pass_1"])
     if of["no_signal"] is not None:
-        found += [(f"pass@{of['k']}", number(of["pass_k"])),
-                  ("no signal", f"{100 * of['no_signal']:.3g} % of the groups")]  # fmt: skip
-    return found
+        yield f"pass@{of['k']}", number(of["pass_k"])
+        yield "no signal", f"{100 * of['no_signal']:.3g} % of the groups"
 
 
 def _is_recorded(field: attrs.Attribute[Any], value: Any) -> bool:
     return field.name != "ignored"  # of an identity: what a call does not compare
 
 
-def _identity(meta: DumpMeta) -> str:
-    found = meta.identity
-    if found is None:
-        return "not recorded: it is replayed without a comparison"
-    made = {**found.compared, "model": found.noted.get("model")}
-    return ", ".join(f"{name} {value}" for name, value in made.items() if value is not None)
-
-
 def _row_view(line: dict[str, Any]) -> list[Cell]:
-    if line["response"] is None:
-        known = {name: value for name, value in line.items() if value is not None}
-        return [facts((name, short(str(value), _SHOWN)) for name, value in known.items())]
+    response, mask = line["response"], line["mask"]
+    if response is None:
+        return [facts((name, short(str(v), _SHOWN)) for name, v in line.items() if v is not None)]
     head = f"row {line['row']}, group {line['group']}, session {line['session']}"
     if line["turns"] > 1:
         head += f", the last of {line['turns']} turns"
     if line["session_reward"] is not None:
         head += f", reward {number(line['session_reward'])}"
-    response, mask = line["response"], line["mask"]
+    is_partial, probs = mask is not None and not all(mask), line["log_probs"]
     pairs: list[tuple[str, Any]] = [
         ("  prompt", short(line.get("prompt_text") or _tokens(line["prompt"] or []), _SHOWN)),
         ("  response", short(line.get("response_text") or _tokens(response), _SHOWN)),
+        ("  sampled", f"{sum(mask)} of {len(response)} tokens" if is_partial else None),
+        ("  log-prob", f"{fmean(probs):.3f} on average" if probs else None),
     ]
-    if mask is not None and not all(mask):
-        pairs.append(("  sampled", f"{sum(mask)} of {len(response)} tokens"))
-    if line["log_probs"]:
-        pairs.append(("  log-prob", f"{fmean(line['log_probs']):.3f} on average"))
     return [text(head, "bold"), facts(pairs)]
 
 

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections import Counter, defaultdict, deque
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import numpy as np
 
 from rlskip.batch.row_parts import Layout
+from rlskip.compare.verdict import Place
 from rlskip.stages.parts import NUMBER
 
-
-class Part(Protocol):
-    """A part of a step, as :mod:`rlskip.stages.parts` has it, on disk or in memory."""
-
-    def load(self, *, into: Any, fields: Sequence[str]) -> Any: ...
+_AROUND = 8  # tokens that are shown on each side of one
 
 
 @attrs.frozen(eq=False)
@@ -39,7 +33,7 @@ class Record:
     keys: np.ndarray | None
     sessions: np.ndarray | None
     layout: Layout
-    source: Part
+    source: Any
     field: str
 
     @property
@@ -48,7 +42,22 @@ class Record:
 
     def load(self) -> Any:
         """The value: an array, or a digest's mapping of arrays; raises DumpError."""
+        if self.form == NUMBER:
+            return np.array([self.number])
         return self.source.load(into="numpy", fields=[self.field])[self.field]
+
+    def is_single(self, value: np.ndarray) -> bool:
+        """Whether its value has one number for each row."""
+        return self.layout.spans is None and value.size == len(value)
+
+    def part(self, value: np.ndarray, row: int) -> np.ndarray:
+        """What belongs to a row: one number if it is single. The value itself without rows."""
+        if not self.has_rows:
+            return value
+        if self.is_single(value):
+            return value.reshape(-1)[row : row + 1]
+        found: np.ndarray = self.layout.part(value, row)
+        return found
 
 
 @attrs.frozen(eq=False)
@@ -62,33 +71,76 @@ class RowTable:
     lengths: np.ndarray
     sessions: np.ndarray  # -1 where the batch has none
     turns: np.ndarray
-    source: np.ndarray  # which of the step's dumps describes the row, and where in it
-    place: np.ndarray
     groups: np.ndarray  # the names of their prompts, where they have some: else empty
+    source: np.ndarray  # which of the step's parts describes the row, and where in it
+    place: np.ndarray
 
-    def find(self, keys: np.ndarray) -> np.ndarray:
+    @classmethod
+    def of(cls, parts: Sequence[dict[str, Any]]) -> RowTable | None:
+        """The rows that the parts of a step describe, each once; None where they describe none."""
+        found = []
+        for number, part in enumerate(parts):
+            if part["rows.keys"] is not None:
+                n = len(part["rows.keys"])
+                columns = {name: part.get(f"rows.{name}") for name in (*_COLUMNS, "groups")}
+                for name, absent in (("sessions", -1), ("turns", -1), ("groups", "")):
+                    if columns[name] is None:
+                        columns[name] = np.full(n, absent)
+                found.append({**columns, "source": np.full(n, number), "place": np.arange(n)})
+        if not found:
+            return None
+        every = {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+        _, first = np.unique(every["keys"], return_index=True)
+        return cls(**{name: column[first] for name, column in every.items()})
+
+    def find(self, keys: Any) -> Any:
         """The place of each key in the table, where it must be."""
-        return np.searchsorted(self.keys, keys)
+        return np.searchsorted(self.keys, np.asarray(keys, np.uint64))
+
+    def name(self, at: int) -> str:
+        """The name of a row: its prompt's is a hash if it has no group."""
+        group = self.groups[at]
+        named = [f"group {group}" if group else f"prompt {f'{int(self.prompts[at]):016x}'[:8]}"]
+        for what, n in (("session", self.sessions[at]), ("turn", self.turns[at])):
+            named += [f"{what} {n}"] if n >= 0 else []
+        return ", ".join(named)
+
+
+_COLUMNS = ("keys", "prompts", "masks", "prompt_lengths", "lengths", "sessions", "turns")
+_OF_RECORD = ("keys", "sessions", "spans")
 
 
 class StepRecords:
-    """What a job recorded at one step; raises DumpError where a part cannot be read."""
+    """What a job recorded at one step; raises DumpError where a part cannot be read.
 
-    def __init__(self, dumps: Sequence[Part]) -> None:
-        self._dumps = list(dumps)
-        records, parts = [], []
-        for dump in self._dumps:
-            index = dump.load(into="numpy", fields=["index"])["index"]
-            small = _small_fields(index)
-            part = dump.load(into="numpy", fields=small)
-            records += [_record(dump, i, item, part) for i, item in enumerate(index)]
-            parts.append(part)
+    Each part is read by its ``load``, as :meth:`rlskip.runs.on_disk.Dump.load` reads.
+    """
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self._parts = list(parts)
+        records: list[Record] = []
+        described: list[dict[str, Any]] = []
+        for part in self._parts:
+            index = part.load(into="numpy", fields=["index"])["index"]
+            small = [f"rows.{name}" for name in _COLUMNS]
+            small += [f"{i}.{name}" for i in range(len(index)) for name in _OF_RECORD]
+            known = part.load(into="numpy", fields=small)
+            described.append(known)
+            for i, item in enumerate(index):
+                keys, sessions, spans = (known[f"{i}.{name}"] for name in _OF_RECORD)
+                number = item["value"] if item["form"] == NUMBER else None
+                layout = Layout(item["align"], spans, item["flat"])
+                about = {name: item[name] for name in ("name", "order", "rank", "form", "dtype")}
+                records.append(
+                    Record(**about, number=number, keys=keys, sessions=sessions, layout=layout,
+                           source=part, field=f"{i}")
+                )  # fmt: skip
         records.sort(key=lambda record: (record.order, record.rank))
         self.stages: dict[str, list[Record]] = {}
         for record in records:
             self.stages.setdefault(record.name, []).append(record)
-        self.rows = _rows_in(parts)
-        # Of which dump the tokens are in memory, and these: most rows of a step are in one.
+        self.rows = RowTable.of(described)
+        # Of which part the tokens are in memory, and these: most rows of a step are in one.
         self._tokens: tuple[int, dict[str, Any]] = -1, {}
 
     @property
@@ -99,140 +151,23 @@ class StepRecords:
     def tokens_of(self, at: int) -> tuple[np.ndarray, np.ndarray] | None:
         """The tokens of a row of the table, and which were sampled; None of digests."""
         assert self.rows is not None
-        part = self._tokens_in(int(self.rows.source[at]))
+        source, place = int(self.rows.source[at]), int(self.rows.place[at])
+        if self._tokens[0] != source:
+            names = ["rows.lengths", "rows.tokens", "rows.sampled"]
+            part = self._parts[source].load(into="numpy", fields=names)
+            self._tokens = source, {**part, "rows.ends": np.cumsum(part["rows.lengths"])}
+        part = self._tokens[1]
         if part["rows.tokens"] is None:
             return None
-        place = int(self.rows.place[at])
         end = int(part["rows.ends"][place])
         span = slice(end - int(part["rows.lengths"][place]), end)
         return part["rows.tokens"][span], part["rows.sampled"][span]
 
-    def _tokens_in(self, source: int) -> dict[str, Any]:
-        if self._tokens[0] != source:
-            names = ["rows.lengths", "rows.tokens", "rows.sampled"]
-            part = self._dumps[source].load(into="numpy", fields=names)
-            self._tokens = source, {**part, "rows.ends": np.cumsum(part["rows.lengths"])}
-        return self._tokens[1]
-
-
-_OF_ROWS = ("keys", "sessions", "spans")
-_ROW_COLUMNS = ("keys", "prompts", "masks", "prompt_lengths", "lengths", "sessions", "turns")
-
-
-def _small_fields(index: Sequence[Mapping[str, Any]]) -> list[str]:
-    found = [f"rows.{name}" for name in _ROW_COLUMNS]
-    return found + [f"{i}.{name}" for i in range(len(index)) for name in _OF_ROWS]
-
-
-def _record(dump: Part, i: int, item: Mapping[str, Any], part: Mapping[str, Any]) -> Record:
-    return Record(
-        name=item["name"],
-        order=item["order"],
-        rank=item["rank"],
-        form=item["form"],
-        dtype=item["dtype"],
-        number=item["value"] if item["form"] == NUMBER else None,
-        keys=part[f"{i}.keys"],
-        sessions=part[f"{i}.sessions"],
-        layout=Layout(item["align"], part[f"{i}.spans"], item["flat"]),
-        source=dump,
-        field=f"{i}",
-    )
-
-
-def _rows_in(parts: Sequence[Mapping[str, Any]]) -> RowTable | None:
-    """The rows that the parts of a step describe, each once."""
-    columns: dict[str, list[np.ndarray]] = defaultdict(list)
-    for number, part in enumerate(parts):
-        if part["rows.keys"] is None:
-            continue
-        n = len(part["rows.keys"])
-        for name in _ROW_COLUMNS:
-            column = part[f"rows.{name}"]
-            columns[name].append(np.full(n, -1, np.int64) if column is None else column)
-        named = part.get("rows.groups")
-        columns["groups"].append(np.full(n, "") if named is None else named)
-        columns["source"].append(np.full(n, number))
-        columns["place"].append(np.arange(n))
-    if not columns:
-        return None
-    joined = {name: np.concatenate(some) for name, some in columns.items()}
-    _, first = np.unique(joined["keys"], return_index=True)
-    return RowTable(**{name: column[first] for name, column in joined.items()})
-
-
-def is_single(record: Record, value: np.ndarray) -> bool:
-    """Whether a value has one number for each row."""
-    return record.layout.spans is None and value.size == len(value)
-
-
-def single_values(record: Record, value: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """One number for each of some rows: the row's own, what its tokens share, else their sum."""
-    if is_single(record, value):
-        return np.asarray(value.reshape(-1)[rows])
-    parts = (record.layout.part(value, row) for row in rows.tolist())
-    shared = [part.flat[0] if part.size and (part == part.flat[0]).all() else part.sum()
-              for part in parts]  # fmt: skip
-    return np.array(shared, value.dtype)
-
-
-# -- which rows of two stages belong together, wherever the batches put them --------------------
-
-
-Pair = tuple[int, int, int, int]
-"""The record and the row in it, of A, then of B."""
-
-
-def pair_rows(a: Sequence[Record], b: Sequence[Record]) -> tuple[list[Pair], int, int]:
-    """Rows of A and of B that are the same row, and how many rows each has that the other lacks.
-
-    Rows with equal tokens are paired, first those of one session where both sides number sessions:
-    the same session may have another number in the other run. Where a row was recorded several
-    times, or several sessions have the same tokens, the first is paired with the first.
-    """
-    mine, theirs = _named_rows(a), _named_rows(b)
-    pairs: list[Pair] = []
-    by_session = all(record.sessions is not None for record in (*a, *b))
-    for parts in (2, 1)[not by_session :]:  # of the name: key and session, or the key
-        waiting: dict[Any, deque[tuple[int, int]]] = defaultdict(deque)
-        for place, name in theirs.items():
-            waiting[name[:parts]].append(place)
-        for place, name in [*mine.items()]:
-            if same := waiting[name[:parts]]:
-                pairs.append((*place, *same[0]))
-                del mine[place], theirs[same.popleft()]
-    return sorted(pairs), len(mine), len(theirs)
-
-
-def _named_rows(records: Sequence[Record]) -> dict[tuple[int, int], tuple[int, int | None]]:
-    """Key and session of each row of a stage, by the record and the place in it."""
-    found: dict[tuple[int, int], tuple[int, int | None]] = {}
-    for number, record in enumerate(records):
-        assert record.keys is not None
-        keys, given = record.keys.tolist(), record.sessions
-        sessions = [None] * len(keys) if given is None else given.tolist()
-        for row, name in enumerate(zip(keys, sessions, strict=True)):
-            found[number, row] = name
-    return found
-
-
-def copies(a: StepRecords, b: StepRecords) -> tuple[Counter[int], Counter[int]]:
-    """How many rows of each key there are in A, and in B, which both have rows.
-
-    A stage may have all of them once an epoch: of the stages of rows that both recorded, the one
-    with the fewest tells; and each row that is described is there once.
-    """
-    shared = a.stages.keys() & b.stages.keys()
-    named = [n for n in shared if all(one.has_rows for one in (*a.stages[n], *b.stages[n]))]
-    found: list[Counter[int]] = []
-    for side in (a, b):
-        assert side.rows is not None
-        every = [_counts(side.stages[name]) for name in named]
-        fewest: Counter[int] = functools.reduce(operator.and_, every) if every else Counter[int]()
-        once: Counter[int] = Counter(side.rows.keys.tolist())
-        found.append(fewest | once)
-    return found[0], found[1]
-
-
-def _counts(records: Sequence[Record]) -> Counter[int]:
-    return Counter(key for one in records if one.keys is not None for key in one.keys.tolist())
+    def where(self, place: Place, at: int, token: int | None = None) -> Place:
+        """The place, at a row of the table, or at one of its tokens."""
+        assert self.rows is not None
+        around = None
+        if token is not None and (tokens := self.tokens_of(at)) is not None:
+            start = max(0, token - _AROUND)
+            around = tokens[0][start : token + _AROUND + 1].tolist(), token - start
+        return attrs.evolve(place, row=self.rows.name(at), token=token, around=around)

@@ -16,63 +16,14 @@ import numpy as np
 
 from rlskip.batch.row_parts import by_token
 from rlskip.batch.rows import Rows
-from rlskip.compare.records import Record, StepRecords, is_single, single_values
+from rlskip.compare.records import Record, StepRecords
 from rlskip.runs.columns import Tokens, plain, rollout_columns, values
 from rlskip.runs.conversation import recorded
-from rlskip.runs.find import Target
-from rlskip.runs.opened import Run, Step
-from rlskip.runs.rollouts import Decode, Rollouts
+from rlskip.runs.rollouts import Rollouts
 from rlskip.stages.parts import ROWS, Entry, encode
 
 LOG_PROBS, REWARDS = "log_probs", "rewards"
 _OF_ROWS = ("keys", "prompts", "masks", "lengths", "sessions", "turns")
-
-
-@attrs.define
-class Dumps:
-    """A run, a step or a call as a side of a comparison.
-
-    Its only step is compared under a `number`; None: its own. ``has_texts`` tells whether some of
-    what was read is text, without tokens.
-    """
-
-    name: str
-    target: Target
-    number: int | None = None
-    has_texts: bool = False
-
-    @classmethod
-    def pair(cls, a: Target, b: Target) -> tuple[Dumps, Dumps]:
-        """Two sides; two steps are compared whatever their numbers are."""
-        names = [one.name for one in (a, b)]
-        if a.name == b.name:  # in two dump_dirs
-            names = [f"{one.name} in {one.run.dump_dir}" for one in (a, b)]
-        number = None if isinstance(a, Run) or isinstance(b, Run) else _step_of(a).number
-        return cls(names[0], a, number), cls(names[1], b, number)
-
-    @property
-    def run(self) -> Run:
-        """The run, with the step alone that was named."""
-        if isinstance(self.target, Run):
-            return self.target
-        step = _step_of(self.target)
-        return step.run[step.number : step.number + 1]
-
-    def steps(self) -> list[int]:
-        """The steps that have dumps, ascending; NoSuchPlaceError where a named one has none."""
-        if isinstance(self.target, Run):
-            return self.target.steps()
-        next(self.target.iter_dumps())
-        return [_step_of(self.target).number if self.number is None else self.number]
-
-    def records(self, step: int) -> StepRecords:
-        """The rollouts of a step; raises DumpError."""
-        target = Step(self.target, step) if isinstance(self.target, Run) else self.target
-        return StepRecords([self._part(one) for one in target.rollouts()])
-
-    def _part(self, rollouts: Rollouts) -> PartInMemory:
-        self.has_texts |= not rollouts.has_tokens
-        return PartInMemory(_part_of(rollouts))
 
 
 @attrs.frozen(eq=False)
@@ -90,21 +41,12 @@ def characters(codes: Sequence[int]) -> str:
     return "".join(map(chr, codes))
 
 
-def side_decode(sides: Sequence[Any], decode: Decode | None) -> Decode | None:
-    """What makes text of the tokens of two sides."""
-    return characters if any(getattr(one, "has_texts", False) for one in sides) else decode
-
-
-def _step_of(target: Target) -> Step:
-    assert not isinstance(target, Run)
-    return target if isinstance(target, Step) else target.step
-
-
-def _part_of(rollouts: Rollouts) -> dict[str, Any]:
+def part_of(rollouts: Rollouts) -> PartInMemory:
     """The rows of a dump and their values, as :mod:`rlskip.stages.parts` has them."""
     if not len(rollouts):
         none = np.empty(0, np.int64)
-        return {"index": [], **{f"rows.{name}": none for name in (*_OF_ROWS, "prompt_lengths")}}
+        columns = {f"rows.{name}": none for name in (*_OF_ROWS, "prompt_lengths")}
+        return PartInMemory({"index": [], **columns})
     rows = rollouts.tokens.rows or _rows_of_text(rollouts)
     groups, sessions, turns = (
         np.array([rollouts.cell(name, i) for i in range(len(rollouts))])
@@ -115,13 +57,14 @@ def _part_of(rollouts: Rollouts) -> dict[str, Any]:
         Entry.of(name, value, rows, order=order, rank=0)
         for order, (name, value) in enumerate(_values(rollouts, rows).items())
     ]
-    return encode(entries, tokens=False) | {
+    part = encode(entries, tokens=False) | {
         **{f"rows.{name}": getattr(rows, name) for name in _OF_ROWS},
         "rows.prompt_lengths": rows.prompt.lengths,
         "rows.groups": groups,
         "rows.tokens": rows.flat_tokens,
         "rows.sampled": rows.flat_sampled,
     }
+    return PartInMemory(part)
 
 
 def _values(rollouts: Rollouts, rows: Rows) -> dict[str, Any]:
@@ -166,7 +109,8 @@ class RowValues:
 
     def __init__(self, records: StepRecords | None, rollouts: Rollouts) -> None:
         self._value_of = functools.cache(Record.load)
-        self._places: dict[str, list[tuple[Record, int] | None]] = {}
+        # By stage and row of the rollouts the record, and the row in it.
+        self._places: dict[str, dict[int, tuple[Record, int]]] = {}
         # The rows' hashes are not needed where nothing was recorded.
         self._rows = rollouts.tokens.rows if records is not None else None
         keys = [] if self._rows is None else self._rows.keys.tolist()
@@ -177,29 +121,29 @@ class RowValues:
                     for row, key in enumerate(record.keys.tolist()):
                         waiting[key].append((record, row))
             if waiting:
-                self._places[name] = [
-                    waiting[key].popleft() if waiting[key] else None for key in keys
-                ]
+                found = ((i, waiting[key].popleft()) for i, key in enumerate(keys) if waiting[key])
+                self._places[name] = dict(found)
 
     @property
     def names(self) -> list[str]:
         return list(self._places)
 
     def single(self, name: str, i: int) -> float | None:
-        """A stage's value of row `i` as one number: the sampled tokens' own, else their sum.
+        """A stage's value of row `i` as one number: what its tokens share, else their sum.
 
         None where none was recorded. Raises DumpError where it cannot be read.
         """
-        if (place := self._place(name, i)) is None:
+        if (place := self._places.get(name, {}).get(i)) is None:
             return None
         record, row = place
+        part = shared = record.part(self._value_of(record), row).reshape(-1)
         given = self.by_token(name, i) if record.layout.align is not None else None
-        if given is None or self._rows is None:
-            return float(single_values(record, self._value_of(record), np.array([row]))[0])
-        # A value of the whole row has 0 for the prompt, and what a tool said.
-        sampled = given[self._rows.sampled[i][int(self._rows.prompt.lengths[i]) :]]
-        shared = sampled.size and (sampled == sampled[0]).all()
-        return float(sampled[0] if shared else np.nansum(given))
+        if given is not None and self._rows is not None:
+            # A value of the whole row has 0 for the prompt, and what a tool said.
+            start = int(self._rows.prompt.lengths[i])
+            part, shared = given, given[self._rows.sampled[i][start:]]
+        is_shared = shared.size and (shared == shared[0]).all()
+        return float(shared[0] if is_shared else np.nansum(part))
 
     def by_token(self, name: str, i: int) -> np.ndarray | None:
         """A stage's value of row `i` for each token of its response, float64, NaN without one.
@@ -208,15 +152,12 @@ class RowValues:
 
         Raises DumpError where it cannot be read.
         """
-        rows = self._rows
-        if rows is None or i in rows.unknown or (place := self._place(name, i)) is None:
+        rows, place = self._rows, self._places.get(name, {}).get(i)
+        if rows is None or i in rows.unknown or place is None:
             return None
         record, row = place
         value, start = self._value_of(record), int(rows.prompt.lengths[i])
-        if record.layout.align is None and is_single(record, value):
-            return np.where(rows.sampled[i][start:], float(value.reshape(-1)[row]), np.nan)
-        part = record.layout.part(value, row)
+        part = record.part(value, row)
+        if record.layout.align is None and record.is_single(value):
+            return np.where(rows.sampled[i][start:], float(part[0]), np.nan)
         return by_token(part, record.layout.align, start, rows.sampled[i])[start:]
-
-    def _place(self, name: str, i: int) -> tuple[Record, int] | None:
-        return self._places[name][i] if name in self._places else None

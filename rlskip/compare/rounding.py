@@ -1,22 +1,13 @@
 """How far two values may be apart by rounding alone.
 
-The rule: two results of a reduction over `n` terms in a format of unit roundoff `u` may differ by
-:data:`LAMBDA` sqrt(n) u times their scale.
+The rule, which docs/compare.md explains: two results of a reduction over `n` terms in a format of
+unit roundoff `u` may differ by :data:`LAMBDA` sqrt(n) u times their scale.
 
-In the worst case a sum of n terms is off by gamma_n = n u / (1 - n u) times the sum of their
-magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed. 2002, sections 3.1 and
-4.2). Rounding errors that are independent and of mean zero exceed lambda sqrt(n) u in place of
-gamma_n with a probability of at most 2 exp(-lambda^2 / 2) for each term (Higham and Mary, A New
-Approach to Probabilistic Rounding Error Analysis, SIAM J. Sci. Comput. 41(5), 2019).
-Both results have such errors, of 2 n terms together: LAMBDA sqrt(n) is lambda sqrt(2 n) with lambda
-= 5.7, and the probability 2e-7.
-
-`n` is what the records show of the reduction: the tokens of the row for what has rows, all tokens
-of the step for a number. The scale is the largest of both values and that of the values around them
-(:func:`scale`): a sum that cancels keeps the error of its terms. Where two runs compute in two
-formats, the finer one counts, so that a coarser one shows. A Python float, which a trainer makes of
-a float32 tensor or of the mean of several, does not tell its precision: it counts as float32. An
-array or a tensor has its own dtype's roundoff, also if it is a single number.
+Rounding errors that are independent and of mean zero exceed lambda sqrt(n) u with a probability of
+at most 2 exp(-lambda^2 / 2) for each term (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019). Both
+results have such errors, of 2 n terms together: LAMBDA sqrt(n) is lambda sqrt(2 n) with lambda =
+5.7. A sum that cancels keeps the error of its terms, so the values around it count in its scale. Of
+two formats the finer one counts, so that a coarser one shows.
 """
 
 from __future__ import annotations
@@ -36,7 +27,7 @@ _ROUNDOFF = {
     "float32": 2.0**-24,
     "float16": 2.0**-11,
     "bfloat16": 2.0**-8,
-    FLOAT: 2.0**-24,
+    FLOAT: 2.0**-24,  # made of a float32 tensor, most likely: it does not tell its precision
 }
 
 
@@ -64,10 +55,10 @@ class Rounding:
     def allowed(
         self, a: np.ndarray, b: np.ndarray, dtypes: tuple[str, str], n: int, around: float
     ) -> np.ndarray:
-        """The largest difference that counts as rounding, for each pair of values.
+        """The largest difference that counts as rounding, for each pair of float64 values.
 
-        `a` and `b` are float64 arrays of one shape, `dtypes` what each side computed in, `n` the
-        terms of the reduction, `around` the scale of the values around them.
+        `dtypes` is what each side computed in, `n` the terms of the reduction, `around` the scale
+        of the values around them.
         """
         largest = np.maximum(np.abs(a), np.abs(b))
         largest = np.where(np.isfinite(largest), largest, 0.0)  # no NaN is within rounding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -9,15 +10,16 @@ from pathlib import Path
 import attrs
 
 from rlskip.compare.records import StepRecords
-from rlskip.compare.rollouts import Dumps
+from rlskip.compare.rollouts import part_of
 from rlskip.compare.rounding import Rounding
 from rlskip.compare.steps import compare_step
 from rlskip.compare.verdict import Comparison, StepResult
 from rlskip.config.steps import Steps, compact
 from rlskip.format.dump_errors import DumpError
 from rlskip.jobs.records import SUMMARY, read_events
+from rlskip.runs.find import Target, find_target
 from rlskip.runs.on_disk import dumps_of, families
-from rlskip.runs.opened import NoSuchPlaceError, Run
+from rlskip.runs.opened import NoSuchPlaceError, Run, Step
 from rlskip.runs.rollouts import Decode
 from rlskip.stages.parts import MARK
 from rlskip.store.layout import STAGES
@@ -29,6 +31,7 @@ class Side:
 
     name: str
     directory: Path
+    _decode: Decode | None = None
 
     def steps(self) -> list[int]:
         """The steps that were recorded, ascending."""
@@ -38,41 +41,112 @@ class Side:
         """What was recorded at a step; raises DumpError."""
         return StepRecords(dumps_of(self.directory, step))
 
+    @property
+    def run(self) -> Run | None:
+        """The run whose rollouts it trained on; None where dumps are not beside the records."""
+        dump_dir = self.directory.parent.parent
+        names = _runs_of(dump_dir, self.directory.name)
+        runs = (Run(dump_dir / name, decode=self._decode) for name in names)
+        return next((run for run in runs if run.steps()), None)
 
-def find_side(name: str, within: Path) -> Side:
+    @property
+    def recorded(self) -> Side | None:
+        """What was recorded by a job that trained on the rollouts of `run`."""
+        return self
+
+
+@attrs.define
+class Dumps:
+    """A run, a step or a call, whose rollouts are compared as records are.
+
+    Its only step is compared under a `number`; None: its own. ``has_texts`` tells whether some of
+    what was read is text, without tokens.
+    """
+
+    name: str
+    target: Target
+    number: int | None = None
+    has_texts: bool = False
+
+    @classmethod
+    def pair(cls, a: Target, b: Target) -> tuple[Dumps, Dumps]:
+        """Two sides; two steps are compared whatever their numbers are."""
+        names = [one.name for one in (a, b)]
+        if a.name == b.name:  # in two dump_dirs
+            names = [f"{one.name} in {one.run.dump_dir}" for one in (a, b)]
+        number = None if isinstance(a, Run) or isinstance(b, Run) else _step_of(a).number
+        return cls(names[0], a, number), cls(names[1], b, number)
+
+    def steps(self) -> list[int]:
+        """The steps that have dumps, ascending; NoSuchPlaceError where a named one has none."""
+        if isinstance(self.target, Run):
+            return self.target.steps()
+        next(self.target.iter_dumps())
+        return [_step_of(self.target).number if self.number is None else self.number]
+
+    def records(self, step: int) -> StepRecords:
+        """The rollouts of a step; raises DumpError."""
+        target = Step(self.target, step) if isinstance(self.target, Run) else self.target
+        parts = []
+        for rollouts in target.rollouts():
+            self.has_texts |= not rollouts.has_tokens
+            parts.append(part_of(rollouts))
+        return StepRecords(parts)
+
+    @property
+    def run(self) -> Run:
+        """The run, with the step alone that was named."""
+        if isinstance(self.target, Run):
+            return self.target
+        step = _step_of(self.target)
+        return step.run[step.number : step.number + 1]
+
+    @property
+    def recorded(self) -> Side | None:
+        """What the newest job recorded that used its run; None without one."""
+        try:
+            return find_side(str(self.run.directory), self.run.dump_dir)
+        except NoSuchPlaceError:
+            return None
+
+
+def _step_of(target: Target) -> Step:
+    assert not isinstance(target, Run)
+    return target if isinstance(target, Step) else target.step
+
+
+def find_sides(
+    a: str, b: str, within: Path, decode: Decode | None = None
+) -> tuple[Side, Side] | tuple[Dumps, Dumps]:
+    """The jobs that `a` and `b` mean; dumps where both have some and one has no records."""
+    try:
+        return find_side(a, within, decode), find_side(b, within, decode)
+    except NoSuchPlaceError:
+        return Dumps.pair(find_target(a, within, decode), find_target(b, within, decode))
+
+
+def find_side(name: str, within: Path, decode: Decode | None = None) -> Side:
     """The job that `name` means; raises NoSuchPlaceError where nothing was recorded there.
 
-    It is the path of a job's records, of a Hydra output directory, of a run, of a directory of
-    runs, or of a dump_dir, whose newest job it then is; or the name of a job in the dump_dir
-    `within`.
+    It is the name of a job in the dump_dir `within`, or the path of its records, of its Hydra
+    output, of a run or a directory of runs that it used, or of a dump_dir: then the newest job.
     """
     path = Path(name).expanduser()
-    if not path.exists() and (job := within / STAGES / name).is_dir():
-        return Side(name, job)
-    if not path.exists():
+    path = (path if path.exists() else within / STAGES / name).resolve()
+    if not path.is_dir():
         raise NoSuchPlaceError("no such directory, nor a job with records", name)
-    path = path.resolve()
-    recorded = _of_output(path)
-    if recorded is not None:
-        return Side(name, recorded)
-    if has_records(path):
-        return Side(name, path)
+    recorded = _of_output(path) or path
+    if has_records(recorded):
+        return Side(name, recorded, decode)
+    if recorded != path:
+        what = f"they were in {recorded}"
+        raise NoSuchPlaceError("the records of this job are gone", str(path), what)
     jobs = _jobs(path)
-    if jobs:
-        newest = jobs[-1]
-        more = f" (job {newest.name}, the newest of {len(jobs)})" if len(jobs) > 1 else ""
-        return Side(name + more, newest)
-    raise NoSuchPlaceError(
-        "no stages were recorded here", name, "record them: run the job again with +record=stages"
-    )
-
-
-def run_of(side: Side, decode: Decode | None = None) -> Run | None:
-    """The run whose rollouts a job trained on; None where its dumps are not beside its records."""
-    dump_dir = side.directory.parent.parent
-    names = {event.run for event in read_events(dump_dir, side.directory.name) if event.run}
-    runs = [Run(dump_dir / name, decode=decode) for name in sorted(names)]
-    return next((run for run in runs if run.steps()), None)
+    if not jobs:
+        remedy = "record them: run the job again with +record=stages"
+        raise NoSuchPlaceError("no stages were recorded here", name, remedy)
+    more = f" (job {jobs[-1].name}, the newest of {len(jobs)})" if len(jobs) > 1 else ""
+    return Side(name + more, jobs[-1], decode)
 
 
 def has_records(directory: Path) -> bool:
@@ -114,19 +188,10 @@ def compare_sides(
 
 
 def _of_output(path: Path) -> Path | None:
-    """The records of the job whose summary is in a Hydra output directory."""
-    try:
-        summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
-        recorded = summary["stages"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    if not isinstance(recorded, str):
-        return None
-    if not has_records(Path(recorded)):
-        raise NoSuchPlaceError(
-            "the records of this job are gone", str(path), f"they were in {recorded}"
-        )
-    return Path(recorded)
+    """Where the records are of the job whose summary is in a Hydra output directory."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return Path(json.loads((path / SUMMARY).read_text(encoding="utf-8"))["stages"])
+    return None
 
 
 def _jobs(path: Path) -> list[Path]:
@@ -138,12 +203,15 @@ def _jobs(path: Path) -> list[Path]:
     if dump_dir is None:
         return []
     # The name of a job begins with the time of its start.
-    every = (job for job in (dump_dir / STAGES).iterdir() if job.is_dir() and has_records(job))
+    every = sorted(job for job in (dump_dir / STAGES).iterdir() if job.is_dir())
     place = path.relative_to(dump_dir).parts
-    return sorted(job for job in every if not place or _used(dump_dir, job.name, place))
+
+    def used(job: Path) -> bool:
+        runs = (Path(run).parts for run in _runs_of(dump_dir, job.name))
+        return not place or any(run[: len(place)] == place for run in runs)
+
+    return [job for job in every if has_records(job) and used(job)]
 
 
-def _used(dump_dir: Path, job: str, place: tuple[str, ...]) -> bool:
-    """Whether a job used a run whose directory below the dump_dir begins with `place`."""
-    runs = {event.run for event in read_events(dump_dir, job) if event.run}
-    return any(Path(run).parts[: len(place)] == place for run in runs)
+def _runs_of(dump_dir: Path, job: str) -> list[str]:
+    return sorted({event.run for event in read_events(dump_dir, job) if event.run})

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
-import numpy as np
 
 from rlskip._human import number
 from rlskip.config.steps import compact
 from rlskip.runs.rollouts import Decode
 
 EQUAL, ROUNDING, DIFFERS, UNPAIRED = "equal", "within rounding", "differs", "not comparable"
-
-if TYPE_CHECKING:
-    from rlskip.compare.records import RowTable
-
-_AROUND = 8  # tokens that are shown on each side of one
 
 #: The names of what is compared of the rows themselves.
 ROLLOUTS, MASK = "rollouts", "mask"
@@ -27,56 +21,51 @@ ROLLOUTS, MASK = "rollouts", "mask"
 class Place:
     """The largest difference of a stage: the values of both sides, and where they are.
 
-    Parameters
-    ----------
-    what
-        The moment of a digest that differs most; None for a value itself.
-    row
-        Group or prompt, session and turn; None where the stage has no rows.
-    entry
-        Which entry of the row's part; None where a row has one value, or with digests.
-    token
-        Which token of the row, prompt included, that entry belongs to; None where it is not known.
-    around
-        The tokens around it, and the place of `token` among them; None with digests.
+    ``what`` is the moment of a digest that differs most. ``row`` names group or prompt, session and
+    turn; ``entry`` counts within the row's part, and ``token`` within the row, prompt included.
+    ``around`` are the tokens around it, and its place among them. What is not known is None.
     """
 
-    a: Any
-    b: Any
+    a: Any = None
+    b: Any = None
     what: str | None = None
     row: str | None = None
     entry: int | None = None
     token: int | None = None
     around: tuple[list[int], int] | None = None
 
+    def words(self, decode: Decode | None) -> str:
+        said = ""
+        if self.row is not None:
+            said += f", row ({self.row})"
+        if self.token is not None:
+            said += f", token {self.token}"
+        if self.a is not None or self.b is not None:
+            what = f"{self.what} " if self.what else ""
+            a, b = (f"{v:.9g}" if isinstance(v, float) else repr(v) for v in (self.a, self.b))
+            said += f": {what}{a} in A, {b} in B"
+        if self.around is not None:
+            said += f", within {_in_context(*self.around, decode)}"
+        return said
 
-def name_of(rows: RowTable, at: int) -> str:
-    """The name of the row at an index of the table: its prompt's is a hash if it has no group."""
-    group = rows.groups[at]
-    named = [f"group {group}" if group else f"prompt {f'{int(rows.prompts[at]):016x}'[:8]}"]
-    for what, n in (("session", rows.sessions[at]), ("turn", rows.turns[at])):
-        named += [f"{what} {n}"] if n >= 0 else []
-    return ", ".join(named)
 
-
-def around_token(tokens: np.ndarray, at: int) -> tuple[list[int], int]:
-    """The tokens around the one at `at`, and where that is among them."""
-    start = max(0, at - _AROUND)
-    return tokens[start : at + _AROUND + 1].tolist(), at - start
+def _in_context(tokens: Sequence[int], at: int, decode: Decode | None) -> str:
+    """The tokens, the one at `at` between brackets; as text where they can be decoded."""
+    parts = [tokens[:at], tokens[at : at + 1], tokens[at + 1 :]]
+    if decode is not None:
+        before, one, after = map(decode, parts)
+        return repr(f"{before}[{one}]{after}")
+    before, one, after = (" ".join(map(str, part)) for part in parts)
+    return f"{before} [{one}] {after}".strip()
 
 
 @attrs.frozen
 class StageResult:
     """A stage of one step compared.
 
-    Parameters
-    ----------
-    order
-        Of the first record that differs, among the records of A's step; else of the first one.
-    unit, compared, off
-        What was compared (rows or values), how many, and how many of them differ beyond rounding.
-    largest
-        The largest difference, inf where one is NaN and the other is not.
+    ``order`` is that of the first record that differs, among the records of A's step; else of the
+    first one. Of ``compared`` rows or values (``unit``) ``off`` differ beyond rounding, at most by
+    ``largest``: inf where one is NaN and the other is not.
     """
 
     step: int
@@ -132,18 +121,28 @@ class Comparison:
     @property
     def follow(self) -> set[tuple[int, str]]:
         """The stages, by step and name, that come after the first that differs, and differ too."""
-        names = [(one.step, one.stage) for one in self.stages if one.state != EQUAL]
         if self.first is None:
             return set()
-        return set(names[names.index((self.first.step, self.first.stage)) + 1 :])
+        later = self.stages[self.stages.index(self.first) + 1 :]
+        return {(one.step, one.stage) for one in later if one.state != EQUAL}
+
+    @property
+    def only_one_has(self) -> list[str]:
+        """A line for each kind of thing that only one side has, and for what cannot be read."""
+        lines = []
+        for side, attribute in (("A", "only_a"), ("B", "only_b")):
+            names = {stage for step in self.steps for stage in getattr(step, attribute)}
+            if names:
+                lines.append(f"only {side} recorded {', '.join(sorted(names))}")
+            if steps := getattr(self, attribute):
+                lines.append(f"only {side} has steps {compact(steps)}")
+        return lines + [f"step {step}: {problem}" for step, problem in self.unreadable.items()]
 
     @property
     def is_equal(self) -> bool:
         """Whether both recorded the same, up to rounding, and nothing that the other lacks."""
-        incomparable = any(stage.state == UNPAIRED for stage in self.stages)
-        alone = any(step.only_a or step.only_b for step in self.steps)
-        alone = alone or bool(self.only_a or self.only_b or self.unreadable)
-        return not (self.first or incomparable or alone)
+        bad = any(stage.state in (DIFFERS, UNPAIRED) for stage in self.stages)
+        return not (bad or self.only_one_has)
 
     def verdict(self, decode: Decode | None = None) -> str:
         """One sentence: what differs first, where, and both values, in text by `decode`."""
@@ -159,7 +158,7 @@ class Comparison:
             said = f"{first.stage} differs first, {where}"
             said += f": in {first.off} of {first.compared} {first.unit}" if first.off else ""
             said += f" ({first.note})" if first.note else ""
-        said += _words(first.at, decode) if first.at is not None else ""
+        said += first.at.words(decode) if first.at is not None else ""
         rollouts = [one for one in self.stages if (one.step, one.stage) == (first.step, ROLLOUTS)]
         are_equal = any(one.state == EQUAL for one in rollouts)
         return f"{said}; the rollouts are equal" if are_equal else said
@@ -167,57 +166,21 @@ class Comparison:
     def _verdict_of_equals(self) -> str:
         steps = compact([step.step for step in self.steps])
         compared = {stage.stage for stage in self.stages if stage.state != UNPAIRED}
-        named = f"{len(compared - {ROLLOUTS, MASK})} stages of steps {steps}"
-        rounded = [stage for stage in self.stages if stage.state == ROUNDING]
-        if rounded:
-            first = rounded[0]
+        said = f"equal to the bit: {len(compared - {ROLLOUTS, MASK})} stages of steps {steps}"
+        first = next((stage for stage in self.stages if stage.state == ROUNDING), None)
+        if first is not None:
             by = f"by {number(first.largest)}" if first.largest else "in the sign of a zero"
-            said = (
-                f"equal within rounding: {named}; {first.stage} of step {first.step} is the first "
-                f"that is not equal to the bit, {by}"
-            )
-        else:
-            said = f"equal to the bit: {named}"
+            said = said.replace("to the bit", "within rounding", 1)
+            said += f"; {first.stage} of step {first.step} is the first that is not equal to the "
+            said += f"bit, {by}"
         if self.is_equal:
             return said
         return f"what could be compared is {said}; not everything could be compared"
 
 
-def _words(at: Place, decode: Decode | None) -> str:
-    said = ""
-    if at.row is not None:
-        said += f", row ({at.row})"
-    if at.token is not None:
-        said += f", token {at.token}"
-    if at.a is not None or at.b is not None:
-        what = f"{at.what} " if at.what else ""
-        said += f": {what}{shown(at.a)} in A, {shown(at.b)} in B"
-    if at.around is not None:
-        said += f", within {in_context(*at.around, decode)}"
-    return said
-
-
-def in_context(tokens: Sequence[int], at: int, decode: Decode | None) -> str:
-    """The tokens, the one at `at` between brackets; as text where they can be decoded."""
-
-    def text(some: Sequence[int]) -> str:
-        return decode(some) if decode is not None else " ".join(map(str, some))
-
-    gap = "" if decode is not None else " "
-    parts = (text(tokens[:at]), f"[{text(tokens[at : at + 1])}]", text(tokens[at + 1 :]))
-    joined = gap.join(part for part in parts if part)
-    return repr(joined) if decode is not None else joined
-
-
-def shown(value: Any) -> str:
-    """A value with the digits that tell it from its neighbours."""
-    return f"{value:.9g}" if isinstance(value, float) else repr(value)
-
-
 # -- the table -----------------------------------------------------------------------------------
 
 COLUMNS = (">step", "stage", ">compared", ">differ", ">largest", "result")
-
 
 _NAMED = 3  # stages of a line
 
@@ -231,9 +194,11 @@ def table_of(found: Comparison) -> list[tuple[str, ...]]:
     follow = found.follow
     lines: dict[tuple[str, object], list[StageResult]] = {}
     for one in found.stages:
+        words = "equal to the bit" if one.state == EQUAL else one.state
         follows = (one.step, one.stage) in follow
         alone = one.state in (DIFFERS, UNPAIRED) and not follows
-        lines.setdefault((_state(one, follows), id(one) if alone else None), []).append(one)
+        words += ", follows" if follows else ""
+        lines.setdefault((words, id(one) if alone else None), []).append(one)
     return [_line(words, stages) for (words, _), stages in lines.items()]
 
 
@@ -244,29 +209,11 @@ def _line(words: str, stages: Sequence[StageResult]) -> tuple[str, ...]:
     for one in stages:
         counts[one.unit] = counts.get(one.unit, 0) + one.compared
     notes = list(dict.fromkeys(one.note for one in stages if one.note))
-    largest = max(one.largest for one in stages)
     return (
         compact(sorted({one.step for one in stages})),
         ", ".join([*names[:_NAMED], *more]),
         ", ".join(f"{count} {unit}" for unit, count in counts.items()),
         str(sum(one.off for one in stages) or ""),
-        number(largest) if largest else "",
+        number(max(one.largest for one in stages) or None),
         f"{words}: {notes[0]}" if len(notes) == 1 else words,
     )
-
-
-def only_one_has(found: Comparison) -> list[str]:
-    """A line for each kind of thing that only one side has, and for what cannot be read."""
-    lines = []
-    for side, attribute in (("A", "only_a"), ("B", "only_b")):
-        names = {stage for step in found.steps for stage in getattr(step, attribute)}
-        if names:
-            lines.append(f"only {side} recorded {', '.join(sorted(names))}")
-        if steps := getattr(found, attribute):
-            lines.append(f"only {side} has steps {compact(steps)}")
-    return lines + [f"step {step}: {problem}" for step, problem in found.unreadable.items()]
-
-
-def _state(stage: StageResult, follows: bool) -> str:
-    words = "equal to the bit" if stage.state == EQUAL else stage.state
-    return words + (", follows" if follows else "")

@@ -16,7 +16,6 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip.config.origin import is_own
-from rlskip.doctor import NOTE, Finding
 from rlskip.errors import RlskipError
 
 TIMEOUT_S = 300.0
@@ -38,29 +37,19 @@ class Command:
     multirun: bool = False
     swept: Sequence[str] = ()  # the keys that a multirun sweeps
     unswept: Sequence[str] = ()  # the arguments from which it builds its callbacks
-    findings: Sequence[Finding] = ()
 
     @classmethod
     def parse(cls, command: Sequence[str]) -> Command:
         if not command:
             raise CannotComposeError("the command is empty", remedy="give it: python train.py ...")
-        start, rest, launcher = _start_of(list(command))
+        start, rest = _start_of(list(command))
         given = [word for word in rest if word not in ("-m", "--multirun")]
-        multirun = len(given) < len(rest)
-        sweeps = {word: sweep for word in given if multirun and (sweep := _sweep_of(word))}
-        said = []
-        if launcher:
-            said.append(f"composed by {' '.join(['python', *start[1:]])}, without {launcher}")
-        if multirun:
-            said.append("a multirun: its first job is explained")
-        return cls(
-            start,
-            [sweeps[word][1] if word in sweeps else word for word in given],
-            multirun,
-            [key for key, _ in sweeps.values()],
-            [word for word in given if word not in sweeps],
-            [Finding("command", NOTE, what) for what in said],
-        )
+        if len(given) == len(rest):
+            return cls(start, given)
+        sweeps = {word: sweep for word in given if (sweep := _sweep_of(word))}
+        first = [sweeps[word][1] if word in sweeps else word for word in given]
+        unswept = [word for word in given if word not in sweeps]
+        return cls(start, first, True, [key for key, _ in sweeps.values()], unswept)
 
     @property
     def module(self) -> str | None:
@@ -73,8 +62,8 @@ class Command:
         files = [self.start[-1]]
         if self.module is not None:
             path = self.module.replace(".", os.sep)
-            files = [os.path.join(folder, path) for folder in ("", *sys.path)]
-            files = [file + end for file in files for end in (".py", "/__main__.py")]
+            ends = (f"{path}.py", f"{path}/__main__.py")
+            files = [os.path.join(folder, end) for folder in ("", *sys.path) for end in ends]
         return next((Path(file) for file in map(os.path.abspath, files) if is_own(file)), None)
 
 
@@ -94,11 +83,11 @@ def _sweep_of(argument: str) -> tuple[str, str] | None:
     return override.key_or_group, f"{override.get_key_element()}={first}"
 
 
-def _start_of(command: list[str]) -> tuple[list[str], list[str], str]:
-    """The words that start the application, the others, and the launcher that was left out.
+def _start_of(command: list[str]) -> tuple[list[str], list[str]]:
+    """The words that start the application, and the others.
 
-    torchrun, accelerate launch, srun and the like are: the application alone composes the same
-    config.
+    torchrun, accelerate launch, srun and the like are left out: the application alone composes the
+    same config.
     """
     program = os.path.basename(command[0])
     if program in _SHELLS or program.endswith(".sh"):
@@ -114,11 +103,9 @@ def _start_of(command: list[str]) -> tuple[list[str], list[str], str]:
             application = [word]
         else:
             continue
-        rest = command[i + len(application) :]
-        if program.startswith("python"):
-            return [*command[:i], *application], rest, ""
-        return [sys.executable, *application], rest, command[0] if i else ""
-    return command[:1], command[1:], ""
+        start = command[:i] if program.startswith("python") else [sys.executable]
+        return [*start, *application], command[i + len(application) :]
+    return command[:1], command[1:]
 
 
 def compose(command: Command, *, of_multirun: bool = False) -> DictConfig:

@@ -13,16 +13,10 @@ from typing import Any
 from rlskip import _version
 from rlskip._files import cannot_write
 from rlskip._human import size
-from rlskip.doctor import ERROR, NOTE, OK, WARNING, Finding
+from rlskip.doctor import ERROR, OK, WARNING, Finding
 from rlskip.errors import ConfigError
-from rlskip.runs.find import find_runs
 
 _PLUGIN = "RlskipSearchPathPlugin"
-_ATTACHED = {
-    "verl": "",  # by what it says itself
-    "trl": "rlskip.hosts.trl.attach(trainer, config)",
-    "skyrl": "trainer.override_entrypoint=rlskip.hosts.skyrl",
-}
 
 
 def environment() -> list[Finding]:
@@ -56,13 +50,15 @@ def _plugin() -> Finding:
 
 
 def _hosts() -> Iterator[Finding]:
-    versions = {host: _version_of(host) for host in ("verl", "trl", "skyrl")}
-    versions["skyrl"] = versions["skyrl"] or _version_of("skyrl-train")
-    for host, how in _ATTACHED.items():
-        if version := versions[host]:
-            yield Finding(host, OK, f"{version}: attached by {how}") if how else _verl(version)
-    if absent := [host for host, version in versions.items() if version is None]:
-        yield Finding("hosts", NOTE, f"not installed here: {', '.join(absent)}")
+    attached = {
+        "trl": "rlskip.hosts.trl.attach(trainer, config)",
+        "skyrl": "trainer.override_entrypoint=rlskip.hosts.skyrl",
+    }
+    if (verl := _version_of("verl")) is not None:
+        yield _verl(verl)
+    for host, how in attached.items():
+        if (version := _version_of(host)) is not None:
+            yield Finding(host, OK, f"{version}: attached by {how}")
 
 
 def _verl(version: str) -> Finding:
@@ -113,7 +109,7 @@ def _version_of(distribution: str) -> str | None:
 
 
 def dump_dir_findings(dump_dir: Path) -> Iterator[Finding]:
-    """Whether dumps can be written there, how much space is free, and which jobs are at work."""
+    """Whether dumps can be written there, and how much space is free."""
     there = dump_dir
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -126,7 +122,3 @@ def dump_dir_findings(dump_dir: Path) -> Iterator[Finding]:
     free = shutil.disk_usage(there).free
     level, remedy = (OK, "") if free >= 1 << 30 else (WARNING, "rlskip prune")
     yield Finding("dump dir", level, f"{name} is writable; {size(free)} free", remedy)
-    for run in find_runs(dump_dir) if dump_dir.is_dir() else ():
-        for who, does in run.jobs().items():
-            what = f"{run.name}: {who} is at work: {', '.join(sorted(does))}"
-            yield Finding("dump dir", NOTE, what)

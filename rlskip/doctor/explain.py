@@ -8,12 +8,10 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 from omegaconf import DictConfig
 
-from rlskip.config.application import LEGACY_FLAG
 from rlskip.config.check import look_up
 from rlskip.config.facts import HostFacts
 from rlskip.config.nodes import ADD_CALLBACK, find_node
@@ -25,7 +23,6 @@ from rlskip.doctor import ERROR, NOTE, OK, WARNING, Finding
 from rlskip.doctor.command import CannotComposeError, Command, compose, run_command
 from rlskip.doctor.environment import dump_dir_findings
 from rlskip.errors import RlskipError
-from rlskip.format.dump_errors import DumpError
 from rlskip.hosts.verl.facts import is_verls
 from rlskip.hosts.verl.no_engine import problems
 from rlskip.hosts.verl.trainer_config import judge
@@ -41,24 +38,17 @@ _SHOWN_STEPS = 100_000
 
 def explain(command: Sequence[str]) -> list[Finding]:
     """What is found of the command, and of the dumps that it would use."""
-    findings: list[Finding] = []
     try:
         split = Command.parse(command)
-        findings += split.findings
         config = compose(split)
     except CannotComposeError as error:
-        return [*findings, Finding("config", ERROR, error.what, error.remedy)]
+        return [Finding("config", ERROR, error.what, error.remedy)]
     settings, about = _settings(config)
     settings = _started_by(split, settings)
     roles = settings.roles
-    findings += [*_sweep(config, split), *_wiring(config, split, bool(roles)), *about]
+    findings = [*_sweep(config, split), *_wiring(config, split, bool(roles)), *about]
     if not roles:
         return findings
-    if "rollout" in roles and look_up(config, LEGACY_FLAG) is True:
-        what = f"{LEGACY_FLAG} is true, too, and is forced to False"
-        findings.append(Finding("legacy flag", WARNING, what, f"set {LEGACY_FLAG}=False"))
-    for role, one in settings.attach.items():
-        findings.append(Finding("attach", OK, f"{one.target} becomes the stage {role}"))
     if is_verls(config):
         try:
             judge(config.copy(), settings, split.module)
@@ -111,6 +101,8 @@ def _sweep(config: DictConfig, command: Command) -> Iterator[Finding]:
     Hydra builds the callbacks of a multirun from the command without what is swept.
     """
     choices = look_up(config, "hydra.runtime.choices") or {}
+    if command.multirun:
+        yield Finding("command", NOTE, "a multirun: its first job is explained")
     groups = {*command.swept} & {str(key).partition("@")[0] for key in choices}
     if not (groups and _has_callback(config)):
         return
@@ -188,15 +180,21 @@ def _settings(config: DictConfig) -> tuple[SkipSettings, list[Finding]]:
 # -- what a role would do --------------------------------------------------------------
 
 
-def _role(skip: Any, facts: HostFacts) -> Iterator[Finding]:
-    name, role = skip.role, skip.local_config
-    yield Finding(name, OK, f"on: {role.action} at steps {role.steps}; {skip.directory}")
-    dumps = Run(skip.directory).dumps()
-    metas = [(dump, _sound_meta(dump)) for dump in dumps]
-    if bad := [dump.name for dump, meta in metas if meta is None]:
+def _role(skip: Role, facts: HostFacts) -> Iterator[Finding]:
+    name, role, directory = skip.role, skip.local_config, skip.directory
+    assert directory is not None
+    assert skip.dumps is not None
+    yield Finding(name, OK, f"on: {role.action} at steps {role.steps}; {directory}")
+    dumps = Run(directory).dumps()
+    if bad := [dump.name for dump in dumps if dump.problem is not None]:
         what = f"unusable: {', '.join(bad[:5])}"
         yield Finding(name, WARNING, what, "run rlskip verify to see why")
-    listed = _listed(skip, facts.steps, dumps)
+    # The listed steps among those of the run, where they are known, and those dumped.
+    steps = {dump.step for dump in dumps}
+    if 0 < len(facts.steps) <= _SHOWN_STEPS:
+        steps |= set() if skip.serves_validation else {*facts.steps}
+        steps = {step for step in steps if step <= facts.steps[-1]}
+    listed = sorted(step for step in steps if step in role.steps)
     why_not = unusable(skip, listed, facts.called_with.get(name, {}))
     replayed = [step for step in listed if step not in why_not]
     if role.action == "repeat" and replayed:
@@ -209,49 +207,30 @@ def _role(skip: Any, facts: HostFacts) -> Iterator[Finding]:
         reasons.setdefault(why_not[step], []).append(step)
     missing = reasons.pop("", [])
     # Where the job would end: it replays no step after that.
-    ends = {
-        reason: steps[0]
-        for reason, steps in reasons.items()
-        if role.on_miss == "error"
-        or (role.on_mismatch == "error" and reason.startswith("were made"))
-    }
+    fatal = ("were made",) if role.on_mismatch == "error" else ()
+    fatal = ("",) if role.on_miss == "error" else fatal
+    ends = {reason: steps[0] for reason, steps in reasons.items() if reason.startswith(fatal)}
     replayed = [step for step in replayed if step < min(ends.values(), default=step + 1)]
     if replayed:
         what = f"steps {compact(replayed)} have dumps and would be replayed, if prompts and "
         yield Finding(name, OK, f"{what}arguments are the same (they are compared as the job runs)")
-        for dump, meta in metas:
-            if dump.step in replayed and meta is not None:
-                for level, changes in skip.dumps.notices.changes(meta, skip.directory):
-                    yield Finding(name, WARNING if level == logging.WARNING else NOTE, changes)
+        for dump in dumps:
+            if dump.step in replayed and dump.problem is None:
+                for severity, changes in skip.dumps.notices.changes(dump.full_meta(), directory):
+                    level = WARNING if severity == logging.WARNING else NOTE
+                    yield Finding(name, level, changes)
     elif not reasons:
         yield Finding(name, NOTE, "no dump yet: the listed steps are generated")
-    for reason, steps in reasons.items():
+    for reason, those in reasons.items():
         level, then = WARNING, "they are generated again"
         if reason in ends:
             level, then = ERROR, "the job would end there"
-        yield Finding(name, level, f"the dumps of steps {compact(steps)} {reason}: {then}")
+        yield Finding(name, level, f"the dumps of steps {compact(those)} {reason}: {then}")
     if role.on_miss == "generate" and missing and replayed:
         yield Finding(name, NOTE, f"steps {compact(missing)} would be generated and dumped")
     if role.on_miss == "error" and not listed and not skip.serves_validation:
         what = "on_miss=error, and the job would end at the first step: no dump"
         yield Finding(name, ERROR, what, f"generate it once with {to_generate(name, role)}")
-
-
-def _sound_meta(dump: Any) -> Any:
-    """The meta of a dump; None for one that cannot be used."""
-    try:
-        return dump.full_meta()
-    except DumpError:
-        return None
-
-
-def _listed(skip: Any, of_run: Sequence[int], dumps: Sequence[Any]) -> list[int]:
-    """The listed steps among those of the run, where they are known, and those dumped."""
-    steps = {dump.step for dump in dumps}
-    if 0 < len(of_run) <= _SHOWN_STEPS:
-        steps |= set() if skip.serves_validation else {*of_run}
-        steps = {step for step in steps if step <= of_run[-1]}
-    return sorted(step for step in steps if step in skip.local_config.steps)
 
 
 def _engine(settings: SkipSettings, roles: Mapping[str, Role]) -> Iterator[Finding]:

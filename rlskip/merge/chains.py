@@ -61,15 +61,11 @@ def link(
 ) -> list[list[Chain]]:
     """For each trajectory its chains of row indices, ordered by their last row, which stays last.
 
-    Parameters
-    ----------
-    strategy
-        ``adjacent``: a row may continue the row just before it. ``chain``: it may continue any
-        earlier row that no other row continues, and continues the longest of those. That leaves
-        the fewest chains, because the longest row that fits is the one that fits fewest others.
-    max_seq_len, on_overlong
-        A row of more than `max_seq_len` tokens starts a new chain (``split``), raises MergeError
-        (``error``), or is merged with a warning (``warn``).
+    With the strategy ``adjacent`` a row may continue the row just before it, with ``chain`` any
+    earlier row that no other row continues, and continues the longest of those. That leaves the
+    fewest chains, because the longest row that fits is the one that fits fewest others. A row of
+    more than `max_seq_len` tokens starts a new chain (``split``), raises MergeError (``error``), or
+    is merged with a warning (``warn``).
     """
     overlong: list[int] = []
     linked = []
@@ -90,10 +86,8 @@ def link(
         linked.append(sorted(chains, key=lambda chain: chain[-1]))
     if overlong and on_overlong != "split":
         first = overlong[0]
-        what = (
-            f"{len(overlong)} turns would be merged into rows of more than {max_seq_len} tokens; "
-            f"the first is row {first}, with {rows.length(first)}"
-        )
+        what = f"{len(overlong)} turns would be merged into rows of more than {max_seq_len} tokens"
+        what += f"; the first is row {first}, with {rows.length(first)}"
         remedy = "merge.on_overlong=split stops merging at the turn before"
         where = f"{RESPONSES}[{first}]"
         expect(on_overlong == "warn", f"{what} (merge.max_seq_len)", where, remedy)

@@ -7,8 +7,9 @@ continue.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain as flatten
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -105,22 +106,24 @@ def _seconds(out: Mapping[str, Any], is_last: list[Any] | None) -> dict[str, np.
     With `is_last`, each row of a trajectory has its times, and only the last row's count. The names
     are those of SkyRL 0.3.0.
     """
-
-    times, parts = out.get(TIMES), out.get(turns.TIME_SPLITS) or {}
+    parts = out.get(turns.TIME_SPLITS) or {}
     turns.expect_a(dict, parts, turns.TIME_SPLITS)
-    given = {"trajectory_completion_time": (TIMES, times)} if times else {}
-    splits = {
-        f"trajectory_time_{name}": (f"{turns.TIME_SPLITS}.{name}", parts[name]) for name in parts
-    }
-    seconds = {}
-    for metric, (name, values) in (given | splits).items():
+
+    def array(values: Any, name: str) -> np.ndarray:
         turns.check_numbers(values, name)
-        array = np.array(values, dtype=np.float64)
-        seconds[metric] = array if is_last is None else array[np.array(is_last, dtype=bool)]
-    if given and splits:
-        rest = seconds["trajectory_completion_time"] - sum(seconds[name] for name in splits)
-        seconds["trajectory_time_other"] = rest
-    return {name: array for name, array in seconds.items() if array.size}
+        found = np.array(values, dtype=np.float64)
+        return found if is_last is None else found[np.array(is_last, dtype=bool)]
+
+    seconds = {
+        f"trajectory_time_{name}": array(values, f"{turns.TIME_SPLITS}.{name}")
+        for name, values in parts.items()
+    }
+    if times := out.get(TIMES):
+        whole = array(times, TIMES)
+        if seconds:
+            seconds["trajectory_time_other"] = whole - sum(seconds.values())
+        seconds["trajectory_completion_time"] = whole
+    return {name: found for name, found in seconds.items() if found.size}
 
 
 def combine_metrics(parts: Iterable[Mapping[str, Any] | None]) -> dict[str, float]:
@@ -132,15 +135,13 @@ def combine_metrics(parts: Iterable[Mapping[str, Any] | None]) -> dict[str, floa
         for name, value in (part or {}).items():
             if isinstance(value, (int, float)):
                 values[name].append(value)
-
-    def combined(name: str, numbers: list[float]) -> float:
-        if "avg" in name or "mean" in name:
-            return sum(numbers) / len(numbers)
-        if "min" in name:
-            return min(numbers)
-        return max(numbers) if "max" in name else sum(numbers)
-
-    return {name: combined(name, numbers) for name, numbers in values.items()}
+    by_name: dict[str, Callable[[list[float]], float]] = {
+        "avg": fmean, "mean": fmean, "min": min, "max": max,
+    }  # fmt: skip
+    return {
+        name: next((how for word, how in by_name.items() if word in name), sum)(numbers)
+        for name, numbers in values.items()
+    }
 
 
 def _mean(values: np.ndarray) -> Any:

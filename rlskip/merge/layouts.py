@@ -42,10 +42,9 @@ _IDS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.ui
 
 @attrs.frozen
 class ListRows(Rows):
-    """Rows as Python lists. Comparing them costs most of a merge.
+    """Rows as Python lists. Comparing them costs most of a merge: a slice touches every token.
 
-    A slice would touch every token once more, and again when freed. The tokens of a row that ends
-    a chain are therefore kept in a list, which grows by what the next row adds.
+    The tokens of a row that ends a chain are therefore kept in a list, which the next row extends.
     """
 
     _contexts: dict[int, list[int]] = attrs.field(factory=dict, init=False, eq=False, repr=False)
@@ -116,9 +115,8 @@ def fold_lists(out: Mapping[str, Any], rows: Rows, chains: list[Chain]) -> dict[
 def fold(name: str, value: Any, rows: Rows, chains: list[Chain]) -> Any:
     """A field of the merged rows besides their tokens: the last turns' entries.
 
-    Of a field whose entries are as long as their responses, these have one value per token: the
-    last turn's alone would not fit the merged response. Observations get 0. Raises MergeError where
-    such values are not lists of numbers.
+    Entries that are as long as their responses have one value per token: they are joined, with 0
+    for observations. Raises MergeError where they are not lists of numbers.
     """
     if isinstance(value, Mapping):
         return {key: fold(f"{name}.{key}", v, rows, chains) for key, v in value.items()}
@@ -164,14 +162,10 @@ def _joined(entries: list[Any], zero: float, rows: Rows, chain: Chain) -> Sequen
 def packed_rows(batch: TensorDictBase) -> Rows:
     """The checked tokens of a packed batch, as views into it; raises MergeError as for lists.
 
-    Parameters
-    ----------
-    batch
-        On the CPU, of batch size ``(rows,)``. `prompt_token_ids`, `response_ids` and `loss_masks`
-        are jagged, with integer ids of any width. Any other jagged field (`rewards`,
-        `rollout_logprobs`, ...) holds one value per response token, and so do lists that are all
-        as long as their responses. Other fields hold one entry per row, among them
-        `trajectory_ids` (integers, or any hashables) and `is_last_step`.
+    The batch is on the CPU, of batch size ``(rows,)``. `prompt_token_ids`, `response_ids` and
+    `loss_masks` are jagged, with integer ids of any width. Any other jagged field holds one value
+    per response token, and so do lists that are all as long as their responses. Other fields hold
+    one entry per row, among them `trajectory_ids` and `is_last_step`.
     """
     what = f"expected a TensorDict of batch size (rows,), got a {type(batch).__name__}"
     is_flat = not is_lazy(batch) and batch.batch_dims == 1
@@ -210,8 +204,7 @@ def _check_jagged(field: Any, name: str) -> None:
 def fold_packed(batch: TensorDictBase, rows: Rows, chains: list[Chain]) -> TensorDictBase:
     """One row for each chain of a packed batch, in memory linear in the result.
 
-    Values per row are the last turn's; values per token are 0 for observations. Fields that are not
-    tensors are folded as those of lists. Response ids have the wider dtype of both.
+    Fields that are not tensors are folded as those of lists. Response ids have the wider dtype.
     """
     fields = _per_token(batch, _lengths(batch[RESPONSES]))
     merged = select(batch.exclude(PROMPTS, RESPONSES, *fields), [chain[-1] for chain in chains])
@@ -271,6 +264,5 @@ def _jagged(values: Tensor, lengths: list[int]) -> Tensor:
 
 def _entries(batch: TensorDictBase, name: str) -> Sequence[Any] | None:
     values = batch.get(name, None)
-    is_odd = isinstance(values, Tensor) and (values.is_nested or values.is_meta)
-    expect(not is_odd, "expected one value per row", name)
+    expect(not getattr(values, "is_nested", False), "expected one value per row", name)
     return None if values is None else values.tolist()

@@ -31,8 +31,7 @@ OVERLONG, BRANCH, STRIPPED, DRIFT = CAUSES = ("overlong", "branch", "stripped", 
 
 # Two contexts match again when this many tokens agree; at most as many may be inserted before.
 _RUN = 8
-# The number of tokens that a break shows of each side.
-_SHOWN = 8
+_SHOWN = 8  # tokens that a break shows of each side
 
 
 @attrs.frozen

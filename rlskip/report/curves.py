@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from rlskip.batch.row_parts import by_token
-from rlskip.compare.records import Record, StepRecords, pair_rows
+from rlskip.compare.records import Record, StepRecords
 from rlskip.compare.sides import Side
+from rlskip.compare.steps import pair_rows
 from rlskip.format.dump_errors import DumpError
 from rlskip.stages.digest import MOMENTS
 from rlskip.stages.parts import DIGEST, NUMBER, ROWS
@@ -30,9 +31,9 @@ def curves(
 ) -> tuple[dict[str, list[Any]], dict[int, float | None]]:
     """The numbers that a job recorded, a value a step: of rows and of several records the mean.
 
-    Of the steps of the rollouts that are `wanted` (None: of all recorded ones) it returns columns:
-    ``step``, and one for each stage that is not zero everywhere, losses first; and by step how far
-    the trainer's log-probs are from the engine's. `problem` is told of what cannot be read.
+    Of the `wanted` steps (None: of all) it returns columns: ``step``, and one for each stage that
+    is not zero everywhere, losses first; and by step how far the trainer's log-probs are from the
+    engine's. `problem` is told of what cannot be read.
     """
     recorded = records.steps()
     steps = spread(recorded if wanted is None else sorted({*recorded} & {*wanted}), _STEPS)

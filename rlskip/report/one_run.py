@@ -8,14 +8,13 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import attrs
 import numpy as np
 
 from rlskip._human import duration, size
 from rlskip.batch.decoding import decoder_at
 from rlskip.compare.records import StepRecords
 from rlskip.compare.rollouts import RowValues
-from rlskip.compare.sides import Side
+from rlskip.compare.sides import Dumps, Side
 from rlskip.config.steps import compact
 from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import DumpError
@@ -31,7 +30,6 @@ from rlskip.runs.figures import (
     step_figures,
 )
 from rlskip.runs.on_disk import Dump, dumps_at
-from rlskip.runs.opened import Run
 from rlskip.runs.rollouts import Decode
 
 _INDEXED = 30  # bytes of a page for each session whose figures it lists
@@ -41,29 +39,18 @@ _STEPS = 400  # that are read of a run with more of them
 Progress = Callable[[Sequence[Dump]], Iterable[Dump]]
 
 
-@attrs.frozen(eq=False)
-class Shown:
-    """A run that a page shows, under the name that the user gives it.
-
-    ``run`` is None where only records are there. ``records`` are what a job recorded while it
-    trained on these rollouts; None for nothing.
-    """
-
-    name: str
-    run: Run | None
-    records: Side | None
-
-
 class OneRun:
-    """One run of a page.
+    """One run of a page, with what a job recorded that trained on its rollouts.
 
     ``shown`` are the sessions that it shows, the first to keep first; a session is its place among
     all sessions of the run's dumps.
     """
 
-    def __init__(self, shown: Shown, progress: Progress, success: float, max_bytes: int) -> None:
-        self.name, self._run, self._records = shown.name, shown.run, shown.records
-        run = shown.run
+    def __init__(
+        self, side: Side | Dumps, progress: Progress, success: float, max_bytes: int
+    ) -> None:
+        self.name, self._run, self._records = side.name, side.run, side.recorded
+        run = self._run
         places = {} if run is None else run.places()
         read = spread(list(places), _STEPS)
         dumps = [dump for step in read for dump in dumps_at(places[step])]
@@ -76,10 +63,10 @@ class OneRun:
         wanted = None if run is None else [step for step, _ in found]
         self._curves: dict[str, list[Any]] = {}
         gaps: dict[int, float | None] = {}
-        if shown.records is not None:
-            self._recorded_steps = {*shown.records.steps()}
+        if self._records is not None:
+            self._recorded_steps = {*self._records.steps()}
             self._curves, gaps = curves(
-                shown.records, wanted, lambda *problem: self.problems.append(problem)
+                self._records, wanted, lambda *problem: self.problems.append(problem)
             )
         self.steps = [
             (step, step_figures(dumps, success) | {"gap": gaps.get(step)}) for step, dumps in found

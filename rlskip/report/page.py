@@ -17,8 +17,9 @@ from typing import Any
 
 from rlskip._human import finite, size
 from rlskip._version import __version__
+from rlskip.compare.sides import Dumps, Side
 from rlskip.errors import RlskipError
-from rlskip.report.one_run import OneRun, Progress, Shown, packed
+from rlskip.report.one_run import OneRun, Progress, packed
 
 _SCRIPTS = (
     "uPlot.iife.min.js", "data.js", "tables.js", "charts.js", "views.js", "overview.js", "step.js",
@@ -28,7 +29,7 @@ _STYLES = ("uPlot.min.css", "page.css")
 
 
 def render(
-    shown: Sequence[Shown],
+    shown: Sequence[Side | Dumps],
     *,
     success: float,
     max_bytes: int,
@@ -37,27 +38,17 @@ def render(
 ) -> tuple[bytes, dict[str, int]]:
     """The page of one or two runs, of at most `max_bytes`: sessions that do not fit are left out.
 
-    A session succeeds from a reward of `success` on. Tokens are text by a run's tokenizer, else by
-    the one that a dump names, where that can be loaded. `progress` shows how far the dumps are
-    read. Raises RlskipError where not even the figures fit.
-
-    A `verdict` is ``said`` in a sentence, ``is_equal`` or not, and has a table: ``columns``, of
-    which those that start with ``>`` are aligned to the right, and ``rows``. Returned are the HTML,
-    and how many sessions, groups and steps it shows of how many.
+    A session succeeds from a reward of `success` on. A `verdict` is ``said`` in a sentence,
+    ``is_equal`` or not, and has a table: ``columns``, of which those that start with ``>`` are
+    aligned to the right, and ``rows``. Returned are the HTML, and how many sessions, groups and
+    steps it shows of how many. Raises RlskipError where not even the figures fit.
     """
     sides = [OneRun(one, progress, success, max_bytes // len(shown)) for one in shown]
-    head = {
-        "version": __version__,
-        "success": success,
-        "verdict": verdict,
-    }
+    head = {"version": __version__, "success": success, "verdict": verdict}
     least = len(_page(head, sides))
     if least > max_bytes:
-        raise RlskipError(
-            f"the page has {size(least)} without any session, more than {size(max_bytes)}",
-            "--max-mb",
-            f"--max-mb {least / 1e6 + 1:.0f}",
-        )
+        what = f"the page has {size(least)} without any session, more than {size(max_bytes)}"
+        raise RlskipError(what, "--max-mb", f"--max-mb {least / 1e6 + 1:.0f}")
     for side in sides:
         side.read_sessions((max_bytes - least) // len(sides))
     while len(html := _page(head, sides)) > max_bytes:

@@ -63,34 +63,35 @@ def arguments(
     found = {n: v for n, v in columns.items() if judge.takes is None or n in judge.takes}
     for name in judge.needs - found.keys():
         is_truth = name.startswith("ground_truth")
-        lacking = (one for one in given if not is_truth or one.truth is ABSENT)
-        raise _missing(name, next(lacking, given[0]))
+        one = next((one for one in given if not is_truth or one.truth is ABSENT), given[0])
+        own = ", ".join(sorted(name for name in one.last if name not in _NOT_COLUMNS)) or "none"
+        what = f"the function takes {name}, which the run does not record"
+        remedy = f"name the data set: --data FILE; the fields are {own}"
+        raise RewardError(what, one.where, remedy)
     return found if judge.takes_many else {name: cells[0] for name, cells in found.items()}
 
 
 def _verl_columns(judge: Judge, given: Sequence[_Given]) -> dict[str, list[Any]]:
     takes_ids = "completion_ids" in {*(judge.takes or ()), *judge.needs}
-    columns = {
+    columns: dict[str, list[Any]] = {
         "solution_str": [one.solution(takes_ids) for one in given],
         "data_source": [one.last.get("data_source") for one in given],
-        "ground_truth": [one.truth for one in given],
-        "extra_info": [one.extra_info() for one in given],
+        "extra_info": [one.extra_info for one in given],
     }
+    truths = [one.truth for one in given]
+    if not any(truth is ABSENT for truth in truths):  # "in" would compare arrays
+        columns["ground_truth"] = truths
     plural = "s" if judge.takes_many else ""
-    found = {name + plural: cells for name, cells in columns.items() if not _lacks(cells)}
+    found = {name + plural: cells for name, cells in columns.items()}
     if takes_ids:
         found["completion_ids"] = [one.last.get("response") for one in given]
     return found
 
 
-def _lacks(cells: Sequence[Any]) -> bool:
-    return any(cell is ABSENT for cell in cells)  # "in" would compare arrays
-
-
 def _trl_columns(judge: Judge, given: Sequence[_Given]) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {
-        "prompts": [one.prompt() for one in given],
-        "completions": [one.completion() for one in given],
+        "prompts": [one.prompt for one in given],
+        "completions": [one.completion for one in given],
         "completion_ids": [one.tokens for one in given],
     }
     # Columns that differ from dump to dump would else be missing for some.
@@ -124,31 +125,35 @@ class _Given:
         return attrs.evolve(given, last={**data[asked], **turns[-1]})
 
     @property
+    def where(self) -> str:
+        return f"step {self.session.place['step']}, group {self.session.group}"
+
+    @property
     def tokens(self) -> list[int] | None:
         whole = self.session.conversation
         return None if whole is None else whole.completion
 
     def solution(self, takes_ids: bool) -> str | None:
         """The last answer as text; None for a function that takes its tokens, without text."""
-        said = recorded(self.last, "assistant")
+        said, tokens = recorded(self.last, "assistant"), self.last.get("response")
         if isinstance(said, str):
             return said
-        tokens = self.last.get("response")
-        if tokens is not None and self.decode is None and takes_ids:
+        if tokens is not None and self.decode is not None:
+            return self.decode(tokens)
+        if tokens is not None and takes_ids:
             return None
-        if tokens is None or self.decode is None:
-            what = "its answer is not text, and there is no tokenizer"
-            raise RlskipError(what, self.where, "name one: --tokenizer DIRECTORY")
-        return self.decode(tokens)
+        what = "its answer is not text, and there is no tokenizer"
+        raise RlskipError(what, self.where, "name one: --tokenizer DIRECTORY")
 
     @property
     def truth(self) -> Any:
         """What verl and TRL call the right answer; ABSENT where the run records none."""
         model = self.last.get("reward_model")
-        in_model = model if isinstance(model, Mapping) else {}
-        known = {**self.last, **{k: in_model[k] for k in _TRUTHS[:1] if k in in_model}}
-        return next((known[name] for name in _TRUTHS if name in known), ABSENT)
+        if isinstance(model, Mapping) and "ground_truth" in model:
+            return model["ground_truth"]
+        return next((self.last[name] for name in _TRUTHS if name in self.last), ABSENT)
 
+    @property
     def extra_info(self) -> dict[str, Any]:
         """As verl's reward manager completes it."""
         found = self.last.get("extra_info")
@@ -157,36 +162,24 @@ class _Given:
         more = {"num_turns": turns, "rollout_reward_scores": scores}
         return {**(found if isinstance(found, Mapping) else {}), **more}
 
+    @property
     def prompt(self) -> Any:
         said = recorded(self.turns[0], "user")
         return self._text(self.turns[0].get("prompt")) if said is None else said
 
+    @property
     def completion(self) -> Any:
         said = recorded(self.last, "assistant")
         if said is not None and len(self.turns) == 1:
             return said
         messages = self.session.messages if said is not None else None
-        if messages is not None:
-            first = recorded(self.turns[0], "user")
-            return messages[len(first) if isinstance(first, list) else 1 :]
-        return self._text(self.tokens)
+        if messages is None:
+            return self._text(self.tokens)
+        first = recorded(self.turns[0], "user")
+        return messages[len(first) if isinstance(first, list) else 1 :]
 
     def _text(self, tokens: Any) -> Any:
         return tokens if tokens is None or self.decode is None else self.decode(tokens)
-
-    @property
-    def where(self) -> str:
-        place = self.session.place
-        return f"step {place['step']}, group {self.session.group}"
-
-
-def _missing(name: str, one: _Given) -> RewardError:
-    own = sorted(name for name in one.last if name not in _NOT_COLUMNS)
-    return RewardError(
-        f"the function takes {name}, which the run does not record",
-        one.where,
-        f"name the data set: --data FILE; the fields are {', '.join(own) or 'none'}",
-    )
 
 
 def score_of(verdict: Any, *, finite: bool = True) -> float | Exception:

@@ -7,7 +7,7 @@ import functools
 import inspect
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -64,26 +64,24 @@ class Judge:
             self._signature = inspect.signature(function)
         except (TypeError, ValueError) as error:
             raise RewardError(f"it cannot be called: {error}", self.name) from error
-        parameters = self._signature.parameters.values()
-        kinds = {p.name: p.kind for p in parameters}
-        judged = [name for name in (*ONE, *MANY) if name in kinds]
+        parameters = self._signature.parameters
+        judged = [name for name in (*ONE, *MANY) if name in parameters]
         if not judged:
-            raise RewardError(
-                f"its parameters are {', '.join(kinds) or 'none'}",
-                self.name,
-                "it takes solution_str (one session, as verl calls it), solution_strs (all), or "
-                "completions or completion_ids (as TRL does)",
-            )
+            what = f"its parameters are {', '.join(parameters) or 'none'}"
+            remedy = "it takes solution_str (one session, as verl calls it), solution_strs (all), "
+            remedy += "or completions or completion_ids (as TRL does)"
+            raise RewardError(what, self.name, remedy)
         self.judged = judged[0]
         self.takes_many = self.judged in MANY
-        self.is_async = _is_async(function)
-        any_name = inspect.Parameter.VAR_KEYWORD in kinds.values()
-        self.takes = None if any_name else frozenset(kinds)
+        # An object may have an async `__call__`.
+        calls = (function, getattr(function, "__call__", None))  # noqa: B004
+        self.is_async = any(map(inspect.iscoroutinefunction, calls))
+        kinds = {p.kind for p in parameters.values()}
+        self.takes = None if inspect.Parameter.VAR_KEYWORD in kinds else frozenset(parameters)
         starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        named = [p for p in parameters if p.kind not in starred]
-        self.needs = frozenset(p.name for p in named if p.default is inspect.Parameter.empty)
-        beside = _BESIDE - {p.name for p in named}
-        self._ignored = (frozenset(ignore) | _NEUTRAL | beside) - {self.judged}
+        named = {name: p for name, p in parameters.items() if p.kind not in starred}
+        self.needs = frozenset(n for n, p in named.items() if p.default is inspect.Parameter.empty)
+        self._ignored = (frozenset(ignore) | _NEUTRAL | (_BESIDE - named.keys())) - {self.judged}
         self.version = version
         self._who = [self.name, version]
         self.verdicts = Verdicts(directory_of(directory, self.name))
@@ -240,46 +238,39 @@ def cached_reward(
         what = "it has no version, so verdicts of its older code would count"
         remedy = 'give one, another after each edit: rlskip.cached_reward(function, version="1")'
         raise RewardError(what, judge.name, remedy)
-
-    def result(found: list[Any]) -> Any:
-        return found if judge.takes_many else found[0]
-
     cached: Any
     if judge.is_async:
 
         @functools.wraps(function)
         async def cached(*args: Any, **kwargs: Any) -> Any:
-            return result(await judge.ask_async(judge.bound(args, kwargs)))
+            found = await judge.ask_async(judge.bound(args, kwargs))
+            return found if judge.takes_many else found[0]
     else:
 
         @functools.wraps(function)
         def cached(*args: Any, **kwargs: Any) -> Any:
-            return result(judge.ask(judge.bound(args, kwargs)))
+            found = judge.ask(judge.bound(args, kwargs))
+            return found if judge.takes_many else found[0]
 
     cached._rlskip_judge = judge
     return cached  # type: ignore[no-any-return]
 
 
 def _is_column(value: Any, n: int) -> bool:
-    if isinstance(value, str | bytes | Mapping | Set) or not isinstance(value, Iterable):
+    if isinstance(value, str | bytes | Mapping | Set):
         return False
     try:
-        return len(value) == n  # type: ignore[arg-type]
-    except TypeError:  # an iterator, or an array without dimensions
+        return len(value) == n
+    except TypeError:  # a number, an iterator, an array without dimensions
         return False
 
 
 def _cut(column: Any, rows: Sequence[int]) -> Any:
     """Some of a column's values; arrays and tensors remain what they are."""
-    if isinstance(column, np.ndarray) or (is_tensor(column) and not column.is_nested):
+    if isinstance(column, np.ndarray) or is_tensor(column):
         return column[list(rows)]
     values = list(column)
     return [values[i] for i in rows]
-
-
-def _is_async(function: Any) -> bool:
-    call = getattr(function, "__call__", None)  # noqa: B004 - of an object with an async one
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 def _name_of(function: Any) -> str:

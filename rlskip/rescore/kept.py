@@ -6,9 +6,8 @@
     {directory}/{function}/claims            locked at a key's place while its verdict is asked for
 
 A verdict is a line between two line ends: the checksum of what follows the space, then key and
-value in JSON. The files are only appended to, by any number of processes, one write a verdict, so
-a verdict that was kept survives the death of its process. Reading finds a key in one file, so
-memory does not grow with the verdicts. The kernel releases the locks of a process that dies.
+value in JSON. The files are only appended to, one write a verdict, so a verdict that was kept
+survives the death of its process. The kernel releases the locks of a process that dies.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Verdicts:
         """The verdict of a key (hexadecimal digits); :data:`ABSENT` without one."""
         try:
             with open_folder(self.directory) as folder:
-                data = folder.read(_file_of(key), _MAX_FILE)
+                data = folder.read(f"{key[:2]}.jsonl", _MAX_FILE)
         except FileNotFoundError:
             return ABSENT
         except OSError as error:
@@ -78,7 +77,7 @@ class Verdicts:
         try:
             with (
                 open_folder(self.directory, create=True) as folder,
-                folder.open(_file_of(key), "a", buffering=0) as file,
+                folder.open(f"{key[:2]}.jsonl", "a", buffering=0) as file,
             ):
                 line = b"\n%s %s\n" % (xxhash.xxh3_64_hexdigest(text).encode(), text)
                 if file.write(line) != len(line):
@@ -117,10 +116,6 @@ def _claim(handle: int, key: str) -> bool:
     except OSError as error:
         return error.errno not in (errno.EAGAIN, errno.EACCES)
     return True
-
-
-def _file_of(key: str) -> str:
-    return f"{key[:2]}.jsonl"
 
 
 def _parsed(line: bytes, key: str) -> Any:

@@ -25,38 +25,34 @@ from rlskip.runs.rollouts import Decode, Rollouts, SessionRows
 SHOWN = 10  # sessions that changed most
 _KEPT_ERRORS = 20
 _QUANTILES = {"min": 0.0, "p10": 0.1, "p50": 0.5, "p90": 0.9, "max": 1.0}
-_scores = partial(array, "d")
 
 
 @attrs.define
 class Rescored:
     """What scoring again found. Of a session that has a new score only its scores are kept.
 
-    ``most`` are the sessions that changed most. Groups that ``gained`` a signal have scores that
-    differ now and were equal before, as ``step/group``. ``failures`` are the first of the sessions
-    without a new score; ``unreadable`` says why a dump cannot be read, by its name.
+    ``most_changed`` are the sessions that changed most. Groups that ``gained`` a signal have scores
+    that differ now and were equal before, as ``step/group``. ``failures`` are the first of the
+    sessions without a new score; ``unreadable`` says why a dump cannot be read.
     """
 
     sessions: int = 0
-    old: array[float] = attrs.field(factory=_scores)
-    new: array[float] = attrs.field(factory=_scores)
+    failed: int = 0
+    failures: list[dict[str, Any]] = attrs.field(factory=list)
+    old: array[float] = attrs.field(factory=partial(array, "d"))
+    new: array[float] = attrs.field(factory=partial(array, "d"))
     changed: int = 0
-    most: list[dict[str, Any]] = attrs.field(factory=list)
+    most_changed: list[dict[str, Any]] = attrs.field(factory=list)
     groups: int = 0
     gained: list[str] = attrs.field(factory=list)
     lost: list[str] = attrs.field(factory=list)
-    failures: list[dict[str, Any]] = attrs.field(factory=list)
-    unreadable: dict[str, str] = attrs.field(factory=dict)
-
-    @property
-    def failed(self) -> int:
-        """Sessions without a new score."""
-        return self.sessions - len(self.new)
+    unreadable: list[dict[str, str]] = attrs.field(factory=list)
 
     def add_session(self, place: dict[str, Any], old: float | None, new: float | Exception) -> None:
         self.sessions += 1
         if isinstance(new, Exception):
-            if len(self.failures) < _KEPT_ERRORS:
+            self.failed += 1
+            if self.failed <= _KEPT_ERRORS:
                 self.failures.append({**place, "error": f"{type(new).__name__}: {new}"})
             return
         self.new.append(new)
@@ -65,8 +61,8 @@ class Rescored:
         if old != new:
             self.changed += 1
             by = math.inf if old is None else abs(new - old)
-            every = [*self.most, {"by": by, **place, "old": old, "new": new}]
-            self.most = sorted(every, key=lambda one: -one["by"])[:SHOWN]
+            every = [*self.most_changed, {"by": by, **place, "old": old, "new": new}]
+            self.most_changed = sorted(every, key=lambda one: -one["by"])[:SHOWN]
 
     def add_group(
         self, name: str, old: Sequence[float | None], new: Sequence[float | None]
@@ -78,23 +74,8 @@ class Rescored:
             (self.gained if after else self.lost).append(name)
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "sessions": self.sessions,
-            "failed": self.failed,
-            "failures": self.failures,
-            "old": _described(self.old),
-            "new": _described(self.new),
-            "changed": self.changed,
-            "groups": {
-                "count": self.groups,
-                "gained_signal": len(self.gained),
-                "lost_signal": len(self.lost),
-                "gained": self.gained,
-                "lost": self.lost,
-            },
-            "most_changed": self.most,
-            "unreadable": [{"dump": k, "problem": v} for k, v in self.unreadable.items()],
-        }
+        scores = {"old": _described(self.old), "new": _described(self.new)}
+        return attrs.asdict(self, filter=lambda field, _: field.name not in scores) | scores
 
 
 def _described(scores: array[float]) -> dict[str, Any] | None:
@@ -129,7 +110,8 @@ def rescore(
                 try:
                     rollouts = step.read(dump)
                 except DumpError as error:
-                    rescored.unreadable[dump.name] = str(error).partition("\n")[0]
+                    problem = str(error).partition("\n")[0]
+                    rescored.unreadable.append({"dump": dump.name, "problem": problem})
                     continue
                 rollouts.decode = rollouts.decode or _recorded(dump)
                 verdicts = await _verdicts(judge, rollouts, workers, data)
@@ -142,17 +124,16 @@ def rescore(
 def _add(
     rescored: Rescored, step: int, rollouts: Rollouts, verdicts: Sequence[float | Exception]
 ) -> None:
+    cells = rollouts.columns.of("reward")
+    dtype = getattr(cells[0], "dtype", None) if cells else None
     new: dict[tuple[str, int], float] = {}
-    rounded = _dtype_of(rollouts)
     for one, found in zip(rollouts.sessions, verdicts, strict=True):
-        place = {
-            "step": step,
-            "call": one.place["call"],
-            "group": one.group,
-            "session": one.number,
-        }
+        place = {"step": step, "call": one.place["call"],
+                 "group": one.group, "session": one.number}  # fmt: skip
         if not isinstance(found, Exception):
-            new[one.group, one.number] = found = rounded(found)
+            # As the run's rewards are: 0.1 is another number in float32.
+            found = float(dtype.type(found)) if dtype is not None and dtype.kind == "f" else found
+            new[one.group, one.number] = found
         rescored.add_session(place, one.reward, found)
     for group in rollouts.groups:
         old = [one.reward for one in group.sessions]
@@ -186,15 +167,6 @@ async def _verdicts(
 
     answers = await asyncio.gather(*map(ask, cuts))
     return [score for scores in answers for score in scores]
-
-
-def _dtype_of(rollouts: Rollouts) -> Callable[[float], float]:
-    """Rounds a score as the run's rewards are: 0.1 is another number in float32."""
-    cells = rollouts.columns.of("reward")
-    dtype = getattr(cells[0], "dtype", None) if cells else None
-    if dtype is None or dtype.kind != "f":
-        return float
-    return lambda score: float(dtype.type(score))
 
 
 def _recorded(dump: Dump) -> Decode | None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rlskip.cli.screen import table
 from rlskip.compare.rounding import Rounding
 from rlskip.compare.sides import compare_sides, find_side
-from rlskip.compare.verdict import COLUMNS, Comparison, only_one_has, table_of
+from rlskip.compare.verdict import COLUMNS, Comparison, table_of
 from rlskip.config.steps import Steps
 
 __all__ = ["assert_same_training"]
@@ -56,4 +56,4 @@ def _as_text(found: Comparison) -> str:
     console = Console(file=StringIO(), width=_WIDTH)
     with console.capture() as lines:
         console.print(table(COLUMNS, table_of(found)[:_LINES]))
-    return "\n".join([found.verdict(), "", lines.get(), *only_one_has(found), found.rule])
+    return "\n".join([found.verdict(), "", lines.get(), *found.only_one_has, found.rule])

@@ -108,21 +108,6 @@ def test_a_run_with_roles_is_named_by_its_directory(
     assert rlskip("show", 1, "-d", root).code == 2, "there are three"
 
 
-def test_compare_labels_its_sides_and_survives_a_damaged_dump(
-    rlskip: Any, dumps: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(dumps / RUN, tmp_path / "copy" / RUN)
-    data = bytearray((dumps / RUN / "2" / "gen_batch.dp").read_bytes())
-    data[40] ^= 1
-    (dumps / RUN / "2" / "gen_batch.dp").write_bytes(data)
-    answer = rlskip("compare", dumps / RUN, tmp_path / "copy" / RUN, "--json")
-    assert answer.code == 1
-    assert answer.json["a"] == f"{RUN} in {dumps}"
-    assert answer.json["b"] == f"{RUN} in {tmp_path / 'copy'}"
-    assert [*answer.json["unreadable"]] == ["2"]
-    assert [one["step"] for one in answer.json["steps"]] == [1, 3]
-
-
 def test_ls_limits_runs_and_dumps(rlskip: Any, dumps: Path) -> None:
     def runs(*more: object) -> list[str]:
         return [one["run"].split("_")[0] for one in rlskip("ls", dumps, "--json", *more).json]
@@ -132,28 +117,6 @@ def test_ls_limits_runs_and_dumps(rlskip: Any, dumps: Path) -> None:
     assert runs("--limit", 1) == ["grpo-lr2"]
     assert "1 more: a larger --limit lists them" in rlskip("ls", dumps, "--limit", 1).out
     assert rlskip("ls", dumps, "-d", "/nowhere").code == 0
-
-
-@pytest.mark.usefixtures("job")
-def test_the_log_and_every_command_agree_on_sizes(rlskip: Any, tmp_path: Path) -> None:
-    from rlskip.jobs.records import tally
-
-    @package.SkipManager.annotate(role="rollout")
-    def generate(prompts: list[int]) -> list[int]:
-        return [10 * prompt for prompt in prompts]
-
-    config = {"dump_dir": str(tmp_path), "rollout": {"enable": True}}
-    package.SkipManager.init({"skip": config})
-    for step in (1, 2):
-        package.SkipManager.set_step(step)
-        generate([step])
-    written = tally({"rollout": str(tmp_path)}, "job")["rollout"].bytes_written
-    (run,) = rlskip("ls", tmp_path, "--json").json
-    assert run["size"] == written
-    verified = rlskip("verify", "-d", tmp_path, "--json").json
-    assert sum(one["size"] for one in verified) == written
-    old = rlskip("prune", tmp_path, "--keep-last", 0, "--json").json
-    assert sum(one["size"] for one in old) == written
 
 
 def test_ls_reads_what_it_lists_and_some_of_a_long_run(

@@ -29,13 +29,6 @@ def test_importing_rlskip_brings_no_command_line() -> None:
     assert not modules & {"typer", "rich", "rlskip.cli"}
 
 
-def test_what_a_role_is_made_of_brings_no_torch() -> None:
-    """A job that starts, and `rlskip doctor`, make roles and run no stage."""
-    made_of = "rlskip.jobs.ranks, rlskip.format.prompt_digests, rlskip.skip.groups"
-    (modules,) = loaded(f"import {made_of}")
-    assert not modules & {"torch", "tensordict"}
-
-
 NOTHING = ["--help", "show --help", "ls .", "ls . --steps", "prune . --keep-last 1"]
 # To read a dump, numpy is enough.
 READS = [

@@ -336,32 +336,3 @@ def test_exit_codes(job_of: Callable[..., Side], rlskip: Any, tmp_path: Path) ->
         meta.write_bytes(b"")
     lost = rlskip("compare", a.directory, "a", *where)
     assert (lost.code, "cannot be read" in " ".join(lost.out.split())) == (1, True)
-
-
-@pytest.mark.parametrize("swapped", [False, True])
-def test_one_value_a_row_is_compared_with_one_a_token(
-    job_of: Callable[..., Side], swapped: bool
-) -> None:
-    """TRL has one advantage a row, verl one for each token; a reward is on the last token."""
-    batch, one = rows(), torch.arange(N) / 7
-    real = batch["response_mask"]
-    last = real * (real.cumsum(1) == real.sum(1, keepdim=True))
-
-    def by_row(step: int) -> None:
-        package.record("advantages", one, rows=batch)
-        package.record("rewards", one[:, None], rows=batch)
-        package.record("other", one, rows=batch)
-
-    def by_token(step: int) -> None:
-        package.record("advantages", one[:, None] * real, rows=batch)
-        package.record("rewards", one[:, None] * last, rows=batch)
-        package.record("other", (one[:, None] + (torch.arange(N) == 7)[:, None]) * real, rows=batch)
-
-    bodies = [by_row, by_token][:: -1 if swapped else 1]
-    found = compared(job_of("a", bodies[0], steps=[1]), job_of("b", bodies[1], steps=[1]))
-    states = {one.stage: one.state for one in found.stages}
-    kept = {"rollouts": "equal", "mask": "equal", "advantages": "equal", "rewards": "equal"}
-    assert states == {**kept, "other": "differs"}
-    first, _ = first_of(found)
-    assert (first.off, first.largest) == (1, pytest.approx(1.0))
-    assert "one a token on the other" in first.note

@@ -327,11 +327,10 @@ def test_an_experiment_that_chooses_the_option_is_swept(
 @pytest.mark.parametrize(
     ("overrides", "config", "topic", "said"),
     [
-        ([], "actor_rollout_ref: {rollout: {skip: {enable: true}}}\n", "legacy flag", "to False"),
         (["skip.critic.enable=true", "skip.critic.warmup=3"], HOST, "skip",
          "role critic is the application's own"),
         (["+skip.attach.rollout='lib:Trainer.generate'"], HOST + "job: ${oc.env:SET_IN_THE_JOB}\n",
-         "attach", "lib:Trainer.generate becomes the stage rollout"),
+         "rollout", "on: cache at steps all"),
         (["skip.dump_dir=${hydra:runtime.output_dir}/d"], HOST, "dump dir", "/out/d (to be made"),
         (["-m", "skip.n=1,2", "skip.dump_dir=${hydra:runtime.output_dir}/d"], HOST, "dump dir",
          "/sweep/0/d (to be made"),

@@ -66,3 +66,11 @@ def test_memory_is_linear_in_the_result():
     assert len(merged) == 1
     # The input is some twenty times the result.
     assert peak < 2 * size
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.uint16])
+def test_packed_responses_take_the_wider_ids_of_prompts(two_turns, dtype):
+    two_turns["prompt_token_ids"][1][2] = 70_000
+    merged = merge(pack(two_turns, response_ids=dtype), merge_config())[0]["response_ids"]
+    assert merged.dtype == torch.int32
+    assert merged.values().tolist() == [20, 70_000, 40, 41]

@@ -6,7 +6,12 @@ import torch
 from tensordict import TensorDict
 
 from rlskip.errors import RlskipError
-from rlskip.merge import MergeError, merge, merge_stepwise_output
+from rlskip.merge import (
+    MergeError,
+    concatenate_generator_outputs,
+    merge,
+    merge_stepwise_output,
+)
 from rlskip.merge.layouts import packed_rows
 from rlskip.merge.turns import REQUIRED
 from tests.merge.batches import merge_config, pack, turns
@@ -153,7 +158,19 @@ def test_no_rows():
     assert error.value.where == "response_ids"
 
 
-def test_uids_need_one_entry_per_row(two_turns):
+@pytest.mark.parametrize("uids", [["p"], 5, {"x": 1}, {1, 2}, iter("ab")])
+def test_uids_are_a_sequence_of_one_entry_per_row(two_turns, uids):
     with pytest.raises(MergeError) as error:
-        merge(two_turns, merge_config(), uids=["p"])
+        merge(two_turns, merge_config(), uids)
     assert error.value.where == "uids"
+
+
+@pytest.mark.parametrize("value", ["ab", [torch.zeros(2), 1], [iter("ab")]])
+def test_a_batch_of_an_odd_type_or_with_an_odd_token(two_turns, value):
+    for call in (lambda out: merge(out, merge_config()), concatenate_generator_outputs):
+        with pytest.raises(MergeError):
+            call(value)
+    two_turns["loss_masks"][1][0] = value
+    with pytest.raises(MergeError) as error:
+        merge(two_turns, merge_config())
+    assert error.value.where == "loss_masks[1][0]"

@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 
 import rlskip as package
 from rlskip.batch.decoding import Decoder
+from rlskip.compare.sides import Dumps
 from rlskip.jobs.records import Recorder
-from rlskip.report.one_run import Shown
 from rlskip.report.page import render
 from rlskip.report.sessions import GAP, LOG_PROBS, Vocabulary
-from rlskip.runs.figures import by_interest
 from rlskip.runs.opened import Run
 from rlskip.store import StepStore
 from rlskip.store.layout import part_name
@@ -139,21 +138,6 @@ def test_tokens_have_what_a_job_recorded_of_them(
 # -- what fits -------------------------------------------------------------------------------
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.floats(-1, 1) | st.just(float("nan")))))
-def test_first_come_one_of_each_group_then_the_best_and_the_worst(
-    sessions: list[tuple[int, float]],
-) -> None:
-    group = np.array([g for g, _ in sessions], np.int64)
-    reward = np.array([r for _, r in sessions], np.float64)
-    order = by_interest(group, reward)
-    assert sorted(order) == list(range(len(sessions)))
-    groups = len({*group.tolist()})
-    assert len({*group[order[:groups]].tolist()}) == groups
-    first, known = {*reward[order[: groups + 2]].tolist()}, reward[~np.isnan(reward)]
-    if len(known):
-        assert {known.min(), known.max()} <= first
-
-
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
     """A run of 2 x 600 sessions in 60 groups, whose tokens take about 1.5 MB of a page."""
@@ -263,7 +247,7 @@ def test_the_texts_of_tokens_make_up_the_whole(said: str) -> None:
 
 def test_text_of_a_tokenizer_is_in_the_page(run_dir: Path, tmp_path: Path, content: Any) -> None:
     run = Run(run_dir, decode=Decoder(Letters()))
-    page, _ = render([Shown("run", run, None)], success=0.5, max_bytes=10**6)
+    page, _ = render([Dumps("run", run)], success=0.5, max_bytes=10**6)
     (tmp_path / "page.html").write_bytes(page)
     found = content(tmp_path / "page.html")
     prompt = next(iter(Run(run_dir).iter_rows(["prompt"])))["prompt"]

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import rlskip
-from rlskip.compare.rollouts import Dumps
 from rlskip.compare.rounding import Rounding
-from rlskip.compare.sides import compare_sides
+from rlskip.compare.sides import Dumps, compare_sides
 from rlskip.config.steps import Steps
 from rlskip.runs.opened import Run
 from rlskip.store import StepStore
