@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -62,19 +63,12 @@ class KVBatchMeta:
     fields: list[str] | None = None
     extra_info: dict[str, Any] | None = dataclasses.field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.tags = [dict(tag) for tag in self.tags]
-        self.extra_info = None if self.extra_info is None else dict(self.extra_info)
-
     def __len__(self) -> int:
         return len(self.keys)
 
 
 class Watch(ABC):
-    """One reader's view of the changes in a queue, over all partitions.
-
-    Any thread may call it, and each change is reported to one caller.
-    """
+    """The changes in a queue, over all partitions, each of which is reported once."""
 
     @abstractmethod
     def poll(self) -> Changes:
@@ -161,7 +155,7 @@ class TrajectoryQueue(ABC):
 
     @abstractmethod
     def watch(self) -> Watch:
-        """Return a new :class:`Watch`. The queue keeps only a weak reference to it."""
+        """Return a :class:`Watch`; of those of a queue, the last one reports."""
 
 
 def check_put(keys: Sequence[str], fields: Fields, tags: Tags) -> None:
@@ -170,8 +164,7 @@ def check_put(keys: Sequence[str], fields: Fields, tags: Tags) -> None:
         raise PutError(f"expected a sequence of keys, got the string {keys!r}")
     if not keys:
         raise PutError("no keys to put")
-    if len(set(keys)) != len(keys):
-        twice = sorted({key for key in keys if keys.count(key) > 1})
+    if twice := [key for key, count in Counter(keys).items() if count > 1]:
         raise PutError(f"keys given twice: {', '.join(twice)}")
     if fields is None and tags is None:
         raise PutError("nothing to put", remedy="give fields, tags, or both")

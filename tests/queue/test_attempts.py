@@ -9,16 +9,6 @@ from rlskip.keys import prompt_tag, session_tag
 from rlskip.queue import IncompleteRolloutError, ReplayBuffer, to_rows
 
 
-def test_a_marker_without_an_attempt_takes_the_rows_of_the_last_one(rollouts, buffer, queue):
-    rollouts.tag("u", prompt_tag(1, 1))
-    rollouts.session("u", 0, rows=3, marker=False)
-    rollouts.session("u", 0, rows=2, marker=False, attempt=1)
-    rollouts.tag("u_sess0", {"is_session": True, "session_id": 0, "status": "success"})
-    batch, _ = buffer.sample(1, "train")
-    assert batch.keys == ["u_0_1000000", "u_0_1000001"]
-    assert [tag["attempt"] for tag in batch.tags] == [1, 1]
-
-
 def test_the_attempt_that_the_marker_names_is_returned_whenever_others_write(rollouts, buffer):
     rollouts.tag("u", prompt_tag(1, 1))
     for attempt, rows in ((0, 2), (2, 3), (1, 1)):

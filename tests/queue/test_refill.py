@@ -36,10 +36,7 @@ class PolledQueue(MemoryQueue):
     """Watched as TransferQueue is, by polling."""
 
     def watch(self):
-        return PollingWatch(self, 0.001, 0.01)
-
-    def kv_list(self):
-        return {name: self.list(name) for name in list(self._partitions)}
+        return PollingWatch(lambda: {name: self.list(name) for name in list(self._partitions)})
 
 
 def test_a_refill_with_equal_tags_is_seen_by_a_watch_that_polls(make_rollouts):
@@ -159,7 +156,7 @@ def test_what_raises_leaves_the_step_as_it_was(queue, rollouts, clock, kind, how
     replay, write = EVICTED[kind]
     trainer = Trainer(rollouts, FAILS[how])
     buffer = ReplayBuffer(
-        queue, {"replay": {"timeout_s": 5, **replay}}, refill=trainer.refill, clock=clock,
+        queue, {"replay": {"timeout_s": 5, **replay}}, refill=trainer.refill,
         on_evict=trainer.on_evict, group_filter=GroupFilter(trainer.metric),
     )  # fmt: skip
     rollouts.counted("fine", step=5)

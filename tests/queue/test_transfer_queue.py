@@ -41,7 +41,8 @@ def test_a_batch_has_the_fields_of_transfer_queues_own():
 def test_it_polls_less_often_the_longer_nothing_changes(monkeypatch):
     pauses, listing = [], {}
     monkeypatch.setattr("rlskip.queue.transfer_queue.time", SimpleNamespace(sleep=pauses.append))
-    watch = PollingWatch(SimpleNamespace(kv_list=lambda: dict(listing)), 0.01, 0.05)
+    monkeypatch.setattr(transfer_queue, "POLL_S", (0.01, 0.05))
+    watch = PollingWatch(lambda: dict(listing))
     for _ in range(4):
         watch.poll()
         watch.wait_change(30)
