@@ -111,8 +111,6 @@ class ReplayBuffer:
             A finished group is incomplete, and ``replay.on_incomplete`` does not accept it.
         ReplayTimeoutError
             ``replay.timeout_s`` has passed; the error names the missing prompts and sessions.
-        RlskipError
-            Another buffer was made for the queue.
         """
         if self._queue.buffer is not self:
             raise RlskipError(
@@ -122,7 +120,8 @@ class ReplayBuffer:
             )
         if not (uids is None or (isinstance(uids, set) and uids and _are_texts(uids))):
             raise ValueError(f"uids must be a set of prompts, or None for all, got {uids!r:.80}")
-        call = self._call(step, partition, batch_size, uids)
+        with self._lock:
+            call = self._call(step, partition, batch_size, uids)
         while True:
             with self._lock:
                 self._sync()
@@ -147,9 +146,9 @@ class ReplayBuffer:
 
     def get_sampleable_count(self, step: int, partition: str) -> int:
         """The number of prompts of any step that `sample` could return now; nothing is evicted."""
-        call = self._call(step, partition, 1)
         with self._lock:
             self._sync()
+            call = self._call(step, partition, 1)
             complete = call.groups(State.COMPLETE)
             stale = call.stale(complete)
             fresh = [group for group in complete if group not in stale]
@@ -181,21 +180,11 @@ class ReplayBuffer:
 
     # -- within --------------------------------------------------------------------------------
 
-    def _call(
-        self,
-        step: int,
-        partition: str,
-        batch_size: int | None,
-        uids: set[str] | None = None,
-    ) -> SampleCall:
+    def _call(self, step: int, name: str, size: int | None, uids: Any = None) -> SampleCall:
         if (number := integer(step)) is None:  # no prompt would ever be of this step
             raise ValueError(f"step must be a whole number, got {step!r}")
-        with self._lock:
-            known = self._partition(partition)
-        return SampleCall(
-            self.config, known, number, batch_size, monotonic(), uids,
-            self._filter, replaces_stale=self._refill is not None,
-        )  # fmt: skip
+        now, known, replaces = monotonic(), self._partition(name), self._refill is not None
+        return SampleCall(self.config, known, number, size, now, uids, self._filter, replaces)
 
     def _partition(self, name: str) -> Partition:
         if name not in self._partitions:

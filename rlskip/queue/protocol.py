@@ -1,8 +1,7 @@
 """The trajectory queue: five calls, and a watch that reports changes.
 
-A queue holds, per partition, keys with a *tag* (a small flat mapping) and *fields* (the row's
-data). Sessions write to it; the replay buffer and the trainer read from it.
-:mod:`rlskip.keys` defines what keys and tags mean.
+A queue holds, per partition, keys (:mod:`rlskip.keys`) with a *tag* (a small flat mapping) and
+*fields* (the row's data). Sessions write to it; the replay buffer and the trainer read from it.
 """
 
 from __future__ import annotations
@@ -52,9 +51,7 @@ class QueueUnavailableError(RlskipError, RuntimeError):
 class KVBatchMeta:
     """Names a batch of rows without holding their data.
 
-    `extra_info` has facts about the whole batch, such as ``extra_info["rollout_root_keys"]``. The
-    fields are those of ``transfer_queue.KVBatchMeta`` (0.1.11): ``KVBatchMeta(**vars(batch))``
-    makes one.
+    The fields are those of ``transfer_queue.KVBatchMeta`` (0.1.11), which takes ``**vars(batch)``.
     """
 
     keys: list[str] = dataclasses.field(default_factory=list)
@@ -72,11 +69,7 @@ class Watch(ABC):
 
     @abstractmethod
     def poll(self) -> Changes:
-        """Return what changed since the last call, without waiting.
-
-        The first call returns everything the queue holds. A key that changed several times is
-        reported once, with its current tag.
-        """
+        """Return what changed since the last call; the first returns everything. Does not wait."""
 
     @abstractmethod
     def wait_change(self, timeout: float) -> None:

@@ -109,21 +109,15 @@ class PromptGroup:
     def outcome(self) -> PromptOutcome:
         """The outcome so far."""
         root, expected = self.root, self.usual
-        status = None if keys.N in root else root.get(keys.STATUS)
+        status = None if keys.N in root or keys.STATUS not in root else str(root[keys.STATUS])
         for name in (keys.N, keys.EXPECTED_ROLLOUTS):  # the second one takes precedence
             if (number := root.get(name)) is not None and expected != 0:
                 expected = _positive(number) or 0
                 if not expected:  # it does not say how many to expect: nothing is complete
                     status = f"invalid: {name}={number!r:.40}"
         succeeded, failed = self._tally()
-        return PromptOutcome(
-            uid=self.uid,
-            step=self.step,
-            status=None if status is None else str(status),
-            expected=expected,
-            succeeded=tuple(succeeded),
-            failed=tuple(failed.items()),
-        )
+        ended = tuple(succeeded), tuple(failed.items())
+        return PromptOutcome(self.uid, self.step, status, expected, *ended)
 
     def _tally(self) -> tuple[dict[int, list[Place]], dict[int, str]]:
         """By session id: the rows of each session that succeeded, and why each other failed."""
