@@ -12,9 +12,24 @@ import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from rlskip.queue import MissingKeysError, PutError, TrajectoryQueue, UnequalFieldsError, to_rows
+from rlskip.queue import (
+    MemoryQueue,
+    MissingKeysError,
+    PutError,
+    TrajectoryQueue,
+    UnequalFieldsError,
+    to_rows,
+)
+from rlskip.queue.transfer_queue import PollingWatch
 
 _PATIENCE_S = 10.0
+
+
+class PolledQueue(MemoryQueue):
+    """Watched as TransferQueue is, by polling."""
+
+    def watch(self) -> PollingWatch:
+        return PollingWatch(lambda: {name: self.list(name) for name in list(self._partitions)})
 
 
 class QueueTests:
@@ -87,18 +102,15 @@ class QueueTests:
         assert queue.list(partition + "-val") == {"a": {"where": 2}}
 
     # -- refused arguments --------------------------------------------------------------------
-    def test_a_missing_key_is_named_and_nothing_returned(self, queue: Any, partition: str) -> None:
-        queue.put(["a"], partition, [{"x": torch.tensor([1])}])
-        with pytest.raises(MissingKeysError, match="'gone'"):
-            queue.get(["a", "gone"], partition)
-        with pytest.raises(MissingKeysError, match="'a'"):
-            queue.get(["a"], partition + "-unknown")
-
-    def test_a_missing_field_is_named_and_nothing_returned(
+    def test_what_is_missing_is_named_and_nothing_returned(
         self, queue: Any, partition: str
     ) -> None:
         queue.put(["a"], partition, [{"x": torch.tensor([1])}])
         queue.put(["tag only"], partition, None, [{"status": "running"}])
+        with pytest.raises(MissingKeysError, match="'gone'"):
+            queue.get(["a", "gone"], partition)
+        with pytest.raises(MissingKeysError, match="'a'"):
+            queue.get(["a"], partition + "-unknown")
         with pytest.raises(MissingKeysError, match="nope"):
             queue.get(["a"], partition, ["x", "nope"])
         with pytest.raises(MissingKeysError, match="no field"):

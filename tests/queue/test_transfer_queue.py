@@ -16,19 +16,8 @@ from rlskip.queue import (
     to_rows,
     transfer_queue,
 )
-from rlskip.queue.transfer_queue import PollingWatch, difference
+from rlskip.queue.transfer_queue import PollingWatch
 from tests.queue.queue_tests import QueueTests
-
-
-def test_a_difference_is_what_changed():
-    before = {"train": {"a": {"n": 1}, "b": {}, "c": {"n": 3}}, "val": {"v": {}}}
-    now = {"train": {"a": {"n": 2}, "c": {"n": 3}, "d": {}}, "test": {}}
-    assert difference(before, now) == {
-        "train": {"a": {"n": 2}, "b": None, "d": {}},
-        "val": {"v": None},
-    }
-    assert difference(now, now) == {}
-    assert difference({}, now) == {"train": now["train"]}
 
 
 def test_a_batch_has_the_fields_of_transfer_queues_own():
