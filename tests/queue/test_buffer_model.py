@@ -27,7 +27,6 @@ from rlskip.keys import (
     uid_of,
 )
 from rlskip.queue import IncompleteRolloutError, MemoryQueue, ReplayBuffer, ReplayTimeoutError
-from tests.queue.queue_tests import PolledQueue
 
 UID_NAMES = ["a", "b_1_2", "c_sess1"]
 UIDS = st.sampled_from(UID_NAMES)
@@ -295,16 +294,6 @@ class BufferAgainstModel(RuleBasedStateMachine):
 
 TestBufferAgainstModel = BufferAgainstModel.TestCase
 TestBufferAgainstModel.settings = settings(max_examples=150, stateful_step_count=40)
-
-
-class OnAPolledQueue(BufferAgainstModel):
-    """A key that is deleted and put again between two listings is seen."""
-
-    make_queue = PolledQueue
-
-
-TestOnAPolledQueue = OnAPolledQueue.TestCase
-TestOnAPolledQueue.settings = settings(max_examples=40, stateful_step_count=40)
 
 
 @pytest.mark.ray

@@ -11,6 +11,7 @@ from rlskip.queue import (
     ReplayTimeoutError,
     to_rows,
 )
+from tests.queue.queue_tests import PolledQueue
 
 
 def test_drop_counts_and_logs(make_buffer, rollouts, queue, caplog):
@@ -68,6 +69,16 @@ def test_min_viable_takes_the_sessions_that_succeeded(make_buffer, rollouts, que
 
 
 # -- refill ------------------------------------------------------------------------------------
+
+
+def test_a_refill_with_equal_tags_is_seen_by_a_watch_that_polls(make_rollouts):
+    """Deleted and put again between two listings."""
+    queue = PolledQueue()
+    rollouts = make_rollouts(queue=queue)
+    config = {"replay": {"on_incomplete": "refill", "timeout_s": 2}}
+    rollouts.counted("u", n=1, error="oops")
+    buffer = ReplayBuffer(queue, config, refill=lambda *_: rollouts.counted("u", n=1))
+    assert buffer.sample(1, "train")[0].keys == ["u_0_0"]
 
 
 def test_a_step_waits_for_refills_that_have_not_arrived(make_buffer, make_rollouts, clock):
