@@ -63,7 +63,6 @@ DO_SAMPLE = "__do_sample__"
 ROLLOUT_ROOT_KEYS = "rollout_root_keys"
 
 # Statuses, and partitions.
-PENDING = "pending"
 RUNNING = "running"
 FINISHED = "finished"
 SUCCESS = "success"

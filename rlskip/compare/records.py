@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 
 from rlskip.batch.row_parts import Layout
-from rlskip.stages.parts import NUMBER
+from rlskip.stages.parts import NUMBER, ROW_COLUMNS
 
 
 class Part(Protocol):
@@ -116,11 +116,10 @@ class StepRecords:
 
 
 _OF_ROWS = ("keys", "sessions", "spans")
-_ROW_COLUMNS = ("keys", "prompts", "masks", "prompt_lengths", "lengths", "sessions", "turns")
 
 
 def _small_fields(index: Sequence[Mapping[str, Any]]) -> list[str]:
-    found = [f"rows.{name}" for name in _ROW_COLUMNS]
+    found = [f"rows.{name}" for name in ROW_COLUMNS]
     return found + [f"{i}.{name}" for i in range(len(index)) for name in _OF_ROWS]
 
 
@@ -147,7 +146,7 @@ def _rows_in(parts: Sequence[Mapping[str, Any]]) -> RowTable | None:
         if part["rows.keys"] is None:
             continue
         n = len(part["rows.keys"])
-        for name in _ROW_COLUMNS:
+        for name in ROW_COLUMNS:
             column = part[f"rows.{name}"]
             columns[name].append(np.full(n, -1, np.int64) if column is None else column)
         named = part.get("rows.groups")

@@ -22,10 +22,9 @@ from rlskip.runs.conversation import recorded
 from rlskip.runs.find import Target
 from rlskip.runs.opened import Run, Step
 from rlskip.runs.rollouts import Decode, Rollouts
-from rlskip.stages.parts import ROWS, Entry, encode
+from rlskip.stages.parts import ROW_COLUMNS, ROWS, Entry, encode
 
 LOG_PROBS, REWARDS = "log_probs", "rewards"
-_OF_ROWS = ("keys", "prompts", "masks", "lengths", "sessions", "turns")
 
 
 @attrs.define
@@ -104,7 +103,7 @@ def _part_of(rollouts: Rollouts) -> dict[str, Any]:
     """The rows of a dump and their values, as :mod:`rlskip.stages.parts` has them."""
     if not len(rollouts):
         none = np.empty(0, np.int64)
-        return {"index": [], **{f"rows.{name}": none for name in (*_OF_ROWS, "prompt_lengths")}}
+        return {"index": [], **{f"rows.{name}": none for name in ROW_COLUMNS}}
     rows = rollouts.tokens.rows or _rows_of_text(rollouts)
     groups, sessions, turns = (
         np.array([rollouts.cell(name, i) for i in range(len(rollouts))])
@@ -116,8 +115,7 @@ def _part_of(rollouts: Rollouts) -> dict[str, Any]:
         for order, (name, value) in enumerate(_values(rollouts, rows).items())
     ]
     return encode(entries, tokens=False) | {
-        **{f"rows.{name}": getattr(rows, name) for name in _OF_ROWS},
-        "rows.prompt_lengths": rows.prompt.lengths,
+        **{f"rows.{name}": getattr(rows, name) for name in ROW_COLUMNS},
         "rows.groups": groups,
         "rows.tokens": rows.flat_tokens,
         "rows.sampled": rows.flat_sampled,
