@@ -115,7 +115,13 @@ class TransferQueueAdapter(TrajectoryQueue):
 
         def snapshot() -> Any:
             controller = ray.get_actor("TransferQueueController", namespace="transfer_queue")
-            return ray.get(controller.get_partition_snapshot.remote(partition))
+            while True:
+                try:
+                    return ray.get(controller.get_partition_snapshot.remote(partition))
+                except RuntimeError as error:
+                    # It copies its table without a lock, while others put and delete.
+                    if "changed size during iteration" not in str(error):
+                        raise
 
         there = _within(CALL_S, "get_partition_snapshot", snapshot) if keys else None
         places = {} if there is None else there.keys_mapping

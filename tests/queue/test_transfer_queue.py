@@ -7,6 +7,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from rlskip.keys import prompt_tag, row_tag, session_tag
 from rlskip.queue import (
@@ -94,6 +95,27 @@ def test_a_call_that_transfer_queue_does_not_answer_raises(monkeypatch, call):
     ):
         calls[call]()
     released.set()
+
+
+def test_a_table_that_changes_while_it_is_copied_is_asked_for_again(monkeypatch):
+    table = SimpleNamespace(
+        keys_mapping={"a": 0}, production_status=torch.ones(1, 1), field_name_mapping={"x": 0}
+    )
+    answers = iter([RuntimeError("dictionary changed size during iteration"), table])
+
+    def get(_):
+        if isinstance(answer := next(answers), Exception):
+            raise answer
+        return answer
+
+    remote = SimpleNamespace(get_partition_snapshot=SimpleNamespace(remote=str))
+    ray = SimpleNamespace(get_actor=lambda *_, **__: remote, get=get)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    module = SimpleNamespace(
+        init=lambda conf: None, kv_batch_get=lambda keys, partition, select_fields: select_fields
+    )
+    monkeypatch.setattr(transfer_queue, "_transfer_queue", lambda: module)
+    assert TransferQueueAdapter().get(["a"], "train") == ["x"]
 
 
 @pytest.mark.ray
