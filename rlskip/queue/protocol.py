@@ -133,9 +133,9 @@ class TrajectoryQueue(ABC):
         Raises
         ------
         MissingKeysError
-            A key or a field is missing; the error names it. A shorter batch is never returned.
+            A key is missing, or holds no fields. A shorter batch is never returned.
         UnequalFieldsError
-            A row lacks a field that another row holds, which is not to be filled.
+            A row lacks a field, which is not to be filled.
         """
 
     @abstractmethod
