@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from rlskip.config.facts import HostFacts
 from rlskip.errors import ConfigError
-from rlskip.jobs.served import Ledger
+from rlskip.jobs.served import ledger_of
 from rlskip.keys import (
     DUMP_CONTENT,
     DUMP_POSITION,
@@ -24,6 +25,7 @@ from rlskip.keys import (
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps, capture_rng
 from rlskip.skip.groups import QueuedGroup, groups_in
+from rlskip.skip.role import Role
 from rlskip.skip.run_dumps import Group
 from rlskip.skip.stage import Stage
 from rlskip.skip.step_calls import Key
@@ -87,15 +89,22 @@ class Submitted:
         return [group for group in self.found or () if group not in self.served]
 
 
-class GroupDumps:
+class GroupDumps(Role):
     """Dumps the groups that leave a queue, each sampled batch as the next part of its step."""
 
-    def __init__(self, dumps: Dumps, ledger: Ledger) -> None:
-        self.dumps, self._ledger = dumps, ledger
+    dumps: Dumps
+
+    def __init__(self, role: str, local_config: Any, facts: HostFacts) -> None:
+        super().__init__(role, local_config)
+        self.dumps = Dumps(role, local_config, facts)
+        self._ledger = ledger_of(self.dumps.directory)
         #: By step. What a dump of these steps lacks is still being generated.
-        self.submitted: dict[int, Submitted] = {}
+        self._submitted: dict[int, Submitted] = {}
         # By step, what one dump has: groups, keys, and fields of rows.
         self._evicted: list[tuple[int, dict[str, Any]]] = []
+
+    def observes(self, stage: Stage) -> bool:
+        return phase_of(stage) in (SAMPLE, EVICT)
 
     def keep(self, call: Call, result: Any) -> None:
         """Dump the groups that left the queue with `result`."""
@@ -113,7 +122,7 @@ class GroupDumps:
         while self._evicted:  # one that cannot be dumped keeps none of the others back
             self._dump(*self._evicted.pop(0), call, 0.0)
 
-    def parts(self, step: int) -> dict[Key, DumpMeta]:
+    def _parts(self, step: int) -> dict[Key, DumpMeta]:
         """The metas of a step's parts, up to the first missing number."""
         parts: dict[Key, DumpMeta] = {}
         try:
@@ -148,9 +157,9 @@ class GroupDumps:
         """Write the next part of a step; `seconds` is its share of the sampling."""
         conditions = self.dumps.identities.conditions
         n = conditions.compared["n"]
-        if (submitted := self.submitted.get(step)) and submitted.conditions:
+        if (submitted := self._submitted.get(step)) and submitted.conditions:
             conditions = submitted.conditions
-        number = len(self.parts(step))
+        number = len(self._parts(step))
         queued = [
             [root[DUMP_CONTENT], root[DUMP_POSITION], group.is_complete(part["keys"], n)]
             for group in part["groups"]

@@ -20,24 +20,19 @@ from rlskip.batch.prompts import uids_of
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import QUEUE_OPTIONS, SkipAction, to_generate
 from rlskip.errors import ConfigError, MismatchError, MissError
-from rlskip.jobs.served import ledger_of
 from rlskip.keys import RUNNING, STATUS, dump_tag
 from rlskip.skip.call import Call
-from rlskip.skip.dumps import Dumps, restore_rng
+from rlskip.skip.dumps import restore_rng
 from rlskip.skip.groups import GroupReplay, Plan, by_content, without_superseded
 from rlskip.skip.queue_dumping import (
-    EVICT,
     REFILL,
-    SAMPLE,
     GroupDumps,
     Submitted,
     partition_of,
     phase_of,
     queue_of,
 )
-from rlskip.skip.role import Role
 from rlskip.skip.run_dumps import Group, RunDumps, queued_groups
-from rlskip.skip.stage import Stage
 from rlskip.skip.step_calls import Key
 from rlskip.store import (
     CorruptDumpError,
@@ -50,7 +45,7 @@ from rlskip.store import (
 log = logging.getLogger(__name__)
 
 
-class GroupRole(Role):
+class GroupRole(GroupDumps):
     """Replays groups into the trajectory queue, prompt by prompt, and dumps those that leave it.
 
     Options of ``annotate``: `queue` (a :class:`~rlskip.queue.TrajectoryQueue`, or a function of
@@ -61,26 +56,16 @@ class GroupRole(Role):
     stage_options = QUEUE_OPTIONS
 
     def __init__(self, role: str, local_config: Any, facts: HostFacts) -> None:
-        super().__init__(role, local_config)
+        super().__init__(role, local_config, facts)
         if local_config.match == "run":
             raise ConfigError(
                 "the role matches prompt by prompt, in the dump of the step itself or of any",
                 f"skip.{role}.match",
                 f"set skip.{role}.match=prompt",
             )
-        self.dumps: Dumps = Dumps(role, local_config, facts)
         self._identities = self.dumps.identities
-        self._ledger = ledger_of(self.dumps.directory)
-        self._groups = GroupDumps(self.dumps, self._ledger)
-        self._submitted = self._groups.submitted
         self._run = RunDumps(lambda: self.dumps.stores, self._ledger)
         self._repeats = local_config.action == SkipAction.REPEAT
-
-    def observes(self, stage: Stage) -> bool:
-        return phase_of(stage) in (SAMPLE, EVICT)
-
-    def keep(self, call: Call, result: Any) -> None:
-        self._groups.keep(call, result)
 
     def count(self, call: Call, result: Any, *, replayed: bool) -> None:
         """The seconds alone: prompts are counted as they are submitted."""
@@ -221,7 +206,7 @@ class GroupRole(Role):
 
     def _dumped(self, step: int, present: Identity) -> list[Group]:
         """The groups of a step's dump, if they were made under the `present` conditions."""
-        metas = self._groups.parts(step)
+        metas = self._parts(step)
         groups = [group for key, meta in metas.items() for group in queued_groups(key, meta)]
         if not self._repeats:
             odd = next((group for group in groups if not present.fits(group.made)), None)
