@@ -61,7 +61,7 @@ class Listed(MemoryQueue):
     """A queue that can only list all of its keys, as TransferQueue can."""
 
     def watch(self) -> PollingWatch:
-        return PollingWatch(transfer_queue, 0.005, 0.5)
+        return PollingWatch(lambda: transfer_queue.kv_list())
 
 
 def verl_buffer(poll_interval: float = 2.0) -> Any:

@@ -22,7 +22,6 @@ import operator
 from typing import Any
 
 import attrs
-from attrs.validators import and_, ge, instance_of, lt, min_len
 
 from rlskip.errors import RlskipError
 
@@ -39,49 +38,41 @@ __all__ = [
     "status_tag",
 ]
 
-# -- tags: the small dict stored with a key --------------------------------------------------
+# Tags: the small dict stored with a key.
 IS_PROMPT = "is_prompt"
 IS_SESSION = "is_session"
 SESSION_ID = "session_id"
 STATUS = "status"
 GLOBAL_STEPS = "global_steps"
-# the weights that a trajectory began and ended with (verl's names)
-WEIGHT_TAGS = ("min_global_steps", "max_global_steps")
-# all tags that hold a step
+WEIGHT_TAGS = ("min_global_steps", "max_global_steps")  # of its begin and its end: verl's names
 STEP_TAGS = (GLOBAL_STEPS, *WEIGHT_TAGS)
 N = "n"
 EXPECTED_ROLLOUTS = "expected_rollouts"
 ATTEMPT = "attempt"
 ROWS = "rows"
 ERROR = "error"
-# what skip records on a prompt: the dump it goes to, its position in the batch, its content
+# What skip records on a prompt: the dump it goes to, its position in the batch, its content.
 DUMP_STEP = "dump_step"
 DUMP_POSITION = "dump_position"
 DUMP_CONTENT = "dump_content"
 REPLAYED = "replayed"
 
-# -- per-prompt fields that steer its sessions -----------------------------------------------
+# Fields of a prompt that steer its sessions; an entry of a sampled batch's extra_info.
 ROLLOUT_N = "__rollout_n__"
 DO_SAMPLE = "__do_sample__"
-
-# -- extra_info of a sampled batch -----------------------------------------------------------
 ROLLOUT_ROOT_KEYS = "rollout_root_keys"
 
-# -- statuses --------------------------------------------------------------------------------
-PENDING = "pending"
+# Statuses, and partitions.
 RUNNING = "running"
 FINISHED = "finished"
 SUCCESS = "success"
 FAILURE = "failure"
-
-# -- partitions ------------------------------------------------------------------------------
 TRAIN = "train"
 VAL = "val"
 
 ROWS_PER_ATTEMPT = 10**6
 _MARKER = "_sess"
 _MAX_DIGITS = 18  # fits int64, and is far below the length at which int() refuses a string
-_id = and_(instance_of(int), ge(0), lt(10**_MAX_DIGITS))
 
 
 class KeyFormatError(RlskipError, ValueError):
@@ -92,9 +83,9 @@ class KeyFormatError(RlskipError, ValueError):
 class TrajectoryKey:
     """One row: number `index` of those that session `session_id` of prompt `uid` wrote."""
 
-    uid: str = attrs.field(validator=and_(instance_of(str), min_len(1)))
-    session_id: int = attrs.field(validator=_id)
-    index: int = attrs.field(validator=_id)
+    uid: str
+    session_id: int
+    index: int
 
     def __str__(self) -> str:
         return trajectory_key(self.uid, self.session_id, self.index)
@@ -102,12 +93,14 @@ class TrajectoryKey:
     @classmethod
     def of_attempt(cls, uid: str, session_id: int, index: int, attempt: int) -> TrajectoryKey:
         """The key of row `index` of one attempt at a session; no two attempts share a key."""
-        if not 0 <= index < ROWS_PER_ATTEMPT:
+        key = cls(uid, session_id, attempt * ROWS_PER_ATTEMPT + index)
+        if not 0 <= index < ROWS_PER_ATTEMPT or split_trajectory(str(key)) != attrs.astuple(key):
             raise KeyFormatError(
-                f"row {index} of session {session_id} of {uid!r}",
-                remedy=f"an attempt has at most {ROWS_PER_ATTEMPT} rows, counted from 0",
+                f"row {index!r} of attempt {attempt!r} at session {session_id!r} of {uid!r}",
+                remedy="a session is a whole number from 0, and an attempt has at most "
+                f"{ROWS_PER_ATTEMPT} rows, counted from 0",
             )
-        return cls(uid, session_id, attempt * ROWS_PER_ATTEMPT + index)
+        return key
 
     @classmethod
     def parse(cls, key: str) -> TrajectoryKey:
@@ -120,7 +113,7 @@ class TrajectoryKey:
 
 
 def trajectory_key(uid: str, session_id: int, index: int) -> str:
-    """The key of a row, as :class:`TrajectoryKey` has it, without a check of its parts."""
+    """The key of a row: ``{uid}_{session_id}_{index}``."""
     return f"{uid}_{session_id}_{index}"
 
 
@@ -187,11 +180,7 @@ def session_tag(
 
 
 def dump_tag(step: int, position: int, content: str | None) -> dict[str, Any]:
-    """What skip adds to the root tag of a prompt whose group is dumped later.
-
-    The step of its submission, its position in that batch, and a hash of its content, or None when
-    it holds nothing but its uid.
-    """
+    """What skip adds to the root tag of a prompt; `content` is None if it has nothing but a uid."""
     return {DUMP_STEP: step, DUMP_POSITION: position, DUMP_CONTENT: content}
 
 

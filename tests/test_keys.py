@@ -79,8 +79,8 @@ def test_other_keys_are_refused_as_session_markers(key):
 
 @pytest.mark.parametrize("bad", [-1, 1.0, "1", 10**18])
 def test_ids_are_small_non_negative_integers(bad):
-    with pytest.raises((TypeError, ValueError)):
-        TrajectoryKey("u", bad, 0)
+    with pytest.raises(KeyFormatError):
+        TrajectoryKey.of_attempt("u", bad, 0, 0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**6 - 1), st.integers(0, 99)), unique=True))

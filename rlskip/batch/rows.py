@@ -186,6 +186,11 @@ class Rows:
         return self.prompt.lengths + self.response.lengths  # type: ignore[no-any-return]
 
     @property
+    def prompt_lengths(self) -> np.ndarray:
+        """How many of them are the prompt's, int64 [B]."""
+        return self.prompt.lengths
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the tokens, as they were read and as `flat_tokens`."""
         return self.prompt.flat.nbytes + self.response.flat.nbytes + 8 * int(self.lengths.sum())
@@ -221,18 +226,18 @@ class Rows:
     @cached_property
     def keys(self) -> np.ndarray:
         """A hash of each row's tokens, uint64 [B]. Rows with equal tokens have equal keys."""
-        return _hashes(self.tokens)
+        return hashes_of(self.tokens)
 
     @cached_property
     def prompts(self) -> np.ndarray:
         """Hashes of each row's prompt, uint64 [B]."""
         rows = zip(self.tokens, self.prompt.lengths.tolist(), strict=True)
-        return _hashes([row[:length] for row, length in rows])
+        return hashes_of([row[:length] for row, length in rows])
 
     @cached_property
     def masks(self) -> np.ndarray:
         """Hashes of which of each row's tokens were sampled, uint64 [B]; another if unknown."""
-        found = _hashes(self.sampled)
+        found = hashes_of(self.sampled)
         found[list(self.unknown)] ^= np.uint64(1)
         return found
 
@@ -265,6 +270,7 @@ def _whole_numbers(column: Any) -> np.ndarray | None:
     return np.array(cells, np.int64)
 
 
-def _hashes(rows: Sequence[np.ndarray]) -> np.ndarray:
+def hashes_of(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """A hash of the bytes of each of these arrays, uint64 [B]."""
     found = [xxhash.xxh3_64_intdigest(np.ascontiguousarray(row).data) for row in rows]
     return np.array(found, np.uint64)

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlskip.batch.row_parts import Layout
 from rlskip.compare.verdict import Place
-from rlskip.stages.parts import NUMBER
+from rlskip.stages.parts import NUMBER, ROW_COLUMNS
 
 _AROUND = 8  # tokens that are shown on each side of one
 
@@ -82,7 +82,7 @@ class RowTable:
         for number, part in enumerate(parts):
             if part["rows.keys"] is not None:
                 n = len(part["rows.keys"])
-                columns = {name: part.get(f"rows.{name}") for name in (*_COLUMNS, "groups")}
+                columns = {name: part.get(f"rows.{name}") for name in (*ROW_COLUMNS, "groups")}
                 for name, absent in (("sessions", -1), ("turns", -1), ("groups", "")):
                     if columns[name] is None:
                         columns[name] = np.full(n, absent)
@@ -106,7 +106,6 @@ class RowTable:
         return ", ".join(named)
 
 
-_COLUMNS = ("keys", "prompts", "masks", "prompt_lengths", "lengths", "sessions", "turns")
 _OF_RECORD = ("keys", "sessions", "spans")
 
 
@@ -122,7 +121,7 @@ class StepRecords:
         described: list[dict[str, Any]] = []
         for part in self._parts:
             index = part.load(into="numpy", fields=["index"])["index"]
-            small = [f"rows.{name}" for name in _COLUMNS]
+            small = [f"rows.{name}" for name in ROW_COLUMNS]
             small += [f"{i}.{name}" for i in range(len(index)) for name in _OF_RECORD]
             known = part.load(into="numpy", fields=small)
             described.append(known)

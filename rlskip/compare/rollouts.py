@@ -20,10 +20,9 @@ from rlskip.compare.records import Record, StepRecords
 from rlskip.runs.columns import Tokens, plain, rollout_columns, values
 from rlskip.runs.conversation import recorded
 from rlskip.runs.rollouts import Rollouts
-from rlskip.stages.parts import ROWS, Entry, encode
+from rlskip.stages.parts import ROW_COLUMNS, ROWS, Entry, encode
 
 LOG_PROBS, REWARDS = "log_probs", "rewards"
-_OF_ROWS = ("keys", "prompts", "masks", "lengths", "sessions", "turns")
 
 
 @attrs.frozen(eq=False)
@@ -45,7 +44,7 @@ def part_of(rollouts: Rollouts) -> PartInMemory:
     """The rows of a dump and their values, as :mod:`rlskip.stages.parts` has them."""
     if not len(rollouts):
         none = np.empty(0, np.int64)
-        columns = {f"rows.{name}": none for name in (*_OF_ROWS, "prompt_lengths")}
+        columns = {f"rows.{name}": none for name in ROW_COLUMNS}
         return PartInMemory({"index": [], **columns})
     rows = rollouts.tokens.rows or _rows_of_text(rollouts)
     groups, sessions, turns = (
@@ -58,8 +57,7 @@ def part_of(rollouts: Rollouts) -> PartInMemory:
         for order, (name, value) in enumerate(_values(rollouts, rows).items())
     ]
     part = encode(entries, tokens=False) | {
-        **{f"rows.{name}": getattr(rows, name) for name in _OF_ROWS},
-        "rows.prompt_lengths": rows.prompt.lengths,
+        **{f"rows.{name}": getattr(rows, name) for name in ROW_COLUMNS},
         "rows.groups": groups,
         "rows.tokens": rows.flat_tokens,
         "rows.sampled": rows.flat_sampled,

@@ -3,7 +3,6 @@
 from rlskip.queue.buffer import ReplayBuffer
 from rlskip.queue.memory import MemoryQueue
 from rlskip.queue.protocol import (
-    Changes,
     KVBatchMeta,
     MissingKeysError,
     PutError,
@@ -15,12 +14,11 @@ from rlskip.queue.protocol import (
     Watch,
 )
 from rlskip.queue.readiness import IncompleteRolloutError, PromptOutcome, ReplayTimeoutError
-from rlskip.queue.rows import to_batch, to_rows
+from rlskip.queue.rows import to_rows
 from rlskip.queue.sampling import GroupFilter
 from rlskip.queue.transfer_queue import TransferQueueAdapter
 
 __all__ = [
-    "Changes",
     "GroupFilter",
     "IncompleteRolloutError",
     "KVBatchMeta",
@@ -37,6 +35,5 @@ __all__ = [
     "TransferQueueAdapter",
     "UnequalFieldsError",
     "Watch",
-    "to_batch",
     "to_rows",
 ]

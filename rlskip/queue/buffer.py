@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
 from typing import Any
 
 from tensordict import TensorDict
 
-from rlskip.batch.prompts import named
 from rlskip.config.dispatch import read_dispatch
 from rlskip.config.replay import ReplayConfig, read_replay
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import ROLLOUT_ROOT_KEYS, integer
-from rlskip.queue.partition import QueuedPartition
+from rlskip.queue.partition import Partition
 from rlskip.queue.protocol import KVBatchMeta, MissingKeysError, Row, TrajectoryQueue
 from rlskip.queue.readiness import PromptGroup, PromptOutcome, State
 from rlskip.queue.rows import to_rows
@@ -50,8 +48,6 @@ class ReplayBuffer:
     on_evict
         Called before :meth:`sample` deletes groups that it does not return, with all their rows.
         The buffer is locked meanwhile.
-    clock
-        Returns the seconds on which the deadlines of :meth:`sample` are.
     """
 
     def __init__(
@@ -62,7 +58,6 @@ class ReplayBuffer:
         refill: Refill | None = None,
         group_filter: GroupFilter | None = None,
         on_evict: Callable[[KVBatchMeta], object] | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = read_replay(config)
         full = None if isinstance(config, ReplayConfig) else config
@@ -73,15 +68,12 @@ class ReplayBuffer:
                 "replay.on_incomplete" if group_filter is None else "group_filter",
                 "pass it as ReplayBuffer(..., refill=...)",
             )
-        #: The groups that the filter rejected in the last call, counted by the metric's value.
-        self.rejected: Counter[float] = Counter()
         self._queue = queue
         self._watch = queue.watch()
-        self._partitions: dict[str, QueuedPartition] = {}
+        self._partitions: dict[str, Partition] = {}
         self._refill = refill
         self._filter = group_filter
         self._on_evict = on_evict
-        self._clock = clock
         # Held while tags are read or groups change, and never while a call waits.
         self._lock = threading.RLock()
         queue.buffer = self  # what this one samples, an earlier one has not marked
@@ -119,8 +111,6 @@ class ReplayBuffer:
             A finished group is incomplete, and ``replay.on_incomplete`` does not accept it.
         ReplayTimeoutError
             ``replay.timeout_s`` has passed; the error names the missing prompts and sessions.
-        RlskipError
-            Another buffer was made for the queue.
         """
         if self._queue.buffer is not self:
             raise RlskipError(
@@ -128,38 +118,24 @@ class ReplayBuffer:
                 "twice",
                 remedy="use that one, or a queue for each",
             )
-        if (number := integer(step)) is None:  # no prompt would ever be of this step
-            raise ValueError(f"step must be a whole number, got {step!r}")
-        if uids is not None:
-            if not isinstance(uids, set) or not uids:
-                raise ValueError(
-                    f"uids must be a set of prompts, or None for all, got {uids!r:.80}"
-                )
-            names = named(uids)
-            uids.clear()  # the caller's set, to which replacements are added
-            uids.update(names)
+        if not (uids is None or (isinstance(uids, set) and uids and _are_texts(uids))):
+            raise ValueError(f"uids must be a set of prompts, or None for all, got {uids!r:.80}")
         with self._lock:
-            known = self._partition(partition)
-        call = SampleCall(
-            self.config,
-            known,
-            number,
-            batch_size,
-            self._clock(),
-            uids=uids,
-            group_filter=self._filter,
-            replaces_stale=self._refill is not None,
-        )
+            call = self._call(step, partition, batch_size, uids)
         while True:
             with self._lock:
                 self._sync()
                 if evicted := call.decide():
                     # Replacements may have finished already, and be evicted in turn. The time is
                     # checked after they are there: no evicted prompt is left without one.
-                    self._evict(evicted, call, known)
-                elif (groups := call.choose()) is not None:
-                    return self._take(groups, call, known), call.metrics()
-                patience = call.check_time(self._clock())
+                    self._evict(evicted, call)
+                elif groups := call.choose():
+                    for group in groups:  # it stays in the partition, and is never sampled again
+                        group.sampled = True
+                        call.partition.refills.pop(group.uid, None)
+                        call.partition.file(group)
+                    return _batch(groups, partition), call.metrics()
+                patience = call.check_time(monotonic())
             if not evicted:
                 self._watch.wait_change(min(patience, _LONGEST_WAIT_S))
 
@@ -172,11 +148,12 @@ class ReplayBuffer:
         """The number of prompts of any step that `sample` could return now; nothing is evicted."""
         with self._lock:
             self._sync()
-            known = self._partition(partition)
-            fresh = [g for g in known.groups(State.COMPLETE) if not known.is_stale(g.step, step)]
-            if self._filter is None or known.validates:
-                return len(fresh)
-            return len(fresh) - len(self._filter.rejected(partition, fresh))
+            call = self._call(step, partition, 1)
+            complete = call.groups(State.COMPLETE)
+            stale = call.stale(complete)
+            fresh = [group for group in complete if group not in stale]
+            rejected = call.group_filter.rejected(partition, fresh) if call.group_filter else ()
+            return len(fresh) - len(rejected)
 
     def clear(self, batch: KVBatchMeta) -> None:
         """Delete a sampled batch from the queue: its rows, its prompts and their markers.
@@ -196,15 +173,22 @@ class ReplayBuffer:
         """Delete prompts in any state from the queue: roots, rows and markers."""
         with self._lock:
             self._sync()
-            known = self._partition(partition)
-            names = named(uids)
+            known, names = self._partition(partition), [*uids]
             self._delete([group for uid in names if (group := known.find(uid))], known)
             for uid in names:
                 known.refills.pop(uid, None)  # one that has not arrived is not awaited either
 
-    def _partition(self, name: str) -> QueuedPartition:
+    # -- within --------------------------------------------------------------------------------
+
+    def _call(self, step: int, name: str, size: int | None, uids: Any = None) -> SampleCall:
+        if (number := integer(step)) is None:  # no prompt would ever be of this step
+            raise ValueError(f"step must be a whole number, got {step!r}")
+        now, known, replaces = monotonic(), self._partition(name), self._refill is not None
+        return SampleCall(self.config, known, number, size, now, uids, self._filter, replaces)
+
+    def _partition(self, name: str) -> Partition:
         if name not in self._partitions:
-            self._partitions[name] = QueuedPartition(name, self.config)
+            self._partitions[name] = Partition(name, self.config)
         return self._partitions[name]
 
     def _sync(self) -> None:
@@ -212,23 +196,24 @@ class ReplayBuffer:
         for name, changes in self._watch.poll().items():
             self._partition(name).apply(changes)
 
-    def _delete(self, groups: Sequence[PromptGroup], known: QueuedPartition) -> None:
+    def _delete(self, groups: Sequence[PromptGroup], known: Partition) -> None:
         # In this order: if the queue raises, the keys are still known, and can be deleted later.
         self._queue.delete([key for group in groups for key in group.by_key()], known.name)
         known.remove(group.uid for group in groups)
         # A polling watch must see them deleted before a refill puts the same keys again.
         self._sync()
 
-    # -- the steps of sample(), in this order --------------------------------------------------
-
-    def _evict(self, found: Eviction, call: SampleCall, known: QueuedPartition) -> None:
+    def _evict(self, found: Eviction, call: SampleCall) -> None:
         """Evict and replace, all or nothing."""
-        groups = found.groups
-        outcomes = [outcome for outcome, _ in found.replaced]
-        self._tell(groups, known)
+        groups, replaced, known = found.groups, call.replaced(found), call.partition
+        new = [group for group in groups if not group.told]
+        if new and self._on_evict is not None and not known.validates:
+            self._on_evict(_batch(new, known.name, failed=True))
+            for group in new:
+                group.told = True
         tags = {key: tag for group in groups for key, tag in group.by_key().items()}
         rows: dict[str, list[Row]] = {}
-        for key in tags if outcomes else ():
+        for key in tags if replaced else ():
             with contextlib.suppress(MissingKeysError):  # it holds a tag alone
                 rows[key] = [*to_rows(self._queue.get([key], known.name))]
         there = {*known.refills, *(group.uid for group in known.groups(*State))}
@@ -236,7 +221,7 @@ class ReplayBuffer:
         # the callback submits it. If the callback fails, they are put again.
         self._delete(groups, known)
         try:
-            uids = self._submit(outcomes, known.name, there) if outcomes else []
+            uids = self._submit([prompt for prompt, _ in replaced], known.name, there)
         except BaseException:
             for key, tag in tags.items():
                 self._queue.put([key], known.name, rows.get(key), [tag])
@@ -246,28 +231,19 @@ class ReplayBuffer:
             raise
         for group in groups:
             known.refills.pop(group.uid, None)
-        for uid, (_, count) in zip(uids, found.replaced, strict=True):
+        for uid, (_, count) in zip(uids, replaced, strict=True):
             known.refills[uid] = call.only_step, count
         call.evicted(found, uids)
 
-    def _tell(self, groups: Sequence[PromptGroup], known: QueuedPartition) -> None:
-        """Call `on_evict`, once for each group."""
-        new = [group for group in groups if not group.told]
-        if new and self._on_evict is not None and not known.validates:
-            self._on_evict(_batch(new, known.name, failed=True))
-            for group in new:
-                group.told = True
-
     def _submit(self, evicted: list[PromptOutcome], name: str, there: set[str]) -> list[str]:
         """Have the callback submit replacements; returns their uids."""
-        assert self._refill is not None
-        found = self._refill(name, evicted)
+        found = self._refill(name, evicted) if self._refill is not None and evicted else None
         if found is None:
             return [outcome.uid for outcome in evicted]
-        uids = named(found)
+        uids = [*found]
         # A prompt that was there before replaces none: the step would be short of one.
         new = {*uids} - there
-        if not len(uids) == len(new) == len(evicted):
+        if not (len(uids) == len(new) == len(evicted) and _are_texts(uids)):
             raise RlskipError(
                 f"the refill callback returned {len(new)} new uids for {len(evicted)} prompts, "
                 f"which stay in the queue: {found!r:.200}",
@@ -275,26 +251,18 @@ class ReplayBuffer:
             )
         return uids
 
-    def _take(
-        self, groups: list[PromptGroup], call: SampleCall, known: QueuedPartition
-    ) -> KVBatchMeta:
-        """The batch of these groups, which are sampled from now on."""
-        self.rejected = Counter(group.metric for group in call.gone.rejected)
-        batch = _batch(groups, known.name)
-        for group in groups:  # it stays in the partition, and is never sampled again
-            group.sampled = True
-            known.refills.pop(group.uid, None)
-            known.file(group)
-        return batch
+
+def _are_texts(uids: Iterable[Any]) -> bool:
+    return all(isinstance(uid, str) for uid in uids)
 
 
 def _batch(groups: Sequence[PromptGroup], partition: str, *, failed: bool = False) -> KVBatchMeta:
     """The rows of these groups, those of `failed` sessions included or not, as a batch."""
     # Two lists, not a list of pairs: a million tuples slow down the garbage collector.
-    found, tags = list[str](), list[Any]()  # KVBatchMeta copies the tags
+    found, tags = list[str](), list[dict[str, Any]]()
     for group in groups:
         for key, tag in group.rows(failed=failed):
             found.append(key)
-            tags.append(tag)
+            tags.append(dict(tag))
     roots = {ROLLOUT_ROOT_KEYS: [group.uid for group in groups]}
     return KVBatchMeta(found, tags, partition, extra_info=roots)

@@ -1,9 +1,8 @@
-"""The embedded queue: one process, any number of threads; every change wakes its readers."""
+"""The embedded queue: one process, any number of threads; every change wakes its reader."""
 
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,18 +27,20 @@ from rlskip.queue.rows import OwnRow, one_batch, to_rows
 class MemoryQueue(TrajectoryQueue):
     """A trajectory queue inside this process.
 
-    Values are copied on the way in and on the way out. A change wakes waiting readers, and the
+    Values are copied on the way in and on the way out. A change wakes a waiting reader, and the
     cost of a watch depends on what changed, not on what the queue holds.
     """
 
-    # `_changed` is held whenever the state below, or that of a watch, is read or written. Every
-    # watch notes a key before the key changes. A put makes a new tag and a new row, so those that
-    # a reader holds never change.
+    # `_changed` is held whenever the state below is read or written. A key is noted before it
+    # changes. A put makes a new tag and a new row, so those that a reader holds never change.
 
     def __init__(self) -> None:
         self._partitions: dict[str, dict[str, tuple[Tag, Row]]] = {}
         self._changed = threading.Condition()
-        self._watches: weakref.WeakSet[_MemoryWatch] = weakref.WeakSet()
+        # What the watch has not polled yet: by partition, each key and whether it existed at the
+        # last poll. One that did not and was deleted again is forgotten, so that a watch that
+        # nobody polls does not grow.
+        self._noted: dict[str, dict[str, bool]] = {}
 
     def put(
         self, keys: Sequence[str], partition: str, fields: Fields = None, tags: Tags = None
@@ -52,10 +53,9 @@ class MemoryQueue(TrajectoryQueue):
         tags = [{}] * len(keys) if tags is None else tags
         with self._changed:
             held = self._partitions.setdefault(partition, {})
-            watches = tuple(self._watches)
+            noted = self._noted.setdefault(partition, {})
             for key, row, tag in zip(keys, rows, tags, strict=True):
-                for watch in watches:
-                    watch.note(partition, key, existed=key in held)
+                noted.setdefault(key, key in held)
                 old_tag, old_row = held.get(key, ({}, {}))
                 held[key] = {**old_tag, **tag}, {**old_row, **row}
             self._changed.notify_all()
@@ -84,20 +84,18 @@ class MemoryQueue(TrajectoryQueue):
     def delete(self, keys: Sequence[str], partition: str) -> None:
         with self._changed:
             held = self._partitions.get(partition, {})
+            noted = self._noted.setdefault(partition, {})
             for key in keys:
-                if held.pop(key, None) is not None:
-                    for watch in self._watches:
-                        watch.note_gone(partition, key)
+                if held.pop(key, None) is not None and not noted.setdefault(key, True):
+                    del noted[key]
             self._changed.notify_all()
 
     def watch(self) -> Watch:
         with self._changed:
-            watch = _MemoryWatch(self)
-            for partition, held in self._partitions.items():
-                for key in held:
-                    watch.note(partition, key, existed=False)
-            self._watches.add(watch)
-        return watch
+            self._noted = {
+                name: dict.fromkeys(held, False) for name, held in self._partitions.items()
+            }
+        return _MemoryWatch(self)
 
     def __reduce__(self) -> Any:
         raise RlskipError(
@@ -107,35 +105,21 @@ class MemoryQueue(TrajectoryQueue):
 
 
 class _MemoryWatch(Watch):
-    """Collects, under the queue's lock, the keys that changed since the last poll.
-
-    A key put and deleted between two polls is forgotten, so an idle watch never holds more keys
-    than the queue held at the last poll and holds now.
-    """
-
     def __init__(self, queue: MemoryQueue) -> None:
         self._queue = queue
-        # partition -> key -> whether it existed at the last poll
-        self._changes: dict[str, dict[str, bool]] = {}
-
-    def note(self, partition: str, key: str, existed: bool) -> None:
-        self._changes.setdefault(partition, {}).setdefault(key, existed)
-
-    def note_gone(self, partition: str, key: str) -> None:
-        keys = self._changes.setdefault(partition, {})
-        if keys.setdefault(key, True) is False:
-            del keys[key]
 
     def poll(self) -> Changes:
-        with self._queue._changed:
-            noted, self._changes = self._changes, {}
+        queue = self._queue
+        with queue._changed:
+            noted, queue._noted = queue._noted, {}
             changes: Changes = {}
             for partition, keys in noted.items():
                 if keys:
-                    held = self._queue._partitions.get(partition, {})
+                    held = queue._partitions.get(partition, {})
                     changes[partition] = {k: held[k][0] if k in held else None for k in keys}
             return changes
 
     def wait_change(self, timeout: float) -> None:
-        with self._queue._changed:
-            self._queue._changed.wait_for(lambda: any(self._changes.values()), timeout)
+        queue = self._queue
+        with queue._changed:
+            queue._changed.wait_for(lambda: any(queue._noted.values()), timeout)

@@ -1,14 +1,14 @@
 """The trajectory queue: five calls, and a watch that reports changes.
 
-A queue holds, per partition, keys with a *tag* (a small flat mapping) and *fields* (the row's
-data). Sessions write to it; the replay buffer and the trainer read from it.
-:mod:`rlskip.keys` defines what keys and tags mean.
+A queue holds, per partition, keys (:mod:`rlskip.keys`) with a *tag* (a small flat mapping) and
+*fields* (the row's data). Sessions write to it; the replay buffer and the trainer read from it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -51,9 +51,7 @@ class QueueUnavailableError(RlskipError, RuntimeError):
 class KVBatchMeta:
     """Names a batch of rows without holding their data.
 
-    `extra_info` has facts about the whole batch, such as ``extra_info["rollout_root_keys"]``. The
-    fields are those of ``transfer_queue.KVBatchMeta`` (0.1.11): ``KVBatchMeta(**vars(batch))``
-    makes one.
+    The fields are those of ``transfer_queue.KVBatchMeta`` (0.1.11), which takes ``**vars(batch)``.
     """
 
     keys: list[str] = dataclasses.field(default_factory=list)
@@ -62,27 +60,16 @@ class KVBatchMeta:
     fields: list[str] | None = None
     extra_info: dict[str, Any] | None = dataclasses.field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.tags = [dict(tag) for tag in self.tags]
-        self.extra_info = None if self.extra_info is None else dict(self.extra_info)
-
     def __len__(self) -> int:
         return len(self.keys)
 
 
 class Watch(ABC):
-    """One reader's view of the changes in a queue, over all partitions.
-
-    Any thread may call it, and each change is reported to one caller.
-    """
+    """The changes in a queue, over all partitions, each of which is reported once."""
 
     @abstractmethod
     def poll(self) -> Changes:
-        """Return what changed since the last call, without waiting.
-
-        The first call returns everything the queue holds. A key that changed several times is
-        reported once, with its current tag.
-        """
+        """Return what changed since the last call; the first returns everything. Does not wait."""
 
     @abstractmethod
     def wait_change(self, timeout: float) -> None:
@@ -146,9 +133,9 @@ class TrajectoryQueue(ABC):
         Raises
         ------
         MissingKeysError
-            A key or a field is missing; the error names it. A shorter batch is never returned.
+            A key is missing, or holds no fields. A shorter batch is never returned.
         UnequalFieldsError
-            A row lacks a field that another row holds, which is not to be filled.
+            A row lacks a field, which is not to be filled.
         """
 
     @abstractmethod
@@ -161,7 +148,7 @@ class TrajectoryQueue(ABC):
 
     @abstractmethod
     def watch(self) -> Watch:
-        """Return a new :class:`Watch`. The queue keeps only a weak reference to it."""
+        """Return a :class:`Watch`; of those of a queue, the last one reports."""
 
 
 def check_put(keys: Sequence[str], fields: Fields, tags: Tags) -> None:
@@ -170,8 +157,7 @@ def check_put(keys: Sequence[str], fields: Fields, tags: Tags) -> None:
         raise PutError(f"expected a sequence of keys, got the string {keys!r}")
     if not keys:
         raise PutError("no keys to put")
-    if len(set(keys)) != len(keys):
-        twice = sorted({key for key in keys if keys.count(key) > 1})
+    if twice := [key for key, count in Counter(keys).items() if count > 1]:
         raise PutError(f"keys given twice: {', '.join(twice)}")
     if fields is None and tags is None:
         raise PutError("nothing to put", remedy="give fields, tags, or both")

@@ -109,14 +109,13 @@ class PromptGroup:
     def outcome(self) -> PromptOutcome:
         """The outcome so far."""
         root, expected = self.root, self.usual
-        status = None if keys.N in root else root.get(keys.STATUS)
+        status = None if keys.N in root or keys.STATUS not in root else str(root[keys.STATUS])
         for name in (keys.N, keys.EXPECTED_ROLLOUTS):  # the second one takes precedence
             if (number := root.get(name)) is not None and expected != 0:
-                expected = _positive(number)
-                if expected is None:  # it does not say how many to expect: nothing is complete
-                    expected, status = 0, f"invalid: {name}={number!r:.40}"
+                expected = _positive(number) or 0
+                if not expected:  # it does not say how many to expect: nothing is complete
+                    status = f"invalid: {name}={number!r:.40}"
         succeeded, failed = self._tally()
-        status = None if status is None else str(status)
         ended = tuple(succeeded), tuple(failed.items())
         return PromptOutcome(self.uid, self.step, status, expected, *ended)
 
@@ -125,15 +124,15 @@ class PromptGroup:
         sessions: dict[int, list[Place]] = {}
         for place in sorted(self.tags):
             if place:
-                sessions.setdefault(place[0], []).extend([place] * (len(place) == 2))
+                rows = sessions.setdefault(place[0], [])
+                if len(place) == 2:
+                    rows.append(place)
         succeeded: dict[int, list[Place]] = {}
         failed: dict[int, str] = {}
         for session_id, rows in sessions.items():
             marker = self.tags.get((session_id,), {})
-            last = keys.integer(marker.get(keys.ATTEMPT))
-            if last is None:  # its writer does not know of attempts
-                last = rows[-1][1] // keys.ROWS_PER_ATTEMPT if rows else 0
-            rows = [place for place in rows if place[1] // keys.ROWS_PER_ATTEMPT == last]
+            attempt = keys.integer(marker.get(keys.ATTEMPT)) or 0
+            rows = [place for place in rows if place[1] // keys.ROWS_PER_ATTEMPT == attempt]
             statuses = {self.tags[place].get(keys.STATUS) for place in rows}
             ended, announced = marker.get(keys.STATUS), keys.integer(marker.get(keys.ROWS))
             if ended == keys.FAILURE:
@@ -181,7 +180,7 @@ class PromptOutcome:
         return self.actual >= 1 and self.expected in (None, self.actual)
 
     def accepted(self, viable: int | None) -> bool:
-        """Whether it is complete, or has `viable` sessions, or all expected ones if fewer are."""
+        """Whether it is complete, or has `viable` sessions, or as many of those as are expected."""
         if self.complete or viable is None:
             return self.complete
         if self.expected is None:

@@ -92,7 +92,7 @@ def check_fields(
     Raises
     ------
     MissingKeysError
-        A row holds nothing, or none holds one of `fields`.
+        A row holds nothing.
     UnequalFieldsError
         A field that is not `filled` is not in every row. The error names the field that the fewest
         rows lack, and one of these rows: it is the row to look at.
@@ -102,10 +102,6 @@ def check_fields(
         raise MissingKeysError(f"{', '.join(map(repr, empty[:10]))}: no field is there", where)
     counts = Counter(itertools.chain.from_iterable(rows.values()))
     wanted = list(counts if fields is None else fields)
-    held = ", ".join(name for name, count in counts.items() if count == len(rows)) or "none"
-    if missing := [name for name in wanted if name not in counts]:
-        what = f"none of the requested rows holds {', '.join(missing)}"
-        raise MissingKeysError(what, where, f"fields that all of them hold: {held}")
     lacked = [name for name in wanted if counts[name] < len(rows) and name not in filled]
     if lacked:
         field = max(lacked, key=counts.__getitem__)
@@ -113,6 +109,7 @@ def check_fields(
         form = split_trajectory(lacking[0])
         who = f" (session {form[1]} of prompt {form[0]!r})" if form else ""
         more = f", and so do {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        held = ", ".join(name for name, count in counts.items() if count == len(rows)) or "none"
         raise UnequalFieldsError(
             f"the rows do not hold the same fields: {lacking[0]!r}{who} lacks {field!r}{more}",
             where,

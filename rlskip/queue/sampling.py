@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Any
 
 import attrs
@@ -16,7 +17,7 @@ import attrs
 from rlskip.config.replay import ReplayConfig
 from rlskip.errors import RlskipError
 from rlskip.keys import TRAIN, integer
-from rlskip.queue.partition import Group, Partition
+from rlskip.queue.partition import Partition
 from rlskip.queue.readiness import (
     IncompleteRolloutError,
     PromptGroup,
@@ -40,42 +41,33 @@ class GroupFilter:
 
     metric: Callable[[Sequence[str], str], Sequence[float]]
 
-    def rejected(self, partition: str, groups: Iterable[PromptGroup]) -> list[PromptGroup]:
+    def rejected(self, partition: str, groups: list[PromptGroup]) -> list[PromptGroup]:
         """Those of these complete groups that are rejected; reads each group's rows once."""
-        groups = list(groups)
-        new = [group for group in groups if group.varies is None]
-        keys = [[key for key, _ in group.rows()] for group in new]
-        values = iter(self._values([key for some in keys for key in some], partition))
-        for group, its_keys in zip(new, keys, strict=True):
-            metrics = [next(values) for _ in its_keys]
-            odd = [value for value in metrics if not math.isfinite(value)]
-            # One NaN makes the advantages of its whole group NaN. It equals nothing, itself
-            # neither, so it would count as variance.
-            group.varies = not odd and (len(metrics) == 1 or len({*metrics}) != 1)
-            # math.nan is one object, so that equal causes count as one.
-            group.metric = math.nan if odd and math.isnan(odd[0]) else [*odd, *metrics][0]
-        return [group for group in groups if not group.varies]
-
-    def _values(self, keys: Sequence[str], partition: str) -> list[float]:
-        found = self.metric(keys, partition) if keys else []
+        new = [(g, [key for key, _ in g.rows()]) for g in groups if g.varies is None]
+        wanted = [key for _, keys in new for key in keys]
+        found = self.metric(wanted, partition) if wanted else []
         try:
             values = [float(value) for value in found]
         except (TypeError, ValueError, OverflowError):
             values = []
-        if len(values) != len(keys):
-            what = f"the metric returned {found!r:.200} for {len(keys)} rows"
+        if len(values) != len(wanted):
+            what = f"the metric returned {found!r:.200} for {len(wanted)} rows"
             raise RlskipError(what, "group_filter", "return one number for each key, in order")
-        return values
+        rest = iter(values)
+        for group, keys in new:
+            its = [next(rest) for _ in keys]
+            # One NaN makes the advantages of its whole group NaN. It equals nothing, itself
+            # neither, so it would count as variance.
+            odd = [value for value in its if not math.isfinite(value)]
+            group.varies = not odd and (len(its) == 1 or len({*its}) > 1)
+            group.metric = [*odd, *its][0]
+        return [group for group in groups if not group.varies]
 
 
 @attrs.define
 class Eviction:
-    """The groups to evict, by cause, and the prompts to replace.
+    """The groups that a call evicts, by cause."""
 
-    Each of these comes with the number of refills in a row that its replacement will have had.
-    """
-
-    replaced: list[tuple[PromptOutcome, int]] = attrs.field(factory=list)
     stale: list[Any] = attrs.field(factory=list)
     dropped: list[Any] = attrs.field(factory=list)
     refilled: list[Any] = attrs.field(factory=list)
@@ -83,7 +75,6 @@ class Eviction:
 
     @property
     def groups(self) -> list[Any]:
-        """All groups to evict."""
         return [*self.stale, *self.dropped, *self.refilled, *self.rejected]
 
 
@@ -108,12 +99,12 @@ class SampleCall:
         if self.batch_size is not None and (integer(self.batch_size) or 0) < 1:
             what = f"batch_size must be at least 1, or None, got {self.batch_size!r:.80}"
             raise ValueError(what)
-        if self.partition.validates:
-            self.group_filter = None
+        trains = not self.partition.validates
+        self.group_filter = self.group_filter if trains else None
+        self._strategy = self.config.max_off_policy_strategy if trains and self.batch_size else ""
         # The step whose prompts are sampled; None for any step.
         self.only_step = self.step if self.batch_size is None else None
         self.gone = Eviction()  # all that was evicted
-        self._kept_back: list[PromptGroup] = []  # rejected, and not evicted
         self._logged = self.started
         self._submitted = self._short = 0
 
@@ -125,81 +116,81 @@ class SampleCall:
         return self.partition.groups(*states, step=self.only_step, uids=self.uids)
 
     def absent(self) -> list[str]:
-        """The prompts that the call waits for and that are not there: refills, or named ones."""
-        of = self.only_step
-        awaited = {uid for uid, (step, _) in self.partition.refills.items() if of in (None, step)}
-        if self.uids is not None:
-            awaited = self.uids if self.batch_size is None else self.uids & awaited
+        """What a call for a whole step waits for and is not there: refills, or named prompts."""
+        if self.only_step is None:
+            return []
+        refills = {uid for uid, (step, _) in self.partition.refills.items() if step == self.step}
+        awaited = refills if self.uids is None else self.uids
         return sorted(awaited - {group.uid for group in self.groups(*_THERE)}) if awaited else []
+
+    def span(self, group: Any) -> int:
+        """The steps that a group spans: 1 is on-policy."""
+        return self.step - int(group.step) + 1
 
     # -- which groups must not be sampled; nothing changes, so what raises leaves them as they were
 
+    def stale(self, groups: list[Any]) -> list[Any]:
+        """Those of these groups that are too old."""
+        most = self.config.max_off_policy_threshold or 0  # which a strategy needs
+        return [g for g in groups if self._strategy == "drop" and self.span(g) > most]
+
     def decide(self) -> Eviction | None:
-        """Which groups to evict, and which prompts to replace; None: nothing is to be done."""
-        found, policy = Eviction(), self.config.on_incomplete
-        if self.batch_size is not None and self.partition.strategy == "drop":
-            ended = self.groups(State.COMPLETE, State.INCOMPLETE)
-            found.stale = [g for g in ended if self.partition.is_stale(g.step, self.step)]
-            if self.replaces_stale:
-                found.replaced += self._chain(found.stale, "stale")
+        """Which groups to evict; None: none."""
+        policy, most = self.config.on_incomplete, self.config.max_refills
+        found = Eviction(self.stale(self.groups(State.COMPLETE, State.INCOMPLETE)))
         incomplete = [g for g in self.groups(State.INCOMPLETE) if g not in found.stale]
-        # A refill submits a training prompt, which must not stand in for one of validation.
-        if policy == "drop" or (policy == "refill" and self.partition.validates):
-            found.dropped = incomplete
-        elif policy == "refill":
+        if policy == "refill" and not self.partition.validates:
             found.refilled = incomplete
-            found.replaced += self._chain(incomplete, "incomplete")
+        elif policy in ("drop", "refill"):
+            # A refill submits a training prompt, which must not stand in for one of validation.
+            found.dropped = incomplete
         elif incomplete:
             outcomes = [group.outcome() for group in incomplete]
             raise self._error(f"incomplete groups:{name_prompts(outcomes)}", outcomes)
+        if spent := [prompt for prompt, count in self.replaced(found) if count > most]:
+            what = f"stale or incomplete groups after {most} refills (replay.max_refills):"
+            raise self._error(what + name_prompts(spent), spent)
         if self.group_filter is not None:
             self._reject(self.group_filter, found)
         return found if found.groups else None
 
-    def _chain(self, groups: Sequence[Group], kind: str) -> list[tuple[PromptOutcome, int]]:
-        """The prompts, each with the refills in a row that its replacement will have had."""
-        most, refills = self.config.max_refills, self.partition.refills
-        replaced = [(g.outcome(), refills.get(g.uid, (None, 0))[1] + 1) for g in groups]
-        if spent := [outcome for outcome, count in replaced if count > most]:
-            after = f"after {most} refills (replay.max_refills)"
-            raise self._error(f"{kind} groups {after}:{name_prompts(spent)}", spent)
-        return replaced
+    def replaced(self, found: Eviction) -> list[tuple[PromptOutcome, int]]:
+        """The prompts to replace, each with the refills in a row that its replacement will have."""
+        refills = self.partition.refills
+        again = [*(found.stale if self.replaces_stale else ()), *found.refilled]
+        counted = [(group.outcome(), refills.get(group.uid, (None, 0))[1] + 1) for group in again]
+        return counted + [(group.outcome(), 0) for group in found.rejected]
 
     def _reject(self, group_filter: GroupFilter, found: Eviction) -> None:
-        """Evict groups that teach nothing, and replace each with one prompt.
+        """Evict groups that teach nothing.
 
-        Without a bound a filter that rejects everything would generate until the timeout. What
-        exceeds it stays for the next call; raises if nothing else is left to hope for.
+        Without a bound a filter that rejects everything would generate until the timeout.
         """
         complete = [g for g in self.groups(State.COMPLETE) if g not in found.stale]
-        rejected = group_filter.rejected(self.partition.name, complete)
+        found.rejected = group_filter.rejected(self.partition.name, complete)
+        passed = len(complete) - len(found.rejected)
         there = len(self.groups(*_THERE)) + len(self.absent())
         wanted = self.batch_size or there
-        passed = len(complete) - len(rejected)
-        room = max(0, self.config.max_refills * wanted - self._submitted)
-        found.rejected, self._kept_back = rejected[:room], rejected[room:]
-        found.replaced += [(group.outcome(), 0) for group in found.rejected]
-        hopeless = passed < wanted and not found.replaced and there == len(complete)
-        if self._kept_back and hopeless:
-            self.gone.rejected += rejected
+        most = self.config.max_refills * max(wanted, there)
+        if passed < wanted and self._submitted + len(found.rejected) > most:
+            self.gone.rejected += found.rejected
             raise self._error(
                 f"{passed} of {wanted} groups passed the filter, and {self._submitted} more "
-                f"prompts, the most allowed, were submitted; {self._rejections()}",
-                [group.outcome() for group in rejected],
+                f"prompts were submitted, of the {most} allowed; {self._rejections()}",
+                [group.outcome() for group in found.rejected],
                 "are the prompts too easy or too hard? Raise replay.max_refills: so many refills "
-                "for each prompt that is wanted are allowed",
+                "are allowed for each prompt",
             )
 
     def evicted(self, found: Eviction, uids: Sequence[str] = ()) -> None:
         """Log and count what was evicted, and wait for the prompts `uids` that replace it."""
-        odd = [group for group in found.rejected if not math.isfinite(group.metric)]
-        kinds = {
-            "stale prompts": found.stale,
-            "incomplete prompts, which are dropped": found.dropped,
-            "incomplete prompts, which are refilled": found.refilled,
-            "prompts with a row whose metric is not a number": odd,
-        }
-        for kind, groups in kinds.items():
+        no_number = [group for group in found.rejected if not math.isfinite(group.metric)]
+        for kind, groups in (
+            ("stale prompts", found.stale),
+            ("incomplete prompts, which are dropped", found.dropped),
+            ("incomplete prompts, which are refilled", found.refilled),
+            ("prompts with a row whose metric is not a number", no_number),
+        ):
             if groups:
                 names = name_prompts([group.outcome() for group in groups])
                 log.warning("%s: evicting %s:%s", self, kind, names)
@@ -217,12 +208,12 @@ class SampleCall:
         if self.batch_size is None:  # waits for all that was submitted
             if self.groups(State.RUNNING) or self.absent():
                 return None
-        elif self.partition.about_to_be_stale(self.step):
+        elif self._waits_for_old():
             return None
-        complete = [g for g in self.groups(State.COMPLETE) if g not in self._kept_back]
+        complete = self.groups(State.COMPLETE)
         size = self.batch_size or max(1, len(complete))
         dropped = [group.outcome() for group in self.gone.dropped]
-        if dropped and self.partition.validates and self.batch_size:
+        if self.partition.validates and self.batch_size:
             # Nothing replaces a dropped prompt of a validation batch, so nothing is waited for.
             size -= len(dropped)
         if size <= 0 or (dropped and not complete and self.batch_size is None):
@@ -236,22 +227,28 @@ class SampleCall:
             log.warning("%s: returning groups with missing sessions:%s", self, name_prompts(short))
         return complete[:size]
 
+    def _waits_for_old(self) -> bool:
+        """Whether to wait for a running prompt that has reached the threshold."""
+        most = self.config.max_off_policy_threshold or 0
+        running = self.partition.groups(State.RUNNING) if self._strategy == "wait" else ()
+        return any(self.span(group) >= most for group in running)
+
     def metrics(self) -> dict[str, float]:
         """What the call evicted, and the groups with missing sessions, as verl names them."""
-        gone, rejected = self.gone, len(self.gone.rejected)
-        spans = [self.step - group.step + 1 for group in gone.stale]
+        gone = self.gone
         metrics: dict[str, float] = {
-            "off_policy/evicted_samples": len(spans),
+            "off_policy/evicted_samples": len(gone.stale),
             "rollout_failure/evicted_samples": len(gone.dropped) + len(gone.refilled),
             "rollout_failure/refilled_samples": len(gone.refilled),
             "rollout_failure/short_samples": self._short,
         }
-        if spans:
-            metrics["off_policy/evicted_samples_staleness/mean"] = sum(spans) / len(spans)
-            metrics["off_policy/evicted_samples_staleness/max"] = max(spans)
-            metrics["off_policy/evicted_samples_staleness/min"] = min(spans)
-        if rejected:
-            metrics["filter_groups/evicted_samples"] = rejected
+        if gone.stale:
+            for name, of in (("mean", fmean), ("max", max), ("min", min)):
+                metrics[f"off_policy/evicted_samples_staleness/{name}"] = of(
+                    map(self.span, gone.stale)
+                )
+        if gone.rejected:
+            metrics["filter_groups/evicted_samples"] = len(gone.rejected)
         prefix = "training" if self.partition.name == TRAIN else "validation"
         return {f"{prefix}/{name}": value for name, value in metrics.items()}
 
@@ -265,10 +262,7 @@ class SampleCall:
         timeout_s, interval_s = self.config.timeout_s, self.config.progress_interval_s
         waited = now - self.started
         if waited >= timeout_s or now >= self._logged + interval_s:
-            late = self.groups(State.RUNNING)
-            late += [self.partition.find(u) or self.partition.empty_group(u) for u in self.absent()]
-            missing = [group.outcome() for group in late]
-            said = self._situation() + name_prompts(missing)
+            said, missing = self._situation()
             if waited >= timeout_s:
                 raise self._error(
                     f"no batch after {waited:.1f} s; {said}",
@@ -281,29 +275,30 @@ class SampleCall:
             log.info("%s: waiting for %.0f of %.0f s; %s", self, waited, timeout_s, said)
         return min(self.started + timeout_s, self._logged + interval_s) - now
 
-    def _situation(self) -> str:
-        """What there is to sample and what is missing, in one line."""
-        complete, running = (len(self.groups(s)) for s in (State.COMPLETE, State.RUNNING))
-        absent = self.absent()
-        wanted = self.batch_size or complete + running + len(absent)
-        facts = {
-            f"{complete} of {wanted} prompts are complete, {running} are running": True,
-            "running prompts that are about to be stale come first": (
-                self.partition.about_to_be_stale(self.step)
-            ),
-            f"not submitted at this step, or deleted: {', '.join(absent[:10])}": absent,
-            self._rejections(): self.gone.rejected,
-        }
-        return "; ".join(fact for fact, is_so in facts.items() if is_so)
+    def _situation(self) -> tuple[str, list[PromptOutcome]]:
+        """What there is to sample and what is missing, in words; and the latter as outcomes."""
+        complete, running = self.groups(State.COMPLETE), self.groups(State.RUNNING)
+        absent, usual = self.absent(), self.partition.usual
+        wanted = self.batch_size or len(complete) + len(running) + len(absent)
+        said = f"{len(complete)} of {wanted} prompts are complete, {len(running)} are running"
+        if self._waits_for_old():
+            said += "; running prompts that are about to be stale come first"
+        if absent:
+            said += f"; not submitted at this step, or deleted: {', '.join(absent[:10])}"
+        if self.gone.rejected:
+            said += f"; {self._rejections()}"
+        late = running + [self.partition.find(uid) or PromptGroup(uid, usual) for uid in absent]
+        missing = [group.outcome() for group in late]
+        return said + name_prompts(missing), missing
 
     def _rejections(self) -> str:
         """How many groups were rejected, and by what."""
         metric = self.group_filter and self.group_filter.metric
-        counts = sorted(Counter(group.metric for group in self.gone.rejected).items(), key=str)
+        counts = Counter(f"{group.metric:g}" for group in self.gone.rejected)
         return (
             f"the filter {getattr(metric, '__name__', type(metric).__name__)!r} rejected "
-            f"{len(self.gone.rejected)} groups (a metric that is the same in all rows, or not a "
-            f"number): {', '.join(f'{value:g} in {count}' for value, count in counts)}"
+            f"{counts.total()} groups (a metric that is the same in all rows, or not a number): "
+            f"{', '.join(f'{value} in {count}' for value, count in sorted(counts.items()))}"
         )
 
     def _error(

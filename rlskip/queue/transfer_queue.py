@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
-from tensordict import NonTensorData, TensorDict
+from tensordict import TensorDict
 
 from rlskip.queue.protocol import (
     Changes,
@@ -30,10 +30,10 @@ Listing = Mapping[str, Mapping[str, Tag]]
 
 START_S = 120.0
 """Seconds that ``transfer_queue.init`` may take: its actors wait for CPUs without a deadline."""
-POLL_S = (0.005, 0.5)
-"""Seconds between two listings: right after a change, and after a long quiet time."""
 CALL_S = 300.0
 """Seconds that any other call of TransferQueue may take."""
+POLL_S = (0.005, 0.5)
+"""Seconds between two listings: right after a change, and after a long quiet time."""
 
 
 class TransferQueueAdapter(TrajectoryQueue):
@@ -66,7 +66,7 @@ class TransferQueueAdapter(TrajectoryQueue):
         self, keys: Sequence[str], partition: str, fields: Fields = None, tags: Tags = None
     ) -> None:
         check_put(keys, fields, tags)
-        batch = None if fields is None else _as_batch(fields)
+        batch = None if fields is None else to_batch(to_rows(fields))
         copies = None if tags is None else [dict(tag) for tag in tags]
         self._call("kv_batch_put", list(keys), partition, fields=batch, tags=copies)
 
@@ -78,18 +78,21 @@ class TransferQueueAdapter(TrajectoryQueue):
         *,
         fill_missing: bool = False,
     ) -> TensorDict:
+        def get(keys: Sequence[str], names: Sequence[str]) -> TensorDict:
+            return self._call("kv_batch_get", list(keys), partition, select_fields=[*names])
+
         # Of unequal rows TransferQueue returns those fields that all hold.
         held = self._held(keys, partition)
-        groups = defaultdict[tuple[str, ...], list[str]](list)
+        alike = defaultdict[tuple[str, ...], list[str]](list)
         for key, names in held.items():
-            groups[tuple(names)].append(key)
-        if len(groups) < 2 or not fill_missing:
-            names = check_fields(held, partition, fields)
-            return self._get(keys, partition, names) if names else to_batch([])
+            alike[names].append(key)
+        if len(alike) < 2 or not fill_missing:
+            wanted = check_fields(held, partition, fields)
+            return get(keys, wanted) if wanted else to_batch([])
         rows: dict[str, Row] = {key: {} for key in keys}
-        for names, some in groups.items():
+        for names, some in alike.items():
             if names:
-                rows.update(zip(some, to_rows(self._get(some, partition, names)), strict=True))
+                rows.update(zip(some, to_rows(get(some, names)), strict=True))
         return one_batch(rows, partition, fill_missing, fields=fields)
 
     def list(self, partition: str) -> dict[str, dict[str, Any]]:
@@ -101,16 +104,9 @@ class TransferQueueAdapter(TrajectoryQueue):
             self._call("kv_clear", list(keys), partition)
 
     def watch(self) -> Watch:
-        return PollingWatch(self, *POLL_S)
+        return PollingWatch(lambda: self._call("kv_list"))
 
-    def kv_list(self) -> Listing:
-        """Every partition, for a watch."""
-        return self._call("kv_list")  # type: ignore[no-any-return]
-
-    def _get(self, keys: Sequence[str], partition: str, fields: Sequence[str]) -> TensorDict:
-        return self._call("kv_batch_get", list(keys), partition, select_fields=list(fields))
-
-    def _held(self, keys: Sequence[str], partition: str) -> dict[str, Sequence[str]]:
+    def _held(self, keys: Sequence[str], partition: str) -> dict[str, tuple[str, ...]]:
         """The names of the fields that each row holds, by key; all keys must be there.
 
         TransferQueue's controller has a table of that; no call of its client does.
@@ -119,7 +115,13 @@ class TransferQueueAdapter(TrajectoryQueue):
 
         def snapshot() -> Any:
             controller = ray.get_actor("TransferQueueController", namespace="transfer_queue")
-            return ray.get(controller.get_partition_snapshot.remote(partition))
+            while True:
+                try:
+                    return ray.get(controller.get_partition_snapshot.remote(partition))
+                except RuntimeError as error:
+                    # It copies its table without a lock, while others put and delete.
+                    if "changed size during iteration" not in str(error):
+                        raise
 
         there = _within(CALL_S, "get_partition_snapshot", snapshot) if keys else None
         places = {} if there is None else there.keys_mapping
@@ -130,7 +132,7 @@ class TransferQueueAdapter(TrajectoryQueue):
         held = there.production_status[[places[key] for key in keys]] == 1
         columns = there.field_name_mapping
         return {
-            key: [name for name, column in columns.items() if row[column]]
+            key: tuple(name for name, column in columns.items() if row[column])
             for key, row in zip(keys, held.tolist(), strict=True)
         }
 
@@ -139,23 +141,22 @@ class TransferQueueAdapter(TrajectoryQueue):
 
 
 class PollingWatch(Watch):
-    """Compares each full listing, that is ``queue.kv_list()``, with the previous one."""
+    """Compares each full listing, of all partitions, with the previous one."""
 
     # Polls run one after the other, so that each change is reported to one caller; a wait needs no
     # lock, because it only reads `_pause_s`.
 
-    def __init__(self, queue: Any, min_poll_s: float, max_poll_s: float) -> None:
-        self._queue = queue
-        self._min_s, self._max_s = min_poll_s, max_poll_s
-        self._pause_s = min_poll_s
+    def __init__(self, listing: Callable[[], Listing]) -> None:
+        self._list = listing
+        self._pause_s = POLL_S[0]
         self._listing: Listing = {}
         self._lock = threading.Lock()
 
     def poll(self) -> Changes:
         with self._lock:
-            before, self._listing = self._listing, self._queue.kv_list()
+            before, self._listing = self._listing, self._list()
             changes = difference(before, self._listing)
-            self._pause_s = self._min_s if changes else min(2 * self._pause_s, self._max_s)
+            self._pause_s = POLL_S[0] if changes else min(2 * self._pause_s, POLL_S[1])
         return changes
 
     def wait_change(self, timeout: float) -> None:
@@ -173,15 +174,6 @@ def difference(before: Listing, now: Listing) -> Changes:
         if changed:
             changes[partition] = changed
     return changes
-
-
-def _as_batch(fields: TensorDict | Sequence[Row]) -> TensorDict:
-    """Convert to what TransferQueue takes: a TensorDict with one value per row in each field."""
-    if isinstance(fields, TensorDict) and not any(
-        isinstance(value, NonTensorData) for value in fields.values()
-    ):
-        return fields
-    return to_batch(to_rows(fields))
 
 
 def _within(seconds: float, name: str, call: Callable[..., Any], *args: Any, **more: Any) -> Any:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from rlskip.config.facts import HostFacts
 from rlskip.errors import ConfigError
-from rlskip.jobs.served import Ledger
+from rlskip.jobs.served import ledger_of
 from rlskip.keys import (
     DUMP_CONTENT,
     DUMP_POSITION,
@@ -24,6 +25,7 @@ from rlskip.keys import (
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps, capture_rng
 from rlskip.skip.groups import QueuedGroup, groups_in
+from rlskip.skip.role import Role
 from rlskip.skip.run_dumps import Group
 from rlskip.skip.stage import Stage
 from rlskip.skip.step_calls import Key
@@ -75,15 +77,11 @@ class Submitted:
     #: dump has them: what the visit generates serves none of its later batches. None before that.
     found: list[Group] | None = None
     source: int = -1
-    #: Those that have served the visit.
     served: set[Group] = attrs.field(factory=set)
     #: Whether this job generates some of it, which its dump may not have yet.
     generates: bool = False
     #: What it was submitted under besides what is hashed with each prompt; None: not known here.
     conditions: Identity | None = None
-
-    def begin_visit(self) -> None:
-        self.prompts, self.found, self.served = 0, None, set()
 
     @property
     def left(self) -> list[Group]:
@@ -91,24 +89,22 @@ class Submitted:
         return [group for group in self.found or () if group not in self.served]
 
 
-@attrs.frozen
-class _Part:
-    """Groups of one step that leave the queue together, as they are dumped."""
-
-    step: int
-    groups: list[QueuedGroup]
-    keys: list[str]
-    fields: Any
-
-
-class GroupDumps:
+class GroupDumps(Role):
     """Dumps the groups that leave a queue, each sampled batch as the next part of its step."""
 
-    def __init__(self, dumps: Dumps, ledger: Ledger) -> None:
-        self.dumps, self._ledger = dumps, ledger
+    dumps: Dumps
+
+    def __init__(self, role: str, local_config: Any, facts: HostFacts) -> None:
+        super().__init__(role, local_config)
+        self.dumps = Dumps(role, local_config, facts)
+        self._ledger = ledger_of(self.dumps.directory)
         #: By step. What a dump of these steps lacks is still being generated.
-        self.submitted: dict[int, Submitted] = {}
-        self._evicted: list[_Part] = []
+        self._submitted: dict[int, Submitted] = {}
+        # By step, what one dump has: groups, keys, and fields of rows.
+        self._evicted: list[tuple[int, dict[str, Any]]] = []
+
+    def observes(self, stage: Stage) -> bool:
+        return phase_of(stage) in (SAMPLE, EVICT)
 
     def keep(self, call: Call, result: Any) -> None:
         """Dump the groups that left the queue with `result`."""
@@ -120,13 +116,13 @@ class GroupDumps:
             # With the next sampled batch: a dump without one would serve too few prompts.
             self._evicted += parts
             return
-        total = sum(len(part.groups) for part in parts)
-        for part in parts:
-            self._dump(part, call, call.seconds * len(part.groups) / total)
+        total = sum(len(part["groups"]) for _, part in parts)
+        for step, part in parts:
+            self._dump(step, part, call, call.seconds * len(part["groups"]) / total)
         while self._evicted:  # one that cannot be dumped keeps none of the others back
-            self._dump(self._evicted.pop(0), call, 0.0)
+            self._dump(*self._evicted.pop(0), call, 0.0)
 
-    def parts(self, step: int) -> dict[Key, DumpMeta]:
+    def _parts(self, step: int) -> dict[Key, DumpMeta]:
         """The metas of a step's parts, up to the first missing number."""
         parts: dict[Key, DumpMeta] = {}
         try:
@@ -138,57 +134,49 @@ class GroupDumps:
             return {}
         return parts
 
-    def _parts_of(self, batch: Any, call: Call) -> list[_Part]:
+    def _parts_of(self, batch: Any, call: Call) -> list[tuple[int, dict[str, Any]]]:
         """The groups of a batch that are to be dumped, by the step that submitted them."""
         queue = queue_of(call)
-        roots = (batch.extra_info or {}).get(ROLLOUT_ROOT_KEYS)
-        if roots is None:
-            roots = dict.fromkeys(row[0] for key in batch.keys if (row := split_trajectory(key)))
+        uid_of_row = {key: row[0] for key in batch.keys if (row := split_trajectory(key))}
+        roots = (batch.extra_info or {}).get(ROLLOUT_ROOT_KEYS) or dict.fromkeys(
+            uid_of_row.values()
+        )
         by_step: dict[int, list[QueuedGroup]] = {}
         for group in groups_in(queue.list(batch.partition_id), roots):
             by_step.setdefault(group.root[DUMP_STEP], []).append(group)
         parts = []
         for step, groups in by_step.items():
             uids = {group.uid for group in groups}
-            keys = [key for key in batch.keys if (row := split_trajectory(key)) and row[0] in uids]
+            keys = [key for key, uid in uid_of_row.items() if uid in uids]
             if keys:  # else these groups have no rows: nothing to replay
-                parts.append(_Part(step, groups, keys, queue.get(keys, batch.partition_id)))
+                fields = queue.get(keys, batch.partition_id)
+                parts.append((step, {"groups": groups, "keys": keys, "fields": fields}))
         return parts
 
-    def _dump(self, part: _Part, call: Call, seconds: float) -> None:
-        """Write `part` as the next one of its step; `seconds` is its share of the sampling."""
+    def _dump(self, step: int, part: dict[str, Any], call: Call, seconds: float) -> None:
+        """Write the next part of a step; `seconds` is its share of the sampling."""
         conditions = self.dumps.identities.conditions
         n = conditions.compared["n"]
-        if (submitted := self.submitted.get(part.step)) and submitted.conditions:
+        if (submitted := self._submitted.get(step)) and submitted.conditions:
             conditions = submitted.conditions
-        number = len(self.parts(part.step))
-        key = Key(part.step, part_name(number))
-        is_new = self._ledger.write(key)
-
-        def on_conflict(_: DumpMeta) -> str:
-            """The next number: another job took this one meanwhile."""
-            nonlocal key, is_new
-            if is_new:
-                self._ledger.write_not(key)
-            key = Key(part.step, part_name(call_number(key.call) + 1))
-            is_new = self._ledger.write(key)
-            return key.call
-
+        number = len(self._parts(step))
         queued = [
-            [root[DUMP_CONTENT], root[DUMP_POSITION], group.is_complete(part.keys, n)]
-            for group in part.groups
+            [root[DUMP_CONTENT], root[DUMP_POSITION], group.is_complete(part["keys"], n)]
+            for group in part["groups"]
             for root in [group.root]
         ]
         about = {QUEUED: queued, "seconds": seconds, "place": number}
-        groups = [attrs.asdict(group) for group in part.groups]
         store = self.dumps.store
-        meta = store.save(
-            part.step,
-            {"groups": groups, "keys": part.keys, "fields": part.fields},
-            call=key.call,
-            identity=conditions,
-            info={**self.dumps.info(call, part.fields), **about},
-            sidecar=capture_rng(),
-            on_conflict=on_conflict,
-        )
-        call.record("dumped", step=part.step, call=meta.call, bytes=store.size_of(meta))
+        with self._ledger.lock:  # who finds the dump knows that this process wrote it
+            meta = store.save(
+                step,
+                {**part, "groups": [attrs.asdict(group) for group in part["groups"]]},
+                call=part_name(number),
+                identity=conditions,
+                info={**self.dumps.info(call, part["fields"]), **about},
+                sidecar=capture_rng(),
+                # Another job took this number meanwhile.
+                on_conflict=lambda taken: part_name(call_number(taken.call) + 1),
+            )
+            self._ledger.write(Key(step, meta.call))
+        call.record("dumped", step=step, call=meta.call, bytes=store.size_of(meta))

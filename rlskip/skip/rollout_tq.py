@@ -4,9 +4,8 @@ Where prompts are *submitted*, dumped groups enter the queue under the new uids,
 that have none reach the trainer's own function. Where a batch is *sampled*, the groups that were
 generated are dumped. The root tags carry what that must know, so it may be in another process.
 
-A trainer that discards groups instead of sampling them (no variance in the reward, say) has two
-seams more. Groups that are *evicted* are dumped with the next sampled batch. What the dump lacks of
-a *refill* is generated: it is not a mismatch.
+A trainer that discards groups has two seams more: those that are *evicted* are dumped with the next
+sampled batch, and what the dump lacks of a *refill* is generated, which is not a mismatch.
 """
 
 from __future__ import annotations
@@ -21,24 +20,19 @@ from rlskip.batch.prompts import uids_of
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import QUEUE_OPTIONS, SkipAction, to_generate
 from rlskip.errors import ConfigError, MismatchError, MissError
-from rlskip.jobs.served import ledger_of
 from rlskip.keys import RUNNING, STATUS, dump_tag
 from rlskip.skip.call import Call
-from rlskip.skip.dumps import Dumps, restore_rng
+from rlskip.skip.dumps import restore_rng
 from rlskip.skip.groups import GroupReplay, Plan, by_content, without_superseded
 from rlskip.skip.queue_dumping import (
-    EVICT,
     REFILL,
-    SAMPLE,
     GroupDumps,
     Submitted,
     partition_of,
     phase_of,
     queue_of,
 )
-from rlskip.skip.role import Role
 from rlskip.skip.run_dumps import Group, RunDumps, queued_groups
-from rlskip.skip.stage import Stage
 from rlskip.skip.step_calls import Key
 from rlskip.store import (
     CorruptDumpError,
@@ -51,7 +45,7 @@ from rlskip.store import (
 log = logging.getLogger(__name__)
 
 
-class GroupRole(Role):
+class GroupRole(GroupDumps):
     """Replays groups into the trajectory queue, prompt by prompt, and dumps those that leave it.
 
     Options of ``annotate``: `queue` (a :class:`~rlskip.queue.TrajectoryQueue`, or a function of
@@ -62,25 +56,16 @@ class GroupRole(Role):
     stage_options = QUEUE_OPTIONS
 
     def __init__(self, role: str, local_config: Any, facts: HostFacts) -> None:
-        super().__init__(role, local_config)
+        super().__init__(role, local_config, facts)
         if local_config.match == "run":
             raise ConfigError(
                 "the role matches prompt by prompt, in the dump of the step itself or of any",
                 f"skip.{role}.match",
                 f"set skip.{role}.match=prompt",
             )
-        self.dumps: Dumps = Dumps(role, local_config, facts)
         self._identities = self.dumps.identities
-        self._ledger = ledger_of(self.dumps.directory)
-        self._groups = GroupDumps(self.dumps, self._ledger)
         self._run = RunDumps(lambda: self.dumps.stores, self._ledger)
         self._repeats = local_config.action == SkipAction.REPEAT
-
-    def observes(self, stage: Stage) -> bool:
-        return phase_of(stage) in (SAMPLE, EVICT)
-
-    def keep(self, call: Call, result: Any) -> None:
-        self._groups.keep(call, result)
 
     def count(self, call: Call, result: Any, *, replayed: bool) -> None:
         """The seconds alone: prompts are counted as they are submitted."""
@@ -88,14 +73,11 @@ class GroupRole(Role):
             self.figures.append((0, 0, 0, call.facts["seconds_saved"]))
 
     def begin_visit(self) -> None:
-        for submitted in self._groups.submitted.values():
-            submitted.begin_visit()
+        for submitted in self._submitted.values():
+            submitted.prompts, submitted.found, submitted.served = 0, None, set()
 
     def prompts_dumped(self, step: int) -> int:
-        """The number of prompts that were submitted at `step` in the run that made its dump.
-
-        0 if nothing will be replayed: the step is not listed, or has no dump that fits the config.
-        """
+        """How many prompts the run that made the dump of `step` submitted there; 0 without one."""
         if step not in self.local_config.steps or self.dumps.by_prompt:
             return 0
         groups = self._dumped(self._source(step), self._identities.conditions)
@@ -126,18 +108,17 @@ class GroupRole(Role):
         self._count(plan, plan.groups)
         metas = [*plan.metas.values()]
         took = sum(meta.info.get("seconds", 0.0) for meta in metas)
-        call.facts.update(
-            source=metas[0].step,
-            bytes=sum(map(self.dumps.store.size_of, metas)),
-            seconds_saved=took - call.seconds if took else 0.0,
-        )
+        call.facts["source"] = metas[0].step
+        call.facts["bytes"] = sum(map(self.dumps.store.size_of, metas))
+        call.facts["seconds_saved"] = took - call.seconds if took else 0.0
         found = str(plan) if plan.by_prompt else Key(plan.source)
         self.dumps.notices.replayed(call.step, metas[0], found)
 
     def before_stage(self, call: Call) -> None:
         plan: Plan = call.identity
         queue, partition_id = queue_of(call), partition_of(call)
-        replay = self._replay_some(plan, call)
+        # Without a `rest` the dump has just proved unusable, and all prompts are submitted.
+        replay = self._replay_some(plan, call) if plan.served and plan.rest else None
         rest = [*range(len(plan.uids))] if replay is None else plan.rest
         if replay is not None:
             # Running until the others are submitted, so that no sampler considers the step finished
@@ -148,15 +129,15 @@ class GroupRole(Role):
             queue.put(list(replay.roots), partition_id, None, underway)
             call.cleanup.add(functools.partial(replay.put, queue, partition_id))
             log.info("rlskip: step %d: %s; the others are submitted", call.step, plan)
-        first = self._count(plan, plan.groups if replay is not None else [])
-        self._groups.submitted[call.step].generates = True
+        submitted = self._submitted[call.step]
+        first, submitted.generates = submitted.prompts, True
+        self._count(plan, plan.groups if replay is not None else [])
         tags = [dump_tag(call.step, first + i, plan.contents[i]) for i in rest]
         queue.put([plan.uids[i] for i in rest], partition_id, tags=tags)
 
-    def _count(self, plan: Plan, replayed: Iterable[Group | None]) -> int:
-        """Count a submitted batch; returns how many prompts its step had before."""
-        submitted = self._groups.submitted[plan.step]
-        taken = {group for group in replayed if group}
+    def _count(self, plan: Plan, replayed: Iterable[Group | None]) -> None:
+        """Count a submitted batch, and the groups that are `replayed`."""
+        submitted, taken = self._submitted[plan.step], {group for group in replayed if group}
         submitted.served |= taken
         if self.dumps.by_prompt:
             self._ledger.serve(taken)
@@ -164,13 +145,13 @@ class GroupRole(Role):
         if self.figures is not None:
             elsewhere = sum(group.key.step != plan.step for group in taken)
             self.figures.append((len(plan.uids), len(taken), elsewhere, 0.0))
-        return submitted.prompts - len(plan.uids)
 
     # -- which group for which prompt --------------------------------------------------------
 
     def _plan(self, call: Call) -> Plan:
-        submitted = self._groups.submitted.setdefault(call.step, Submitted())
-        if phase_of(call.stage) != REFILL:
+        submitted = self._submitted.setdefault(call.step, Submitted())
+        refills, by_prompt = phase_of(call.stage) == REFILL, self.dumps.by_prompt
+        if not refills:
             # The stage and arguments that differ from their defaults count for each prompt.
             arguments = self._identities.arguments_of(call)
             if arguments is not None:
@@ -180,24 +161,22 @@ class GroupRole(Role):
             submitted.conditions = made.without("stage")
         present = submitted.conditions or self._identities.conditions
         contents = self._identities.contents_of(call)
-        if self.dumps.by_prompt:
+        if by_prompt:
             match = self._by_prompt(call.step, contents, present)
         else:
             if submitted.found is None:
                 submitted.source = self._source(call.step)
                 submitted.found = self._dumped(submitted.source, present)
             match = self._by_step(contents, submitted)
-        groups = [group if group and group.count else None for group in match]
         metas: dict[Key, DumpMeta] = {}
-        for key in dict.fromkeys(group.key for group in groups if group):
-            meta = self.dumps.stores[key.size].read_meta(key.step, key.call)
-            if meta is not None:
+        for key in dict.fromkeys(group.key for group in match if group and group.count):
+            if meta := self.dumps.stores[key.size].read_meta(key.step, key.call):
                 self._identities.differences(present, meta)  # logs what is noteworthy
                 metas[key] = meta
-        groups = [group if group and group.key in metas else None for group in groups]
-        uids, by_prompt = uids_of(call.prompts), self.dumps.by_prompt
+        groups = [g if g and g.count and g.key in metas else None for g in match]
+        uids = uids_of(call.prompts)
         plan = Plan(call.step, submitted.source, uids, contents, metas, groups, by_prompt)
-        if None in match and submitted.found and phase_of(call.stage) != REFILL:
+        if None in match and submitted.found and not refills:
             self._judge(plan, submitted)
         return plan
 
@@ -207,10 +186,11 @@ class GroupRole(Role):
         """For each prompt the first complete group of the run that was generated for it."""
         self._run.first = step if self._run.first is None else self._run.first
         choose = functools.partial(self._run.choose, contents, step, alone=self.serves_validation)
-        found = choose(lambda group: present.fits(group.made))
-        if None in found and None not in (others := choose(lambda group: True)):
-            odd = next(one for one in others if one and not present.fits(one.made))
-            self._reject(odd, present, replaces=False)
+        with self._ledger.lock:
+            found = choose(lambda group: present.fits(group.made))
+            if None in found and None not in (others := choose(lambda group: True)):
+                odd = next(one for one in others if one and not present.fits(one.made))
+                self._reject(odd, present, replaces=False)
         return found
 
     def _by_step(self, contents: Sequence[str | None], submitted: Submitted) -> list[Group | None]:
@@ -226,7 +206,7 @@ class GroupRole(Role):
 
     def _dumped(self, step: int, present: Identity) -> list[Group]:
         """The groups of a step's dump, if they were made under the `present` conditions."""
-        metas = self._groups.parts(step)
+        metas = self._parts(step)
         groups = [group for key, meta in metas.items() for group in queued_groups(key, meta)]
         if not self._repeats:
             odd = next((group for group in groups if not present.fits(group.made)), None)
@@ -241,12 +221,11 @@ class GroupRole(Role):
         self.dumps.reject(what, Key(odd.key.step, size=odd.key.size), replaces=replaces)
 
     def _judge(self, plan: Plan, submitted: Submitted) -> None:
-        """Refuse a batch for which the dump lacks prompts, unless they are to be generated.
+        """Refuse a visit's first batch if the dump lacks prompts, which are not to be generated.
 
-        What one that is not the first of the visit lacks is generated: the run that made the dump
-        may have ended before.
+        The run that made the dump may have ended before a later batch.
         """
-        if self._groups.submitted.get(plan.source, submitted).generates:
+        if self._submitted.get(plan.source, submitted).generates:
             return
         what, told_apart = str(plan), self._repeats or any(plan.contents)
         if not told_apart:
@@ -294,12 +273,7 @@ class GroupRole(Role):
         return replay
 
     def _replay_some(self, plan: Plan, call: Call) -> GroupReplay | None:
-        """As `_replay` where some prompts are to be submitted; None when it must be all.
-
-        Without a `rest` the dump has just proved unusable.
-        """
-        if not plan.served or not plan.rest:
-            return None
+        """As `_replay` where some prompts are to be submitted; None when it must be all."""
         try:
             replay = self._replay(plan, call)
         except TooLargeDumpError:

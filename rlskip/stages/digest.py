@@ -7,9 +7,9 @@ from typing import Any
 
 import attrs
 import numpy as np
-import xxhash
 
 from rlskip.batch.columns import is_tensor
+from rlskip.batch.rows import hashes_of
 from rlskip.stages.parts import DIGEST, NUMBER, Entry
 
 #: ``mean``, ``rms`` and ``order`` are of finite values that are not fills, and outliers count with
@@ -40,16 +40,11 @@ def digest(entry: Entry) -> Entry:
     moments = np.array(list(map(_moments, parts)), np.float64)
     found = {
         # Without the sign of a zero.
-        "checksums": _hashes([part + part.dtype.type(0) for part in parts]),
-        "bits": _hashes(parts),
+        "checksums": hashes_of([part + part.dtype.type(0) for part in parts]),
+        "bits": hashes_of(parts),
         "moments": moments.reshape(-1, len(MOMENTS)),
     }
     return attrs.evolve(entry, form=DIGEST, value=found)
-
-
-def _hashes(parts: list[np.ndarray]) -> np.ndarray:
-    found = [xxhash.xxh3_64_intdigest(np.ascontiguousarray(part).data) for part in parts]
-    return np.array(found, np.uint64)
 
 
 def _as_array(value: Any) -> np.ndarray:

@@ -37,6 +37,9 @@ MARK, VERSION = "stages", 1
 #: The forms of a record's value.
 NUMBER, WHOLE, ROWS, DIGEST = "number", "whole", "rows", "digest"
 
+#: What describes the rows besides their tokens.
+ROW_COLUMNS = ("keys", "prompts", "masks", "prompt_lengths", "lengths", "sessions", "turns")
+
 #: The dtype of Python floats, numpy's float64 scalars among them. It does not tell in what
 #: precision a number was computed: trainers make floats of float32 tensors and of their means.
 FLOAT = "float"
@@ -116,18 +119,9 @@ def encode(entries: Sequence[Entry], *, tokens: bool) -> dict[str, Any]:
     part: dict[str, Any] = {"index": []}
     for i, entry in enumerate(entries):
         rows, layout, is_number = entry.rows, entry.layout or Layout(), entry.form == NUMBER
-        part["index"].append(
-            {
-                "name": entry.name,
-                "order": entry.order,
-                "rank": entry.rank,
-                "form": entry.form,
-                "dtype": entry.dtype,
-                "value": entry.value if is_number else None,
-                "align": layout.align,
-                "flat": layout.flat,
-            }
-        )
+        item = {name: getattr(entry, name) for name in ("name", "order", "rank", "form", "dtype")}
+        item["value"] = entry.value if is_number else None
+        part["index"].append({**item, "align": layout.align, "flat": layout.flat})
         part |= {
             f"{i}": None if is_number else entry.value,
             f"{i}.keys": None if rows is None else rows.keys,
@@ -140,31 +134,19 @@ def encode(entries: Sequence[Entry], *, tokens: bool) -> dict[str, Any]:
 def _described(entries: Sequence[Entry], tokens: bool) -> dict[str, Any]:
     """The columns ``rows.*``."""
     found = [(one.rows, one.describes) for one in entries if one.rows and one.describes]
-
-    def column(values: Any) -> np.ndarray | None:
-        wholes = [values(rows) for rows, _ in found]
-        if not wholes or any(whole is None for whole in wholes):
-            return None
-        return np.concatenate([whole[some] for whole, (_, some) in zip(wholes, found, strict=True)])
-
-    def flat(name: str) -> np.ndarray | None:
-        if not tokens or not found:
-            return None
+    columns: dict[str, Any] = dict.fromkeys((*ROW_COLUMNS, "tokens", "sampled"))
+    for name in ROW_COLUMNS:
+        wholes = [getattr(rows, name) for rows, _ in found]
+        if wholes and all(whole is not None for whole in wholes):
+            some = [whole[of] for whole, (_, of) in zip(wholes, found, strict=True)]
+            columns[name] = np.concatenate(some)
+    for name in ("tokens", "sampled") if tokens and found else ():
         if len(found) == 1 and len(found[0][0]) == len(found[0][1]):  # all rows of one batch
-            return getattr(found[0][0], f"flat_{name}")  # type: ignore[no-any-return]
-        return np.concatenate([getattr(rows, name)[i] for rows, some in found for i in some])
-
-    return {
-        "rows.keys": column(lambda rows: rows.keys),
-        "rows.prompts": column(lambda rows: rows.prompts),
-        "rows.masks": column(lambda rows: rows.masks),
-        "rows.prompt_lengths": column(lambda rows: rows.prompt.lengths),
-        "rows.lengths": column(lambda rows: rows.lengths),
-        "rows.sessions": column(lambda rows: rows.sessions),
-        "rows.turns": column(lambda rows: rows.turns),
-        "rows.tokens": flat("tokens"),
-        "rows.sampled": flat("sampled"),
-    }
+            columns[name] = getattr(found[0][0], f"flat_{name}")
+        else:
+            pieces = [getattr(rows, name)[i] for rows, some in found for i in some]
+            columns[name] = np.concatenate(pieces)
+    return {f"rows.{name}": column for name, column in columns.items()}
 
 
 def _as_number(value: Any) -> tuple[Any, str] | None:

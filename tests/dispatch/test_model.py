@@ -154,10 +154,9 @@ class Logged(MemoryQueue):
         self.puts: dict[str, list[str]] = defaultdict(list)  # by prompt
 
     def watch(self) -> Any:
-        return PollingWatch(self, 0.001, 0.005) if self.polled else super().watch()
-
-    def kv_list(self) -> Any:
-        return {name: self.list(name) for name in list(self._partitions)}
+        if not self.polled:
+            return super().watch()
+        return PollingWatch(lambda: {name: self.list(name) for name in list(self._partitions)})
 
     def put(self, keys: Any, partition: Any, fields: Any = None, tags: Any = None) -> Any:
         meta = super().put(keys, partition, fields, tags)

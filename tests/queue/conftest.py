@@ -49,8 +49,10 @@ class Rollouts:
 
 
 @pytest.fixture
-def clock():
-    return MockClock()
+def clock(monkeypatch):
+    clock = MockClock()
+    monkeypatch.setattr("rlskip.queue.buffer.monotonic", clock)
+    return clock
 
 
 @pytest.fixture
@@ -74,10 +76,10 @@ def rollouts(make_rollouts):
 
 
 @pytest.fixture
-def make_buffer(queue, clock):
+def make_buffer(queue):
     def make(refill=None, **replay):
         config = {"replay": {"timeout_s": 5, **replay}}
-        return ReplayBuffer(queue, config, refill=refill, clock=clock)
+        return ReplayBuffer(queue, config, refill=refill)
 
     return make
 

@@ -12,9 +12,24 @@ import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from rlskip.queue import MissingKeysError, PutError, TrajectoryQueue, UnequalFieldsError, to_rows
+from rlskip.queue import (
+    MemoryQueue,
+    MissingKeysError,
+    PutError,
+    TrajectoryQueue,
+    UnequalFieldsError,
+    to_rows,
+)
+from rlskip.queue.transfer_queue import PollingWatch
 
 _PATIENCE_S = 10.0
+
+
+class PolledQueue(MemoryQueue):
+    """Watched as TransferQueue is, by polling."""
+
+    def watch(self) -> PollingWatch:
+        return PollingWatch(lambda: {name: self.list(name) for name in list(self._partitions)})
 
 
 class QueueTests:
@@ -30,12 +45,6 @@ class QueueTests:
         return f"partition-{uuid.uuid4().hex[:8]}"
 
     # -- put and get -----------------------------------------------------------------------
-    def test_rows_come_back_in_the_requested_order(self, queue: Any, partition: str) -> None:
-        fields = TensorDict({"ids": torch.arange(6).view(3, 2)}, batch_size=[3])
-        queue.put(["a", "b", "c"], partition, fields)
-        rows = to_rows(queue.get(["c", "a"], partition))
-        assert [row["ids"].tolist() for row in rows] == [[4, 5], [0, 1]]
-
     def test_lengths_and_dtypes_survive(self, queue: Any, partition: str) -> None:
         def row(length: int) -> dict[str, Any]:
             return {
@@ -53,12 +62,14 @@ class QueueTests:
                 assert found[name].dtype == value.dtype, name
                 assert torch.equal(found[name], value), name
 
-    def test_any_object_can_be_a_value(self, queue: Any, partition: str) -> None:
+    def test_any_object_can_be_a_value_in_any_order(self, queue: Any, partition: str) -> None:
         values = ["text", {"role": "user", "content": ["x", 1]}, None]
         fields = {"v": NonTensorStack(*values), "agent": NonTensorData("tool", batch_size=[3])}
+        fields["ids"] = torch.arange(6).view(3, 2)
         queue.put(["a", "b", "c"], partition, TensorDict(fields, batch_size=[3]))
-        rows = to_rows(queue.get(["a", "b", "c"], partition))
-        assert rows == [{"v": value, "agent": "tool"} for value in values]
+        rows = to_rows(queue.get(["c", "b", "a"], partition))
+        assert [row.pop("ids").tolist() for row in rows] == [[4, 5], [2, 3], [0, 1]]
+        assert rows == [{"v": value, "agent": "tool"} for value in values[::-1]]
 
     def test_a_second_put_merges(self, queue: Any, partition: str) -> None:
         queue.put(["a"], partition, [{"x": torch.tensor([1])}], [{"status": "running", "n": 2}])
@@ -87,18 +98,15 @@ class QueueTests:
         assert queue.list(partition + "-val") == {"a": {"where": 2}}
 
     # -- refused arguments --------------------------------------------------------------------
-    def test_a_missing_key_is_named_and_nothing_returned(self, queue: Any, partition: str) -> None:
-        queue.put(["a"], partition, [{"x": torch.tensor([1])}])
-        with pytest.raises(MissingKeysError, match="'gone'"):
-            queue.get(["a", "gone"], partition)
-        with pytest.raises(MissingKeysError, match="'a'"):
-            queue.get(["a"], partition + "-unknown")
-
-    def test_a_missing_field_is_named_and_nothing_returned(
+    def test_what_is_missing_is_named_and_nothing_returned(
         self, queue: Any, partition: str
     ) -> None:
         queue.put(["a"], partition, [{"x": torch.tensor([1])}])
         queue.put(["tag only"], partition, None, [{"status": "running"}])
+        with pytest.raises(MissingKeysError, match="'gone'"):
+            queue.get(["a", "gone"], partition)
+        with pytest.raises(MissingKeysError, match="'a'"):
+            queue.get(["a"], partition + "-unknown")
         with pytest.raises(MissingKeysError, match="nope"):
             queue.get(["a"], partition, ["x", "nope"])
         with pytest.raises(MissingKeysError, match="no field"):
@@ -158,22 +166,17 @@ class QueueTests:
         assert queue.list(partition) == {}
 
     # -- list and delete -----------------------------------------------------------------------
-    def test_deleted_keys_are_gone_and_deleting_again_is_harmless(
-        self, queue: Any, partition: str
-    ) -> None:
+    def test_deleted_keys_are_gone_and_start_empty(self, queue: Any, partition: str) -> None:
         queue.put(["a", "b"], partition, [{"x": 1}, {"x": 2}], [{}, {"status": "success"}])
         for _ in range(2):
             queue.delete(["a", "never there"], partition)
             assert queue.list(partition) == {"b": {"status": "success"}}
         queue.delete([], partition)
         queue.delete(["a"], partition + "-unknown")
-
-    def test_a_deleted_key_starts_empty(self, queue: Any, partition: str) -> None:
-        queue.put(["a"], partition, [{"x": 1}], [{"status": "failure"}])
-        queue.delete(["a"], partition)
-        queue.put(["a"], partition, [{"y": 2}], [{"n": 1}])
-        assert queue.list(partition) == {"a": {"n": 1}}
-        assert to_rows(queue.get(["a"], partition)) == [{"y": 2}]
+        queue.delete(["b"], partition)
+        queue.put(["b"], partition, [{"y": 2}], [{"n": 1}])
+        assert queue.list(partition) == {"b": {"n": 1}}
+        assert to_rows(queue.get(["b"], partition)) == [{"y": 2}]
 
     # -- watch ---------------------------------------------------------------------------------
     def test_a_watch_reports_each_change_once(self, queue: Any, partition: str) -> None:

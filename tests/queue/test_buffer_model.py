@@ -3,6 +3,7 @@ duplicate or a lost row: a buffer against a model that reads all tags each time.
 
 import itertools
 import uuid
+from unittest import mock
 
 import pytest
 from hypothesis import settings
@@ -40,6 +41,10 @@ class BufferAgainstModel(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
+        # Ten looks at this clock: a busy machine does not decide when a call times out.
+        clock = map((0.0001).__mul__, itertools.count()).__next__
+        self.clock = mock.patch("rlskip.queue.buffer.monotonic", clock)
+        self.clock.start()
         self.queue = self.make_queue()
         self.partition = uuid.uuid4().hex
         self.tags = {}  # what the queue must hold
@@ -62,10 +67,10 @@ class BufferAgainstModel(RuleBasedStateMachine):
             "max_refills": MAX_REFILLS,
             "timeout_s": 0.001,
         }
-        # Ten looks at this clock: a busy machine does not decide when a call times out.
-        clock = map((0.0001).__mul__, itertools.count()).__next__
-        on = {"replay": replay}
-        self.buffer = ReplayBuffer(self.queue, on, refill=self.refill, clock=clock)
+        self.buffer = ReplayBuffer(self.queue, {"replay": replay}, refill=self.refill)
+
+    def teardown(self):
+        self.clock.stop()
 
     # -- what writers do ---------------------------------------------------------------------
     def put(self, key, tag):

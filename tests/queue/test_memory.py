@@ -1,4 +1,4 @@
-"""MemoryQueue: the conformance suite, a model, and what only the embedded queue promises."""
+"""The conformance suite on a MemoryQueue, and what only the embedded queue promises."""
 
 import pickle
 
@@ -6,13 +6,13 @@ import pytest
 
 from rlskip.errors import RlskipError
 from rlskip.queue import MemoryQueue
-from tests.queue.queue_tests import QueueTests
+from tests.queue.queue_tests import PolledQueue, QueueTests
 
 
 class TestMemoryQueue(QueueTests):
-    @pytest.fixture
-    def queue(self):
-        return MemoryQueue()
+    @pytest.fixture(params=[MemoryQueue, PolledQueue])
+    def queue(self, request):
+        return request.param()
 
 
 def test_an_idle_watch_does_not_grow():
@@ -22,6 +22,7 @@ def test_an_idle_watch_does_not_grow():
     for i in range(1000):
         queue.put([f"u{i}"], "train", None, [{}])
         queue.delete([f"u{i}"], "train")
+    assert queue._noted == {"train": {"stays": False}}
     assert watch.poll() == {"train": {"stays": {}}}
 
 

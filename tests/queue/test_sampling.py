@@ -1,16 +1,18 @@
-"""No row is sampled twice, none is lost, the oldest come first, stale ones not at all."""
+"""What a call may ask for, how long it waits, and what others may do meanwhile."""
 
 import gc
+import logging
+import threading
 
 import pytest
 import torch
 
-from rlskip.errors import RlskipError
+from rlskip.config.replay import read_replay
+from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import prompt_tag
 from rlskip.queue import (
     KVBatchMeta,
     ReplayBuffer,
-    ReplayTimeoutError,
     UnequalFieldsError,
 )
 
@@ -34,7 +36,7 @@ def test_a_root_deleted_and_put_again_is_a_new_prompt(buffer, rollouts, queue, s
     ("arguments", "message"),
     [
         *(({"batch_size": size}, f"at least 1, or None, got {size!r}") for size in (0, 1.5, True)),
-        *(({"uids": uids}, "uids must be a set of prompts") for uids in (set(), ["u"], "u")),
+        *(({"uids": uids}, "uids must be a set of prompts") for uids in (set(), ["u"], {1})),
         ({"step": "1"}, "whole number, got '1'"),
     ],
 )
@@ -53,67 +55,6 @@ def test_a_buffer_stays_superseded_once_the_later_one_is_gone(buffer, rollouts, 
         buffer.sample(1, "train")
 
 
-def test_stale_groups_are_dropped_counted_and_replaced(make_buffer, rollouts, queue):
-    replaced = []
-
-    def refill(partition, prompts):
-        replaced.extend(prompts)
-        for prompt in prompts:
-            rollouts.counted(prompt.uid + "-new", step=5)
-        return [prompt.uid + "-new" for prompt in prompts]
-
-    buffer = make_buffer(refill, max_off_policy_threshold=2, max_off_policy_strategy="drop")
-    for step in (3, 4, 5):
-        rollouts.counted(f"u{step}", step=step)
-    rollouts.counted("stale and incomplete", step=1, error="boom")
-    assert buffer.get_sampleable_count(5, "train") == 2
-    batch, metrics = buffer.sample(5, "train", 3)
-    assert batch.extra_info["rollout_root_keys"][:2] == ["u4", "u5"]
-    prefix = "training/off_policy/evicted_samples"
-    names = [prefix, *(f"{prefix}_staleness/{name}" for name in ("mean", "max", "min"))]
-    assert [metrics[name] for name in names] == [2, 4, 5, 3]
-    assert {prompt.uid for prompt in replaced} == {"u3", "stale and incomplete"}
-    assert not any(key.startswith("u3_") for key in queue.list("train"))
-
-
-def test_wait_lets_old_prompts_finish_before_anything_is_sampled(make_buffer, rollouts):
-    buffer = make_buffer(max_off_policy_threshold=2, max_off_policy_strategy="wait")
-    rollouts.counted("new", step=3)
-    rollouts.tag("old", prompt_tag(2, 1))
-    assert len(buffer.sample(2, "train", 1)[0]) == 2  # at step 2 `old` is not yet at the threshold
-    rollouts.counted("new2", step=3)
-    with pytest.raises(ReplayTimeoutError, match="about to be stale") as error:
-        buffer.sample(3, "train", 1)
-    assert [prompt.uid for prompt in error.value.prompts] == ["old"]
-    rollouts.session("old", 0, step=2)
-    assert buffer.sample(3, "train", 1)[0].extra_info["rollout_root_keys"] == ["old"]
-
-
-def test_age_does_not_matter_to_validation_or_to_none(make_buffer, queue, make_rollouts):
-    for strategy, partition in (("drop", "val"), ("wait", "val"), ("none", "train")):
-        buffer = make_buffer(max_off_policy_threshold=1, max_off_policy_strategy=strategy)
-        rollouts = make_rollouts(partition)
-        rollouts.counted(strategy, step=1)
-        rollouts.tag("in flight", prompt_tag(1, 1))
-        batch, _ = buffer.sample(9, partition, 1)
-        assert batch.extra_info["rollout_root_keys"] == [strategy]
-        buffer.clear(batch)
-
-
-def test_what_replaces_a_named_prompt_is_waited_for_by_that_call(make_buffer, rollouts, clock):
-    def refill(partition, prompts):
-        clock.at(clock.now + 1, lambda: rollouts.counted("new"))
-        return ["new"]
-
-    buffer = make_buffer(refill, on_incomplete="refill")
-    rollouts.counted("u", error="boom")
-    rollouts.counted("b")
-    uids = {"u"}
-    assert buffer.sample(1, "train", uids=uids)[0].extra_info["rollout_root_keys"] == ["new"]
-    assert uids == {"new"}
-    assert buffer.sample(1, "train")[0].extra_info["rollout_root_keys"] == ["b"]
-
-
 @pytest.mark.parametrize("fill", [False, True])
 def test_rows_of_unequal_fields_are_read_as_collect_returns_them(queue, rollouts, fill):
     rollouts.counted("u")
@@ -125,3 +66,93 @@ def test_rows_of_unequal_fields_are_read_as_collect_returns_them(queue, rollouts
         return
     with pytest.raises(UnequalFieldsError, match=r"session 0 of prompt 'u'.* lacks 'score'"):
         buffer.get(batch)
+
+
+# -- waiting -----------------------------------------------------------------------------------
+
+
+def test_a_timeout_names_uids_and_sessions(make_buffer, rollouts, clock, caplog):
+    caplog.set_level(logging.INFO)
+    buffer = make_buffer(timeout_s=100, progress_interval_s=30)
+    rollouts.counted("complete")
+    rollouts.tag("slow", prompt_tag(1, 4))
+    rollouts.session("slow", 0)
+    rollouts.session("slow", 2, rows=0, error="boom")
+    with pytest.raises(TimeoutError) as error:
+        buffer.sample(1, "train")
+    assert clock.now == 100
+    said = (
+        "1 of 2 prompts are complete, 1 are running\n"
+        "  slow: expected 4, got 1 (session 2 failed: boom; sessions 1, 3 missing)"
+    )
+    assert str(error.value) == (
+        f"partition 'train', step 1: no batch after 100.0 s; {said}\n"
+        "  -> find out why the sessions are missing; raise replay.timeout_s if they are only slow"
+    )
+    assert [prompt.uid for prompt in error.value.prompts] == ["slow"]
+    assert [r.getMessage() for r in caplog.records if "waiting for" in r.getMessage()] == [
+        f"partition 'train', step 1: waiting for {seconds} of 100 s; {said}"
+        for seconds in (30, 60, 90)
+    ]
+
+
+def test_a_change_ends_the_wait(make_buffer, rollouts, clock):
+    buffer = make_buffer(timeout_s=100)
+    rollouts.tag("u", prompt_tag(1, 1))
+    clock.at(40.5, lambda: rollouts.session("u", 0))
+    assert buffer.sample(1, "train")[0].keys == ["u_0_0"]
+    assert clock.now == 40.5
+    # Another thread may have taken the change for which this one waits.
+    assert max(clock.waits) <= 1
+
+
+def test_others_may_count_and_clear_while_one_waits(make_buffer, rollouts, clock):
+    buffer = make_buffer(timeout_s=100)
+    rollouts.counted("first", step=1)
+    batch, _ = buffer.sample(1, "train")
+    rollouts.tag("u", prompt_tag(2, 1))
+    counts = []
+
+    def clear_and_count():
+        buffer.clear(batch)
+        counts.append(buffer.get_sampleable_count(2, "train"))
+
+    def meanwhile():
+        other = threading.Thread(target=clear_and_count, daemon=True)
+        other.start()
+        other.join(20)
+        rollouts.session("u", 0, step=2)
+
+    clock.at(0, meanwhile)
+    assert buffer.sample(2, "train")[0].keys == ["u_0_0"]
+    assert counts == [0]
+
+
+# -- the `replay` node -------------------------------------------------------------------------
+
+
+def test_the_number_of_sessions_comes_from_the_host():
+    host = {"rollout": {"n": 8, "val_kwargs": {"n": 2}}}
+    config = {"actor_rollout_ref": host}
+    assert (read_replay(config).n, read_replay(config).val_n) == (8, 2)
+    own = read_replay({"actor_rollout_ref": host, "replay": {"n": 4}})
+    assert (own.n, own.val_n) == (4, 2)
+    assert read_replay({}).on_incomplete == "raise"
+
+
+@pytest.mark.parametrize(
+    ("node", "key"),
+    [
+        ({"on_incomplete": "min_viable"}, "min_viable"),
+        ({"on_incomplete": "min_viable", "min_viable": 5, "n": 4}, "min_viable"),
+        ({"max_off_policy_strategy": "wait"}, "max_off_policy_threshold"),
+        ({"max_refills": 0}, "max_refills"),
+        ({"timeout_s": 1e10}, "timeout_s"),  # longer than a thread can wait
+        ({"timeout_s": float("nan")}, "timeout_s"),
+        ({"progress_interval_s": 0}, "progress_interval_s"),
+    ],
+)
+def test_invalid_settings_are_refused(node, key):
+    with pytest.raises(ConfigError, match=f"replay.{key}: ") as error:
+        read_replay({"replay": node})
+    assert str(error.value).count("replay.") == 1, error.value

@@ -7,6 +7,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from rlskip.keys import prompt_tag, row_tag, session_tag
 from rlskip.queue import (
@@ -16,19 +17,8 @@ from rlskip.queue import (
     to_rows,
     transfer_queue,
 )
-from rlskip.queue.transfer_queue import PollingWatch, difference
+from rlskip.queue.transfer_queue import PollingWatch
 from tests.queue.queue_tests import QueueTests
-
-
-def test_a_difference_is_what_changed():
-    before = {"train": {"a": {"n": 1}, "b": {}, "c": {"n": 3}}, "val": {"v": {}}}
-    now = {"train": {"a": {"n": 2}, "c": {"n": 3}, "d": {}}, "test": {}}
-    assert difference(before, now) == {
-        "train": {"a": {"n": 2}, "b": None, "d": {}},
-        "val": {"v": None},
-    }
-    assert difference(now, now) == {}
-    assert difference({}, now) == {"train": now["train"]}
 
 
 def test_a_batch_has_the_fields_of_transfer_queues_own():
@@ -41,7 +31,8 @@ def test_a_batch_has_the_fields_of_transfer_queues_own():
 def test_it_polls_less_often_the_longer_nothing_changes(monkeypatch):
     pauses, listing = [], {}
     monkeypatch.setattr("rlskip.queue.transfer_queue.time", SimpleNamespace(sleep=pauses.append))
-    watch = PollingWatch(SimpleNamespace(kv_list=lambda: dict(listing)), 0.01, 0.05)
+    monkeypatch.setattr(transfer_queue, "POLL_S", (0.01, 0.05))
+    watch = PollingWatch(lambda: dict(listing))
     for _ in range(4):
         watch.poll()
         watch.wait_change(30)
@@ -104,6 +95,27 @@ def test_a_call_that_transfer_queue_does_not_answer_raises(monkeypatch, call):
     ):
         calls[call]()
     released.set()
+
+
+def test_a_table_that_changes_while_it_is_copied_is_asked_for_again(monkeypatch):
+    table = SimpleNamespace(
+        keys_mapping={"a": 0}, production_status=torch.ones(1, 1), field_name_mapping={"x": 0}
+    )
+    answers = iter([RuntimeError("dictionary changed size during iteration"), table])
+
+    def get(_):
+        if isinstance(answer := next(answers), Exception):
+            raise answer
+        return answer
+
+    remote = SimpleNamespace(get_partition_snapshot=SimpleNamespace(remote=str))
+    ray = SimpleNamespace(get_actor=lambda *_, **__: remote, get=get)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    module = SimpleNamespace(
+        init=lambda conf: None, kv_batch_get=lambda keys, partition, select_fields: select_fields
+    )
+    monkeypatch.setattr(transfer_queue, "_transfer_queue", lambda: module)
+    assert TransferQueueAdapter().get(["a"], "train") == ["x"]
 
 
 @pytest.mark.ray

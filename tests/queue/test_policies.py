@@ -1,0 +1,251 @@
+"""What becomes of incomplete groups by policy: drop, min_viable, refill; and of stale ones."""
+
+import pytest
+
+from rlskip.errors import ConfigError, RlskipError
+from rlskip.keys import prompt_tag, split_trajectory
+from rlskip.queue import (
+    GroupFilter,
+    IncompleteRolloutError,
+    ReplayBuffer,
+    ReplayTimeoutError,
+    to_rows,
+)
+from tests.queue.queue_tests import PolledQueue
+
+
+def test_drop_counts_and_logs(make_buffer, rollouts, queue, caplog):
+    buffer = make_buffer(on_incomplete="drop")
+    rollouts.counted("complete")
+    rollouts.counted("incomplete", error="boom")
+    rollouts.counted("elsewhere", step=2, error="boom")
+    batch, metrics = buffer.sample(1, "train")
+    assert batch.extra_info["rollout_root_keys"] == ["complete"]
+    assert metrics["training/rollout_failure/evicted_samples"] == 1
+    assert "incomplete: expected 2, got 0" in caplog.text
+    assert "elsewhere" in queue.list("train")  # another step's groups are not this call's business
+
+
+@pytest.mark.parametrize(("partition", "size"), [("train", None), ("val", None), ("val", 1)])
+def test_a_batch_that_dropped_everything_raises(make_buffer, make_rollouts, partition, size):
+    buffer = make_buffer(on_incomplete="drop")
+    make_rollouts(partition).counted("incomplete", error="boom")
+    with pytest.raises(IncompleteRolloutError) as error:
+        buffer.sample(1, partition, size)
+    assert not isinstance(error.value, ReplayTimeoutError)
+    assert [prompt.uid for prompt in error.value.prompts] == ["incomplete"]
+
+
+@pytest.mark.parametrize("policy", ["drop", "refill"])
+def test_a_batch_of_validation_is_smaller_by_what_was_dropped(
+    make_buffer, make_rollouts, policy, clock
+):
+    """And is never refilled: a refill submits a training prompt."""
+    refilled = []
+    buffer = make_buffer(lambda *args: refilled.append(args), on_incomplete=policy)
+    rollouts = make_rollouts("val")
+    for uid in ("a", "b", "c"):
+        rollouts.counted(uid)
+    rollouts.counted("incomplete", error="boom")
+    batch, metrics = buffer.sample(1, "val", 3)
+    assert clock.waits == refilled == []
+    assert batch.extra_info["rollout_root_keys"] == ["a", "b"]
+    assert metrics["validation/rollout_failure/evicted_samples"] == 1
+    assert metrics["validation/rollout_failure/refilled_samples"] == 0
+    assert buffer.sample(1, "val", 1)[0].extra_info["rollout_root_keys"] == ["c"]
+
+
+def test_min_viable_takes_the_sessions_that_succeeded(make_buffer, rollouts, queue, caplog):
+    buffer = make_buffer(on_incomplete="min_viable", min_viable=2)
+    rollouts.counted("short", n=3)
+    rollouts.session("short", 1, rows=0, error="boom")  # its row exists and must not be trained on
+    rollouts.finished("greedy", n=1, status="failure")
+    batch, metrics = buffer.sample(1, "train")
+    assert batch.keys == ["short_0_0", "short_2_0", "greedy_0_0"]
+    assert metrics["training/rollout_failure/short_samples"] == 2
+    assert "short: expected 3, got 2" in caplog.text
+    buffer.clear(batch)
+    assert queue.list("train") == {}
+
+
+# -- refill ------------------------------------------------------------------------------------
+
+
+def test_a_refill_with_equal_tags_is_seen_by_a_watch_that_polls(make_rollouts):
+    """Deleted and put again between two listings."""
+    queue = PolledQueue()
+    rollouts = make_rollouts(queue=queue)
+    config = {"replay": {"on_incomplete": "refill", "timeout_s": 2}}
+    rollouts.counted("u", n=1, error="oops")
+    buffer = ReplayBuffer(queue, config, refill=lambda *_: rollouts.counted("u", n=1))
+    assert buffer.sample(1, "train")[0].keys == ["u_0_0"]
+
+
+def test_a_step_waits_for_refills_that_have_not_arrived(make_buffer, make_rollouts, clock):
+    buffer = make_buffer(lambda partition, prompts: ["later"], on_incomplete="refill")
+    rollouts, validation = make_rollouts("train"), make_rollouts("val")
+    rollouts.counted("complete")
+    rollouts.counted("u", error="boom")
+    with pytest.raises(ReplayTimeoutError, match="not submitted at this step, or deleted: later"):
+        buffer.sample(1, "train")
+    validation.counted("v")
+    assert buffer.sample(1, "val")[0].extra_info["rollout_root_keys"] == ["v"]  # not delayed
+    clock.at(0, lambda: rollouts.counted("later"))
+    assert buffer.sample(1, "train")[0].extra_info["rollout_root_keys"] == ["complete", "later"]
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_refill_of_another_step_leaves_no_short_step(make_buffer, rollouts, named):
+    def refill(partition, prompts):
+        rollouts.counted("late", step=2)
+        return ["late"]
+
+    buffer = make_buffer(refill, on_incomplete="refill")
+    rollouts.counted("complete")
+    rollouts.counted("u", error="boom")
+    uids = {"complete", "u"} if named else None
+    for _ in range(2):
+        with pytest.raises(ReplayTimeoutError, match="at this step, or deleted: late"):
+            buffer.sample(1, "train", uids=uids)
+    rollouts.tag("late", {"global_steps": 1})
+    batch, _ = buffer.sample(1, "train", uids=uids)
+    assert batch.extra_info["rollout_root_keys"] == ["complete", "late"]
+    assert uids in (None, {"complete", "late"})
+
+
+class Trainer:
+    """Refills prompts, filters, and is told of evictions; one of them fails once."""
+
+    def __init__(self, rollouts, fails):
+        self.rollouts, self.fails, self.told = rollouts, dict([fails]), []
+
+    def refill(self, partition, prompts):
+        if "refill" in self.fails:
+            return self.fails.pop("refill")()
+        uids = [f"new-{prompt.uid}" for prompt in prompts]
+        for uid in uids:
+            self.rollouts.counted(uid, step=5)
+        return uids
+
+    def metric(self, keys, partition):
+        return self.fails.pop("metric", lambda: range(len(keys)))()
+
+    def on_evict(self, batch):
+        self.fails.pop("on_evict", int)()
+        self.told += batch.extra_info["rollout_root_keys"]
+
+
+def end_of_data():
+    raise StopIteration("the data set is at its end")
+
+
+FAILS = {
+    "the refill raises": ("refill", end_of_data),
+    "it returns too few": ("refill", lambda: ["one"]),
+    "it returns one twice": ("refill", lambda: ["one", "one"]),
+    "it returns no uids": ("refill", lambda: [None]),
+    "it returns a prompt that is there": ("refill", lambda: ["fine", "one"]),
+    "the filter raises": ("metric", end_of_data),
+    "who is told raises": ("on_evict", end_of_data),
+}
+EVICTED = {
+    "incomplete": ({"on_incomplete": "refill"}, lambda r, u: r.counted(u, step=5, error="boom")),
+    "stale": (
+        {"max_off_policy_threshold": 1, "max_off_policy_strategy": "drop"},
+        lambda r, u: r.counted(u, step=1),
+    ),
+}
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("how", FAILS)
+@pytest.mark.parametrize("kind", EVICTED)
+def test_what_raises_leaves_the_step_as_it_was(queue, rollouts, clock, kind, how, named):
+    replay, write = EVICTED[kind]
+    trainer = Trainer(rollouts, FAILS[how])
+    buffer = ReplayBuffer(
+        queue, {"replay": {"timeout_s": 5, **replay}}, refill=trainer.refill,
+        on_evict=trainer.on_evict, group_filter=GroupFilter(trainer.metric),
+    )  # fmt: skip
+    rollouts.counted("fine", step=5)
+    for uid in ("a", "b"):
+        write(rollouts, uid)
+    queue.put(["a_0_0"], "train", [{"only here": 1}])  # its rows hold different fields
+    uids = {"fine", "a", "b"} if named else None
+    before = queue.list("train")
+    rows = {key: to_rows(queue.get([key], "train")) for key in before if split_trajectory(key)}
+    with pytest.raises((RlskipError, StopIteration)):
+        buffer.sample(5, "train", 3, uids)
+    assert queue.list("train") == before
+    assert rows == {key: to_rows(queue.get([key], "train")) for key in rows}
+    assert uids in (None, {"fine", "a", "b"})
+
+    batch, metrics = buffer.sample(5, "train", 3, uids)
+    assert {*batch.extra_info["rollout_root_keys"]} == {"fine", "new-a", "new-b"}
+    assert sorted(trainer.told) == ["a", "b"], "each is told once"
+    assert sum(value for name, value in metrics.items() if name.endswith("evicted_samples")) == 2
+    assert metrics["training/rollout_failure/refilled_samples"] == 2 * (kind == "incomplete")
+
+
+@pytest.mark.parametrize(
+    ("on_incomplete", "group_filter", "where"),
+    [
+        ("refill", None, "replay.on_incomplete"),
+        ("raise", GroupFilter(lambda keys, partition: [0.0] * len(keys)), "group_filter"),
+    ],
+)
+def test_what_refills_needs_a_callback(queue, on_incomplete, group_filter, where):
+    replay = {"replay": {"on_incomplete": on_incomplete}}
+    with pytest.raises(ConfigError) as error:
+        ReplayBuffer(queue, replay, group_filter=group_filter)
+    assert error.value.where == where
+
+
+# -- age ---------------------------------------------------------------------------------------
+
+
+def test_stale_groups_are_dropped_counted_and_replaced(make_buffer, rollouts, queue):
+    replaced = []
+
+    def refill(partition, prompts):
+        replaced.extend(prompts)
+        for prompt in prompts:
+            rollouts.counted(prompt.uid + "-new", step=5)
+        return [prompt.uid + "-new" for prompt in prompts]
+
+    buffer = make_buffer(refill, max_off_policy_threshold=2, max_off_policy_strategy="drop")
+    for step in (3, 4, 5):
+        rollouts.counted(f"u{step}", step=step)
+    rollouts.counted("stale and incomplete", step=1, error="boom")
+    assert buffer.get_sampleable_count(5, "train") == 2
+    batch, metrics = buffer.sample(5, "train", 3)
+    assert batch.extra_info["rollout_root_keys"][:2] == ["u4", "u5"]
+    prefix = "training/off_policy/evicted_samples"
+    names = [prefix, *(f"{prefix}_staleness/{name}" for name in ("mean", "max", "min"))]
+    assert [metrics[name] for name in names] == [2, 4, 5, 3]
+    assert {prompt.uid for prompt in replaced} == {"u3", "stale and incomplete"}
+    assert not any(key.startswith("u3_") for key in queue.list("train"))
+
+
+def test_wait_lets_old_prompts_finish_before_anything_is_sampled(make_buffer, rollouts):
+    buffer = make_buffer(max_off_policy_threshold=2, max_off_policy_strategy="wait")
+    rollouts.counted("new", step=3)
+    rollouts.tag("old", prompt_tag(2, 1))
+    assert len(buffer.sample(2, "train", 1)[0]) == 2  # at step 2 `old` is not yet at the threshold
+    rollouts.counted("new2", step=3)
+    with pytest.raises(ReplayTimeoutError, match="about to be stale") as error:
+        buffer.sample(3, "train", 1)
+    assert [prompt.uid for prompt in error.value.prompts] == ["old"]
+    rollouts.session("old", 0, step=2)
+    assert buffer.sample(3, "train", 1)[0].extra_info["rollout_root_keys"] == ["old"]
+
+
+def test_age_does_not_matter_to_validation_or_to_none(make_buffer, queue, make_rollouts):
+    for strategy, partition in (("drop", "val"), ("wait", "val"), ("none", "train")):
+        buffer = make_buffer(max_off_policy_threshold=1, max_off_policy_strategy=strategy)
+        rollouts = make_rollouts(partition)
+        rollouts.counted(strategy, step=1)
+        rollouts.tag("in flight", prompt_tag(1, 1))
+        batch, _ = buffer.sample(9, partition, 1)
+        assert batch.extra_info["rollout_root_keys"] == [strategy]
+        buffer.clear(batch)
