@@ -171,7 +171,9 @@ def read(
         except ConfigError as error:
             problems.append(Problem(error.where, error.what, error.remedy))
         except (ValueError, OmegaConfBaseException) as error:
-            problems.append(Problem(key, str(error).splitlines()[0], _meaning(schema, name)))
+            is_told = {"choices", "like"} & {*fields[name].metadata}
+            meant = "" if is_told else _meaning(schema, name)
+            problems.append(Problem(key, str(error).splitlines()[0], meant))
     for name, field in fields.items():
         if getattr(made, name) is None:
             setattr(made, name, field.metadata.get("null"))
