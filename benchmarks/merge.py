@@ -30,7 +30,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks._report import Goal, Row, arguments, best_of, report, versions
-from rlskip.config.merge import MergeConfig
+from rlskip.config.other_nodes import MergeConfig
 from rlskip.merge import merge, merge_stepwise_output
 
 SKYRL = "0.3.0"

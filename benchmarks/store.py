@@ -36,7 +36,7 @@ import torch
 from benchmarks import containers
 from benchmarks._report import Goal, Row, arguments, best_of, report, versions
 from rlskip import SkipManager
-from rlskip.config.record import RecordConfig
+from rlskip.config.other_nodes import RecordConfig
 from rlskip.config.steps import Steps
 from rlskip.stages.recorder import Recorder
 from rlskip.store import StepStore

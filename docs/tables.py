@@ -15,9 +15,9 @@ import tomllib
 
 import rlskip
 from rlskip.config.application import COMPARED, DISTILLATION, OF_TEACHERS
-from rlskip.config.attachments import AttachConfig
 from rlskip.config.check import comments
 from rlskip.config.facts import NEUTRAL_WORDS, OTHER_NODES, SHAPING_NAMES, SHAPING_PATTERNS
+from rlskip.config.skip import AttachConfig
 from rlskip.hosts.verl.seams import TABLE
 from rlskip.skip.names import IGNORED, NEUTRAL_META
 

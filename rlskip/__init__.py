@@ -12,10 +12,7 @@ from rlskip._lazy import load_on_use
 from rlskip._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from rlskip.config.dispatch import DispatchConfig
-    from rlskip.config.merge import MergeConfig
-    from rlskip.config.record import RecordConfig
-    from rlskip.config.replay import ReplayConfig
+    from rlskip.config.other_nodes import DispatchConfig, MergeConfig, RecordConfig, ReplayConfig
     from rlskip.config.skip import (
         AsyncRolloutSkipConfig,
         RoleConfig,
@@ -54,10 +51,12 @@ __all__ = [
 __getattr__ = load_on_use(
     __name__,
     {
-        "rlskip.config.dispatch": ["DispatchConfig"],
-        "rlskip.config.merge": ["MergeConfig"],
-        "rlskip.config.record": ["RecordConfig"],
-        "rlskip.config.replay": ["ReplayConfig"],
+        "rlskip.config.other_nodes": [
+            "DispatchConfig",
+            "MergeConfig",
+            "RecordConfig",
+            "ReplayConfig",
+        ],
         "rlskip.config.skip": [
             "AsyncRolloutSkipConfig",
             "RoleConfig",

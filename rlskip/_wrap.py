@@ -15,7 +15,7 @@ import attrs
 import wrapt
 
 from rlskip._compat import version_of
-from rlskip.config.attachments import Target
+from rlskip.config.skip import Target
 from rlskip.errors import RlskipError
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -446,7 +446,7 @@ def job_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     """``job_of(name, body)``: the records of a job that does ``body(step)`` at two steps."""
     from rlskip import stages
     from rlskip.compare.sides import Side
-    from rlskip.config.record import read_record
+    from rlskip.config.other_nodes import read_record
 
     def make(
         name: str, body: Callable[[int], object], steps: Any = (1, 2), root: Path = tmp_path,

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from rlskip import DispatchConfig, MergeConfig, RecordConfig, ReplayConfig, SkipManagerConfig
-from rlskip.config.dispatch import read_dispatch
-from rlskip.config.merge import read_merge
-from rlskip.config.record import read_record
-from rlskip.config.replay import read_replay
+from rlskip.config.nodes import read_node
+from rlskip.config.other_nodes import read_record
 from rlskip.config.settings import read_skip
 
 READERS: dict[str, Callable[[Any], Any]] = {
     "skip": read_skip,
-    "dispatch": read_dispatch,
-    "replay": read_replay,
-    "merge": read_merge,
+    "dispatch": partial(read_node, DispatchConfig),
+    "replay": partial(read_node, ReplayConfig),
+    "merge": partial(read_node, MergeConfig),
     "record": read_record,
 }
 SCHEMAS: dict[str, type] = {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlskip import DispatchConfig, MergeConfig, RecordConfig, ReplayConfig, SkipManagerConfig
-from rlskip.config.attachments import AttachConfig
+from rlskip.config.skip import AttachConfig
 
 ROOT = Path(__file__).parents[1]
 OPTIONS = sorted((ROOT / "rlskip_conf" / "skip").glob("*.yaml"))

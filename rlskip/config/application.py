@@ -1,13 +1,12 @@
 """The facts of a plain Hydra application: one whose config has verl's keys, as far as it has them.
 
-This is the only module outside ``hosts/verl`` that knows them. ``docs/keys.md`` shows the table of
-what is compared.
+This is the only module outside ``hosts/verl`` that knows them.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from fnmatch import fnmatchcase
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig
 from omegaconf.omegaconf import read_write
 
-from rlskip.config.check import OfHost, leaves, look_up, look_up_first, readable
+from rlskip.config.check import leaves, look_up, readable
 from rlskip.config.facts import HostFacts
 from rlskip.errors import ConfigError
 
@@ -23,8 +22,8 @@ ROLLOUT = "actor_rollout_ref.rollout"
 DISTILLATION = "distillation"
 TOTAL_STEPS = "trainer.total_training_steps"
 
-# A key includes all keys below it. Seeds are never compared: another draw from
-# the same distribution is an equally good sample.
+# Another value is a mismatch that names the key and both values. A key includes all keys below it.
+# Seeds are never compared: another draw from the same distribution is an equally good sample.
 COMPARED: dict[str, tuple[str, ...]] = {
     ROLLOUT: (
         "temperature", "top_p", "top_k", "min_p", "do_sample", "repetition_penalty",
@@ -37,14 +36,11 @@ COMPARED: dict[str, tuple[str, ...]] = {
     ),
     "actor_rollout_ref.model": ("custom_chat_template",),
 }  # fmt: skip
-"""Another value is a mismatch that names the key and both values."""
-
+# Of an enabled ``distillation``, too: the rollouts of training bring its log-probs.
 OF_TEACHERS = (
     "teacher_key", "teacher_models.*.key", "teacher_models.*.model_path",
     "distillation_loss.loss_mode", "distillation_loss.topk",
 )  # fmt: skip
-"""So are these of an enabled ``distillation``: the rollouts of training bring its log-probs."""
-
 # Compared elsewhere, part of the directory, warned about by name, or only how fast it is.
 _SAID_ELSEWHERE = (
     "actor_rollout_ref.model.path", f"{ROLLOUT}.n", f"{ROLLOUT}.val_kwargs",
@@ -82,29 +78,26 @@ _SAMPLED = ("temperature", "top_p", "top_k")
 
 
 def application_facts(config: Any) -> HostFacts:
-    """The facts of an application; raises ConfigError for an interpolation that does not resolve.
-
-    `config` is a full one, a DictConfig, a mapping or a dataclass, with any of verl's keys.
-    """
+    """The facts of an application; ConfigError names an interpolation that does not resolve."""
     config, given = readable(config), config
-    facts = {fact: look_up_first(config, keys) for fact, keys in _FACTS.items()}
+    facts = {fact: look_up(config, *keys) for fact, keys in _FACTS.items()}
     if look_up(config, "trainer") is not None:
         facts["experiment_key"] = "trainer.experiment_name"
     total = look_up(config, TOTAL_STEPS)
     # Names are relative to the rollout node, where most are.
-    compared = (leaf for key in _COMPARED_KEYS for leaf in leaves(look_up(config, key), key))
     shaping = {
         key.removeprefix(f"{ROLLOUT}."): value
-        for key, value in compared
+        for compared in _COMPARED_KEYS
+        for key, value in leaves(look_up(config, compared), compared)
         if value is not None and not key.endswith("._target_")
     }
     # The keys of val_kwargs replace those of the same name, and add `n`.
     of_validation = leaves(look_up(config, f"{ROLLOUT}.val_kwargs"))
     own = {name: value for name, value in of_validation if name and name != "_target_"}
-    distils = look_up(config, f"{DISTILLATION}.enabled")
+    teachers = DISTILLATION if look_up(config, f"{DISTILLATION}.enabled") else "none"
     of_teachers = {
         f"{DISTILLATION}.{key}": value
-        for key, value in leaves(look_up(config, DISTILLATION) if distils else None)
+        for key, value in leaves(look_up(config, teachers))
         if value is not None and any(fnmatchcase(key, name) for name in OF_TEACHERS)
     }
     return HostFacts(
@@ -118,20 +111,19 @@ def application_facts(config: Any) -> HostFacts:
     )
 
 
-def of_host(config: Any, names: Iterable[str]) -> OfHost:
+def of_host(config: Any, names: Iterable[str]) -> Mapping[str, tuple[str, Any]]:
     """For those of the `names` of a node's keys that have one: the host's key, and its value."""
     config, found = readable(config), {}
     for name in names:
         if keys := _OF_NODES.get(name):
-            found[name] = keys[0], look_up_first(config, keys)
+            found[name] = keys[0], look_up(config, *keys)
         elif node := _SAMPLING.get(name):
             given = {key: look_up(config, f"{node}.{key}") for key in _SAMPLED}
             found[name] = node, {key: value for key, value in given.items() if value is not None}
     return found
 
 
-# -- the skip flag of older versions of verl, which must not act beside rlskip -----------------
-
+# The skip flag of older versions of verl, which must not act beside rlskip.
 LEGACY_FLAG = f"{ROLLOUT}.skip.enable"
 
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import attrs
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.basecontainer import BaseContainer
-from omegaconf.errors import ConfigTypeError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from rlskip.errors import ConfigError
 from rlskip_conf import NODES
@@ -27,9 +27,6 @@ T = TypeVar("T")
 _FIELD = re.compile(r"^((?:    # .*\n)+)    (\w+): ", re.MULTILINE)
 # A resolver of neither OmegaConf's nor Hydra's.
 _OWN_RESOLVER = re.compile(r"\$\{\s*(?!oc\.|(?:hydra|now|python_version)\s*:)[\w.]+\s*:")
-
-#: For keys of a node: a key of the host's, and the value there.
-OfHost = Mapping[str, tuple[str, Any]]
 
 
 @attrs.frozen
@@ -54,15 +51,15 @@ def raise_all(problems: list[Problem]) -> None:
         raise ConfigError(f"{len(problems)} problems in the configuration:{lines}")
 
 
-# -- any form of config ------------------------------------------------------------------------
-
-
 def calls_own_resolver(value: Any) -> bool:
-    """Whether a text has an interpolation by a resolver of the application's own.
-
-    It may count or draw, so rlskip never calls it.
-    """
+    """Whether a text calls a resolver of the application's own, which may count or draw."""
     return isinstance(value, str) and _OWN_RESOLVER.search(value) is not None
+
+
+def refuse_own_resolver(value: Any, key: str) -> None:
+    if calls_own_resolver(value):
+        what = f"{value!r} needs a resolver of the application's own, which rlskip does not call"
+        raise ConfigError(what, key, f"give the value: {key}=...")
 
 
 def readable(config: Any) -> Any:
@@ -87,30 +84,25 @@ def is_node(value: Any) -> bool:
     return isinstance(value, Mapping) or is_instance
 
 
-def look_up(config: Any, key: str) -> Any:
-    """The value at a dotted key of a DictConfig, mapping or dataclass; None when not there.
+def look_up(config: Any, *keys: str) -> Any:
+    """The value at the first of these dotted keys that has one; None if none has.
 
-    Raises ConfigError for an interpolation on the way that does not resolve.
+    `config` is a DictConfig, a mapping or a dataclass. Raises ConfigError for an interpolation on
+    the way that does not resolve.
     """
-    try:
-        if isinstance(config, DictConfig):
-            return OmegaConf.select(config, key, default=None)
-        for name in key.split("."):
-            if isinstance(config, Mapping):  # a DictConfig is one, too
-                config = config.get(name)
-            else:
-                config = getattr(config, name, None) if is_node(config) else None
-    except ConfigTypeError:  # a list is on the way
-        return None
-    except OmegaConfBaseException as error:
-        raise ConfigError(str(error).splitlines()[0], error.full_key or key) from error
-    return config
-
-
-def look_up_first(config: Any, keys: Iterable[str]) -> Any:
-    """The value at the first of `keys` that is there; None if none is."""
-    found = (look_up(config, key) for key in keys)
-    return next((value for value in found if value is not None), None)
+    for key in keys:
+        value = config
+        try:
+            for name in key.split("."):
+                if isinstance(value, Mapping):  # a DictConfig is one, too
+                    value = value.get(name)
+                else:
+                    value = getattr(value, name, None) if is_node(value) else None
+        except OmegaConfBaseException as error:
+            raise ConfigError(str(error).splitlines()[0], key) from error
+        if value is not None:
+            return value
+    return None
 
 
 def leaves(node: Any, at: str = "", *, resolve: bool = True) -> Iterator[tuple[str, Any]]:
@@ -141,44 +133,34 @@ def is_below(key: str, keys: Iterable[str]) -> bool:
     return any(f"{key}.".startswith(f"{one}.") for one in keys)
 
 
-# -- the fields of a dataclass -----------------------------------------------------------------
-
-
 def read(
     schema: type[T],
     node: Mapping[str, Any],
     at: str,
     problems: list[Problem],
     *,
-    of_host: OfHost | None = None,
+    of_host: Mapping[str, tuple[str, Any]] | None = None,
     otherwise: str = "",
 ) -> T:
     """Build `schema` from `node`, the mapping at key `at`; append what is wrong to `problems`.
 
-    A key that is wrong or missing keeps the schema's default, so that reading continues. The
-    metadata of a field may have
+    A key that is wrong or missing keeps its default, so that reading continues. `of_host` has a key
+    of the host's and its value for keys that are null; `otherwise` is as in :func:`did_you_mean`.
+    The metadata of a field may have
 
     - ``choices``, numbers under ``min`` and ``max``, and a ``pattern`` of texts that are ``like``
     - ``parse``: a function of a value (not None) and its full key that returns what the field
       holds, or raises ConfigError
     - ``needed_by``: another field, and the values of it that need one here
+    - ``at_most``: another field, which this one does not exceed
     - ``null``: what null means where a host has no value either
-
-    Parameters
-    ----------
-    of_host
-        For keys that are null in `node`: the host's key and the value there. A problem of such a
-        value is one of the host's key.
-    otherwise
-        That of :func:`did_you_mean`.
     """
     fields = {f.name: f for f in dataclasses.fields(schema)}  # type: ignore[arg-type]
-    given = {str(name): (f"{at}.{name}", value) for name, value in node.items()}
-    given |= {name: there for name, there in (of_host or {}).items() if there[1] is not None}
     made, typed = schema(), OmegaConf.structured(schema)
-    for name, field in fields.items():
-        if "parse" in field.metadata:  # of a default, too
-            given.setdefault(name, (f"{at}.{name}", getattr(made, name)))
+    # A default is parsed, too.
+    given = {n: (f"{at}.{n}", getattr(made, n)) for n in fields if "parse" in fields[n].metadata}
+    given |= {str(name): (f"{at}.{name}", value) for name, value in node.items()}
+    given |= {name: there for name, there in (of_host or {}).items() if there[1] is not None}
     for name, (key, value) in given.items():
         if name not in fields:
             problems.append(Problem(key, "unknown key", did_you_mean(name, fields, at, otherwise)))
@@ -193,19 +175,11 @@ def read(
             meant = "" if is_told else _meaning(schema, name)
             problems.append(Problem(key, str(error).splitlines()[0], meant))
     for name, field in fields.items():
-        if getattr(made, name) is None and "null" in field.metadata:
-            setattr(made, name, field.metadata["null"])
-        other, values = field.metadata.get("needed_by", ("", ()))
-        if other and getattr(made, name) is None and getattr(made, other) in values:
-            what = f"{other}: {getattr(made, other)} needs a value here"
-            problems.append(Problem(f"{at}.{name}", what, _meaning(schema, name)))
+        if getattr(made, name) is None:
+            setattr(made, name, field.metadata.get("null"))
+        if wrong := _beside_others(made, name, field.metadata):
+            problems.append(Problem(f"{at}.{name}", wrong, _meaning(schema, name)))
     return made
-
-
-def _meaning(schema: type, name: str) -> str:
-    """The first sentence of a field's comment."""
-    first = re.split(r"[.] ", comments(schema).get(name, ""), maxsplit=1)[0].rstrip(".")
-    return first[:1].lower() + first[1:]
 
 
 def _checked(value: Any, field: dataclasses.Field[Any], key: str) -> Any:
@@ -233,11 +207,25 @@ def _checked(value: Any, field: dataclasses.Field[Any], key: str) -> Any:
     return rules["parse"](value, key) if "parse" in rules else value
 
 
-def comments(schema: type) -> dict[str, str]:
-    """The comment above each field of a dataclass and of its bases: docs/keys.md and errors use it.
+def _beside_others(made: Any, name: str, rules: Mapping[str, Any]) -> str:
+    """What is wrong with a field beside others; empty if nothing is."""
+    value, most = getattr(made, name), getattr(made, rules.get("at_most", ""), None)
+    other, values = rules.get("needed_by", ("", ()))
+    if value is None and other and getattr(made, other) in values:
+        return f"{other}: {getattr(made, other)} needs a value here"
+    if value is not None and most is not None and value > most:
+        return f"must be at most {rules['at_most']}, {most}, got {value}"
+    return ""
 
-    Empty without the source.
-    """
+
+def _meaning(schema: type, name: str) -> str:
+    """The first sentence of a field's comment."""
+    first = re.split(r"[.] ", comments(schema).get(name, ""), maxsplit=1)[0].rstrip(".")
+    return first[:1].lower() + first[1:]
+
+
+def comments(schema: type) -> dict[str, str]:
+    """The comment above each field of a dataclass and of its bases; empty without the source."""
     bases = [base for base in reversed(schema.__mro__) if dataclasses.is_dataclass(base)]
     try:
         source = "".join(map(inspect.getsource, bases))

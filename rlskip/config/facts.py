@@ -1,8 +1,4 @@
-"""What a host says of its run, in rlskip's own words, and names by which anybody's keys shape it.
-
-Each host makes :class:`HostFacts` once. :mod:`rlskip.config.application` has those of a plain Hydra
-application.
-"""
+"""What a host says of its run, in rlskip's words, and names by which anybody's keys shape it."""
 
 from __future__ import annotations
 
@@ -17,6 +13,7 @@ from rlskip.config.check import did_you_mean, is_below, leaves, look_up, readabl
 from rlskip.config.origin import Origin
 from rlskip.errors import ConfigError
 
+# Names by which any application calls what shapes a rollout: the last names of a key.
 SHAPING_NAMES = (
     "temperature", "top_p", "top_k", "min_p", "do_sample", "n", "num_generations",
     "num_return_sequences", "max_tokens", "max_new_tokens", "stop", "stop_token_ids",
@@ -24,29 +21,25 @@ SHAPING_NAMES = (
     "min_tokens", "min_new_tokens", "num_beams", "logit_bias", "bad_words", "ignore_eos",
     "model.path", "model.name", "model_path", "model_name", "model_name_or_path",
 )  # fmt: skip
-"""Names by which any application calls what shapes a rollout: the last names of a key."""
 
+# What the last name of other keys looks like, for which only a change of the config is warned. A
+# global of such a name that a stage reads is said to be left.
 SHAPING_PATTERNS = (
     "model*", "base_model*", "pretrained*", "adapter*", "lora_path*", "tokenizer*", "*temperature*",
     "system*prompt*", "prompt_prefix", "prompt_suffix", "*template*", "*instruction*",
     "stop_words*", "stop_str*", "stop_seq*", "max_len*", "max_*len*", "max_*tokens*", "max_turns",
     "group*", "num_samples*", "n_samples*", "*samples_per_prompt", "*thinking*",
 )  # fmt: skip
-"""What the last name of other keys looks like, for which only a change of the config is warned.
-
-A global of such a name that a stage reads is said to be left.
-"""
-
 # What such a name may hold that concerns training, and how fast it is.
 _OF_TRAINING = ("dtype", "parallel", "per_gpu")
+
+# Words by which attributes are named that shape no rollout, so that none is said to be left.
 NEUTRAL_WORDS = frozenset(
     ("accelerator", "callback", "callbacks", "checkpoint", "checkpoints", "ckpt", "counter",
      "dir", "directory", "elapsed", "epoch", "epochs", "folder", "grad", "history", "log",
      "logger", "logs", "loss", "losses", "lr", "metric", "metrics", "optimizer", "pbar",
      "progress", "save", "step", "steps", "timer", "timings", "wandb")
 )  # fmt: skip
-"""Words by which attributes are named that shape no rollout, so that none is said to be left."""
-
 # Nodes of what generates no rollouts of training, where the same names mean something else.
 OTHER_NODES = frozenset(
     ("critic", "reward", "reward_model", "judge", "teacher", "ref", "val", "validation", "eval",
@@ -56,7 +49,7 @@ OTHER_NODES = frozenset(
 
 @attrs.frozen(eq=False)
 class HostFacts:
-    """What a host says of its run. None: it does not know."""
+    """What a host says of its run, once. None: it does not know."""
 
     config: Any = None  #: in which ``skip.identity`` names keys; a copy is kept with the dumps
     experiment: str | None = None  #: with `project` the name of the run, else `origin` names it
@@ -93,8 +86,7 @@ class HostFacts:
     val_shaping: Mapping[str, Any] = attrs.field(factory=dict)
 
     #: Keys of `config`, each with all keys below it, whose changes are not logged: they are
-    #: compared, or told elsewhere. Of any other, a name of :data:`SHAPING_NAMES`, or one like
-    #: :data:`SHAPING_PATTERNS`, is a warning.
+    #: compared, or told elsewhere. Any other that seems to shape rollouts is a warning.
     known: tuple[str, ...] = ()
 
     def value_at(self, key: str, where: str) -> Any:
@@ -107,16 +99,15 @@ class HostFacts:
         if not any(is_below(name, [key]) for name in there):
             remedy = did_you_mean(key, there, otherwise="name a full key of the config")
             raise ConfigError(f"the config has no key {key}", where, remedy)
-        value = look_up(config, key)
-        return dict(leaves(value, key)).get(key, dict(leaves(value)))
+        below = dict(leaves(look_up(config, key)))
+        return below.get("", below)
 
 
 @functools.lru_cache(1 << 12)
 def seems_to_shape(key: str) -> bool:
     """Whether a key shapes rollouts by its name."""
-    last = key.rpartition(".")[2].lower()
-    named = any(f".{key}".endswith(f".{name}") for name in SHAPING_NAMES) or (
-        any(fnmatchcase(last, pattern) for pattern in SHAPING_PATTERNS)
-        and not any(word in last for word in _OF_TRAINING)
-    )
-    return named and OTHER_NODES.isdisjoint(key.split("."))
+    *nodes, last = key.split(".")
+    named = f".{key}".endswith(tuple(f".{name}" for name in SHAPING_NAMES))
+    if not named and not any(word in last.lower() for word in _OF_TRAINING):
+        named = any(fnmatchcase(last.lower(), pattern) for pattern in SHAPING_PATTERNS)
+    return named and OTHER_NODES.isdisjoint([*nodes, last])

@@ -13,7 +13,6 @@ from omegaconf.errors import OmegaConfBaseException
 from rlskip.config.application import of_host
 from rlskip.config.check import (
     Problem,
-    calls_own_resolver,
     if_own,
     is_node,
     leaves,
@@ -21,6 +20,7 @@ from rlskip.config.check import (
     raise_all,
     read,
     readable,
+    refuse_own_resolver,
 )
 from rlskip.config.dump_dir import hydra_config
 from rlskip.errors import ConfigError, NotInstalledError
@@ -31,15 +31,9 @@ T = TypeVar("T")
 ADD_CALLBACK = "add hydra/callbacks=rlskip"
 
 
-# -- what a Hydra job chose --------------------------------------------------------------------
-
-
 def overrides_of(config: Any, kind: str = "task") -> list[str]:
-    """The overrides of a job, as they were typed.
-
-    Iterating over the list would resolve each one's interpolations, which have another place there.
-    """
-    given = OmegaConf.select(config, f"hydra.overrides.{kind}") or []
+    """The overrides of a job, as they were typed: resolved in the list, each has another place."""
+    given: Any = OmegaConf.select(config, f"hydra.overrides.{kind}") or []
     typed: Any = OmegaConf.to_container(given) if OmegaConf.is_config(given) else given
     return list(typed)
 
@@ -76,11 +70,11 @@ def refuse_displaced(name: str, config: Any) -> None:
     `config` is a job's with its node `hydra`; if it is another, the job is that of this process.
     """
     is_config = OmegaConf.is_dict(config)
-    there = is_config and name in config  # a struct refuses what is not there
-    typed = there and dataclasses.is_dataclass(OmegaConf.get_type(config, name))
     job = config if is_config and "hydra" in config else hydra_config()
     if job is None:
         return
+    there = is_config and name in config  # a struct refuses what is not there
+    typed = there and dataclasses.is_dataclass(OmegaConf.get_type(config, name))
     roles: dict[str, str] = {}
     option = ""
     for option, package in chosen_options(job, name):
@@ -130,22 +124,11 @@ def _composed_of(job: Any, every: bool) -> Iterator[tuple[str, dict[str, Any]]]:
             yield path, dict(leaves(source.load_config(path).config, package, resolve=False))
 
 
-# -- the values of a node ----------------------------------------------------------------------
-
-
 def find_node(config: Any, name: str, schema: type | None = None) -> dict[str, Any] | None:
     """The top-level node `name` as a plain mapping with interpolations resolved; None without.
 
     `config` is a full one (a DictConfig, a mapping, or an instance of a dataclass), an instance of
     `schema`, which is the node itself, or None.
-
-    Raises
-    ------
-    NotInstalledError
-        The node is a plain string: Hydra knew no group of that name.
-    ConfigError
-        The config or the node is not a mapping, an interpolation does not resolve, or only by the
-        application's own resolver, or the job chose an option whose node is not here, or not alone.
     """
     if config is not None and not is_node(config):
         what = f"expected a config with an entry {name!r}, got {config!r}"
@@ -165,9 +148,7 @@ def find_node(config: Any, name: str, schema: type | None = None) -> dict[str, A
         where = str(error.full_key) if str(error.full_key).startswith(name) else name
         raise ConfigError(str(error).splitlines()[0], where) from error
     for key, text in leaves(plain, name):
-        if calls_own_resolver(str(text)):
-            what = f"{text!r} needs a resolver of the application's own, which rlskip does not call"
-            raise ConfigError(what, key, f"give the value: {key}=...")
+        refuse_own_resolver(str(text), key)
     if isinstance(plain, str):
         raise NotInstalledError(
             f"{plain!r} arrived as a plain string, so Hydra did not discover rlskip's plug-in",
@@ -175,21 +156,21 @@ def find_node(config: Any, name: str, schema: type | None = None) -> dict[str, A
             "install rlskip into the environment that runs this application and check with "
             "`python <app> --info plugins` (look for RlskipSearchPathPlugin)" + if_own(name),
         )
-    if isinstance(plain, dict):
-        return {str(key): part for key, part in plain.items()}
     if plain is None:
         return None
-    raise ConfigError(f"expected a mapping, got {plain!r}", name, if_own(name).removeprefix("; "))
+    if not isinstance(plain, dict):
+        what = f"expected a mapping, got {plain!r}"
+        raise ConfigError(what, name, if_own(name).removeprefix("; "))
+    return {str(key): part for key, part in plain.items()}
 
 
-def read_node(schema: type[T], name: str, config: Any) -> T:
-    """The node `name` of a config as its dataclass; the defaults when the config has none.
+def read_node(schema: type[T], config: Any) -> T:
+    """The node `dispatch` of a config as its dataclass DispatchConfig, and so on.
 
-    Keys that are null take the host's values. The config is as for :func:`find_node`; what this
-    function returned reads as itself. Raises one ConfigError that names *every* problem by its full
-    key.
+    Without that node it has the defaults. Keys that are null take the host's values. The config is
+    as for :func:`find_node`. One ConfigError names *every* problem by its full key.
     """
-    problems: list[Problem] = []
+    name, problems = schema.__name__.removesuffix("Config").lower(), list[Problem]()
     node = find_node(config, name, schema) or {}
     null = [f.name for f in dataclasses.fields(schema) if node.get(f.name) is None]  # type: ignore[arg-type]
     settings = read(schema, node, name, problems, of_host=of_host(config, null))

@@ -26,12 +26,9 @@ _OF_RAY = "_ray_pkg_"
 class Origin:
     """Where a run comes from."""
 
-    #: Of its Hydra job, else of its script, else of the working directory.
-    name: str
-    #: Of the project's root directory.
-    project: str
-    #: The script, else the working directory, in full.
-    place: str
+    name: str  #: of its Hydra job, else of its script, else of the working directory
+    project: str  #: the name of the project's root directory
+    place: str  #: the script, else the working directory, in full
 
     @classmethod
     def of(cls, config: Any) -> Origin:

@@ -1,7 +1,6 @@
 """Reads the `skip` node of any full config, once, into complete roles.
 
-A role inherits each key that it was not given (None) from the shared keys. A key that is null
-there, too, gets the value that the host's facts have.
+A role takes each key that is null from the shared keys, and one that is null there from the host.
 """
 
 from __future__ import annotations
@@ -9,36 +8,29 @@ from __future__ import annotations
 import copy
 import dataclasses
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
 
 from rlskip.config.application import application_facts
-from rlskip.config.attachments import AttachConfig, read_attach
-from rlskip.config.check import (
-    Problem,
-    calls_own_resolver,
-    did_you_mean,
-    look_up,
-    raise_all,
-    read,
-)
+from rlskip.config.check import Problem, did_you_mean, look_up, raise_all, read, refuse_own_resolver
 from rlskip.config.facts import HostFacts
 from rlskip.config.nodes import chosen_options, find_node
 from rlskip.config.skip import (
     BUILT_IN_ROLES,
     SHARED_KEYS,
     VALIDATION_ROLE,
+    AttachConfig,
     RoleConfig,
     RoleSpec,
+    SkipAction,
     SkipManagerConfig,
     as_given,
     role_specs,
 )
-from rlskip.errors import ConfigError
 
-# Keys of a role that these facts of the host fill where they are null.
+# Keys of a role that are null take these facts of the host.
 _FROM_HOST = {
     "experiment_name": "experiment", "project_name": "project", "gbs": "prompts", "n": "n",
     "prompt_len": "prompt_len", "response_len": "response_len",
@@ -46,13 +38,6 @@ _FROM_HOST = {
 
 # verl fills every leaf of every role with these, so they do not mean that a user set them.
 _OF_VERL = {"enable": False, "steps": [], "dump_dir": "~/.verl/rollout_dump", "action": "cache"}
-
-# The remedies for an unknown key that is near to none: of `skip`, and of a role without a class.
-_ALL_KEYS = "docs/keys.md lists all keys"
-_REGISTER = (
-    "import the module with the class of a role that has keys of its own "
-    "(`@register_skip({role!r}, config=...)`) before the job starts"
-)
 
 
 @attrs.frozen(eq=False)
@@ -74,10 +59,7 @@ class SkipSettings:
         return any(place.get(key) is not None for place in (node, node.get(role) or {}))
 
     def complete(self, facts: HostFacts) -> SkipSettings:
-        """These settings for a host: each key of a role that is still null takes its fact.
-
-        Raises ConfigError for a fact that only the application's own resolver knows.
-        """
+        """These settings for a host: each key of a role that is still null takes its fact."""
         if facts.config is None:
             facts = attrs.evolve(facts, config=self.facts.config)
         roles = {name: copy.copy(role) for name, role in self.roles.items()}
@@ -87,17 +69,14 @@ class SkipSettings:
                 _fill(role, {"gbs": facts.queued_prompts})
             _fill(role, {key: getattr(facts, fact) for key, fact in _FROM_HOST.items()})
             for key in _FROM_HOST:
-                if calls_own_resolver(value := getattr(role, key)):
-                    what = f"the host's value, {value!r}, needs a resolver of the application's "
-                    what += "own, which rlskip does not call"
-                    raise ConfigError(what, f"skip.{key}", f"give the value: skip.{key}=...")
+                refuse_own_resolver(getattr(role, key), f"skip.{key}")
             if name == "rollout" and facts.samples_dynamically and not self.gives("match", name):
                 role.match = "run"
         return attrs.evolve(self, facts=facts, roles=roles)
 
 
 def read_skip(config: Any, facts: HostFacts | None = None) -> SkipSettings:
-    """Read the `skip` node of a config against the registered roles.
+    """Read the `skip` node of a config; ConfigError names *every* problem, in any of its roles.
 
     Parameters
     ----------
@@ -107,11 +86,6 @@ def read_skip(config: Any, facts: HostFacts | None = None) -> SkipSettings:
     facts
         What the host says of the run; None: what a plain application's config says. A host that
         knows them later passes ``HostFacts()``, then the settings with the facts.
-
-    Raises
-    ------
-    ConfigError
-        Names *every* problem, whether the role it concerns is enabled or not.
     """
     if isinstance(config, SkipSettings):
         return config if facts is None else config.complete(facts)
@@ -126,12 +100,11 @@ def read_skip(config: Any, facts: HostFacts | None = None) -> SkipSettings:
 def _read_roles(node: dict[str, Any], config: Any) -> SkipSettings:
     """The settings of `node`, the mapping at ``skip`` in `config`, without a host's facts."""
     problems: list[Problem] = []
-    registry = role_specs()
-    bare = _without_class(node, registry)
-    registry |= dict.fromkeys(bare, RoleSpec())
-    shared_node = {key: node[key] for key in node if key in SHARED_KEYS}
-    shared = read(SkipManagerConfig, shared_node, "skip", problems)
-    attach = read_attach(shared.attach, registry, problems)
+    bare = _without_class(node)
+    registry = {**role_specs(), **dict.fromkeys(bare, RoleSpec())}
+    for_all = {key: node[key] for key in node if key in SHARED_KEYS}
+    shared = read(SkipManagerConfig, for_all, "skip", problems)
+    attach = _read_attach(shared.attach, registry, problems)
 
     given = {key: node[key] for key in node if key not in SHARED_KEYS}
     replays_validation = shared.validation == "replay"
@@ -141,25 +114,27 @@ def _read_roles(node: dict[str, Any], config: Any) -> SkipSettings:
     for name, value in given.items():
         at = f"skip.{name}"
         if name not in registry:
-            remedy = did_you_mean(name, [*SHARED_KEYS, *registry], "skip", _ALL_KEYS)
+            keys = [*SHARED_KEYS, *registry]
+            remedy = did_you_mean(name, keys, "skip", "docs/keys.md lists all keys")
             problems.append(Problem(at, "unknown key", remedy))
-        elif not isinstance(value, Mapping):
+            continue
+        if not isinstance(value, Mapping):
             problems.append(Problem(at, f"expected a mapping, got {value!r}"))
-        else:
-            otherwise = _REGISTER.format(role=name) if name in bare else ""
-            schema = registry[name].config_class
-            role = roles[name] = read(schema, value, at, problems, otherwise=otherwise)
-            if name == VALIDATION_ROLE:
-                if role.enable and not replays_validation:
-                    what, remedy = "skip.validation turns it on", "set skip.validation=replay"
-                    problems.append(Problem(f"{at}.enable", what, remedy))
-                role.enable = replays_validation
-                # It belongs to the run of the role of training.
-                training = next((r for r in roles.values() if r.enable and r is not role), None)
-                _fill(
-                    role, {key: getattr(training, key, None) for key in ("dump_dir", *_FROM_HOST)}
-                )
-            problems += _inherit(role, shared, name, registry[name])
+            continue
+        # Keys of its own need a class.
+        register = f"import the module with `@register_skip({name!r}, config=...)` before the job"
+        otherwise = f"{register} starts" if name in bare else ""
+        role = read(registry[name].config_class, value, at, problems, otherwise=otherwise)
+        if name == VALIDATION_ROLE:
+            if role.enable and not replays_validation:
+                what, remedy = "skip.validation turns it on", "set skip.validation=replay"
+                problems.append(Problem(f"{at}.enable", what, remedy))
+            role.enable = replays_validation
+            # It belongs to the run of the role of training.
+            training = next((one for one in roles.values() if one.enable), None)
+            _fill(role, {key: getattr(training, key, None) for key in ("dump_dir", *_FROM_HOST)})
+        roles[name] = role
+        problems += _inherit(role, shared, name, registry[name].support_actions)
     # What contradicts a shared key was found again in each role that inherits it.
     raise_all(list(dict.fromkeys(problems)))
     on = {name: role for name, role in roles.items() if shared.enable and role.enable}
@@ -169,6 +144,35 @@ def _read_roles(node: dict[str, Any], config: Any) -> SkipSettings:
     return SkipSettings(HostFacts(config), on, attach, node, starts, shared.log_metrics)
 
 
+def _read_attach(
+    node: Mapping[str, Any], registry: Mapping[str, Any], problems: list[Problem]
+) -> dict[str, AttachConfig]:
+    """The function of each role of `registry`; `node` is the mapping at ``skip.attach``."""
+    attach: dict[str, AttachConfig] = {}
+    attached: dict[str, str] = {}
+
+    def refuse(key: str, what: str, remedy: str) -> None:
+        problems.append(Problem(key, what, remedy))
+
+    for role, entry in node.items():
+        at = f"skip.attach.{role}"
+        if role not in registry:
+            known = did_you_mean(str(role), registry, "skip.attach")
+            refuse(at, "this role is not registered", known)
+            continue
+        if "queue" in registry[role].stage_options:
+            remedy = f"decorate them: SkipManager.annotate({role!r}, queue=..., phase=...)"
+            refuse(at, "its stages need a queue, which no path names", remedy)
+            continue
+        given = entry if isinstance(entry, Mapping) else {"target": entry}
+        one = attach[role] = read(AttachConfig, {"target": "", **given}, at, problems)
+        if one.step and registry[role].support_online_step:
+            refuse(f"{at}.step", "this role reads the step from each call", "leave it out")
+        if one.target and (other := attached.setdefault(one.target, at)) != at:
+            refuse(at, f"{one.target} is already attached at {other}", "one function is one stage")
+    return attach
+
+
 def _fill(role: RoleConfig, values: Mapping[str, Any]) -> None:
     for key, value in values.items():
         if getattr(role, key) is None:
@@ -176,7 +180,7 @@ def _fill(role: RoleConfig, values: Mapping[str, Any]) -> None:
 
 
 def _inherit(
-    role: RoleConfig, shared: SkipManagerConfig, name: str, spec: Any
+    role: RoleConfig, shared: SkipManagerConfig, name: str, actions: Iterable[SkipAction]
 ) -> Iterator[Problem]:
     """Fill in place what `role` was not given from the shared keys; return what does not fit."""
     keys = [f.name for f in dataclasses.fields(RoleConfig)]
@@ -193,16 +197,15 @@ def _inherit(
     if no_engine:
         role.on_miss = "error"
     never_runs, because = ("start_engine", "false") if no_engine else ("on_miss", "error")
-    actions = [action.value for action in spec.support_actions]
-
+    able = [action.value for action in actions]
     contradictions = (
         (on and "match" in own and role.match != asked[0], "match",
          "validation is replayed from the dumps of its own step only", "remove skip.match"),
         (on and no_engine and "on_miss" in own and asked[1] != "error", "on_miss",
          "skip.start_engine=false leaves no inference engine to generate with",
          "remove one of them"),
-        (role.action not in actions and (on or "action" in own), "action",
-         f"role {name} does not support {role.action!r}", f"use one of {', '.join(actions)}"),
+        (role.action not in able and (on or "action" in own), "action",
+         f"role {name} does not support {role.action!r}", f"use one of {', '.join(able)}"),
         (on and role.match == "prompt" and role.restore_rng, "restore_rng",
          "a batch of several dumps has no one state of the generators, and skip.match is prompt",
          "choose one"),
@@ -210,38 +213,33 @@ def _inherit(
          f"{because} never runs the stage, and skip.on_mismatch=regenerate runs it",
          "choose one of them"),
     )  # fmt: skip
-    for contradicts, key, what, remedy in contradictions:
+    for contradicts, key, *said in contradictions:
         if contradicts:
-            texts = (as_given(text, name, role) for text in (f"skip.{key}", what, remedy))
-            yield Problem(*texts)
+            yield Problem(*(as_given(text, name, role) for text in (f"skip.{key}", *said)))
 
 
-def _without_class(node: Mapping[str, Any], registry: Mapping[str, Any]) -> set[str]:
+def _without_class(node: Mapping[str, Any]) -> list[str]:
     """The roles of a `skip` mapping that need no class: mappings under a name of their own.
 
     A name that looks like that of a known role, or of the key that holds a mapping, is none.
     """
-    names = {
-        key for key, value in node.items() if isinstance(value, Mapping) and key.isidentifier()
-    }
-    return {
+    known = [*role_specs(), "attach"]
+    return [
         name
-        for name in names - {*SHARED_KEYS} - {*registry}
-        if not difflib.get_close_matches(name, [*registry, "attach"], n=1, cutoff=0.75)
-    }
+        for name, value in node.items()
+        if isinstance(value, Mapping) and name.isidentifier() and name not in SHARED_KEYS
+        if not difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    ]
 
 
 def _without_host_defaults(node: dict[str, Any]) -> dict[str, Any]:
     """`node` without verl's `_target_` and every leaf of a role that holds verl's own default."""
-    of_verl = str(node.pop("_target_", None)).startswith("verl.utils.skip")
-    for name, value in node.items():
-        if of_verl and isinstance(value, Mapping):
-            given = ((k, v) for k, v in value.items() if k != "_target_")
-            node[name] = {k: v for k, v in given if k not in _OF_VERL or v != _OF_VERL[k]}
+    if str(node.pop("_target_", None)).startswith("verl.utils.skip"):
+        for name, value in node.items():
+            if isinstance(value, Mapping):
+                usual = {**_OF_VERL, "_target_": value.get("_target_")}
+                node[name] = {k: v for k, v in value.items() if k not in usual or v != usual[k]}
     return node
-
-
-# -- what is said of a node --------------------------------------------------------------------
 
 
 def has_own_key(config: Any) -> bool:
@@ -259,20 +257,14 @@ def why_off(settings: SkipSettings) -> list[Problem]:
         return [Problem("skip", what, "add +skip=rollout_cache to the command")]
     if node.get("enable") is False:
         return [Problem("skip.enable", "it is false, so every role is off", "set skip.enable=true")]
-    chosen = chosen_options(settings.facts.config, "skip")
+    what = "it is false, although the option {0} was chosen: what is composed after it sets it"
+    remedy = "remove that override, or in the defaults list put `- skip: {0}` after it (in verl's "
+    remedy += "ppo_trainer.yaml after `_self_`, or in a config that includes that one)"
     off = [
-        Problem(
-            f"skip.{role}.enable",
-            f"it is false, although the option {option} was chosen: something after it in the "
-            "composition sets it",
-            f"remove that override; or in the defaults list, put `- skip: {option}` after that "
-            "entry, which is `_self_` in verl's ppo_trainer.yaml; or put it into a config that "
-            "includes this one",
-        )
-        for option, _ in chosen
+        Problem(f"skip.{role}.enable", what.format(option), remedy.format(option))
+        for option, _ in chosen_options(settings.facts.config, "skip")
         if (role := option.rpartition("_")[0]) not in settings.roles
     ]
-    if not (off or settings.roles):
-        what = "no role is enabled"
-        return [Problem("skip", what, "choose an option, e.g. +skip=rollout_cache")]
-    return off
+    if off or settings.roles:
+        return off
+    return [Problem("skip", "no role is enabled", "choose an option, e.g. +skip=rollout_cache")]

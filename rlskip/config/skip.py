@@ -1,8 +1,4 @@
-"""The `skip` node: its dataclasses.
-
-Shared keys are on top, roles below. A role's key that is None inherits the shared one.
-:func:`rlskip.config.settings.read_skip` reads the node.
-"""
+"""The `skip` node: its dataclasses. :func:`rlskip.config.settings.read_skip` reads it."""
 
 from __future__ import annotations
 
@@ -16,6 +12,7 @@ import attrs
 
 from rlskip.config.dump_dir import DEFAULT_DUMP_DIR, parse_directory
 from rlskip.config.steps import Steps
+from rlskip.errors import ConfigError
 
 
 class SkipAction(str, enum.Enum):
@@ -38,6 +35,60 @@ _positive = {"min": 1}
 _seconds = {"min": 0, "max": 1e9}
 _steps = {"parse": Steps.parse}
 _directory = {"parse": parse_directory}
+
+_NAMES = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
+_TARGET = rf"({_NAMES}):({_NAMES})"
+# After the first name, a part may also be a key of a mapping or an index.
+_PATH = r"[^\W\d]\w*(?:\.\w+)*"
+_FUNCTION = "package.module:Class.method or package.module:function"
+_path = {"pattern": _PATH, "like": "a path, such as self.state.global_step"}
+_step = {"pattern": f"{_PATH}|{_TARGET}", "like": f"{_path['like']}, or {_FUNCTION}"}
+
+
+@attrs.frozen
+class Target:
+    """``package.module:function`` or ``package.module:Class.method``."""
+
+    module: str
+    path: str
+
+    @classmethod
+    def parse(cls, text: str) -> Target:
+        """Parse `text`; raises ConfigError."""
+        if match := re.fullmatch(_TARGET, text):
+            return cls(match[1], match[2])
+        raise ConfigError(f"{text!r} does not name a function", remedy=f"write {_FUNCTION}")
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.path}"
+
+
+@dataclass
+class AttachConfig:
+    """One function under ``skip.attach.<role>``; a plain string is short for `target`.
+
+    A path starts at an argument of the function and continues through attributes and keys.
+    """
+
+    # The function: package.module:Class.method or package.module:function.
+    target: str = field(default="", metadata={"pattern": _TARGET, "like": _FUNCTION})
+
+    # Path of the step, or a package.module:function that takes the call's arguments and returns
+    # the step, or None if the call must not be skipped. null: the step of SkipManager.set_step.
+    step: str | None = field(default=None, metadata=_step)
+
+    # Path of the prompts; null: the argument called prompts, else the first after self and
+    # after a step or seed.
+    prompts: str | None = field(default=None, metadata=_path)
+
+    # Paths of other values that must be equal for a dump to replace the call.
+    identity: list[str] = field(default_factory=list, metadata=_path)
+
+    # Names of arguments that are not compared, although they are plain data.
+    ignore: list[str] = field(default_factory=list)
+
+    # What the fields of the function's rows hold, where their names do not tell: {reward: won}.
+    rows: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -130,14 +181,13 @@ class RoleConfig:
 
 def as_given(text: str, role: str, local: Any) -> str:
     """`text` with each shared key that a role has for itself as that key of the role's."""
-    for key in getattr(local, "given_keys", ()):
-        text = re.sub(rf"\bskip\.{key}\b", f"skip.{role}.{key}", text)
-    return text
+    own = "|".join(getattr(local, "given_keys", ()))
+    return re.sub(rf"\bskip\.({own})\b", rf"skip.{role}.\1", text) if own else text
 
 
 def to_generate(role: str, local: Any) -> str:
     """What to type so that a role that never generates does."""
-    engine = " skip.start_engine=true" * getattr(local, "lacks_engine", False)
+    engine = " skip.start_engine=true" if getattr(local, "lacks_engine", False) else ""
     return as_given(f"skip.on_miss=generate{engine}", role, local)
 
 
@@ -169,7 +219,7 @@ class RolloutValSkipConfig(RoleConfig):
 
 @dataclass
 class SkipManagerConfig(RoleConfig):
-    """The whole `skip` node: keys of :class:`RoleConfig` for all roles, and the roles."""
+    """The whole `skip` node: keys for all roles, and the roles."""
 
     # Master switch: false turns every role off; true turns none on.
     enable: bool = True
@@ -200,7 +250,7 @@ class SkipManagerConfig(RoleConfig):
     validation: str = field(default="generate", metadata=_validation)
 
     # Functions of third-party code that are stages: role to "package.module:Class.method", or to
-    # a mapping (rlskip.config.attachments.AttachConfig).
+    # a mapping (rlskip.config.skip.AttachConfig).
     attach: dict[str, Any] = field(default_factory=dict)
 
     # One call generates a whole step; steps are the trainer's global steps.
@@ -216,23 +266,18 @@ class SkipManagerConfig(RoleConfig):
     rollout_val: RolloutValSkipConfig = field(default_factory=RolloutValSkipConfig)
 
 
-#: The roles with dumps in the run's directory itself.
-TRAINING_ROLES = ("rollout", "async_rollout", "rollout_tq")
+TRAINING_ROLES = ("rollout", "async_rollout", "rollout_tq")  # dumps in the run's directory itself
 VALIDATION_ROLE = "rollout_val"
 BUILT_IN_ROLES = (*TRAINING_ROLES, VALIDATION_ROLE)
-#: The keys of `skip` other than roles.
 SHARED_KEYS = tuple(f.name for f in fields(SkipManagerConfig) if f.name not in BUILT_IN_ROLES)
 
-#: The options of ``annotate`` that the role for groups has.
+# The options of ``annotate`` that the role for groups has.
 QUEUE_OPTIONS = frozenset({"queue", "partition_id", "phase"})
 
 
 @attrs.frozen
 class RoleSpec:
-    """What the class of a role says before there is an instance of it: built-in roles say it here.
-
-    See :class:`rlskip.BaseSkip`, which has the same attributes.
-    """
+    """What the class of a built-in role says, which has the attributes of ``BaseSkip``."""
 
     config_class: type[RoleConfig] = RoleConfig
     support_actions: tuple[SkipAction, ...] = (SkipAction.CACHE, SkipAction.REPEAT)
@@ -247,7 +292,7 @@ BUILT_IN_SPECS: Mapping[str, RoleSpec] = {
     VALIDATION_ROLE: RoleSpec(RolloutValSkipConfig),
 }
 
-#: The class of each role that has one of the user's own, a :class:`rlskip.BaseSkip`.
+# The class of each role that has one of the user's own, a :class:`rlskip.BaseSkip`.
 SKIP_REGISTRY: dict[str, Any] = {}
 
 

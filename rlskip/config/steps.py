@@ -44,29 +44,19 @@ class Steps:
 
     @classmethod
     def parse(cls, value: Any, key: str = "steps") -> Steps:
-        """Parse the value of config key `key`, in any form of the grammar.
-
-        Raises
-        ------
-        ConfigError
-            Names the first item outside the grammar: a nested list, a negative number, a float, a
-            bool, a range that runs backwards or has stride 0.
-        """
+        """Parse the value of config key `key`; ConfigError names the first item that is no step."""
         if isinstance(value, Steps):
             return value
         if isinstance(value, str) and value.strip() == "all":
             return cls(ranges=(range(sys.maxsize),), text="all")
         items = value if isinstance(value, list | tuple) else [value]
         parts = [part for item in items for part in _ranges_of(item, key)]
-        return cls(
-            singles=frozenset(part.start for part in parts if len(part) == 1),
-            ranges=tuple(part for part in parts if len(part) > 1),
-            text=",".join(map(str, items)),
-        )
+        singles = frozenset(part.start for part in parts if len(part) == 1)
+        longer = tuple(part for part in parts if len(part) > 1)
+        return cls(singles, longer, ",".join(map(str, items)))
 
 
 def _ranges_of(item: Any, key: str) -> Iterator[range]:
-    """The ranges of one item of a list; raises ConfigError."""
     if isinstance(item, bool) or not isinstance(item, int | str):
         raise ConfigError(f"{item!r} ({type(item).__name__}) is not a step", key, EXAMPLE)
     for part in str(item).split(","):
@@ -87,14 +77,14 @@ def compact(steps: list[int]) -> str:
     >>> compact([1, 2, 3, 7, 10, 20, 30])
     '1-3,7,10-30:10'
     """
-    parts, rest = [], steps
-    while rest:
-        stride = rest[1] - rest[0] if len(rest) > 1 else 1
-        run = next((i for i in range(1, len(rest)) if rest[i] - rest[i - 1] != stride), len(rest))
+    parts = []
+    while steps:
+        first, stride = steps[0], steps[1] - steps[0] if len(steps) > 1 else 1
+        run = next((i for i, step in enumerate(steps) if step != first + i * stride), len(steps))
         if run < 3:
-            run, part = 1, str(rest[0])
+            run, part = 1, str(first)
         else:
-            part = f"{rest[0]}-{rest[run - 1]}" + (f":{stride}" if stride > 1 else "")
+            part = f"{first}-{steps[run - 1]}" + (f":{stride}" if stride > 1 else "")
         parts.append(part)
-        rest = rest[run:]
+        steps = steps[run:]
     return ",".join(parts)

@@ -18,7 +18,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
 from rlskip.batch.columns import own, rows_of, select
 from rlskip.batch.meta import plain
-from rlskip.config.dispatch import DispatchConfig
+from rlskip.config.other_nodes import DispatchConfig
 from rlskip.dispatch.scheduler import Job, SessionGroup
 from rlskip.dispatch.sessions import BatchError
 from rlskip.jobs.served import Needs, needs

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 from tensordict import TensorDict, TensorDictBase
 
-from rlskip.config.dispatch import DispatchConfig, read_dispatch
-from rlskip.config.replay import read_replay
+from rlskip.config.nodes import read_node
+from rlskip.config.other_nodes import DispatchConfig, ReplayConfig
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle, Group, joined, read_batch, step_number
 from rlskip.dispatch.groups import Groups
@@ -52,7 +52,7 @@ class RolloutDispatcher:
     queue
         Where :meth:`submit` writes; None: groups stay here until they are taken.
     config
-        Anything that :func:`~rlskip.config.dispatch.read_dispatch` takes; its node `replay` judges
+        Anything that :func:`~rlskip.config.nodes.read_node` takes; its node `replay` judges
         the groups of :meth:`collect`.
     policy
         Replaces ``dispatch.policy``.
@@ -73,9 +73,9 @@ class RolloutDispatcher:
         journals: Journals | None = None,
     ) -> None:
         self._process = os.getpid()
-        self.config: DispatchConfig = read_dispatch(config)
+        self.config: DispatchConfig = read_node(DispatchConfig, config)
         self.queue = queue
-        self._replay = read_replay(config)
+        self._replay = read_node(ReplayConfig, config)
         self._pool = pool
         policy = policy or find_policy(self.config.policy)
         if not self.config.rollout_level:
@@ -106,7 +106,7 @@ class RolloutDispatcher:
         cls, config: Any, worker: Worker, queue: TrajectoryQueue | None = None, **more: Any
     ) -> RolloutDispatcher:
         """Make a dispatcher with the pool that ``dispatch.pool`` and ``dispatch.workers`` name."""
-        dispatch = read_dispatch(config)
+        dispatch = read_node(DispatchConfig, config)
         make_pool: Callable[..., Pool] = LocalPool
         if dispatch.pool == "ray":
             from rlskip.dispatch.ray_pool import RayPool as make_pool

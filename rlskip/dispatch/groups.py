@@ -15,8 +15,7 @@ import math
 import threading
 import time
 
-from rlskip.config.dispatch import DispatchConfig
-from rlskip.config.replay import ReplayConfig
+from rlskip.config.other_nodes import DispatchConfig, ReplayConfig
 from rlskip.dispatch.batch import BatchHandle, Prompt
 from rlskip.dispatch.policies import BLIND, History, Policy
 from rlskip.dispatch.pools import NOTHING, Pool, Returned, returned

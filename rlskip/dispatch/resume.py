@@ -24,7 +24,7 @@ import attrs
 import xxhash
 
 from rlskip.batch.meta import plain
-from rlskip.config.dispatch import DispatchConfig
+from rlskip.config.other_nodes import DispatchConfig
 from rlskip.dispatch.batch import BatchHandle, Prompt
 from rlskip.dispatch.journal import Appender, SessionJournal
 from rlskip.dispatch.pools import returned

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import wait
 from typing import Any
 
-from rlskip.config.dispatch import DispatchConfig
+from rlskip.config.other_nodes import DispatchConfig
 from rlskip.dispatch.sessions import InfrastructureFailure, NoAnswerError, portable
 
 logger = logging.getLogger(__name__)

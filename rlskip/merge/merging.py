@@ -8,7 +8,8 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
-from rlskip.config.merge import MergeConfig, read_merge
+from rlskip.config.nodes import read_node
+from rlskip.config.other_nodes import MergeConfig
 from rlskip.merge.chains import link
 from rlskip.merge.layouts import fold_lists, fold_packed, list_rows, packed_rows
 from rlskip.merge.merge_report import MergeReport, report_on
@@ -44,7 +45,7 @@ def merge(
     ConfigError
         The config is invalid; the error names every problem.
     """
-    config = read_merge(config)
+    config = read_node(MergeConfig, config)
     if not config.stepwise_output:
         return out, uids, MergeReport()
     packed = isinstance(out, TensorDictBase)

@@ -10,8 +10,8 @@ from typing import Any
 
 from tensordict import TensorDict
 
-from rlskip.config.dispatch import read_dispatch
-from rlskip.config.replay import ReplayConfig, read_replay
+from rlskip.config.nodes import read_node
+from rlskip.config.other_nodes import DispatchConfig, ReplayConfig
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import ROLLOUT_ROOT_KEYS, integer
 from rlskip.queue.partition import Partition
@@ -59,9 +59,9 @@ class ReplayBuffer:
         group_filter: GroupFilter | None = None,
         on_evict: Callable[[KVBatchMeta], object] | None = None,
     ) -> None:
-        self.config = read_replay(config)
+        self.config = read_node(ReplayConfig, config)
         full = None if isinstance(config, ReplayConfig) else config
-        self._fill_missing = read_dispatch(full).fill_missing
+        self._fill_missing = read_node(DispatchConfig, full).fill_missing
         if refill is None and (self.config.on_incomplete == "refill" or group_filter is not None):
             raise ConfigError(
                 "refill needs a callback that submits prompts",

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rlskip import keys
-from rlskip.config.replay import ReplayConfig
+from rlskip.config.other_nodes import ReplayConfig
 from rlskip.queue.protocol import Tag
 from rlskip.queue.readiness import Place, PromptGroup, State
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from rlskip.config.replay import ReplayConfig
+from rlskip.config.other_nodes import ReplayConfig
 from rlskip.errors import RlskipError
 from rlskip.keys import TRAIN, integer
 from rlskip.queue.partition import Partition

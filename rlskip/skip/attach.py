@@ -15,7 +15,7 @@ import attrs
 
 from rlskip._wrap import AttachError, around, when_imported, wrap_in
 from rlskip.batch.row_fields import check
-from rlskip.config.attachments import AttachConfig, Target
+from rlskip.config.skip import AttachConfig, Target
 from rlskip.errors import ConfigError
 from rlskip.keys import integer
 from rlskip.skip.call import Call

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlskip.config.record import RecordConfig
+    from rlskip.config.other_nodes import RecordConfig
     from rlskip.stages.recorder import Recorder
 
 __all__ = ["comparable", "directory", "flush", "record", "start", "stop"]
@@ -73,7 +73,7 @@ def _settle() -> None:
 def _warn_if_lost(job: Any) -> None:
     """Warn where a job chose to record, and no callback of rlskip's has started that."""
     from rlskip.config.nodes import ADD_CALLBACK, dropped_callback
-    from rlskip.config.record import record_chosen_by
+    from rlskip.config.other_nodes import record_chosen_by
 
     if job is not None and (chosen := record_chosen_by(job, enabled=True)):
         log.warning(

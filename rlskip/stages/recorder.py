@@ -18,7 +18,7 @@ import attrs
 from rlskip.batch.columns import is_tensor
 from rlskip.batch.padding import refuse
 from rlskip.batch.rows import RecordError, RowColumns, Rows
-from rlskip.config.record import RecordConfig
+from rlskip.config.other_nodes import RecordConfig
 from rlskip.errors import RlskipError
 from rlskip.format.kinds import Packer
 from rlskip.jobs.records import job_id, rank_of

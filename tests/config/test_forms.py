@@ -17,7 +17,7 @@ from rlskip import (
     RolloutSkipConfig,
     SkipManagerConfig,
 )
-from rlskip.config.dispatch import read_dispatch
+from rlskip.config.nodes import read_node
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.errors import ConfigError
 from tests.readers import READERS
@@ -99,8 +99,8 @@ def test_a_default_that_a_dataclass_lists_leaves_the_choice_to_the_host() -> Non
     role = settings.roles["rollout"]
     assert (role.match, role.restore_rng) == ("run", False)
     assert not settings.gives("restore_rng", "rollout")  # under TRL the default is true
-    assert read_dispatch({**host, "dispatch": Host().dispatch}).rollout_level
-    assert not read_dispatch({"dispatch": Host().dispatch}).rollout_level
+    assert read_node(DispatchConfig, {**host, "dispatch": Host().dispatch}).rollout_level
+    assert not read_node(DispatchConfig, {"dispatch": Host().dispatch}).rollout_level
 
 
 @pytest.mark.parametrize("name", ["dispatch", "merge", "replay"])
@@ -124,6 +124,6 @@ def test_what_is_not_a_config_is_refused(name: str, config: Any) -> None:
 
 def test_a_dataclass_that_the_caller_built_is_checked() -> None:
     with pytest.raises(ConfigError, match=r"^dispatch\.workers: must be at least 1"):
-        read_dispatch(DispatchConfig(workers=0))
+        read_node(DispatchConfig, DispatchConfig(workers=0))
     with pytest.raises(ConfigError, match=r"^skip\.wait_s: must be at least 0"):
         read_skip(SkipManagerConfig(wait_s=-1.0))

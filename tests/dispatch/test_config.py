@@ -3,15 +3,16 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
-from rlskip.config.dispatch import read_dispatch
+from rlskip.config.nodes import read_node
+from rlskip.config.other_nodes import DispatchConfig
 from rlskip.errors import NotInstalledError
 
 
 def test_without_a_node_it_is_the_legacy_path():
-    config = read_dispatch({})
+    config = read_node(DispatchConfig, {})
     assert config.rollout_level is False
     assert (config.workers, config.n, config.val_n, config.seed) == (4, 1, 1, 0)
-    assert read_dispatch({"seed": 3}).seed == 3
+    assert read_node(DispatchConfig, {"seed": 3}).seed == 3
 
 
 def test_the_host_s_keys_mean_the_same():
@@ -32,15 +33,15 @@ def test_the_host_s_keys_mean_the_same():
             "data": {"seed": 5},
         }
     )
-    config = read_dispatch(host)
+    config = read_node(DispatchConfig, host)
     assert config.rollout_level is True
     assert config.max_concurrent_rollouts_per_worker == 7
     assert (config.workers, config.n, config.val_n, config.seed) == (3, 8, 2, 5)
     assert config.sampling == {"temperature": 0.7, "top_p": 0.9}
     assert config.val_sampling == {"temperature": 0}
-    assert read_dispatch({"dispatch": config}) == config
+    assert read_node(DispatchConfig, {"dispatch": config}) == config
 
 
 def test_a_string_means_that_the_plug_in_is_missing():
     with pytest.raises(NotInstalledError, match="plain string"):
-        read_dispatch({"dispatch": "rollout_level"})
+        read_node(DispatchConfig, {"dispatch": "rollout_level"})

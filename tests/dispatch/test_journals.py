@@ -11,7 +11,8 @@ import attrs
 import pytest
 import torch
 
-from rlskip.config.dispatch import read_dispatch
+from rlskip.config.nodes import read_node
+from rlskip.config.other_nodes import DispatchConfig
 from rlskip.dispatch import LocalPool, RolloutDispatcher
 from rlskip.dispatch.resume import Journals, journal_identity
 from rlskip.jobs.served import forget_served
@@ -21,7 +22,7 @@ from rlskip.store import Identity, StepStore
 from tests.dispatch.conftest import evict
 
 N = 4
-CONFIG = read_dispatch({"dispatch": {"rollout_level": True, "n": N, "journal": True}})
+CONFIG = read_node(DispatchConfig, {"dispatch": {"rollout_level": True, "n": N, "journal": True}})
 IDENTITY = Identity.of({"role": "rollout_tq", "stage": "verl.submit", "verl": "0.9.1"})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -15,10 +16,13 @@ from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip import SkipManagerConfig
+from rlskip._hydra import RlskipSearchPathPlugin
+from rlskip.config.schema import LazyNode
 from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError
+from rlskip.hooks import SkipCallback
 from rlskip.jobs.records import SUMMARY
-from rlskip_conf import NODES
+from rlskip_conf import NODES, options
 from tests.hydra.conftest import compose_from
 from tests.readers import READERS
 
@@ -43,6 +47,8 @@ def test_types_and_all_defaults(composed: Any, node: str) -> None:
     kept = composed(LISTED.format(node=node) + f"{node}: {{{own}}}\n")[node]
     assert OmegaConf.merge(kept, OmegaConf.create(f"{{{own}}}")) == kept
     READERS[node](composed(LISTED.format(node=node) + f"{node}: {{{own}}}\n"))
+    with_option = composed(LISTED.format(node=node), f"+{node}={options(node)[0]}")
+    assert with_option[node].keys() == config[node].keys()
     with pytest.raises(ConfigCompositionException, match="could not be converted to Integer"):
         composed(LISTED.format(node=node) + f"{node}: {{{bad}}}\n")
 
@@ -107,6 +113,13 @@ def test_that_of_any_other_node_too(job: Any, node: str) -> None:
     READERS[node](job(f"{late}a: 1\n"))
 
 
+def test_the_callback_refuses_it(make_app: Callable[..., Any]) -> None:
+    app = make_app(config="defaults: [_self_, rlskip_schema/skip]\nskip: {steps: 1-3}\n")
+    run = app.run("+skip=rollout_cache", fails=True)
+    assert "rlskip_schema/skip comes too late in the defaults list" in run.err
+    assert app.generated == []
+
+
 # -- what a job is told ----------------------------------------------------------------------------
 def test_with_the_schema_keys_alone_turn_a_role_on(make_app: Callable[..., Any]) -> None:
     app = make_app(config="defaults: [rlskip_schema/skip, _self_]\nskip: {dump_dir: dumps}\n")
@@ -126,6 +139,12 @@ def test_with_the_schema_keys_alone_record(make_app: Callable[..., Any]) -> None
     assert "NOTHING" not in app.run().said
     app.run("record.enable=true", "hydra.run.dir=recorded")
     assert (app.folder / "recorded" / SUMMARY).exists()
+
+
+@pytest.mark.parametrize("part", [LazyNode, RlskipSearchPathPlugin, SkipCallback])
+def test_store_search_path_and_callback_are_three_short_files(part: type) -> None:
+    text = Path(inspect.getfile(part)).read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 120
 
 
 # -- an application that names none ----------------------------------------------------------------

@@ -40,6 +40,7 @@ OWN = """
 skip:
   steps: 1-3
   dump_dir: /own
+  action: repeat
   rollout: {n: 4, action: cache}
   reward: {enable: true, n: 2}
 """
@@ -64,7 +65,9 @@ class Way:
 
 
 WAYS = {
-    "command line": Way("_self_", "5", "repeat", chosen=("+skip=rollout_repeat", "skip.steps=5")),
+    "command line": Way(
+        "_self_", "5,7-9:2", "repeat", chosen=("+skip=rollout_repeat", 'skip.steps="5,7-9:2"')
+    ),
     "before _self_": Way(f"{OPTION}, _self_", "1-3", "cache"),
     "after _self_": Way(f"_self_, {OPTION}", "1-3", "repeat"),
     "experiment": Way(
@@ -83,7 +86,10 @@ WAYS = {
     ),
 }  # fmt: skip
 # Typed by the command, in every way.
-TYPED = ("skip.prompt_len=64", "skip.rollout.keep_last=2", "skip.values.enable=true")
+TYPED = (
+    "skip.action=cache", "skip.prompt_len=64", "skip.rollout.keep_last=2",
+    "skip.rollout.enable=true", "skip.values.enable=true",
+)  # fmt: skip
 
 
 def won(way: Way, *, schema: bool) -> dict[str, Any]:

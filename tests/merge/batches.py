@@ -7,7 +7,7 @@ import torch
 from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
-from rlskip.config.merge import MergeConfig
+from rlskip.config.other_nodes import MergeConfig
 from rlskip.merge import TrajectoryID
 
 # Few different tokens, so that contexts agree by chance as well as by construction.

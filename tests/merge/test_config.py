@@ -1,12 +1,13 @@
 import pytest
 from omegaconf import OmegaConf
 
-from rlskip.config.merge import MergeConfig, read_merge
+from rlskip.config.nodes import read_node
+from rlskip.config.other_nodes import MergeConfig
 
 
 def test_off_by_default():
-    assert read_merge({}) == MergeConfig(stepwise_output=False)
-    assert read_merge(OmegaConf.create({"merge": None})) == read_merge({})
+    assert read_node(MergeConfig, {}) == MergeConfig(stepwise_output=False)
+    assert read_node(MergeConfig, OmegaConf.create({"merge": None})) == read_node(MergeConfig, {})
 
 
 @pytest.mark.parametrize(
@@ -26,4 +27,4 @@ def test_off_by_default():
 )
 @pytest.mark.parametrize("make", [dict, OmegaConf.create])
 def test_the_hosts_flag_means_the_same(config, on, make):
-    assert read_merge(make(config)).stepwise_output is on
+    assert read_node(MergeConfig, make(config)).stepwise_output is on

@@ -1,6 +1,7 @@
 """Of the nodes of a config: unknown keys, impossible values, a node of another form."""
 
-from rlskip.config.replay import read_replay
+from rlskip.config.nodes import read_node
+from rlskip.config.other_nodes import ReplayConfig
 from rlskip.config.settings import read_skip
 
 
@@ -13,6 +14,6 @@ CASES = [
     ("an option that Hydra did not find", lambda _: read_skip({"skip": "rollout_cache"})),
     (
         "an application's own key of that name",
-        lambda _: read_replay({"replay": {"eval_batches": 3}}),
+        lambda _: read_node(ReplayConfig, {"replay": {"eval_batches": 3}}),
     ),
 ]

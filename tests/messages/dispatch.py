@@ -56,21 +56,13 @@ def submit_to_closed(_):
 CASES = [
     ("a batch without a step", lambda _: submit([{"uid": "a"}])),
     ("a uid whose group was not taken", collect_again),
-    *(
-        (f"the step {step!r}", lambda _, step=step: submit([{"uid": "a"}], step=step))
-        for step in ("3", 1.5)
-    ),
+    ("the step '3'", lambda _: submit([{"uid": "a"}], step="3")),
     ("a refill for collect", collect_refilled),
     ("rows of unequal fields", collect_unequal),
     ("a batch without uids", lambda _: submit([{"x": "a"}], step=1)),
-    *(
-        (
-            f"prompts of one batch that differ in {name}",
-            lambda _, name=name, step=step: submit(
-                [{"uid": "a"}, {"uid": "b", name: 3}], step=step
-            ),
-        )
-        for name, step in (("global_steps", None), ("validate", 1))
+    (
+        "prompts of one batch that differ in global_steps",
+        lambda _: submit([{"uid": "a"}, {"uid": "b", "global_steps": 3}]),
     ),
     ("two prompts of one uid", lambda _: submit([{"uid": "a"}, {"uid": "a"}], step=1)),
     *(
@@ -82,7 +74,7 @@ CASES = [
             f"a prompt with {n!r} sessions",
             lambda _, n=n: submit([{"uid": "a", "__rollout_n__": n}], step=1),
         )
-        for n in (0, 2.5, "x")
+        for n in (0, 2.5)
     ),
     ("a policy that returns no placement", lambda _: generate("builtins:id")),
     ("a closed dispatcher", submit_to_closed),

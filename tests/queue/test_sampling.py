@@ -7,7 +7,8 @@ import threading
 import pytest
 import torch
 
-from rlskip.config.replay import read_replay
+from rlskip.config.nodes import read_node
+from rlskip.config.other_nodes import ReplayConfig
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import prompt_tag
 from rlskip.queue import (
@@ -134,10 +135,10 @@ def test_others_may_count_and_clear_while_one_waits(make_buffer, rollouts, clock
 def test_the_number_of_sessions_comes_from_the_host():
     host = {"rollout": {"n": 8, "val_kwargs": {"n": 2}}}
     config = {"actor_rollout_ref": host}
-    assert (read_replay(config).n, read_replay(config).val_n) == (8, 2)
-    own = read_replay({"actor_rollout_ref": host, "replay": {"n": 4}})
+    assert (read_node(ReplayConfig, config).n, read_node(ReplayConfig, config).val_n) == (8, 2)
+    own = read_node(ReplayConfig, {"actor_rollout_ref": host, "replay": {"n": 4}})
     assert (own.n, own.val_n) == (4, 2)
-    assert read_replay({}).on_incomplete == "raise"
+    assert read_node(ReplayConfig, {}).on_incomplete == "raise"
 
 
 @pytest.mark.parametrize(
@@ -154,5 +155,5 @@ def test_the_number_of_sessions_comes_from_the_host():
 )
 def test_invalid_settings_are_refused(node, key):
     with pytest.raises(ConfigError, match=f"replay.{key}: ") as error:
-        read_replay({"replay": node})
+        read_node(ReplayConfig, {"replay": node})
     assert str(error.value).count("replay.") == 1, error.value

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlskip.config.replay import ReplayConfig
+from rlskip.config.other_nodes import ReplayConfig
 from rlskip.keys import row_tag, session_tag, status_tag
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from rlskip.config.dispatch import read_dispatch
+from rlskip.config.nodes import read_node
+from rlskip.config.other_nodes import DispatchConfig
 from rlskip.errors import ConfigError
 from rlskip.hosts.verl import handshake
 from rlskip.hosts.verl import queue as verl_queue
@@ -48,7 +49,7 @@ def verl(folder: Path, *more: str) -> DictConfig:
 
 def start(config: DictConfig) -> Any:
     plug_in(config, SkipManager.skip_instances)
-    return start_journals(config, read_dispatch(config), MemoryQueue())
+    return start_journals(config, read_node(DispatchConfig, config), MemoryQueue())
 
 
 def test_journals_are_beside_the_dumps(tmp_path: Path) -> None:

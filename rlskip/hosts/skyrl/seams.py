@@ -7,7 +7,8 @@ import inspect
 from typing import Any
 
 from rlskip._wrap import AttachError
-from rlskip.config.merge import read_merge
+from rlskip.config.nodes import read_node
+from rlskip.config.other_nodes import MergeConfig
 from rlskip.errors import ConfigError, NoEngineError
 from rlskip.merge import merge
 
@@ -43,7 +44,7 @@ def merge_turns(trainer: Any, config: Any) -> None:
     """
     generator = trainer.cfg.generator
     flag = {"merge_stepwise_output": generator.merge_stepwise_output}
-    settings = read_merge({"merge": config["merge"], "generator": flag})
+    settings = read_node(MergeConfig, {"merge": config["merge"], "generator": flag})
     if not settings.stepwise_output:
         return
     if not generator.step_wise_trajectories:

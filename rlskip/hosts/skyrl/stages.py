@@ -9,7 +9,7 @@ import torch
 
 from rlskip import stages
 from rlskip._wrap import around
-from rlskip.config.record import RecordConfig
+from rlskip.config.other_nodes import RecordConfig
 
 #: SkyRL's fields by the names that all hosts share, in the order in which a step computes them.
 FIELDS = {

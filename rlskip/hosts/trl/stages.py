@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlskip import stages
-from rlskip.config.record import RecordConfig
+from rlskip.config.other_nodes import RecordConfig
 
 #: TRL's entries by the names that all hosts share, in the order in which a step computes them.
 ENTRIES = {

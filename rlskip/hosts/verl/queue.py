@@ -18,8 +18,7 @@ from omegaconf import DictConfig
 from tensordict import TensorDict
 
 from rlskip.config.check import look_up
-from rlskip.config.dispatch import DispatchConfig
-from rlskip.config.replay import ReplayConfig
+from rlskip.config.other_nodes import DispatchConfig, ReplayConfig
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.dispatch import Session
 from rlskip.dispatch.resume import Journals, WorkerJournal, journal_identity
@@ -149,7 +148,7 @@ class FailClosedReplayBuffer:
     """A replay buffer for verl's V1 trainers that returns complete groups, or raises.
 
     verl makes it (``trainer.v1.sampler.custom_sampler``). `sampler_kwargs` holds all keys of
-    `replay` (:class:`~rlskip.config.replay.ReplayConfig`), as rlskip's plug-in has put them there;
+    `replay` (:class:`~rlskip.ReplayConfig`), as rlskip's plug-in has put them there;
     `refill_fn` submits the given number of fresh prompts.
     """
 

@@ -15,7 +15,8 @@ from tensordict import TensorDict
 from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
-from rlskip.config.dispatch import read_dispatch
+from rlskip.config.nodes import read_node
+from rlskip.config.other_nodes import DispatchConfig
 from rlskip.dispatch import RayPool, RolloutDispatcher, Session
 from rlskip.dispatch.resume import WorkerJournal
 from rlskip.dispatch.sessions import DataFailure
@@ -77,7 +78,7 @@ class SessionManager(AgentLoopManagerTQ):
     """verl's agent-loop manager with rlskip's dispatcher between it and the workers."""
 
     async def _init_agent_loop_workers(self) -> None:
-        dispatch = read_dispatch(self.config)
+        dispatch = read_node(DispatchConfig, self.config)
         journals = start_journals(self.config, dispatch, run_queue())
         worker = functools.partial(
             SessionWorker,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlskip import stages
-from rlskip.config.record import RecordConfig, read_record_of
+from rlskip.config.other_nodes import RecordConfig, read_record_of
 from rlskip.hosts.verl.seams import RAY_TRAINER, V0_TRAINER, V1_TRAINER, seams
 from rlskip.skip import SkipManager
 

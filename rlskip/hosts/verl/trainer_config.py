@@ -13,10 +13,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rlskip.config.check import Problem, look_up, raise_all
-from rlskip.config.dispatch import read_dispatch
-from rlskip.config.merge import read_merge
-from rlskip.config.nodes import find_node
-from rlskip.config.replay import read_replay
+from rlskip.config.nodes import find_node, read_node
+from rlskip.config.other_nodes import DispatchConfig, MergeConfig, ReplayConfig
 from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.hosts.verl.facts import FILTER_KEY, MODE_KEY, SAMPLER_KEY
@@ -73,7 +71,7 @@ def plug_in(config: DictConfig, roles: Collection[str], found: Collection[Proble
     The error names every problem, those that the config is known to have (`found`) among them.
     """
     problems = [*found, *_roles_not_called(roles, "rollout_tq"), *idle_nodes(config, v1=True)]
-    dispatch = read_dispatch(config)
+    dispatch = read_node(DispatchConfig, config)
     # verl's own buffer does not know the markers of finished sessions.
     samples = dispatch.rollout_level or find_node(config, "replay") is not None
     chosen: dict[str, Any] = {
@@ -111,7 +109,7 @@ def plug_in(config: DictConfig, roles: Collection[str], found: Collection[Proble
 
 def _buffer_settings(config: DictConfig, problems: list[Problem]) -> dict[str, Any]:
     """What rlskip's buffer gets: the settings of `replay`, and those of verl that it honours."""
-    settings = read_replay(config)
+    settings = read_node(ReplayConfig, config)
     kwargs = dataclasses.asdict(settings)
 
     def refuse(where: str, what: str, remedy: str) -> None:
@@ -152,12 +150,12 @@ def _roles_not_called(roles: Collection[str], called: str) -> list[Problem]:
 def idle_nodes(config: Any, *, v1: bool = False) -> list[Problem]:
     """Nodes of rlskip's that are on, and that the chosen trainer does nothing with."""
     found = []
-    if find_node(config, "merge") is not None and read_merge(config).stepwise_output:
+    if find_node(config, "merge") is not None and read_node(MergeConfig, config).stepwise_output:
         what = "verl trains on the rows of its agent loops: nothing would be merged"
         remedy = "leave out +merge=..., and call rlskip.merge in an agent loop of your own"
         found.append(Problem("merge.stepwise_output", what, remedy))
     idle = [name for name in ("dispatch", "replay") if find_node(config, name) is not None]
-    if "dispatch" in idle and not read_dispatch(config).rollout_level:
+    if "dispatch" in idle and not read_node(DispatchConfig, config).rollout_level:
         idle.remove("dispatch")
     for name in () if v1 else idle:
         what = "verl's V1 trainer alone has a queue: nothing would change"

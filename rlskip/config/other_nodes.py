@@ -1,0 +1,220 @@
+"""The nodes beside `skip`: their dataclasses, and what is said of a node `record`."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from rlskip.config.check import look_up
+from rlskip.config.dump_dir import DEFAULT_DUMP_DIR, parse_directory
+from rlskip.config.nodes import chosen_options, find_node, read_node
+from rlskip.config.steps import Steps
+from rlskip.errors import ConfigError, RlskipError
+
+log = logging.getLogger(__name__)
+
+_not_negative = {"min": 0}
+_positive = {"min": 1}
+_seconds = {"min": 0.001, "max": 1e9}
+_or_one = {"min": 1, "null": 1}
+_incomplete = {"choices": ("raise", "drop", "refill", "min_viable")}
+_stale = {"choices": ("none", "drop", "wait")}
+
+
+@dataclass
+class DispatchConfig:
+    """How a batch of prompts becomes sessions on workers."""
+
+    # true: sessions are dispatched one by one, as dispatch.policy says. false: the sessions of a
+    # prompt stay on one worker. null: the host's value, else false.
+    rollout_level: bool | None = field(default=None, metadata={"null": False})
+
+    # Sessions that run at once on one worker; null: the host's number, else any, on a
+    # blocking worker 16.
+    max_concurrent_rollouts_per_worker: int | None = field(default=None, metadata=_positive)
+
+    # Which session goes to which worker, and when: chunk, round_robin, least_loaded,
+    # longest_first, or a custom function as package.module:function. Always chunk without
+    # rollout_level.
+    policy: str = "least_loaded"
+
+    # Where workers run: local (in this process) or ray (actors). This key and the next apply to
+    # ``RolloutDispatcher.from_config``, which makes the pool.
+    pool: str = field(default="local", metadata={"choices": ("local", "ray")})
+
+    # Number of workers; null: the host's number, else 4.
+    workers: int | None = field(default=None, metadata={"min": 1, "null": 4})
+
+    # Sessions per prompt that has no `__rollout_n__`; null: the host's number, else 1.
+    n: int | None = field(default=None, metadata=_or_one)
+
+    # The same in validation; null: the host's number, else 1.
+    val_n: int | None = field(default=None, metadata=_or_one)
+
+    # Sampling parameters, passed to the worker unchanged; null: the host's.
+    sampling: dict[str, Any] | None = None
+
+    # The same in validation; null: the host's.
+    val_sampling: dict[str, Any] | None = None
+
+    # Each session's seed derives from this seed, the step, the prompt and the session.
+    # null: the host's seed, else 0.
+    seed: int | None = field(default=None, metadata={"min": 0, "null": 0})
+
+    # Rows of a batch that lack a field which others have. false: an error that names field,
+    # prompt and session. true: None, unless the field is a tensor, which is always an error.
+    fill_missing: bool = False
+
+    # Seconds that one attempt at a session may take; null: no limit, also none for an async worker
+    # that blocks its event loop.
+    session_timeout_s: float | None = field(default=3600.0, metadata=_seconds)
+
+    # Further attempts after an infrastructure failure: a lost worker, a deadline, an OSError.
+    max_retries: int = field(default=2, metadata=_not_negative)
+
+    # Further attempts after a data failure: any other error that the worker raised.
+    max_data_retries: int = field(default=1, metadata=_not_negative)
+
+    # Journal finished sessions next to the step's dump, so that a killed step resumes; under
+    # verl's V1 trainer with rollout_level only.
+    journal: bool = False
+
+
+@dataclass
+class ReplayConfig:
+    """Which groups a :class:`rlskip.queue.ReplayBuffer` returns to the trainer."""
+
+    # A finished group that is incomplete (a failed session, or fewer successful sessions than
+    # expected): raise an IncompleteRolloutError; drop the group; refill it through the buffer's
+    # callback; min_viable: train on it if at least replay.min_viable of its sessions succeeded.
+    on_incomplete: str = field(default="raise", metadata=_incomplete)
+
+    # With on_incomplete: min_viable, the fewest successful sessions a group may have; a group
+    # with fewer raises.
+    min_viable: int | None = field(
+        default=None,
+        metadata={**_positive, "at_most": "n", "needed_by": ("on_incomplete", ["min_viable"])},
+    )
+
+    # With on_incomplete: refill, how often one prompt is replaced before its group raises.
+    max_refills: int = field(default=3, metadata=_positive)
+
+    # Sessions to expect of a prompt whose root tag has no number of sessions;
+    # null: the host's number, else the sessions that are there.
+    n: int | None = field(default=None, metadata=_positive)
+
+    # The same in the partition val.
+    val_n: int | None = field(default=None, metadata=_positive)
+
+    # A group is stale when it spans more than this many steps: 1 is on-policy, 2 allows the
+    # prompts of one step earlier. null: no limit. Applies to sampling by batch size, not to val.
+    max_off_policy_threshold: int | None = field(
+        default=None,
+        metadata={**_positive, "needed_by": ("max_off_policy_strategy", ["drop", "wait"])},
+    )
+
+    # drop: evict stale groups. wait: sample nothing while a prompt in flight has reached the
+    # threshold, so that it is trained on before it is stale. none: ignore the age.
+    max_off_policy_strategy: str = field(default="none", metadata=_stale)
+
+    # Seconds one call of sample() waits before it raises and names what is missing: it never
+    # waits forever.
+    timeout_s: float = field(default=3600.0, metadata=_seconds)
+
+    # Seconds between two progress lines of a call that waits.
+    progress_interval_s: float = field(default=60.0, metadata=_seconds)
+
+
+@dataclass
+class MergeConfig:
+    """How the turns of a trajectory become rows to train on; see :mod:`rlskip.merge`."""
+
+    # Fold the turns of a trajectory into as few rows as their tokens allow. false: no change.
+    # null: SkyRL's ``generator.merge_stepwise_output``, else false.
+    stepwise_output: bool | None = field(default=None, metadata={"null": False})
+
+    # adjacent: a turn may continue the turn before it. chain: it may continue any earlier turn of
+    # the trajectory, so that interleaved sub-agents and branches become few rows as well.
+    strategy: str = field(default="adjacent", metadata={"choices": ("adjacent", "chain")})
+
+    # Longest merged row in tokens, prompt and response; null: no limit.
+    max_seq_len: int | None = field(default=None, metadata=_positive)
+
+    # A merge that would exceed max_seq_len: split (stop at the turn before), error, or warn.
+    on_overlong: str = field(default="split", metadata={"choices": ("split", "error", "warn")})
+
+
+def _parse_stages(value: Any, key: str) -> list[str]:
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    if isinstance(names, list) and names and all(isinstance(n, str) and n for n in names):
+        return ["*"] if names == ["all"] else names
+    what = f"expected names or patterns, got {value!r}"
+    raise ConfigError(what, key, "write [advantages, actor/*], or all")
+
+
+@dataclass
+class RecordConfig:
+    """What :func:`rlskip.record` keeps."""
+
+    # Whether anything is recorded.
+    enable: bool = False
+
+    # Names of stages, or patterns such as ``actor/*``; a list, a string with commas, or all.
+    stages: Any = field(default="all", metadata={"parse": _parse_stages})
+
+    # Steps that are recorded: a list of ints, a string such as "1-128,200,300-400:10", or all.
+    steps: Any = field(default="all", metadata={"parse": Steps.parse})
+
+    # all: whole values, so that a difference is named by row and token. digest: of each row a
+    # checksum and moments, which take a few bytes.
+    values: str = field(default="all", metadata={"choices": ("all", "digest")})
+
+    # How many steps of a job to keep, the last written; null: all.
+    keep_last: int | None = field(default=None, metadata=_positive)
+
+    # Directory of the records; null: skip.dump_dir. ~ is expanded; a relative path starts at the
+    # original working directory.
+    dump_dir: str | None = field(default=None, metadata={"parse": parse_directory})
+
+
+def read_record(config: Any) -> RecordConfig:
+    """The `record` node of a config; if it is on, ``dump_dir`` is an absolute path."""
+    settings = read_node(RecordConfig, config)
+    if settings.enable and settings.dump_dir is None:
+        dumps = look_up(config, "skip.dump_dir") or DEFAULT_DUMP_DIR
+        settings.dump_dir = parse_directory(str(dumps), "skip.dump_dir")
+    return settings
+
+
+def read_record_of(config: Any) -> RecordConfig | None:
+    """As :func:`read_record`; None without such a node, or with one that is not rlskip's.
+
+    A DictConfig is an application's, whose own key may be called `record`. Which options were
+    chosen is not known here.
+    """
+    try:
+        return None if find_node(config, "record") is None else read_record(config)
+    except RlskipError as error:
+        if not isinstance(config, DictConfig):
+            raise
+        log.warning("rlskip: `record` is taken for the application's own key: %s", error)
+        return None
+
+
+def record_chosen_by(config: Any, *, enabled: bool = False) -> str | None:
+    """The option or key by which the node `record` of a job is rlskip's; None where it is not.
+
+    Without an option, a node with a key that rlskip does not know is the application's own.
+    `config` is the job's, or Hydra's runtime config, where the parent of `hydra` is the job's. With
+    `enabled`, a node that does not enable recording is none.
+    """
+    node = OmegaConf.select(config["hydra"], "..record", throw_on_resolution_failure=False)
+    if enabled and look_up(node, "enable") is not True:
+        return None
+    if chosen := chosen_options(config, "record"):
+        return f"record: {chosen[0][0]}"
+    known = {field.name for field in fields(RecordConfig)}
+    return "record.enable: true" if OmegaConf.is_dict(node) and known.issuperset(node) else None
