@@ -12,10 +12,12 @@ import torch
 from ray import cloudpickle
 
 from rlskip.batch.columns import own
-from rlskip.dispatch.pools import NOTHING, Returned, Runner, Worker
+from rlskip.dispatch.pools import Runner, Worker
 from rlskip.dispatch.sessions import (
+    NOTHING,
     DataFailure,
     InfrastructureFailure,
+    Returned,
     Session,
     SessionFailure,
     as_failure,

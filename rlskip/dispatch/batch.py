@@ -20,7 +20,7 @@ from rlskip.batch.columns import own, rows_of, select
 from rlskip.batch.meta import plain
 from rlskip.config.dispatch import DispatchConfig
 from rlskip.dispatch.scheduler import Job, SessionGroup
-from rlskip.dispatch.sessions import BatchError
+from rlskip.dispatch.sessions import BatchError, Session, session_seed
 from rlskip.jobs.served import Needs, needs
 from rlskip.keys import (
     DO_SAMPLE,
@@ -66,6 +66,14 @@ class BatchReport:
     def open(self) -> int:
         """How many sessions have not ended."""
         return self.sessions - self.succeeded - len(self.failed)
+
+    def count(self, job: Job) -> None:
+        """A session has ended."""
+        self.tokens += job.tokens
+        if job.error:
+            self.failed[job.group.uid, job.session_id] = job.error
+        else:
+            self.succeeded += 1
 
 
 @attrs.define(eq=False)
@@ -123,6 +131,19 @@ class Prompt(SessionGroup):
     group: Group
     id: int = attrs.field(factory=itertools.count().__next__, init=False)
 
+    def session(self, job: Job, seed: int) -> Session:
+        """What the worker of an attempt is told."""
+        return Session(
+            uid=self.uid,
+            session_id=job.session_id,
+            n=self.n,
+            attempt=job.attempt,
+            seed=session_seed(seed, self.batch.step, self.prompt, job.session_id),
+            partition=self.batch.partition,
+            prompt_key=self.journal_key if self.batch.journal is not None else None,
+            **self.info,
+        )
+
     def root_tag(self) -> dict[str, Any]:
         """The tag of its key: the number of markers to count to."""
         return {**prompt_tag(self.batch.step, self.n), EXPECTED_ROLLOUTS: self.n}
@@ -150,7 +171,7 @@ class BatchHandle:
         self.began = time.perf_counter()
         self.error: BaseException | None = None  # why it was given up
         self.stopped = ""  # why its sessions that have no outcome fail
-        self.rooted = threading.Event()  # set once its roots are in the queue, or cannot be
+        self.begun = threading.Event()  # set once its roots are in the queue, or cannot be
         self.future: Future[BatchReport] = Future()
         # A caller that stops waiting must not cancel the future for the others.
         self.future.set_running_or_notify_cancel()
@@ -188,8 +209,7 @@ class BatchHandle:
 
     def cancel(self) -> None:
         """Stop its sessions: each one without an outcome fails, and ``collect()`` has none."""
-        self._groups.release(self)
-        self._groups.cancel_soon(self)
+        self._groups.cancel(self)
 
 
 def read_batch(

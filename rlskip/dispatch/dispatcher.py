@@ -1,4 +1,4 @@
-"""RolloutDispatcher: from a batch of prompts to the groups of their sessions."""
+"""RolloutDispatcher: how it is made, what it is asked for, and how it ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 from rlskip.config.dispatch import DispatchConfig, read_dispatch
 from rlskip.config.replay import read_replay
 from rlskip.dispatch import timeouts
-from rlskip.dispatch.batch import BatchHandle, Group, joined, read_batch, step_number
+from rlskip.dispatch.batch import BatchHandle, joined, read_batch
 from rlskip.dispatch.groups import Groups
 from rlskip.dispatch.policies import Policy, chunk, find_policy
 from rlskip.dispatch.pools import THREADS, LocalPool, Pool, Worker
@@ -23,10 +23,7 @@ from rlskip.dispatch.resume import Journals, journal_identity
 from rlskip.dispatch.sessions import DispatcherClosedError, text_of
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import TRAIN, VAL
-from rlskip.queue import IncompleteRolloutError, TrajectoryQueue
-from rlskip.queue.partition import Partition
-from rlskip.queue.readiness import State
-from rlskip.queue.sampling import SampleCall
+from rlskip.queue import TrajectoryQueue
 from rlskip.store import Identity, StepStore
 
 Batch: TypeAlias = TensorDictBase | Sequence[Mapping[str, Any]]
@@ -75,7 +72,6 @@ class RolloutDispatcher:
         self._process = os.getpid()
         self.config: DispatchConfig = read_dispatch(config)
         self.queue = queue
-        self._replay = read_replay(config)
         self._pool = pool
         policy = policy or find_policy(self.config.policy)
         if not self.config.rollout_level:
@@ -91,12 +87,13 @@ class RolloutDispatcher:
             of_sessions = journal_identity(identity or Identity(), self.config)
             journals = Journals(store, of_sessions, queue)
         self._journals = journals
+        self._replay = read_replay(config)
         self._groups = Groups(pool, queue, self.config, self._replay, policy, journals)
         self._host = self._groups.host
         if queue is not None:
             _last[id(queue)] = self
         try:
-            self._host.within(timeouts.OPEN_S, pool.open)
+            self._host.within(timeouts.OPEN_S, pool.open, self._groups)
         except BaseException:
             self.close()
             raise
@@ -153,7 +150,6 @@ class RolloutDispatcher:
         BatchError
             As :meth:`submit` raises it.
         """
-        started = time.monotonic()
         self._check_open()
         if self._replay.on_incomplete == "refill":
             raise ConfigError(
@@ -162,55 +158,13 @@ class RolloutDispatcher:
                 "use raise, drop or min_viable (dispatch.max_retries and max_data_retries try "
                 "sessions again); refill is for ReplayBuffer(queue, refill=...)",
             )
-        batch = own = None
+        batch = None
         if prompts is not None:
             batch = self._read(prompts, step, validate, partition)
             step, partition = batch.step, batch.partition
-        name = partition or (VAL if validate else TRAIN)
-        within = self._groups.ahead(name)
-        if batch is not None and batch_size is None:
-            own, within = batch, Partition(name, self._replay)
-        call = SampleCall(self._replay, within, step_number(step), batch_size, started)
-        if batch is not None:
-            self._groups.submit(batch, within)
-        try:
-            groups = self._take(call, own)
-        except BaseException:
-            if own is not None:  # else its groups are there for the next call
-                own.cancel()
-            raise
-        return joined(groups, name, self.config.fill_missing), call.metrics()
-
-    def _take(self, call: SampleCall, own: BatchHandle | None) -> list[Group]:
-        """Wait for the groups of a call, and take them."""
-        some = call.batch_size is not None
-        with self._groups.changed:
-            self._groups.wait_for_some += some
-            try:
-                while (groups := self._choose(call, own)) is None:
-                    self._groups.changed.wait(call.check_time(time.monotonic()))
-                call.partition.remove(group.uid for group in groups)
-                return groups
-            finally:
-                self._groups.wait_for_some -= some
-
-    def _choose(self, call: SampleCall, own: BatchHandle | None) -> list[Group] | None:
-        """The groups to return, or None to go on waiting; those that are dropped are given up."""
-        if own is not None and own.done():
-            own.result()  # raises what ended it
-        if self._groups.closed:  # what is there is a part of what the call asked for
-            raise DispatcherClosedError("this dispatcher was closed while collect() waited")
-        if call.batch_size is None and call.groups(State.RUNNING):
-            return None  # an error names all that are incomplete
-        try:
-            dropped = call.decide()
-        except IncompleteRolloutError as error:  # which has them
-            call.partition.remove(prompt.uid for prompt in error.prompts)
-            raise
-        if dropped is not None:
-            call.partition.remove(group.uid for group in dropped.groups)
-            call.evicted(dropped)
-        return call.choose()
+        partition = partition or (VAL if validate else TRAIN)
+        groups, metrics = self._groups.collect(batch, step, partition, batch_size)
+        return joined(groups, partition, self.config.fill_missing), metrics
 
     def submit(
         self,

@@ -17,9 +17,10 @@ from ray.exceptions import RayActorError
 
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.actor import COALESCE_S, Actor, pack, unpack
-from rlskip.dispatch.pools import NOTHING, THREADS, Pool, Worker, is_blocking
+from rlskip.dispatch.pools import THREADS, Pool, Worker
 from rlskip.dispatch.scheduler import Job
 from rlskip.dispatch.sessions import (
+    NOTHING,
     DataFailure,
     InfrastructureFailure,
     Session,
@@ -57,16 +58,15 @@ class RayPool(Pool):
         options: Mapping[str, Any] | None = None,
         restarts: int = 3,
     ) -> None:
-        super().__init__(workers)
-        self.worker = worker
-        self.slots = threads if is_blocking(worker) else None
+        super().__init__(worker, workers, threads)
         usual = {"max_concurrency": 10_000, "scheduling_strategy": "SPREAD"}
         self.options = {**usual, **(options or {})}
         self.restarts = restarts
         self._drivers: list[_Driver] = []
         self._packed: dict[int, bytes] = {}
 
-    async def open(self) -> None:
+    async def open(self, groups: Any) -> None:
+        self.changed, self.returned = groups.worker_changed, groups.returned
         ends = asyncio.get_running_loop().time() + START_S
         if not ray.is_initialized():
 
@@ -112,7 +112,6 @@ class RayPool(Pool):
         self._drivers[job.worker].start(job)
 
     def stop(self, job: Job) -> None:
-        """Cancel a session, and replace its actor if that does not turn its event loop."""
         self._drivers[job.worker].stop(job)
 
     def packed(self, prompt: Any) -> bytes:
@@ -180,9 +179,8 @@ class _Driver:
                 self._start_actor()
             self._pool.changed(self._number, "lost" if gone else "away")
             for job in running.values():
-                self._pool.done(
-                    job, NOTHING, WorkerLostError(f"worker {self._number} died: {cause}")
-                )
+                lost = WorkerLostError(f"worker {self._number} died: {cause}")
+                self._pool.returned(job, error=lost)
 
     async def _serve_actor(self, actor: Any) -> str:
         """Take an actor's results until it ends; returns why it did."""
@@ -214,7 +212,7 @@ class _Driver:
     def start(self, job: Job) -> None:
         if self.actor is None:
             lost = WorkerLostError(f"worker {self._number} is lost")
-            self._loop.call_soon(self._pool.done, job, NOTHING, lost)
+            self._loop.call_soon(self._pool.returned, job, NOTHING, lost)
             return
         number = next(self._ids)
         self._running[number] = job
@@ -294,7 +292,7 @@ class _Driver:
     def _settle(self, number: int, result: Any) -> None:
         error = result if isinstance(result, SessionFailure) else None
         found = NOTHING if error or result is None else result
-        self._pool.done(self._running.pop(number), found, error)
+        self._pool.returned(self._running.pop(number), found, error)
 
 
 # As attrs.astuple, which takes several times as long.

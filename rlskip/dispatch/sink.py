@@ -20,8 +20,7 @@ from rlskip.dispatch.timeouts import failure_of, in_thread
 from rlskip.keys import ROWS_PER_ATTEMPT, row_tag, session_key, session_tag, trajectory_key, uid_of
 from rlskip.queue import TrajectoryQueue
 
-MOST = 1024
-"""The number of sessions that one write takes."""
+_MOST = 1024  # sessions of one write
 
 
 class Sink:
@@ -37,13 +36,13 @@ class Sink:
         seconds: float,
         written: Callable[[Job, Exception | None], object],
     ) -> None:
-        # `_writing` runs while something is gathered, and is None otherwise. What was gathered is
-        # written in this order, and `_written` called once for each, with or without an error.
         self.seconds = seconds
         self._written = written
         self._queue: Any = queue  # which is there for batches that have a sink
         self._journals = journals
         self._appender = Appender(seconds)
+        # `_writing` runs while something is gathered, and is None otherwise. What was gathered is
+        # written in this order, and `_written` called once for each, with or without an error.
         self._gathered: deque[Job] = deque()
         self._writing: asyncio.Task[None] | None = None
         # The roots of one batch and the sessions of others are put one after the other: a second
@@ -97,11 +96,11 @@ class Sink:
 
     async def _write_all(self) -> None:
         while self._gathered:
-            jobs = [self._gathered.popleft() for _ in range(min(len(self._gathered), MOST))]
+            jobs = [self._gathered.popleft() for _ in range(min(len(self._gathered), _MOST))]
             entries: dict[SessionJournal, dict[Any, Any]] = defaultdict(dict)
             for job in jobs:
-                if job.group.batch.journal is not None:
-                    entries[job.group.batch.journal].update(to_journal(job))
+                if (journal := job.group.batch.journal) is not None:
+                    entries[journal].update(to_journal(job))
             for journal, found in entries.items():
                 if found:
                     await self._appender.append(journal, found)

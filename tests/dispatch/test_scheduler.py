@@ -137,6 +137,7 @@ class AnyOrder(RuleBasedStateMachine):
             worker: sum(job.worker == worker for job in self.running) for worker in state.alive
         }
         waiting = [job for heap in state._waiting.values() for *_, job in heap]
+        waiting += state._again
         places = [(job.group, job.session_id) for job in [*waiting, *self.running]]
         assert Counter(places) == Counter((g, s) for g, left in self.expected.items() for s in left)
 
