@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import threading
-import time
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -48,7 +47,7 @@ class BatchReport:
     """The outcome of a batch, in numbers of its prompts and sessions; so far, while it runs.
 
     `resumed` sessions were taken from the journal, and count as succeeded; `failed` has the cause
-    of each other one by uid and session id. `seconds` are those from the call to the last marker.
+    of each other one by uid and session id.
     """
 
     step: int
@@ -60,7 +59,6 @@ class BatchReport:
     failed: dict[tuple[str, int], str] = attrs.field(factory=dict)
     attempts: int = 0
     tokens: int = 0
-    seconds: float = 0.0
 
     @property
     def open(self) -> int:
@@ -95,7 +93,6 @@ class Group:
     n: int
     rows: dict[int, list[dict[str, Any]]] = attrs.field(factory=dict)
     failed: dict[int, str] = attrs.field(factory=dict)
-    number: int | None = attrs.field(default=None, repr=False)  # that its partition gives it
 
     @property
     def running(self) -> bool:
@@ -127,6 +124,7 @@ class Prompt(SessionGroup):
     known_as: str | None = None  # in the history of lengths
     content: str | None = None
     journal_key: tuple[str, int] | None = None
+    packed: bytes | None = None  # for Ray's actors
     open: set[int]
     group: Group
     id: int = attrs.field(factory=itertools.count().__next__, init=False)
@@ -168,7 +166,6 @@ class BatchHandle:
         self.journal: SessionJournal | None = None
         self.needs = needs.get(Needs())  # of the stage that submits it
         self.unjournaled = ""  # why some of its prompts cannot be journaled
-        self.began = time.perf_counter()
         self.error: BaseException | None = None  # why it was given up
         self.stopped = ""  # why its sessions that have no outcome fail
         self.begun = threading.Event()  # set once its roots are in the queue, or cannot be
@@ -311,9 +308,9 @@ def build_trajectory_info(step: Any, index: Any, validate: Any) -> list[dict[str
     tensor, an array or a list. Returns dicts with ``step``, ``sample_index``, ``rollout_n`` (0 for
     an index that differs from the one before, else one more) and ``validate``.
     """
-    step, validate = _scalar(step), bool(_scalar(validate))
+    step, validate = plain(step), bool(plain(validate))
     info: list[dict[str, Any]] = []
-    for i in map(_scalar, index.tolist() if hasattr(index, "tolist") else index):
+    for i in map(plain, plain(index)):
         again = bool(info) and info[-1]["sample_index"] == i
         number = info[-1]["rollout_n"] + 1 if again else 0
         info += [{"step": step, "sample_index": i, "rollout_n": number, "validate": validate}]
@@ -346,7 +343,3 @@ def _whole(value: Any) -> int | None:
         number = int(value)
         return number if number == value else None
     return None
-
-
-def _scalar(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value

@@ -17,7 +17,6 @@ from rlskip.config.replay import read_replay
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle, joined, read_batch
 from rlskip.dispatch.groups import Groups
-from rlskip.dispatch.policies import Policy, chunk, find_policy
 from rlskip.dispatch.pools import THREADS, LocalPool, Pool, Worker
 from rlskip.dispatch.resume import Journals, journal_identity
 from rlskip.dispatch.sessions import DispatcherClosedError, text_of
@@ -51,11 +50,8 @@ class RolloutDispatcher:
     config
         Anything that :func:`~rlskip.config.dispatch.read_dispatch` takes; its node `replay` judges
         the groups of :meth:`collect`.
-    policy
-        Replaces ``dispatch.policy``.
-    store, identity, journals
-        The run's dumps, next to which journals are kept, and what sessions depend on besides
-        prompts and sampling: a journal of another identity is not resumed. Or the journals.
+    store, journals
+        The run's dumps, next to which journals are kept; or the journals.
     """
 
     def __init__(
@@ -64,18 +60,13 @@ class RolloutDispatcher:
         queue: TrajectoryQueue | None = None,
         config: Any = None,
         *,
-        policy: Policy | None = None,
         store: StepStore | None = None,
-        identity: Identity | None = None,
         journals: Journals | None = None,
     ) -> None:
         self._process = os.getpid()
         self.config: DispatchConfig = read_dispatch(config)
         self.queue = queue
         self._pool = pool
-        policy = policy or find_policy(self.config.policy)
-        if not self.config.rollout_level:
-            policy = chunk
         if self.config.journal and journals is None:
             if store is None:
                 raise ConfigError(
@@ -84,11 +75,10 @@ class RolloutDispatcher:
                     "pass store=... to the dispatcher; SkipManager.store('rollout') returns the "
                     "store of an enabled role (+skip=rollout_cache)",
                 )
-            of_sessions = journal_identity(identity or Identity(), self.config)
-            journals = Journals(store, of_sessions, queue)
+            journals = Journals(store, journal_identity(Identity(), self.config), queue)
         self._journals = journals
         self._replay = read_replay(config)
-        self._groups = Groups(pool, queue, self.config, self._replay, policy, journals)
+        self._groups = Groups(pool, queue, self.config, self._replay, journals)
         self._host = self._groups.host
         if queue is not None:
             _last[id(queue)] = self

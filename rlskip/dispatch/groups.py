@@ -1,14 +1,13 @@
 """What a prompt passes from `collect` or `submit` to its group.
 
-Read from top to bottom: a call submits a batch and waits for groups; the batch begins, and each of
-its sessions runs on the worker that the scheduler has for it, is tried again elsewhere if that
-fails, is written where it goes, and ends with its rows or a cause in its prompt's group. All but
-what callers ask runs on the dispatcher's event loop, where no worker's code does.
+Read from top to bottom: a call submits a batch and waits for groups; each session runs on the
+worker that the scheduler has for it, is tried again elsewhere if that fails, is written where it
+goes, and ends with its rows or a cause in its prompt's group. All but what callers ask runs on the
+dispatcher's event loop, where no worker's code does.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import math
@@ -19,7 +18,7 @@ from typing import Any
 from rlskip.config.dispatch import DispatchConfig
 from rlskip.config.replay import ReplayConfig
 from rlskip.dispatch.batch import BatchHandle, Group, Prompt, step_number
-from rlskip.dispatch.policies import BLIND, History, Policy
+from rlskip.dispatch.policies import History, chunk, find_policy
 from rlskip.dispatch.pools import Pool, returned
 from rlskip.dispatch.resume import Journals
 from rlskip.dispatch.scheduler import Job, Scheduler
@@ -29,7 +28,6 @@ from rlskip.dispatch.sessions import (
     DataFailure,
     DispatcherClosedError,
     InfrastructureFailure,
-    NoAnswerError,
     Returned,
     as_failure,
     cause_of,
@@ -56,36 +54,31 @@ class Groups:
         queue: TrajectoryQueue | None,
         config: DispatchConfig,
         replay: ReplayConfig,
-        policy: Policy,
         journals: Journals | None,
     ) -> None:
-        # `changed` is held while `closed`, `batches` or a partition changes. It is notified when a
-        # batch has ended and, while a call waits for some of the prompts, with every group. A batch
-        # is in `batches` until its last session is settled. A session waits in the scheduler, or is
-        # an attempt in `running` of its batch, and then counts in the scheduler's load, or has its
-        # outcome, and is in `open` of its prompt no more.
+        # `changed` is held while `closed`, `batches` or a partition changes, and notified when a
+        # batch has ended and, while a call waits for some, with every group. A session waits in the
+        # scheduler, or is an attempt in `running` of its batch, or has left `open` of its prompt.
         self.changed = threading.Condition()
         self.closed = False
         self.batches: set[BatchHandle] = set()
         self._ahead: dict[str, Partition] = {}
         self._wait_for_some = 0
         self.host = LoopThread("rlskip-dispatch")
-        self._loop = self.host.loop
-        self._pool = pool
+        self._loop, self._pool = self.host.loop, pool
         self._config = config
         self._replay = replay
+        policy = find_policy(config.policy) if config.rollout_level else chunk
         caps = config.max_concurrent_rollouts_per_worker, pool.slots
         self._scheduler = Scheduler(pool.workers, policy, min(filter(None, caps), default=None))
-        self._history = None if policy in BLIND else History()
-        self._sink = Sink(queue, journals, write_seconds(config), self._written)
+        self._history = History(policy)
+        self._sink = Sink(queue, journals, write_seconds(config), self._settle)
         self._timeout_s = math.inf if (s := config.session_timeout_s) is None else s
-        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm: Any = None  # when the next attempts are due
         self._pumps = False  # whether what can run is started in the next turn
-        # The number of the next attempt at the sessions given up, which may still write: a
-        # prompt that is submitted again does not begin with the number of such an attempt.
+        # At the sessions given up, which may still write: a prompt that is submitted again does
+        # not begin with the number of such an attempt.
         self._next_attempts: dict[tuple[str, int], int] = {}
-
-    # -- a caller submits a batch, and waits -----------------------------------------------------
 
     def ahead(self, partition: str) -> Partition:
         """The groups of a partition that any call may take."""
@@ -116,9 +109,8 @@ class Groups:
                     if own is not None and own.done():
                         own.result()  # raises what ended it
                     if self.closed:  # what is there is a part of what the call asked for
-                        raise DispatcherClosedError(
-                            "this dispatcher was closed while collect() waited"
-                        )
+                        what = "this dispatcher was closed while collect() waited"
+                        raise DispatcherClosedError(what)
                     # The error of a whole step names all that are incomplete.
                     if is_for_some or not call.groups(State.RUNNING):
                         if (dropped := call.decide()) is not None:
@@ -137,14 +129,9 @@ class Groups:
                 self._wait_for_some -= is_for_some
 
     def submit(self, batch: BatchHandle, within: Partition | None) -> None:
-        """Run a batch; calls find its groups `within`. None: in the queue, where its roots are now.
-
-        Raises BatchError for a uid of which there is another group, which it would be mixed with.
-        """
+        """Run a batch; calls find its groups `within`. None: in the queue, with its roots now."""
         batch.within = within
-        if self._history is not None:
-            for prompt in batch.prompts:
-                self._history.look_up(prompt)
+        self._history.look_up(batch.prompts)
         with self.changed:
             if self.closed:
                 raise DispatcherClosedError("this dispatcher is closed")
@@ -160,8 +147,9 @@ class Groups:
                         "it up: cancel its batch",
                     )
             self.batches.add(batch)  # from here on, close() ends it
-            for prompt in batch.prompts if within is not None else ():
-                within.file(prompt.group)
+            if within is not None:
+                for prompt in batch.prompts:
+                    within.file(prompt.group)
         if within is None:
             try:
                 self.host.within(self._sink.seconds, self._sink.check, batch)
@@ -191,8 +179,6 @@ class Groups:
             self._stop(batch, batch.stopped)
         self._pump()
 
-    # -- a session runs on a worker ------------------------------------------------------------
-
     def _pump(self) -> None:
         """Start all sessions that can run, once for all that happens in this turn."""
         if not self._pumps:
@@ -202,8 +188,8 @@ class Groups:
     def _start_all(self) -> None:
         self._pumps = False
         try:
-            # A part of them: the workers run these while the next turn starts others. More at once
-            # are more objects at once, which Python's garbage collector looks through each time.
+            # A part of them, while the workers run others: more objects at once are more that
+            # Python's garbage collector looks through.
             for _ in range(_A_TURN):
                 if (job := self._scheduler.next()) is None:
                     break
@@ -238,8 +224,9 @@ class Groups:
         since = self._loop.time() - self._timeout_s
         running = [job for batch in self.batches for job in batch.running]
         then = min((job.started for job in running if job.started > since), default=None)
-        ends = None if then is None else then + self._timeout_s
-        self._alarm = None if ends is None else self._loop.call_at(ends, self._expire)
+        self._alarm = None
+        if then is not None:
+            self._alarm = self._loop.call_at(then + self._timeout_s, self._expire)
         cause = f"passed its deadline of {self._timeout_s:g} s (dispatch.session_timeout_s)"
         for job in running:
             if job.started <= since and job in job.group.batch.running:
@@ -255,22 +242,18 @@ class Groups:
         self, job: Job, result: Returned = NOTHING, error: BaseException | None = None
     ) -> None:
         """An attempt has ended; another one follows, or its session ends."""
-        prompt: Prompt = job.group
-        batch = prompt.batch
+        batch = job.group.batch
         if job not in batch.running:  # it was given up
             return
         del batch.running[job]
         self._pump()
         job.rows, job.tokens = result
         if error is None and job.rows is None and batch.within is not None:
-            error = DataFailure(
-                "the worker returned no rows, as one that writes them to a queue itself",
-                remedy="return the rows; or submit() to a dispatcher that has the queue",
-            )
+            what = "the worker returned no rows, as one that writes them to a queue itself"
+            error = DataFailure(what)
         if error is None:
             length = job.tokens or self._loop.time() - job.started
-            if self._history is not None:
-                self._history.learn(prompt, length)
+            self._history.learn(job.group, length)
             self._scheduler.done(job, length)
             self._end(job)
             return
@@ -283,11 +266,9 @@ class Groups:
             self._scheduler.retry(job)
             return
         logger.error("%s failed for good: %s", job, text_of(failure), exc_info=failure)
-        self._scheduler.done(job)
         job.error = cause_of(failure)
+        self._scheduler.done(job)
         self._end(job)
-
-    # -- it ends -------------------------------------------------------------------------------
 
     def _end(self, job: Job) -> None:
         """A session has its outcome: write it, where it is written, and settle it."""
@@ -302,21 +283,11 @@ class Groups:
         else:
             self._settle(job)
 
-    def _written(self, job: Job, error: Exception | None) -> None:
-        if error is not None and not job.error:
-            job.rows = None
-            job.error = cause_of(as_failure(error), "its rows could not be written: ")
-            logger.error("%s failed: %s", job, job.error)
-            if not isinstance(error, NoAnswerError):
-                self._sink.write(job)  # the queue refuses its rows, but perhaps not its marker
-                return
-        if error is not None:  # or may have both yet
-            self._abort(job.group.batch, error)
-        self._settle(job)
-
-    def _settle(self, job: Job) -> None:
-        """Its group has the session: the last one ends the prompt, and the batch."""
+    def _settle(self, job: Job, error: Exception | None = None) -> None:
+        """Its group has the session, unless it could not be written: the last ends the batch."""
         batch, group = job.group.batch, job.group.group
+        if error is not None:
+            self._abort(batch, error)
         with self.changed:
             batch.report.count(job)
             if job.error:
@@ -329,7 +300,6 @@ class Groups:
                 if self._wait_for_some:
                     self.changed.notify_all()
         if batch.report.open == 0:
-            batch.report.seconds = time.perf_counter() - batch.began
             if batch.journal is not None:
                 with contextlib.suppress(OSError):
                     batch.journal.close()
@@ -346,8 +316,6 @@ class Groups:
                     batch.future.set_exception(error)
             self.changed.notify_all()
         batch.begun.set()
-
-    # -- it ends early ---------------------------------------------------------------------------
 
     def release(self, batch: BatchHandle) -> None:
         """Calls find the groups of a batch no more."""

@@ -57,11 +57,7 @@ class Pool(ABC):
 
     @abstractmethod
     async def open(self, groups: Any) -> None:
-        """Make the workers; called once, first.
-
-        Each session is told to ``groups.returned``, with what the worker returned and its error, and
-        what becomes of a worker to ``groups.worker_changed``; ``groups.host`` is the event loop.
-        """
+        """Make the workers; the groups of a dispatcher are told how sessions and workers end."""
 
     @abstractmethod
     def start(self, job: Job) -> None:
@@ -136,7 +132,7 @@ class _Thread(LoopThread):
     """The thread and the event loop of a worker, which is made there and gets `calls` first.
 
     Whatever code of the user's does here, it sees the tasks of this worker only, and ends no
-    thread but this one, which goes on. `tell` is told how sessions ended.
+    thread but this one, which goes on. `tell` is called with sessions that have ended.
     """
 
     def __init__(

@@ -47,8 +47,8 @@ class SessionGroup:
 class Job:
     """An attempt at a session of a prompt; the one before it failed on worker `avoid`.
 
-    The attempts at a session share `failures`, which counts them by whether the infrastructure
-    failed. Once it runs it has a worker, and what that is told; once it has ended, its rows (None if
+    The attempts at a session share `failures`: how often the infrastructure failed, and how often
+    it did not. What has run has a worker, and what that was told; what has ended its rows (None if
     the worker wrote them itself) with the tags that were journaled, or its error.
     """
 

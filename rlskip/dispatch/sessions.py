@@ -87,13 +87,8 @@ class NoAnswerError(InfrastructureFailure):
     """Nobody answered by the deadline; what was asked may yet be done."""
 
 
-_INFRASTRUCTURE = (
-    OSError,
-    MemoryError,
-    TimeoutError,
-    asyncio.TimeoutError,
-    asyncio.CancelledError,  # as of an async worker, whose session somebody else cancelled
-)
+# An async worker's session may be cancelled by somebody else there.
+_INFRASTRUCTURE = (OSError, MemoryError, asyncio.TimeoutError, asyncio.CancelledError)
 
 
 def as_failure(error: BaseException) -> SessionFailure:

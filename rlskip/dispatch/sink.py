@@ -7,6 +7,7 @@ long they take and not on the number of sessions.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
@@ -15,12 +16,14 @@ from rlskip.dispatch.batch import BatchHandle
 from rlskip.dispatch.journal import Appender, SessionJournal
 from rlskip.dispatch.resume import Journaled, Journals, to_journal
 from rlskip.dispatch.scheduler import Job
-from rlskip.dispatch.sessions import BatchError, NoAnswerError, text_of
+from rlskip.dispatch.sessions import BatchError, NoAnswerError, as_failure, cause_of, text_of
 from rlskip.dispatch.timeouts import failure_of, in_thread
 from rlskip.keys import ROWS_PER_ATTEMPT, row_tag, session_key, session_tag, trajectory_key, uid_of
 from rlskip.queue import TrajectoryQueue
 
 _MOST = 1024  # sessions of one write
+
+logger = logging.getLogger(__name__)
 
 
 class Sink:
@@ -42,7 +45,7 @@ class Sink:
         self._journals = journals
         self._appender = Appender(seconds)
         # `_writing` runs while something is gathered, and is None otherwise. What was gathered is
-        # written in this order, and `_written` called once for each, with or without an error.
+        # written in this order, and `_written` called once for each, with what kept its marker out.
         self._gathered: deque[Job] = deque()
         self._writing: asyncio.Task[None] | None = None
         # The roots of one batch and the sessions of others are put one after the other: a second
@@ -107,10 +110,20 @@ class Sink:
             queued = [job for job in jobs if job.group.batch.within is None]
             error = await self._try(self._put_all, queued) if queued else None
             for job in jobs:
-                # Once more, alone: what the queue refuses of one must not keep out the others.
                 again = error is not None and job.group.batch.within is None
-                self._written(job, await self._try(self._put_all, [job]) if again else None)
+                self._written(job, await self._put_alone(job) if again else None)
         self._writing = None
+
+    async def _put_alone(self, job: Job) -> Exception | None:
+        """What the queue refuses of one session must not keep out the others, nor its marker."""
+        error = await self._try(self._put_all, [job])
+        if error is not None and not job.error:
+            job.rows = None
+            job.error = cause_of(as_failure(error), "its rows could not be written: ")
+            logger.error("%s failed: %s", job, job.error)
+            if not isinstance(error, NoAnswerError):  # else it may have both yet
+                error = await self._try(self._put_all, [job])
+        return error
 
     async def _try(self, put: Callable[[Any], None], what: Any) -> Exception | None:
         """Write something; returns what the queue raised, or that it did not answer."""
