@@ -78,18 +78,15 @@ def awaited():
 
 
 class Faulty(MemoryQueue):
-    """Its method `name` has the fault for calls that `where` selects."""
+    """Its puts have the fault where `where` says so of their keys."""
 
-    def __init__(self, fault, name, where=lambda *_: True):
+    def __init__(self, fault, where):
         super().__init__()
-        self.fault, self.name, self.where = fault, name, where
-
-    def _may(self, name, *args):
-        if name == self.name and self.where(*args):
-            self.fault()
+        self.fault, self.where = fault, where
 
     def put(self, keys, partition, fields=None, tags=None):
-        self._may("put", keys, tags)
+        if self.where(keys[0]):
+            self.fault()
         return super().put(keys, partition, fields, tags)
 
 
@@ -113,23 +110,19 @@ async def answer(prompt, sampling, session):
     return {"responses": torch.ones(3)}
 
 
-def is_root(keys, tags):
-    return not split_session(keys[0]) and not split_trajectory(keys[0])
-
-
 # -- the queue -------------------------------------------------------------------------------
 
 PUTS = {
-    "roots": is_root,
-    "rows": lambda keys, tags: split_trajectory(keys[0]),
-    "markers": lambda keys, tags: split_session(keys[0]),
+    "roots": lambda key: not split_session(key) and not split_trajectory(key),
+    "rows": split_trajectory,
+    "markers": split_session,
 }
 
 
 @pytest.mark.usefixtures("awaited")
 @pytest.mark.parametrize("what", PUTS)
 def test_a_write_to_the_queue(fault, make_prompts, what):
-    queue = Faulty(fault, "put", PUTS[what])
+    queue = Faulty(fault, PUTS[what])
     with RolloutDispatcher(LocalPool(answer, 2), queue, CONFIG) as dispatcher:
         batch = dispatcher.submit(make_prompts(2), step=1)
         if what == "rows" and fault.error is not None:
