@@ -137,8 +137,6 @@ class RolloutDispatcher:
             As :meth:`ReplayBuffer.sample` raises them.
         UnequalFieldsError
             A row lacks a field that another one has, which is not to be filled.
-        BatchError
-            As :meth:`submit` raises it.
         """
         self._check_open()
         if self._replay.on_incomplete == "refill":

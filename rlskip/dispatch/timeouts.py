@@ -171,11 +171,11 @@ def _let_calls_end() -> None:
             loop.call_soon_threadsafe(_stop_here, event)
             stopped.append(event)
     deadline = time.monotonic() + EXIT_S
-    while time.monotonic() < deadline and not (
-        all(event.is_set() for event in stopped)
-        and not any(thread.is_alive() for thread in list(_threads))
-    ):
-        time.sleep(0.01)
+    for event in stopped:
+        event.wait(max(0.0, deadline - time.monotonic()))
+    for thread in list(_threads):
+        if thread.is_alive():
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _stop_here(stopped: threading.Event) -> None:

@@ -178,8 +178,9 @@ def test_without_a_deadline_close_ends_what_a_worker_holds(make_prompts, queue):
 
     dispatcher = RolloutDispatcher(LocalPool(worker), queue, config(session_timeout_s=None))
     batch = dispatcher.submit(make_prompts(2), step=1)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match=r"step 1: 6 of 6 sessions have not ended after 0\.5 s"):
         batch.result(0.5)
+    assert (batch.done(), batch.report.succeeded) == (False, 0)
     dispatcher.close()
     assert set(batch.result(0).failed.values()) == {"cancelled"}
     assert len(queue.markers()) == 6
