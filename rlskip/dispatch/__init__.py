@@ -58,5 +58,4 @@ __all__ = [
     "session_seed",
 ]
 
-
 __getattr__ = load_on_use(__name__, {"rlskip.dispatch.ray_pool": ["RayPool"]})  # ray is an extra

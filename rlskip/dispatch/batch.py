@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import threading
-import time
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -20,7 +19,7 @@ from rlskip.batch.columns import own, rows_of, select
 from rlskip.batch.meta import plain
 from rlskip.config.other_nodes import DispatchConfig
 from rlskip.dispatch.scheduler import Job, SessionGroup
-from rlskip.dispatch.sessions import BatchError
+from rlskip.dispatch.sessions import BatchError, Session, session_seed
 from rlskip.jobs.served import Needs, needs
 from rlskip.keys import (
     DO_SAMPLE,
@@ -48,7 +47,7 @@ class BatchReport:
     """The outcome of a batch, in numbers of its prompts and sessions; so far, while it runs.
 
     `resumed` sessions were taken from the journal, and count as succeeded; `failed` has the cause
-    of each other one by uid and session id. `seconds` are those from the call to the last marker.
+    of each other one by uid and session id.
     """
 
     step: int
@@ -60,12 +59,19 @@ class BatchReport:
     failed: dict[tuple[str, int], str] = attrs.field(factory=dict)
     attempts: int = 0
     tokens: int = 0
-    seconds: float = 0.0
 
     @property
     def open(self) -> int:
         """How many sessions have not ended."""
         return self.sessions - self.succeeded - len(self.failed)
+
+    def count(self, job: Job) -> None:
+        """A session has ended."""
+        self.tokens += job.tokens
+        if job.error:
+            self.failed[job.group.uid, job.session_id] = job.error
+        else:
+            self.succeeded += 1
 
 
 @attrs.define(eq=False)
@@ -87,7 +93,6 @@ class Group:
     n: int
     rows: dict[int, list[dict[str, Any]]] = attrs.field(factory=dict)
     failed: dict[int, str] = attrs.field(factory=dict)
-    number: int | None = attrs.field(default=None, repr=False)  # that its partition gives it
 
     @property
     def running(self) -> bool:
@@ -119,9 +124,23 @@ class Prompt(SessionGroup):
     known_as: str | None = None  # in the history of lengths
     content: str | None = None
     journal_key: tuple[str, int] | None = None
+    packed: bytes | None = None  # for Ray's actors
     open: set[int]
     group: Group
     id: int = attrs.field(factory=itertools.count().__next__, init=False)
+
+    def session(self, job: Job, seed: int) -> Session:
+        """What the worker of an attempt is told."""
+        return Session(
+            uid=self.uid,
+            session_id=job.session_id,
+            n=self.n,
+            attempt=job.attempt,
+            seed=session_seed(seed, self.batch.step, self.prompt, job.session_id),
+            partition=self.batch.partition,
+            prompt_key=self.journal_key if self.batch.journal is not None else None,
+            **self.info,
+        )
 
     def root_tag(self) -> dict[str, Any]:
         """The tag of its key: the number of markers to count to."""
@@ -147,10 +166,9 @@ class BatchHandle:
         self.journal: SessionJournal | None = None
         self.needs = needs.get(Needs())  # of the stage that submits it
         self.unjournaled = ""  # why some of its prompts cannot be journaled
-        self.began = time.perf_counter()
         self.error: BaseException | None = None  # why it was given up
         self.stopped = ""  # why its sessions that have no outcome fail
-        self.rooted = threading.Event()  # set once its roots are in the queue, or cannot be
+        self.begun = threading.Event()  # set once its roots are in the queue, or cannot be
         self.future: Future[BatchReport] = Future()
         # A caller that stops waiting must not cancel the future for the others.
         self.future.set_running_or_notify_cancel()
@@ -188,8 +206,7 @@ class BatchHandle:
 
     def cancel(self) -> None:
         """Stop its sessions: each one without an outcome fails, and ``collect()`` has none."""
-        self._groups.release(self)
-        self._groups.cancel_soon(self)
+        self._groups.cancel(self)
 
 
 def read_batch(
@@ -291,9 +308,9 @@ def build_trajectory_info(step: Any, index: Any, validate: Any) -> list[dict[str
     tensor, an array or a list. Returns dicts with ``step``, ``sample_index``, ``rollout_n`` (0 for
     an index that differs from the one before, else one more) and ``validate``.
     """
-    step, validate = _scalar(step), bool(_scalar(validate))
+    step, validate = plain(step), bool(plain(validate))
     info: list[dict[str, Any]] = []
-    for i in map(_scalar, index.tolist() if hasattr(index, "tolist") else index):
+    for i in map(plain, plain(index)):
         again = bool(info) and info[-1]["sample_index"] == i
         number = info[-1]["rollout_n"] + 1 if again else 0
         info += [{"step": step, "sample_index": i, "rollout_n": number, "validate": validate}]
@@ -326,7 +343,3 @@ def _whole(value: Any) -> int | None:
         number = int(value)
         return number if number == value else None
     return None
-
-
-def _scalar(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value

@@ -1,4 +1,4 @@
-"""RolloutDispatcher: from a batch of prompts to the groups of their sessions."""
+"""RolloutDispatcher: how it is made, what it is asked for, and how it ends."""
 
 from __future__ import annotations
 
@@ -15,18 +15,14 @@ from tensordict import TensorDict, TensorDictBase
 from rlskip.config.nodes import read_node
 from rlskip.config.other_nodes import DispatchConfig, ReplayConfig
 from rlskip.dispatch import timeouts
-from rlskip.dispatch.batch import BatchHandle, Group, joined, read_batch, step_number
+from rlskip.dispatch.batch import BatchHandle, joined, read_batch
 from rlskip.dispatch.groups import Groups
-from rlskip.dispatch.policies import Policy, chunk, find_policy
 from rlskip.dispatch.pools import THREADS, LocalPool, Pool, Worker
 from rlskip.dispatch.resume import Journals, journal_identity
 from rlskip.dispatch.sessions import DispatcherClosedError, text_of
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import TRAIN, VAL
-from rlskip.queue import IncompleteRolloutError, TrajectoryQueue
-from rlskip.queue.partition import Partition
-from rlskip.queue.readiness import State
-from rlskip.queue.sampling import SampleCall
+from rlskip.queue import TrajectoryQueue
 from rlskip.store import Identity, StepStore
 
 Batch: TypeAlias = TensorDictBase | Sequence[Mapping[str, Any]]
@@ -54,11 +50,8 @@ class RolloutDispatcher:
     config
         Anything that :func:`~rlskip.config.nodes.read_node` takes; its node `replay` judges
         the groups of :meth:`collect`.
-    policy
-        Replaces ``dispatch.policy``.
-    store, identity, journals
-        The run's dumps, next to which journals are kept, and what sessions depend on besides
-        prompts and sampling: a journal of another identity is not resumed. Or the journals.
+    store, journals
+        The run's dumps, next to which journals are kept; or the journals.
     """
 
     def __init__(
@@ -67,19 +60,13 @@ class RolloutDispatcher:
         queue: TrajectoryQueue | None = None,
         config: Any = None,
         *,
-        policy: Policy | None = None,
         store: StepStore | None = None,
-        identity: Identity | None = None,
         journals: Journals | None = None,
     ) -> None:
         self._process = os.getpid()
         self.config: DispatchConfig = read_node(DispatchConfig, config)
         self.queue = queue
-        self._replay = read_node(ReplayConfig, config)
         self._pool = pool
-        policy = policy or find_policy(self.config.policy)
-        if not self.config.rollout_level:
-            policy = chunk
         if self.config.journal and journals is None:
             if store is None:
                 raise ConfigError(
@@ -88,15 +75,15 @@ class RolloutDispatcher:
                     "pass store=... to the dispatcher; SkipManager.store('rollout') returns the "
                     "store of an enabled role (+skip=rollout_cache)",
                 )
-            of_sessions = journal_identity(identity or Identity(), self.config)
-            journals = Journals(store, of_sessions, queue)
+            journals = Journals(store, journal_identity(Identity(), self.config), queue)
         self._journals = journals
-        self._groups = Groups(pool, queue, self.config, self._replay, policy, journals)
+        self._replay = read_replay(config)
+        self._groups = Groups(pool, queue, self.config, self._replay, journals)
         self._host = self._groups.host
         if queue is not None:
             _last[id(queue)] = self
         try:
-            self._host.within(timeouts.OPEN_S, pool.open)
+            self._host.within(timeouts.OPEN_S, pool.open, self._groups)
         except BaseException:
             self.close()
             raise
@@ -150,10 +137,7 @@ class RolloutDispatcher:
             As :meth:`ReplayBuffer.sample` raises them.
         UnequalFieldsError
             A row lacks a field that another one has, which is not to be filled.
-        BatchError
-            As :meth:`submit` raises it.
         """
-        started = time.monotonic()
         self._check_open()
         if self._replay.on_incomplete == "refill":
             raise ConfigError(
@@ -162,55 +146,13 @@ class RolloutDispatcher:
                 "use raise, drop or min_viable (dispatch.max_retries and max_data_retries try "
                 "sessions again); refill is for ReplayBuffer(queue, refill=...)",
             )
-        batch = own = None
+        batch = None
         if prompts is not None:
             batch = self._read(prompts, step, validate, partition)
             step, partition = batch.step, batch.partition
-        name = partition or (VAL if validate else TRAIN)
-        within = self._groups.ahead(name)
-        if batch is not None and batch_size is None:
-            own, within = batch, Partition(name, self._replay)
-        call = SampleCall(self._replay, within, step_number(step), batch_size, started)
-        if batch is not None:
-            self._groups.submit(batch, within)
-        try:
-            groups = self._take(call, own)
-        except BaseException:
-            if own is not None:  # else its groups are there for the next call
-                own.cancel()
-            raise
-        return joined(groups, name, self.config.fill_missing), call.metrics()
-
-    def _take(self, call: SampleCall, own: BatchHandle | None) -> list[Group]:
-        """Wait for the groups of a call, and take them."""
-        some = call.batch_size is not None
-        with self._groups.changed:
-            self._groups.wait_for_some += some
-            try:
-                while (groups := self._choose(call, own)) is None:
-                    self._groups.changed.wait(call.check_time(time.monotonic()))
-                call.partition.remove(group.uid for group in groups)
-                return groups
-            finally:
-                self._groups.wait_for_some -= some
-
-    def _choose(self, call: SampleCall, own: BatchHandle | None) -> list[Group] | None:
-        """The groups to return, or None to go on waiting; those that are dropped are given up."""
-        if own is not None and own.done():
-            own.result()  # raises what ended it
-        if self._groups.closed:  # what is there is a part of what the call asked for
-            raise DispatcherClosedError("this dispatcher was closed while collect() waited")
-        if call.batch_size is None and call.groups(State.RUNNING):
-            return None  # an error names all that are incomplete
-        try:
-            dropped = call.decide()
-        except IncompleteRolloutError as error:  # which has them
-            call.partition.remove(prompt.uid for prompt in error.prompts)
-            raise
-        if dropped is not None:
-            call.partition.remove(group.uid for group in dropped.groups)
-            call.evicted(dropped)
-        return call.choose()
+        partition = partition or (VAL if validate else TRAIN)
+        groups, metrics = self._groups.collect(batch, step, partition, batch_size)
+        return joined(groups, partition, self.config.fill_missing), metrics
 
     def submit(
         self,

@@ -1,43 +1,43 @@
-"""From a batch of prompts to their groups.
+"""What a prompt passes from `collect` or `submit` to its group.
 
-Read from top to bottom: a batch begins, a session starts on the worker that the scheduler has for
-it, is tried again elsewhere if that fails, and ends with its rows or a cause in its prompt's group.
-What goes to a queue or a journal is written before that. All but what callers ask runs on the
+Read from top to bottom: a call submits a batch and waits for groups; each session runs on the
+worker that the scheduler has for it, is tried again elsewhere if that fails, is written where it
+goes, and ends with its rows or a cause in its prompt's group. All but what callers ask runs on the
 dispatcher's event loop, where no worker's code does.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import math
 import threading
 import time
+from typing import Any
 
 from rlskip.config.other_nodes import DispatchConfig, ReplayConfig
-from rlskip.dispatch.batch import BatchHandle, Prompt
-from rlskip.dispatch.policies import BLIND, History, Policy
-from rlskip.dispatch.pools import NOTHING, Pool, Returned, returned
+from rlskip.dispatch.batch import BatchHandle, Group, Prompt, step_number
+from rlskip.dispatch.policies import History, chunk, find_policy
+from rlskip.dispatch.pools import Pool, returned
 from rlskip.dispatch.resume import Journals
 from rlskip.dispatch.scheduler import Job, Scheduler
 from rlskip.dispatch.sessions import (
+    NOTHING,
     BatchError,
     DataFailure,
     DispatcherClosedError,
     InfrastructureFailure,
-    NoAnswerError,
-    Session,
+    Returned,
     as_failure,
     cause_of,
-    portable,
-    session_seed,
     text_of,
 )
 from rlskip.dispatch.sink import Sink
 from rlskip.dispatch.timeouts import LoopThread, write_seconds
-from rlskip.queue import TrajectoryQueue
+from rlskip.queue import IncompleteRolloutError, ReplayTimeoutError, TrajectoryQueue
 from rlskip.queue.partition import Partition
+from rlskip.queue.readiness import State
+from rlskip.queue.sampling import SampleCall
 
 _A_TURN = 512  # the most sessions that one turn of the event loop starts
 
@@ -53,66 +53,98 @@ class Groups:
         queue: TrajectoryQueue | None,
         config: DispatchConfig,
         replay: ReplayConfig,
-        policy: Policy,
         journals: Journals | None,
     ) -> None:
-        # `changed` is held while `closed`, `batches` or a partition changes. It is notified when a
-        # batch has ended and, while a call waits for some of the prompts, with every group. A batch
-        # is in `batches` until its last session is settled. A session waits in the scheduler, or is
-        # an attempt in `running` of its batch, and then counts in the scheduler's load, or has its
-        # outcome, and is in `open` of its prompt no more.
+        # `changed` is held while `closed`, `batches` or a partition changes, and notified when a
+        # batch has ended and, while a call waits for some, with every group. A session waits in the
+        # scheduler, or is an attempt in `running` of its batch, or has left `open` of its prompt.
         self.changed = threading.Condition()
         self.closed = False
         self.batches: set[BatchHandle] = set()
         self._ahead: dict[str, Partition] = {}
-        self.wait_for_some = 0
+        self._wait_for_some = 0
         self.host = LoopThread("rlskip-dispatch")
-        self._loop = self.host.loop
-        self._pool = pool
-        pool.changed, pool.done, pool.post = self._worker_changed, self._returned, self.host.post
+        self._loop, self._pool = self.host.loop, pool
         self._config = config
         self._replay = replay
+        policy = find_policy(config.policy) if config.rollout_level else chunk
         caps = config.max_concurrent_rollouts_per_worker, pool.slots
         self._scheduler = Scheduler(pool.workers, policy, min(filter(None, caps), default=None))
-        self._history = None if policy in BLIND else History()
-        self._sink = Sink(queue, journals, write_seconds(config), self._written)
+        self._history = History(policy)
+        self._sink = Sink(queue, journals, write_seconds(config), self._settle)
         self._timeout_s = math.inf if (s := config.session_timeout_s) is None else s
-        # When the next attempt is due; one alarm serves all, as nearly every one ends long before.
-        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm: Any = None  # when the next attempts are due
         self._pumps = False  # whether what can run is started in the next turn
-        # The number of the next attempt at the sessions given up, which may still write: a
-        # prompt that is submitted again does not begin with the number of such an attempt.
+        # At the sessions given up, which may still write: a prompt that is submitted again does
+        # not begin with the number of such an attempt.
         self._next_attempts: dict[tuple[str, int], int] = {}
-
-    # -- a caller submits a batch --------------------------------------------------------------
 
     def ahead(self, partition: str) -> Partition:
         """The groups of a partition that any call may take."""
         return self._ahead.setdefault(partition, Partition(partition, self._replay))
 
-    def submit(self, batch: BatchHandle, within: Partition | None) -> None:
-        """Run a batch; calls find its groups `within`. None: in the queue, where its roots are now.
+    def collect(
+        self, batch: BatchHandle | None, step: Any, partition: str, size: int | None
+    ) -> tuple[list[Group], dict[str, float]]:
+        """Submit a batch, wait for groups, and take them: those of the batch, or `size` of any."""
+        own = batch if size is None else None
+        within = self.ahead(partition) if own is None else Partition(partition, self._replay)
+        call = SampleCall(self._replay, within, step_number(step), size, time.monotonic())
+        if batch is not None:
+            self.submit(batch, within)
+        try:
+            return self._take(call, own), call.metrics()
+        except BaseException:
+            if own is not None:  # else its groups are there for the next call
+                own.cancel()
+            raise
 
-        Raises BatchError for a uid of which there is another group, which it would be mixed with.
-        """
-        batch.within = within
-        if self._history is not None:
-            for prompt in batch.prompts:
-                self._history.look_up(prompt)
+    def _take(self, call: SampleCall, own: BatchHandle | None) -> list[Group]:
+        within, is_for_some = call.partition, call.batch_size is not None
         with self.changed:
+            self._wait_for_some += is_for_some
+            try:
+                while True:
+                    if own is not None and own.done():
+                        own.result()  # raises what ended it
+                    if self.closed:  # what is there is a part of what the call asked for
+                        what = "this dispatcher was closed while collect() waited"
+                        raise DispatcherClosedError(what)
+                    # The error of a whole step names all that are incomplete.
+                    if is_for_some or not call.groups(State.RUNNING):
+                        if (dropped := call.decide()) is not None:
+                            within.remove(group.uid for group in dropped.groups)
+                            call.evicted(dropped)
+                        if (groups := call.choose()) is not None:
+                            within.remove(group.uid for group in groups)
+                            return groups
+                    self.changed.wait(call.check_time(time.monotonic()))
+            except ReplayTimeoutError:
+                raise
+            except IncompleteRolloutError as error:  # which has them
+                within.remove(prompt.uid for prompt in error.prompts)
+                raise
+            finally:
+                self._wait_for_some -= is_for_some
+
+    def submit(self, batch: BatchHandle, within: Partition | None) -> None:
+        """Run a batch; calls find its groups `within`. None: in the queue, with its roots now."""
+        batch.within = within
+        self._history.look_up(batch.prompts)
+        with self.changed:
+            if self.closed:
+                raise DispatcherClosedError("this dispatcher is closed")
             others = [other for other in self.batches if other.partition == batch.partition]
             held = {p.uid for other in others for p in other.prompts if p.group.running}
             ahead = self.ahead(batch.partition)
-            for uid in (prompt.uid for prompt in batch.prompts):
-                if uid in held or ahead.find(uid):
+            for prompt in batch.prompts:
+                if prompt.uid in held or ahead.find(prompt.uid):
                     raise BatchError(
-                        f"an earlier prompt of the uid {uid!r} is in flight",
+                        f"an earlier prompt of the uid {prompt.uid!r} is in flight",
                         "uid",
                         "give this one a uid of its own; or first take the other's group, or give "
                         "it up: cancel its batch",
                     )
-            if self.closed:
-                raise DispatcherClosedError("this dispatcher is closed")
             self.batches.add(batch)  # from here on, close() ends it
             if within is not None:
                 for prompt in batch.prompts:
@@ -125,29 +157,26 @@ class Groups:
                 raise
         batch.beginning = self.host.ask(self._begin, batch)
         if within is None:  # waits for the journal, and for the queue
-            batch.rooted.wait(2 * self._sink.seconds)
+            batch.begun.wait(2 * self._sink.seconds)
 
     async def _begin(self, batch: BatchHandle) -> None:
+        """Open its journal, write its roots, and let its sessions wait for workers."""
         try:
             resumed = await self._sink.open(batch)
-            batch.rooted.set()
-            for prompt in batch.prompts if not batch.stopped else ():
-                first = {i: self._next_attempts.get((prompt.uid, i), 0) for i in prompt.open}
+            for prompt in batch.prompts:
+                attempts = {i: self._next_attempts.get((prompt.uid, i), 0) for i in prompt.open}
                 for session, found in resumed.get(prompt.uid, {}).items():
+                    job = Job(prompt, session, attempt=attempts.pop(session), tags=found.tags)
+                    job.rows, job.tokens = returned(found.rows)
                     batch.report.resumed += 1
-                    rows, tokens = returned(found.rows)
-                    attempt = first.pop(session)
-                    job = Job(prompt, session, attempt=attempt, rows=rows, tags=found.tags)
-                    self._end(job, tokens)
-                self._scheduler.add(prompt, first)
+                    self._end(job)
+                self._scheduler.add(prompt, attempts)
         except Exception as error:
-            batch.rooted.set()
             self._abort(batch, error)
+        batch.begun.set()
         if batch.stopped:
-            self._end_all(batch)
+            self._stop(batch, batch.stopped)
         self._pump()
-
-    # -- a session runs on a worker ------------------------------------------------------------
 
     def _pump(self) -> None:
         """Start all sessions that can run, once for all that happens in this turn."""
@@ -158,8 +187,8 @@ class Groups:
     def _start_all(self) -> None:
         self._pumps = False
         try:
-            # A part of them: the workers run these while the next turn starts others. More at once
-            # are more objects at once, which Python's garbage collector looks through each time.
+            # A part of them, while the workers run others: more objects at once are more that
+            # Python's garbage collector looks through.
             for _ in range(_A_TURN):
                 if (job := self._scheduler.next()) is None:
                     break
@@ -173,134 +202,103 @@ class Groups:
             for batch in list(self.batches):
                 self._stop(batch, "no worker is left")
 
-    def _worker_changed(self, worker: int, state: str) -> None:
+    def worker_changed(self, worker: int, state: str) -> None:
+        """A worker is ``away``, ``back`` or ``lost``."""
         self._scheduler.change(worker, state)
         self._pump()
 
     def _start(self, job: Job) -> None:
         prompt: Prompt = job.group
-        batch = prompt.batch
-        batch.report.attempts += 1
-        job.session = Session(
-            uid=prompt.uid,
-            session_id=job.session_id,
-            n=prompt.n,
-            attempt=job.attempt,
-            seed=session_seed(self._config.seed or 0, batch.step, prompt.prompt, job.session_id),
-            partition=batch.partition,
-            prompt_key=prompt.journal_key if batch.journal is not None else None,
-            **prompt.info,
-        )
+        prompt.batch.report.attempts += 1
+        prompt.batch.running[job] = None
+        job.session = prompt.session(job, self._config.seed or 0)
         job.started = self._loop.time()
-        job.due = job.started + self._timeout_s
-        batch.running[job] = None
         self._pool.start(job)
-        if self._alarm is None and job.due < math.inf:
-            self._alarm = self._loop.call_at(job.due, self._expire)
-
-    def _returned(self, job: Job, result: Returned, error: BaseException | None) -> None:
-        """The worker has returned or raised, perhaps after the attempt was given up."""
-        prompt: Prompt = job.group
-        if job not in prompt.batch.running:
-            return
-        del prompt.batch.running[job]
-        if error is None and result == NOTHING and prompt.batch.within is not None:
-            error = DataFailure(
-                "the worker returned no rows, as one that writes them to a queue itself",
-                remedy="return the rows; or submit() to a dispatcher that has the queue",
-            )
-        if error is not None:
-            self._failed(job, portable(error))
-        else:
-            job.rows, tokens = result
-            length = tokens or self._loop.time() - job.started
-            if self._history is not None:
-                self._history.learn(prompt, length)
-            try:
-                self._scheduler.done(job, length)
-            except Exception as policys:
-                self._abort(prompt.batch, policys)
-            self._end(job, tokens)
-        self._pump()
+        # One alarm serves all: nearly every attempt ends long before it is due.
+        if self._alarm is None and self._timeout_s < math.inf:
+            self._alarm = self._loop.call_at(job.started + self._timeout_s, self._expire)
 
     def _expire(self) -> None:
         """Give up the attempts that are due."""
-        now = self._loop.time()
+        since = self._loop.time() - self._timeout_s
         running = [job for batch in self.batches for job in batch.running]
+        then = min((job.started for job in running if job.started > since), default=None)
+        self._alarm = None
+        if then is not None:
+            self._alarm = self._loop.call_at(then + self._timeout_s, self._expire)
         cause = f"passed its deadline of {self._timeout_s:g} s (dispatch.session_timeout_s)"
-        then = min((job.due for job in running if job.due > now), default=None)
-        self._alarm = None if then is None else self._loop.call_at(then, self._expire)
         for job in running:
-            if job.due <= now and job in job.group.batch.running:
+            if job.started <= since and job in job.group.batch.running:
                 self._give_up(job)
-                self._failed(job, InfrastructureFailure(cause))
-        self._pump()
+                self.returned(job, error=InfrastructureFailure(cause))
 
-    def _give_up(self, job: Job) -> None:  # it may write rows for a while
-        del job.group.batch.running[job]
-        self._next_attempts[job.group.uid, job.session_id] = job.attempt + 1
+    def _give_up(self, job: Job) -> None:
         self._pool.stop(job)
+        # It may write rows for a while.
+        self._next_attempts[job.group.uid, job.session_id] = job.attempt + 1
 
-    def _failed(self, job: Job, error: Exception) -> None:
-        """Try again on another worker, or end the session with the cause."""
+    def returned(
+        self, job: Job, result: Returned = NOTHING, error: BaseException | None = None
+    ) -> None:
+        """An attempt has ended; another one follows, or its session ends."""
+        batch = job.group.batch
+        if job not in batch.running:  # it was given up
+            return
+        del batch.running[job]
+        self._pump()
+        job.rows, job.tokens = result
+        if error is None and job.rows is None and batch.within is not None:
+            what = "the worker returned no rows, as one that writes them to a queue itself"
+            error = DataFailure(what)
+        if error is None:
+            length = job.tokens or self._loop.time() - job.started
+            self._history.learn(job.group, length)
+            self._scheduler.done(job, length)
+            self._end(job)
+            return
         failure = as_failure(error)
-        machine = isinstance(failure, InfrastructureFailure)
-        allowed = self._config.max_retries if machine else self._config.max_data_retries
-        job.failures[machine] = count = job.failures.get(machine, 0) + 1
-        if count <= allowed:
+        is_machine = isinstance(failure, InfrastructureFailure)
+        allowed = self._config.max_retries if is_machine else self._config.max_data_retries
+        job.failures[is_machine] += 1
+        if job.failures[is_machine] <= allowed:
             logger.warning("%s failed and is tried again: %s", job, text_of(failure))
             self._scheduler.retry(job)
             return
         logger.error("%s failed for good: %s", job, text_of(failure), exc_info=failure)
-        self._scheduler.done(job)
         job.error = cause_of(failure)
+        self._scheduler.done(job)
         self._end(job)
 
-    # -- it ends -------------------------------------------------------------------------------
-
-    def _end(self, job: Job, tokens: int = 0) -> None:
+    def _end(self, job: Job) -> None:
         """A session has its outcome: write it, where it is written, and settle it."""
-        prompt, batch = job.group, job.group.batch
+        prompt: Prompt = job.group
         if job.session_id not in prompt.open:  # its batch was given up, and it has its outcome
             return
         prompt.open.remove(job.session_id)
         if not prompt.open:
             self._pool.forget(prompt)
-        batch.report.tokens += tokens
-        if batch.within is None or batch.journal is not None:
+        if prompt.batch.within is None or prompt.batch.journal is not None:
             self._sink.write(job)
         else:
             self._settle(job)
 
-    def _written(self, job: Job, error: Exception | None) -> None:
-        if error is not None and not job.error:
-            job.rows = None
-            job.error = cause_of(as_failure(error), "its rows could not be written: ")
-            logger.error("%s failed: %s", job, job.error)
-            if not isinstance(error, NoAnswerError):
-                self._sink.write(job)  # the queue refuses its rows, but perhaps not its marker
-                return
-        if error is not None:  # or may have both yet
-            self._abort(job.group.batch, error)
-        self._settle(job)
-
-    def _settle(self, job: Job) -> None:
-        """Its group has the session: the last one ends the prompt, and the batch."""
+    def _settle(self, job: Job, error: Exception | None = None) -> None:
+        """Its group has the session, unless it could not be written: the last ends the batch."""
         batch, group = job.group.batch, job.group.group
+        if error is not None:
+            self._abort(batch, error)
         with self.changed:
+            batch.report.count(job)
             if job.error:
-                batch.report.failed[group.uid, job.session_id] = job.error
                 group.failed[job.session_id] = job.error
             else:  # rows in the queue are not kept twice
-                batch.report.succeeded += 1
                 group.rows[job.session_id] = [] if batch.within is None else job.rows or []
             within = None if group.running else batch.within
             if within is not None and within.find(group.uid) is group:
                 within.file(group)
-                if self.wait_for_some:
+                if self._wait_for_some:
                     self.changed.notify_all()
         if batch.report.open == 0:
-            batch.report.seconds = time.perf_counter() - batch.began
             if batch.journal is not None:
                 with contextlib.suppress(OSError):
                     batch.journal.close()
@@ -316,7 +314,7 @@ class Groups:
                 else:
                     batch.future.set_exception(error)
             self.changed.notify_all()
-        batch.rooted.set()
+        batch.begun.set()
 
     def release(self, batch: BatchHandle) -> None:
         """Calls find the groups of a batch no more."""
@@ -325,12 +323,10 @@ class Groups:
             if (within := batch.within) is not None:
                 within.remove(g.uid for g in groups if within.find(g.uid) is g)
 
-    # -- it ends early ---------------------------------------------------------------------------
-
-    def cancel_soon(self, batch: BatchHandle) -> None:
+    def cancel(self, batch: BatchHandle) -> None:
         """Stop a batch, from any thread."""
+        self.release(batch)
         self.host.post(self._stop, batch, "cancelled")
-        self.host.post(self._pump)
 
     def _abort(self, batch: BatchHandle, error: BaseException) -> None:
         """The batch cannot go on: its caller gets `error`, once every session is marked failed."""
@@ -338,16 +334,15 @@ class Groups:
         self._stop(batch, f"the batch was given up: {text_of(error)}")
 
     def _stop(self, batch: BatchHandle, cause: str) -> None:
-        """Each session that has no outcome fails."""
+        """Each session that has no outcome fails, now or once the roots are written."""
         batch.stopped = batch.stopped or cause
-        if batch.rooted.is_set():  # else `_begin` does it, once the roots are written
-            self._end_all(batch)
-
-    def _end_all(self, batch: BatchHandle) -> None:
-        self._scheduler.cancel({*batch.prompts})
-        for job in list(batch.running):
-            self._give_up(job)
-            self._scheduler.done(job)
-        for prompt in batch.prompts:
-            for session in sorted(prompt.open):
-                self._end(Job(prompt, session, error=batch.stopped))
+        if batch.begun.is_set():
+            self._scheduler.cancel({*batch.prompts})
+            for job in batch.running:
+                self._give_up(job)
+                self._scheduler.done(job)
+            batch.running.clear()
+            for prompt in batch.prompts:
+                for session in sorted(prompt.open):
+                    self._end(Job(prompt, session, error=batch.stopped))
+            self._pump()

@@ -53,18 +53,9 @@ MAX_FRAME = 1 << 30
 class SessionJournal:
     """The finished sessions of one step, in the file `path`, which the first append creates.
 
-    Sessions that were generated under another `identity` are not resumed. Who only appends does not
-    `read` the file.
-
-    Attributes
-    ----------
-    entries
-        The sessions of earlier processes: key to value, as :meth:`append` takes them.
-
-    Raises
-    ------
-    OSError
-        The journal cannot be read, or is not a regular file (:class:`RefusedFileError`).
+    ``entries`` are those of earlier processes, key to value, but for sessions that were generated
+    under another `identity`. Who only appends does not `read` the file. Raises OSError for a
+    journal that cannot be read, or is not a regular file.
     """
 
     def __init__(self, path: str | Path, identity: Identity, *, read: bool = True) -> None:
@@ -73,7 +64,7 @@ class SessionJournal:
         self._identity = identity
         self._written_as = json.dumps(identity.as_json()).encode()
         self._file: IO[bytes] | None = None
-        self._mark = contextlib.ExitStack()  # that the file grows, for `rlskip prune`
+        self._held = contextlib.ExitStack()  # the mark that it grows, for `rlskip prune`, and it
         self._busy = threading.Lock()
         if read:
             self._recover()
@@ -81,12 +72,8 @@ class SessionJournal:
     def append(self, entries: Mapping[Hashable, Any]) -> None:
         """Add finished sessions; once this returns, they survive the death of the process.
 
-        Raises
-        ------
-        UnsupportedTypeError
-            A session has a value of a type that cannot be stored; the others were written.
-        OSError
-            The disk is full, for example. Sessions that were appended before are not affected.
+        Raises the error of a session whose value cannot be stored, after the others were written,
+        or an OSError: the disk is full, for example. What was appended before is not affected.
         """
         data, refused = b"", None
         for key, value in entries.items():
@@ -105,26 +92,21 @@ class SessionJournal:
         """Close the file; an append that hangs keeps it open."""
         if self._busy.acquire(blocking=False):
             try:
-                self._close()
+                self._held.close()
             finally:
+                self._file = None
                 self._busy.release()
-
-    def _close(self) -> None:
-        if self._file is not None:
-            file, self._file = self._file, None
-            file.close()
-        self._mark.close()
 
     def _open(self) -> IO[bytes]:
         """The file at `path`, even after another process removed an earlier one."""
         if self._file is None or not _is_at(self.path, self._file):
-            self._close()
+            self._held.close()
             # The mark first: `rlskip prune` looks for it just before it removes an old journal. One
             # that had looked already takes this append with the file; the next begins another file.
             if (step := journaled_step(self.path.name)) is not None:
-                self._mark.enter_context(retention.appending(self.path.parent, step))
+                self._held.enter_context(retention.appending(self.path.parent, step))
             with open_folder(self.path.parent, create=True) as folder:
-                self._file = folder.open(self.path.name, "a", buffering=0)
+                self._file = self._held.enter_context(folder.open(self.path.name, "a", buffering=0))
         return self._file
 
     def _recover(self) -> None:
@@ -145,15 +127,14 @@ class SessionJournal:
                 if not must:
                     allowed.update(warn)
                     self.entries[key] = value
-        if allowed:
-            differs = "; ".join(sorted(allowed))
-            logger.warning("%s: resumed although it differs: %s", self.path, differs)
+        for what, differences in (
+            ("was resumed although it differs", allowed),
+            ("holds sessions of another run, which are not resumed", refused),
+        ):
+            if differences:
+                logger.warning("%s %s: %s", self.path, what, "; ".join(sorted(differences)))
         if damaged:
             logger.warning("%s: skipped %d damaged bytes", self.path, damaged)
-        if refused:
-            differs = "; ".join(sorted(refused))
-            text = "%s holds sessions of another run, which are not resumed: %s"
-            logger.warning(text, self.path, differs)
 
 
 @attrs.define(eq=False)

@@ -14,7 +14,8 @@ import contextlib
 import math
 import operator
 import pkgutil
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -89,55 +90,46 @@ def longest_first(session: PendingSession) -> Placement:
     return Placement(rank=-math.inf if session.started == 0 else -1e300)
 
 
-POLICIES: dict[str, Policy] = {
-    policy.__name__: policy for policy in (chunk, round_robin, least_loaded, longest_first)
-}
-
-
 BLIND = (chunk, round_robin, least_loaded)
 """Policies that use no lengths."""
 
+POLICIES: dict[str, Policy] = {policy.__name__: policy for policy in (*BLIND, longest_first)}
+
 
 def find_policy(name: str) -> Policy:
-    """Return the policy called `name`, or the function that ``package.module:function`` names.
-
-    Raises
-    ------
-    ConfigError
-        There is no such policy.
-    """
+    """The policy called `name`, or the function that ``package.module:function`` names."""
     if name in POLICIES:
         return POLICIES[name]
     if ":" not in name:
-        raise ConfigError(
-            f"there is no policy {name!r}",
-            "dispatch.policy",
-            f"{did_you_mean(name, POLICIES)}; name your own as package.module:function",
-        )
+        remedy = f"{did_you_mean(name, POLICIES)}; name your own as package.module:function"
+        raise ConfigError(f"there is no policy {name!r}", "dispatch.policy", remedy)
     try:
-        found = pkgutil.resolve_name(name)
+        found: Policy = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"{name!r} cannot be imported: {error}", "dispatch.policy") from error
     if not callable(found):
         raise ConfigError(f"{name!r} is not a function", "dispatch.policy")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 class History:
     """The mean length of a prompt's earlier sessions in this process, by its content."""
 
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[float, int]] = {}
+    def __init__(self, policy: Policy) -> None:
+        self._is_used = policy not in BLIND
+        self._lengths: dict[str, float] = defaultdict(float)
+        self._counts: Counter[str] = Counter()
 
-    def look_up(self, prompt: Any) -> None:
-        """Set what is known of a prompt: nothing of one that cannot be compared."""
-        with contextlib.suppress(UnsupportedTypeError):
-            prompt.known_as = fingerprint(prompt.fields)
-            total, count = self._known.get(prompt.known_as, (0.0, 0))
-            prompt.expected = total / count if count else None
+    def look_up(self, prompts: Sequence[Any]) -> None:
+        """Set what is known of prompts: nothing of one that cannot be compared."""
+        for prompt in prompts if self._is_used else ():
+            with contextlib.suppress(UnsupportedTypeError):
+                prompt.known_as = name = fingerprint(prompt.fields)
+                if count := self._counts[name]:
+                    prompt.expected = self._lengths[name] / count
 
     def learn(self, prompt: Any, length: float) -> None:
         """Record the length of one more session of the prompt."""
         if prompt.known_as is not None:
-            total, count = self._known.get(prompt.known_as, (0.0, 0))
-            self._known[prompt.known_as] = total + length, count + 1
+            self._lengths[prompt.known_as] += length
+            self._counts[prompt.known_as] += 1

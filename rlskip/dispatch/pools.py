@@ -22,17 +22,21 @@ from tensordict import is_non_tensor, is_tensor_collection
 from rlskip.batch.columns import own
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.scheduler import Job, SessionGroup
-from rlskip.dispatch.sessions import DataFailure, InfrastructureFailure, Session, portable, text_of
+from rlskip.dispatch.sessions import (
+    NOTHING,
+    DataFailure,
+    InfrastructureFailure,
+    Returned,
+    Session,
+    as_failure,
+    text_of,
+)
 from rlskip.dispatch.timeouts import LoopThread, in_thread
 from rlskip.keys import integer
 from rlskip.queue.rows import OwnRow
 
 Worker = Callable[..., Any]
-Returned = tuple["list[dict[str, Any]] | None", int]
-"""The rows of a session, or None, and the number of their tokens."""
 
-NOTHING: Returned = None, 0
-"""Of a session whose worker has written its rows to the queue itself."""
 THREADS = 16
 """The number of blocking calls that a worker runs at once by default."""
 
@@ -42,34 +46,26 @@ logger = logging.getLogger(__name__)
 class Pool(ABC):
     """Workers ``0 .. workers-1``; every call comes from one event loop and must not block it."""
 
-    # How many sessions a worker is assigned at once, so that none waits while its deadline runs;
-    # None: any number.
-    slots: int | None = None
-
-    # Set by who starts sessions here, and called on their event loop: with a worker and what
-    # becomes of it, ``away`` (it is being replaced), ``back`` or ``lost``; and once for each
-    # session, with what it returned, or NOTHING and its error. `post` makes a call there from any
-    # thread.
-    changed: Callable[[int, str], None]
-    done: Callable[[Job, Returned, BaseException | None], None]
-    post: Callable[..., None]
-
-    def __init__(self, workers: int) -> None:
+    def __init__(self, worker: Worker, workers: int, threads: int) -> None:
         if (number := integer(workers)) is None or number < 1:
             raise ValueError(f"a pool needs at least one worker, got {workers!r:.80}")
         self.workers = number
+        self.worker = worker
+        # How many sessions a worker is assigned at once, so that none waits while its deadline
+        # runs; None: any number.
+        self.slots = threads if is_blocking(worker) else None
 
     @abstractmethod
-    async def open(self) -> None:
-        """Make the workers; called once, first."""
+    async def open(self, groups: Any) -> None:
+        """Make the workers; the groups of a dispatcher are told how sessions and workers end."""
 
     @abstractmethod
     def start(self, job: Job) -> None:
-        """Run a session, and tell `done`; of a worker that died, a WorkerLostError."""
+        """Run a session; that of a worker that died has a WorkerLostError."""
 
     @abstractmethod
     def stop(self, job: Job) -> None:
-        """Stop a session, as far as it can be; nobody waits for it any more."""
+        """Stop a session, as far as it can be, and replace a worker that does not answer."""
 
     def forget(self, prompt: SessionGroup) -> None:  # noqa: B027 - may do nothing
         """No more sessions of this prompt will run."""
@@ -94,22 +90,19 @@ class LocalPool(Pool):
     """
 
     def __init__(self, worker: Worker, workers: int = 4, *, threads: int = THREADS) -> None:
-        super().__init__(workers)
-        self.slots = threads if is_blocking(worker) else None
-        self._worker = worker
+        super().__init__(worker, workers, threads)
         self._threads: list[_Thread] = []  # of the workers
         self._calls: dict[str, tuple[Any, ...]] = {}  # the last broadcasts
 
-    async def open(self) -> None:
-        self._threads += (_Thread(self._worker, self, {}) for _ in range(self.workers))
-        made = [thread.ask(thread.made) for thread in self._threads]
-        await asyncio.gather(*map(asyncio.wrap_future, made))
+    async def open(self, groups: Any) -> None:
+        self._tell = functools.partial(groups.host.post, groups.returned)
+        self._threads = [_Thread(self.worker, {}, self._tell) for _ in range(self.workers)]
+        await asyncio.gather(*(asyncio.wrap_future(thread.made) for thread in self._threads))
 
     def start(self, job: Job) -> None:
         self._threads[job.worker].send(job)
 
     def stop(self, job: Job) -> None:
-        """Cancel a session, and replace its worker if that does not turn its event loop."""
         number, thread = job.worker, self._threads[job.worker]
         thread.send(job, stop=True)
         if thread.asked:
@@ -119,7 +112,7 @@ class LocalPool(Pool):
             if thread.asked and self._threads[number] is thread:
                 logger.warning("worker %d blocks its event loop, and is replaced", number)
                 thread.close()
-                self._threads[number] = _Thread(self._worker, self, self._calls)
+                self._threads[number] = _Thread(self.worker, self._calls, self._tell)
 
         thread.asked = True
         thread.post(setattr, thread, "asked", False)
@@ -139,16 +132,17 @@ class _Thread(LoopThread):
     """The thread and the event loop of a worker, which is made there and gets `calls` first.
 
     Whatever code of the user's does here, it sees the tasks of this worker only, and ends no
-    thread but this one, which goes on.
+    thread but this one, which goes on. `tell` is called with sessions that have ended.
     """
 
-    def __init__(self, worker: Worker, pool: Pool, calls: Mapping[str, tuple[Any, ...]]) -> None:
+    def __init__(
+        self, worker: Worker, calls: Mapping[str, tuple[Any, ...]], tell: Callable[..., None]
+    ) -> None:
         super().__init__("rlskip-worker")
         self.asked = False  # whether its loop turns, and it has not answered
-        self._pool = pool
+        self._tell = tell
         self._outbox: list[tuple[Job, bool]] = []
-        self._broken: Exception | None = None
-        self.post(self._make, worker, dict(calls))
+        self.made = self.ask(self._make, worker, dict(calls))
 
     def send(self, job: Job, stop: bool = False) -> None:
         """Run a session, or stop it."""
@@ -164,44 +158,35 @@ class _Thread(LoopThread):
 
     # -- on its thread -------------------------------------------------------------------------
 
-    def _make(self, worker: Worker, calls: Mapping[str, tuple[Any, ...]]) -> None:
-        tell = functools.partial(self._pool.post, self._pool.done)
-        first = []
-        try:
-            self._runner = Runner(worker, tell)
-            first = [self._runner.call(method, args) for method, args in calls.items()]
-        except BaseException as error:
-            self._broken = portable(error)
-        self._first = asyncio.gather(*first, return_exceptions=True)
+    async def _make(self, worker: Worker, calls: Mapping[str, tuple[Any, ...]]) -> None:
+        self._runner = Runner(worker, self._tell)
+        for method, args in calls.items():
+            await self._runner.call(method, args)
 
     def _take(self, jobs: list[tuple[Job, bool]]) -> None:
-        if not self._first.done():
-            self._first.add_done_callback(lambda _: self._take(jobs))
+        if not self.made.done():
+            self.made.add_done_callback(lambda _: self.post(self._take, jobs))
             return
+        broken = self.made.exception()
         for job, stop in jobs:
-            if self._broken is not None:
-                self._pool.post(self._pool.done, job, NOTHING, self._broken)
+            if broken is not None:
+                self._tell(job, NOTHING, broken)
             elif stop:
                 self._runner.stop(job)
             else:
                 self._runner.start(job, job.group.fields, job.group.sampling, job.session)
 
-    async def made(self) -> Runner:
-        """The worker; raises what making it raised."""
-        if self._broken is not None:
-            raise self._broken
-        return self._runner
-
     async def call(self, method: str, args: tuple[Any, ...]) -> None:
         """Call a method of the worker."""
-        await (await self.made()).call(method, args)
+        await asyncio.wrap_future(self.made)
+        await self._runner.call(method, args)
 
 
 class Runner:
     """One worker: runs sessions on the present event loop.
 
-    Each has a `key`: `ended` is called with it once, and with what the session returned, or with
-    its error.
+    Each has a `key`: `ended` is called with it once, and with what the session returned and its
+    error, or None.
     """
 
     def __init__(self, worker: Worker, ended: Callable[..., object]) -> None:
@@ -233,16 +218,16 @@ class Runner:
     ) -> Returned:
         # Copies: sessions of one prompt share nothing, so none depends on where another ran.
         args = own(dict(fields)), own(dict(sampling)), session
-        if self._blocks:
-            found: Returned = await in_thread(self._call, *args, name="rlskip-worker")
-            return found
         try:
+            if self._blocks:
+                found: Returned = await in_thread(self._call, *args, name="rlskip-worker")
+                return found
             return returned(await self._worker(*args))
         except asyncio.CancelledError:
             raise
         except BaseException as error:
             # It could end the event loop, or look like the end of the actor's task.
-            raise portable(error)  # noqa: B904 - it is the error itself, or has it as its cause
+            raise as_failure(error)  # noqa: B904 - it is the error itself, or has it as its cause
         finally:
             self._end_child()
 
@@ -259,6 +244,7 @@ class Runner:
             os._exit(0)
 
     async def call(self, method: str, args: tuple[Any, ...]) -> None:
+        """Call a method of the worker."""
         called = getattr(self._worker, method)
         result = await in_thread(called, *args) if self._blocks else called(*args)
         if inspect.isawaitable(result):
@@ -309,7 +295,7 @@ def _kept(row: Mapping[Any, Any]) -> OwnRow:
         if not isinstance(name, str):
             raise DataFailure(f"the name {name!r:.80} of a field is not a string")
         if type(value) is torch.Tensor:  # as nearly always
-            kept[name] = (value.detach() if value.requires_grad else value).clone()
+            kept[name] = value.detach().clone()
             continue
         if is_tensor_collection(value) and not is_non_tensor(value):
             what = f"field {name!r} is a nested {type(value).__name__}; return its fields flat"

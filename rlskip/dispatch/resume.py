@@ -61,26 +61,20 @@ class Journaled:
         return [{**row} for row in self.rows], self.tags, self.uid, self.lacks
 
     @classmethod
-    def unpacked(cls, entry: Any) -> Journaled | None:
-        """The session that a journal holds; None for what is not one."""
-        with contextlib.suppress(Exception):  # a file may hold anything
+    def unpacked(cls, entry: Any, prompt: Prompt) -> Journaled | None:
+        """A session of `prompt`; rows that name the earlier prompt's uid name its.
+
+        None for what is not one: a file may hold anything.
+        """
+        with contextlib.suppress(Exception):
             found = cls(*entry)
             if returned(found.rows)[0] and len(found.tags) in (0, len(found.rows)):
+                for row in found.rows:
+                    if "uid" in prompt.fields and str(plain(row.get("uid"))) == found.uid:
+                        is_text = isinstance(row["uid"], str)
+                        row["uid"] = prompt.uid if is_text else prompt.fields["uid"]
                 return found
         return None
-
-    def of(self, prompt: Prompt) -> Journaled:
-        """As a session of `prompt`: rows that name the earlier prompt's uid name its."""
-        if self.uid is None or "uid" not in prompt.fields:
-            return self
-
-        def now(value: Any) -> Any:
-            if str(plain(value)) != self.uid:
-                return value
-            return prompt.uid if isinstance(value, str) else prompt.fields["uid"]
-
-        rows = [{**row, "uid": now(row["uid"])} if "uid" in row else row for row in self.rows]
-        return attrs.evolve(self, rows=rows)
 
 
 def journal_identity(identity: Identity, config: DispatchConfig) -> Identity:
@@ -173,12 +167,12 @@ class Journals:
         for prompt in batch.prompts:
             for session in sorted(prompt.open) if prompt.journal_key else ():
                 key = (*(prompt.journal_key or ()), session)
-                entry = Journaled.unpacked(journal.entries.get(key))
+                entry = Journaled.unpacked(journal.entries.get(key), prompt)
                 if entry is not None:
                     why_not = self.why_not(entry, batch.step)
                     why_not = why_not or batch.needs.why_not(entry.rows, entry.lacks)
                     if not why_not:
-                        found[prompt.uid][session] = entry.of(prompt)
+                        found[prompt.uid][session] = entry
                         continue
                     refused[why_not] += 1
                 journal.entries.pop(key, None)  # what is generated instead is journaled
@@ -212,7 +206,7 @@ class Journals:
         return None
 
     def of_worker(self, seconds: float) -> WorkerJournal:
-        """For a worker that writes its rows itself; it can be sent to another process."""
+        """The journal for workers."""
         return WorkerJournal(self._store.directory, self.identity, Appender(seconds))
 
     def _path(self, step: int) -> Path:
@@ -234,7 +228,7 @@ def to_journal(job: Job) -> dict[Hashable, Any]:
 
 @attrs.define(eq=False)
 class WorkerJournal:
-    """Journals the sessions of a worker that writes their rows itself."""
+    """For a worker that writes its rows itself; it can be sent to another process."""
 
     _directory: Path
     _identity: Identity

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -46,9 +47,9 @@ class SessionGroup:
 class Job:
     """An attempt at a session of a prompt; the one before it failed on worker `avoid`.
 
-    The attempts at a session share `failures`, which counts them by kind. Once it runs it has a
-    worker, what that is told, when it started and when it is due; once it has ended, its rows (None
-    if the worker wrote them itself) with the tags that were journaled, or its error.
+    The attempts at a session share `failures`: how often the infrastructure failed, and how often
+    it did not. What has run has a worker, and what that was told; what has ended its rows (None if
+    the worker wrote them itself) with the tags that were journaled, or its error.
     """
 
     group: Any
@@ -56,22 +57,18 @@ class Job:
     number: int = -1
     attempt: int = 0
     avoid: int | None = None
-    failures: dict[bool, int] = attrs.field(factory=dict)
+    failures: Counter[bool] = attrs.field(factory=Counter)
     worker: int = -1
     session: Any = None
     started: float = 0.0
-    due: float = 0.0
     rows: list[dict[str, Any]] | None = None
+    tokens: int = 0
     tags: Sequence[Mapping[str, Any]] = ()
     error: str = ""
 
     def __str__(self) -> str:
         where = f"(attempt {self.attempt}, worker {self.worker})"
         return f"session {self.session_id} of {self.group.uid} {where}"
-
-
-Entry = tuple[float, int, Job]
-"""Rank, number and session: the number orders equal ranks."""
 
 
 class Scheduler:
@@ -81,15 +78,16 @@ class Scheduler:
     """
 
     def __init__(self, workers: int, policy: Policy, per_worker: int | None = None) -> None:
-        # A session that was added waits in one heap, runs, or has ended. `_load` counts those that
-        # run on each live worker.
         self.workers = workers
         self._policy = policy
         self._per_worker = per_worker or math.inf
-        self._load = dict.fromkeys(range(workers), 0)
+        self._load = dict.fromkeys(range(workers), 0)  # of each live worker
         self._away: set[int] = set()
         self._numbers = itertools.count()
-        self._waiting: dict[int | None, list[Entry]] = {None: []}  # by worker; None: any
+        # A session waits here, to be tried again, or by the worker that it must go to (None: any),
+        # as rank, number and job: the number orders equal ranks.
+        self._again: list[Job] = []
+        self._waiting: dict[int | None, list[tuple[float, int, Job]]] = {None: []}
 
     @property
     def alive(self) -> list[int]:
@@ -106,43 +104,35 @@ class Scheduler:
 
     def next(self) -> Job | None:
         """What to start next; None without a pending session or a free slot."""
-        if not any(self._waiting.values()):
+        if not self._again and not any(self._waiting.values()):
             return None
         present = self._present()
         free = [worker for worker in present if self._load[worker] < self._per_worker]
         free.sort(key=self._load.__getitem__)
-        anywhere = self._waiting[None]
-        pinned = [worker for worker in free if worker in self._waiting]
-        heaps = [(anywhere, free), *((self._waiting[worker], [worker]) for worker in pinned)]
-        if not anywhere or anywhere[0][2].avoid is None:  # what is tried again goes first
-            heaps.append(heaps.pop(0))
-        for heap, workers in heaps:
-            if heap and workers and (job := self._pop(heap, workers, len(present) == 1)):
-                return job
+        for job in self._again:  # what is tried again goes first, elsewhere if it can
+            others = [w for w in free if w != job.avoid or len(present) == 1]
+            if others:
+                self._again.remove(job)
+                return self._assign(job, others[0])
+        pinned = [(worker, self._waiting[worker]) for worker in free if worker in self._waiting]
+        for worker, heap in [*pinned, *((worker, self._waiting[None]) for worker in free[:1])]:
+            if heap:
+                return self._assign(self._pop(heap), worker)
         return None
 
-    def _pop(self, heap: list[Entry], workers: list[int], alone: bool) -> Job | None:
-        """Assign the first session of a heap that one of these workers may run."""
-        passed: list[Entry] = []
-        found = None
-        while heap and found is None:
-            entry = _, number, job = heapq.heappop(heap)
-            if job.avoid is None:
-                rank = self._place(job).rank  # other lengths are known by now
-                if heap and (rank, number) > heap[0][:2]:
-                    heapq.heappush(heap, (rank, number, job))
-                    continue
-            others = workers if alone else [worker for worker in workers if worker != job.avoid]
-            if others:
-                found = job
-                job.worker = others[0]
-                self._load[job.worker] += 1
-                job.group.started += 1
-            else:
-                passed.append(entry)
-        for entry in passed:
-            heapq.heappush(heap, entry)
-        return found
+    def _pop(self, heap: list[tuple[float, int, Job]]) -> Job:
+        while True:
+            _, number, job = heapq.heappop(heap)
+            rank = self._place(job).rank  # other lengths are known by now
+            if not heap or (rank, number) <= heap[0][:2]:
+                return job
+            heapq.heappush(heap, (rank, number, job))
+
+    def _assign(self, job: Job, worker: int) -> Job:
+        job.worker = worker
+        self._load[worker] += 1
+        job.group.started += 1
+        return job
 
     def done(self, job: Job, length: float | None = None) -> None:
         """`job` has finished; `length` is what it produced, None when it failed."""
@@ -155,11 +145,13 @@ class Scheduler:
     def retry(self, job: Job) -> None:
         """`job` failed: queue the next attempt, first and for another worker if there is one."""
         self.done(job)
-        again = attrs.evolve(job, attempt=job.attempt + 1, avoid=job.worker)
-        self._wait(again, -math.inf, None)
+        again = Job(job.group, job.session_id, job.number, job.attempt + 1, job.worker)
+        again.failures = job.failures
+        self._again.append(again)
 
     def cancel(self, groups: Collection[SessionGroup]) -> None:
         """Start no more sessions of `groups`; those that run must still be reported."""
+        self._again = [job for job in self._again if job.group not in groups]
         for heap in self._waiting.values():
             heap[:] = [entry for entry in heap if entry[2].group not in groups]
             heapq.heapify(heap)
@@ -189,19 +181,12 @@ class Scheduler:
     def _place(self, job: Job) -> Placement:
         if self._policy is least_loaded:  # which looks at nothing
             return ANYWHERE
-        group = job.group
-        session = PendingSession(
-            group.prompt,
-            group.prompts,
-            job.session_id,
-            group.n,
-            job.number,
-            self.workers,
-            group.started,
-            group.mean(),
-        )
+        of = job.group
+        counts = of.n, job.number, self.workers, of.started
         try:
-            place = self._policy(session)
+            place = self._policy(
+                PendingSession(of.prompt, of.prompts, job.session_id, *counts, of.mean())
+            )
         except BaseException as error:  # it is the user's: nothing of it may end an event loop
             raise portable(error)  # noqa: B904 - has its cause
         if isinstance(place, Placement):

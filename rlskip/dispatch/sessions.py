@@ -13,6 +13,12 @@ from rlskip.keys import TrajectoryKey, row_tag
 
 _LONGEST = 2000  # characters of an error's text
 
+Returned = tuple["list[dict[str, Any]] | None", int]
+"""The rows of a session, or None, and the number of their tokens."""
+
+NOTHING: Returned = None, 0
+"""Of a session whose worker has written its rows to the queue itself."""
+
 
 @attrs.frozen
 class Session:
@@ -81,13 +87,8 @@ class NoAnswerError(InfrastructureFailure):
     """Nobody answered by the deadline; what was asked may yet be done."""
 
 
-_INFRASTRUCTURE = (
-    OSError,
-    MemoryError,
-    TimeoutError,
-    asyncio.TimeoutError,
-    asyncio.CancelledError,  # as of an async worker, whose session somebody else cancelled
-)
+# An async worker's session may be cancelled by somebody else there.
+_INFRASTRUCTURE = (OSError, MemoryError, asyncio.TimeoutError, asyncio.CancelledError)
 
 
 def as_failure(error: BaseException) -> SessionFailure:

@@ -7,6 +7,7 @@ long they take and not on the number of sessions.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
@@ -15,13 +16,14 @@ from rlskip.dispatch.batch import BatchHandle
 from rlskip.dispatch.journal import Appender, SessionJournal
 from rlskip.dispatch.resume import Journaled, Journals, to_journal
 from rlskip.dispatch.scheduler import Job
-from rlskip.dispatch.sessions import BatchError, NoAnswerError, text_of
+from rlskip.dispatch.sessions import BatchError, NoAnswerError, as_failure, cause_of, text_of
 from rlskip.dispatch.timeouts import failure_of, in_thread
 from rlskip.keys import ROWS_PER_ATTEMPT, row_tag, session_key, session_tag, trajectory_key, uid_of
 from rlskip.queue import TrajectoryQueue
 
-MOST = 1024
-"""The number of sessions that one write takes."""
+_MOST = 1024  # sessions of one write
+
+logger = logging.getLogger(__name__)
 
 
 class Sink:
@@ -37,13 +39,13 @@ class Sink:
         seconds: float,
         written: Callable[[Job, Exception | None], object],
     ) -> None:
-        # `_writing` runs while something is gathered, and is None otherwise. What was gathered is
-        # written in this order, and `_written` called once for each, with or without an error.
         self.seconds = seconds
         self._written = written
         self._queue: Any = queue  # which is there for batches that have a sink
         self._journals = journals
         self._appender = Appender(seconds)
+        # `_writing` runs while something is gathered, and is None otherwise. What was gathered is
+        # written in this order, and `_written` called once for each, with what kept its marker out.
         self._gathered: deque[Job] = deque()
         self._writing: asyncio.Task[None] | None = None
         # The roots of one batch and the sessions of others are put one after the other: a second
@@ -97,21 +99,31 @@ class Sink:
 
     async def _write_all(self) -> None:
         while self._gathered:
-            jobs = [self._gathered.popleft() for _ in range(min(len(self._gathered), MOST))]
+            jobs = [self._gathered.popleft() for _ in range(min(len(self._gathered), _MOST))]
             entries: dict[SessionJournal, dict[Any, Any]] = defaultdict(dict)
             for job in jobs:
-                if job.group.batch.journal is not None:
-                    entries[job.group.batch.journal].update(to_journal(job))
+                if (journal := job.group.batch.journal) is not None:
+                    entries[journal].update(to_journal(job))
             for journal, found in entries.items():
                 if found:
                     await self._appender.append(journal, found)
             queued = [job for job in jobs if job.group.batch.within is None]
             error = await self._try(self._put_all, queued) if queued else None
             for job in jobs:
-                # Once more, alone: what the queue refuses of one must not keep out the others.
                 again = error is not None and job.group.batch.within is None
-                self._written(job, await self._try(self._put_all, [job]) if again else None)
+                self._written(job, await self._put_alone(job) if again else None)
         self._writing = None
+
+    async def _put_alone(self, job: Job) -> Exception | None:
+        """What the queue refuses of one session must not keep out the others, nor its marker."""
+        error = await self._try(self._put_all, [job])
+        if error is not None and not job.error:
+            job.rows = None
+            job.error = cause_of(as_failure(error), "its rows could not be written: ")
+            logger.error("%s failed: %s", job, job.error)
+            if not isinstance(error, NoAnswerError):  # else it may have both yet
+                error = await self._try(self._put_all, [job])
+        return error
 
     async def _try(self, put: Callable[[Any], None], what: Any) -> Exception | None:
         """Write something; returns what the queue raised, or that it did not answer."""

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 WRITE_S = (5.0, 60.0)  # the least and the most; a session's deadline in between
 TURN_S = 1.0  # for a worker's event loop, after a session's deadline
 ASK_S = 5.0  # the same under Ray
+START_S = 280.0  # for Ray and all actors, placement groups included
 OPEN_S = 300.0  # for starting workers, and for calling all of them
 CLOSE_S = 20.0
 EXIT_S = 2.0
@@ -49,22 +50,13 @@ def in_thread(call: Callable[..., Any], *args: Any, name: str = "rlskip") -> asy
     future: asyncio.Future[Any] = loop.create_future()
 
     def work() -> None:
-        result, error = None, None
         try:
-            if not _exiting:
-                result = call(*args)
+            result = None if _exiting else call(*args)
+            settle: tuple[Callable[[Any], None], Any] = future.set_result, result
         except BaseException as raised:
-            error = portable(raised)
+            settle = future.set_exception, portable(raised)
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, result, error)
-
-    def settle(result: Any, error: BaseException | None) -> None:
-        if future.done():  # cancelled
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
+            loop.call_soon_threadsafe(lambda: future.done() or settle[0](settle[1]))
 
     thread = threading.Thread(target=work, name=name, daemon=True)
     _threads.add(thread)  # before it starts: the end of the process waits for it
@@ -116,7 +108,7 @@ class LoopThread:
             try:
                 call(*args)
             except BaseException:  # the other calls are made all the same
-                logger.exception("%s failed", _name_of(call))
+                logger.exception("%r failed", call)
 
     def ask(self, call: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         """Await ``call(*args)`` there; returns a future of ``concurrent.futures``."""
@@ -134,7 +126,8 @@ class LoopThread:
         running = self.ask(call, *args)
         if not wait([running], seconds).done:
             running.cancel()
-            raise InfrastructureFailure(f"{_name_of(call)} took longer than {seconds:g} s")
+            what = getattr(call, "__qualname__", repr(call))
+            raise InfrastructureFailure(f"{what} took longer than {seconds:g} s")
         return running.result()
 
     def close(self) -> None:
@@ -159,10 +152,6 @@ class LoopThread:
             self.loop.close()
 
 
-def _name_of(call: Callable[..., object]) -> str:
-    return getattr(call, "__qualname__", repr(call))
-
-
 # Nothing of ours runs when the interpreter ends, on a loop or a thread: one that it stops within a
 # C++ library, which frees tensors, say, aborts the process.
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -182,11 +171,11 @@ def _let_calls_end() -> None:
             loop.call_soon_threadsafe(_stop_here, event)
             stopped.append(event)
     deadline = time.monotonic() + EXIT_S
-    while time.monotonic() < deadline and not (
-        all(event.is_set() for event in stopped)
-        and not any(thread.is_alive() for thread in list(_threads))
-    ):
-        time.sleep(0.01)
+    for event in stopped:
+        event.wait(max(0.0, deadline - time.monotonic()))
+    for thread in list(_threads):
+        if thread.is_alive():
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _stop_here(stopped: threading.Event) -> None:

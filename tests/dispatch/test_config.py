@@ -39,7 +39,6 @@ def test_the_host_s_keys_mean_the_same():
     assert (config.workers, config.n, config.val_n, config.seed) == (3, 8, 2, 5)
     assert config.sampling == {"temperature": 0.7, "top_p": 0.9}
     assert config.val_sampling == {"temperature": 0}
-    assert read_node(DispatchConfig, {"dispatch": config}) == config
 
 
 def test_a_string_means_that_the_plug_in_is_missing():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 
 import numpy as np
@@ -85,21 +84,6 @@ def test_uids_of_any_kind_are_named_as_the_role_for_queues_names_them(make_dispa
     batch = TensorDict({"uid": uids, "input_ids": torch.ones(2, 3, dtype=torch.long)}, [2])
     rows, _ = make_dispatcher(echo, n=1).collect(batch, step=1)
     assert list(dict.fromkeys(rows["uid"])) == uids_of(batch) == ["7", "8"]
-
-
-def test_a_batch_that_runs_has_no_result_and_counts_what_is_done(make_dispatcher, make_prompts):
-    released = threading.Event()
-
-    def worker(prompt, sampling, session):
-        released.wait(20)
-        return {"responses": torch.ones(1)}
-
-    batch = make_dispatcher(worker).submit(make_prompts(1), step=1)
-    with pytest.raises(TimeoutError, match=r"step 1: 4 of 4 sessions have not ended after 0\.05 s"):
-        batch.result(0.05)
-    assert (batch.done(), batch.report.succeeded) == (False, 0)
-    released.set()
-    assert batch.result(20).succeeded == 4
 
 
 def test_a_queue_has_one_dispatcher_at_a_time(make_dispatcher, make_prompts, echo):

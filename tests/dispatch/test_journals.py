@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -107,15 +106,10 @@ def test_the_next_run_generates_what_is_missing(tmp_path: Path, returns: bool) -
     fields = again.queue.get(rows, "train")
     assert list(fields["uid"]) == [key.rsplit("_", 2)[0] for key in rows]
     assert [int(r[0]) for r in fields["responses"]] == [split_trajectory(k)[1] for k in rows]
-
-
-@pytest.mark.parametrize("returns", [False, True])
-def test_a_session_resumed_twice_is_journaled_once(tmp_path: Path, returns: bool) -> None:
-    killed(tmp_path, 1, ran=N, returns=returns)
     size = (tmp_path / "3.journal").stat().st_size
-    (report,) = Run(tmp_path, returns=returns).submit(prompts(1))
-    assert (report.resumed, report.attempts) == (N, 0)
-    assert (tmp_path / "3.journal").stat().st_size == size
+    (report,) = Run(tmp_path, returns=returns).submit(prompts(1, 2))
+    assert (report.resumed, report.attempts) == (2 * N, 0)
+    assert (tmp_path / "3.journal").stat().st_size == size, "each session is journaled once"
 
 
 @pytest.mark.parametrize("returns", [False, True])
@@ -149,9 +143,6 @@ def test_a_run_resumes_nothing_of_its_own(tmp_path: Path, returns: bool) -> None
     assert [r.resumed for r in Run(tmp_path).submit(*batches, again)] == [N] * 5
 
 
-# -- weights and staleness -----------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("weights", "max_span", "resumed"),
     [
@@ -170,12 +161,6 @@ def test_sessions_of_other_weights(
     assert len(told) == (not resumed)
     if not resumed:
         assert f"{N} sessions are not resumed: weights of step {weights} sampled them" in told[0]
-
-
-# -- how long a journal stays --------------------------------------------------------------
-
-
-# -- bad input -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -210,7 +195,3 @@ def test_a_journal_of_other_prompts_is_named_once(tmp_path: Path, caplog: Any) -
     told = [r.message for r in caplog.records if "not resumed" in r.message]
     assert len(told) == 1
     assert f"3.journal: {N} sessions are not resumed: they are of other prompts" in told[0]
-
-
-def warnings(caplog: Any) -> list[str]:
-    return [r.message for r in caplog.records if r.levelno >= logging.WARNING]

@@ -89,8 +89,8 @@ def test_a_prompt_is_sent_to_a_worker_at_most_once(make_ray_dispatcher, make_pro
     pack = ray_pool.pack
 
     def counting(value):
-        if isinstance(value, tuple) and len(value) == 4:
-            sent.extend(value[1])
+        if isinstance(value, ray_pool._Message):
+            sent.extend(value.prompts)
         return pack(value)
 
     monkeypatch.setattr(ray_pool, "pack", counting)

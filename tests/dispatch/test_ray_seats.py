@@ -104,7 +104,7 @@ def make(monkeypatch, queue):
     def make(room=2, start_s=100.0, workers=2, worker=Worker, session_timeout_s=100.0):
         ray = Ray(room)
         monkeypatch.setattr(ray_pool, "ray", ray)
-        monkeypatch.setattr(ray_pool, "START_S", start_s)
+        monkeypatch.setattr("rlskip.dispatch.timeouts.START_S", start_s)
         config = {
             "rollout_level": True, "n": 4, "max_concurrent_rollouts_per_worker": 2,
             "session_timeout_s": session_timeout_s,

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from benchmarks.dispatch import SLOTS, WORKERS, draw, makespan
 from rlskip.dispatch import POLICIES, PendingSession, Placement
 from rlskip.dispatch.policies import chunk, find_policy, longest_first, round_robin
 from rlskip.dispatch.scheduler import Job, Scheduler, SessionGroup
@@ -21,22 +20,6 @@ def drain(scheduler: Scheduler) -> list[tuple[int, SessionGroup, int]]:
     while (job := scheduler.next()) is not None:
         handed.append((job.worker, job.group, job.session_id))
     return handed
-
-
-def makespan(lengths, policy, workers=16, slots=8, history=None) -> float:
-    """Run (prompts, n) lengths on a simulated pool; returns when the last session ends."""
-    prompts, n = lengths.shape
-    scheduler, running, now = Scheduler(workers, policy, slots), [], 0.0
-    for i in range(prompts):
-        scheduler.add(SessionGroup(i, prompts, n, None if history is None else history[i]))
-    while True:
-        while (job := scheduler.next()) is not None:
-            length = lengths[job.group.prompt, job.session_id]
-            heapq.heappush(running, (now + length, job.number, length, job))
-        if not running:
-            return now
-        now, _, length, job = heapq.heappop(running)
-        scheduler.done(job, length)
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -137,6 +120,7 @@ class AnyOrder(RuleBasedStateMachine):
             worker: sum(job.worker == worker for job in self.running) for worker in state.alive
         }
         waiting = [job for heap in state._waiting.values() for *_, job in heap]
+        waiting += state._again
         places = [(job.group, job.session_id) for job in [*waiting, *self.running]]
         assert Counter(places) == Counter((g, s) for g, left in self.expected.items() for s in left)
 
@@ -223,13 +207,11 @@ def test_what_a_policy_returns_is_checked() -> None:
 def test_policies_shorten_the_long_tail():
     figures = dict.fromkeys(["chunk", "least_loaded", "longest_first", "history"], 0.0)
     for seed in range(3):
-        rng = np.random.default_rng(seed)
-        middle = rng.normal(0, 1.2, (64, 1))
-        lengths, earlier = np.minimum(np.exp(middle + rng.normal(0, 0.6, (2, 64, 16))), 20)
-        bound = max(lengths.max(), lengths.sum() / 64)
+        lengths, earlier = draw(1.2, seed)
+        bound = max(lengths.max(), lengths.sum() / (WORKERS * SLOTS))
         for name in figures:
-            policy = POLICIES.get(name, longest_first)
             history = earlier.mean(axis=1) if name == "history" else None
-            figures[name] += makespan(lengths, policy, 8, 8, history) / bound / 3
+            policy = POLICIES.get(name, longest_first)
+            figures[name] += makespan(lengths, policy, history) / bound / 3
     assert figures["chunk"] > figures["least_loaded"] > figures["longest_first"]
     assert 1.0 <= figures["history"] < figures["longest_first"] < 1.25

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from rlskip.dispatch import (
+    POLICIES,
     InfrastructureFailure,
     LocalPool,
     RolloutDispatcher,
@@ -77,18 +78,15 @@ def awaited():
 
 
 class Faulty(MemoryQueue):
-    """Its method `name` has the fault for calls that `where` selects."""
+    """Its puts have the fault where `where` says so of their keys."""
 
-    def __init__(self, fault, name, where=lambda *_: True):
+    def __init__(self, fault, where):
         super().__init__()
-        self.fault, self.name, self.where = fault, name, where
-
-    def _may(self, name, *args):
-        if name == self.name and self.where(*args):
-            self.fault()
+        self.fault, self.where = fault, where
 
     def put(self, keys, partition, fields=None, tags=None):
-        self._may("put", keys, tags)
+        if self.where(keys[0]):
+            self.fault()
         return super().put(keys, partition, fields, tags)
 
 
@@ -112,23 +110,19 @@ async def answer(prompt, sampling, session):
     return {"responses": torch.ones(3)}
 
 
-def is_root(keys, tags):
-    return not split_session(keys[0]) and not split_trajectory(keys[0])
-
-
 # -- the queue -------------------------------------------------------------------------------
 
 PUTS = {
-    "roots": is_root,
-    "rows": lambda keys, tags: split_trajectory(keys[0]),
-    "markers": lambda keys, tags: split_session(keys[0]),
+    "roots": lambda key: not split_session(key) and not split_trajectory(key),
+    "rows": split_trajectory,
+    "markers": split_session,
 }
 
 
 @pytest.mark.usefixtures("awaited")
 @pytest.mark.parametrize("what", PUTS)
 def test_a_write_to_the_queue(fault, make_prompts, what):
-    queue = Faulty(fault, "put", PUTS[what])
+    queue = Faulty(fault, PUTS[what])
     with RolloutDispatcher(LocalPool(answer, 2), queue, CONFIG) as dispatcher:
         batch = dispatcher.submit(make_prompts(2), step=1)
         if what == "rows" and fault.error is not None:
@@ -184,8 +178,9 @@ def test_without_a_deadline_close_ends_what_a_worker_holds(make_prompts, queue):
 
     dispatcher = RolloutDispatcher(LocalPool(worker), queue, config(session_timeout_s=None))
     batch = dispatcher.submit(make_prompts(2), step=1)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match=r"step 1: 6 of 6 sessions have not ended after 0\.5 s"):
         batch.result(0.5)
+    assert (batch.done(), batch.report.succeeded) == (False, 0)
     dispatcher.close()
     assert set(batch.result(0).failed.values()) == {"cancelled"}
     assert len(queue.markers()) == 6
@@ -193,11 +188,9 @@ def test_without_a_deadline_close_ends_what_a_worker_holds(make_prompts, queue):
 
 
 @pytest.mark.usefixtures("awaited")
-def test_a_policy(fault, make_prompts, queue):
-    def policy(session):
-        fault()
-
-    with RolloutDispatcher(LocalPool(answer, 2), queue, config(), policy=policy) as dispatcher:
+def test_a_policy(fault, make_prompts, queue, monkeypatch):
+    monkeypatch.setitem(POLICIES, "odd", fault)
+    with RolloutDispatcher(LocalPool(answer, 2), queue, config(policy="odd")) as dispatcher:
         with pytest.raises(Exception, match="fault" if fault.error else "no batch after"):
             dispatcher.collect(make_prompts(2), step=1)
         if fault.error is not None:
@@ -245,8 +238,7 @@ def test_the_list_of_waits_is_that_of_the_code():
     ours = re.findall(r"^([A-Z]+_S) = ([^#\n]*)", source, re.MULTILINE)
     values = {name: ast.literal_eval(value) for name, value in ours}
     write, close = values["WRITE_S"], values["CLOSE_S"]
-    ray_pool = Path(timeouts.__file__).with_name("ray_pool.py").read_text()
-    start = float(re.search(r"^START_S = (.*)$", ray_pool, re.MULTILINE)[1])
+    start = values["START_S"]
     assert listed == [
         values["TURN_S"], values["ASK_S"], *write, values["OPEN_S"], start, transfer_queue.START_S,
         transfer_queue.CALL_S, close, close, values["EXIT_S"],
