@@ -32,7 +32,7 @@ from rlskip.runs.on_disk import has_dump
 from rlskip.runs.opened import Run, Step
 from rlskip.skip.names import NEUTRAL_META
 from rlskip.skip.prompt_rows import PromptRows, prompt_groups
-from rlskip.store import DumpMeta, Identity, StepStore
+from rlskip.store import Identity, StepStore
 from rlskip.store.identity import GIVEN
 from rlskip.store.index import PROMPTS, ROWS_PER_PROMPT
 from rlskip.store.layout import refuse_links, run_directory, run_name, shape_of
@@ -184,21 +184,13 @@ def write(
 
 def _save(run: Path, step: int | None, made: Any, identity: Identity, info: Any) -> Step:
     """Save the dump of a step; without a number of the first one that nobody has written."""
-    number = step or max(Run(run).steps(), default=0) + 1
-    while True:
-
-        def refuse(other: DumpMeta, number: int = number) -> None:
-            raise _exists(run, number)
-
-        try:
-            # Another process may have written the step meanwhile.
-            StepStore(run).save(number, made, identity=identity, info=info, on_conflict=refuse)
-        except StepExistsError:
-            if step is not None:
-                raise
-            number += 1
-        else:
-            return Step(Run(run), number)
+    store, number = StepStore(run), step or max(Run(run).steps(), default=0) + 1
+    # Another process may have written the step meanwhile.
+    while not store.write(store.prepare(number, made, identity=identity, info=info))[1]:
+        if step is not None:
+            raise _exists(run, step)
+        number += 1
+    return Step(Run(run), number)
 
 
 def _exists(run: Path, step: int) -> StepExistsError:

@@ -179,17 +179,14 @@ def held(root: Path) -> list[tuple[str, str]]:
     return found
 
 
-def sweep(root: Path, only: str | None = None) -> dict[str, str]:
-    """Remove what jobs left that died, or `only` the entry of this name.
-
-    Returns why the job of each is dead.
-    """
+def sweep(root: Path) -> dict[str, str]:
+    """Remove what jobs left that died; of each thing by its name why its job is dead."""
     removed: dict[str, str] = {}
     with contextlib.suppress(OSError), open_folder(root, WORK) as work:
-        dead = {name for name, _, _, why in _judged(work, only) if why}
+        dead = {name for name, _, _, why in _judged(work) if why}
         # Listed again: between the first listing and its death a job may have made something more,
         # which nobody would know to be a dead job's once the job's file is gone.
-        for name, owner, _, why in _judged(work, only) if dead else ():
+        for name, owner, _, why in _judged(work) if dead else ():
             if why and (name in dead or not name.startswith(_JOB)):
                 with contextlib.suppress(OSError):
                     remove(work, name, owner)
@@ -198,16 +195,13 @@ def sweep(root: Path, only: str | None = None) -> dict[str, str]:
     return removed
 
 
-def _judged(
-    work: Folder, only: str | None = None
-) -> Iterator[tuple[str, str, dict[str, Any], str | None]]:
+def _judged(work: Folder) -> Iterator[tuple[str, str, dict[str, Any], str | None]]:
     """What is in ``.work``, its owner, that one's process, and why that is dead; else it may live.
 
     A job's file is the last: who is killed while it sweeps leaves what the next one can judge.
     """
     now: int | None = None
-    names = sorted(work.names(), key=lambda name: name.startswith(_JOB))
-    for name in names if only is None else [only]:
+    for name in sorted(work.names(), key=lambda name: name.startswith(_JOB)):
         owner, process, why = "", dict[str, Any](), None
         try:
             if not is_mine(name):

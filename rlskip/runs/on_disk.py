@@ -23,7 +23,6 @@ from rlskip.store.index import Index, stamp_of
 from rlskip.store.layout import (
     Listing,
     Place,
-    holds_rollouts,
     journaled_steps,
     name_before_quarantine,
     places_among,
@@ -225,7 +224,7 @@ def families(directory: Path) -> dict[int, list[Place]]:
 # Of the directory that is read: a run of many steps is listed, and its index read, once.
 @lru_cache(maxsize=1)
 def _listing(directory: Path) -> Listing:
-    return Listing(directory, folder_names)
+    return Listing(directory)
 
 
 @lru_cache(maxsize=1)
@@ -252,13 +251,12 @@ def is_run(path: Path, names: Sequence[str]) -> bool:
 
     `names` are those of its directories.
     """
-    of_run = any(shape_of(one.name) for one in (path, path.parent))
+    files = {Place.dump}
+    if any(shape_of(one.name) for one in (path, path.parent)):
+        files.add(Place.meta)  # alone it may be anybody's elsewhere
     return (
         WORK in names
-        or any(
-            holds_rollouts(names_in(place.directory), of_run=of_run)
-            for place in places_among(path, names)
-        )
+        or any(files & {*names_in(place.directory)} for place in places_among(path, names))
         or bool(places_among(path, map(name_before_quarantine, names)))
         or bool(journaled_steps(path))
     )

@@ -107,20 +107,14 @@ class Scope:
 
     # -- as tables (the extra `data`) --------------------------------------------------------
 
-    def iter_tables(self, fields: _Fields = None) -> Iterator[pa.Table]:
-        """As :meth:`to_arrow`, a table for each dump, one after the other."""
-        from rlskip.runs.tables import table_of
-
-        return map(table_of, self.rollouts(fields))
-
     def to_arrow(self, fields: _Fields = None) -> pa.Table:
         """All rows as a table of pyarrow; `fields` and errors as in `rollouts`.
 
         Raises RlskipError where pyarrow is not installed.
         """
-        from rlskip.runs.tables import joined
+        from rlskip.runs.tables import joined, table_of
 
-        return joined(list(self.iter_tables(fields)))
+        return joined(list(map(table_of, self.rollouts(fields))))
 
     def to_pandas(self, fields: _Fields = None) -> pd.DataFrame:
         """As :meth:`to_arrow`, as a DataFrame of pandas."""

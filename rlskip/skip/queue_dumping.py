@@ -6,6 +6,7 @@ carry the step, position and content of their prompt in the root tag.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from rlskip.skip.stage import Stage
 from rlskip.skip.step_calls import Key
 from rlskip.store import DumpError, DumpMeta, Identity
 from rlskip.store.index import QUEUED
-from rlskip.store.layout import call_number, part_name
+from rlskip.store.layout import part_name
 
 if TYPE_CHECKING:
     from rlskip.queue import TrajectoryQueue
@@ -161,34 +162,28 @@ class GroupDumps:
         n = conditions.compared["n"]
         if (submitted := self.submitted.get(part.step)) and submitted.conditions:
             conditions = submitted.conditions
-        number = len(self.parts(part.step))
-        key = Key(part.step, part_name(number))
-        is_new = self._ledger.write(key)
-
-        def on_conflict(_: DumpMeta) -> str:
-            """The next number: another job took this one meanwhile."""
-            nonlocal key, is_new
-            if is_new:
-                self._ledger.write_not(key)
-            key = Key(part.step, part_name(call_number(key.call) + 1))
-            is_new = self._ledger.write(key)
-            return key.call
-
+        first = len(self.parts(part.step))
         queued = [
             [root[DUMP_CONTENT], root[DUMP_POSITION], group.is_complete(part.keys, n)]
             for group in part.groups
             for root in [group.root]
         ]
-        about = {QUEUED: queued, "seconds": seconds, "place": number}
+        about = {QUEUED: queued, "seconds": seconds, "place": first}
         groups = [attrs.asdict(group) for group in part.groups]
         store = self.dumps.store
-        meta = store.save(
+        dump = store.prepare(
             part.step,
             {"groups": groups, "keys": part.keys, "fields": part.fields},
-            call=key.call,
             identity=conditions,
             info={**self.dumps.info(call, part.fields), **about},
             sidecar=capture_rng(),
-            on_conflict=on_conflict,
         )
+        for number in itertools.count(first):  # another job may take one meanwhile
+            key = Key(part.step, part_name(number))
+            is_new = self._ledger.write(key)
+            meta, is_own = store.write(dump.named(key.call))
+            if is_own:
+                break
+            if is_new:
+                self._ledger.write_not(key)
         call.record("dumped", step=part.step, call=meta.call, bytes=store.size_of(meta))

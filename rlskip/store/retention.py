@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -78,13 +77,12 @@ def remove_family(places: Sequence[Place]) -> None:
 
 
 def _written(places: Sequence[Place]) -> int | None:
-    """When the last of these was written; None where none is a dump, or there any more."""
+    """When the last of these was written; None where none is there any more."""
     found = []
     for place in places:
         with contextlib.suppress(FileNotFoundError):
-            found.append(os.lstat(place.directory))
-    # A link or a file that has the name of a dump is not counted as a step.
-    return max((of.st_mtime_ns for of in found if stat.S_ISDIR(of.st_mode)), default=None)
+            found.append(os.lstat(place.directory).st_mtime_ns)
+    return max(found, default=None)
 
 
 def appending(root: Path, step: int) -> AbstractContextManager[None]:
