@@ -21,7 +21,6 @@ from rlskip.exchange.rows import (
     groups_of,
     in_order,
     known_prompt,
-    refuse_longer,
     refuse_other_order,
     rows_of,
 )
@@ -116,7 +115,7 @@ def write(
     ------
     BadRowError
         There is no row; a row has other fields than the first one, or no prompt; or the groups are
-        not those of the prompts; or sessions or tokens are more than the directory's name says.
+        not those of the prompts, or of the size that the directory's name says.
     LengthError
         A mask, log-probs or rewards have another length than their tokens.
     StepExistsError
@@ -136,7 +135,6 @@ def write(
     if step is not None and has_dump(run, step):
         raise _exists(run, step)
     given, fields = rows_of(rows)
-    refuse_longer(given, fields, shape["prompt_len"], shape["response_len"])
     groups, firsts = groups_of(given, fields, shape["n"])
     if prompts is None:
         prompts = [known_prompt(row) for row in firsts]
