@@ -153,6 +153,22 @@ def open_folder(root: str | Path, *parts: str, create: bool = False) -> Iterator
             os.close(handle)
 
 
+def make_directory(path: Path) -> None:
+    """Make a directory and those above it that are missing, durably."""
+    if os.path.isdir(path) or path == path.parent:
+        return
+    make_directory(path.parent)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Bring a directory's entries to the disk, on file systems that can."""
+    with contextlib.suppress(OSError), open_folder(path) as folder:
+        os.fsync(folder.handle)
+
+
 def cannot_write(directory: Path) -> str | None:
     """Why `directory`, or the part of it that exists, cannot be written; None if it can."""
     while not os.path.lexists(directory) and directory != directory.parent:

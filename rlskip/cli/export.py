@@ -24,15 +24,15 @@ def export(
     as_json: Json = False,
 ) -> int:
     """Write rollouts for other programs."""
-    from rlskip.runs import exports
+    from rlskip.runs import tables
 
     def rows(scope: Scope) -> Iterator[str]:
         for dump in progress(scope.dumps(), "exporting"):
-            yield from map(exports.line, scope.read(dump))
+            yield from map(tables.line, scope.read(dump))
 
     of_lines: dict[str, Callable[[Scope], Iterator[str]]] = {
         "jsonl": rows,
-        "messages": exports.chats,
+        "messages": tables.chats,
     }
     target = find_target(what, dump_dir(directory), decoder(tokenizer))
     if to not in (*of_lines, "parquet"):
@@ -51,7 +51,7 @@ def export(
         raise RlskipError("the file exists already", str(out), "choose another, or remove it")
     with writing(out) as temporary:
         if to == "parquet":
-            count = exports.write_parquet(target, temporary)
+            count = tables.write_parquet(target, temporary)
         else:
             count = _write_lines(of_lines[to](target), temporary)
     return put(as_json, {"file": str(out), "rows": count}, [f"{count} rows in {out}"])

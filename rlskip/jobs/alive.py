@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import itertools
 import json
 import logging
@@ -33,7 +34,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlskip._files import Folder, RefusedFileError, open_folder
+from rlskip._files import Folder, RefusedFileError, make_directory, open_folder
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,9 @@ class _Heart:
         file = root / WORK / f"{_JOB}{self.token}"
         try:
             os.utime(file, follow_symlinks=False)
-        except FileNotFoundError:
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                raise
             # Of two threads that make it the second goes on before it has its content, and so does
             # another job that reads it: it is new, which will do for `DEAD_S` seconds.
             with open_folder(root, WORK) as work, contextlib.suppress(FileExistsError):
@@ -117,9 +120,13 @@ atexit.register(lambda: _HEART.close())
 def own(root: Path) -> str:
     """``{token}-{n}``, which names this process as the owner of something that it is about to make.
 
-    Raises OSError where `root` has no ``.work`` that can be written.
+    Raises OSError where `root` has no ``.work`` that can be written, or made.
     """
-    _HEART.begin(root)
+    try:
+        _HEART.begin(root)
+    except FileNotFoundError:  # the first time, or somebody has deleted the run
+        make_directory(root / WORK)
+        _HEART.begin(root)
     return f"{_HEART.token}-{next(_HEART.numbers)}"
 
 

@@ -39,16 +39,12 @@ class Lease(AbstractContextManager["Lease"]):
 
     def acquire(self) -> bool:
         """Take it, unless another job has it; raises OSError where it cannot be written."""
-        with open_folder(self._root, WORK, create=True) as work:
-            # A look that saves each poll of a waiting job a file of its own. It decides nothing:
-            # to create the lease is one operation everywhere.
-            if os.path.lexists(work.path / self.name):
-                return False
-            owner = alive.own(self._root)
-            try:
+        owner = alive.own(self._root)
+        try:
+            with open_folder(self._root, WORK) as work:
                 alive.write_new(work, self.name, owner.encode())
-            except FileExistsError:
-                return False
+        except FileExistsError:
+            return False
         self._owner = owner
         atexit.register(self.release)
         return True

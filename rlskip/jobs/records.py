@@ -44,8 +44,6 @@ JOB_VARIABLE = "RLSKIP_JOB"
 FOLDER = "records"
 SUMMARY = "rlskip_summary.json"
 """The file of a Hydra output directory with what a job counted, and where its stages are."""
-SHOWN_S = 5.0
-"""A network file system may show a new file that late."""
 _MAX_FILE = 256 << 20  # bytes; a line has about 150
 
 log = logging.getLogger(__name__)
@@ -316,15 +314,9 @@ def leave_token(dump_dir: str | Path, who: str) -> None:
     _write(dump_dir, job_id(), f"{who}.token", f"{json.dumps(record)}\n", "w")
 
 
-def has_token(dump_dir: str | Path, who: str, job: str, patience_s: float = 0.0) -> bool:
-    """Whether a process of `job` left this token here, or it appears within `patience_s`."""
-    deadline = time.monotonic() + patience_s
-    # Looked at again and again: NFS keeps for seconds that a file was not there.
-    while not (there := f"{who}.token" in _names(dump_dir, FOLDER, job)):
-        if time.monotonic() >= deadline:
-            break
-        time.sleep(0.1)
-    return there
+def has_token(dump_dir: str | Path, who: str, job: str) -> bool:
+    """Whether a process of `job` left this token here."""
+    return f"{who}.token" in _names(dump_dir, FOLDER, job)
 
 
 def _write(dump_dir: str | Path, job: str, name: str, line: str, mode: str) -> None:

@@ -7,11 +7,10 @@ reads the dump that it is in, and of that only the fields that are asked for.
 from __future__ import annotations
 
 import contextlib
-import operator
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import attrs
 
@@ -224,11 +223,8 @@ class Run(Scope):
             Step(self, step) for step in self.places() if on_disk.has_dump(self.directory, step)
         )
 
-    def __contains__(self, step: object) -> bool:
-        if not isinstance(step, SupportsIndex):  # numpy has whole numbers of its own
-            return False
-        number = operator.index(step)
-        return self._covers(number) and on_disk.has_dump(self.directory, number)
+    def __contains__(self, step: Any) -> bool:
+        return self._covers(step) and on_disk.has_dump(self.directory, step)
 
     @overload
     def __getitem__(self, steps: int) -> Step: ...
@@ -243,7 +239,7 @@ class Run(Scope):
             return attrs.evolve(self, within=(*self._within, within))
         if steps not in self:
             raise self._no_step(steps)
-        return Step(self, operator.index(steps))
+        return Step(self, int(steps))  # numpy has whole numbers of its own
 
     def iter_dumps(self) -> Iterator[Dump]:
         for places in self.places().values():

@@ -11,7 +11,6 @@ import attrs
 from rlskip.config.check import Problem
 from rlskip.config.skip import SkipAction, as_given
 from rlskip.errors import ConfigError, MismatchError
-from rlskip.jobs import records
 from rlskip.jobs.ranks import RankGroup, RankTimeoutError, world_size
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps
@@ -21,7 +20,6 @@ from rlskip.store import DumpError, TooLargeDumpError
 # How long ranks wait for each other, in seconds: longer than a slow disk may hold one of them,
 # 600 s for room in its writer and 600 s for what that writes.
 _RANKS_S = 1800.0
-_TOKEN = "rank-0"
 
 
 @attrs.frozen
@@ -168,17 +166,7 @@ def ranks_of(dumps: Dumps, own_steps: bool) -> SeveralRanks | None:
         what = f"torch.distributed has {ranks} ranks here, and {why.what}"
         raise ConfigError(what, why.key, why.remedy)
     group, dump_dir = RankGroup(_RANKS_S), dumps.local_config.dump_dir
-    # Empty where rank 0 cannot write there: its first dump says so.
-    written, what = group.rank == 0, f"a job with its dumps in {dump_dir}"
-    if written:
-        try:
-            records.leave_token(dump_dir, _TOKEN)
-        except OSError:
-            written = False
-    written = bool(group.follow(written, what))
-    sees = not written or records.has_token(dump_dir, _TOKEN, records.job_id(), records.SHOWN_S)
-    answers = group.exchange(sees, what=what)
-    if apart := [rank for rank, (seen,) in enumerate(answers) if not seen]:
+    if apart := group.ranks_without(dump_dir):
         raise ConfigError(
             f"{dump_dir} is not shared: rank {', '.join(map(str, apart))} of "
             f"{group.world_size} does not see what rank 0 writes there (this is rank "

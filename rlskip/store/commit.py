@@ -12,7 +12,6 @@ import errno
 import logging
 import os
 import shutil
-import stat
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import attrs
 
-from rlskip._files import Folder, open_folder
+from rlskip._files import Folder, open_folder, sync_directory
 from rlskip.format.dump_errors import AbsentDumpError, CorruptDumpError, UnreadableDumpError
 from rlskip.jobs import alive
 from rlskip.jobs.alive import WORK
@@ -118,12 +117,7 @@ def staging_directory(root: Path, label: str) -> Iterator[Folder]:
     """A new directory below `root` to write in; gone afterwards unless renamed away."""
     # Owned before it is made: who sweeps between the two would else find a directory of nobody's.
     # The token keeps two writers of one dump apart.
-    try:
-        owner = alive.own(root)
-    except OSError:  # the first time, or somebody has deleted the run
-        _make_work(root)
-        owner = alive.own(root)
-    with open_folder(root, WORK, f"{label}~{owner}", create=True) as folder:
+    with open_folder(root, WORK, f"{label}~{alive.own(root)}", create=True) as folder:
         try:
             yield folder
         finally:
@@ -158,7 +152,7 @@ def _rename(staging: Folder, place: Place) -> bool:
         if error.errno not in _NOT_NOW or not os.path.lexists(staging.path):
             raise
         return False
-    _sync_directory(place.root)
+    sync_directory(place.root)
     return True
 
 
@@ -186,35 +180,6 @@ def _there(place: Place) -> DumpMeta | None:
             logger.info("%s has a dump already", place.directory)
             return other
     return None
-
-
-def _make_work(root: Path) -> None:
-    """Make the folder of what jobs hold in `root`; anything else of that name is moved away."""
-    make_directory(root)
-    work = root / WORK
-    with contextlib.suppress(FileNotFoundError):  # or another process was quicker
-        if not stat.S_ISDIR(os.lstat(work).st_mode):
-            kept = work.with_name(quarantine_name(work.name))
-            os.rename(work, kept)
-            logger.warning("%s is not a directory. It is kept as %s", work, kept.name)
-    with open_folder(root, WORK, create=True):
-        pass
-
-
-def make_directory(path: Path) -> None:
-    """Make a directory and those above it that are missing, durably."""
-    if os.path.isdir(path) or path == path.parent:
-        return
-    make_directory(path.parent)
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path)
-    _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    """Bring a directory's entries to the disk, on file systems that can."""
-    with contextlib.suppress(OSError), open_folder(path) as folder:
-        os.fsync(folder.handle)
 
 
 # -- keeping what is bad, removing what is old ------------------------------------------------
@@ -248,7 +213,6 @@ def move_away(place: Place, judged: os.stat_result | None = None) -> str:
 
 def remove(path: Path, root: Path) -> None:
     """Delete a dump: it vanishes in one rename, its files follow."""
-    _make_work(root)
     # The rename first: no reader finds a dump of which a part is gone. What is left of it by a
     # process that is killed now is owned, so the next sweep removes it.
     doomed = root / WORK / f"removed-{path.name}~{alive.own(root)}"

@@ -10,9 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from rlskip._files import open_folder
 from rlskip.jobs import alive
-from rlskip.jobs.alive import WORK
 from rlskip.store import commit
 from rlskip.store.layout import Place, as_step
 
@@ -87,8 +85,6 @@ def _written(places: Sequence[Place]) -> int | None:
 
 def appending(root: Path, step: int) -> AbstractContextManager[None]:
     """Mark the step's journal as one that grows, where a mark can be written."""
-    with contextlib.suppress(OSError), open_folder(root, WORK, create=True):
-        pass
     return alive.holding(root, f"{_APPENDING}{step}")
 
 

@@ -150,15 +150,6 @@ def test_what_was_damaged_is_never_loaded_and_always_named(
         assert len(list(store.directory.glob("3.bad-*"))) == 2
 
 
-def test_a_link_as_long_as_the_dump_is_evident_damage(store: StepStore) -> None:
-    stored = store.save(3, "x").stored
-    dump = store.directory / "3" / "gen_batch.dp"
-    dump.unlink()
-    dump.symlink_to("x" * stored)
-    assert dump.lstat().st_size == stored
-    assert store.read_meta(3) is None
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -25,6 +25,7 @@ def test_a_dump_is_on_the_disk_before_it_gets_its_name(tmp_path: Path) -> None:
         "mkdir dumps/run",
         "fsync dumps",
         "mkdir dumps/run/.work",
+        "fsync dumps/run",
         f"mkdir {staging}",
         f"write {staging}/gen_batch.dp",
         f"fsync {staging}/gen_batch.dp",

@@ -53,16 +53,6 @@ def test_a_step_being_generated_stays(tmp_path: Path) -> None:
     assert store.steps() == [4]
 
 
-@pytest.mark.parametrize("name", [f"appending-{step}~" for step in ("x", "", 1, "²", "01")])
-def test_a_mark_that_is_none_ends_nothing(name: str, tmp_path: Path) -> None:
-    store = StepStore(tmp_path, keep_last=1)
-    store.save(1, "x")
-    (tmp_path / WORK / name).touch()
-    store.save(2, "y")
-    store.save(3, "z")
-    assert store.steps() == ([1, 3] if name == "appending-1~" else [3])
-
-
 def test_a_link_is_neither_counted_nor_removed(tmp_path: Path) -> None:
     StepStore(tmp_path / "outside").save(1, "x")
     store = StepStore(tmp_path / "run", keep_last=2)
