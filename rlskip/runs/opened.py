@@ -162,10 +162,6 @@ class Step(Scope):
     def name(self) -> str:
         return f"{self.run.name}/{self.number}"
 
-    def calls(self) -> list[Call]:
-        """Its calls, ascending; a step of which one call was made has one."""
-        return [Call(self, number) for number in sorted({dump.call or 0 for dump in self.dumps()})]
-
     def iter_dumps(self) -> Iterator[Dump]:
         found = on_disk.dumps_of(self.run.directory, self.number)
         if not found:
@@ -246,7 +242,27 @@ class Run(Scope):
             yield from on_disk.dumps_at(places)
 
     def read(self, dump: Dump, fields: _Fields = None, **more: Any) -> Rollouts:
-        return dump.rollouts(fields, decode=self._decode, more=more, told=self._told)
+        """As :meth:`Scope.read`; `more` is what each row says of its place besides step and call.
+
+        Where `fields` ask for text, and the run was opened without a tokenizer, that which the dump
+        names makes it.
+        """
+        from rlskip.batch.decoding import decoder_at
+        from rlskip.runs.reading import read_columns
+        from rlskip.runs.rollouts import TEXTS, Rollouts
+
+        with dump.opened() as (reader, meta):
+            columns = read_columns(reader, meta, fields)
+        decode = self._decode
+        if decode is None and not TEXTS.keys().isdisjoint(fields or ()):
+            if dump.tokenizer is None:
+                remedy = "name one: rlskip.open(path, tokenizer=...)"
+                raise RlskipError("the dump names no tokenizer", f"step {dump.step}", remedy)
+            decode = decoder_at(dump.tokenizer)
+        place = {**more, "step": dump.step, "call": dump.call}
+        if dump.place.world_size > 1:
+            place["rank"] = dump.place.rank
+        return Rollouts(columns, place, fields, decode, self._told)
 
     def quarantine(self) -> list[Path]:
         """The directories of quarantined dumps."""

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from rlskip.jobs.alive import WORK
 from rlskip.store import StepStore, commit, retention
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 
 def test_a_step_is_as_old_as_the_last_call_added_to_it(tmp_path: Path) -> None:
     store = StepStore(tmp_path)
@@ -112,7 +114,6 @@ def test_a_number_that_makes_no_sense(keep_last: int, tmp_path: Path) -> None:
 @example([1, 2, 2, 3, 4], 3, 0, "part-1")
 def test_the_number_holds_after_every_save(
     tmp_path_factory: pytest.TempPathFactory,
-    no_fsync: None,
     steps: list[int],
     keep_last: int,
     others: int,
