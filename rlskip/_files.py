@@ -2,21 +2,18 @@
 
 Anybody who can write there can leave links, FIFOs, devices or huge files. Nothing below the
 directory that a caller names is followed through a link, waited for, or read beyond a bound.
-The directory itself may be reached through links: it is the user's choice. Below a directory that
-was given to :func:`guard`, a caller's directory may not: somebody else may replace it meanwhile.
+The directory itself may be reached through links: it is the user's choice.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
 import os
 import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import attrs
 
@@ -141,8 +138,7 @@ def open_folder(root: str | Path, *parts: str, create: bool = False) -> Iterator
     Raises RefusedFileError where one of `parts` is not a directory, and FileNotFoundError where
     there is none, unless it is to be created.
     """
-    path, *above = _below_guard(root)
-    parts = (*above, *parts)
+    path = Path(root)
     if create and not os.path.isdir(path):
         os.makedirs(path, exist_ok=True)
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -157,30 +153,20 @@ def open_folder(root: str | Path, *parts: str, create: bool = False) -> Iterator
             os.close(handle)
 
 
-def guard(directory: Path) -> None:
-    """From now on, follow no link on the way from `directory` to a folder below it."""
-    _guarded.add(directory)
-    _below_guard.cache_clear()
+def make_directory(path: Path) -> None:
+    """Make a directory and those above it that are missing, durably."""
+    if os.path.isdir(path) or path == path.parent:
+        return
+    make_directory(path.parent)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path)
+    sync_directory(path.parent)
 
 
-def refuse_guarded_links(path: Path) -> None:
-    """Raise RefusedFileError if a link leads to this directory from a guarded one above it."""
-    if len(_below_guard(path)) > 1:
-        with open_folder(path):
-            pass
-
-
-@functools.lru_cache(maxsize=64)
-def _below_guard(path: str | Path) -> tuple[Any, ...]:
-    """The guarded directory above `path` and the names below it; `path` alone if there is none."""
-    path = Path(path)
-    for above in itertools.chain([path], path.parents) if _guarded else ():
-        if above in _guarded:
-            return above, *path.relative_to(above).parts
-    return (path,)
-
-
-_guarded: set[Path] = set()
+def sync_directory(path: Path) -> None:
+    """Bring a directory's entries to the disk, on file systems that can."""
+    with contextlib.suppress(OSError), open_folder(path) as folder:
+        os.fsync(folder.handle)
 
 
 def cannot_write(directory: Path) -> str | None:

@@ -24,11 +24,11 @@ def export(
     as_json: Json = False,
 ) -> int:
     """Write rollouts for other programs."""
-    from rlskip.runs import exports
+    from rlskip.runs import tables
 
     of_lines: dict[str, Callable[[Scope], Iterator[str]]] = {
-        "jsonl": lambda scope: map(exports.line, scope.iter_rows()),
-        "messages": exports.chats,
+        "jsonl": lambda scope: map(tables.line, scope.iter_rows()),
+        "messages": tables.chats,
     }
     target = find_target(what, dump_dir(directory), decoder(tokenizer))
     if to not in (*of_lines, "parquet"):
@@ -47,7 +47,7 @@ def export(
         raise RlskipError("the file exists already", str(out), "choose another, or remove it")
     with writing(out) as temporary:
         if to == "parquet":
-            count = exports.write_parquet(target, temporary)
+            count = tables.write_parquet(target, temporary)
         else:
             count = 0
             with temporary.open("x", encoding="utf-8") as file:

@@ -77,7 +77,7 @@ class RolloutDispatcher:
                 )
             journals = Journals(store, journal_identity(Identity(), self.config), queue)
         self._journals = journals
-        self._replay = read_replay(config)
+        self._replay = read_node(ReplayConfig, config)
         self._groups = Groups(pool, queue, self.config, self._replay, journals)
         self._host = self._groups.host
         if queue is not None:

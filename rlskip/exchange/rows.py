@@ -191,22 +191,6 @@ def groups_of(rows: Sequence[Row], fields: RowFields, n: int | None) -> tuple[Gr
     return groups, [firsts.get(uid, of_uid[0]) for uid, of_uid in groups.items()]
 
 
-def refuse_longer(
-    rows: Sequence[Row], fields: RowFields, prompt_len: int | None, response_len: int | None
-) -> None:
-    """Raise BadRowError for tokens that do not fit the sizes in the name of the run's directory."""
-    are_later = _later_turns(rows, fields)
-    for name, most, size in (
-        (fields.prompt, prompt_len, "in"),
-        (fields.response, response_len, "out"),
-    ):
-        for i, row in enumerate(rows if name and most else ()):
-            grows = size == "in" and are_later[i]  # by the turns before it
-            if not grows and (length := len(row[name or ""])) > (most or 0):
-                what = f"{name} has {length} tokens, and the directory's name says {size}{most}"
-                raise BadRowError(what, f"row {i}", f"cut it, or write to {size}any")
-
-
 def _later_turns(rows: Sequence[Row], fields: RowFields) -> list[bool]:
     """Which rows are not the first turns of their sessions."""
     turns = [row[fields.turn] if fields.turn else 0 for row in rows]

@@ -21,7 +21,6 @@ from rlskip.exchange.rows import (
     groups_of,
     in_order,
     known_prompt,
-    refuse_longer,
     refuse_other_order,
     rows_of,
 )
@@ -32,7 +31,7 @@ from rlskip.runs.on_disk import has_dump
 from rlskip.runs.opened import Run, Step
 from rlskip.skip.names import NEUTRAL_META
 from rlskip.skip.prompt_rows import PromptRows, prompt_groups
-from rlskip.store import DumpMeta, Identity, StepStore
+from rlskip.store import Identity, StepStore
 from rlskip.store.identity import GIVEN
 from rlskip.store.index import PROMPTS, ROWS_PER_PROMPT
 from rlskip.store.layout import refuse_links, run_directory, run_name, shape_of
@@ -116,7 +115,7 @@ def write(
     ------
     BadRowError
         There is no row; a row has other fields than the first one, or no prompt; or the groups are
-        not those of the prompts; or sessions or tokens are more than the directory's name says.
+        not those of the prompts, or of the size that the directory's name says.
     LengthError
         A mask, log-probs or rewards have another length than their tokens.
     StepExistsError
@@ -136,7 +135,6 @@ def write(
     if step is not None and has_dump(run, step):
         raise _exists(run, step)
     given, fields = rows_of(rows)
-    refuse_longer(given, fields, shape["prompt_len"], shape["response_len"])
     groups, firsts = groups_of(given, fields, shape["n"])
     if prompts is None:
         prompts = [known_prompt(row) for row in firsts]
@@ -184,21 +182,13 @@ def write(
 
 def _save(run: Path, step: int | None, made: Any, identity: Identity, info: Any) -> Step:
     """Save the dump of a step; without a number of the first one that nobody has written."""
-    number = step or max(Run(run).steps(), default=0) + 1
-    while True:
-
-        def refuse(other: DumpMeta, number: int = number) -> None:
-            raise _exists(run, number)
-
-        try:
-            # Another process may have written the step meanwhile.
-            StepStore(run).save(number, made, identity=identity, info=info, on_conflict=refuse)
-        except StepExistsError:
-            if step is not None:
-                raise
-            number += 1
-        else:
-            return Step(Run(run), number)
+    store, number = StepStore(run), step or max(Run(run).steps(), default=0) + 1
+    # Another process may have written the step meanwhile.
+    while not store.write(store.prepare(number, made, identity=identity, info=info))[1]:
+        if step is not None:
+            raise _exists(run, step)
+        number += 1
+    return Step(Run(run), number)
 
 
 def _exists(run: Path, step: int) -> StepExistsError:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import itertools
 import json
 import logging
@@ -33,7 +34,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlskip._files import Folder, RefusedFileError, open_folder
+from rlskip._files import Folder, RefusedFileError, make_directory, open_folder
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,9 @@ class _Heart:
         file = root / WORK / f"{_JOB}{self.token}"
         try:
             os.utime(file, follow_symlinks=False)
-        except FileNotFoundError:
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                raise
             # Of two threads that make it the second goes on before it has its content, and so does
             # another job that reads it: it is new, which will do for `DEAD_S` seconds.
             with open_folder(root, WORK) as work, contextlib.suppress(FileExistsError):
@@ -117,9 +120,13 @@ atexit.register(lambda: _HEART.close())
 def own(root: Path) -> str:
     """``{token}-{n}``, which names this process as the owner of something that it is about to make.
 
-    Raises OSError where `root` has no ``.work`` that can be written.
+    Raises OSError where `root` has no ``.work`` that can be written, or made.
     """
-    _HEART.begin(root)
+    try:
+        _HEART.begin(root)
+    except FileNotFoundError:  # the first time, or somebody has deleted the run
+        make_directory(root / WORK)
+        _HEART.begin(root)
     return f"{_HEART.token}-{next(_HEART.numbers)}"
 
 
@@ -179,17 +186,14 @@ def held(root: Path) -> list[tuple[str, str]]:
     return found
 
 
-def sweep(root: Path, only: str | None = None) -> dict[str, str]:
-    """Remove what jobs left that died, or `only` the entry of this name.
-
-    Returns why the job of each is dead.
-    """
+def sweep(root: Path) -> dict[str, str]:
+    """Remove what jobs left that died; of each thing by its name why its job is dead."""
     removed: dict[str, str] = {}
     with contextlib.suppress(OSError), open_folder(root, WORK) as work:
-        dead = {name for name, _, _, why in _judged(work, only) if why}
+        dead = {name for name, _, _, why in _judged(work) if why}
         # Listed again: between the first listing and its death a job may have made something more,
         # which nobody would know to be a dead job's once the job's file is gone.
-        for name, owner, _, why in _judged(work, only) if dead else ():
+        for name, owner, _, why in _judged(work) if dead else ():
             if why and (name in dead or not name.startswith(_JOB)):
                 with contextlib.suppress(OSError):
                     remove(work, name, owner)
@@ -198,16 +202,13 @@ def sweep(root: Path, only: str | None = None) -> dict[str, str]:
     return removed
 
 
-def _judged(
-    work: Folder, only: str | None = None
-) -> Iterator[tuple[str, str, dict[str, Any], str | None]]:
+def _judged(work: Folder) -> Iterator[tuple[str, str, dict[str, Any], str | None]]:
     """What is in ``.work``, its owner, that one's process, and why that is dead; else it may live.
 
     A job's file is the last: who is killed while it sweeps leaves what the next one can judge.
     """
     now: int | None = None
-    names = sorted(work.names(), key=lambda name: name.startswith(_JOB))
-    for name in names if only is None else [only]:
+    for name in sorted(work.names(), key=lambda name: name.startswith(_JOB)):
         owner, process, why = "", dict[str, Any](), None
         try:
             if not is_mine(name):

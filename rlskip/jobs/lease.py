@@ -30,26 +30,21 @@ logger = logging.getLogger(__name__)
 class Lease(AbstractContextManager["Lease"]):
     """The right to generate a step, held until released or until the process ends.
 
-    Until it is acquired it holds nothing, and nor does the copy in a forked child: the lease is its
-    parent's.
+    The copy in a forked child holds nothing: the lease is its parent's.
     """
 
     _root: Path
-    _name: str
+    name: str
     _owner: str = attrs.field(init=False, default="")
 
     def acquire(self) -> bool:
         """Take it, unless another job has it; raises OSError where it cannot be written."""
-        with open_folder(self._root, WORK, create=True) as work:
-            # A look that saves each poll of a waiting job a file of its own. It decides nothing:
-            # to create the lease is one operation everywhere.
-            if os.path.lexists(work.path / self._name):
-                return False
-            owner = alive.own(self._root)
-            try:
-                alive.write_new(work, self._name, owner.encode())
-            except FileExistsError:
-                return False
+        owner = alive.own(self._root)
+        try:
+            with open_folder(self._root, WORK) as work:
+                alive.write_new(work, self.name, owner.encode())
+        except FileExistsError:
+            return False
         self._owner = owner
         atexit.register(self.release)
         return True
@@ -60,8 +55,8 @@ class Lease(AbstractContextManager["Lease"]):
             return
         with contextlib.suppress(OSError), open_folder(self._root, WORK) as work:
             # A job that was suspended and taken over must not remove its successor's.
-            if alive.owner_of(work, self._name) == self._owner:
-                os.unlink(self._name, dir_fd=work.handle)
+            if alive.owner_of(work, self.name) == self._owner:
+                os.unlink(self.name, dir_fd=work.handle)
         self._owner = ""
         atexit.unregister(self.release)
 
@@ -92,13 +87,13 @@ class SingleFlight:
         there, on all ranks; else the lease to generate it.
         """
         what = f"step {step}, call {call}" if call else f"step {step}"
-        name = f"{LEASE}{step}-{call}" if call else f"{LEASE}{step}"
-        lease, began, is_told = Lease(self._directory, name), self._clock(), False
+        lease = Lease(self._directory, f"{LEASE}{step}-{call}" if call else f"{LEASE}{step}")
+        began, is_told = self._clock(), False
         while True:
             # Rank 0 tries, and all go on with what it got. Each round has the same exchanges on
             # all ranks, so none waits in one that another rank has left.
             waited = self._clock() - began
-            go = self._ranks.rank == 0 and self._may_go(lease, name, waited, step)
+            go = self._ranks.rank == 0 and self._may_go(lease, waited, step)
             go = bool(self._ranks.follow(go, what))
             there, error = False, None
             try:
@@ -107,38 +102,32 @@ class SingleFlight:
                 there = is_there()
             except BaseException as raised:  # the other ranks must not wait for this one
                 error = raised
+            is_needed = False
             try:
-                answers = self._ranks.exchange(there, what=what, error=error)
-            except BaseException:
-                lease.release()
-                raise
-            if (0,) not in answers:
-                lease.release()
-                return None
-            if go:
-                return lease
+                is_needed = (0,) in self._ranks.exchange(there, what=what, error=error)
+            finally:
+                if not is_needed:
+                    lease.release()
+            if go or not is_needed:
+                return lease if is_needed else None
             if not is_told and self._ranks.rank == 0:
-                logger.warning(  # the job seems to hang
-                    "another job generates step %d; waiting for it, %g s at most",
-                    step, self._wait_s,
-                )  # fmt: skip
+                text = "another job generates step %d; waiting for it, %g s at most"
+                logger.warning(text, step, self._wait_s)  # the job seems to hang
             is_told = True
             self._sleep(self._poll_s)
 
-    def _may_go(self, lease: Lease, name: str, waited: float, step: int) -> bool:
+    def _may_go(self, lease: Lease, waited: float, step: int) -> bool:
         """Whether this job has the lease, or generates the step without."""
         try:
             if lease.acquire():
                 return True
-            if (why := alive.sweep(self._directory, name).get(name)) is not None:
+            if (why := alive.sweep(self._directory).get(lease.name)) is not None:
                 logger.warning("the job that generated step %d %s; taking over", step, why)
-                if lease.acquire():
-                    return True
+                return lease.acquire()
         except OSError as error:
             logger.warning("no lease for step %d, another job may generate it too: %s", step, error)
             return True
         if waited > self._wait_s:
             text = "timed out after %.0f s of waiting for step %d; generating it"
             logger.warning(text, waited, step)
-            return True
-        return False
+        return waited > self._wait_s

@@ -44,7 +44,7 @@ class RankGroup:
     Constructing it is itself a collective where torch.distributed is initialised with more than one
     rank, so every rank constructs it at the same place. It uses its own gloo group, to touch no
     accelerator's stream, and waits `timeout_s` seconds for the other ranks. `exchange_id` names the
-    last exchange: the same text on all its ranks, and for no other exchange.
+    last exchange of several: the same text on all its ranks, and for no other exchange.
     """
 
     def __init__(self, timeout_s: float = 600.0) -> None:
@@ -98,12 +98,15 @@ class RankGroup:
         RankTimeoutError
             Some rank did not answer within `timeout_s`.
         """
-        # Who is about to raise takes part first: a rank that left without it would keep the others
-        # here until their timeout.
-        answers = self._gathered([secrets.randbits(60), int(error is not None), *numbers], what)
-        self.exchange_id = f"{answers[0][0]:015x}"
+        if self.world_size > 1:
+            # Who is about to raise takes part first: a rank that left without it would keep the
+            # others here until their timeout.
+            answers = self._gathered([secrets.randbits(60), error is not None, *numbers], what)
         if error is not None:
             raise error
+        if self.world_size == 1:
+            return [numbers]
+        self.exchange_id = f"{answers[0][0]:015x}"
         if failed := [rank for rank, (_, fails, *_) in enumerate(answers) if fails]:
             raise RankError(
                 f"rank {', '.join(map(str, failed))} of {self.world_size} raised an error while "
@@ -114,8 +117,6 @@ class RankGroup:
 
     def _gathered(self, numbers: list[int], what: str) -> list[list[int]]:
         """The `numbers` of every rank."""
-        if self.world_size == 1:
-            return [list(map(int, numbers))]
         import torch
         import torch.distributed as dist
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from rlskip._files import open_folder
-from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import DAMAGE, AbsentDumpError, DumpError
 from rlskip.jobs.alive import WORK
 from rlskip.store.dump import opened
@@ -23,7 +22,6 @@ from rlskip.store.index import Index, stamp_of
 from rlskip.store.layout import (
     Listing,
     Place,
-    holds_rollouts,
     journaled_steps,
     name_before_quarantine,
     places_among,
@@ -34,7 +32,6 @@ from rlskip.store.meta import DumpMeta
 if TYPE_CHECKING:
     from rlskip.format.container import Reader
     from rlskip.format.kinds import Into
-    from rlskip.runs.rollouts import Decode, Rollouts
 
 
 @attrs.frozen
@@ -91,52 +88,22 @@ class Dump:
         """
         from rlskip.format.kinds import rebuild
 
-        with self._opened() as (reader, _):
+        with self.opened() as (reader, _):
             value = rebuild(reader, "rollouts", fields, into)
             if fields is None:
                 reader.verify()
             return value
 
-    def rollouts(
-        self,
-        fields: Sequence[str] | None = None,
-        *,
-        decode: Decode | None = None,
-        more: Mapping[str, Any] | None = None,
-        told: set[str] | None = None,
-    ) -> Rollouts:
-        """The rollouts as rows, sessions and groups, verified; torch is not needed.
-
-        `fields` are those of :meth:`~rlskip.runs.opened.Scope.rollouts`. `decode` makes text of
-        tokens; by default the recorded tokenizer does, where `fields` ask for text. `more` is what
-        each row says of its place besides step and call, and `told` has the fields of which it was
-        said that they do not fit their tokens.
-        """
-        from rlskip.batch.decoding import decoder_at
-        from rlskip.runs.reading import read_columns
-        from rlskip.runs.rollouts import TEXTS, Rollouts
-
-        with self._opened() as (reader, meta):
-            columns = read_columns(reader, meta, fields)
-        if decode is None and not TEXTS.keys().isdisjoint(fields or ()):
-            if self.tokenizer is None:
-                remedy = "name one: rlskip.open(path, tokenizer=...)"
-                raise RlskipError("the dump names no tokenizer", f"step {self.step}", remedy)
-            decode = decoder_at(self.tokenizer)
-        place = {**(more or {}), "step": self.step, "call": self.call}
-        if self.place.world_size > 1:
-            place["rank"] = self.place.rank
-        return Rollouts(columns, place, fields, decode, told)
-
     def fields(self) -> list[str]:
         """The names of the trainer's fields."""
         from rlskip.runs.reading import field_names
 
-        with self._opened() as (reader, meta):
+        with self.opened() as (reader, meta):
             return field_names(reader, meta)
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[tuple[Reader, DumpMeta]]:
+    def opened(self) -> Iterator[tuple[Reader, DumpMeta]]:
+        """Hold it open to read it."""
         with opened(self.place) as here:
             meta = here.read_meta()
             with here.reader(meta) as reader:
@@ -148,7 +115,7 @@ class Dump:
         Raises AbsentDumpError where it was removed since it was listed.
         """
         try:
-            with self._opened() as (reader, _):
+            with self.opened() as (reader, _):
                 reader.verify()
             if self.has_all_shards:
                 return None
@@ -225,7 +192,7 @@ def families(directory: Path) -> dict[int, list[Place]]:
 # Of the directory that is read: a run of many steps is listed, and its index read, once.
 @lru_cache(maxsize=1)
 def _listing(directory: Path) -> Listing:
-    return Listing(directory, folder_names)
+    return Listing(directory)
 
 
 @lru_cache(maxsize=1)
@@ -252,13 +219,12 @@ def is_run(path: Path, names: Sequence[str]) -> bool:
 
     `names` are those of its directories.
     """
-    of_run = any(shape_of(one.name) for one in (path, path.parent))
+    files = {Place.dump}
+    if any(shape_of(one.name) for one in (path, path.parent)):
+        files.add(Place.meta)  # alone it may be anybody's elsewhere
     return (
         WORK in names
-        or any(
-            holds_rollouts(names_in(place.directory), of_run=of_run)
-            for place in places_among(path, names)
-        )
+        or any(files & {*names_in(place.directory)} for place in places_among(path, names))
         or bool(places_among(path, map(name_before_quarantine, names)))
         or bool(journaled_steps(path))
     )

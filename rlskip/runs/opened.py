@@ -7,11 +7,10 @@ reads the dump that it is in, and of that only the fields that are asked for.
 from __future__ import annotations
 
 import contextlib
-import operator
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import attrs
 
@@ -107,20 +106,14 @@ class Scope:
 
     # -- as tables (the extra `data`) --------------------------------------------------------
 
-    def iter_tables(self, fields: _Fields = None) -> Iterator[pa.Table]:
-        """As :meth:`to_arrow`, a table for each dump, one after the other."""
-        from rlskip.runs.tables import table_of
-
-        return map(table_of, self.rollouts(fields))
-
     def to_arrow(self, fields: _Fields = None) -> pa.Table:
         """All rows as a table of pyarrow; `fields` and errors as in `rollouts`.
 
         Raises RlskipError where pyarrow is not installed.
         """
-        from rlskip.runs.tables import joined
+        from rlskip.runs.tables import joined, table_of
 
-        return joined(list(self.iter_tables(fields)))
+        return joined(list(map(table_of, self.rollouts(fields))))
 
     def to_pandas(self, fields: _Fields = None) -> pd.DataFrame:
         """As :meth:`to_arrow`, as a DataFrame of pandas."""
@@ -168,10 +161,6 @@ class Step(Scope):
     @property
     def name(self) -> str:
         return f"{self.run.name}/{self.number}"
-
-    def calls(self) -> list[Call]:
-        """Its calls, ascending; a step of which one call was made has one."""
-        return [Call(self, number) for number in sorted({dump.call or 0 for dump in self.dumps()})]
 
     def iter_dumps(self) -> Iterator[Dump]:
         found = on_disk.dumps_of(self.run.directory, self.number)
@@ -230,11 +219,8 @@ class Run(Scope):
             Step(self, step) for step in self.places() if on_disk.has_dump(self.directory, step)
         )
 
-    def __contains__(self, step: object) -> bool:
-        if not isinstance(step, SupportsIndex):  # numpy has whole numbers of its own
-            return False
-        number = operator.index(step)
-        return self._covers(number) and on_disk.has_dump(self.directory, number)
+    def __contains__(self, step: Any) -> bool:
+        return self._covers(step) and on_disk.has_dump(self.directory, step)
 
     @overload
     def __getitem__(self, steps: int) -> Step: ...
@@ -249,14 +235,34 @@ class Run(Scope):
             return attrs.evolve(self, within=(*self._within, within))
         if steps not in self:
             raise self._no_step(steps)
-        return Step(self, operator.index(steps))
+        return Step(self, int(steps))  # numpy has whole numbers of its own
 
     def iter_dumps(self) -> Iterator[Dump]:
         for places in self.places().values():
             yield from on_disk.dumps_at(places)
 
     def read(self, dump: Dump, fields: _Fields = None, **more: Any) -> Rollouts:
-        return dump.rollouts(fields, decode=self._decode, more=more, told=self._told)
+        """As :meth:`Scope.read`; `more` is what each row says of its place besides step and call.
+
+        Where `fields` ask for text, and the run was opened without a tokenizer, that which the dump
+        names makes it.
+        """
+        from rlskip.batch.decoding import decoder_at
+        from rlskip.runs.reading import read_columns
+        from rlskip.runs.rollouts import TEXTS, Rollouts
+
+        with dump.opened() as (reader, meta):
+            columns = read_columns(reader, meta, fields)
+        decode = self._decode
+        if decode is None and not TEXTS.keys().isdisjoint(fields or ()):
+            if dump.tokenizer is None:
+                remedy = "name one: rlskip.open(path, tokenizer=...)"
+                raise RlskipError("the dump names no tokenizer", f"step {dump.step}", remedy)
+            decode = decoder_at(dump.tokenizer)
+        place = {**more, "step": dump.step, "call": dump.call}
+        if dump.place.world_size > 1:
+            place["rank"] = dump.place.rank
+        return Rollouts(columns, place, fields, decode, self._told)
 
     def quarantine(self) -> list[Path]:
         """The directories of quarantined dumps."""

@@ -52,17 +52,15 @@ def choose(
         paths = {str(step): [p.directory for p in places.get(step, ())] for step in run.steps()}
         steps = sorted(_measured(run, paths), key=lambda one: one.written)
         first = 0 if keep_last is None else len(steps) - keep_last
-        chosen += [attrs.evolve(one, why="too old") for one in steps if one.written < limit]
+        journals = _measured(run, {path.name: [path] for path in run.journals()})
+        bad = _measured(run, {path.name: [path] for path in run.quarantine() if quarantined})
+        chosen += [attrs.evolve(o, why="too old") for o in (*steps, *journals) if o.written < limit]
         chosen += [
             attrs.evolve(one, why=f"not among the last {keep_last}")
-            for i, one in enumerate(steps)
-            if i < first and one.written >= limit
+            for one in steps[: max(0, first)]
+            if one.written >= limit
         ]
-        journals = _measured(run, {path.name: [path] for path in run.journals()})
-        chosen += [attrs.evolve(one, why="too old") for one in journals if one.written < limit]
-        if quarantined:
-            bad = _measured(run, {path.name: [path] for path in run.quarantine()})
-            chosen += [attrs.evolve(one, why="quarantined") for one in bad]
+        chosen += [attrs.evolve(one, why="quarantined") for one in bad]
     return sorted(chosen, key=lambda one: (one.run.name, one.written))
 
 

@@ -104,7 +104,8 @@ class Rollouts:
     """What a stage returned, read: rows as mappings, sessions, groups.
 
     Rows of one prompt's attempt are one session, whatever the trainer calls them. This is the one
-    place that decides so. The arguments are those of :meth:`~rlskip.runs.on_disk.Dump.rollouts`.
+    place that decides so. `told` has the fields of which it was said that they do not fit their
+    tokens.
     """
 
     def __init__(

@@ -1,9 +1,10 @@
-"""Rollouts as tables of pyarrow."""
+"""Rollouts for other programs: tables of pyarrow, Parquet, lines of JSON, chat messages."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from rlskip.runs.rollouts import ROW, TEXTS, TOKENS, Rollouts
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from rlskip.runs.opened import Scope
 
 
 def extra(module: str) -> Any:
@@ -120,3 +123,35 @@ def _dumped(dtype: np.dtype) -> np.dtype:
     is_narrow = dtype.kind in "iu" and "torch" in noted
     dumped: np.dtype = np.dtype(noted["torch"] if is_narrow else dtype.str).newbyteorder("=")
     return dumped
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+
+def line(value: Any) -> str:
+    """`value` on one line. JSON has no NaN and no infinity: null is written."""
+    encoded = json.dumps(finite(value), ensure_ascii=False, allow_nan=False)
+    # A lone surrogate, which a tokenizer may leave, has no UTF-8 form but can be escaped.
+    return encoded.encode("utf-8", "backslashreplace").decode()
+
+
+def write_parquet(target: Scope, out: Path) -> int:
+    """Write the table of :meth:`Scope.to_arrow`, and return the number of its rows."""
+    table = target.to_arrow()
+    extra("pyarrow.parquet").write_table(table, out)
+    return int(table.num_rows)
+
+
+def chats(target: Scope) -> Iterator[str]:
+    """A line for each session: its chat messages, its reward, and where it is.
+
+    Raises RlskipError where a session has none, and no tokenizer makes text of its tokens.
+    """
+    for session in target.sessions():
+        messages = session.messages
+        if messages is None:
+            what = "it records no chat messages, and token ids are not text"
+            where = f"step {session.place['step']}, group {session.group}"
+            raise RlskipError(what, where, "give the tokenizer: --tokenizer DIRECTORY")
+        about = {"group": session.group, "session": session.number, "reward": session.reward}
+        yield line({"messages": messages, **session.place, **about})

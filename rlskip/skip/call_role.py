@@ -34,6 +34,7 @@ from rlskip.store import (
     RankTimeoutError,
     WriterTimeoutError,
 )
+from rlskip.store.commit import NewDump
 from rlskip.store.writer import Writer
 
 log = logging.getLogger(__name__)
@@ -148,20 +149,21 @@ class CallRole(Role):
     def keep(self, call: Call, result: Any) -> None:
         about = self._about(call, result)
         if self.writer is None:
-            self._note_written(call, self.dumps.store.save(call.step, result, **about))
+            self._write(call, self.dumps.store.prepare(call.step, result, **about))
             return
         # The writer, not the end of this call, gives the lease back.
         release = call.cleanup.pop_all().close
 
-        def done(meta: DumpMeta | None, error: BaseException | None) -> None:
-            if meta is not None:
-                self._note_written(call, meta)
-            elif error is not None:
+        def write(dump: NewDump) -> None:
+            try:
+                self._write(call, dump)
+            except BaseException as error:
                 not_dumped(self, call, error)
-            release()
+            finally:
+                release()
 
         try:
-            self.writer.save(call.step, result, **about, done=done)
+            self.writer.save(call.step, result, **about, write=write)
         except BaseException:
             release()
             raise
@@ -250,34 +252,38 @@ class CallRole(Role):
                 name in visit.listed and self._is_anothers(call, Key(call.step, name))
             ):
                 name = next_name(call.name, name)
-        key = self._take(call, name)
-
-        def on_conflict(other: DumpMeta) -> str | None:
-            """Another name, unless another job has dumped this very call.
-
-            At the name may lie a dump of equal prompts and other arguments. Whether a name was free
-            the rename says, and not a look before it.
-            """
-            nonlocal key
-            if not self._is_anothers(call, key, other):
-                return None
-            # That dump may serve the call that it was made for, which may be one of this visit.
-            visit.give_back(key)
-            if call.writes == key:
-                self._ledger.write_not(key)
-            name = next_name(call.name, key.call)
-            while Key(call.step, name) in visit.taken:
-                name = next_name(call.name, name)
-            key = self._take(call, name)
-            return name
-
+        self._take(call, name)
         return {
-            "call": key.call,
+            "call": name,
             "identity": call.identity,
             "info": {**self.dumps.info(call, result), **info, "place": call.place},
             "sidecar": capture_rng(),
-            "on_conflict": on_conflict,
         }
+
+    def _write(self, call: Call, dump: NewDump) -> None:
+        """Write the dump under its name, or under the next one that is not another call's.
+
+        At a name may lie a dump of equal prompts and other arguments. Whether a name was free the
+        rename says, and not a look before it.
+        """
+        visit, over = call.visit, None
+        while True:
+            key = Key(call.step, dump.place.call)
+            meta, is_own = self.dumps.store.write(dump, over)
+            if not is_own and self._is_anothers(call, key, meta):
+                # It may serve the call that it was made for, which may be one of this visit.
+                visit.give_back(key)
+                if call.writes == key:
+                    self._ledger.write_not(key)
+                name = next_name(call.name, key.call)
+                while Key(call.step, name) in visit.taken:
+                    name = next_name(call.name, name)
+                self._take(call, name)
+                dump, over = dump.named(name), None
+            elif is_own or self.ranks is None:
+                return self._note_written(call, meta, is_own)
+            else:
+                over = meta  # all shards of a call are of one generation
 
     def _is_anothers(self, call: Call, key: Key, there: DumpMeta | None = None) -> bool:
         """Whether another call's dump has this name, which may serve that one yet."""
@@ -287,20 +293,19 @@ class CallRole(Role):
         fits = not there.identity or call.identity.fits(there.identity)
         return not fits or self._matching.has_served(key, call)
 
-    def _take(self, call: Call, name: str) -> Key:
+    def _take(self, call: Call, name: str) -> None:
         """The dump that the call is going to write, which serves no other one."""
         key = Key(call.step, name)
         call.visit.take(key, writes=True)
         call.writes = key if not call.by_hand and self._ledger.write(key) else None
-        return key
 
-    def _note_written(self, call: Call, meta: DumpMeta) -> None:
+    def _note_written(self, call: Call, meta: DumpMeta, is_own: bool) -> None:
         key = Key(call.step, meta.call)
         if not call.by_hand:
             self._ledger.write(key)
         size = self.dumps.store.size_of(meta)
         call.record("dumped", step=call.step, call=meta.call, bytes=size)
-        if meta.identity is call.identity:  # else another job's dump of the call stays
+        if is_own:  # else another job's dump of the call stays
             call.written = key
             call.cleanup.add(functools.partial(self._undo, call))
 

@@ -6,6 +6,7 @@ carry the step, position and content of their prompt in the root tag.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ from rlskip.skip.stage import Stage
 from rlskip.skip.step_calls import Key
 from rlskip.store import DumpError, DumpMeta, Identity
 from rlskip.store.index import QUEUED
-from rlskip.store.layout import call_number, part_name
+from rlskip.store.layout import part_name
 
 if TYPE_CHECKING:
     from rlskip.queue import TrajectoryQueue
@@ -159,24 +160,25 @@ class GroupDumps(Role):
         n = conditions.compared["n"]
         if (submitted := self._submitted.get(step)) and submitted.conditions:
             conditions = submitted.conditions
-        number = len(self._parts(step))
+        first = len(self._parts(step))
         queued = [
             [root[DUMP_CONTENT], root[DUMP_POSITION], group.is_complete(part["keys"], n)]
             for group in part["groups"]
             for root in [group.root]
         ]
-        about = {QUEUED: queued, "seconds": seconds, "place": number}
+        about = {QUEUED: queued, "seconds": seconds, "place": first}
         store = self.dumps.store
+        dump = store.prepare(
+            step,
+            {**part, "groups": [attrs.asdict(group) for group in part["groups"]]},
+            identity=conditions,
+            info={**self.dumps.info(call, part["fields"]), **about},
+            sidecar=capture_rng(),
+        )
         with self._ledger.lock:  # who finds the dump knows that this process wrote it
-            meta = store.save(
-                step,
-                {**part, "groups": [attrs.asdict(group) for group in part["groups"]]},
-                call=part_name(number),
-                identity=conditions,
-                info={**self.dumps.info(call, part["fields"]), **about},
-                sidecar=capture_rng(),
-                # Another job took this number meanwhile.
-                on_conflict=lambda taken: part_name(call_number(taken.call) + 1),
-            )
+            for number in itertools.count(first):  # another job may take one meanwhile
+                meta, is_own = store.write(dump.named(part_name(number)))
+                if is_own:
+                    break
             self._ledger.write(Key(step, meta.call))
         call.record("dumped", step=step, call=meta.call, bytes=store.size_of(meta))

@@ -25,7 +25,6 @@ from rlskip.jobs.records import job_id, rank_of
 from rlskip.stages.digest import digest
 from rlskip.stages.parts import MARK, ROWS, VERSION, WHOLE, Entry, encode
 from rlskip.store.layout import part_name, stages_directory
-from rlskip.store.meta import DumpMeta
 from rlskip.store.step_store import StepStore
 from rlskip.store.writer import Writer, WriterTimeoutError
 
@@ -171,30 +170,24 @@ class Recorder:
             return
         described: set[int] = set()
 
-        def part() -> dict[str, Any]:
+        def write() -> None:
             for entry in entries:
                 if entry.rows is not None:
                     known, keys = step.known | described, entry.rows.keys.tolist()
                     entry.describes = [i for i, key in enumerate(keys) if key not in known]
                     described.update(keys)
-            return encode(entries, tokens=self._settings.values == "all")
-
-        def written(meta: DumpMeta | None, error: BaseException | None) -> None:
-            if error is None:
+            try:
+                store = self._writer.store
+                value = encode(entries, tokens=self._settings.values == "all")
+                part = store.prepare(step.number, value, info={MARK: VERSION})
+                # Another process of the job records the step, too.
+                while not store.write(part.named(part_name(next(step.numbers))))[1]:
+                    pass
                 step.known.update(described)
-            else:
+            except Exception as error:
                 self._warn("a part of a step", error)
 
-        self._writer.save_later(
-            step.number,
-            part,
-            nbytes,
-            call=part_name(next(step.numbers)),
-            info={MARK: VERSION},
-            # Another process of the job records the step, too.
-            on_conflict=lambda _: part_name(next(step.numbers)),
-            done=written,
-        )
+        self._writer.run(step.number, nbytes, write)
 
     def _rows_of(self, batch: Any, step: _Step) -> Rows:
         """The rows of `batch`; those of the same unchanged tensors are read once."""

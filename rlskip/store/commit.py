@@ -10,23 +10,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import operator
 import os
 import shutil
-import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import attrs
 
-from rlskip import _files
-from rlskip._files import Folder, open_folder
+from rlskip._files import Folder, open_folder, sync_directory
 from rlskip.format.dump_errors import AbsentDumpError, CorruptDumpError, UnreadableDumpError
 from rlskip.jobs import alive
 from rlskip.jobs.alive import WORK
 from rlskip.store import index
+from rlskip.store.dump import opened
 from rlskip.store.layout import Place, quarantine_name
 from rlskip.store.meta import DumpMeta
 
@@ -44,8 +42,7 @@ _NOT_NOW = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.ENOENT)
 class NewDump:
     """A dump that can be written: a codec keeps everything in it.
 
-    Its arrays are views of the rollouts. `on_conflict` is asked where another process's dump has
-    the place: for the call's name to write to instead, or None.
+    Its arrays are views of the rollouts.
     """
 
     place: Place
@@ -53,60 +50,58 @@ class NewDump:
     arrays: list[Array]
     identity: Identity | None
     info: dict[str, Any]
-    on_conflict: Callable[[DumpMeta], str | None] | None = None
 
-    def publish(self, read_meta: Callable[[Place], DumpMeta]) -> tuple[Place | None, DumpMeta]:
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+    def named(self, call: str) -> NewDump:
+        """The same for another name of the call: both files have it."""
+        return attrs.evolve(self, place=attrs.evolve(self.place, call=call))
+
+    def publish(self, over: DumpMeta | None = None) -> tuple[DumpMeta, bool]:
         """Write it, sync it, and rename it into place.
 
         The rename decides who was first, and not a look before it. A dump that has the place
-        already, whose meta `read_meta` reads, stays, or this one goes where `on_conflict` says; a
-        shard replaces it, because all shards of a call are of one generation.
+        already stays, but for the one that this is to be written `over`.
 
         Returns
         -------
-        place, meta
-            Where it is now, None if it was dropped; the meta of the dump that is there.
+        meta, is_own
+            Of the dump that is there, and whether it is this one.
         """
         place = self.place
-        while True:
-            with staging_directory(place.root, place.name) as staging:
-                meta = self._write_files(staging, place)
-                # The stamp now: no other dump has it, once this one is in its place.
-                stamp = index.stamp_of(staging.stat(place.meta))
-                listed = index.IndexedDump.of(place, meta, stamp)
-                for _ in range(_ATTEMPTS):
-                    if _rename(staging, place):
-                        index.append(place.root, [listed])
-                        return place, meta
-                    if (other := _there(place, read_meta)) is None:
-                        continue
-                    elsewhere = self.on_conflict(other) if self.on_conflict else None
-                    if elsewhere is not None:
-                        break
-                    if place.world_size == 1:
-                        return None, other
-                    # Gone before the next attempt, so that none sees a mixture. Of two that replace
-                    # one name at once the last one stays.
-                    with contextlib.suppress(FileNotFoundError):
-                        remove(place.directory, place.root)
-                else:
-                    what = "other processes dump it again and again"
-                    raise FileExistsError(errno.EEXIST, what, str(place.directory))
-            # Written again, not renamed: both files name the call. And asked again, because another
-            # job may have taken that name as well.
-            place = attrs.evolve(place, call=elsewhere)
+        with staging_directory(place.root, place.name) as staging:
+            meta = self._write_files(staging)
+            # The stamp now: no other dump has it, once this one is in its place.
+            stamp = index.stamp_of(staging.stat(place.meta))
+            for _ in range(_ATTEMPTS):
+                if _rename(staging, place):
+                    index.append(place.root, [index.IndexedDump.of(place, meta, stamp)])
+                    return meta, True
+                if (other := _there(place)) is None:
+                    continue
+                if over is None or other.checksum != over.checksum:
+                    return other, False
+                # Gone before the next attempt, so that none sees a mixture. Of two that replace
+                # one name at once the last one stays.
+                with contextlib.suppress(FileNotFoundError):
+                    remove(place.directory, place.root)
+        what = "other processes dump it again and again"
+        raise FileExistsError(errno.EEXIST, what, str(place.directory))
 
-    def _write_files(self, staging: Folder, place: Place) -> DumpMeta:
+    def _write_files(self, staging: Folder) -> DumpMeta:
         """Write both files into a directory, and sync them."""
         from rlskip.format import container  # who only removes dumps needs no numpy
 
+        place = self.place
         with _synced(staging, place.dump) as file:
             checksum = container.write(file, {**place.whose, **self.trees}, self.arrays)
             stored = file.tell()
         meta = DumpMeta(
             **place.whose,
             checksum=checksum,
-            nbytes=sum(map(operator.attrgetter("nbytes"), self.arrays)),
+            nbytes=self.nbytes,
             stored=stored,
             created=datetime.now(timezone.utc).isoformat(timespec="microseconds"),
             identity=self.identity,
@@ -122,12 +117,7 @@ def staging_directory(root: Path, label: str) -> Iterator[Folder]:
     """A new directory below `root` to write in; gone afterwards unless renamed away."""
     # Owned before it is made: who sweeps between the two would else find a directory of nobody's.
     # The token keeps two writers of one dump apart.
-    try:
-        owner = alive.own(root)
-    except OSError:  # the first time, or somebody has deleted the run
-        _make_work(root)
-        owner = alive.own(root)
-    with open_folder(root, WORK, f"{label}~{owner}", create=True) as folder:
+    with open_folder(root, WORK, f"{label}~{alive.own(root)}", create=True) as folder:
         try:
             yield folder
         finally:
@@ -162,11 +152,11 @@ def _rename(staging: Folder, place: Place) -> bool:
         if error.errno not in _NOT_NOW or not os.path.lexists(staging.path):
             raise
         return False
-    _sync_directory(place.root)
+    sync_directory(place.root)
     return True
 
 
-def _there(place: Place, read_meta: Callable[[Place], DumpMeta]) -> DumpMeta | None:
+def _there(place: Place) -> DumpMeta | None:
     """The meta of the dump that another process has written to `place`; None: there is none now.
 
     What has its name and is none is moved away. Raises OSError for what cannot be read: it may be
@@ -177,7 +167,8 @@ def _there(place: Place, read_meta: Callable[[Place], DumpMeta]) -> DumpMeta | N
     with contextlib.suppress(FileNotFoundError):
         judged = os.lstat(place.directory)
         try:
-            other = read_meta(place)
+            with opened(place) as here:
+                other = here.read_meta()
         except (CorruptDumpError, AbsentDumpError) as error:
             # What is stale counts as absent for a reader. It may have been moved, and be sound.
             stale = getattr(error.__cause__, "errno", None) == errno.ESTALE
@@ -189,36 +180,6 @@ def _there(place: Place, read_meta: Callable[[Place], DumpMeta]) -> DumpMeta | N
             logger.info("%s has a dump already", place.directory)
             return other
     return None
-
-
-def _make_work(root: Path) -> None:
-    """Make the folder of what jobs hold in `root`; anything else of that name is moved away."""
-    make_directory(root)
-    work = root / WORK
-    with contextlib.suppress(FileNotFoundError):  # or another process was quicker
-        if not stat.S_ISDIR(os.lstat(work).st_mode):
-            kept = work.with_name(quarantine_name(work.name))
-            os.rename(work, kept)
-            logger.warning("%s is not a directory. It is kept as %s", work, kept.name)
-    with open_folder(root, WORK, create=True):
-        pass
-
-
-def make_directory(path: Path) -> None:
-    """Make a directory and those above it that are missing, durably."""
-    if os.path.isdir(path) or path == path.parent:
-        _files.refuse_guarded_links(path)
-        return
-    make_directory(path.parent)
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path)
-    _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    """Bring a directory's entries to the disk, on file systems that can."""
-    with contextlib.suppress(OSError), open_folder(path) as folder:
-        os.fsync(folder.handle)
 
 
 # -- keeping what is bad, removing what is old ------------------------------------------------
@@ -235,21 +196,23 @@ def move_away(place: Place, judged: os.stat_result | None = None) -> str:
         It is gone, or another dump has its place by now.
     """
     name, kept = place.name, quarantine_name(place.name)
+    replaced = FileNotFoundError(errno.ENOENT, "it was replaced", str(place.directory))
     with open_folder(place.root) as folder:
         at = {"src_dir_fd": folder.handle, "dst_dir_fd": folder.handle}
+        if judged is not None and not os.path.samestat(folder.stat(name), judged):
+            raise replaced
         os.rename(name, kept, **at)
         # Another process may have replaced it between the look and the rename: then what was moved
         # is sound, and goes back. Where a third one has the place by then, it stays moved away.
         if judged is not None and not os.path.samestat(folder.stat(kept), judged):
             with contextlib.suppress(OSError):
                 os.rename(kept, name, **at)
-            raise FileNotFoundError(errno.ENOENT, "it was replaced", str(folder.path / name))
+            raise replaced
     return kept
 
 
 def remove(path: Path, root: Path) -> None:
     """Delete a dump: it vanishes in one rename, its files follow."""
-    _make_work(root)
     # The rename first: no reader finds a dump of which a part is gone. What is left of it by a
     # process that is killed now is owned, so the next sweep removes it.
     doomed = root / WORK / f"removed-{path.name}~{alive.own(root)}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import stat
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -77,8 +76,6 @@ class OpenDump:
             raise
         self._check_whose(attrs.asdict(meta, recurse=False), where)
         dump = f"{place.directory}/{place.dump}"
-        if not stat.S_ISREG(found.st_mode):
-            raise CorruptDumpError("it is not a regular file", dump)
         if found.st_size != meta.stored:
             raise CorruptDumpError(f"it has {found.st_size} bytes of {meta.stored}", dump)
         return meta

@@ -40,7 +40,7 @@ QUEUED = "groups"
 """The entry that has a queue's groups one by one: what each is for, and more."""
 
 _LARGEST = 1 << 30
-"""Bytes of an index. A larger one is deleted, and made again."""
+"""Bytes of an index. A larger one is not read."""
 
 Stamp = tuple[int, int]
 """Which file a ``meta.json`` is: when it was written, in ns, and its size."""
@@ -207,9 +207,6 @@ def append(directory: Path, dumps: Sequence[IndexedDump]) -> None:
         return
     try:
         with open_folder(directory) as folder, folder.open(INDEX, "a", buffering=0) as file:
-            if os.fstat(file.fileno()).st_size > _LARGEST:
-                os.unlink(INDEX, dir_fd=folder.handle)
-                return
             # One write a line, and each goes to where the file ends at that moment: no other job's
             # line is overwritten, and who is killed in between leaves whole ones.
             for dump in dumps:

@@ -29,14 +29,13 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import attrs
 import xxhash
 
-from rlskip._files import guard
 from rlskip.config.dump_dir import parse_dump_dir
 from rlskip.errors import ConfigError
 
@@ -79,10 +78,8 @@ def run_directory(
     """
     run = f"{safe_name(experiment_name)}_{safe_name(project_name)}"
     shape = safe_name(f"GBS{gbs}_N{n}_in{prompt_len}_out{response_len}")
-    outermost = parse_dump_dir(dump_dir)
-    directory = outermost / run / shape
+    directory = parse_dump_dir(dump_dir) / run / shape
     refuse_links(directory)
-    guard(outermost)
     return directory
 
 
@@ -176,11 +173,6 @@ def name_before_quarantine(name: str) -> str:
     return before if found else ""
 
 
-def holds_rollouts(names: Iterable[str], *, of_run: bool) -> bool:
-    """Whether files of these names are a dump's; a lone ``meta.json`` is one only `of_run`."""
-    return any(name == Place.dump or (of_run and name == Place.meta) for name in names)
-
-
 @attrs.frozen
 class Place:
     """Where a dump is: below the run's directory `root`, where no symbolic link is followed.
@@ -242,33 +234,25 @@ def places_among(root: Path, names: Iterable[str]) -> list[Place]:
     return sorted(found, key=lambda place: place.order)
 
 
-def _by_step(root: Path, names: Iterable[str]) -> dict[int, list[Place]]:
-    found: dict[int, list[Place]] = {}
-    for place in places_among(root, names):
-        found.setdefault(place.step, []).append(place)
-    return found
-
-
 class Listing:
     """The dumps in a run's directory, listed again only if it has changed: a run has many steps.
 
     A directory that changes again within a tick of the file system's clock may show no newer time.
     So a listing of one that has just changed, by this process or another, is believed for a second.
-    `list_names` lists a directory, by default all of it.
     """
 
-    def __init__(
-        self, directory: Path, list_names: Callable[[Path], Iterable[str]] | None = None
-    ) -> None:
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._list_names = list_names
         self.forget()
 
     def forget(self) -> None:
         self._listed = _Listed(None, 0.0, {}, {})
 
     def dumps(self, *, again: bool = False) -> dict[int, list[Place]]:
-        """The dumps of all ranks by step; copy it first: other threads may add to it."""
+        """The dumps of all ranks by step; copy it first: other threads may add to it.
+
+        A link or a file that has the name of a dump is not one.
+        """
         return self._look(again).dumps
 
     def bad(self) -> dict[int, list[Place]]:
@@ -292,18 +276,23 @@ class Listing:
         is_known = changed is not None and changed == listed.changed and not again
         if is_known and time.monotonic() <= listed.until:
             return listed
+        names: dict[str, bool] = {}
         try:
-            names = [*(self._list_names or os.listdir)(self.directory)]
+            with os.scandir(self.directory) as entries:
+                names = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
         except FileNotFoundError:
-            names = []
+            pass
         except OSError as error:
             text = "%s cannot be listed: %s; it counts as empty"
             logger.warning(text, self.directory, error)
             return _Listed(None, 0.0, {}, {})
         is_settled = changed is not None and time.time() - changed / 1e9 > _TICK_S
         until = math.inf if is_settled else time.monotonic() + _TICK_S
-        dumps = _by_step(self.directory, names)
-        bad = _by_step(self.directory, map(name_before_quarantine, names))
+        dumps, bad = dict[int, list[Place]](), dict[int, list[Place]]()
+        for place in places_among(self.directory, (name for name in names if names[name])):
+            dumps.setdefault(place.step, []).append(place)
+        for place in places_among(self.directory, map(name_before_quarantine, names)):
+            bad.setdefault(place.step, []).append(place)
         self._listed = _Listed(changed, until, dumps, bad)  # as a whole: other threads read it
         return self._listed
 

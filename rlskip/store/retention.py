@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from rlskip._files import open_folder
 from rlskip.jobs import alive
-from rlskip.jobs.alive import WORK
 from rlskip.store import commit
 from rlskip.store.layout import Place, as_step
 
@@ -78,19 +75,16 @@ def remove_family(places: Sequence[Place]) -> None:
 
 
 def _written(places: Sequence[Place]) -> int | None:
-    """When the last of these was written; None where none is a dump, or there any more."""
+    """When the last of these was written; None where none is there any more."""
     found = []
     for place in places:
         with contextlib.suppress(FileNotFoundError):
-            found.append(os.lstat(place.directory))
-    # A link or a file that has the name of a dump is not counted as a step.
-    return max((of.st_mtime_ns for of in found if stat.S_ISDIR(of.st_mode)), default=None)
+            found.append(os.lstat(place.directory).st_mtime_ns)
+    return max(found, default=None)
 
 
 def appending(root: Path, step: int) -> AbstractContextManager[None]:
     """Mark the step's journal as one that grows, where a mark can be written."""
-    with contextlib.suppress(OSError), open_folder(root, WORK, create=True):
-        pass
     return alive.holding(root, f"{_APPENDING}{step}")
 
 

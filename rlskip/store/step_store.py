@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import math
 import os
@@ -12,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlskip._files import RefusedFileError
 from rlskip.format.dump_errors import (
     AbsentDumpError,
     CorruptDumpError,
@@ -35,10 +33,9 @@ logger = logging.getLogger(__name__)
 class StepStore:
     """The dumps in one directory, as :func:`~rlskip.store.run_directory` names it.
 
-    A dump is named by its step and its call: the first call of a step has no name of its own. The
-    reader that finds a corrupt dump quarantines it with a warning, and it counts as absent. A dump
-    that cannot be read at the moment counts as absent, too, and one in another format raises; both
-    stay where they are.
+    A dump is named by its step and its call; a step's first call has an empty name. Who finds a
+    corrupt dump quarantines it with a warning, and it counts as absent. A dump that cannot be read
+    at the moment counts as absent, too, and one in another format raises; both stay.
 
     Parameters
     ----------
@@ -95,12 +92,8 @@ class StepStore:
 
     def listed(self) -> list[int]:
         """The steps whose first call has a directory, ascending, without a look into it."""
-        # The first call's shards come first: the others of a step of thousands are not looked at.
-        return sorted(
-            step
-            for step, family in [*self._listing.dumps().items()]  # other threads may add to it
-            if any(map(self._is_mine, itertools.takewhile(lambda one: not one.call, [*family])))
-        )
+        families = [*self._listing.dumps().items()]  # other threads may add to it
+        return sorted(step for step, family in families if self._place(step, "") in family)
 
     def listed_by_step(self) -> Mapping[int, Sequence[Place]]:
         """By step the places of the dumps of all ranks; the same object until they change."""
@@ -108,7 +101,7 @@ class StepStore:
 
     def calls(self, step: int) -> list[str]:
         """The names of the calls of `step` that have a directory, the first call first."""
-        return self._mine(self._listing.dumps().get(step, ()))
+        return self._calls_in(self._listing.dumps(), step)
 
     def in_order(self, step: int) -> list[str]:
         """The names of the calls of `step` that have a sound dump, as they were made.
@@ -120,25 +113,18 @@ class StepStore:
 
     def quarantined(self, step: int) -> list[str]:
         """The names of the calls of `step` of which something was moved away as bad."""
-        return [*dict.fromkeys(self._mine(self._listing.bad().get(step, ())))]
+        return [*dict.fromkeys(self._calls_in(self._listing.bad(), step))]
 
-    def _mine(self, family: Sequence[Place]) -> list[str]:
-        return [place.call for place in [*family] if self._is_mine(place)]  # a thread may add some
-
-    def _is_mine(self, place: Place) -> bool:
-        return (place.rank, place.world_size) == (self.rank, self.world_size)
+    def _calls_in(self, families: Mapping[int, Sequence[Place]], step: int) -> list[str]:
+        mine = self.rank, self.world_size
+        found = [*families.get(step, ())]  # a thread may add some
+        return [place.call for place in found if (place.rank, place.world_size) == mine]
 
     def read_meta(self, step: int, call: str = "") -> DumpMeta | None:
         """What ``meta.json`` of a dump holds; None where there is none that can be read.
 
         Cheap: the rollouts are not read. Raises OtherFormatError for another version's.
         """
-        try:  # a call that is generated looks for several dumps, and none is there
-            os.lstat(self._place(step, call).directory)
-        except FileNotFoundError:
-            return None
-        except OSError:
-            pass
         return next(self._sound([(step, call)]), None)
 
     def _sound(self, named: Iterable[tuple[int, str]]) -> Iterator[DumpMeta]:
@@ -147,7 +133,9 @@ class StepStore:
         try:
             for step, call in named:
                 try:
-                    yield self._meta(step, call)
+                    with self._opened(step, call) as here:
+                        meta = here.read_meta()
+                    yield self._completed(meta)
                 except UnreadableDumpError as error:
                     unread.append(error)
                 except (AbsentDumpError, CorruptDumpError):
@@ -157,9 +145,7 @@ class StepStore:
                 more = f" (and {len(unread) - 1} more)" if len(unread) > 1 else ""
                 logger.warning("%s%s; it counts as absent", unread[0], more)
 
-    def _meta(self, step: int, call: str) -> DumpMeta:
-        with self._opened(step, call) as here:
-            meta = here.read_meta()
+    def _completed(self, meta: DumpMeta) -> DumpMeta:
         return meta if self._complete is None else self._complete(meta)
 
     # -- saving --------------------------------------------------------------------------
@@ -167,11 +153,16 @@ class StepStore:
     def save(self, step: int, rollouts: Any, **about: Any) -> DumpMeta:
         """Write `rollouts` as a dump of `step`, completely or not at all.
 
-        A dump that is there already stays, and its meta is returned. `about` has the other
+        A dump that is there already stays, and its meta is returned; a shard replaces it, because
+        all shards of a call are of one generation. `about` has the other
         parameters of :meth:`prepare`. Raises UnsupportedTypeError where the rollouts or `info` hold
         what cannot be kept; and OSError, for a full disk, say: then nothing is left of the dump.
         """
-        return self.write(self.prepare(step, rollouts, **about))
+        dump = self.prepare(step, rollouts, **about)
+        meta, is_own = self.write(dump)
+        while not is_own and self.world_size > 1:
+            meta, is_own = self.write(dump, over=meta)
+        return meta
 
     def prepare(
         self,
@@ -182,7 +173,6 @@ class StepStore:
         identity: Identity | None = None,
         info: Mapping[str, Any] | None = None,
         sidecar: Any = None,
-        on_conflict: Callable[[DumpMeta], str | None] | None = None,
     ) -> NewDump:
         """The first half of :meth:`save`: refuse what cannot be kept, and write nothing.
 
@@ -197,10 +187,6 @@ class StepStore:
             :class:`DumpMeta` names of their type.
         sidecar
             A second value, loaded on its own, such as the states of random generators.
-        on_conflict
-            Called with the meta of the dump that has the place already. It returns the name of the
-            call to write to instead; None: this dump is dropped, or, if it is a shard, replaces
-            that one. By default it is that.
         """
         packer = Packer()
         trees = {
@@ -208,12 +194,12 @@ class StepStore:
             "aside": packer.node(sidecar, "sidecar"),
         }
         kept, place = kept_info(info or {}, identity), self._place(step, call)
-        return NewDump(place, trees, packer.arrays, identity, kept, on_conflict)
+        return NewDump(place, trees, packer.arrays, identity, kept)
 
-    def write(self, dump: NewDump) -> DumpMeta:
-        """The second half: write it, sync it, rename it into place.
+    def write(self, dump: NewDump, over: DumpMeta | None = None) -> tuple[DumpMeta, bool]:
+        """The second half: write it, sync it, rename it into place, `over` that dump.
 
-        Returns the meta of the dump that has the place now.
+        Returns the meta of the dump that has the place now, and whether it is this one.
         """
         # Before the dump is made: what a killed job left must not fill a disk that is nearly full.
         # Not before each: who has died since is found by the next look.
@@ -221,16 +207,17 @@ class StepStore:
             self._sweep_at = time.monotonic() + alive.DEAD_S
             alive.sweep(self.directory)
         try:
-            place, meta = dump.publish(lambda place: self._meta(place.step, place.call))
+            meta, is_own = dump.publish(over)
         except OSError as error:
             if error.filename is None:  # of a full disk, for example
                 error.filename = str(dump.place.directory)
             raise
-        if place is not None:  # it is published: from here on nothing may fail
-            self._listing.note(place)
-            if place.rank == 0 and self._retention is not None:
-                self._retention.apply(lambda: self._listing.dumps(again=True), place)
-        return meta
+        if not is_own:
+            return self._completed(meta), False
+        self._listing.note(dump.place)  # it is published: from here on nothing may fail
+        if self.rank == 0 and self._retention is not None:
+            self._retention.apply(lambda: self._listing.dumps(again=True), dump.place)
+        return meta, True
 
     # -- loading -------------------------------------------------------------------------
 
@@ -313,19 +300,17 @@ class StepStore:
     @contextlib.contextmanager
     def _opened(self, step: int, call: str) -> Iterator[OpenDump]:
         """Open the dump's directory; a dump that turns out to be corrupt is quarantined."""
-        here = None
+        place, judged = self._place(step, call), None
         try:
-            with opened(self._place(step, call)) as here:
-                try:
-                    yield here
-                except (CorruptDumpError, RefusedFileError) as error:
-                    # Only what was read, not what another process may have put there since.
-                    with contextlib.suppress(OSError):
-                        judged = os.fstat(here.folder.handle)
-                        if os.path.samestat(judged, os.lstat(here.place.directory)):
-                            self.quarantine(step, error.what, call, judged=judged)
-                    raise
+            judged = os.lstat(place.directory)
+        except FileNotFoundError as error:  # a call that is generated looks for several dumps
+            raise AbsentDumpError("there is no dump of this step", str(place.directory)) from error
+        except OSError:  # which `opened` explains
+            pass
+        try:
+            with opened(place) as here:
+                yield here
         except CorruptDumpError as error:
-            if here is None:  # what has the directory's name is not a directory
-                self.quarantine(step, error.what, call)
+            if judged is not None:  # only that one, not what another process has put there since
+                self.quarantine(step, error.what, call, judged=judged)
             raise

@@ -18,15 +18,12 @@ from rlskip.errors import RlskipError
 from rlskip.format import chunks
 from rlskip.format.chunks import CHUNK
 from rlskip.store.commit import NewDump
-from rlskip.store.meta import DumpMeta
 from rlskip.store.step_store import StepStore
 
 logger = logging.getLogger(__name__)
 
 _REST_S = 0.005
 """How long nothing must have been saved when the writer's thread goes on, unless much is held."""
-
-OnWritten = Callable[["DumpMeta | None", "BaseException | None"], object]
 
 
 class WriterTimeoutError(RlskipError, TimeoutError):
@@ -37,8 +34,7 @@ class WriterTimeoutError(RlskipError, TimeoutError):
 class _Job:
     step: int
     nbytes: int
-    prepare: Callable[[], NewDump]
-    done: OnWritten | None
+    run: Callable[[], object]
 
 
 class Writer:
@@ -59,7 +55,7 @@ class Writer:
     Examples
     --------
     >>> writer = Writer(store)
-    >>> writer.save(3, rollouts, done=lambda meta, error: lease.release())
+    >>> writer.save(3, rollouts)
     >>> writer.flush()
     """
 
@@ -84,40 +80,35 @@ class Writer:
         self._pool = BufferPool(self._max_bytes)
 
     def save(
-        self, step: int, rollouts: Any, *, done: OnWritten | None = None, **about: Any
+        self,
+        step: int,
+        rollouts: Any,
+        *,
+        write: Callable[[NewDump], object] | None = None,
+        **about: Any,
     ) -> None:
         """Like :meth:`StepStore.save`, but return as soon as the rollouts are copied, narrowed.
 
-        `done` is called in the writer's thread with the dump's meta and None, or with None and the
-        error. Without it, an error is logged as a warning. Raises WriterTimeoutError where earlier
-        dumps were not written in time.
+        `write` gets the copy in the writer's thread, by default :meth:`StepStore.write`. What it
+        raises is a warning. Raises WriterTimeoutError where earlier dumps were not written in time.
         """
         dump = self.store.prepare(step, rollouts, **about)
-        nbytes = sum(array.nbytes for array in dump.arrays)
-        self._reserve(nbytes)
+        self._reserve(dump.nbytes)
         try:
             copied = attrs.evolve(dump, arrays=chunks.copied(dump.arrays, self.memory))
         except BaseException:
-            self._release(nbytes)
+            self._release(dump.nbytes)
             raise
-        self._put(_Job(step, nbytes, lambda: copied, done))
+        write = write or self.store.write
+        self._put(_Job(step, dump.nbytes, lambda: write(copied)))
 
-    def save_later(
-        self,
-        step: int,
-        rollouts: Callable[[], Any],
-        nbytes: int,
-        *,
-        done: OnWritten | None = None,
-        **about: Any,
-    ) -> None:
-        """Like :meth:`save` of what `rollouts` returns; it is called in the writer's thread.
+    def run(self, step: int, nbytes: int, job: Callable[[], object]) -> None:
+        """Let the thread do the `job`, which holds `nbytes` of memory until it has written `step`.
 
-        What it returns must not change any more, and holds `nbytes` of memory until it is written.
         To put the records of a step's stages together takes as long as to copy them.
         """
         self._reserve(nbytes)
-        self._put(_Job(step, nbytes, lambda: self.store.prepare(step, rollouts(), **about), done))
+        self._put(_Job(step, nbytes, job))
 
     def _put(self, job: _Job) -> None:
         # In one turn with the look for the thread: that either sees the job before it ends, or has
@@ -187,23 +178,11 @@ class Writer:
                         break
                     self._changed.wait(rest)
                 job = self._jobs[0]
-            self._write(job)
+            try:
+                job.run()
+            except BaseException as error:  # the next dump is to be written
+                logger.warning("step %d is NOT dumped: %s", job.step, error)
             with self._changed:
                 nbytes = self._jobs.popleft().nbytes
                 del job  # its memory is free before anybody is told
                 self._release(nbytes)
-
-    def _write(self, job: _Job) -> None:
-        meta: DumpMeta | None = None
-        error: BaseException | None = None
-        try:
-            meta = self.store.write(job.prepare())
-        except BaseException as raised:
-            error = raised
-            if job.done is None:
-                logger.warning("step %d is NOT dumped: %s", job.step, raised)
-        if job.done is not None:
-            try:
-                job.done(meta, error)
-            except BaseException:  # the next dump is to be written
-                logger.exception("after the dump of step %d", job.step)

@@ -304,11 +304,6 @@ def test_the_sizes_of_the_directory_are_those_of_the_run(tmp_path: Path, replay:
     assert len(replay(["a", "b"], **shape)["uid"]) == 4
     with pytest.raises(BadRowError, match="it has 1 sessions, and the directory's name says N2"):
         rlskip.write(run, [row("a")], step=2)
-    wordy, asked = [row("b", *range(9), uid="b") for _ in "ab"], row("a", prompt_ids=[1] * 9)
-    with pytest.raises(BadRowError, match=r"row 0: completion_ids has 9 tokens, .* says out8"):
-        rlskip.write(run, wordy, step=2)
-    with pytest.raises(BadRowError, match=r"row 2: prompt_ids has 9 tokens, .* says in6"):
-        rlskip.write(run, [*sessions("b"), asked, asked], step=2)
 
 
 # -- what is refused ---------------------------------------------------------------------------

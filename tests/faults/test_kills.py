@@ -276,6 +276,54 @@ _RANKS = """
     print(json.dumps({"kills": done, "torn": torn}))
 """
 
+_RETENTION = """
+    CALLS, KEEP, STEPS = "aab", 2, 4
+
+    def job(first):
+        begin(keep_last=KEEP)
+
+        @SkipManager.annotate(role="rollout", stage="generate")
+        def generate(prompts):
+            return {"draw": torch.full((500,), system.getrandbits(62)), "of": prompts}
+
+        draws = []
+        for step in range(first, first + STEPS):
+            SkipManager.set_step(step)
+            for prompts in CALLS:
+                got = generate(prompts)
+                assert got["of"] == prompts
+                draws += {*got["draw"].tolist()}
+                say("got", step)
+        assert len({*draws}) == len(draws) == STEPS * len(CALLS), "a dump serves one call"
+
+    def look():
+        store = StepStore(run_directory())
+        for step, places in store.listed_by_step().items():
+            calls = [place.call for place in places]
+            assert calls[0] == "", "the first call is there as long as any other"
+            for call in calls:
+                assert len({*store.load(step, call=call)["draw"].tolist()}) == 1
+        return len(store.listed_by_step())
+
+    done = 0
+    for first in itertools.count(1, STEPS):
+        child = start(job, first)
+        for _ in range(min(8, kills - done)):
+            later(chance.randint(1, STEPS * len(CALLS) - 1))
+            kill(child)
+            note_torn()
+            look()
+            child = start(job, first)
+            done += 1
+        assert os.waitpid(child, 0)[1] == 0, said("error")
+        assert look() == KEEP, "whoever was killed while it removed, the next one removes the rest"
+        if done == kills:
+            break
+    assert not said("error")
+    check_directory()
+    print(json.dumps({"kills": done, "torn": torn}))
+"""
+
 LONG = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(3600)]
 
 
@@ -285,9 +333,11 @@ LONG = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(3600)]
         pytest.param(_CALLS, 12, id="calls of several jobs"),
         pytest.param(_JOURNALS, 6, id="journals"),
         pytest.param(_RANKS, 4, id="ranks"),
+        pytest.param(_RETENTION, 8, id="retention"),
         pytest.param(_CALLS, 1300, id="calls of several jobs, long", marks=LONG),
         pytest.param(_JOURNALS, 500, id="journals, long", marks=LONG),
         pytest.param(_RANKS, 200, id="ranks, long", marks=LONG),
+        pytest.param(_RETENTION, 500, id="retention, long", marks=LONG),
     ],
 )
 def test_nothing_is_torn_lost_mixed_or_served_twice(

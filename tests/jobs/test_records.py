@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,32 +72,6 @@ def test_a_value_that_is_not_json_ends_nothing(tmp_path: Path) -> None:
     assert recorder.unwritten.hits == 1
     recorder.write("hit", step=3)
     assert tally({"rollout": str(tmp_path)}, "job")["rollout"].hits == 1
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("level", ["records", "records/job", "records/job/x.jsonl"])
-@pytest.mark.parametrize(
-    "make", [lambda p: p.symlink_to(p.parents[2] / "outside"), os.mkfifo], ids=["link", "FIFO"]
-)
-def test_nothing_is_followed_or_waited_for(
-    make: Callable[[Path], Any], level: str, tmp_path: Path
-) -> None:
-    outside, dump_dir = tmp_path / "outside", tmp_path / "a" / "b" / "dumps"
-    for folder in (outside, tmp_path / "a" / "b" / "outside", tmp_path / "a" / "outside"):
-        (folder / "job").mkdir(parents=True)
-    (dump_dir / level).parent.mkdir(parents=True)
-    make(dump_dir / level)
-    before = sorted(tmp_path.rglob("outside/**/*"))
-    recorder = recorded(dump_dir)
-    found = tally({"rollout": str(dump_dir)}, "job")["rollout"]
-    assert found + recorder.unwritten == EVENTS
-    assert not has_token(dump_dir, "rollout", "job")
-    if level.endswith("jsonl"):
-        leave_token(dump_dir, "rollout")
-    else:
-        with pytest.raises(OSError):
-            leave_token(dump_dir, "rollout")
-    assert sorted(tmp_path.rglob("outside/**/*")) == before
 
 
 @pytest.mark.parametrize("value", ["x", None, -1, 1.5, 10**400, [1]])

@@ -1,8 +1,8 @@
 """Of the command line: a step, a run, a limit or text that is missing."""
 
-from rlskip.runs.exports import chats
 from rlskip.runs.find import find_target
 from rlskip.runs.opened import Run
+from rlskip.runs.tables import chats
 from rlskip.store import StepStore
 
 

@@ -227,11 +227,11 @@ def test_a_call_that_is_cancelled_with_its_result_leaves_no_dump(
     saving, go_on, draws = threading.Event(), threading.Event(), iter(range(9))
     write = StepStore.write
 
-    def held(self: StepStore, dump: Any) -> Any:
-        meta = write(self, dump) if late else None
+    def held(self: StepStore, *dump: Any) -> Any:
+        meta = write(self, *dump) if late else None
         saving.set()
         go_on.wait(60)
-        return meta or write(self, dump)
+        return meta or write(self, *dump)
 
     @SkipManager.annotate(role="rollout")
     async def stage(prompts: str) -> int:

@@ -67,7 +67,7 @@ def test_a_listing_that_failed_is_tried_again(
     past = time.time() - 60
     os.utime(store.directory, (past, past))
     with monkeypatch.context() as patched:
-        patched.setattr(os, "listdir", fail)
+        patched.setattr(os, "scandir", fail)
         assert store.calls(1) == []
     assert "cannot be listed" in caplog.text
     assert store.calls(1) == [""]

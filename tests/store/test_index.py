@@ -161,18 +161,6 @@ def test_an_older_state_of_the_file_costs_nothing(store: StepStore) -> None:
     assert sorted(index.dumps) == [*"01234"]
 
 
-def test_an_index_that_grew_too_large_is_begun_anew(
-    store: StepStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save(store, 1, "ab")
-    monkeypatch.setattr("rlskip.store.index._LARGEST", 10)
-    for step in (2, 3):
-        save(store, step, "cd")
-    monkeypatch.undo()
-    assert (store.directory / INDEX).stat().st_size < 1000
-    assert there(mended(StepStore(store.directory))) == expected(_1="ab", _2="cd", _3="cd")
-
-
 def _append(folder: Path, job: int, count: int, done: Any) -> None:
     store = StepStore(folder)
     for number in range(count):

@@ -60,14 +60,13 @@ class Actor:
             elif self.kind == "remove":
                 self.outcome = store.save(2, self.value)
             else:
-                goes = {} if self.moves is None else {"on_conflict": self._move}
-                self.outcome = store.save(1, self.value, call=self.call, **goes)
+                dump = store.prepare(1, self.value, call=self.call)
+                self.outcome, is_own = store.write(dump)
+                while self.moves is not None and not is_own:
+                    self.moves += 1
+                    self.outcome, is_own = store.write(dump.named(part_name(self.moves)))
         except (Exception, Cancelled) as error:
             self.error = error
-
-    def _move(self, _: Any) -> str:
-        self.moves = (self.moves or 0) + 1
-        return part_name(self.moves)
 
 
 class Interleaved(FaultyFiles):

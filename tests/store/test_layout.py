@@ -8,7 +8,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rlskip.errors import ConfigError
 from rlskip.store import run_directory
 from rlskip.store.layout import (
     Place,
@@ -29,13 +28,6 @@ def test_the_layout_of_the_design() -> None:
     assert directory == Path("/dumps/exp_proj/GBS256_N8_in1024_out4096")
     assert run_directory("~/d", "e", "p", 1, 1, 1, 1).is_relative_to(Path.home())
     assert run_directory("d", "e", "p", 1, 1, 1, 1).parts[0] == "d"
-
-
-@pytest.mark.parametrize("url", ["s3://bucket/x", "hdfs://h/x", "gs://b", "file:///x", "s3:/b"])
-def test_urls_are_refused_by_name(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"URL") as caught:
-        run_directory(url, "e", "p", 1, 1, 1, 1)
-    assert url in str(caught.value)
 
 
 @given(_NAMES, _NAMES, _NAMES | st.integers())

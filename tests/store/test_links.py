@@ -55,7 +55,7 @@ _INSTEAD: dict[str, Callable[[Path, Path], Any]] = {
     [*((instead, 1) for instead in _INSTEAD), ("a link to a directory", 2), ("a FIFO", 2)],
 )
 @pytest.mark.parametrize(
-    "level", [".work", "1", "1/gen_batch.dp", "1/meta.json", "1.part-2", "1.part-2/meta.json"]
+    "level", ["1", "1/gen_batch.dp", "1/meta.json", "1.part-2", "1.part-2/meta.json"]
 )
 def test_nothing_is_followed_or_waited_for_at_any_level(
     instead: str, level: str, ranks: int, tmp_path: Path, no_fsync: None
@@ -81,3 +81,17 @@ def test_nothing_is_followed_or_waited_for_at_any_level(
             store.save(1, "x", call=call)
         assert stores[0].load(1, call=call) == "x"
     assert {path: path.lstat().st_mtime_ns for path in (outside, *outside.rglob("*"))} == before
+
+
+@pytest.mark.parametrize("instead", [one for one in _INSTEAD if one != "a directory"])
+def test_what_is_in_the_place_of_work_is_named_and_nothing_is_written(
+    instead: str, tmp_path: Path
+) -> None:
+    outside, run = tmp_path / "outside", tmp_path / "run"
+    for path in (outside, run):
+        path.mkdir()
+    _INSTEAD[instead](run / ".work", outside)
+    with pytest.raises(OSError, match=r"\.work"):
+        StepStore(run).save(1, "x")
+    assert [path.name for path in run.iterdir()] == [".work"]
+    assert not [*outside.iterdir()]

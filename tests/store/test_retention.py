@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from rlskip.jobs.alive import WORK
 from rlskip.store import StepStore, commit, retention
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 
 def test_a_step_is_as_old_as_the_last_call_added_to_it(tmp_path: Path) -> None:
     store = StepStore(tmp_path)
@@ -51,16 +53,6 @@ def test_a_step_being_generated_stays(tmp_path: Path) -> None:
         assert store.steps() == [1, 3]
     store.save(4, "z")
     assert store.steps() == [4]
-
-
-@pytest.mark.parametrize("name", [f"appending-{step}~" for step in ("x", "", 1, "²", "01")])
-def test_a_mark_that_is_none_ends_nothing(name: str, tmp_path: Path) -> None:
-    store = StepStore(tmp_path, keep_last=1)
-    store.save(1, "x")
-    (tmp_path / WORK / name).touch()
-    store.save(2, "y")
-    store.save(3, "z")
-    assert store.steps() == ([1, 3] if name == "appending-1~" else [3])
 
 
 def test_a_link_is_neither_counted_nor_removed(tmp_path: Path) -> None:
@@ -122,7 +114,6 @@ def test_a_number_that_makes_no_sense(keep_last: int, tmp_path: Path) -> None:
 @example([1, 2, 2, 3, 4], 3, 0, "part-1")
 def test_the_number_holds_after_every_save(
     tmp_path_factory: pytest.TempPathFactory,
-    no_fsync: None,
     steps: list[int],
     keep_last: int,
     others: int,

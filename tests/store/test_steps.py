@@ -12,6 +12,8 @@ import torch
 from rlskip.format.dump_errors import VERSION
 from rlskip.store import AbsentDumpError, Identity, StepStore, UnsupportedTypeError
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 
 def test_a_dump_says_what_it_is(store: StepStore) -> None:
     identity = Identity.of({"prompts": "ab", "n": 8, "sampling.temperature": 1.0})

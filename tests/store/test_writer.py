@@ -6,7 +6,6 @@ import logging
 import os
 import textwrap
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,8 @@ from rlskip.store import DumpMeta, StepStore, UnsupportedTypeError, WriterTimeou
 from rlskip.store.commit import NewDump
 from rlskip.store.writer import Writer
 
+pytestmark = pytest.mark.usefixtures("no_fsync")
+
 
 @pytest.fixture
 def gate(store: StepStore, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
@@ -26,7 +27,7 @@ def gate(store: StepStore, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     event = threading.Event()
     commit = store.write
 
-    def wait_and_commit(dump: NewDump) -> DumpMeta:
+    def wait_and_commit(dump: NewDump) -> tuple[DumpMeta, bool]:
         assert event.wait(30)
         return commit(dump)
 
@@ -53,15 +54,15 @@ def test_what_is_saved_is_what_was_given(store: StepStore, gate: threading.Event
     assert loaded[2:] == before[2:]
 
 
-def test_order_is_kept_and_outcomes_are_reported(store: StepStore, gate: threading.Event) -> None:
+def test_order_is_kept(store: StepStore, gate: threading.Event) -> None:
     writer = Writer(store)
-    told: list[Any] = []
+    written: list[int] = []
     for step in (5, 3, 4):
-        writer.save(step, step, done=lambda meta, error: told.append((meta.step, error)))
-    assert told == []
+        writer.save(step, step, write=lambda dump: written.append(store.write(dump)[0].step))
+    assert written == []
     gate.set()
     writer.flush()
-    assert told == [(5, None), (3, None), (4, None)]
+    assert written == [5, 3, 4]
     assert store.steps() == [3, 4, 5]
 
 
@@ -70,8 +71,10 @@ def test_memory_in_flight_is_bounded(store: StepStore, gate: threading.Event) ->
     half = torch.randint(0, 2**62, (1 << 16,))  # 512 KiB
     writer.save(1, half)
     writer.save(2, half)
-    with pytest.raises(WriterTimeoutError, match="1, 2"):
-        writer.save(3, half)
+    for wait in (writer.wait, writer.flush, lambda: writer.save(3, half)):
+        with pytest.raises(WriterTimeoutError, match="1, 2") as caught:
+            wait()
+        assert str(store.directory) in str(caught.value)
     gate.set()
     writer.timeout_s = 60
     writer.save(4, half)
@@ -80,41 +83,25 @@ def test_memory_in_flight_is_bounded(store: StepStore, gate: threading.Event) ->
     assert store.steps() == [1, 2, 4, 5]
 
 
-def test_what_is_saved_later_is_made_by_the_thread_and_counts_until_it_is_written(
-    store: StepStore, gate: threading.Event
+def test_a_job_of_the_thread_counts_until_it_is_done(
+    store: StepStore, gate: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = Writer(store, max_bytes=100, timeout_s=0.2)
-    makers: list[threading.Thread] = []
-    told: list[Any] = []
+    makers: list[str] = []
 
-    def make(step: int) -> int:
-        makers.append(threading.current_thread())
-        return 1 // step
+    def job(step: int) -> None:
+        makers.append(threading.current_thread().name)
+        store.save(step, 1 // step)
 
     for step in (0, 1):
-        writer.save_later(
-            step, lambda step=step: make(step), 50, done=lambda *told_of: told.append(told_of)
-        )
+        writer.run(step, 50, lambda step=step: job(step))
     with pytest.raises(WriterTimeoutError, match="1"):
-        writer.save_later(2, lambda: make(2), 60)
+        writer.run(2, 60, lambda: job(2))
     gate.set()
     writer.flush()
     assert store.steps() == [1]
-    assert [maker.name for maker in makers] == ["rlskip-writer"] * 2
-    (meta, error), (second, none) = told
-    assert (meta, type(error), second.step, none) == (None, ZeroDivisionError, 1, None)
-
-
-@pytest.mark.parametrize("wait", [Writer.wait, Writer.flush])
-def test_no_wait_lasts_forever(
-    store: StepStore, gate: threading.Event, wait: Callable[[Writer], None]
-) -> None:
-    writer = Writer(store, timeout_s=0.1)
-    writer.save(7, "x")
-    with pytest.raises(WriterTimeoutError, match="7") as caught:
-        wait(writer)
-    assert str(store.directory) in str(caught.value)
-    gate.set()
+    assert makers == ["rlskip-writer"] * 2
+    assert "step 0 is NOT dumped: " in caplog.text
 
 
 def test_what_cannot_be_kept_is_refused_at_once(store: StepStore) -> None:
@@ -125,38 +112,20 @@ def test_what_cannot_be_kept_is_refused_at_once(store: StepStore) -> None:
     assert store.steps() == []
 
 
-@pytest.mark.parametrize("raised", [RuntimeError, SystemExit])
+@pytest.mark.parametrize("raised", [RuntimeError("x"), SystemExit(), OSError(28, "No space left")])
 def test_an_error_is_a_warning_and_the_next_dump_is_written(
-    raised: type[BaseException],
-    store: StepStore,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    raised: BaseException, store: StepStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = Writer(store)
-    commit = store.write
 
-    def fail_first(dump: NewDump) -> DumpMeta:
-        if dump.place.step == 1:
-            raise OSError(28, "No space left on device")
-        return commit(dump)
-
-    monkeypatch.setattr(store, "write", fail_first)
-    outcomes: list[Any] = []
-
-    def done(meta: DumpMeta | None, error: BaseException | None) -> None:
-        outcomes.append((meta, error))
-        raise raised("of the caller's own")
+    def fail(dump: NewDump) -> None:
+        raise raised
 
     with caplog.at_level(logging.WARNING):
-        writer.save(1, "x", done=done)
-        assert "NOT dumped" not in caplog.text, "who waits for the outcome says it"
-        writer.save(1, "x")
+        writer.save(1, "x", write=fail)
         writer.save(2, "y")
         writer.flush()
-    assert "step 1 is NOT dumped: [Errno 28] No space left" in caplog.text
-    ((meta, error),) = outcomes
-    assert meta is None
-    assert isinstance(error, OSError)
+    assert f"step 1 is NOT dumped: {raised}" in caplog.text
     assert store.steps() == [2]
 
 
