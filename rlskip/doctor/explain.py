@@ -84,8 +84,8 @@ def directory_of(command: Sequence[str]) -> Path:
     split = Command.parse(command)
     settings = _started_by(split, read_skip(compose(split)))
     for name, skip in make_roles(settings.roles, settings.facts).items():
-        if name.startswith("rollout") and skip.directory is not None:
-            return skip.directory
+        if name.startswith("rollout") and skip.dumps is not None:
+            return skip.dumps.directory
     what = "the command skips no rollouts"
     raise CannotComposeError(what, " ".join(command), "add an option: +skip=rollout_cache")
 
@@ -190,8 +190,12 @@ def _settings(config: DictConfig) -> tuple[SkipSettings, list[Finding]]:
 
 def _role(skip: Any, facts: HostFacts) -> Iterator[Finding]:
     name, role = skip.role, skip.local_config
-    yield Finding(name, OK, f"on: {role.action} at steps {role.steps}; {skip.directory}")
-    dumps = Run(skip.directory).dumps()
+    on = f"on: {role.action} at steps {role.steps}"
+    if skip.dumps is None:  # its class keeps what it replays
+        yield Finding(name, OK, on)
+        return
+    yield Finding(name, OK, f"{on}; {skip.dumps.directory}")
+    dumps = Run(skip.dumps.directory).dumps()
     metas = [(dump, _sound_meta(dump)) for dump in dumps]
     if bad := [dump.name for dump, meta in metas if meta is None]:
         what = f"unusable: {', '.join(bad[:5])}"
@@ -221,7 +225,7 @@ def _role(skip: Any, facts: HostFacts) -> Iterator[Finding]:
         yield Finding(name, OK, f"{what}arguments are the same (they are compared as the job runs)")
         for dump, meta in metas:
             if dump.step in replayed and meta is not None:
-                for level, changes in skip.dumps.notices.changes(meta, skip.directory):
+                for level, changes in skip.dumps.notices.changes(meta, skip.dumps.directory):
                     yield Finding(name, WARNING if level == logging.WARNING else NOTE, changes)
     elif not reasons:
         yield Finding(name, NOTE, "no dump yet: the listed steps are generated")

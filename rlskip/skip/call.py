@@ -15,7 +15,6 @@ import attrs
 
 from rlskip.errors import ConfigError
 from rlskip.format.dump_errors import UnsupportedTypeError
-from rlskip.jobs.served import Needs
 from rlskip.skip.names import IGNORED, NEUTRAL_META, SELF
 from rlskip.skip.plain import is_data, is_single
 from rlskip.skip.stage import Stage
@@ -23,6 +22,7 @@ from rlskip.skip.stage import Stage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rlskip.jobs.served import Needs
     from rlskip.skip.code import Code
     from rlskip.skip.prompt_rows import PromptRows
     from rlskip.skip.run_dumps import PromptGroups
@@ -101,6 +101,8 @@ class Call:
     #: it could not, before the ranks agreed.
     generation: str = attrs.field(init=False, default="")
     loaded: Any = attrs.field(init=False, default=None)
+    #: What it needs of each session that it resumes; None before the stage runs.
+    needs: Needs | None = attrs.field(init=False, default=None)
     #: How long the stage itself ran, or the dump took to load, in seconds.
     seconds: float = attrs.field(init=False, default=0.0)
 
@@ -180,11 +182,6 @@ class Call:
                 "return what must be equal by name, such as {'temperature': 1.0}",
             )
         return found
-
-    @functools.cached_property
-    def needs(self) -> Needs:
-        """What it needs of each session that it resumes."""
-        return Needs(self.stage.lacks)
 
     @functools.cached_property
     def digests(self) -> list[str]:

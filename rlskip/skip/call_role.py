@@ -141,8 +141,7 @@ class CallRole(Role):
             _ = call.prompt_rows
             raise
         self.dumps.identities.learn(call, meta)
-        shown = found if isinstance(found, Key) else str(found)
-        self.dumps.notices.replayed(call.step, meta, shown)
+        self.dumps.notices.replayed(call.step, meta, found)
         return rollouts
 
     def keep(self, call: Call, result: Any) -> None:
@@ -187,7 +186,7 @@ class CallRole(Role):
 
     def _choose(self, call: Call) -> None:
         """Find the dump that serves the call, from now on no other one; without, it is a miss."""
-        match, matching = self.local_config.match, self._matching
+        match = self.local_config.match
         # The lock from the look until the dump is taken: of two equal calls side by side each gets
         # a dump of its own. Calls of their own steps may take the same dump, or groups of the same.
         # One lock for all others, too, would keep ranks that are threads from agreeing.
@@ -196,13 +195,13 @@ class CallRole(Role):
             if self.ranks is None:
                 found = self._look_up(call)
             else:
-                found = self.ranks.agree(call, self._look_up, matching.load)
+                found = self.ranks.agree(call, self._look_up, self._matching.load)
             if isinstance(found, Mismatch):
                 self.dumps.reject(call.reason, found.key, found.hint)
                 call.replaces, found = found.key.call, None
             call.found = found
             if found is not None and not call.by_hand:
-                matching.take(call, found)
+                self._matching.take(call, found)
                 call.cleanup.add(functools.partial(self._undo, call))
 
     def _look_up(self, call: Call) -> Key | PromptGroups | Mismatch | None:
@@ -218,7 +217,7 @@ class CallRole(Role):
         """Give the call its identity, and by that its name and its place in the step."""
         if not call.name:
             call.identity = call.identity or self.dumps.identities.of_call(call)
-            call.name, call.place = call.visit.begin(call.identity)
+            call.name, call.place = call.visit.begin(call.identity.digest())
             call.cleanup.add(functools.partial(self._undo, call))
 
     def _is_there(self, call: Call) -> bool:
@@ -243,14 +242,16 @@ class CallRole(Role):
         if self.ranks is not None:
             info = self.ranks.info(call)  # before anything that may raise: all ranks exchange
         self._name(call)
-        name = call.replaces
-        if name is None:
-            name = call.name if call.place else ""
-            while Key(call.step, name) in visit.taken or (
-                name in visit.listed and self._is_anothers(call, Key(call.step, name))
+
+        def take(key: Key, *, replaces: bool = False) -> Key:
+            """Give the dump this name, or the next one that no other call's has."""
+            while not replaces and (
+                key in visit.taken or (key.call in visit.listed and self._is_anothers(call, key))
             ):
-                name = next_name(call.name, name)
-        key = self._take(call, name)
+                key = Key(call.step, next_name(call.name, key.call))
+            visit.take(key, writes=True)
+            call.writes = key if not call.by_hand and self._ledger.write(key) else None
+            return key
 
         def on_conflict(other: DumpMeta) -> str | None:
             """Another name, unless another job has dumped this very call.
@@ -265,12 +266,13 @@ class CallRole(Role):
             visit.give_back(key)
             if call.writes == key:
                 self._ledger.write_not(key)
-            name = next_name(call.name, key.call)
-            while Key(call.step, name) in visit.taken:
-                name = next_name(call.name, name)
-            key = self._take(call, name)
-            return name
+            key = take(Key(call.step, next_name(call.name, key.call)))
+            return key.call
 
+        if call.replaces is not None:
+            key = take(Key(call.step, call.replaces), replaces=True)
+        else:
+            key = take(Key(call.step, call.name if call.place else ""))
         return {
             "call": key.call,
             "identity": call.identity,
@@ -286,13 +288,6 @@ class CallRole(Role):
             return False
         fits = not there.identity or call.identity.fits(there.identity)
         return not fits or self._matching.has_served(key, call)
-
-    def _take(self, call: Call, name: str) -> Key:
-        """The dump that the call is going to write, which serves no other one."""
-        key = Key(call.step, name)
-        call.visit.take(key, writes=True)
-        call.writes = key if not call.by_hand and self._ledger.write(key) else None
-        return key
 
     def _note_written(self, call: Call, meta: DumpMeta) -> None:
         key = Key(call.step, meta.call)

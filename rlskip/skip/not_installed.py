@@ -15,22 +15,14 @@ from omegaconf import OmegaConf
 
 from rlskip.config.check import look_up
 from rlskip.config.dump_dir import hydra_config
-from rlskip.config.nodes import (
-    ADD_CALLBACK,
-    chosen_options,
-    dropped_callback,
-    overrides_of,
-)
+from rlskip.config.nodes import ADD_CALLBACK, chosen_options, dropped_callback, overrides_of
 from rlskip.config.settings import has_own_key
 from rlskip.errors import NotInstalledError
 from rlskip_conf import options
 
-Guard = Callable[[str], None]
-"""Called with the role of a decorated function whose role is off."""
 
-
-def before_init() -> Guard:
-    """A check that raises where Hydra's present job chose an option of `skip`."""
+def before_init() -> Callable[[str], None]:
+    """A check of a role that raises where Hydra's present job chose an option of `skip`."""
     seen: dict[str, Any] = {}
 
     def check(role: str) -> None:
@@ -48,7 +40,7 @@ def before_init() -> Guard:
     return check
 
 
-def refusing(reason: str) -> Guard:
+def refusing(reason: str) -> Callable[[str], None]:
     """A check that always raises: the start failed."""
 
     def check(role: str) -> NoReturn:
@@ -68,8 +60,7 @@ def _remedy(config: Any, chosen: str) -> str:
     if re.match(r"\+*skip\.", chosen):  # typed, or in YAML
         return (
             "choose an option instead of single keys, e.g. +skip=rollout_cache, which adds "
-            f"rlskip's callback; or {ADD_CALLBACK}, or call SkipManager.init(cfg) "
-            "first"
+            f"rlskip's callback; or {ADD_CALLBACK}, or call SkipManager.init(cfg) first"
         )
     return (
         "call SkipManager.init(cfg) first; or, if Hydra does not list RlskipSearchPathPlugin "

@@ -52,8 +52,8 @@ class Notices:
         if self._is_new(topic):
             log.log(level, f"rlskip: role {self.role}: {message}", *values)
 
-    def replayed(self, step: int, meta: DumpMeta, found: Key | str) -> None:
-        """Name the dump that is replayed; the first time, say what a replay does not show.
+    def replayed(self, step: int, meta: DumpMeta, found: Any) -> None:
+        """Name the dump, or what else is replayed; the first time, say what that does not show.
 
         The first dump of each job is named with its path and its age.
         """
@@ -63,7 +63,7 @@ class Notices:
             written = datetime.fromisoformat(meta.created).timestamp()
             path = self.directory / getattr(found, "path", "")
             source = f" from {path}, made {age(written)} ago by job {job}"
-        if isinstance(found, str):
+        if not isinstance(found, Key):
             what = f"step {step} replayed: {found} (match=prompt){source}"
         elif found.step == step:
             what = f"{found} replayed{source}"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from rlskip.config.skip import (
@@ -24,17 +22,15 @@ from rlskip.skip.stage import Stage
 if TYPE_CHECKING:
     from rlskip.jobs.records import Recorder
     from rlskip.skip.dumps import Dumps
-    from rlskip.store import StepStore
 
 
 class Role:
     """When a call of a stage can be skipped, and what replaces it.
 
-    For every call of the decorated function whose step is listed in ``skip.<role>.steps``, the
-    manager asks :meth:`find`. If that is true, the call returns what :meth:`replay` returns. If it
-    is false, or `replay` finds the dump unusable, the function itself runs and :meth:`keep` gets
-    its result. For an ``async`` stage the manager runs these methods in threads, several at a time:
-    the state of a call is in the :class:`~rlskip.skip.call.Call`.
+    A call whose step is listed in ``skip.<role>.steps`` returns what :meth:`replay` returns if
+    :meth:`find` is true. Else, or if `replay` finds the dump unusable, the function itself runs and
+    :meth:`keep` gets its result. For an ``async`` stage they run in threads, several at a time: the
+    state of a call is in the :class:`~rlskip.skip.call.Call`.
     """
 
     #: Whether every call has its own step (:meth:`extract_step`), for concurrent pipelines;
@@ -68,24 +64,9 @@ class Role:
         self.local_config = local_config
 
     @property
-    def was_called(self) -> bool:
-        """Whether a function of the role was called, at any step."""
-        return self.recorder is not None
-
-    @property
     def serves_validation(self) -> bool:
         """Whether the role concerns batches of validation, which all other roles ignore."""
         return self.role == VALIDATION_ROLE
-
-    @property
-    def directory(self) -> Path | None:
-        """Where its dumps are; None where it has none."""
-        return None if self.dumps is None else self.dumps.directory
-
-    @property
-    def store(self) -> StepStore | None:
-        """What reads and writes its dumps; None where it has none."""
-        return None if self.dumps is None else self.dumps.store
 
     def is_enabled(self) -> bool:
         return bool(self.local_config.enable)
@@ -209,29 +190,24 @@ class BaseSkip(Role, ABC):
         """Keep `result`, which `func` returned, for the next run. Must not change it."""
 
     def find(self, call: Call) -> bool:
-        with _at_hand(call):
-            return self.meet_precondition(call.step, call.stage.func, *call.args, **call.kwargs)
+        return bool(self._ask(call, self.meet_precondition, call.step, call.stage.func))
 
     def replay(self, call: Call) -> Any:
-        with _at_hand(call):
-            return self.warp_function(call.step, call.stage.func, *call.args, **call.kwargs)
+        return self._ask(call, self.warp_function, call.step, call.stage.func)
 
     def keep(self, call: Call, result: Any) -> None:
-        with _at_hand(call):
-            self.prepare_data(call.step, result, *call.args, **call.kwargs)
+        self._ask(call, self.prepare_data, call.step, result)
+
+    def _ask(self, call: Call, method: Callable[..., Any], *first: Any) -> Any:
+        token = present.set(call)
+        try:
+            return method(*first, *call.args, **call.kwargs)
+        finally:
+            present.reset(token)
 
 
 present: ContextVar[Call | None] = ContextVar("rlskip_present", default=None)
 """What the methods of `BaseSkip` are about while a decorated function is called."""
-
-
-@contextlib.contextmanager
-def _at_hand(call: Call) -> Iterator[None]:
-    token = present.set(call)
-    try:
-        yield
-    finally:
-        present.reset(token)
 
 
 C = TypeVar("C", bound=type[BaseSkip])

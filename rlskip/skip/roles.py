@@ -63,21 +63,18 @@ class RoleByHand(CallRole):
     def meet_precondition(
         self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> bool:
-        """Whether a dump serves this call; asked again, the answer is the same."""
         with self._call(step, func, args, kwargs) as call:
             return call.found is not None if call.name else CallRole.find(self, call)
 
     def warp_function(
         self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Any:
-        """What replaces ``func(*args, **kwargs)``; DumpError where no dump that is usable does."""
         with self._call(step, func, args, kwargs) as call:
             if not call.name:
                 CallRole.find(self, call)
             return CallRole.replay(self, call)
 
     def prepare_data(self, step: int, result: Any, /, *args: Any, **kwargs: Any) -> None:
-        """Keep `result`, which the stage returned for these arguments."""
         with self._call(step, lambda *_, **__: None, args, kwargs) as call:  # the stage is over
             CallRole.keep(self, call, result)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import attrs
 
@@ -134,7 +135,11 @@ class RunDumps:
         with self._ledger.lock:  # calls of their own steps may be side by side
             (own,) = self._refreshed([""])
             found = [one for one in own.by_batch.get(prompts_hash, ()) if one.key.step != step]
-        for one in sorted(found, key=lambda one: one.key.order(step)):
+
+        def preference(one: _Listed) -> tuple[Any, ...]:
+            return one.key.step > step, abs(step - one.key.step), one.key.place.order
+
+        for one in sorted(found, key=preference):
             if own.is_last(one) and stamp_at(own.place(one.key)):
                 yield one.key
 

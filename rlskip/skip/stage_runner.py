@@ -8,9 +8,9 @@ import functools
 import inspect
 import logging
 import os
-import threading
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any
@@ -21,7 +21,7 @@ from rlskip.batch.row_fields import RowsError
 from rlskip.config.skip import to_generate
 from rlskip.errors import ConfigError, MissError, RlskipError
 from rlskip.jobs.records import Recorder
-from rlskip.jobs.served import enclosing, needs
+from rlskip.jobs.served import Needs, enclosing, needs
 from rlskip.skip.call import Call
 from rlskip.skip.role import Role
 from rlskip.skip.stage import Stage
@@ -34,15 +34,13 @@ _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _FORBIDDEN),
 }
-_MAX_LOOKERS = 256
 _MOST_ENDING_S = 60.0
 
 
 class Miss:
     """What `replay` returns when no dump replaces the call.
 
-    A class, because joblib and submitit copy a decorated function of ``__main__`` by value: a
-    plain object would arrive in their workers as another object.
+    joblib and submitit copy a decorated function of ``__main__`` by value, but a class by name.
     """
 
 
@@ -107,12 +105,13 @@ def _wrap_async(manager: Any, stage: Stage) -> Callable[..., Any]:
         if call is None:
             return await func(*args, **kwargs)
         with call.cleanup:
-            replayed = await _in_thread(_lookers(os.getpid()), replay, skip, call)
+            look = functools.partial(copy_context().run, replay, skip, call)
+            replayed = await asyncio.get_running_loop().run_in_executor(_lookers(os.getpid()), look)
             if replayed is not Miss:
                 return replayed
             with _running(skip, call):
                 result = await func(*call.args, **call.kwargs)
-            dumping = asyncio.ensure_future(_in_thread(None, dump, skip, call, result))
+            dumping = asyncio.ensure_future(asyncio.to_thread(dump, skip, call, result))
             # Its error is retrieved, also where nobody awaits it any more.
             dumping.add_done_callback(lambda done: done.cancelled() or done.exception())
             try:
@@ -135,8 +134,9 @@ def _eligible_call(
         observes = skip.observes(stage)
     if (recorder := skip.recorder) is None:
         recorder = skip.recorder = Recorder(skip.local_config.dump_dir, skip.role)
-        where = skip.directory
-        run = {} if where is None else {"run": os.path.relpath(where, skip.local_config.dump_dir)}
+        where, run = skip.local_config.dump_dir, dict[str, str]()
+        if skip.dumps is not None:
+            run = {"run": os.path.relpath(skip.dumps.directory, where)}
         recorder.write("consulted", stage=stage.name, **run)
     if stage.step_of is not None:
         if (step := stage.step_of(*args, **kwargs)) is None:
@@ -214,12 +214,13 @@ def _running(role: Role, call: Call) -> Iterator[None]:
         # By what a journal knows it: a call with other arguments resumes none of its sessions.
         digest = call.identity.compared_digest() if call.name else ""
         calls = {**calls, role.role: f"{call.name}-{digest}{call.again}" if call.name else ""}
-    token = enclosing.set(calls)
-    needed = needs.set(call.needs)
+    call.needs = Needs(call.stage.lacks)
+    token, needed = enclosing.set(calls), needs.set(call.needs)
+    began = time.perf_counter()
     try:
-        with call.timed():
-            yield
+        yield
     finally:
+        call.seconds = time.perf_counter() - began
         needs.reset(needed)
         enclosing.reset(token)
 
@@ -266,33 +267,4 @@ def _lookers(process: int) -> ThreadPoolExecutor:
     They have none of asyncio's own, which are few: what the others wait for needs these, stages
     and the dumps of what they return.
     """
-    return ThreadPoolExecutor(_MAX_LOOKERS, "rlskip-look")
-
-
-async def _in_thread(
-    executor: ThreadPoolExecutor | None, function: Callable[..., Any], *args: Any
-) -> Any:
-    """As `asyncio.to_thread`; where no thread can be started, the event loop is held instead."""
-    result_of: Future[Any] = Future()
-    begun = threading.Lock()
-    context = copy_context()
-
-    def run() -> None:
-        if not begun.acquire(blocking=False):
-            return
-        # A thread that nobody awaits any more still does its work: a dump is not lost.
-        awaited = result_of.set_running_or_notify_cancel()
-        try:
-            result = context.run(function, *args)
-        except BaseException as error:
-            if awaited:
-                result_of.set_exception(error)
-        else:
-            if awaited:
-                result_of.set_result(result)
-
-    try:
-        asyncio.get_running_loop().run_in_executor(executor, run)
-    except RuntimeError:  # the call is queued nevertheless: whichever comes first runs it
-        run()
-    return await asyncio.wrap_future(result_of)
+    return ThreadPoolExecutor(256, "rlskip-look")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import attrs
 
-from rlskip.store import Identity, StepStore
+from rlskip.store import StepStore
 from rlskip.store.layout import Place
 
 
@@ -39,11 +39,6 @@ class Key:
     @property
     def path(self) -> str:
         return self.place.name
-
-    def order(self, step: int) -> tuple[int, tuple[int, bool, str, int, int]]:
-        """By what it is preferred as a substitute at `step`, as `StepStore.nearest` has it."""
-        below = self.step <= step
-        return (step - self.step if below else (1 << 62) + self.step), self.place.order
 
     def __str__(self) -> str:
         return f"step {self.step}" + (f", call {self.call}" if self.call else "")
@@ -105,10 +100,9 @@ class StepCalls:
             self._in_order = [call for call in there if Key(self.step, call) not in self._written]
         return self._in_order
 
-    def begin(self, identity: Identity) -> tuple[str, int]:
+    def begin(self, digest: str) -> tuple[str, int]:
         """The name of a new call, and its place among the calls of the visit."""
         with self.lock:
-            digest = identity.digest()
             number = _lowest(self._numbers.setdefault(digest, [0]))
             return f"{digest}-{number}", _lowest(self._places)
 

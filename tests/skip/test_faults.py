@@ -175,9 +175,9 @@ def test_a_forged_part_of_a_queue_is_a_miss(
     SkipManager.set_step(1)
     STAGES["rollout_tq"](1)
     skip: Any = SkipManager.skip_instances["rollout_tq"]
-    meta = skip.store.read_meta(1)
-    shutil.rmtree(skip.directory)
-    skip.store.save(1, content, identity=None, info={**meta.info, "groups": groups})
+    meta = skip.dumps.store.read_meta(1)
+    shutil.rmtree(skip.dumps.directory)
+    skip.dumps.store.save(1, content, identity=None, info={**meta.info, "groups": groups})
     init("rollout_tq", n=1, on_mismatch="regenerate")
     SkipManager.set_step(1)
     assert STAGES["rollout_tq"](1)["ids"] == [1]

@@ -133,7 +133,7 @@ def test_a_task_cancelled_while_it_waits_for_a_lease_leaves_none(init: Callable[
             others.append(super().enter(step, lambda: False, call))
             return super().enter(step, is_there, call)
 
-    role.flight = AfterAnotherJob(role.directory, wait_s=1e6, poll_s=0.05)
+    role.flight = AfterAnotherJob(role.dumps.directory, wait_s=1e6, poll_s=0.05)
 
     @SkipManager.annotate(role="rollout")
     async def generate(prompts: list[int]) -> None: ...
