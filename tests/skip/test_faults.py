@@ -123,7 +123,7 @@ def test_ranks_that_do_not_answer_end_training(
 
 
 _NO_THREADS = """
-    import asyncio, sys, threading
+    import sys, threading
     from rlskip import SkipManager
     SkipManager.init(
         {"skip": {"dump_dir": sys.argv[1], "wait_s": 5,
@@ -137,19 +137,9 @@ _NO_THREADS = """
     def generate(prompts):
         return list(prompts)
 
-    @SkipManager.annotate(role="rollout")
-    async def generate_async(prompts):
-        return list(prompts)
-
     for step in (1, 1, 2):
         SkipManager.set_step(step)
         assert generate([step]) == [step]
-    async def main():
-        for step in (4, 3, 3):
-            SkipManager.set_step(step)
-            assert await generate_async([step]) == [step]
-    loop = asyncio.new_event_loop()
-    loop.run_until_complete(main())
     SkipManager.flush()
 """
 
