@@ -98,8 +98,6 @@ class _Attachment:
             self._step_function = pkgutil.resolve_name(step)
         except (ImportError, AttributeError) as error:
             raise ConfigError(str(error), where) from error
-        if step in _attached:
-            raise ConfigError("that function is attached itself, so it cannot tell the step", where)
         if not callable(self._step_function):
             raise ConfigError(f"{self._step_function!r} is not a function", where)
 

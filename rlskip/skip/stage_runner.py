@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any
 
-from rlskip._compat import WithoutSelf, gets_self
 from rlskip.batch.meta import is_validation
 from rlskip.batch.row_fields import RowsError
 from rlskip.config.skip import to_generate
@@ -54,11 +53,7 @@ def decorated(manager: Any, stage: Stage) -> Callable[..., Any]:
     called = func if inspect.isroutine(func) else getattr(func, "__call__", func)  # noqa: B004
     is_async = inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(called)
     wrap = _wrap_async if is_async else _wrap_sync
-    wrapper = functools.wraps(func)(wrap(manager, stage))
-    if gets_self(func):
-        return wrapper
-    # As a class's attribute, a partial or a callable object gets no self; nor does this one.
-    return functools.update_wrapper(WithoutSelf(wrapper), func)
+    return functools.wraps(func)(wrap(manager, stage))
 
 
 def _wrap_sync(manager: Any, stage: Stage) -> Callable[..., Any]:
