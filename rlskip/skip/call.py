@@ -158,16 +158,30 @@ class Call:
 
     @functools.cached_property
     def holder(self) -> str:
-        """The argument that holds its prompts; empty: none does."""
+        """The argument that holds its prompts; empty: none does.
+
+        Where nothing names it, it is the one called `prompts`, else the first: if that is a number
+        such as a step, the first that holds data.
+        """
         stage = self.stage
         if stage.holder or isinstance(stage.prompts, str):
             return str(stage.holder or stage.prompts)
-        likely = _likely_prompts(self)
+        arguments, parameters = self.arguments, self.bound.signature.parameters
+        rest = inspect.Parameter.VAR_KEYWORD
+        likely = next((name for name in parameters if name not in SELF), "")
+        # Where there is nothing but ``**kwargs``, all of it is.
+        if likely and parameters[likely].kind is not rest:
+            if "prompts" in arguments:
+                likely = "prompts"
+            elif likely in IGNORED and is_single(arguments[likely]):
+                named = (name for name in parameters if parameters[name].kind is not rest)
+                data = (name for name in named if name not in SELF and is_data(arguments[name]))
+                likely = next(data, likely)
         if stage.prompts is None:
             return likely
-        holding = [name for name, value in self.arguments.items() if _holds(value, self.prompts)]
+        holding = [name for name, value in arguments.items() if _holds(value, self.prompts)]
         # Prompts that are computed may be made of anything but a number or a text.
-        computed = "" if is_single(self.arguments.get(likely)) else likely
+        computed = "" if is_single(arguments.get(likely)) else likely
         return min(holding or [computed], key=lambda name: name in SELF)
 
     @property
@@ -254,26 +268,6 @@ class Call:
             yield
         finally:
             self.seconds = time.perf_counter() - began
-
-
-def _likely_prompts(call: Call) -> str:
-    """The argument that holds the prompts, where nothing names it; empty: none does.
-
-    It is the one called `prompts`, else the first: if that is a number such as a step, the first
-    that holds data.
-    """
-    parameters, arguments = call.bound.signature.parameters, call.arguments
-    names = [name for name in parameters if name not in SELF]
-    # Where there is nothing but ``**kwargs``, all of it is.
-    if not names or parameters[names[0]].kind is inspect.Parameter.VAR_KEYWORD:
-        return names[0] if names else ""
-    if "prompts" in arguments:
-        return "prompts"
-    if names[0] in IGNORED and is_single(arguments[names[0]]):
-        kinds = inspect.Parameter.VAR_KEYWORD
-        named = [name for name in names if parameters[name].kind is not kinds]
-        return next((name for name in named if is_data(arguments[name])), names[0])
-    return names[0]
 
 
 def _holds(value: Any, prompts: Any) -> bool:

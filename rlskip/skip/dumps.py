@@ -256,7 +256,8 @@ class Dumps:
         """`rollouts` without the fields that ``drop_fields`` names."""
         unwanted = self.local_config.drop_fields or []
         kept = drop_fields(rollouts, unwanted) if unwanted else rollouts
-        self.notices.dropped(unwanted, rollouts, kept)
+        if self.notices.is_new("fields"):  # the stage's other dumps have the same
+            self.notices.dropped(unwanted, rollouts, kept)
         return kept
 
 

@@ -44,14 +44,6 @@ class Key:
         return f"step {self.step}" + (f", call {self.call}" if self.call else "")
 
 
-def _lowest(free: list[int]) -> int:
-    """Take the lowest of the numbers that are free: a heap of those given back, and the next."""
-    number = heapq.heappop(free)
-    if not free:
-        free.append(number + 1)
-    return number
-
-
 class StepCalls:
     """Names the calls of one visit of a step, and knows which dumps serve none of them any more.
 
@@ -63,8 +55,8 @@ class StepCalls:
         self.lock = threading.RLock()
         self.step = step
         self._store = store
-        self._numbers: dict[str, list[int]] = {}
-        self._places = [0]
+        # Heaps of the numbers that were given back, and the next: of each digest, and the places.
+        self._free: dict[str, list[int]] = {}
         self.taken: set[Key] = set()
         self._written: set[Key] = set()
         self._in_order: list[str] = []
@@ -102,16 +94,22 @@ class StepCalls:
 
     def begin(self, digest: str) -> tuple[str, int]:
         """The name of a new call, and its place among the calls of the visit."""
+        numbers: list[int] = []
         with self.lock:
-            number = _lowest(self._numbers.setdefault(digest, [0]))
-            return f"{digest}-{number}", _lowest(self._places)
+            for of in (digest, ""):
+                free = self._free.setdefault(of, [0])
+                numbers.append(heapq.heappop(free))
+                if not free:
+                    free.append(numbers[-1] + 1)
+        number, place = numbers
+        return f"{digest}-{number}", place
 
     def end(self, name: str, place: int) -> None:
         """A call has failed: when it is made again, it is the same call."""
         with self.lock:
             digest, _, number = name.rpartition("-")
-            heapq.heappush(self._numbers[digest], int(number))
-            heapq.heappush(self._places, place)
+            heapq.heappush(self._free[digest], int(number))
+            heapq.heappush(self._free[""], place)
 
     def candidates(self, name: str, place: int) -> Iterator[Key]:
         """Where a dump of such a call may be: its own place, the head, others of its digest.
