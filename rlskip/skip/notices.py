@@ -31,18 +31,13 @@ _MAX_CHANGES = 10
 
 @attrs.define(eq=False)
 class Notices:
-    """The log lines of one role about the dumps in `directory`.
-
-    Parameters
-    ----------
-    config
-        The run's config by dotted key, as it is kept with the dumps.
-    """
+    """The log lines of one role about the dumps in `directory`."""
 
     role: str
     _local_config: Any
     _facts: HostFacts
     directory: Path
+    #: The run's config by dotted key, as it is kept with the dumps.
     _config: dict[str, Any]
     _given: set[str] = attrs.field(init=False, factory=set)
     _left: dict[str, dict[str, str]] = attrs.field(init=False, factory=dict)
@@ -106,9 +101,9 @@ class Notices:
             names = [name for name in sorted(left) if self.is_new(f"left of {stage}: {name}")]
             if names:
                 log.warning(
-                    "rlskip: role %s: %s: not compared, so other values replay the same dump: %s"
-                    "; annotate(identity=...) compares what shapes rollouts; "
-                    "annotate(ignore=[...]) or '%s=[%s]' says what does not",
+                    "rlskip: role %s: %s: not compared, so other values replay the same dump: %s; "
+                    "annotate(identity=...) compares what shapes rollouts; annotate(ignore=[...]) "
+                    "or '%s=[%s]' says what does not",
                     self.role, stage, _first([f"{name} ({left[name]})" for name in names]),
                     self.typed("skip.ignore"), ",".join(names[:_MAX_CHANGES]),
                 )  # fmt: skip
@@ -143,10 +138,7 @@ class Notices:
                 yield f"{run} has dumps of {steps} steps, which are not found: {differs}"
 
     def other_sizes(self) -> dict[str, Path]:
-        """The role's directories in those that differ in nothing but the number of prompts a step.
-
-        They are by the name of the run's directory.
-        """
+        """The role's directories of other numbers of prompts a step, by that of the run."""
         return {
             self._run_of(path).name: path
             for path, differing in self._siblings()
@@ -169,15 +161,13 @@ class Notices:
                     yield path / self.directory.relative_to(ours), differing
 
     def changed(self, meta: DumpMeta, directory: Path) -> None:
-        """Log :meth:`changes`."""
         for level, what in self.changes(meta, directory):
             log.log(level, "rlskip: role %s: %s", self.role, what)
 
     def changes(self, meta: DumpMeta, directory: Path) -> Iterator[tuple[int, str]]:
         """Name the keys of the config that changed since the dump was made and are not compared.
 
-        Once for each kept config, and without what was named before. `directory` is that of the
-        role's dumps among which this one is.
+        Once for each kept config, without what was named before. The dump is in `directory`.
         """
         if not self.is_new(f"config {meta.info.get('config')}"):
             return
