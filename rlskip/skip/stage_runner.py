@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import functools
 import inspect
 import logging
@@ -27,12 +26,10 @@ from rlskip.skip.stage import Stage
 
 log = logging.getLogger(__name__)
 
-_FULL = "\n  -> free space there, or bound the dumps with skip.keep_last"
-_FORBIDDEN = "\n  -> make it writable for this user, or name another skip.dump_dir"
-_REMEDIES = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _FORBIDDEN),
-}
+_REMEDY = (
+    "\n  -> free space there, or bound the dumps with skip.keep_last; make it writable for this "
+    "user, or name another skip.dump_dir"
+)
 _MOST_ENDING_S = 60.0
 
 
@@ -247,7 +244,7 @@ def not_dumped(role: Role, call: Call, error: BaseException) -> None:
     log.warning(
         "rlskip: step %d of role %s was NOT dumped, training goes on (said once; the summary of "
         "the job counts such steps): %s: %s%s",
-        call.step, role.role, type(error).__name__, error, _REMEDIES.get(code or 0, ""),
+        call.step, role.role, type(error).__name__, error, _REMEDY if code else "",
         exc_info=None if isinstance(error, RlskipError | OSError) else error,
     )  # fmt: skip
 

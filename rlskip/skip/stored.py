@@ -7,7 +7,6 @@ Nor is a resolver of the user's (:func:`~rlskip.config.check.readable`).
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import enum
 import functools
@@ -16,7 +15,6 @@ import os
 import re
 import sys
 import types
-import weakref
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -53,8 +51,7 @@ _KINDS: tuple[tuple[Kind, Any], ...] = (
     ("class", (type, types.ModuleType)),
     ("neutral", (types.BuiltinFunctionType, types.MethodWrapperType)),
     ("config", (DictConfig, ListConfig)), ("dict", dict), ("list", _LISTS),
-    ("holder", (functools.partial, functools.partialmethod, staticmethod, classmethod)),
-    ("holder", (types.MethodType, weakref.ref, contextvars.ContextVar)),
+    ("holder", (functools.partial, types.MethodType)),
     ("function", (types.FunctionType, *_FRAMES)),
 )  # fmt: skip
 # Packages of engines, weights, tokenizers, data, clients, and of what logs, waits and computes.
@@ -214,10 +211,7 @@ def kept_by(kind: Any, stored: Mapping[Any, Any]) -> dict[str, Any]:
     """
     is_class = isinstance(kind, type)
     found: dict[str, Any] = {}
-    classes = classes_of(kind) if is_class else [(kind, vars(kind))]
-    if type(kind) not in (type, types.ModuleType):
-        classes += classes_of(type(kind))  # the metaclass is asked last
-    for owner, own in classes:
+    for owner, own in classes_of(kind) if is_class else [(kind, vars(kind))]:
         is_users = is_class and not is_neutral(owner)
         for name, part in own.items():
             if type(part) is types.FunctionType or name[:2] == "__":  # most are
@@ -294,16 +288,10 @@ def _entries(node: DictConfig | ListConfig) -> dict[Any, Any]:
 
 
 def _held_by(value: Any) -> dict[Any, Any]:
-    """What is given on by a partial, a bound method, a reference or a variable of a context."""
-    if isinstance(value, functools.partial | functools.partialmethod):
+    """What is given on by a partial or a bound method."""
+    if isinstance(value, functools.partial):
         return {**dict(enumerate(value.args)), **value.keywords, "": value.func}
-    if isinstance(value, staticmethod | classmethod):
-        return {"": value.__func__}
-    if isinstance(value, types.MethodType):
-        return {"": value.__self__, "_": value.__func__}
-    if isinstance(value, contextvars.ContextVar):
-        return {"": value.get(None)}
-    return {"": weakref.ref.__call__(value)}
+    return {"": value.__self__, "_": value.__func__}
 
 
 def _of_function(value: Any, *, is_stage: bool) -> dict[str, Any]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import collections
-import contextvars
 import enum
 import functools
 import threading
-import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -129,25 +127,10 @@ def module(value: float) -> Any:
     return made
 
 
-def referred(value: float) -> Any:
-    plain = Plain(value)
-    KEPT.append(plain)
-    return weakref.ref(plain)
-
-
-def variable(value: float) -> Any:
-    made: Any = contextvars.ContextVar("sampling")
-    made.set({"temperature": value})
-    return made
-
-
 class Worker(threading.Thread):
     def __init__(self, temperature: float) -> None:
         super().__init__()
         self.temperature = temperature
-
-
-KEPT: list[Any] = []
 
 
 def classwide(value: float) -> Any:
@@ -160,10 +143,6 @@ def inherited(value: float) -> Any:
 
 def kept_by_class(value: Any) -> Any:
     return type("Classwide", (type("Base", (), {"kept": value}),), {})()
-
-
-def of_metaclass(value: float) -> Any:
-    return type("Meta", (type,), {"temperature": value})("Made", (), {})()
 
 
 def member(value: float) -> Any:
@@ -205,10 +184,7 @@ HIDING: dict[str, Callable[[float], Any]] = {
     "class itself": lambda t: type(classwide(t)),
     "class's mapping": lambda t: kept_by_class({"temperature": t}),
     "class's object": lambda t: kept_by_class(Plain(t)),
-    "class's partial": lambda t: kept_by_class(staticmethod(functools.partial(sampled, top_p=t))),
-    "partial method": lambda t: kept_by_class(functools.partialmethod(sampled, temperature=t)),
     "class of a class": lambda t: kept_by_class(classwide(t).__class__),
-    "metaclass": of_metaclass,
     "sealed": lambda t: zlib.compressobj(int(t * 10)),
     "member": member,
     "default": defaulting,
@@ -234,8 +210,6 @@ HIDING: dict[str, Callable[[float], Any]] = {
     "member's tuple": several,
     "generator": generator,
     "module of settings": module,
-    "weak reference": referred,
-    "context variable": variable,
     "thread": Worker,
     "chain": lambda t: collections.ChainMap({"temperature": t}, {"f": print}),
     "user's mapping": lambda t: collections.UserDict(temperature=t, f=print),

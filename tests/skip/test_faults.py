@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from rlskip import SkipManager
-from rlskip.errors import MissError
 from rlskip.jobs.ranks import RankGroup
 from rlskip.skip.agreement import SeveralRanks
 from rlskip.store import RankTimeoutError, StepStore
@@ -45,17 +44,6 @@ def test_what_takes_a_directorys_place_costs_a_miss(
     (folder,) = dumps.glob(below) if below else [dumps]
     _spoil(folder, how)
     assert STAGES[role](1)["ids"] == [1]
-
-
-def test_on_miss_error_names_the_step_instead(init: Callable[..., Path]) -> None:
-    dumps = init()
-    SkipManager.set_step(1)
-    generate([1])
-    init(on_miss="error")
-    SkipManager.set_step(1)
-    _spoil(dumps, "a file")
-    with pytest.raises(MissError, match="step 1 has no usable dump"):
-        generate([1])
 
 
 @pytest.mark.parametrize("error", [OSError(5, "bad disk"), MemoryError(), MemoryError("big")])
