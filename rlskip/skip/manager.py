@@ -68,8 +68,7 @@ class SkipManager:
         """Turn on the roles that `config` enables, and off all others.
 
         The functions that ``skip.attach`` names become stages, and those that were attached before
-        are plain functions again. If `config` has a node `record`, it says whether stages are
-        recorded from now on, as a job of their own.
+        are plain functions again. A node `record` says whether stages are recorded from now on.
 
         Parameters
         ----------
@@ -81,9 +80,9 @@ class SkipManager:
         Raises
         ------
         ConfigError
-            The node `skip` or `record` has problems: all are named, and every decorated function
-            refuses to run. Also raised for a ``dump_dir`` that cannot be written, and for steps
-            without a dump that must not be generated: all are named.
+            The node `skip` or `record` has problems, a ``dump_dir`` cannot be written, or steps
+            without a dump must not be generated. All are named, and every decorated function
+            refuses to run.
         AttachError
             A module that is already imported has no function that ``skip.attach`` names.
         """
@@ -267,25 +266,24 @@ class SkipManager:
             The key under `skip` that configures it.
         prompts
             Name of the argument that holds the prompts, or a function of the call's arguments
-            that returns them. Default: the argument called `prompts`, else the first after self,
-            or after a step or another number of :data:`rlskip.skip.arguments.IGNORED`.
+            that returns them. Default: the argument called `prompts`, else the first after self
+            that is not a step, seed or the like.
         identity
             What else must be equal for a dump to replace the call: a mapping of plain data, or a
             function of the call's arguments that returns one.
         stage
             The name of the function in the identity of its dumps; by default ``__qualname__``.
         lacks
-            A function of a result that returns the names of the fields which this run needs and
-            the result does not have. Any such name of a dump is a mismatch, unless the stage did
-            not return that field when it made the dump either.
+            A function of a result that returns the names of fields which this run needs and the
+            result does not have. A dump that lacks one is a mismatch, unless the stage did not
+            return it then either.
         ignore
-            Names of arguments that are not compared, besides self, the prompts, what is not plain
-            data, and :data:`rlskip.skip.arguments.IGNORED`. ``["*"]``: compare none.
+            Names of arguments that are not compared, besides self, the prompts, and such as never
+            shape rollouts. ``["*"]``: compare none.
         rows
-            What the fields of the stage's rows hold, where their names are not those of
-            :data:`rlskip.batch.row_fields.CONVENTION`: a mapping with entries of
-            :class:`~rlskip.batch.row_fields.RowFields`, or a function of a result that returns
-            one. RowsError names a field that the result does not have.
+            What the fields of the stage's rows hold, where their names do not tell: a mapping with
+            entries of :class:`~rlskip.batch.row_fields.RowFields`, or a function of a result that
+            returns one. RowsError names a field that the result does not have.
         totals
             For ``skip.match=prompt``: what the result holds for a whole batch (metrics, say), by
             name as a function of the rows that were put together of several dumps.

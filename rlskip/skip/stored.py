@@ -142,8 +142,10 @@ def inside(value: Any, kind: Kind, most: int, *, is_stage: bool) -> dict[Any, An
     """
     if kind == "leaf":
         return None
-    if kind == "holder":
-        return _held_by(value)
+    if kind == "holder" and isinstance(value, functools.partial):
+        return {**dict(enumerate(value.args)), **value.keywords, "": value.func}
+    if kind == "holder":  # a bound method
+        return {"": value.__self__, "_": value.__func__}
     if kind == "function":
         return _of_function(value, is_stage=is_stage)
     if kind == "class":
@@ -168,7 +170,16 @@ def parts_of(value: Any, kind: Kind, most: int | None = None) -> dict[Any, Any] 
         base: Any = next(base for base in _LISTS if issubclass(cls, base))
         names = getattr(cls, "_fields", itertools.count())
         return dict(itertools.islice(zip(names, base.__iter__(value), strict=False), most))
-    return _declared_fields(value) if kind == "fields" else None
+    if kind != "fields":
+        return None
+    # Parameters for sampling often are such objects: dataclasses, attrs' classes, vLLM's
+    # SamplingParams (msgspec), pydantic's models, transformers' GenerationConfig.
+    cls, stored = type_of(value), attributes_of(value)
+    if issubclass(cls, NAMESPACES):
+        return stored
+    if not (declared := declared_names(cls)):
+        return {k: v for k, v in stored.items() if k[:1] != "_" and k != "transformers_version"}
+    return {name: stored.get(name, UNREAD) for name in declared}
 
 
 def added_to(value: Any, parts: Mapping[Any, Any]) -> dict[str, Any]:
@@ -225,20 +236,6 @@ def kept_by(kind: Any, stored: Mapping[Any, Any]) -> dict[str, Any]:
     return {name: part for name, part in found.items() if name not in stored}
 
 
-def _declared_fields(value: Any) -> dict[str, Any]:
-    """The fields that the class of an object declares.
-
-    Parameters for sampling often are such objects: dataclasses, attrs' classes, vLLM's
-    SamplingParams (msgspec), pydantic's models, transformers' GenerationConfig.
-    """
-    kind, stored = type_of(value), attributes_of(value)
-    if issubclass(kind, NAMESPACES):
-        return stored
-    if not (names := declared_names(kind)):
-        return {k: v for k, v in stored.items() if k[:1] != "_" and k != "transformers_version"}
-    return {name: stored.get(name, UNREAD) for name in names}
-
-
 @functools.lru_cache(1 << 12)
 def declared_names(kind: type) -> list[str] | None:
     """The names that a class declares; an empty list: all that an object of it stores."""
@@ -285,13 +282,6 @@ def _entries(node: DictConfig | ListConfig) -> dict[Any, Any]:
 
     parts = content.items() if isinstance(content, dict) else enumerate(content)
     return {key: read(child) for key, child in parts}
-
-
-def _held_by(value: Any) -> dict[Any, Any]:
-    """What is given on by a partial or a bound method."""
-    if isinstance(value, functools.partial):
-        return {**dict(enumerate(value.args)), **value.keywords, "": value.func}
-    return {"": value.__self__, "_": value.__func__}
 
 
 def _of_function(value: Any, *, is_stage: bool) -> dict[str, Any]:
