@@ -177,11 +177,6 @@ class SkipManager:
         )
 
     @classmethod
-    def was_called(cls, role: str) -> bool:
-        """Whether a function decorated with `role` was called since `init`, at any step."""
-        return role in cls.skip_instances and cls.skip_instances[role].recorder is not None
-
-    @classmethod
     def count_rollouts(cls) -> None:
         """Count from now on what :meth:`logged` returns, for a host that logs it."""
         if cls.settings is not None and cls.settings.log_metrics:
@@ -193,7 +188,14 @@ class SkipManager:
         """What the host logs of the rollouts since the last call; empty without any."""
         found: dict[str, float] = {}
         for skip in cls.skip_instances.values():
-            found |= skip.take_figures()
+            figures, taken = skip.figures or deque(), [(0, 0, 0, 0.0)]
+            while figures:  # one after the other: a stage may add to them meanwhile
+                taken.append(figures.popleft())
+            rollouts, replayed, off_policy, saved = map(sum, zip(*taken, strict=True))
+            if rollouts:
+                found["rlskip/replayed"] = replayed / rollouts
+                found["rlskip/off_policy"] = off_policy / rollouts
+                found["rlskip/seconds_saved"] = max(0.0, saved)
         return found
 
     @classmethod

@@ -8,7 +8,7 @@ discover the plug-in.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from omegaconf import OmegaConf
@@ -79,7 +79,12 @@ def chosen_by(config: Any, role: str = "") -> str | None:
     typed, shipped = overrides_of(config), options("skip")
     # None where nothing is, or it is broken.
     node = OmegaConf.select(config["hydra"], "..skip", throw_on_resolution_failure=False)
-    own = _is_own(node, typed, role)
+    own = node is None or (
+        # Of a key that is no mapping, `+skip=true` says that it was not there before.
+        role not in node and has_own_key({"skip": node})
+        if hasattr(node, "keys")
+        else "+skip=true" not in map(str.lower, typed)
+    )
     for override in typed:
         key, _, value = override.lstrip("+").partition("=")
         asks = value.lower() not in ("false", "null", "none")
@@ -94,12 +99,3 @@ def chosen_by(config: Any, role: str = "") -> str | None:
             if look_up(node, f"{key}.enable") is True:  # the application's own YAML says so
                 return f"skip.{key}.enable: true"
     return None
-
-
-def _is_own(node: Any, typed: Sequence[str], role: str) -> bool:
-    """Whether this node `skip` is not rlskip's, as far as it is there."""
-    if node is None:
-        return True
-    if not hasattr(node, "keys"):
-        return "+skip=true" not in map(str.lower, typed)  # such a key was not there before
-    return role not in node and has_own_key({"skip": node})

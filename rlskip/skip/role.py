@@ -113,20 +113,6 @@ class Role:
         assert self.figures is not None
         self.figures.append((rows, rows * replayed, rows * elsewhere, saved))
 
-    def take_figures(self) -> dict[str, float]:
-        """The :attr:`figures` by the names of metrics; empty if there was no rollout."""
-        figures, taken = self.figures or deque(), [(0, 0, 0, 0.0)]
-        while figures:  # one after the other: a stage may add to them meanwhile
-            taken.append(figures.popleft())
-        rollouts, replayed, off_policy, saved = map(sum, zip(*taken, strict=True))
-        if not rollouts:
-            return {}
-        return {
-            "rlskip/replayed": replayed / rollouts,
-            "rlskip/off_policy": off_policy / rollouts,
-            "rlskip/seconds_saved": max(0.0, saved),
-        }
-
     def check_options(self, stage: Stage) -> None:
         """Refuse options of ``annotate`` that this role does not have."""
         if unknown := sorted(stage.options.keys() - self.stage_options):

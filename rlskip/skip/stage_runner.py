@@ -22,7 +22,7 @@ from rlskip.jobs.records import Recorder
 from rlskip.jobs.served import Needs, enclosing, needs
 from rlskip.skip.call import Call
 from rlskip.skip.role import Role
-from rlskip.skip.stage import Stage
+from rlskip.skip.stage import Stage, StepNotSetError
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +148,9 @@ def _eligible_call(
     if skip.support_online_step:
         step = skip.extract_step(*args, **kwargs)
     if step is None:
-        stage.refuse_without_step()
+        remedy = "call SkipManager.set_step(step) in the training loop, before the stage"
+        where, remedy = stage.no_step or (stage.name, remedy)
+        raise StepNotSetError(f"skip.{stage.role} is enabled, but no step is set", where, remedy)
     call.step = step
     # Of the loop's step `set_step` has looked it up.
     if skip.support_online_step and step not in skip.local_config.steps:
