@@ -15,7 +15,7 @@ from rlskip.config.skip import (
     RoleConfig,
     SkipAction,
 )
-from rlskip.errors import ConfigError, RlskipError
+from rlskip.errors import ConfigError
 from rlskip.skip.call import Call
 from rlskip.skip.stage import Stage
 
@@ -126,10 +126,6 @@ class Role:
 # -- roles of the user's own --------------------------------------------------------------------
 
 
-class RoleError(RlskipError, ValueError):
-    """A role that cannot be registered."""
-
-
 class BaseSkip(Role, ABC):
     """A role that keeps and replays results in its own way.
 
@@ -212,19 +208,19 @@ def register_skip(role: str, config: type[RoleConfig] | None = None) -> Callable
     """
     where = f"register_skip({role!r})"
     if not role.isidentifier():
-        raise RoleError(f"{role!r} is not an identifier", where)
+        raise ConfigError(f"{role!r} is not an identifier", where)
     if config is not None and not issubclass(config, RoleConfig):
         remedy = f"derive it from rlskip.RoleConfig: `class {config.__name__}(RoleConfig): ...`"
-        raise RoleError(f"{config.__name__} is not a RoleConfig", where, remedy)
+        raise ConfigError(f"{config.__name__} is not a RoleConfig", where, remedy)
     if role in BUILT_IN_ROLES:
-        raise RoleError(f"{role} is a role of rlskip's", where, "choose another name")
+        raise ConfigError(f"{role} is a role of rlskip's", where, "choose another name")
 
     def decorate(cls: C) -> C:
         other = SKIP_REGISTRY.get(role)
         # The same class again is a module executed twice (a reload, __main__ and its import).
         if other is not None and other.__qualname__ != cls.__qualname__:
             what = f"{other.__module__}.{other.__qualname__} is already this role"
-            raise RoleError(what, where, "choose another name")
+            raise ConfigError(what, where, "choose another name")
         cls.role = role
         cls.config_class = config or RoleConfig
         SKIP_REGISTRY[role] = cls

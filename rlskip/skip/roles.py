@@ -12,7 +12,7 @@ from rlskip.batch.prompts import first_uid
 from rlskip.config.application import application_facts
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import SKIP_REGISTRY, VALIDATION_ROLE, RoleConfig
-from rlskip.errors import RlskipError
+from rlskip.errors import ConfigError
 from rlskip.skip.call import Call
 from rlskip.skip.call_role import CallRole
 from rlskip.skip.dumps import Dumps
@@ -23,10 +23,6 @@ from rlskip.skip.step_calls import StepCalls
 _SAMPLE_ID = re.compile(r"(?:uid_)?sample_(\d+)_(\d+)", re.ASCII)
 
 
-class SampleIdError(RlskipError, ValueError):
-    """A sample id that names no step."""
-
-
 def parse_async_rollout_sample_step(sample_id: Any) -> int:
     """Feed-order index of ``sample_{epoch}_{index}`` (also ``uid_sample_{epoch}_{index}``).
 
@@ -35,7 +31,7 @@ def parse_async_rollout_sample_step(sample_id: Any) -> int:
     """
     match = _SAMPLE_ID.fullmatch(sample_id) if isinstance(sample_id, str) else None
     if match is None:
-        raise SampleIdError(
+        raise ConfigError(
             f"{sample_id!r} is not a sample id",
             "skip.async_rollout",
             "expected sample_{epoch}_{index}, as the argument sample_id or as the prompts' uid",
