@@ -253,6 +253,11 @@ class CallRole(Role):
             call.writes = key if not call.by_hand and self._ledger.write(key) else None
             return key
 
+        if call.replaces is not None:
+            key = take(Key(call.step, call.replaces), replaces=True)
+        else:
+            key = take(Key(call.step, call.name if call.place else ""))
+
         def on_conflict(other: DumpMeta) -> str | None:
             """Another name, unless another job has dumped this very call.
 
@@ -269,10 +274,6 @@ class CallRole(Role):
             key = take(Key(call.step, next_name(call.name, key.call)))
             return key.call
 
-        if call.replaces is not None:
-            key = take(Key(call.step, call.replaces), replaces=True)
-        else:
-            key = take(Key(call.step, call.name if call.place else ""))
         return {
             "call": key.call,
             "identity": call.identity,
