@@ -5,11 +5,9 @@ from __future__ import annotations
 import collections
 import enum
 import functools
-import threading
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import PosixPath
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
@@ -110,10 +108,6 @@ def class_variable(value: float) -> Any:
     return Declared()
 
 
-def several(value: float) -> Any:
-    return enum.Enum("Sampling", {"USUAL": (1, value)}).USUAL  # type: ignore[attr-defined]
-
-
 def generator(value: float) -> Iterator[float]:
     def act(temperature: float) -> Iterator[float]:
         yield temperature
@@ -125,12 +119,6 @@ def module(value: float) -> Any:
     made = ModuleType("settings")
     made.temperature = value  # type: ignore[attr-defined]
     return made
-
-
-class Worker(threading.Thread):
-    def __init__(self, temperature: float) -> None:
-        super().__init__()
-        self.temperature = temperature
 
 
 def classwide(value: float) -> Any:
@@ -184,7 +172,6 @@ HIDING: dict[str, Callable[[float], Any]] = {
     "class itself": lambda t: type(classwide(t)),
     "class's mapping": lambda t: kept_by_class({"temperature": t}),
     "class's object": lambda t: kept_by_class(Plain(t)),
-    "class of a class": lambda t: kept_by_class(classwide(t).__class__),
     "sealed": lambda t: zlib.compressobj(int(t * 10)),
     "member": member,
     "default": defaulting,
@@ -203,15 +190,10 @@ HIDING: dict[str, Callable[[float], Any]] = {
     "list's attribute": added(list, [1]),
     "mapping's attribute": added(dict, {"a": 1}),
     "text's attribute": added(str, "a"),
-    "path's attribute": added(PosixPath, "a"),
-    "undeclared": added(dataclass(type("Declared", (), {"__annotations__": {}}))),
     "named tuple's attribute": added(Options, 0, 0),
     "class variable": class_variable,
-    "member's tuple": several,
     "generator": generator,
     "module of settings": module,
-    "thread": Worker,
-    "chain": lambda t: collections.ChainMap({"temperature": t}, {"f": print}),
     "user's mapping": lambda t: collections.UserDict(temperature=t, f=print),
     "meta tensor": lambda t: {"temperature": torch.ones(int(t * 10), device="meta")},
 }
