@@ -1,31 +1,12 @@
-"""The only place for version switches: Python 3.14, and versions of other packages.
+"""The only place for version switches: the versions of other packages.
 
 This module imports nothing heavy: the start of every process of verl loads it.
 """
 
 from __future__ import annotations
 
-import functools
 import re
 import sys
-from typing import Any
-
-
-def gets_self(function: Any) -> bool:
-    """Whether `function`, as a class's attribute, is called with self.
-
-    A partial is from Python 3.14 on; 3.13 warns of that, and has the method for it already.
-    """
-    if isinstance(function, functools.partial):
-        return sys.version_info >= (3, 14) and not isinstance(function, WithoutSelf)
-    return hasattr(type(function), "__get__")
-
-
-class WithoutSelf(functools.partial[Any]):
-    """A partial that, as a class's attribute, is called without self by any Python."""
-
-    def __get__(self, instance: Any, owner: Any = None) -> WithoutSelf:
-        return self
 
 
 def version_of(package: str) -> tuple[int, ...] | None:

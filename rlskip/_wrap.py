@@ -43,7 +43,8 @@ def wrap(target: str, decorate: Callable[[F], F], *, key: str) -> None:
     ----------
     target
         ``package.module:function`` or ``package.module:Class.method``. Static and class methods
-        stay static and class methods; an inherited method is overridden in the named class.
+        stay static and class methods; an inherited method is overridden in the named class. What
+        was imported by name before (``from module import function``) stays unwrapped.
     decorate
         Takes the plain function, returns a function.
     key
@@ -55,8 +56,6 @@ def wrap(target: str, decorate: Callable[[F], F], *, key: str) -> None:
         `target` is not such a string.
     AttachError
         The module has no such function; raised by the import of the module if that comes later.
-        A module that imported the function by name before (``from module import function``)
-        keeps the unwrapped one: name that module instead.
     """
     parsed = Target.parse(target)
     when_imported(parsed.module, lambda module: wrap_in(module, parsed, decorate, key))
@@ -162,13 +161,13 @@ class Seams:
 
     def _attach(self, seam: Seam, module: ModuleType) -> None:
         try:
-            find_in(module, seam.place)
+            owner, _ = _look_up(module, seam.place)
             for number, decorate in enumerate(self._bodies[seam.target]):
                 wrap_in(module, seam.place, decorate, f"{seam.target} {number}")
             # Around the bodies: one that replays does not call what it is in the place of.
             if seam.role and self._bodies[seam.target]:
                 wrap_in(module, seam.place, self._noting(seam.target), f"noting {seam.target}")
-            found = find_in(module, seam.place)
+            found = getattr(owner, seam.place.path.rpartition(".")[2])
             if (body := self._given.get(seam.target)) is not None:
                 body(found)
             if seam.decorated and seam.target not in getattr(found, _WRAPPED_BY, ()):
@@ -230,42 +229,26 @@ def wrap_in(module: ModuleType, target: Target, decorate: Callable[[F], F], key:
     if not inspect.isroutine(function):
         raise AttachError(f"{name!r} is not a function: {raw!r}", str(target))
     wrapped_by: frozenset[str] = getattr(function, _WRAPPED_BY, frozenset())
-    if key in wrapped_by:
-        return
-    wrapped = decorate(function)  # type: ignore[arg-type]
-    setattr(wrapped, _WRAPPED_BY, wrapped_by | {key})
-    setattr(owner, name, type(raw)(wrapped) if bound else wrapped)
-
-
-def find_in(module: ModuleType, target: Target) -> Any:
-    """What `target` is in its `module`; raises AttachError if there is none."""
-    owner, raw = _look_up(module, target)
-    owners, _, name = target.path.rpartition(".")
-    if raw is getattr(object, name, None):  # every class has an `__init__`
-        raise _missing(target, module, owners, name)
-    return getattr(owner, name)
+    if key not in wrapped_by:
+        wrapped = decorate(function)  # type: ignore[arg-type]
+        setattr(wrapped, _WRAPPED_BY, wrapped_by | {key})
+        setattr(owner, name, type(raw)(wrapped) if bound else wrapped)
 
 
 def _look_up(module: ModuleType, target: Target) -> tuple[Any, Any]:
-    """The owner of `target`, and what it holds of that name."""
-    *owners, name = target.path.split(".")
+    """The owner of `target`, and what it holds of that name; raises AttachError without."""
     owner: Any = module
-    for i, part in enumerate(owners):
-        try:
-            owner = getattr(owner, part)
-        except AttributeError:
-            raise _missing(target, module, ".".join(owners[:i]), part) from None
-    try:
+    names = target.path.split(".")
+    for depth, name in enumerate(names, 1):
         # As it was defined: getattr would bind a class method and unpack a static one.
-        return owner, inspect.getattr_static(owner, name)
-    except AttributeError:
-        raise _missing(target, module, ".".join(owners), name) from None
-
-
-def _missing(target: Target, module: ModuleType, owner: str, name: str) -> AttachError:
-    place = f"{module.__name__}:{owner}" if owner else f"module {module.__name__}"
-    return AttachError(
-        f"{place} has no {name!r}",
-        str(target),
-        f"is it another version? The module is {getattr(module, '__file__', None) or 'built in'}",
-    )
+        look = inspect.getattr_static if depth == len(names) else getattr
+        found = look(owner, name, None)
+        if found is None or found is getattr(object, name, None):  # each class has an `__init__`
+            above = ".".join(names[: depth - 1])
+            place = f"{module.__name__}:{above}" if above else f"module {module.__name__}"
+            file = getattr(module, "__file__", None) or "built in"
+            remedy = f"is it another version? The module is {file}"
+            raise AttachError(f"{place} has no {name!r}", str(target), remedy)
+        if depth < len(names):
+            owner = found
+    return owner, found

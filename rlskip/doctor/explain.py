@@ -74,8 +74,8 @@ def directory_of(command: Sequence[str]) -> Path:
     split = Command.parse(command)
     settings = _started_by(split, read_skip(compose(split)))
     for name, skip in make_roles(settings.roles, settings.facts).items():
-        if name.startswith("rollout") and skip.directory is not None:
-            return skip.directory
+        if name.startswith("rollout") and skip.dumps is not None:
+            return skip.dumps.directory
     what = "the command skips no rollouts"
     raise CannotComposeError(what, " ".join(command), "add an option: +skip=rollout_cache")
 
@@ -181,10 +181,13 @@ def _settings(config: DictConfig) -> tuple[SkipSettings, list[Finding]]:
 
 
 def _role(skip: Role, facts: HostFacts) -> Iterator[Finding]:
-    name, role, directory = skip.role, skip.local_config, skip.directory
-    assert directory is not None
-    assert skip.dumps is not None
-    yield Finding(name, OK, f"on: {role.action} at steps {role.steps}; {directory}")
+    name, role = skip.role, skip.local_config
+    on = f"on: {role.action} at steps {role.steps}"
+    if skip.dumps is None:  # its class keeps what it replays
+        yield Finding(name, OK, on)
+        return
+    directory = skip.dumps.directory
+    yield Finding(name, OK, f"{on}; {directory}")
     dumps = Run(directory).dumps()
     if bad := [dump.name for dump in dumps if dump.problem is not None]:
         what = f"unusable: {', '.join(bad[:5])}"

@@ -33,10 +33,7 @@ log = logging.getLogger(__name__)
 def start(config: DictConfig, launched_from: Origin | None) -> SkipSettings:
     """Install SkipManager and the recorder, as a job's config says.
 
-    Parameters
-    ----------
-    launched_from
-        In a multirun, the origin of the process that launches the jobs.
+    In a multirun, `launched_from` is the origin of the process that launches the jobs.
     """
     if config.hydra.get("mode") == RunMode.MULTIRUN:  # one name for several jobs
         os.environ.pop(JOB_VARIABLE, None)
@@ -104,20 +101,17 @@ def refuse(config: DictConfig, error: Exception) -> NoReturn:
     unexpected = not isinstance(error, RlskipError)
     # What ends the process shows the reason, even if logging is off: so files and services get it.
     console = [h for h in logging.getLogger().handlers if type(h) is logging.StreamHandler]
+    levels = [handler.level for handler in console]
     for handler in () if unexpected else console:
-        handler.addFilter(_drop)
+        handler.setLevel(logging.CRITICAL)
     log.error("rlskip ends this job before it starts.\n%s", reason, exc_info=unexpected)
-    for handler in console:
-        handler.removeFilter(_drop)
+    for handler, level in zip(console, levels, strict=True):
+        handler.setLevel(level)
     if config.hydra.mode == RunMode.RUN:
         raise SystemExit(f"rlskip: {reason}") from error
     # Ray's launcher loses the message of a SystemExit and retries the job. The traceback of an
     # error of rlskip's own would only repeat the reason.
     raise RlskipAbort(reason) from (error if unexpected else None)
-
-
-def _drop(record: logging.LogRecord) -> bool:
-    return False
 
 
 def _read_skip(config: DictConfig) -> SkipSettings:

@@ -67,13 +67,22 @@ class SeveralRanks:
         `look` returns what serves the call here, a `Mismatch`, or None. `load` loads and verifies
         it, or raises; the result is kept in ``call.loaded``.
         """
-        found, error = None, None
+        found = error = call.loaded = None
         mine = _Shard(call.step, call.place)
         try:
             found = look(call)
-            mine = self._shard(call, found, load)
+            mine = _Shard(call.step, call.place, differs=isinstance(found, Mismatch))
+            if isinstance(found, Key):  # it is loaded first, so that a hit takes one exchange
+                call.loaded = load(call, found)
+                generation = int(call.loaded[1].info.get("generation", "0"), 16)
+                mine = mine._replace(loaded=1, generation=generation)
         except BaseException as raised:  # once the other ranks know
-            error = raised
+            # A sound dump that is too large no rank may replace.
+            is_lost = isinstance(raised, DumpError | OSError | MemoryError)
+            if not is_lost or isinstance(raised, TooLargeDumpError):
+                error = raised
+            else:
+                self._dumps.notices.unusable(call, raised)
         given = self.group.exchange(*map(int, mine), what=f"step {call.step}", error=error)
         # Rank 0 made it for this exchange: a call that is generated has it as its generation.
         call.generation = self.group.exchange_id
@@ -88,29 +97,11 @@ class SeveralRanks:
             raise RankTimeoutError(what, f"skip.{self._dumps.role}", f"{remedy}other")
         if {(one.loaded, one.generation) for one in shards} == {(1, mine.generation)}:
             return found
-        return self._mismatch(call, found, shards)
-
-    def _shard(self, call: Call, found: Any, load: Callable[[Call, Any], Any]) -> _Shard:
-        """What this rank has. A dump is loaded first, so that a hit takes one exchange."""
         call.loaded = None
-        shard = _Shard(call.step, call.place, differs=isinstance(found, Mismatch))
-        if not isinstance(found, Key):
-            return shard
-        try:
-            loaded = call.loaded = load(call, found)
-        except TooLargeDumpError:  # a sound dump: no rank may replace it
-            raise
-        except (DumpError, OSError, MemoryError) as error:
-            call.loaded = error
-            return shard
-        generation = int(loaded[1].info.get("generation", "0"), 16)
-        return shard._replace(loaded=True, generation=generation)
+        return self._mismatch(call, found, shards)
 
     def _mismatch(self, call: Call, found: Any, shards: list[_Shard]) -> Mismatch | None:
         """The mismatch of a call that no dump serves if its dumps are whole, and another call's."""
-        failure, call.loaded = call.loaded, None
-        if isinstance(failure, BaseException):
-            self._dumps.notices.unusable(call, failure)
         if isinstance(found, Key):  # else it would be found again, and be unequal again
             call.visit.take(found)
             call.replaces = found.call

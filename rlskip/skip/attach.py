@@ -42,9 +42,9 @@ def attach(
     ConfigError
         The function that returns the step cannot be imported, or `rows` describes no rows.
     """
-    for role, function in functions.items():
+    for role, config in functions.items():
         if role in roles:
-            _attach(_Attachment(role, function, decorate))
+            _attach(_Attachment(role, config, decorate))
         else:
             log.info("rlskip: skip.attach.%s has no effect: that role is off", role)
     for attachment in _attached.values():
@@ -98,8 +98,6 @@ class _Attachment:
             self._step_function = pkgutil.resolve_name(step)
         except (ImportError, AttributeError) as error:
             raise ConfigError(str(error), where) from error
-        if step in _attached:
-            raise ConfigError("that function is attached itself, so it cannot tell the step", where)
         if not callable(self._step_function):
             raise ConfigError(f"{self._step_function!r} is not a function", where)
 
@@ -117,54 +115,52 @@ class _Attachment:
         config, where = self.config, f"skip.attach.{self.role}"
         entry = f'\'{where}={{target:"{config.target}",step:"..."}}\''
         source = "step is PATH.IN.THE.ARGUMENTS or package.module:function"
-        readers = {path: self._reader(func, "identity", path) for path in config.identity}
+        plain = Stage(func, self.role)
+        _ = plain.signature  # refused now, not at its first call
+        read = functools.partial(self._at, plain)
 
         def identity(*args: Any, **kwargs: Any) -> dict[str, Any]:
-            return {path: read(*args, **kwargs) for path, read in readers.items()}
+            return {path: read("identity", path, *args, **kwargs) for path in config.identity}
 
         return Stage(
             func,
             self.role,
-            config.prompts and self._reader(func, "prompts", config.prompts),
-            identity if readers else None,
+            config.prompts and functools.partial(read, "prompts", config.prompts),
+            identity if config.identity else None,
             named(func).__qualname__,
             rows=config.rows,
             ignore=config.ignore,
             holder=config.prompts and config.prompts.split(".")[0],
-            step_of=functools.partial(self._step, func) if config.step else None,
+            step_of=functools.partial(self._step, read) if config.step else None,
             no_step=(f"{where}.step", f"name its source: {entry}, {source}"),
         )
 
-    def _step(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> int | None:
-        read = self._step_function or self._reader(func, "step", str(self.config.step))
-        step = read(*args, **kwargs)
-        if step is None and self._step_function:
-            return None
+    def _step(self, read: Callable[..., Any], /, *args: Any, **kwargs: Any) -> int | None:
+        if self._step_function is not None:
+            step = self._step_function(*args, **kwargs)
+            if step is None:
+                return None
+        else:
+            step = read("step", str(self.config.step), *args, **kwargs)
         if (number := integer(step)) is None or number < 0:
             raise AttachError(f"{step!r} is not a step", self._where("step"))
         return number
 
-    def _reader(self, func: Callable[..., Any], key: str, path: str) -> Callable[..., Any]:
-        """A function of the call's arguments that returns the value at `path`."""
-        stage = Stage(func, self.role)
-        _ = stage.signature  # refused now, not at its first call
-
-        def read(*args: Any, **kwargs: Any) -> Any:
-            value: Any = Call(stage, args, kwargs).arguments
-            for i, name in enumerate(names := path.split(".")):
-                try:
-                    if isinstance(value, Mapping) and name in value:
-                        value = value[name]
-                    elif name.isdecimal():
-                        value = value[int(name)]
-                    else:
-                        value = getattr(value, name) if hasattr(value, name) else value[name]
-                except (AttributeError, LookupError, TypeError):
-                    holder = ".".join(names[:i]) or f"{named(func).__qualname__}()"
-                    raise AttachError(f"{holder} has no {name!r}", self._where(key)) from None
-            return value
-
-        return read
+    def _at(self, stage: Stage, key: str, path: str, /, *args: Any, **kwargs: Any) -> Any:
+        """The value at `path` in a call's arguments."""
+        value: Any = Call(stage, args, kwargs).arguments
+        for i, name in enumerate(names := path.split(".")):
+            try:
+                if isinstance(value, Mapping) and name in value:
+                    value = value[name]
+                elif name.isdecimal():
+                    value = value[int(name)]
+                else:
+                    value = getattr(value, name) if hasattr(value, name) else value[name]
+            except (AttributeError, LookupError, TypeError):
+                holder = ".".join(names[:i]) or f"{named(stage.func).__qualname__}()"
+                raise AttachError(f"{holder} has no {name!r}", self._where(key)) from None
+        return value
 
     def _where(self, key: str) -> str:
         return f"skip.attach.{self.role}.{key}={getattr(self.config, key)}"

@@ -15,7 +15,6 @@ import attrs
 
 from rlskip.errors import ConfigError
 from rlskip.format.dump_errors import UnsupportedTypeError
-from rlskip.jobs.served import Needs
 from rlskip.skip.names import IGNORED, NEUTRAL_META, SELF
 from rlskip.skip.plain import is_data, is_single
 from rlskip.skip.stage import Stage
@@ -23,6 +22,7 @@ from rlskip.skip.stage import Stage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rlskip.jobs.served import Needs
     from rlskip.skip.code import Code
     from rlskip.skip.prompt_rows import PromptRows
     from rlskip.skip.run_dumps import PromptGroups
@@ -101,6 +101,8 @@ class Call:
     #: it could not, before the ranks agreed.
     generation: str = attrs.field(init=False, default="")
     loaded: Any = attrs.field(init=False, default=None)
+    #: What it needs of each session that it resumes; None before the stage runs.
+    needs: Needs | None = attrs.field(init=False, default=None)
     #: How long the stage itself ran, or the dump took to load, in seconds.
     seconds: float = attrs.field(init=False, default=0.0)
 
@@ -156,16 +158,30 @@ class Call:
 
     @functools.cached_property
     def holder(self) -> str:
-        """The argument that holds its prompts; empty: none does."""
+        """The argument that holds its prompts; empty: none does.
+
+        Where nothing names it, it is the one called `prompts`, else the first: if that is a number
+        such as a step, the first that holds data.
+        """
         stage = self.stage
         if stage.holder or isinstance(stage.prompts, str):
             return str(stage.holder or stage.prompts)
-        likely = _likely_prompts(self)
+        arguments, parameters = self.arguments, self.bound.signature.parameters
+        rest = inspect.Parameter.VAR_KEYWORD
+        likely = next((name for name in parameters if name not in SELF), "")
+        # Where there is nothing but ``**kwargs``, all of it is.
+        if likely and parameters[likely].kind is not rest:
+            if "prompts" in arguments:
+                likely = "prompts"
+            elif likely in IGNORED and is_single(arguments[likely]):
+                named = (name for name in parameters if parameters[name].kind is not rest)
+                data = (name for name in named if name not in SELF and is_data(arguments[name]))
+                likely = next(data, likely)
         if stage.prompts is None:
             return likely
-        holding = [name for name, value in self.arguments.items() if _holds(value, self.prompts)]
+        holding = [name for name, value in arguments.items() if _holds(value, self.prompts)]
         # Prompts that are computed may be made of anything but a number or a text.
-        computed = "" if is_single(self.arguments.get(likely)) else likely
+        computed = "" if is_single(arguments.get(likely)) else likely
         return min(holding or [computed], key=lambda name: name in SELF)
 
     @property
@@ -180,11 +196,6 @@ class Call:
                 "return what must be equal by name, such as {'temperature': 1.0}",
             )
         return found
-
-    @functools.cached_property
-    def needs(self) -> Needs:
-        """What it needs of each session that it resumes."""
-        return Needs(self.stage.lacks)
 
     @functools.cached_property
     def digests(self) -> list[str]:
@@ -257,26 +268,6 @@ class Call:
             yield
         finally:
             self.seconds = time.perf_counter() - began
-
-
-def _likely_prompts(call: Call) -> str:
-    """The argument that holds the prompts, where nothing names it; empty: none does.
-
-    It is the one called `prompts`, else the first: if that is a number such as a step, the first
-    that holds data.
-    """
-    parameters, arguments = call.bound.signature.parameters, call.arguments
-    names = [name for name in parameters if name not in SELF]
-    # Where there is nothing but ``**kwargs``, all of it is.
-    if not names or parameters[names[0]].kind is inspect.Parameter.VAR_KEYWORD:
-        return names[0] if names else ""
-    if "prompts" in arguments:
-        return "prompts"
-    if names[0] in IGNORED and is_single(arguments[names[0]]):
-        kinds = inspect.Parameter.VAR_KEYWORD
-        named = [name for name in names if parameters[name].kind is not kinds]
-        return next((name for name in named if is_data(arguments[name])), names[0])
-    return names[0]
 
 
 def _holds(value: Any, prompts: Any) -> bool:

@@ -142,8 +142,7 @@ class CallRole(Role):
             _ = call.prompt_rows
             raise
         self.dumps.identities.learn(call, meta)
-        shown = found if isinstance(found, Key) else str(found)
-        self.dumps.notices.replayed(call.step, meta, shown)
+        self.dumps.notices.replayed(call.step, meta, found)
         return rollouts
 
     def keep(self, call: Call, result: Any) -> None:
@@ -189,7 +188,7 @@ class CallRole(Role):
 
     def _choose(self, call: Call) -> None:
         """Find the dump that serves the call, from now on no other one; without, it is a miss."""
-        match, matching = self.local_config.match, self._matching
+        match = self.local_config.match
         # The lock from the look until the dump is taken: of two equal calls side by side each gets
         # a dump of its own. Calls of their own steps may take the same dump, or groups of the same.
         # One lock for all others, too, would keep ranks that are threads from agreeing.
@@ -198,13 +197,13 @@ class CallRole(Role):
             if self.ranks is None:
                 found = self._look_up(call)
             else:
-                found = self.ranks.agree(call, self._look_up, matching.load)
+                found = self.ranks.agree(call, self._look_up, self._matching.load)
             if isinstance(found, Mismatch):
                 self.dumps.reject(call.reason, found.key, found.hint)
                 call.replaces, found = found.key.call, None
             call.found = found
             if found is not None and not call.by_hand:
-                matching.take(call, found)
+                self._matching.take(call, found)
                 call.cleanup.add(functools.partial(self._undo, call))
 
     def _look_up(self, call: Call) -> Key | PromptGroups | Mismatch | None:
@@ -220,7 +219,7 @@ class CallRole(Role):
         """Give the call its identity, and by that its name and its place in the step."""
         if not call.name:
             call.identity = call.identity or self.dumps.identities.of_call(call)
-            call.name, call.place = call.visit.begin(call.identity)
+            call.name, call.place = call.visit.begin(call.identity.digest())
             call.cleanup.add(functools.partial(self._undo, call))
 
     def _is_there(self, call: Call) -> bool:

@@ -30,12 +30,7 @@ from rlskip.skip.notices import Notices
 from rlskip.skip.prompt_rows import PromptRows, rows_per_prompt
 from rlskip.skip.stage import Stage
 from rlskip.skip.step_calls import Key
-from rlskip.store import (
-    CorruptDumpError,
-    DumpMeta,
-    StepStore,
-    run_directory,
-)
+from rlskip.store import CorruptDumpError, DumpMeta, StepStore, run_directory
 from rlskip.store.comparable import ABSENT, canonical
 from rlskip.store.index import PROMPTS, ROWS_PER_PROMPT
 from rlskip.store.layout import refuse_links
@@ -47,9 +42,8 @@ _FITTING = frozenset({"attention", "prompt_mask", "mask", "log_probs", "reward"}
 class Dumps:
     """What a role keeps: where, with what, and for which calls.
 
-    `shard` tells the rank whose shards these are, and the number of ranks. It is asked when the
-    store is first used: a job starts before torch.distributed knows its ranks. ``is_named_by_time``
-    tells whether no later run will have the name of this one.
+    `shard`, the rank and the number of ranks, is asked when the store is first used: a job starts
+    before torch.distributed knows its ranks. If ``is_named_by_time``, no later run has this name.
     """
 
     def __init__(
@@ -138,7 +132,8 @@ class Dumps:
                 RowColumns.of(result, fields).refuse_misfits(call.stage.name)
         if self.facts.tokenizer is not None:
             info["tokenizer"] = str(self.facts.tokenizer)
-        if call.stage.lacks and (lacking := call.stage.lacks(result)) and call.needs.is_told:
+        is_told = call.needs is None or call.needs.is_told
+        if call.stage.lacks and (lacking := call.stage.lacks(result)) and is_told:
             info["lacks"] = list(lacking)
         if not call.is_observed:  # else its prompts are those of another call
             prompts: PromptRows | None = call.prompt_rows
@@ -160,10 +155,7 @@ class Dumps:
         return info
 
     def _fields_of(self, stage: Stage, result: Any) -> tuple[RowFields, dict[str, Any]]:
-        """What the fields of `result` hold, and what a meta says of that.
-
-        Raises RowsError where the stage describes others.
-        """
+        """What the fields of `result` hold, and what a meta says of that; or RowsError."""
         names = []
         for name, column in columns_of(result).items():
             if column_length(column) is not None:
@@ -180,7 +172,6 @@ class Dumps:
 
     @property
     def by_prompt(self) -> bool:
-        """Whether a call may be served prompt by prompt."""
         return bool(self.local_config.match == "prompt")
 
     @functools.cached_property
@@ -198,14 +189,9 @@ class Dumps:
     # -- what does not fit ---------------------------------------------------------------
 
     def reject(self, what: str, found: Key, hint: str = "", *, replaces: bool = True) -> None:
-        """Refuse the run for `what`, a mismatch of a dump, or let the stage run instead.
+        """Raise MismatchError for `what` if ``on_mismatch`` is ``error``; else the stage runs.
 
         Then the dump is quarantined if what the stage returns `replaces` it.
-
-        Raises
-        ------
-        MismatchError
-            ``on_mismatch`` is ``error``.
         """
         if self.local_config.on_mismatch == "error":
             runs = "runs the stage"
@@ -228,7 +214,6 @@ class Dumps:
         return ways[0] if len(ways) == 1 else f"choose one: {'; '.join(ways)}"
 
     def path_of(self, found: Key) -> str:
-        """Where a dump is, for messages."""
         return str(self.stores[found.size].directory / found.path)
 
     def check_fields(
@@ -236,8 +221,7 @@ class Dumps:
     ) -> None:
         """Apply ``on_mismatch`` to a dump, `found`, without fields that this run needs.
 
-        A field that the stage itself did not return when the run that made the dump needed it
-        does not count, because generating again would not help.
+        What the stage did not return when it was needed then does not count: nor would it now.
         """
         if call.stage.lacks is None:
             return
@@ -252,10 +236,10 @@ class Dumps:
             raise CorruptDumpError(what, self.path_of(found))
 
     def without_dropped(self, rollouts: Any) -> Any:
-        """`rollouts` without the fields that ``drop_fields`` names."""
         unwanted = self.local_config.drop_fields or []
         kept = drop_fields(rollouts, unwanted) if unwanted else rollouts
-        self.notices.dropped(unwanted, rollouts, kept)
+        if self.notices.is_new("fields"):  # the stage's other dumps have the same
+            self.notices.dropped(unwanted, rollouts, kept)
         return kept
 
 

@@ -21,11 +21,10 @@ from rlskip.config.skip import TRAINING_ROLES
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.jobs.served import forget_served
 from rlskip.keys import integer
-from rlskip.skip import refusals
+from rlskip.skip import said
 from rlskip.skip.attach import attach, detach
-from rlskip.skip.not_installed import Guard, before_init, refusing
+from rlskip.skip.not_installed import before_init, refusing
 from rlskip.skip.role import Role
-from rlskip.skip.said import say_what_is_kept, warn_of_idle_keys, warn_of_uncalled
 from rlskip.skip.stage import IdentitySpec, LacksSpec, PromptsSpec, RowsSpec, Stage, named
 from rlskip.skip.stage_runner import decorated
 
@@ -52,8 +51,8 @@ class SkipManager:
     # The roles of all functions that were decorated.
     _decorated: ClassVar[set[str]] = set()
 
-    # Called by a decorated function whose role is off; None where no role is on.
-    _guard: ClassVar[Guard | None] = staticmethod(before_init())
+    # Called with the role of a decorated function whose role is off.
+    _guard: ClassVar[Callable[[str], None] | None] = staticmethod(before_init())
 
     # Whether it was said that a role is not called.
     _warned: ClassVar[bool] = False
@@ -69,8 +68,7 @@ class SkipManager:
         """Turn on the roles that `config` enables, and off all others.
 
         The functions that ``skip.attach`` names become stages, and those that were attached before
-        are plain functions again. If `config` has a node `record`, it says whether stages are
-        recorded from now on, as a job of their own.
+        are plain functions again. A node `record` says whether stages are recorded from now on.
 
         Parameters
         ----------
@@ -82,16 +80,16 @@ class SkipManager:
         Raises
         ------
         ConfigError
-            The node `skip` or `record` has problems: all are named, and every decorated function
-            refuses to run. Also raised for a ``dump_dir`` that cannot be written, and for steps
-            without a dump that must not be generated: all are named.
+            The node `skip` or `record` has problems, a ``dump_dir`` cannot be written, or steps
+            without a dump must not be generated. All are named, and every decorated function
+            refuses to run.
         AttachError
             A module that is already imported has no function that ``skip.attach`` names.
         """
         cls._start(config)
         if isinstance(config, SkipSettings):
             return  # a host's, which records by itself
-        warn_of_idle_keys((cls.settings and cls.settings.node) or {}, cls.skip_instances)
+        said.warn_of_idle_keys((cls.settings and cls.settings.node) or {}, cls.skip_instances)
         try:
             recording = read_record_of(config)
         except ConfigError:
@@ -104,15 +102,9 @@ class SkipManager:
     def _start(cls, config: Any, *, flushes: bool = False, checks: bool = True) -> None:
         """As :meth:`init`, for a host.
 
-        Parameters
-        ----------
-        flushes
-            Whether the host will call :meth:`flush` when the job ends, whatever happens: then
-            ``background_write: auto`` writes dumps in the background.
-        checks
-            Whether to refuse what the run could not do: a ``dump_dir`` that cannot be written here,
-            and listed steps that have no usable dump where ``on_miss`` is ``error``. False for a
-            process whose stages run on another machine.
+        If it `flushes` when the job ends, whatever happens, ``background_write: auto`` writes dumps
+        in the background. `checks` is false in a process whose stages run on another machine: what
+        the run could not do is then not refused.
         """
         try:
             cls.flush()  # what is still being written is there for the next
@@ -121,7 +113,7 @@ class SkipManager:
         cls._refuse("SkipManager.init failed")
         forget_served()
         settings = read_skip(config)
-        refusals.refuse_without_node(config)
+        said.refuse_without_node(config)
         roles = settings.roles
         for local_config in roles.values():
             if local_config.background_write == "auto":
@@ -175,7 +167,7 @@ class SkipManager:
         enabled = cls.skip_instances
         if cls.step != before:
             if before is not None and not cls._warned:
-                cls._warned = warn_of_uncalled(enabled, cls.bypassed, cls._decorated, before)
+                cls._warned = said.warn_of_uncalled(enabled, cls.bypassed, cls._decorated, before)
             for skip in enabled.values():
                 skip.begin_visit()
         cls._unlisted = frozenset(
@@ -183,11 +175,6 @@ class SkipManager:
             for role, skip in enabled.items()
             if not skip.support_online_step and cls.step not in skip.local_config.steps
         )
-
-    @classmethod
-    def was_called(cls, role: str) -> bool:
-        """Whether a function decorated with `role` was called since `init`, at any step."""
-        return role in cls.skip_instances and cls.skip_instances[role].was_called
 
     @classmethod
     def count_rollouts(cls) -> None:
@@ -201,16 +188,23 @@ class SkipManager:
         """What the host logs of the rollouts since the last call; empty without any."""
         found: dict[str, float] = {}
         for skip in cls.skip_instances.values():
-            found |= skip.take_figures()
+            figures, taken = skip.figures or deque(), [(0, 0, 0, 0.0)]
+            while figures:  # one after the other: a stage may add to them meanwhile
+                taken.append(figures.popleft())
+            rollouts, replayed, off_policy, saved = map(sum, zip(*taken, strict=True))
+            if rollouts:
+                found["rlskip/replayed"] = replayed / rollouts
+                found["rlskip/off_policy"] = off_policy / rollouts
+                found["rlskip/seconds_saved"] = max(0.0, saved)
         return found
 
     @classmethod
     def will_replay(cls, role: str, steps: Iterable[int]) -> bool:
         """Whether each of `steps` can be replayed, so that a loop may leave its engine out.
 
-        True if `role` is on, lists all of them, and each has a readable dump that was made with
-        the same config. The prompts are compared when the stage is called: set
-        ``skip.on_miss=error`` so that prompts without a dump end the run by name.
+        True if `role` is on, lists all of them, and each has a readable dump of the same config.
+        Prompts are compared when the stage is called; with ``skip.on_miss=error`` those without a
+        dump end the run by name.
         """
         if role not in cls.skip_instances:
             return False
@@ -220,12 +214,13 @@ class SkipManager:
 
     @classmethod
     def store(cls, role: str) -> Any:
-        """The :class:`~rlskip.store.StepStore` of an enabled role; None where it has none."""
-        return cls.skip_instances[role].store if role in cls.skip_instances else None
+        """The :class:`~rlskip.store.StepStore` of an enabled role; None without."""
+        dumps = cls.skip_instances[role].dumps if role in cls.skip_instances else None
+        return None if dumps is None else dumps.store
 
     @classmethod
     def flush(cls) -> None:
-        """Wait until every dump, and what was recorded of stages, is on disk."""
+        """Wait until all dumps and records of stages are on disk."""
         for skip in cls.skip_instances.values():
             skip.flush()
         stages.flush()
@@ -242,7 +237,7 @@ class SkipManager:
         cls._turn_off(refusing(reason))
 
     @classmethod
-    def _turn_off(cls, guard: Guard) -> None:
+    def _turn_off(cls, guard: Callable[[str], None]) -> None:
         detach()
         cls.step, cls._unlisted = None, frozenset()
         cls.bypassed, cls._warned = set(), False
@@ -273,25 +268,24 @@ class SkipManager:
             The key under `skip` that configures it.
         prompts
             Name of the argument that holds the prompts, or a function of the call's arguments
-            that returns them. Default: the argument called `prompts`, else the first after self,
-            or after a step or another number of :data:`rlskip.skip.arguments.IGNORED`.
+            that returns them. Default: the argument called `prompts`, else the first after self
+            that is not a step, seed or the like.
         identity
             What else must be equal for a dump to replace the call: a mapping of plain data, or a
             function of the call's arguments that returns one.
         stage
             The name of the function in the identity of its dumps; by default ``__qualname__``.
         lacks
-            A function of a result that returns the names of the fields which this run needs and
-            the result does not have. Any such name of a dump is a mismatch, unless the stage did
-            not return that field when it made the dump either.
+            A function of a result that returns the names of fields which this run needs and the
+            result does not have. A dump that lacks one is a mismatch, unless the stage did not
+            return it then either.
         ignore
-            Names of arguments that are not compared, besides self, the prompts, what is not plain
-            data, and :data:`rlskip.skip.arguments.IGNORED`. ``["*"]``: compare none.
+            Names of arguments that are not compared, besides self, the prompts, and such as never
+            shape rollouts. ``["*"]``: compare none.
         rows
-            What the fields of the stage's rows hold, where their names are not those of
-            :data:`rlskip.batch.row_fields.CONVENTION`: a mapping with entries of
-            :class:`~rlskip.batch.row_fields.RowFields`, or a function of a result that returns
-            one. RowsError names a field that the result does not have.
+            What the fields of the stage's rows hold, where their names do not tell: a mapping with
+            entries of :class:`~rlskip.batch.row_fields.RowFields`, or a function of a result that
+            returns one. RowsError names a field that the result does not have.
         totals
             For ``skip.match=prompt``: what the result holds for a whole batch (metrics, say), by
             name as a function of the rows that were put together of several dumps.
@@ -304,9 +298,9 @@ class SkipManager:
             Options of the role (``BaseSkip.stage_options``); any other name is refused when the
             enabled role is first called.
         """
-        refusals.refuse_misspelt(role)
+        said.refuse_misspelt(role)
         kinds = {"prompts": prompts, "identity": identity, "lacks": lacks, "ignore": ignore}
-        refusals.refuse_other_kinds(role, **kinds, rows=rows, on_replay=on_replay)
+        said.refuse_other_kinds(role, **kinds, rows=rows, on_replay=on_replay)
         if isinstance(rows, Mapping):
             row_fields.check(rows)
         cls._decorated.add(role)
@@ -314,7 +308,7 @@ class SkipManager:
         def decorate(func: F) -> F:
             if isinstance(func, staticmethod | classmethod):
                 return type(func)(decorate(func.__func__))  # type: ignore[return-value]
-            refusals.refuse_other_objects(func)
+            said.refuse_other_objects(func)
             name = stage or named(func).__qualname__
             staged = Stage(
                 func, role, prompts, identity, name, lacks, rows, totals or {}, options, ignore,
@@ -331,4 +325,4 @@ def _say_what_is_kept() -> None:
     if getattr(sys, "last_type", None) is KeyboardInterrupt:
         with contextlib.suppress(RlskipError, OSError):
             SkipManager.flush()
-        say_what_is_kept(SkipManager.skip_instances)
+        said.say_what_is_kept(SkipManager.skip_instances)

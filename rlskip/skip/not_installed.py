@@ -8,29 +8,21 @@ discover the plug-in.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from omegaconf import OmegaConf
 
 from rlskip.config.check import look_up
 from rlskip.config.dump_dir import hydra_config
-from rlskip.config.nodes import (
-    ADD_CALLBACK,
-    chosen_options,
-    dropped_callback,
-    overrides_of,
-)
+from rlskip.config.nodes import ADD_CALLBACK, chosen_options, dropped_callback, overrides_of
 from rlskip.config.settings import has_own_key
 from rlskip.errors import NotInstalledError
 from rlskip_conf import options
 
-Guard = Callable[[str], None]
-"""Called with the role of a decorated function whose role is off."""
 
-
-def before_init() -> Guard:
-    """A check that raises where Hydra's present job chose an option of `skip`."""
+def before_init() -> Callable[[str], None]:
+    """A check of a role that raises where Hydra's present job chose an option of `skip`."""
     seen: dict[str, Any] = {}
 
     def check(role: str) -> None:
@@ -48,7 +40,7 @@ def before_init() -> Guard:
     return check
 
 
-def refusing(reason: str) -> Guard:
+def refusing(reason: str) -> Callable[[str], None]:
     """A check that always raises: the start failed."""
 
     def check(role: str) -> NoReturn:
@@ -68,8 +60,7 @@ def _remedy(config: Any, chosen: str) -> str:
     if re.match(r"\+*skip\.", chosen):  # typed, or in YAML
         return (
             "choose an option instead of single keys, e.g. +skip=rollout_cache, which adds "
-            f"rlskip's callback; or {ADD_CALLBACK}, or call SkipManager.init(cfg) "
-            "first"
+            f"rlskip's callback; or {ADD_CALLBACK}, or call SkipManager.init(cfg) first"
         )
     return (
         "call SkipManager.init(cfg) first; or, if Hydra does not list RlskipSearchPathPlugin "
@@ -88,7 +79,12 @@ def chosen_by(config: Any, role: str = "") -> str | None:
     typed, shipped = overrides_of(config), options("skip")
     # None where nothing is, or it is broken.
     node = OmegaConf.select(config["hydra"], "..skip", throw_on_resolution_failure=False)
-    own = _is_own(node, typed, role)
+    own = node is None or (
+        # Of a key that is no mapping, `+skip=true` says that it was not there before.
+        role not in node and has_own_key({"skip": node})
+        if hasattr(node, "keys")
+        else "+skip=true" not in map(str.lower, typed)
+    )
     for override in typed:
         key, _, value = override.lstrip("+").partition("=")
         asks = value.lower() not in ("false", "null", "none")
@@ -103,12 +99,3 @@ def chosen_by(config: Any, role: str = "") -> str | None:
             if look_up(node, f"{key}.enable") is True:  # the application's own YAML says so
                 return f"skip.{key}.enable: true"
     return None
-
-
-def _is_own(node: Any, typed: Sequence[str], role: str) -> bool:
-    """Whether this node `skip` is not rlskip's, as far as it is there."""
-    if node is None:
-        return True
-    if not hasattr(node, "keys"):
-        return "+skip=true" not in map(str.lower, typed)  # such a key was not there before
-    return role not in node and has_own_key({"skip": node})

@@ -31,55 +31,53 @@ _MAX_CHANGES = 10
 
 @attrs.define(eq=False)
 class Notices:
-    """The log lines of one role about the dumps in `directory`.
-
-    Parameters
-    ----------
-    config
-        The run's config by dotted key, as it is kept with the dumps.
-    """
+    """The log lines of one role about the dumps in `directory`."""
 
     role: str
     _local_config: Any
     _facts: HostFacts
     directory: Path
+    #: The run's config by dotted key, as it is kept with the dumps.
     _config: dict[str, Any]
     _given: set[str] = attrs.field(init=False, factory=set)
     _left: dict[str, dict[str, str]] = attrs.field(init=False, factory=dict)
 
     def once(self, topic: str, message: str, *values: Any, level: int = logging.WARNING) -> None:
         """Warn, unless a line of this topic was given before."""
-        if self._is_new(topic):
+        if self.is_new(topic):
             log.log(level, f"rlskip: role {self.role}: {message}", *values)
 
-    def replayed(self, step: int, meta: DumpMeta, found: Key | str) -> None:
-        """Name the dump that is replayed; the first time, say what a replay does not show.
+    def replayed(self, step: int, meta: DumpMeta, found: Any) -> None:
+        """Name the dump, or what else is replayed; the first time, say what that does not show.
 
         The first dump of each job is named with its path and its age.
         """
         repeats = self._local_config.action == SkipAction.REPEAT
         job, source = meta.info.get("job", "unknown"), ""
-        if self._is_new(f"dumps of {job}"):
+        is_new = self.is_new(f"dumps of {job}, {meta.info.get('config')}")
+        if is_new and self.is_new(f"dumps of {job}"):
             written = datetime.fromisoformat(meta.created).timestamp()
             path = self.directory / getattr(found, "path", "")
             source = f" from {path}, made {age(written)} ago by job {job}"
-        if isinstance(found, str):
-            what = f"step {step} replayed: {found} (match=prompt){source}"
+        if not isinstance(found, Key):
+            log.info("rlskip: step %d replayed: %s (match=prompt)%s", step, found, source)
         elif found.step == step:
-            what = f"{found} replayed{source}"
+            log.info("rlskip: %s replayed%s", found, source)
         elif repeats:
-            what = f"step {step} REPEATS {found}{source}; its prompts were not checked"
+            what = "rlskip: step %d REPEATS %s%s; its prompts were not checked"
+            log.info(what, step, found, source)
         else:
-            what = f"a call of step {step} replayed from {found} (match=run){source}"
-        log.info("rlskip: %s", what)
-        if self.role == VALIDATION_ROLE:
-            what = "replayed validation does not show how the weights have changed since"
-            self.once("off-policy", what)
-        elif self.role in TRAINING_ROLES:
-            self.once("off-policy", "replayed rollouts are off-policy for the present weights")
+            what = "rlskip: a call of step %d replayed from %s (match=run)%s"
+            log.info(what, step, found, source)
         if self._left and not repeats:  # which compares nothing
             self._say_left()
-        self.changed(meta, self.directory)
+        if is_new:
+            if self.role == VALIDATION_ROLE:
+                what = "replayed validation does not show how the weights have changed since"
+                self.once("off-policy", what)
+            elif self.role in TRAINING_ROLES:
+                self.once("off-policy", "replayed rollouts are off-policy for the present weights")
+            self.changed(meta, self.directory)
 
     def generated(self, call: Call, why: str) -> None:
         """Say why a call is generated at a step that has dumps."""
@@ -100,24 +98,19 @@ class Notices:
     def _say_left(self) -> None:
         """Warn once of what no replay of a stage compares; of what changes, when it first does."""
         for stage, left in list(self._left.items()):
-            names = [name for name in sorted(left) if self._is_new(f"left of {stage}: {name}")]
+            names = [name for name in sorted(left) if self.is_new(f"left of {stage}: {name}")]
             if names:
                 log.warning(
-                    "rlskip: role %s: %s: not compared, so other values replay the same dump: %s"
-                    "; annotate(identity=...) compares what shapes rollouts; "
-                    "annotate(ignore=[...]) or '%s=[%s]' says what does not",
+                    "rlskip: role %s: %s: not compared, so other values replay the same dump: %s; "
+                    "annotate(identity=...) compares what shapes rollouts; annotate(ignore=[...]) "
+                    "or '%s=[%s]' says what does not",
                     self.role, stage, _first([f"{name} ({left[name]})" for name in names]),
                     self.typed("skip.ignore"), ",".join(names[:_MAX_CHANGES]),
                 )  # fmt: skip
             self._given.add(f"left of {stage}")
 
     def dropped(self, unwanted: Iterable[str], rollouts: Any, kept: Any) -> None:
-        """Of a job's first dump, warn of names in ``drop_fields`` that no field has, and of scores.
-
-        The stage's other dumps have the same fields.
-        """
-        if not self._is_new("fields"):
-            return
+        """Warn of names in ``drop_fields`` that no field has, and of scores."""
         there = field_names(rollouts)
         if unknown := sorted({*unwanted} - there):
             self.once(
@@ -132,7 +125,7 @@ class Notices:
 
     def log_hidden(self) -> None:
         """On the first miss, name the dumps that another batch size or length hides."""
-        if self._is_new("hidden"):
+        if self.is_new("hidden"):
             for hidden in self.other_shapes():
                 log.warning("rlskip: role %s: %s", self.role, hidden)
 
@@ -145,10 +138,7 @@ class Notices:
                 yield f"{run} has dumps of {steps} steps, which are not found: {differs}"
 
     def other_sizes(self) -> dict[str, Path]:
-        """The role's directories in those that differ in nothing but the number of prompts a step.
-
-        They are by the name of the run's directory.
-        """
+        """The role's directories of other numbers of prompts a step, by that of the run."""
         return {
             self._run_of(path).name: path
             for path, differing in self._siblings()
@@ -171,24 +161,22 @@ class Notices:
                     yield path / self.directory.relative_to(ours), differing
 
     def changed(self, meta: DumpMeta, directory: Path) -> None:
-        """Log :meth:`changes`."""
         for level, what in self.changes(meta, directory):
             log.log(level, "rlskip: role %s: %s", self.role, what)
 
     def changes(self, meta: DumpMeta, directory: Path) -> Iterator[tuple[int, str]]:
         """Name the keys of the config that changed since the dump was made and are not compared.
 
-        Once for each kept config, and without what was named before. `directory` is that of the
-        role's dumps among which this one is.
+        Once for each kept config, without what was named before. The dump is in `directory`.
         """
-        if not self._is_new(f"config {meta.info.get('config')}"):
+        if not self.is_new(f"config {meta.info.get('config')}"):
             return
         then, now = self.kept_config(meta, directory), self._config
         settled = (*(self._local_config.identity or ()), "hydra", *NODES, *self._facts.known)
         shaping, others = dict[str, str](), list[str]()
         for key in changed_keys(then, now) if then else ():
             text = f"{key} ({_short(then.get(key))} then, {_short(now.get(key))} now)"
-            if is_below(key, settled) or not self._is_new(text):
+            if is_below(key, settled) or not self.is_new(text):
                 continue
             if seems_to_shape(key):
                 shaping[key] = text
@@ -215,7 +203,8 @@ class Notices:
     def typed(self, key: str) -> str:
         return as_given(key, self.role, self._local_config)
 
-    def _is_new(self, topic: str) -> bool:
+    def is_new(self, topic: str) -> bool:
+        """Whether this is the first time that anyone asks about the topic."""
         if topic in self._given:
             return False
         self._given.add(topic)

@@ -36,13 +36,7 @@ def preflight(
     """Everything that a run with these `roles` could not do, as far as its host knows its steps.
 
     Processes that train together each have a shard of a step, so their dumps are not looked for.
-
-    Parameters
-    ----------
-    engine
-        Whether the host can generate at all. If not, every step must be listed.
-    here
-        Whether the stages run on this machine.
+    Without an `engine` every step must be listed. `here`: the stages run on this machine.
     """
     all_dumps = [role.dumps for role in roles.values() if role.dumps is not None]
     found = [*_of_directories(all_dumps, here)]
@@ -78,15 +72,19 @@ def unusable(
         # The role's own store makes the ranks agree; not all of them need ask here.
         rank, ranks = shard()
         store = dumps.store_at(dumps.directory, rank=rank, world_size=ranks, quarantines=False)
+        stores = [store, *(dumps.other_sizes().values() if dumps.by_prompt else ())]
         if local.action != SkipAction.REPEAT and local.match == "step":
             why |= {step: _why_not(dumps, store, step, called_with) for step in listed}
+        elif skip.serves_validation and dumps.by_prompt:  # another step's shows another model
+            there = {step for one in stores for step in one.steps()}
+            why |= {step: None for step in listed if step in there}
         else:
-            stores = [store, *(dumps.other_sizes().values() if dumps.by_prompt else ())]
-            if skip.serves_validation and dumps.by_prompt:  # another step's shows another model
-                there = {step for one in stores for step in one.steps()}
-                why |= {step: None for step in listed if step in there}
-            else:
-                why |= dict.fromkeys(listed, _why_none(dumps, stores, called_with))
+            reason: str | None = ""
+            read = (one.read_meta(step) for one in stores for step in one.listed())
+            for meta in filter(None, read):
+                if (reason := _made_for_others(dumps, [meta], called_with)) is None:
+                    break
+            why |= dict.fromkeys(listed, reason)
     return {step: reason for step, reason in why.items() if reason is not None}
 
 
@@ -123,28 +121,13 @@ def _why_not(
     return None
 
 
-def _why_none(
-    dumps: Dumps, stores: Iterable[StepStore], called_with: Mapping[str, Any]
-) -> str | None:
-    """Why no dump of the run can serve any of its steps; None if one can."""
-    found: str | None = ""
-    for store in stores:
-        for step in store.listed():
-            if (meta := store.read_meta(step)) is not None:
-                found = _made_for_others(dumps, [meta], called_with)
-            if found is None:
-                return None
-    return found
-
-
 def _made_for_others(
     dumps: Dumps, metas: Iterable[DumpMeta], called_with: Mapping[str, Any]
 ) -> str | None:
     """What dumps were made for instead, if that is a mismatch; prompts are not compared."""
     differing: list[str] = []
-    for made in (meta.identity for meta in metas if meta.identity):
-        if dumps.local_config.action == SkipAction.REPEAT:
-            continue
+    is_repeat = dumps.local_config.action == SkipAction.REPEAT  # which compares nothing
+    for made in (meta.identity for meta in metas if meta.identity and not is_repeat):
         # The config decides a part of what is compared; the call adds the others, its function's
         # source among them.
         known = {f"identity.{name}": value for name, value in called_with.items()}

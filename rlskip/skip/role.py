@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from rlskip.config.skip import (
@@ -17,24 +15,22 @@ from rlskip.config.skip import (
     RoleConfig,
     SkipAction,
 )
-from rlskip.errors import ConfigError, RlskipError
+from rlskip.errors import ConfigError
 from rlskip.skip.call import Call
 from rlskip.skip.stage import Stage
 
 if TYPE_CHECKING:
     from rlskip.jobs.records import Recorder
     from rlskip.skip.dumps import Dumps
-    from rlskip.store import StepStore
 
 
 class Role:
     """When a call of a stage can be skipped, and what replaces it.
 
-    For every call of the decorated function whose step is listed in ``skip.<role>.steps``, the
-    manager asks :meth:`find`. If that is true, the call returns what :meth:`replay` returns. If it
-    is false, or `replay` finds the dump unusable, the function itself runs and :meth:`keep` gets
-    its result. For an ``async`` stage the manager runs these methods in threads, several at a time:
-    the state of a call is in the :class:`~rlskip.skip.call.Call`.
+    A call whose step is listed in ``skip.<role>.steps`` returns what :meth:`replay` returns if
+    :meth:`find` is true. Else, or if `replay` finds the dump unusable, the function itself runs and
+    :meth:`keep` gets its result. For an ``async`` stage they run in threads, several at a time: the
+    state of a call is in the :class:`~rlskip.skip.call.Call`.
     """
 
     #: Whether every call has its own step (:meth:`extract_step`), for concurrent pipelines;
@@ -68,24 +64,9 @@ class Role:
         self.local_config = local_config
 
     @property
-    def was_called(self) -> bool:
-        """Whether a function of the role was called, at any step."""
-        return self.recorder is not None
-
-    @property
     def serves_validation(self) -> bool:
         """Whether the role concerns batches of validation, which all other roles ignore."""
         return self.role == VALIDATION_ROLE
-
-    @property
-    def directory(self) -> Path | None:
-        """Where its dumps are; None where it has none."""
-        return None if self.dumps is None else self.dumps.directory
-
-    @property
-    def store(self) -> StepStore | None:
-        """What reads and writes its dumps; None where it has none."""
-        return None if self.dumps is None else self.dumps.store
 
     def is_enabled(self) -> bool:
         return bool(self.local_config.enable)
@@ -132,20 +113,6 @@ class Role:
         assert self.figures is not None
         self.figures.append((rows, rows * replayed, rows * elsewhere, saved))
 
-    def take_figures(self) -> dict[str, float]:
-        """The :attr:`figures` by the names of metrics; empty if there was no rollout."""
-        figures, taken = self.figures or deque(), [(0, 0, 0, 0.0)]
-        while figures:  # one after the other: a stage may add to them meanwhile
-            taken.append(figures.popleft())
-        rollouts, replayed, off_policy, saved = map(sum, zip(*taken, strict=True))
-        if not rollouts:
-            return {}
-        return {
-            "rlskip/replayed": replayed / rollouts,
-            "rlskip/off_policy": off_policy / rollouts,
-            "rlskip/seconds_saved": max(0.0, saved),
-        }
-
     def check_options(self, stage: Stage) -> None:
         """Refuse options of ``annotate`` that this role does not have."""
         if unknown := sorted(stage.options.keys() - self.stage_options):
@@ -157,10 +124,6 @@ class Role:
 
 
 # -- roles of the user's own --------------------------------------------------------------------
-
-
-class RoleError(RlskipError, ValueError):
-    """A role that cannot be registered."""
 
 
 class BaseSkip(Role, ABC):
@@ -209,29 +172,24 @@ class BaseSkip(Role, ABC):
         """Keep `result`, which `func` returned, for the next run. Must not change it."""
 
     def find(self, call: Call) -> bool:
-        with _at_hand(call):
-            return self.meet_precondition(call.step, call.stage.func, *call.args, **call.kwargs)
+        return bool(self._ask(call, self.meet_precondition, call.step, call.stage.func))
 
     def replay(self, call: Call) -> Any:
-        with _at_hand(call):
-            return self.warp_function(call.step, call.stage.func, *call.args, **call.kwargs)
+        return self._ask(call, self.warp_function, call.step, call.stage.func)
 
     def keep(self, call: Call, result: Any) -> None:
-        with _at_hand(call):
-            self.prepare_data(call.step, result, *call.args, **call.kwargs)
+        self._ask(call, self.prepare_data, call.step, result)
+
+    def _ask(self, call: Call, method: Callable[..., Any], *first: Any) -> Any:
+        token = present.set(call)
+        try:
+            return method(*first, *call.args, **call.kwargs)
+        finally:
+            present.reset(token)
 
 
 present: ContextVar[Call | None] = ContextVar("rlskip_present", default=None)
 """What the methods of `BaseSkip` are about while a decorated function is called."""
-
-
-@contextlib.contextmanager
-def _at_hand(call: Call) -> Iterator[None]:
-    token = present.set(call)
-    try:
-        yield
-    finally:
-        present.reset(token)
 
 
 C = TypeVar("C", bound=type[BaseSkip])
@@ -250,19 +208,19 @@ def register_skip(role: str, config: type[RoleConfig] | None = None) -> Callable
     """
     where = f"register_skip({role!r})"
     if not role.isidentifier():
-        raise RoleError(f"{role!r} is not an identifier", where)
+        raise ConfigError(f"{role!r} is not an identifier", where)
     if config is not None and not issubclass(config, RoleConfig):
         remedy = f"derive it from rlskip.RoleConfig: `class {config.__name__}(RoleConfig): ...`"
-        raise RoleError(f"{config.__name__} is not a RoleConfig", where, remedy)
+        raise ConfigError(f"{config.__name__} is not a RoleConfig", where, remedy)
     if role in BUILT_IN_ROLES:
-        raise RoleError(f"{role} is a role of rlskip's", where, "choose another name")
+        raise ConfigError(f"{role} is a role of rlskip's", where, "choose another name")
 
     def decorate(cls: C) -> C:
         other = SKIP_REGISTRY.get(role)
         # The same class again is a module executed twice (a reload, __main__ and its import).
         if other is not None and other.__qualname__ != cls.__qualname__:
             what = f"{other.__module__}.{other.__qualname__} is already this role"
-            raise RoleError(what, where, "choose another name")
+            raise ConfigError(what, where, "choose another name")
         cls.role = role
         cls.config_class = config or RoleConfig
         SKIP_REGISTRY[role] = cls

@@ -12,7 +12,7 @@ from rlskip.batch.prompts import first_uid
 from rlskip.config.application import application_facts
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import SKIP_REGISTRY, VALIDATION_ROLE, RoleConfig
-from rlskip.errors import RlskipError
+from rlskip.errors import ConfigError
 from rlskip.skip.call import Call
 from rlskip.skip.call_role import CallRole
 from rlskip.skip.dumps import Dumps
@@ -23,10 +23,6 @@ from rlskip.skip.step_calls import StepCalls
 _SAMPLE_ID = re.compile(r"(?:uid_)?sample_(\d+)_(\d+)", re.ASCII)
 
 
-class SampleIdError(RlskipError, ValueError):
-    """A sample id that names no step."""
-
-
 def parse_async_rollout_sample_step(sample_id: Any) -> int:
     """Feed-order index of ``sample_{epoch}_{index}`` (also ``uid_sample_{epoch}_{index}``).
 
@@ -35,7 +31,7 @@ def parse_async_rollout_sample_step(sample_id: Any) -> int:
     """
     match = _SAMPLE_ID.fullmatch(sample_id) if isinstance(sample_id, str) else None
     if match is None:
-        raise SampleIdError(
+        raise ConfigError(
             f"{sample_id!r} is not a sample id",
             "skip.async_rollout",
             "expected sample_{epoch}_{index}, as the argument sample_id or as the prompts' uid",
@@ -63,21 +59,18 @@ class RoleByHand(CallRole):
     def meet_precondition(
         self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> bool:
-        """Whether a dump serves this call; asked again, the answer is the same."""
         with self._call(step, func, args, kwargs) as call:
             return call.found is not None if call.name else CallRole.find(self, call)
 
     def warp_function(
         self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Any:
-        """What replaces ``func(*args, **kwargs)``; DumpError where no dump that is usable does."""
         with self._call(step, func, args, kwargs) as call:
             if not call.name:
                 CallRole.find(self, call)
             return CallRole.replay(self, call)
 
     def prepare_data(self, step: int, result: Any, /, *args: Any, **kwargs: Any) -> None:
-        """Keep `result`, which the stage returned for these arguments."""
         with self._call(step, lambda *_, **__: None, args, kwargs) as call:  # the stage is over
             CallRole.keep(self, call, result)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import attrs
 
@@ -23,7 +24,7 @@ class Group:
     """The rows of a dump that were generated for one prompt: `count` of them from `start` on.
 
     Of a queue's dump ``start`` is the number of the group, whose ``count`` is 1 if it is complete,
-    and ``position`` that of its prompt in its step. ``made``: for what besides the prompts.
+    and ``position`` that of its prompt in its step. It was ``made`` for more than the prompt.
     """
 
     key: Key
@@ -93,7 +94,6 @@ class _OneSize:
         return Place(store.directory, key.step, key.call, store.rank, store.world_size)
 
     def is_last(self, listed: _Listed) -> bool:
-        """Whether no later line replaces that of a dump."""
         return self.index.dumps.get(listed.line.name) is listed.line
 
     def _is_mine(self, place: Place) -> bool:
@@ -134,7 +134,11 @@ class RunDumps:
         with self._ledger.lock:  # calls of their own steps may be side by side
             (own,) = self._refreshed([""])
             found = [one for one in own.by_batch.get(prompts_hash, ()) if one.key.step != step]
-        for one in sorted(found, key=lambda one: one.key.order(step)):
+
+        def preference(one: _Listed) -> tuple[Any, ...]:
+            return one.key.step > step, abs(step - one.key.step), one.key.place.order
+
+        for one in sorted(found, key=preference):
             if own.is_last(one) and stamp_at(own.place(one.key)):
                 yield one.key
 
@@ -192,7 +196,7 @@ class RunDumps:
         return found
 
     def groups_of(self, key: Key) -> list[Group]:
-        """The groups of the dump that lies there; none where it does not record them."""
+        """The groups of the dump that lies there, if it records them."""
         stamp = stamp_at(self._sizes[key.size].place(key))
         known = self._groups.get(key)
         if known is None or known[0] != stamp:

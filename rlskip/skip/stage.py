@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import attrs
 
@@ -105,11 +105,6 @@ class Stage:
                 f"SkipManager.annotate(role={self.role!r}, ignore=...)",
                 f"name some of {', '.join(parameters)}",
             )
-
-    def refuse_without_step(self) -> NoReturn:
-        remedy = "call SkipManager.set_step(step) in the training loop, before the stage"
-        where, remedy = self.no_step or (self.name, remedy)
-        raise StepNotSetError(f"skip.{self.role} is enabled, but no step is set", where, remedy)
 
 
 def named(func: Callable[..., Any]) -> Any:

@@ -3,46 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import functools
 import inspect
 import logging
 import os
-import threading
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any
 
-from rlskip._compat import WithoutSelf, gets_self
 from rlskip.batch.meta import is_validation
 from rlskip.batch.row_fields import RowsError
 from rlskip.config.skip import to_generate
 from rlskip.errors import ConfigError, MissError, RlskipError
 from rlskip.jobs.records import Recorder
-from rlskip.jobs.served import enclosing, needs
+from rlskip.jobs.served import Needs, enclosing, needs
 from rlskip.skip.call import Call
 from rlskip.skip.role import Role
-from rlskip.skip.stage import Stage
+from rlskip.skip.stage import Stage, StepNotSetError
 
 log = logging.getLogger(__name__)
 
-_FULL = "\n  -> free space there, or bound the dumps with skip.keep_last"
-_FORBIDDEN = "\n  -> make it writable for this user, or name another skip.dump_dir"
-_REMEDIES = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _FORBIDDEN),
-}
-_MAX_LOOKERS = 256
+_REMEDY = (
+    "\n  -> free space there, or bound the dumps with skip.keep_last; make it writable for this "
+    "user, or name another skip.dump_dir"
+)
 _MOST_ENDING_S = 60.0
 
 
 class Miss:
     """What `replay` returns when no dump replaces the call.
 
-    A class, because joblib and submitit copy a decorated function of ``__main__`` by value: a
-    plain object would arrive in their workers as another object.
+    joblib and submitit copy a decorated function of ``__main__`` by value, but a class by name.
     """
 
 
@@ -56,11 +50,7 @@ def decorated(manager: Any, stage: Stage) -> Callable[..., Any]:
     called = func if inspect.isroutine(func) else getattr(func, "__call__", func)  # noqa: B004
     is_async = inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(called)
     wrap = _wrap_async if is_async else _wrap_sync
-    wrapper = functools.wraps(func)(wrap(manager, stage))
-    if gets_self(func):
-        return wrapper
-    # As a class's attribute, a partial or a callable object gets no self; nor does this one.
-    return functools.update_wrapper(WithoutSelf(wrapper), func)
+    return functools.wraps(func)(wrap(manager, stage))
 
 
 def _wrap_sync(manager: Any, stage: Stage) -> Callable[..., Any]:
@@ -107,12 +97,13 @@ def _wrap_async(manager: Any, stage: Stage) -> Callable[..., Any]:
         if call is None:
             return await func(*args, **kwargs)
         with call.cleanup:
-            replayed = await _in_thread(_lookers(os.getpid()), replay, skip, call)
+            look = functools.partial(copy_context().run, replay, skip, call)
+            replayed = await asyncio.get_running_loop().run_in_executor(_lookers(os.getpid()), look)
             if replayed is not Miss:
                 return replayed
             with _running(skip, call):
                 result = await func(*call.args, **call.kwargs)
-            dumping = asyncio.ensure_future(_in_thread(None, dump, skip, call, result))
+            dumping = asyncio.ensure_future(asyncio.to_thread(dump, skip, call, result))
             # Its error is retrieved, also where nobody awaits it any more.
             dumping.add_done_callback(lambda done: done.cancelled() or done.exception())
             try:
@@ -135,8 +126,9 @@ def _eligible_call(
         observes = skip.observes(stage)
     if (recorder := skip.recorder) is None:
         recorder = skip.recorder = Recorder(skip.local_config.dump_dir, skip.role)
-        where = skip.directory
-        run = {} if where is None else {"run": os.path.relpath(where, skip.local_config.dump_dir)}
+        where, run = skip.local_config.dump_dir, dict[str, str]()
+        if skip.dumps is not None:
+            run = {"run": os.path.relpath(skip.dumps.directory, where)}
         recorder.write("consulted", stage=stage.name, **run)
     if stage.step_of is not None:
         if (step := stage.step_of(*args, **kwargs)) is None:
@@ -156,7 +148,9 @@ def _eligible_call(
     if skip.support_online_step:
         step = skip.extract_step(*args, **kwargs)
     if step is None:
-        stage.refuse_without_step()
+        remedy = "call SkipManager.set_step(step) in the training loop, before the stage"
+        where, remedy = stage.no_step or (stage.name, remedy)
+        raise StepNotSetError(f"skip.{stage.role} is enabled, but no step is set", where, remedy)
     call.step = step
     # Of the loop's step `set_step` has looked it up.
     if skip.support_online_step and step not in skip.local_config.steps:
@@ -214,12 +208,13 @@ def _running(role: Role, call: Call) -> Iterator[None]:
         # By what a journal knows it: a call with other arguments resumes none of its sessions.
         digest = call.identity.compared_digest() if call.name else ""
         calls = {**calls, role.role: f"{call.name}-{digest}{call.again}" if call.name else ""}
-    token = enclosing.set(calls)
-    needed = needs.set(call.needs)
+    call.needs = Needs(call.stage.lacks)
+    token, needed = enclosing.set(calls), needs.set(call.needs)
+    began = time.perf_counter()
     try:
-        with call.timed():
-            yield
+        yield
     finally:
+        call.seconds = time.perf_counter() - began
         needs.reset(needed)
         enclosing.reset(token)
 
@@ -251,7 +246,7 @@ def not_dumped(role: Role, call: Call, error: BaseException) -> None:
     log.warning(
         "rlskip: step %d of role %s was NOT dumped, training goes on (said once; the summary of "
         "the job counts such steps): %s: %s%s",
-        call.step, role.role, type(error).__name__, error, _REMEDIES.get(code or 0, ""),
+        call.step, role.role, type(error).__name__, error, _REMEDY if code else "",
         exc_info=None if isinstance(error, RlskipError | OSError) else error,
     )  # fmt: skip
 
@@ -266,33 +261,4 @@ def _lookers(process: int) -> ThreadPoolExecutor:
     They have none of asyncio's own, which are few: what the others wait for needs these, stages
     and the dumps of what they return.
     """
-    return ThreadPoolExecutor(_MAX_LOOKERS, "rlskip-look")
-
-
-async def _in_thread(
-    executor: ThreadPoolExecutor | None, function: Callable[..., Any], *args: Any
-) -> Any:
-    """As `asyncio.to_thread`; where no thread can be started, the event loop is held instead."""
-    result_of: Future[Any] = Future()
-    begun = threading.Lock()
-    context = copy_context()
-
-    def run() -> None:
-        if not begun.acquire(blocking=False):
-            return
-        # A thread that nobody awaits any more still does its work: a dump is not lost.
-        awaited = result_of.set_running_or_notify_cancel()
-        try:
-            result = context.run(function, *args)
-        except BaseException as error:
-            if awaited:
-                result_of.set_exception(error)
-        else:
-            if awaited:
-                result_of.set_result(result)
-
-    try:
-        asyncio.get_running_loop().run_in_executor(executor, run)
-    except RuntimeError:  # the call is queued nevertheless: whichever comes first runs it
-        run()
-    return await asyncio.wrap_future(result_of)
+    return ThreadPoolExecutor(256, "rlskip-look")

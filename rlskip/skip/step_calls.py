@@ -16,7 +16,7 @@ from pathlib import Path
 
 import attrs
 
-from rlskip.store import Identity, StepStore
+from rlskip.store import StepStore
 from rlskip.store.layout import Place
 
 
@@ -40,21 +40,8 @@ class Key:
     def path(self) -> str:
         return self.place.name
 
-    def order(self, step: int) -> tuple[int, tuple[int, bool, str, int, int]]:
-        """By what it is preferred as a substitute at `step`, as `StepStore.nearest` has it."""
-        below = self.step <= step
-        return (step - self.step if below else (1 << 62) + self.step), self.place.order
-
     def __str__(self) -> str:
         return f"step {self.step}" + (f", call {self.call}" if self.call else "")
-
-
-def _lowest(free: list[int]) -> int:
-    """Take the lowest of the numbers that are free: a heap of those given back, and the next."""
-    number = heapq.heappop(free)
-    if not free:
-        free.append(number + 1)
-    return number
 
 
 class StepCalls:
@@ -68,8 +55,8 @@ class StepCalls:
         self.lock = threading.RLock()
         self.step = step
         self._store = store
-        self._numbers: dict[str, list[int]] = {}
-        self._places = [0]
+        # Heaps of the numbers that were given back, and the next: of each digest, and the places.
+        self._free: dict[str, list[int]] = {}
         self.taken: set[Key] = set()
         self._written: set[Key] = set()
         self._in_order: list[str] = []
@@ -105,19 +92,24 @@ class StepCalls:
             self._in_order = [call for call in there if Key(self.step, call) not in self._written]
         return self._in_order
 
-    def begin(self, identity: Identity) -> tuple[str, int]:
+    def begin(self, digest: str) -> tuple[str, int]:
         """The name of a new call, and its place among the calls of the visit."""
+        numbers: list[int] = []
         with self.lock:
-            digest = identity.digest()
-            number = _lowest(self._numbers.setdefault(digest, [0]))
-            return f"{digest}-{number}", _lowest(self._places)
+            for of in (digest, ""):
+                free = self._free.setdefault(of, [0])
+                numbers.append(heapq.heappop(free))
+                if not free:
+                    free.append(numbers[-1] + 1)
+        number, place = numbers
+        return f"{digest}-{number}", place
 
     def end(self, name: str, place: int) -> None:
         """A call has failed: when it is made again, it is the same call."""
         with self.lock:
             digest, _, number = name.rpartition("-")
-            heapq.heappush(self._numbers[digest], int(number))
-            heapq.heappush(self._places, place)
+            heapq.heappush(self._free[digest], int(number))
+            heapq.heappush(self._free[""], place)
 
     def candidates(self, name: str, place: int) -> Iterator[Key]:
         """Where a dump of such a call may be: its own place, the head, others of its digest.

@@ -7,7 +7,6 @@ Nor is a resolver of the user's (:func:`~rlskip.config.check.readable`).
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import enum
 import functools
@@ -16,7 +15,6 @@ import os
 import re
 import sys
 import types
-import weakref
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -53,8 +51,7 @@ _KINDS: tuple[tuple[Kind, Any], ...] = (
     ("class", (type, types.ModuleType)),
     ("neutral", (types.BuiltinFunctionType, types.MethodWrapperType)),
     ("config", (DictConfig, ListConfig)), ("dict", dict), ("list", _LISTS),
-    ("holder", (functools.partial, functools.partialmethod, staticmethod, classmethod)),
-    ("holder", (types.MethodType, weakref.ref, contextvars.ContextVar)),
+    ("holder", (functools.partial, types.MethodType)),
     ("function", (types.FunctionType, *_FRAMES)),
 )  # fmt: skip
 # Packages of engines, weights, tokenizers, data, clients, and of what logs, waits and computes.
@@ -145,8 +142,10 @@ def inside(value: Any, kind: Kind, most: int, *, is_stage: bool) -> dict[Any, An
     """
     if kind == "leaf":
         return None
-    if kind == "holder":
-        return _held_by(value)
+    if kind == "holder" and isinstance(value, functools.partial):
+        return {**dict(enumerate(value.args)), **value.keywords, "": value.func}
+    if kind == "holder":  # a bound method
+        return {"": value.__self__, "_": value.__func__}
     if kind == "function":
         return _of_function(value, is_stage=is_stage)
     if kind == "class":
@@ -171,7 +170,16 @@ def parts_of(value: Any, kind: Kind, most: int | None = None) -> dict[Any, Any] 
         base: Any = next(base for base in _LISTS if issubclass(cls, base))
         names = getattr(cls, "_fields", itertools.count())
         return dict(itertools.islice(zip(names, base.__iter__(value), strict=False), most))
-    return _declared_fields(value) if kind == "fields" else None
+    if kind != "fields":
+        return None
+    # Parameters for sampling often are such objects: dataclasses, attrs' classes, vLLM's
+    # SamplingParams (msgspec), pydantic's models, transformers' GenerationConfig.
+    cls, stored = type_of(value), attributes_of(value)
+    if issubclass(cls, NAMESPACES):
+        return stored
+    if not (declared := declared_names(cls)):
+        return {k: v for k, v in stored.items() if k[:1] != "_" and k != "transformers_version"}
+    return {name: stored.get(name, UNREAD) for name in declared}
 
 
 def added_to(value: Any, parts: Mapping[Any, Any]) -> dict[str, Any]:
@@ -214,10 +222,7 @@ def kept_by(kind: Any, stored: Mapping[Any, Any]) -> dict[str, Any]:
     """
     is_class = isinstance(kind, type)
     found: dict[str, Any] = {}
-    classes = classes_of(kind) if is_class else [(kind, vars(kind))]
-    if type(kind) not in (type, types.ModuleType):
-        classes += classes_of(type(kind))  # the metaclass is asked last
-    for owner, own in classes:
+    for owner, own in classes_of(kind) if is_class else [(kind, vars(kind))]:
         is_users = is_class and not is_neutral(owner)
         for name, part in own.items():
             if type(part) is types.FunctionType or name[:2] == "__":  # most are
@@ -229,20 +234,6 @@ def kept_by(kind: Any, stored: Mapping[Any, Any]) -> dict[str, Any]:
             elif is_users and type(part) not in _USUAL:
                 found.setdefault(name, part)
     return {name: part for name, part in found.items() if name not in stored}
-
-
-def _declared_fields(value: Any) -> dict[str, Any]:
-    """The fields that the class of an object declares.
-
-    Parameters for sampling often are such objects: dataclasses, attrs' classes, vLLM's
-    SamplingParams (msgspec), pydantic's models, transformers' GenerationConfig.
-    """
-    kind, stored = type_of(value), attributes_of(value)
-    if issubclass(kind, NAMESPACES):
-        return stored
-    if not (names := declared_names(kind)):
-        return {k: v for k, v in stored.items() if k[:1] != "_" and k != "transformers_version"}
-    return {name: stored.get(name, UNREAD) for name in names}
 
 
 @functools.lru_cache(1 << 12)
@@ -291,19 +282,6 @@ def _entries(node: DictConfig | ListConfig) -> dict[Any, Any]:
 
     parts = content.items() if isinstance(content, dict) else enumerate(content)
     return {key: read(child) for key, child in parts}
-
-
-def _held_by(value: Any) -> dict[Any, Any]:
-    """What is given on by a partial, a bound method, a reference or a variable of a context."""
-    if isinstance(value, functools.partial | functools.partialmethod):
-        return {**dict(enumerate(value.args)), **value.keywords, "": value.func}
-    if isinstance(value, staticmethod | classmethod):
-        return {"": value.__func__}
-    if isinstance(value, types.MethodType):
-        return {"": value.__self__, "_": value.__func__}
-    if isinstance(value, contextvars.ContextVar):
-        return {"": value.get(None)}
-    return {"": weakref.ref.__call__(value)}
 
 
 def _of_function(value: Any, *, is_stage: bool) -> dict[str, Any]:

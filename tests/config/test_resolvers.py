@@ -74,7 +74,7 @@ def test_no_resolver_of_the_applications_is_called(run: Any, calls: list[str]) -
     for change in ("sampling.temperature=${sched:2}", "lists=[1]"):
         with pytest.raises(MismatchError, match=r"config\.(sampling|lists)"):
             run(change, identity=["sampling", "draw", "lists"])
-    (shape,) = SkipManager.skip_instances["rollout"].directory.parts[-1:]  # type: ignore
+    (shape,) = SkipManager.skip_instances["rollout"].dumps.directory.parts[-1:]  # type: ignore
     assert shape == "GBS4_Nany_in8_outany"
     assert calls == []
 

@@ -230,7 +230,6 @@ def test_prompts_and_identity_at_paths(loop: Any, tmp_path: Any) -> None:
         ({"step": "steps:nope"}, ConfigError, "No module named 'steps'"),
         ({"step": "NAME:nope"}, ConfigError, "has no attribute 'nope'"),
         ({"step": "math:pi"}, ConfigError, "step=math:pi: 3.14.* is not a function"),
-        ({"step": "NAME:generate"}, ConfigError, "step=.*:generate: that function is attached"),
         ({"prompts": "u"}, ConfigError, "skip.attach.rollout: .*generate has no argument u"),
         (
             {"target": "NAME:loop.generate"},

@@ -168,7 +168,7 @@ def test_a_job_cleans_up(
     # A process that the job starts finds the same directory, though its config has no `hydra`.
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    job = SkipManager.skip_instances["rollout"].directory
+    job = SkipManager.skip_instances["rollout"].dumps.directory
     alone = Dumps("rollout", read_skip({"skip": skip}).roles["rollout"], HostFacts())
     assert alone.directory == job
     assert job.relative_to(tmp_path / "dumps").parts[0].startswith("my_app_")

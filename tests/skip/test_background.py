@@ -37,8 +37,8 @@ def test_background_writes_only_where_a_flush_is_certain(
     SkipManager._start({"skip": skip}, flushes=promised)
     role: Any = SkipManager.skip_instances["rollout"]
     held = threading.Event()
-    write = role.store.write
-    role.store.write = lambda *args: (held.wait(5), write(*args))[1]
+    write = role.dumps.store.write
+    role.dumps.store.write = lambda *args: (held.wait(5), write(*args))[1]
     if not background:
         held.set()
     stage = Stage()
@@ -59,8 +59,8 @@ def test_the_next_job_of_a_process_sees_what_is_still_being_written(
 ) -> None:
     init(background_write=True)
     role: Any = SkipManager.skip_instances["rollout"]
-    held, write = threading.Event(), role.store.write
-    role.store.write = lambda *args: (held.wait(60), write(*args))[1]
+    held, write = threading.Event(), role.dumps.store.write
+    role.dumps.store.write = lambda *args: (held.wait(60), write(*args))[1]
     stage = Stage()
     assert stage.at(1) == 1
     threading.Timer(0.1, held.set).start()
@@ -74,9 +74,9 @@ def test_a_disk_too_slow_for_the_writer_does_not_end_training(
 ) -> None:
     dumps = init(background_write=True)
     role: Any = SkipManager.skip_instances["rollout"]
-    role.writer = Writer(role.store, timeout_s=0.1)
-    held, write = threading.Event(), role.store.write
-    role.store.write = lambda *args: (held.wait(20), write(*args))[1]
+    role.writer = Writer(role.dumps.store, timeout_s=0.1)
+    held, write = threading.Event(), role.dumps.store.write
+    role.dumps.store.write = lambda *args: (held.wait(20), write(*args))[1]
     stage = Stage()
     assert [stage.at(1), stage.at(2)] == [1, 2]
     assert "the dumps of steps 1 were not written within 0.1 s" in caplog.text
@@ -146,7 +146,7 @@ def test_a_writer_that_refuses_gives_the_lease_back(init: Callable[..., Path]) -
 def test_a_sample_does_not_wait_for_another_job(init: Callable[..., Path]) -> None:
     init("async_rollout", wait_s=1e6)
     role: Any = SkipManager.skip_instances["async_rollout"]
-    other = SingleFlight(role.directory).enter(7, lambda: False)
+    other = SingleFlight(role.dumps.directory).enter(7, lambda: False)
     assert other is not None
 
     @SkipManager.annotate(role="async_rollout")

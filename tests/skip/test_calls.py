@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import shutil
 import threading
@@ -98,19 +97,6 @@ def test_what_follows_rollouts_that_were_made_again_is_no_mismatch(
 
 
 # -- other steps of the run ----------------------------------------------------------------------
-
-
-def test_match_run_looks_in_other_steps(
-    dumped_calls: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    dumps = dumped_calls({1: "ab", 2: "cd", 3: "ef"}, match="run")
-    with caplog.at_level(logging.INFO):
-        assert step(1, *"abc") == ["a1", "b2", "c3"]
-        assert step(2, *"def") == ["d4", "e5", "f6"]
-        assert step(3, *"fgh") == ["f1", "g2", "h3"], "the step's own dump of f has served step 2"
-    assert made == ["f", "g", "h"]
-    assert "a call of step 1 replayed from step 2 (match=run)" in caplog.text
-    assert on_disk(dumps) == ["1", "1/0", "2", "2/0", "3", "3/0", "3/0", "3/0", "3/1"]
 
 
 def test_a_mismatch_names_the_step_that_has_the_prompts(dumped_calls: Any) -> None:

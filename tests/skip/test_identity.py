@@ -279,7 +279,7 @@ def test_the_config_is_read_before_rlskip_changes_it(tmp_path: Path) -> None:
     with pytest.warns(LegacyFlagWarning, match="both true"):
         Run(tmp_path, legacy)(identity=[key])
     skip: Any = SkipManager.skip_instances["rollout"]
-    assert skip.store.read_meta(1).identity.compared[f"config.{key}"] is True
+    assert skip.dumps.store.read_meta(1).identity.compared[f"config.{key}"] is True
 
 
 # -- role and stage ------------------------------------------------------------------------

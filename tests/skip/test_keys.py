@@ -55,7 +55,7 @@ def test_what_a_dump_by_hand_lacks_is_said(
     init: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     init()
-    StepStore(SkipManager.skip_instances["rollout"].directory).save(1, {"tokens": [[7]]})
+    StepStore(SkipManager.skip_instances["rollout"].dumps.directory).save(1, {"tokens": [[7]]})
     visit(1)
     assert Stage().generate({"ids": [1]}) == {"tokens": [[7]]}
     assert "record no prompts; they are not compared" in caplog.text

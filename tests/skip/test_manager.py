@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from tensordict import TensorDict
 
 from rlskip import SkipManager, SkipManagerConfig
 from rlskip.errors import ConfigError, NotInstalledError
@@ -22,11 +20,6 @@ from rlskip.skip.stage import StepNotSetError
 from tests.skip.trainers import Stage, leases, steps_on_disk, visit
 
 # -- off --------------------------------------------------------------------------------------
-
-
-def test_before_init_the_original_runs() -> None:
-    stage = Stage()
-    assert [stage.at(1), stage.at(1)] == [1, 2]
 
 
 def test_off_the_original_runs(init: Callable[..., Path]) -> None:
@@ -42,17 +35,6 @@ def test_the_decorated_function_keeps_its_face() -> None:
 
 
 # -- cache ------------------------------------------------------------------------------------
-
-
-def test_cache_replays_the_listed_steps_only(init: Callable[..., Path]) -> None:
-    dumps = init(steps=[1, 3])
-    first = Stage()
-    assert [first.at(step) for step in (1, 2, 3)] == [1, 2, 3]
-    assert steps_on_disk(dumps) == ["1", "3"]
-    init(steps=[1, 3])
-    second = Stage()
-    assert [second.at(step) for step in (1, 2, 3)] == [1, 1, 3]
-    assert second.calls == 1
 
 
 def test_no_step_set(init: Callable[..., Path]) -> None:
@@ -76,22 +58,6 @@ def test_what_cannot_be_dumped_still_reaches_the_trainer(
     assert "lock" in caplog.text
     assert "Traceback" not in caplog.text, "the message says it all"
     assert steps_on_disk(dumps) == []
-
-
-def test_the_result_is_not_changed_by_dumping(init: Callable[..., Path]) -> None:
-    init()
-    result = TensorDict({"a": torch.arange(6).reshape(2, 3)}, batch_size=[2])
-
-    @SkipManager.annotate(role="rollout")
-    def generate(prompts: list[int]) -> TensorDict:
-        return result
-
-    SkipManager.set_step(1)
-    assert generate([1]) is result
-    visit(1)
-    replayed = generate([1])
-    assert replayed is not result
-    assert (replayed["a"] == result["a"]).all()
 
 
 # -- async ------------------------------------------------------------------------------------
@@ -207,20 +173,6 @@ def test_init_replaces_what_was_on(init: Callable[..., Path]) -> None:
 
 
 # -- records ----------------------------------------------------------------------------------
-
-
-def test_records_count_what_happened(init: Callable[..., Path]) -> None:
-    dumps = init(steps="1-2")
-    stage = Stage()
-    [stage.at(step) for step in (1, 2, 1, 1, 9)]
-    counts = tally({"rollout": str(dumps)}, "job")["rollout"]
-    assert counts.consulted
-    assert (counts.hits, counts.misses) == (2, 2)
-    files = [*dumps.rglob("gen_batch.dp"), *dumps.rglob("meta.json")]
-    stored = sum(path.stat().st_size for path in files)
-    assert counts.bytes_written == stored
-    assert 0.5 < counts.bytes_read / stored < 2
-    assert not tally({"rollout": str(dumps)}, "another job")["rollout"].consulted
 
 
 def test_an_unlisted_step_is_consulted_too(init: Callable[..., Path]) -> None:

@@ -60,7 +60,7 @@ class Job:
         prompts = {"other prompts": ["b"], "uncomparable": [object()]}.get(meets, ["a"])
         identity = fail if meets == "raises before" else None
         if meets == "raises in load":
-            role.store.load = fail  # type: ignore[method-assign]
+            role.dumps.store.load = fail  # type: ignore[method-assign]
         call = Call(Stage(stage, "rollout", identity=identity), (prompts,), {}, 1)
         with call.cleanup:
             try:

@@ -51,22 +51,6 @@ def test_parallel_jobs_generate_each_step_once(action: str, once: str, tmp_path:
     assert sorted(generated.split()) == list(once)
 
 
-def test_a_repeat_serves_no_call_with_what_its_own_visit_has_written(tmp_path: Path) -> None:
-    role = {"enable": True, "action": "repeat"}
-    generated = []
-
-    @SkipManager.annotate(role="rollout")
-    def generate(prompts: list[int]) -> list[int]:
-        generated.append(prompts[0])
-        return prompts
-
-    for _ in range(2):
-        SkipManager.init({"skip": {"dump_dir": str(tmp_path), "rollout": role}})
-        SkipManager.set_step(1)
-        assert [generate([1]), generate([2])] == [[1], [2]]
-    assert generated == [1, 2]
-
-
 def _calls(folder: str, index: int, names: list[str], start: Any) -> None:
     roles = {"rollout": {"enable": True}}
     SkipManager.init({"skip": {"dump_dir": f"{folder}/dumps", "wait_s": 1000, **roles}})
@@ -133,7 +117,7 @@ def test_a_task_cancelled_while_it_waits_for_a_lease_leaves_none(init: Callable[
             others.append(super().enter(step, lambda: False, call))
             return super().enter(step, is_there, call)
 
-    role.flight = AfterAnotherJob(role.directory, wait_s=1e6, poll_s=0.05)
+    role.flight = AfterAnotherJob(role.dumps.directory, wait_s=1e6, poll_s=0.05)
 
     @SkipManager.annotate(role="rollout")
     async def generate(prompts: list[int]) -> None: ...

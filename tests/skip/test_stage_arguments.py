@@ -380,14 +380,6 @@ def below(policy: str, prompts: Any, *, ran: list[int]) -> None:
     ran.append(1)
 
 
-class Partial:
-    """A class whose attributes are no methods."""
-
-    generate = SkipManager.annotate("rollout", ignore=["ran"])(
-        functools.partial(lambda prompts, *, ran, n: ran.append(1), n=2)
-    )
-
-
 @pytest.mark.parametrize(
     ("function", "first", "second", "differs"),
     [
@@ -407,7 +399,6 @@ class Partial:
         (by_keyword, {"prompts": BIG, "n": 1}, {"prompts": BIG, "n": 2}, "arguments.n: 2 now"),
         (below, (["a"],), (["b"],), "prompts: "),
         (twice_below, (["a"],), (["b"],), "prompts: "),
-        (Partial().generate, (["a"],), (["b"],), "prompts: "),
         (indexed, (2,), {"index": 2, "n": 2}, "arguments.n: 2 now, 4 in"),
     ],
 )

@@ -48,7 +48,7 @@ def first(run: Callable[..., Any]) -> Any:
     batch = prompts(*"abcd")
     trainer.submit(batch)
     evict(trainer, [batch["uid"][1]])
-    assert role().store.read_meta(3) is None, "a dump of evicted groups alone serves no batch"
+    assert role().dumps.store.read_meta(3) is None, "a dump of evicted groups alone serves no batch"
     refill(trainer, prompts("e"))
     sampled, _ = trainer.sample(4)
     trainer.buffer.clear(sampled)
@@ -56,10 +56,12 @@ def first(run: Callable[..., Any]) -> Any:
 
 
 def test_evicted_groups_are_dumped_with_their_place(first: Any) -> None:
-    sampled, evicted = (role().store.read_meta(3, part_name(k)).info["groups"] for k in (0, 1))
+    sampled, evicted = (
+        role().dumps.store.read_meta(3, part_name(k)).info["groups"] for k in (0, 1)
+    )
     assert [position for _, position, _ in sampled] == [0, 2, 3, 4]
     assert [position for _, position, _ in evicted] == [1]
-    assert role().store.read_meta(3, part_name(2)) is None
+    assert role().dumps.store.read_meta(3, part_name(2)) is None
 
 
 def test_a_batch_with_its_refills_is_replayed(first: Any, run: Any) -> None:
@@ -81,7 +83,7 @@ def test_a_refill_beyond_the_dump_is_generated(first: Any, run: Any) -> None:
     assert trainer.submitted == ["x", "a"], "a's group has served already"
     sampled, _ = trainer.sample(7)
     trainer.buffer.clear(sampled)
-    added = role().store.read_meta(3, part_name(2)).info["groups"]
+    added = role().dumps.store.read_meta(3, part_name(2)).info["groups"]
     assert [position for _, position, _ in added] == [5, 6]
 
 

@@ -104,14 +104,6 @@ def test_a_mismatch_of_validation_advises_no_other_step(tmp_path: Path) -> None:
     assert "match=run" not in str(caught.value)
 
 
-def test_without_the_key_validation_generates(tmp_path: Path) -> None:
-    for _ in range(2):
-        init(tmp_path, validation="generate")
-        loop = Calls()
-        loop.train()
-        assert loop.calls.count("val") == 6
-
-
 @pytest.mark.parametrize(
     ("key", "differs"),
     [("temperature", False), ("val_kwargs.temperature", True), ("val_kwargs.n", True)],

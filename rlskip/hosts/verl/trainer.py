@@ -92,7 +92,7 @@ def next_step(step: int) -> None:
         uncalled = ", ".join(
             f"{seam.target} (rlskip {seam.purpose})" for seam in seams.uncalled(role)
         )
-        if not SkipManager.was_called(role):
+        if skip.recorder is None:
             raise NotInstalledError(
                 f"the role is on, and no stage called it in step {before}: nothing is skipped or "
                 f"cached; this trainer does not call {uncalled or 'it'}",
