@@ -68,7 +68,8 @@ class Identities:
         noted = {**self.conditions.noted, "defaults": sorted(arguments.usual)}
         if arguments.changing:
             noted["changing"] = arguments.changing
-        if (code := call.code.digest) is not None:
+        noted.update({f"reads.{name}": value for name, value in arguments.reads.items()})
+        if (code := arguments.code.digest) is not None:
             noted["code"] = code
             if _CODE in (self._local_config.identity or ()):
                 compared["code"] = code

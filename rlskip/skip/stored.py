@@ -15,6 +15,7 @@ import itertools
 import os
 import re
 import sys
+import threading
 import types
 import weakref
 from argparse import Namespace
@@ -51,7 +52,7 @@ _FRAMES = {
 }  # fmt: skip
 _KINDS: tuple[tuple[Kind, Any], ...] = (
     ("class", (type, types.ModuleType)),
-    ("neutral", (types.BuiltinFunctionType, types.MethodWrapperType)),
+    ("neutral", (types.BuiltinFunctionType, types.MethodWrapperType)), ("object", threading.local),
     ("config", (DictConfig, ListConfig)), ("dict", dict), ("list", _LISTS),
     ("holder", (functools.partial, functools.partialmethod, staticmethod, classmethod)),
     ("holder", (types.MethodType, weakref.ref, contextvars.ContextVar)),
@@ -111,7 +112,11 @@ def is_array_type(kind: type) -> bool:
 def is_neutral(owner: Any) -> bool:
     """Whether a class or a module is of Python, or of a package with no sampling of its own."""
     name = owner.__name__ if isinstance(owner, types.ModuleType) else owner.__module__
-    package = (name or "").partition(".")[0]
+    return is_neutral_module(name or "")
+
+
+def is_neutral_module(name: str) -> bool:
+    package = name.partition(".")[0]
     return package in _NEUTRAL_PACKAGES or package in sys.stdlib_module_names
 
 
@@ -146,11 +151,13 @@ def inside(value: Any, kind: Kind, most: int, *, is_stage: bool) -> dict[Any, An
     if kind == "leaf":
         return None
     if kind == "holder":
-        return _held_by(value)
+        return held_by(value)
     if kind == "function":
         return _of_function(value, is_stage=is_stage)
     if kind == "class":
         return {}
+    if issubclass(type_of(value), threading.local):  # of a subclass, what it starts with may run
+        return attributes_of(value) or None if type_of(value) is threading.local else None
     if (parts := parts_of(value, kind, most)) is None:
         return attributes_of(value)
     return {**added_to(value, parts), **parts}
@@ -293,7 +300,7 @@ def _entries(node: DictConfig | ListConfig) -> dict[Any, Any]:
     return {key: read(child) for key, child in parts}
 
 
-def _held_by(value: Any) -> dict[Any, Any]:
+def held_by(value: Any) -> dict[Any, Any]:
     """What is given on by a partial, a bound method, a reference or a variable of a context."""
     if isinstance(value, functools.partial | functools.partialmethod):
         return {**dict(enumerate(value.args)), **value.keywords, "": value.func}
@@ -302,7 +309,9 @@ def _held_by(value: Any) -> dict[Any, Any]:
     if isinstance(value, types.MethodType):
         return {"": value.__self__, "_": value.__func__}
     if isinstance(value, contextvars.ContextVar):
-        return {"": value.get(None)}
+        with contextlib.suppress(LookupError):  # it is not set, and has no default
+            return {"": value.get()}
+        return {}
     return {"": weakref.ref.__call__(value)}
 
 
@@ -321,7 +330,8 @@ def _of_function(value: Any, *, is_stage: bool) -> dict[str, Any]:
         usual = value.__defaults__ or ()
         names = code.co_varnames[code.co_argcount - len(usual) : code.co_argcount]
         by_name = {**dict(zip(names, usual, strict=True)), **(value.__kwdefaults__ or {})}
-        found = {**shaping_in(by_name), **found}
+        objects = {k: part for k, part in by_name.items() if kind_of(type(part)) != "leaf"}
+        found = {**shaping_in(by_name), **objects, **found}
     return {**cells_of(value), **found}
 
 

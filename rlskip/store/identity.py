@@ -14,6 +14,7 @@ _NAMED = ("role", "stage", "prompts")
 _ARGUMENTS = "arguments."
 _DEFAULTS = "defaults"
 _PLACE, _CODE, _CHANGING = "place", "code", "changing"
+_READS = "reads."
 GIVEN = "given"
 """Noted of rollouts that were given, not generated: what they lack was not what made them."""
 
@@ -116,6 +117,8 @@ class Identity:
                 "source is not the same; skip.experiment_name=NAME names this run"
             )
         noted = {*self.noted, *other.noted} - {_DEFAULTS, _CHANGING, _PLACE, GIVEN}
+        both = self.noted.keys() & other.noted.keys()
+        noted = {name for name in noted if name in both or not name.startswith(_READS)}
         if _kind_of_code(self.noted) != _kind_of_code(other.noted):
             noted.discard(_CODE)
         warn = _lines(sorted(noted), self.noted, other.noted)
