@@ -190,7 +190,8 @@ def _parts(value: Any, names: frozenset[str]) -> list[Any]:
 
 def _source(func: types.FunctionType) -> str:
     """The source of a function; raises OSError without."""
-    text = textwrap.dedent(inspect.getsource(func.__code__))  # func itself it would unwrap
+    lines, first = inspect.findsource(func)  # unlike `getsource` of what it does not wrap
+    text = textwrap.dedent("".join(inspect.getblock(lines[first:])))
     try:
         (tree,) = ast.parse(text).body
     except (SyntaxError, ValueError):  # a lambda within a call
