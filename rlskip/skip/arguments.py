@@ -63,23 +63,20 @@ class Arguments:
     """What counts of one call besides its prompts, of which nothing counts."""
 
     def __init__(self, ignored: Collection[str], prompts: Any, code: Code) -> None:
-        # Names of arguments that do not count; ``*`` is all names.
-        self.ignored = ignored
-        # What is compared, as plain JSON. Data that is not compared is in it as `NOT_COMPARED`, so
-        # that it differs from a default. Then the names of those that have their default, and of
-        # those that are left out for their size alone, such as a batch.
+        self.ignored, self.code = ignored, code  # names that do not count; ``*`` is all
+        # What is compared, as plain JSON, or `NOT_COMPARED`; the names of those that have their
+        # default, and of those that are left out for their size alone, such as a batch.
         self.values: dict[str, Any] = {}
         self.usual: set[str] = set()
         self.large: list[str] = []
-        # Attributes of objects that shape rollouts by their names, compared as well, and those of
-        # them that change while stages run, so that no value is right.
+        # Attributes that shape rollouts by their names, compared as well, and those of them that
+        # change while stages run, so that no value is right.
         self.attributes: dict[str, Any] = {}
         self.changing: list[str] = []
         # What is neither compared nor known to be neutral: what each is.
         self.left: dict[str, str] = {}
         # Numbers and texts that it reads of modules, by names that tell nothing.
         self.reads: dict[str, Any] = {}
-        self.code = code
         self._imported: list[str] = []
         # By place, what shapes rollouts, and the outermost object that has it; None: it is in
         # lists and mappings of the call's own.
@@ -155,11 +152,9 @@ class Arguments:
         owned: dict[int, tuple[Any, dict[str, Any]]] = {}
         for place, (data, owner) in self._shaping.items():
             owned.setdefault(id(owner), (owner, {}))[1][place] = data
+        self.values |= owned.pop(id(None), (None, {}))[1]
         for owner, now in owned.values():
-            if owner is None:
-                self.values.update(now)
-            else:
-                self.attributes.update(first.of(owner, now))
+            self.attributes |= first.of(owner, now)
         self.changing = sorted(first.changing & self.attributes.keys())
         # Not in every job they are imported before the stage is first called.
         self.usual |= {place for place in self.attributes if is_below(place, self._imported)}
@@ -192,19 +187,15 @@ class Arguments:
         is_object = kind in ("object", "fields", *_NEUTRAL)
         if owner is None and (is_object or not place):
             owner = value
-        for name, part in fields.items():
-            if of_library and name in _COUNTS:
-                continue
-            if kind != "list" or isinstance(name, str):
-                self._sort(place, str(name), part, owner, levels, quiet)
-            elif kind_of(type_of(part)) != "leaf":
-                self._enter(f"{place}.{name}", part, owner, levels - 1, quiet)
-            elif not quiet:
-                self.left[place] = in_words(value)
         of_class = kept_by(value if kind == "class" else cls, fields) if is_object else {}
-        for name, part in of_class.items():
-            if not (of_library and name in _COUNTS):
-                self._sort(place, name, part, owner, levels, quiet=True)
+        for name, part in {**fields, **of_class}.items():
+            if kind == "list" and not isinstance(name, str):
+                if kind_of(type_of(part)) != "leaf":
+                    self._enter(f"{place}.{name}", part, owner, levels - 1, quiet)
+                elif not quiet:
+                    self.left[place] = in_words(value)
+            elif not (of_library and name in _COUNTS):
+                self._sort(place, str(name), part, owner, levels, quiet or name in of_class)
 
     def _sort(self, above: str, name: str, part: Any, owner: Any, levels: int, quiet: bool) -> None:
         """Compare a field, look into it, or leave it."""
