@@ -63,12 +63,12 @@ class Identities:
         compared = {**self.conditions.compared, **named, **asked}
         if arguments is None:
             return attrs.evolve(self.conditions, compared=compared)
-        for name, value in (*arguments.values.items(), *arguments.attributes.items()):
-            compared[f"arguments.{name}"] = value
+        values = {**arguments.values, **arguments.attributes}
+        compared |= {f"arguments.{name}": value for name, value in values.items()}
         noted = {**self.conditions.noted, "defaults": sorted(arguments.usual)}
+        noted |= {f"reads.{name}": value for name, value in arguments.reads.items()}
         if arguments.changing:
             noted["changing"] = arguments.changing
-        noted.update({f"reads.{name}": value for name, value in arguments.reads.items()})
         if (code := arguments.code.digest) is not None:
             noted["code"] = code
             if _CODE in (self._local_config.identity or ()):
