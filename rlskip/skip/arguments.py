@@ -132,9 +132,10 @@ class Arguments:
             if issubclass(type_of(part), types.ModuleType) and id(part) not in modules:
                 modules.add(id(part))
                 own, place = {} if is_neutral(part) else vars(part), _joined(place, module)
-                parts += [(place, name, own[name]) for name in own.keys() & names.every]
+                parts += [(place, name, own[name]) for name in sorted(own.keys() & names.every)]
         if {"environ", "getenv"} & names.every or any(part is os.environ for *_, part in parts):
-            for name in {*names.texts, *(part for *_, part in parts if type(part) is str)}:
+            texts = [*names.texts, *(part for *_, part in parts if type(part) is str)]
+            for name in dict.fromkeys(texts):
                 if name.isupper() or name in os.environ:
                     parts.append(("os.environ", name, os.environ.get(name, "")))
         for place, name, part in parts:

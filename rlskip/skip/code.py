@@ -135,9 +135,10 @@ class Code:
                 if type(value) is types.FunctionType:
                     is_near = value.__globals__ is found[0].__globals__ or _is_users(value)
                     found += [value] if is_near and value not in found else []
-                if parts := _parts(value, names.every):
-                    near += parts
-                    met[id(value)] = value
+                with contextlib.suppress(Exception):  # an object of the user's raises anything
+                    if parts := _parts(value, names.every):
+                        near += parts
+                        met[id(value)] = value
                 if len(found) > _MOST_FUNCTIONS or len(near) > _MOST_OBJECTS:
                     return cls(found[:_MOST_FUNCTIONS], own, is_whole=False)
         return cls(found, own)
@@ -154,10 +155,11 @@ class Code:
         if not self.functions or f"{self.functions[0].__module__}.".startswith("rlskip."):
             return None
         try:
-            kind, text = "source", "\n".join(map(_source, self.functions))
+            kind, texts = "source", sorted(map(_source, self.functions))
         except (OSError, TypeError):
-            kind, text = "bytecode", "\n".join(_bytecode(f.__code__) for f in self.functions)
-        return f"{self.functions[0].__qualname__}, {kind} {xxhash.xxh3_64_hexdigest(text.encode())}"
+            kind, texts = "bytecode", sorted(_bytecode(f.__code__) for f in self.functions)
+        digest = xxhash.xxh3_64_hexdigest("\n".join(texts).encode())
+        return f"{self.functions[0].__qualname__}, {kind} {digest}"
 
 
 def _is_users(func: types.FunctionType) -> bool:
@@ -174,17 +176,20 @@ def _parts(value: Any, names: frozenset[str]) -> list[Any]:
         found = dict(enumerate([*(value.values() if kind is dict else value)][:_MOST]))
     elif issubclass(kind, _CODE):
         found = dict(enumerate(_below(value)))
-    holder: Any = value if issubclass(kind, type | types.ModuleType) else kind
     if kind_of(kind) == "holder":
         found = held_by(value)
-    elif not found and not is_neutral(holder):
-        is_module = issubclass(kind, types.ModuleType)
-        spaces = [vars(holder)] if is_module else [own for _, own in classes_of(holder)]
-        if holder is kind:
+    elif issubclass(kind, types.ModuleType) and not is_neutral(value):
+        found = {name: vars(value)[name] for name in sorted(names & vars(value).keys())}
+    elif not found and not is_neutral(owner := value if issubclass(kind, type) else kind):
+        spaces = [own for _, own in classes_of(owner)]
+        # What declares fields has an `__init__` that is not in its source.
+        begins = "__post_init__" if kind_of(owner) == "fields" else "__init__"
+        if owner is kind:
             stored = attributes_of(value)
             spaces = [stored, stored.get("_modules") or {}, *spaces]  # those of torch
         for own in reversed(spaces):
-            found |= {name: own[name] for name in (names | {"__init__", "__call__"}) & own.keys()}
+            there = (names | {"__call__", begins}) & own.keys()
+            found |= {name: own[name] for name in sorted(there)}
     return [part for part in found.values() if kind_of(type(part)) != "leaf"]
 
 
