@@ -241,7 +241,7 @@ def read_arguments(call: Call, ignored: Collection[str], first: FirstValues) -> 
         given = attrs.evolve(call, stage=stage.whole, args=args, kwargs=kwargs)
     # What prompts are computed of counts as far as it is something else.
     whole = () if callable(stage.prompts) else (holder,)
-    code = first.code_of(given)
+    code, func = first.code_of(given), stage.whole.func
     found = Arguments({*IGNORED, *(stage.ignore or ()), *ignored, *whole}, prompts, code)
     if ALL in found.ignored:
         return found
@@ -254,20 +254,13 @@ def read_arguments(call: Call, ignored: Collection[str], first: FirstValues) -> 
             is_counted = each not in (*found.ignored, *SELF, holder)
             if is_counted and (one is not prompts or is_single(one)):
                 found.at_argument(each, one, default)
-    roots = {
-        name: value
-        for name, value in given.arguments.items()
-        if name in SELF or (name == holder and value is not prompts)
-    }
-    func: Any = stage.whole.func
-    if (owner := getattr(func, "__self__", None)) is not None:
-        func, roots["self"] = getattr(func, "__func__", func), owner
-    elif not isinstance(func, types.FunctionType):
-        roots["self"] = func
-    for name, value in roots.items():
-        found.at(name, value, quiet=name not in SELF, is_root=True)
+    if holder in given.arguments and given.arguments[holder] is not prompts:
+        found.at(holder, given.arguments[holder], quiet=holder not in SELF, is_root=True)
+    for name in SELF:
+        if name in given.arguments:
+            found.at(name, given.arguments[name], is_root=True)
     if not isinstance(func, types.FunctionType):
-        found.at("", func)
+        found.at("self", getattr(func, "__self__", func), is_root=True)
     for number, one in enumerate(code.functions):
         found.at("" if number < code.own else one.__name__, one)
         is_near = one.__module__ == code.functions[0].__module__

@@ -46,17 +46,14 @@ Kind = Literal[
 A holder gives another object on, with arguments maybe; the last three are neutral.
 """
 _LISTS = (list, tuple, set, frozenset, deque)
-_FRAMES = {
-    types.GeneratorType: "gi_frame", types.CoroutineType: "cr_frame",
-    types.AsyncGeneratorType: "ag_frame",
-}  # fmt: skip
+_RUNNING = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 _KINDS: tuple[tuple[Kind, Any], ...] = (
     ("class", (type, types.ModuleType)),
     ("neutral", (types.BuiltinFunctionType, types.MethodWrapperType)), ("object", threading.local),
     ("config", (DictConfig, ListConfig)), ("dict", dict), ("list", _LISTS),
     ("holder", (functools.partial, functools.partialmethod, staticmethod, classmethod)),
     ("holder", (types.MethodType, weakref.ref, contextvars.ContextVar)),
-    ("function", (types.FunctionType, *_FRAMES)),
+    ("function", types.FunctionType),
 )  # fmt: skip
 # Packages of engines, weights, tokenizers, data, clients, and of what logs, waits and computes.
 _PACKAGES = """
@@ -86,7 +83,7 @@ def kind_of(cls: Any) -> Kind:
     from rlskip.store.comparable import is_text  # needs numpy
 
     single = (str, bytes, bytearray, enum.Enum, os.PathLike, types.NoneType)
-    if issubclass(cls, single) or is_text(cls) or is_array_type(cls):
+    if issubclass(cls, (*single, *_RUNNING)) or is_text(cls) or is_array_type(cls):
         return "leaf" if not cls.__module__.startswith("torch.nn.parameter") else "neutral"
     for kind, classes in _KINDS:
         if issubclass(cls, classes):
@@ -183,7 +180,7 @@ def parts_of(value: Any, kind: Kind, most: int | None = None) -> dict[Any, Any] 
 
 def added_to(value: Any, parts: Mapping[Any, Any]) -> dict[str, Any]:
     """What shapes rollouts among what an object, or its class, stores besides `parts`."""
-    if type(value) in _LISTS or type(value) is dict:
+    if type(value) in (*_LISTS, dict):
         return {}
     stored = {**attributes_of(value), **parts}
     found = shaping_in({**kept_by(type(value), stored), **stored})
@@ -239,11 +236,7 @@ def kept_by(kind: Any, stored: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _declared_fields(value: Any) -> dict[str, Any]:
-    """The fields that the class of an object declares.
-
-    Parameters for sampling often are such objects: dataclasses, attrs' classes, vLLM's
-    SamplingParams (msgspec), pydantic's models, transformers' GenerationConfig.
-    """
+    """The fields that the class of an object declares, as dataclasses and pydantic's models do."""
     kind, stored = type_of(value), attributes_of(value)
     if issubclass(kind, NAMESPACES):
         return stored
@@ -316,13 +309,7 @@ def held_by(value: Any) -> dict[Any, Any]:
 
 
 def _of_function(value: Any, *, is_stage: bool) -> dict[str, Any]:
-    """What a function's closure holds, and what shapes rollouts among its defaults and attributes.
-
-    Of a generator it is what it has now.
-    """
-    if not isinstance(value, types.FunctionType):
-        frame = getattr(value, _FRAMES[type_of(value)])
-        return shaping_in(frame.f_locals) if frame else {}
+    """What a closure holds, and what shapes rollouts among a function's defaults and attributes."""
     code, found = value.__code__, shaping_in(value.__dict__)
     if is_stage:
         found = {name: part for name, part in found.items() if name not in code.co_varnames}
