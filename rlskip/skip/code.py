@@ -24,6 +24,7 @@ from rlskip.skip.stored import (
     is_neutral,
     is_neutral_module,
     kind_of,
+    type_of,
 )
 
 _CODE = (
@@ -170,7 +171,7 @@ def _is_users(func: types.FunctionType) -> bool:
 
 def _parts(value: Any, names: frozenset[str]) -> list[Any]:
     """What a value stores by these names, or gives its calls on to, read without calling it."""
-    kind = type(value)
+    kind = type_of(value)
     found: dict[Any, Any] = {}
     if kind in (list, tuple, dict):
         found = dict(enumerate([*(value.values() if kind is dict else value)][:_MOST]))
@@ -190,7 +191,7 @@ def _parts(value: Any, names: frozenset[str]) -> list[Any]:
         for own in reversed(spaces):
             there = (names | {"__call__", begins}) & own.keys()
             found |= {name: own[name] for name in sorted(there)}
-    return [part for part in found.values() if kind_of(type(part)) != "leaf"]
+    return [part for part in found.values() if kind_of(type_of(part)) != "leaf"]
 
 
 def _source(func: types.FunctionType) -> str:

@@ -317,7 +317,7 @@ def _of_function(value: Any, *, is_stage: bool) -> dict[str, Any]:
         usual = value.__defaults__ or ()
         names = code.co_varnames[code.co_argcount - len(usual) : code.co_argcount]
         by_name = {**dict(zip(names, usual, strict=True)), **(value.__kwdefaults__ or {})}
-        objects = {k: part for k, part in by_name.items() if kind_of(type(part)) != "leaf"}
+        objects = {k: part for k, part in by_name.items() if kind_of(type_of(part)) != "leaf"}
         found = {**shaping_in(by_name), **objects, **found}
     return {**cells_of(value), **found}
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import collections
-import contextvars
-import enum
 import functools
-import threading
 import weakref
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PosixPath
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -112,39 +109,10 @@ def class_variable(value: float) -> Any:
     return Declared()
 
 
-def several(value: float) -> Any:
-    return enum.Enum("Sampling", {"USUAL": (1, value)}).USUAL  # type: ignore[attr-defined]
-
-
-def generator(value: float) -> Iterator[float]:
-    def act(temperature: float) -> Iterator[float]:
-        yield temperature
-
-    return act(value)
-
-
-def module(value: float) -> Any:
-    made = ModuleType("settings")
-    made.temperature = value  # type: ignore[attr-defined]
-    return made
-
-
 def referred(value: float) -> Any:
     plain = Plain(value)
     KEPT.append(plain)
     return weakref.ref(plain)
-
-
-def variable(value: float) -> Any:
-    made: Any = contextvars.ContextVar("sampling")
-    made.set({"temperature": value})
-    return made
-
-
-class Worker(threading.Thread):
-    def __init__(self, temperature: float) -> None:
-        super().__init__()
-        self.temperature = temperature
 
 
 KEPT: list[Any] = []
@@ -164,10 +132,6 @@ def kept_by_class(value: Any) -> Any:
 
 def of_metaclass(value: float) -> Any:
     return type("Meta", (type,), {"temperature": value})("Made", (), {})()
-
-
-def member(value: float) -> Any:
-    return enum.Enum("Sampling", {"USUAL": value}).USUAL  # type: ignore[attr-defined]
 
 
 def defaulting(value: float) -> Any:
@@ -207,10 +171,8 @@ HIDING: dict[str, Callable[[float], Any]] = {
     "class's object": lambda t: kept_by_class(Plain(t)),
     "class's partial": lambda t: kept_by_class(staticmethod(functools.partial(sampled, top_p=t))),
     "partial method": lambda t: kept_by_class(functools.partialmethod(sampled, temperature=t)),
-    "class of a class": lambda t: kept_by_class(classwide(t).__class__),
     "metaclass": of_metaclass,
     "sealed": lambda t: zlib.compressobj(int(t * 10)),
-    "member": member,
     "default": defaulting,
     "function's attribute": marked,
     "module": Policy,
@@ -226,18 +188,11 @@ HIDING: dict[str, Callable[[float], Any]] = {
     "list of a config": lambda t: OmegaConf.create([{"temperature": t}, "${counted:}"]),
     "list's attribute": added(list, [1]),
     "mapping's attribute": added(dict, {"a": 1}),
-    "text's attribute": added(str, "a"),
     "path's attribute": added(PosixPath, "a"),
     "undeclared": added(dataclass(type("Declared", (), {"__annotations__": {}}))),
     "named tuple's attribute": added(Options, 0, 0),
     "class variable": class_variable,
-    "member's tuple": several,
-    "generator": generator,
-    "module of settings": module,
     "weak reference": referred,
-    "context variable": variable,
-    "thread": Worker,
-    "chain": lambda t: collections.ChainMap({"temperature": t}, {"f": print}),
     "user's mapping": lambda t: collections.UserDict(temperature=t, f=print),
     "meta tensor": lambda t: {"temperature": torch.ones(int(t * 10), device="meta")},
 }

@@ -25,6 +25,13 @@ class Holder:
 class Policy:
     def __init__(self): self.drawn = 0
     def draw(self): return VALUE * 0 + {0}
+    def __call__(self): return {0}
+    @property
+    def computed(self): return {0}
+class Other(Policy):
+    def draw(self): return {0}
+class Made:
+    def __init__(self): self.kept = {0}
 def seen(f):
     @functools.wraps(f)
     def wrapped(*args): return f(*args), {0}
@@ -32,6 +39,7 @@ def seen(f):
 VALUE, BRIEF, T, VAR = 1, "be {0}", {0}, contextvars.ContextVar("top_p", default={0})
 OBJECT, MAPPING = Holder(inner=Holder(policy=Policy())), {{"a": Holder(policy=Policy())}}
 LOCAL, ACT = threading.local(), Holder(act=lambda: {0})
+STAGES, SETTINGS = [Policy()], {{"temperature": {0}}}
 LOCAL.top_p = sys.modules["rlskip_test_reads"].TOP_P = {0}
 os.environ["TOP_K"] = os.environ["MAX_LEN"] = "{0}"
 def imported():
@@ -39,6 +47,10 @@ def imported():
     return TOP_P
 def missing():
     import rlskip_test_missing
+def making(top_k): return lambda: top_k
+made = making({0})
+@functools.lru_cache
+def cached(): return {0}
 @seen
 def decorated(): return 1
 def usual(sampler=Holder(top_p={0})): return sampler.top_p
@@ -48,6 +60,13 @@ READS = {
     "OBJECT.inner.policy.draw()": CODE,
     "MAPPING['a'].policy.draw()": CODE,
     "ACT.act()": CODE,
+    "OBJECT.inner.policy.computed": CODE,
+    "STAGES[0]()": CODE,
+    "Other().draw()": CODE,
+    "Made().kept": CODE,
+    "cached()": CODE,
+    "made()": ".top_k: 0.6 now, 0.5 in the dump",
+    "SETTINGS['temperature']": "SETTINGS.temperature: 0.6 now, 0.5 in the dump",
     "decorated()": CODE,
     "usual()": "usual.sampler.top_p: 0.6 now, 0.5 in the dump",
     "imported()": "rlskip_test_reads.TOP_P: 0.6 now, 0.5 in the dump",
