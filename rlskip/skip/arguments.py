@@ -124,15 +124,15 @@ class Arguments:
         parts = [(above, name, there.get(name)) for name in names.read]
         for name in [one for one in names.modules if not is_neutral_module(one)]:
             self._imported.append(name)
-            parts.append(("", name, module := sys.modules.get(name)))
-            if module is None and name not in self.ignored:
+            parts.append(("", name, sys.modules.get(name)))
+            if name not in sys.modules and name not in self.ignored:
                 self.left[name] = "a module that is not imported yet"
         modules = set[int]()
-        for place, module, part in parts:  # which grows meanwhile
+        for place, name, part in parts:  # which grows meanwhile
             if issubclass(type_of(part), types.ModuleType) and id(part) not in modules:
                 modules.add(id(part))
-                own, place = {} if is_neutral(part) else vars(part), _joined(place, module)
-                parts += [(place, name, own[name]) for name in sorted(own.keys() & names.every)]
+                own, within = {} if is_neutral(part) else vars(part), _joined(place, name)
+                parts += [(within, named, own[named]) for named in sorted(own.keys() & names.every)]
         if {"environ", "getenv"} & names.every or any(part is os.environ for *_, part in parts):
             texts = [*names.texts, *(part for *_, part in parts if type(part) is str)]
             for name in dict.fromkeys(texts):

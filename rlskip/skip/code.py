@@ -104,8 +104,7 @@ def _names_in(code: types.CodeType, package: str) -> Names:
 class Code:
     """The functions that a stage runs: its own, and helpers that it, or one of them, names.
 
-    The first `own` are the stage's function and what decorates it. `is_whole` is false where more
-    are named than count.
+    The first `own` are the stage's function and what decorates it. Not `is_whole`: more are named.
     """
 
     functions: Sequence[types.FunctionType]
