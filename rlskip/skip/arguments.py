@@ -25,7 +25,7 @@ from xxhash import xxh3_64_hexdigest
 
 from rlskip.config.check import is_below
 from rlskip.config.facts import OTHER_NODES, SHAPING_NAMES, seems_to_shape
-from rlskip.skip.code import Code, names_in
+from rlskip.skip.code import Code, Names
 from rlskip.skip.names import ALL, IGNORED, SELF, SHAPING, read_name
 from rlskip.skip.plain import is_data, is_data_proto, is_single, plain_or_not
 from rlskip.skip.stored import (
@@ -113,15 +113,14 @@ class Arguments:
         except Exception:  # an object of the user's raises anything
             self.left[place] = in_words(value)
 
-    def at_globals(self, func: types.FunctionType, above: str) -> None:
+    def at_globals(self, func: types.FunctionType, names: Names, above: str) -> None:
         """Look into what a function reads: globals, modules that it imports, the environment.
 
         Of a module that counts which names the function has.
         """
         from rlskip.store.comparable import canonical  # needs torch
 
-        names, there = names_in(func), func.__globals__
-        parts = [(above, name, there.get(name)) for name in names.read]
+        parts = [(above, name, func.__globals__.get(name)) for name in names.read]
         for name in [one for one in names.modules if not is_neutral_module(one)]:
             self._imported.append(name)
             parts.append(("", name, sys.modules.get(name)))
@@ -158,8 +157,10 @@ class Arguments:
             self.attributes |= first.of(owner, now)
         self.changing = sorted(first.changing & self.attributes.keys())
         # Not in every job they are imported before the stage is first called.
-        self.usual |= {place for place in self.attributes if is_below(place, self._imported)}
-        self.reads = {name: first.reads.setdefault(name, now) for name, now in self.reads.items()}
+        if self._imported:
+            self.usual |= {place for place in self.attributes if is_below(place, self._imported)}
+        for name, now in self.reads.items():
+            self.reads[name] = first.reads.setdefault(name, now)
         return self
 
     def _enter(
@@ -262,9 +263,10 @@ def read_arguments(call: Call, ignored: Collection[str], first: FirstValues) -> 
     if not isinstance(func, types.FunctionType):
         found.at("self", getattr(func, "__self__", func), is_root=True)
     for number, one in enumerate(code.functions):
-        found.at("" if number < code.own else one.__name__, one)
+        if number >= code.own or one.__closure__ or one.__dict__:
+            found.at("" if number < code.own else one.__name__, one)
         is_near = one.__module__ == code.functions[0].__module__
-        found.at_globals(one, "" if is_near else one.__module__)
+        found.at_globals(one, code.names[number], "" if is_near else one.__module__)
     if not code.is_whole and "code" not in found.ignored:
         found.left["code"] = "more helpers than are followed"
     if stage.prompts is None and found.large and holder != "prompts":

@@ -124,9 +124,10 @@ class Code:
         own, met = len(found), {id(one): one for one in (func, *objects)}
         for one in found:  # which grows meanwhile
             names, there = names_in(one), one.__globals__
-            around = (*names.read, one.__qualname__.partition(".")[0])
-            imported = map(sys.modules.get, names.modules)
-            near = [*met.values(), *cells_of(one).values(), *map(there.get, around), *imported]
+            known = [*map(there.get, names.read), *map(sys.modules.get, names.modules)]
+            near = [*met.values(), *cells_of(one).values(), *known]
+            if isinstance(around := there.get(one.__qualname__.partition(".")[0]), type):
+                near.append(around)  # of a method its class, no function around it
             seen = set[int]()
             for value in near:  # which grows meanwhile
                 if id(value) in seen:
@@ -142,6 +143,11 @@ class Code:
                 if len(found) > _MOST_FUNCTIONS or len(near) > _MOST_OBJECTS:
                     return cls(found[:_MOST_FUNCTIONS], own, is_whole=False)
         return cls(found, own)
+
+    @functools.cached_property
+    def names(self) -> list[Names]:
+        """Of each of the functions what it names."""
+        return [*map(names_in, self.functions)]
 
     @functools.cached_property
     def digest(self) -> str | None:

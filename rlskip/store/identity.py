@@ -8,7 +8,6 @@ from typing import Any
 import attrs
 import xxhash
 
-from rlskip.config.check import is_below
 from rlskip.store.comparable import ABSENT, canonical, comparable, differences
 
 _NAMED = ("role", "stage", "prompts")
@@ -140,7 +139,7 @@ class Identity:
         argument = name.removeprefix(_ARGUMENTS)
         return (
             "*" in self.ignored
-            or is_below(argument, self.ignored)
+            or any(f"{argument}.".startswith(f"{one}.") for one in self.ignored)
             or argument in self.changing | other.changing
             or not (_DEFAULTS in self.noted and _DEFAULTS in other.noted)
             or (not is_there and name in self._usual)
