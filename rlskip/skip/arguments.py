@@ -9,25 +9,32 @@ not known to be neutral is only named: it may be a counter, which no replay may 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import inspect
+import os
+import sys
+import threading
 import types
 import weakref
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from xxhash import xxh3_64_hexdigest
 
 from rlskip.config.check import is_below
 from rlskip.config.facts import OTHER_NODES, SHAPING_NAMES, seems_to_shape
-from rlskip.skip.code import names_in
+from rlskip.skip.code import Code, Names
 from rlskip.skip.names import ALL, IGNORED, SELF, SHAPING, read_name
 from rlskip.skip.plain import is_data, is_data_proto, is_single, plain_or_not
 from rlskip.skip.stored import (
     UNREAD,
+    held_by,
     in_words,
     inside,
     is_neutral,
+    is_neutral_module,
     is_sealed,
     is_whole_config,
     kept_by,
@@ -55,21 +62,22 @@ _COUNTS = ("n", "stop")
 class Arguments:
     """What counts of one call besides its prompts, of which nothing counts."""
 
-    def __init__(self, ignored: Collection[str], prompts: Any) -> None:
-        # Names of arguments that do not count; ``*`` is all names.
-        self.ignored = ignored
-        # What is compared, as plain JSON. Data that is not compared is in it as `NOT_COMPARED`, so
-        # that it differs from a default. Then the names of those that have their default, and of
-        # those that are left out for their size alone, such as a batch.
+    def __init__(self, ignored: Collection[str], prompts: Any, code: Code) -> None:
+        self.ignored, self.code = ignored, code  # names that do not count; ``*`` is all
+        # What is compared, as plain JSON, or `NOT_COMPARED`; the names of those that have their
+        # default, and of those that are left out for their size alone, such as a batch.
         self.values: dict[str, Any] = {}
         self.usual: set[str] = set()
         self.large: list[str] = []
-        # Attributes of objects that shape rollouts by their names, compared as well, and those of
-        # them that change while stages run, so that no value is right.
+        # Attributes that shape rollouts by their names, compared as well, and those of them that
+        # change while stages run, so that no value is right.
         self.attributes: dict[str, Any] = {}
         self.changing: list[str] = []
         # What is neither compared nor known to be neutral: what each is.
         self.left: dict[str, str] = {}
+        # Numbers and texts that it reads of modules, by names that tell nothing.
+        self.reads: dict[str, Any] = {}
+        self._imported: list[str] = []
         # By place, what shapes rollouts, and the outermost object that has it; None: it is in
         # lists and mappings of the call's own.
         self._shaping: dict[str, tuple[Any, Any]] = {}
@@ -105,32 +113,54 @@ class Arguments:
         except Exception:  # an object of the user's raises anything
             self.left[place] = in_words(value)
 
-    def at_module(self, func: types.FunctionType, above: str) -> None:
-        """Look into the globals that a function reads, and what it names of modules among them."""
-        there = func.__globals__
-        read, named = names_in(func.__code__)
-        parts = [(above, name, there.get(name)) for name in read]
-        for _, module, part in [*parts]:
-            if isinstance(part, types.ModuleType) and not is_neutral(part):
-                own = vars(part)
-                parts += [(module, name, own[name]) for name in named if name in own]
+    def at_globals(self, func: types.FunctionType, names: Names, above: str) -> None:
+        """Look into what a function reads: globals, modules that it imports, the environment.
+
+        Of a module that counts which names the function has.
+        """
+        from rlskip.store.comparable import canonical  # needs torch
+
+        parts = [(above, name, func.__globals__.get(name)) for name in names.read]
+        for name in [one for one in names.modules if not is_neutral_module(one)]:
+            self._imported.append(name)
+            parts.append(("", name, sys.modules.get(name)))
+            if name not in sys.modules and name not in self.ignored:
+                self.left[name] = "a module that is not imported yet"
+        modules = set[int]()
+        for place, name, part in parts:  # which grows meanwhile
+            if issubclass(type_of(part), types.ModuleType) and id(part) not in modules:
+                modules.add(id(part))
+                own, within = {} if is_neutral(part) else vars(part), _joined(place, name)
+                parts += [(within, named, own[named]) for named in sorted(own.keys() & names.every)]
+        if {"environ", "getenv"} & names.every or any(part is os.environ for *_, part in parts):
+            texts = [*names.texts, *(part for *_, part in parts if type(part) is str)]
+            for name in dict.fromkeys(texts):
+                if name.isupper() or name in os.environ:
+                    parts.append(("os.environ", name, os.environ.get(name, "")))
         for place, name, part in parts:
+            quiet = not seems_to_shape(name.lower())
             if kind_of(type_of(part)) != "function":
                 with contextlib.suppress(Exception):  # as in `at`
-                    quiet = not seems_to_shape(name.lower())
                     self._sort(place, name, part, func, _DEPTH, quiet)
+            if quiet and type_of(part) in (bool, int, float, str) and not read_name(name)[2]:
+                # Of a text, which may be a secret, only a hash.
+                hashed = xxh3_64_hexdigest(canonical(part).encode())
+                self.reads[_joined(place, name)] = f"<{hashed}>" if type(part) is str else part
 
     def settle(self, first: FirstValues) -> Arguments:
         """Compare what shapes rollouts: of objects that were met before, the first values."""
         owned: dict[int, tuple[Any, dict[str, Any]]] = {}
         for place, (data, owner) in self._shaping.items():
             owned.setdefault(id(owner), (owner, {}))[1][place] = data
+        self.values |= owned.pop(id(None), (None, {}))[1]
         for owner, now in owned.values():
-            if owner is None:
-                self.values.update(now)
-            else:
-                self.attributes.update(first.of(owner, now))
+            self.attributes |= first.of(owner, now)
         self.changing = sorted(first.changing & self.attributes.keys())
+        # Not in every job they are imported before the stage is first called.
+        if self._imported:
+            self.usual |= {place for place in self.attributes if is_below(place, self._imported)}
+        for name, now in self.reads.items():
+            self.reads[name] = first.reads.setdefault(name, now)
         return self
 
     def _enter(
@@ -152,31 +182,29 @@ class Arguments:
         is_over = levels < 0 or len(fields or ()) > _MAX_FIELDS or self._count > _MAX_VALUES
         is_hidden = fields is None or (not fields and kind == "object" and is_sealed(cls))
         if fields is None or is_hidden or (fields and is_over):
-            if not quiet:
+            if not quiet or issubclass(cls, threading.local):
                 self.left[place] = in_words(value)
             return
         self._seen[id(value)] = value
         is_object = kind in ("object", "fields", *_NEUTRAL)
         if owner is None and (is_object or not place):
             owner = value
-        for name, part in fields.items():
-            if of_library and name in _COUNTS:
-                continue
-            if kind != "list" or isinstance(name, str):
-                self._sort(place, str(name), part, owner, levels, quiet)
-            elif kind_of(type_of(part)) != "leaf":
-                self._enter(f"{place}.{name}", part, owner, levels - 1, quiet)
-            elif not quiet:
-                self.left[place] = in_words(value)
         of_class = kept_by(value if kind == "class" else cls, fields) if is_object else {}
-        for name, part in of_class.items():
-            if not (of_library and name in _COUNTS):
-                self._sort(place, name, part, owner, levels, quiet=True)
+        for name, part in {**fields, **of_class}.items():
+            if kind == "list" and not isinstance(name, str):
+                if kind_of(type_of(part)) != "leaf":
+                    self._enter(f"{place}.{name}", part, owner, levels - 1, quiet)
+                elif not quiet:
+                    self.left[place] = in_words(value)
+            elif not (of_library and name in _COUNTS):
+                self._sort(place, str(name), part, owner, levels, quiet or name in of_class)
 
     def _sort(self, above: str, name: str, part: Any, owner: Any, levels: int, quiet: bool) -> None:
         """Compare a field, look into it, or leave it."""
-        place = f"{above}.{name}" if name and above else above or name
+        place = _joined(above, name)
         bare, shapes, is_meaningless = read_name(name)
+        if type_of(part) is contextvars.ContextVar and (shapes or read_name(part.name)[1]):
+            shapes, part = True, held_by(part).get("")
         if is_meaningless or place in self.ignored:
             return
         kind = kind_of(type_of(part))
@@ -199,6 +227,10 @@ class Arguments:
             self.left[place] = in_words(part)
 
 
+def _joined(above: str, name: str) -> str:
+    return f"{above}.{name}" if name and above else above or name
+
+
 def read_arguments(call: Call, ignored: Collection[str], first: FirstValues) -> Arguments:
     """The arguments that count of a call, without what its stage or the config has `ignored`.
 
@@ -210,7 +242,8 @@ def read_arguments(call: Call, ignored: Collection[str], first: FirstValues) -> 
         given = attrs.evolve(call, stage=stage.whole, args=args, kwargs=kwargs)
     # What prompts are computed of counts as far as it is something else.
     whole = () if callable(stage.prompts) else (holder,)
-    found = Arguments({*IGNORED, *(stage.ignore or ()), *ignored, *whole}, prompts)
+    code, func = first.code_of(given), stage.whole.func
+    found = Arguments({*IGNORED, *(stage.ignore or ()), *ignored, *whole}, prompts, code)
     if ALL in found.ignored:
         return found
     for name, parameter in given.bound.signature.parameters.items():
@@ -222,25 +255,20 @@ def read_arguments(call: Call, ignored: Collection[str], first: FirstValues) -> 
             is_counted = each not in (*found.ignored, *SELF, holder)
             if is_counted and (one is not prompts or is_single(one)):
                 found.at_argument(each, one, default)
-    roots = {
-        name: value
-        for name, value in given.arguments.items()
-        if name in SELF or (name == holder and value is not prompts)
-    }
-    func: Any = stage.whole.func
-    if (owner := getattr(func, "__self__", None)) is not None:
-        func, roots["self"] = getattr(func, "__func__", func), owner
-    elif not isinstance(func, types.FunctionType):
-        roots["self"] = func
-    for name, value in roots.items():
-        found.at(name, value, quiet=name not in SELF, is_root=True)
-    if not isinstance(func, types.FunctionType) or func.__closure__ or func.__dict__:
-        found.at("", func)
-    functions = call.code.functions
-    for number, one in enumerate(functions):
-        if number:
-            found.at(one.__name__, one)
-        found.at_module(one, "" if one.__module__ == functions[0].__module__ else one.__module__)
+    if holder in given.arguments and given.arguments[holder] is not prompts:
+        found.at(holder, given.arguments[holder], quiet=holder not in SELF, is_root=True)
+    for name in SELF:
+        if name in given.arguments:
+            found.at(name, given.arguments[name], is_root=True)
+    if not isinstance(func, types.FunctionType):
+        found.at("self", getattr(func, "__self__", func), is_root=True)
+    for number, one in enumerate(code.functions):
+        if number >= code.own or one.__closure__ or one.__dict__:
+            found.at("" if number < code.own else one.__name__, one)
+        is_near = one.__module__ == code.functions[0].__module__
+        found.at_globals(one, code.names[number], "" if is_near else one.__module__)
+    if not code.is_whole and "code" not in found.ignored:
+        found.left["code"] = "more helpers than are followed"
     if stage.prompts is None and found.large and holder != "prompts":
         call.refuse_as_prompts(found.large[0])
     return found.settle(first)
@@ -260,7 +288,19 @@ class FirstValues:
     """
 
     changing: set[str] = attrs.field(factory=set)
+    reads: dict[str, Any] = attrs.field(init=False, factory=dict)
+    _codes: dict[Any, Code] = attrs.field(init=False, factory=dict)
     _known: dict[int, tuple[Any, dict[str, Any]]] = attrs.field(init=False, factory=dict)
+
+    def code_of(self, call: Call) -> Code:
+        """What it runs: of a method, that of the class of its object, which may override it."""
+        func, arguments = call.stage.func, call.arguments
+        owner = getattr(func, "__self__", arguments.get("self", arguments.get("cls")))
+        kind: Any = owner if issubclass(type(owner), type) else type(owner)
+        if kind not in self._codes:
+            objects = [value for value in arguments.values() if value is not call.prompts]
+            self._codes[kind] = Code.of(func, objects)
+        return self._codes[kind]
 
     def of(self, owner: Any, now: dict[str, Any]) -> dict[str, Any]:
         """The first values of an object's attributes that have these values now."""

@@ -72,12 +72,9 @@ class PromptMatching(CallMatching):
             call.visit.take(key, checksum)
 
     def give_back(self, call: Call, found: Any, *, is_lost: bool = False) -> None:
-        if isinstance(found, Key):
-            super().give_back(call, found, is_lost=is_lost)
-            return
         self._ledger.give_back(call.parts)
-        for key in _of_step(call, found):
-            call.visit.give_back(key)
+        for key in [found] if isinstance(found, Key) else _of_step(call, found):
+            call.visit.give_back(key, is_lost=is_lost and key == found)
 
     def load(self, call: Call, found: Any) -> LoadedDump:
         """As `CallMatching.load`, or the groups as the stage would have returned them."""
@@ -167,7 +164,6 @@ class PromptMatching(CallMatching):
 def _of_step(call: Call, found: Key | PromptGroups) -> dict[Key, str]:
     """The dumps of the call's own step that serve it, with their checksums."""
     if isinstance(found, Key):
-        keys = {found: call.meta.checksum}
-    else:
-        keys = {group.key: group.checksum for group in found.groups}
+        return {found: call.meta.checksum}
+    keys = {group.key: group.checksum for group in found.groups}
     return {key: keys[key] for key in keys if not key.size and key.step == call.step}

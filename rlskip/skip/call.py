@@ -7,7 +7,6 @@ import functools
 import inspect
 import threading
 import time
-import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rlskip.jobs.served import Needs
-    from rlskip.skip.code import Code
     from rlskip.skip.prompt_rows import PromptRows
     from rlskip.skip.run_dumps import PromptGroups
     from rlskip.skip.step_calls import Key
@@ -128,19 +126,6 @@ class Call:
             if parameter.kind is parameter.VAR_KEYWORD:
                 return {**found, **found[name], **found}
         return found
-
-    @functools.cached_property
-    def code(self) -> Code:
-        """What it runs: of a method, that of the class of its object, which may override it."""
-        func = self.stage.whole.func
-        owner = getattr(func, "__self__", None)
-        if owner is None and isinstance(func, types.FunctionType):
-            arguments = self.arguments
-            owner = arguments.get("self", arguments.get("cls"))
-        elif owner is None:
-            owner = func
-        kind: Any = owner if issubclass(type(owner), type) else type(owner)
-        return self.stage.code_for(kind)
 
     @functools.cached_property
     def prompts(self) -> Any:

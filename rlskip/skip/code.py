@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dis
 import functools
+import importlib.util
 import inspect
+import sys
 import textwrap
 import types
 from collections.abc import Callable, Iterable, Sequence
@@ -13,117 +16,193 @@ from typing import Any
 
 import attrs
 
-from rlskip.skip.stored import cells_of, classes_of, is_neutral
+from rlskip.skip.stored import (
+    attributes_of,
+    cells_of,
+    classes_of,
+    held_by,
+    is_neutral,
+    is_neutral_module,
+    kind_of,
+    type_of,
+)
 
 _CODE = (
     types.FunctionType, types.MethodType, functools.partial, functools.partialmethod, staticmethod,
     classmethod, property, functools.cached_property, type(functools.lru_cache(len)),
 )  # fmt: skip
-_MOST = 20  # functions whose helpers count, and functions that one list or mapping holds
+_MOST_FUNCTIONS, _MOST_OBJECTS = 64, 512
+_MOST = 20  # parts of a list or a mapping
+
+
+def layers_of(func: Any) -> list[Any]:
+    """What a callable runs: what binds or decorates a function, then the function itself."""
+    found = [func]
+    for one in found:  # which grows meanwhile
+        found += _below(one)[:_MOST]
+    return found[:_MOST]
+
+
+def _below(value: Any) -> list[Any]:
+    """What a callable passes its calls on to; empty for a function that decorates none."""
+    if issubclass(type(value), types.FunctionType):
+        below = [value.__dict__.get("__wrapped__")]
+    elif issubclass(type(value), _CODE):
+        names = ("__func__", "func", "fget", "__wrapped__")
+        below = [getattr(value, name) for name in names if hasattr(value, name)][:1]
+    else:
+        called = vars(type(value)).get("__call__")
+        below = [called if isinstance(called, types.FunctionType) else None]
+        below.append(attributes_of(value).get("__wrapped__"))
+    return [one for one in below if one is not None]
 
 
 def innermost(func: Any) -> Any:
     """The function that a callable runs in the end, without what decorates or binds it."""
-    while True:
-        if isinstance(func, functools.partial | functools.partialmethod):
-            func = func.func
-        elif isinstance(func, types.MethodType):
-            func = func.__func__
-        elif (wrapped := getattr(func, "__wrapped__", None)) is not None:
-            func = wrapped
-        elif isinstance(func, staticmethod | classmethod):
-            func = func.__func__
-        elif isinstance(func, property):
-            func = func.fget
-        elif isinstance(func, functools.cached_property):
-            func = func.func
-        elif isinstance(func, types.FunctionType):
-            return func
-        elif not isinstance(called := vars(type(func)).get("__call__"), types.FunctionType):
-            return func  # built in, or an object without __call__ of its own
-        else:
-            func = called
+    return layers_of(func)[-1]
+
+
+@attrs.frozen
+class Names:
+    """What the code of a function, and of those within it, names.
+
+    `read` has the globals that it reads, `every` all names, among them attributes, `texts` its
+    constants, and `modules` what it imports.
+    """
+
+    read: Sequence[str]
+    every: frozenset[str]
+    texts: Sequence[str]
+    modules: Sequence[str]
+
+
+def names_in(func: types.FunctionType) -> Names:
+    return _names_in(func.__code__, func.__globals__.get("__package__") or "")
+
+
+@functools.lru_cache(1 << 10)
+def _names_in(code: types.CodeType, package: str) -> Names:
+    codes = [code]
+    for one in codes:  # which grows meanwhile
+        codes += [const for const in one.co_consts if isinstance(const, types.CodeType)]
+    read, modules = dict[str, None](), dict[str, None]()
+    for one in codes:
+        level = taken = 0  # of an import: how far up, and which names of the module
+        for part in dis.get_instructions(one):
+            if part.opname == "LOAD_GLOBAL":
+                read[part.argval] = None
+            elif part.opname == "IMPORT_NAME":
+                with contextlib.suppress(ImportError):  # beyond the package
+                    modules[importlib.util.resolve_name("." * level + part.argval, package)] = None
+            level, taken = taken, part.argval
+    texts = [text for one in codes for text in one.co_consts if isinstance(text, str)]
+    every = frozenset(name for one in codes for name in one.co_names)
+    return Names([*read], every, texts, [*modules])
 
 
 @attrs.frozen(slots=False, eq=False)  # without slots, for the cached property
 class Code:
-    """The functions that a stage runs: its own, and helpers that it, or one of them, names."""
+    """The functions that a stage runs: its own, and helpers that it, or one of them, names.
+
+    The first `own` are the stage's function and what decorates it. Not `is_whole`: more are named.
+    """
 
     functions: Sequence[types.FunctionType]
+    own: int = 0
+    is_whole: bool = True
 
     @classmethod
-    def of(cls, func: Callable[..., Any], owner: type | None) -> Code:
-        """That of `func`, for an object of the class `owner`; without functions if it is C's.
+    def of(cls, func: Callable[..., Any], objects: Iterable[Any]) -> Code:
+        """That of `func`, called with these objects; without functions if it is C's.
 
-        A helper is a function of its module or of another one of the user's, or a method there: of
-        what is named, be it a class or an object, or of `owner`, which may override what the stage
-        calls.
+        A helper is a function of its module or of another one of the user's. It is reached from
+        globals, closures, imports and `objects` by the names in the code: what objects, classes,
+        modules, lists and mappings store, step by step.
         """
-        func = innermost(func)
-        found = [func] if isinstance(func, types.FunctionType) else []
+        layers = [one for one in layers_of(func) if isinstance(one, types.FunctionType)][::-1]
+        found = layers[:1] + [one for one in layers[1:] if _is_users(one)]
+        own, met = len(found), {id(one): one for one in (func, *objects)}
         for one in found:  # which grows meanwhile
-            there, (_, named) = one.__globals__, names_in(one.__code__)
+            names, there = names_in(one), one.__globals__
+            known = [*map(there.get, names.read), *map(sys.modules.get, names.modules)]
+            near = [*met.values(), *cells_of(one).values(), *known]
+            if isinstance(around := there.get(one.__qualname__.partition(".")[0]), type):
+                near.append(around)  # of a method its class, no function around it
             seen = set[int]()
-            near: list[Any] = [*cells_of(one).values(), *map(there.get, named)]
-            for holder in [value for value in near if type(value) in (list, tuple, dict)]:
-                near += [*(holder.values() if type(holder) is dict else holder)][:_MOST]
-            for value in (owner, there.get(one.__qualname__.partition(".")[0]), *near):
-                is_kind = issubclass(type(value), type | types.ModuleType)
-                kind: Any = value if is_kind else type(value)
-                if id(kind) not in seen and not is_neutral(kind):
-                    near += _parts(kind, ("__init__", "__call__", *named))
-                seen.add(id(kind))
-            for value in near:
-                helper = innermost(value) if issubclass(type(value), _CODE) else None
-                if isinstance(helper, types.FunctionType) and len(found) <= _MOST:
-                    is_users = "-packages" not in helper.__code__.co_filename
-                    is_users = is_users and not is_neutral(helper)
-                    is_near = is_users or helper.__module__ == func.__module__
-                    if is_near and helper not in found:
-                        found.append(helper)
-        return cls(found)
+            for value in near:  # which grows meanwhile
+                if id(value) in seen:
+                    continue
+                seen.add(id(value))
+                if type(value) is types.FunctionType:
+                    is_near = value.__globals__ is found[0].__globals__ or _is_users(value)
+                    found += [value] if is_near and value not in found else []
+                with contextlib.suppress(Exception):  # an object of the user's raises anything
+                    if parts := _parts(value, names.every):
+                        near += parts
+                        met[id(value)] = value
+                if len(found) > _MOST_FUNCTIONS or len(near) > _MOST_OBJECTS:
+                    return cls(found[:_MOST_FUNCTIONS], own, is_whole=False)
+        return cls(found, own)
+
+    @functools.cached_property
+    def names(self) -> list[Names]:
+        """Of each of the functions what it names."""
+        return [*map(names_in, self.functions)]
 
     @functools.cached_property
     def digest(self) -> str | None:
         """``NAME, source HEX``; None for a function of rlskip's own, or without functions.
 
-        Decorators, comments and layout do not count. ``bytecode`` stands for ``source`` where there
-        is none, as in ``python -c``.
+        Comments and layout do not count, nor how a decorator is called. ``bytecode`` stands for
+        ``source`` where there is none, as in ``python -c``.
         """
         import xxhash  # a job that skips nothing needs none
 
         if not self.functions or f"{self.functions[0].__module__}.".startswith("rlskip."):
             return None
         try:
-            kind, text = "source", "\n".join(map(_source, self.functions))
+            kind, texts = "source", sorted(map(_source, self.functions))
         except (OSError, TypeError):
-            kind, text = "bytecode", "\n".join(_bytecode(f.__code__) for f in self.functions)
-        return f"{self.functions[0].__qualname__}, {kind} {xxhash.xxh3_64_hexdigest(text.encode())}"
+            kind, texts = "bytecode", sorted(_bytecode(f.__code__) for f in self.functions)
+        digest = xxhash.xxh3_64_hexdigest("\n".join(texts).encode())
+        return f"{self.functions[0].__qualname__}, {kind} {digest}"
 
 
-def _parts(kind: Any, names: Iterable[str]) -> list[Any]:
-    """What a class or a module has by these names, read without calling it."""
-    is_module = isinstance(kind, types.ModuleType)
-    found: dict[str, Any] = {}
-    for own in [vars(kind)] if is_module else [own for _, own in classes_of(kind)]:
-        found = {name: own[name] for name in names if name in own} | found
-    return [*found.values()]
+def _is_users(func: types.FunctionType) -> bool:
+    """Whether a function is code of the user's: not Python's, nor of an installed package."""
+    module = str(func.__globals__.get("__name__"))
+    return "-packages" not in func.__code__.co_filename and not is_neutral_module(module)
 
 
-@functools.lru_cache(1 << 10)
-def names_in(code: types.CodeType) -> tuple[list[str], list[str]]:
-    """The globals that a function, and those within it, read; and all names that they have."""
-    codes = [code]
-    for one in codes:  # which grows meanwhile
-        codes += [const for const in one.co_consts if isinstance(const, types.CodeType)]
-    parts = (part for one in codes for part in dis.get_instructions(one))
-    read = {part.argval: None for part in parts if part.opname == "LOAD_GLOBAL"}
-    return [*read], [*dict.fromkeys(name for one in codes for name in one.co_names)]
+def _parts(value: Any, names: frozenset[str]) -> list[Any]:
+    """What a value stores by these names, or gives its calls on to, read without calling it."""
+    kind = type_of(value)
+    found: dict[Any, Any] = {}
+    if kind in (list, tuple, dict):
+        found = dict(enumerate([*(value.values() if kind is dict else value)][:_MOST]))
+    elif issubclass(kind, _CODE):
+        found = dict(enumerate(_below(value)))
+    if kind_of(kind) == "holder":
+        found = held_by(value)
+    elif issubclass(kind, types.ModuleType) and not is_neutral(value):
+        found = {name: vars(value)[name] for name in sorted(names & vars(value).keys())}
+    elif not found and not is_neutral(owner := value if issubclass(kind, type) else kind):
+        spaces = [own for _, own in classes_of(owner)]
+        # What declares fields has an `__init__` that is not in its source.
+        begins = "__post_init__" if kind_of(owner) == "fields" else "__init__"
+        if owner is kind:
+            stored = attributes_of(value)
+            spaces = [stored, stored.get("_modules") or {}, *spaces]  # those of torch
+        for own in reversed(spaces):
+            there = (names | {"__call__", begins}) & own.keys()
+            found |= {name: own[name] for name in sorted(there)}
+    return [part for part in found.values() if kind_of(type_of(part)) != "leaf"]
 
 
 def _source(func: types.FunctionType) -> str:
     """The source of a function; raises OSError without."""
-    text = textwrap.dedent(inspect.getsource(func))
+    lines, first = inspect.findsource(func)  # unlike `getsource` of what it does not wrap
+    text = textwrap.dedent("".join(inspect.getblock(lines[first:])))
     try:
         (tree,) = ast.parse(text).body
     except (SyntaxError, ValueError):  # a lambda within a call

@@ -63,12 +63,14 @@ class Identities:
         compared = {**self.conditions.compared, **named, **asked}
         if arguments is None:
             return attrs.evolve(self.conditions, compared=compared)
-        for name, value in (*arguments.values.items(), *arguments.attributes.items()):
+        for name, value in {**arguments.values, **arguments.attributes}.items():
             compared[f"arguments.{name}"] = value
         noted = {**self.conditions.noted, "defaults": sorted(arguments.usual)}
+        for name, value in arguments.reads.items():
+            noted[f"reads.{name}"] = value
         if arguments.changing:
             noted["changing"] = arguments.changing
-        if (code := call.code.digest) is not None:
+        if (code := arguments.code.digest) is not None:
             noted["code"] = code
             if _CODE in (self._local_config.identity or ()):
                 compared["code"] = code

@@ -51,10 +51,8 @@ def flat_config(config: Any) -> dict[str, Any]:
     raw = dict(leaves(config, resolve=False))
     masked = {
         key
-        for key in found
-        if _is_secret(key)
-        or _ENVIRONMENT.search(str(raw.get(key, ""))) is not None
-        or _LOGIN.search(str(found[key])) is not None
+        for key, value in found.items()
+        if _is_secret(key) or _ENVIRONMENT.search(str(raw.get(key))) or _LOGIN.search(str(value))
     }
     texts = [text for key in masked if isinstance(text := found[key], str) and len(text) >= _LONG]
     for key, value in found.items():
@@ -116,8 +114,7 @@ def changed_keys(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _is_secret(key: str) -> bool:
-    key = key.lower()
-    return _SECRET.search(key) is not None and _NO_SECRET.search(key) is None
+    return bool(_SECRET.search(key.lower()) and not _NO_SECRET.search(key.lower()))
 
 
 def _plain(value: Any) -> Any:

@@ -31,11 +31,11 @@ _SCALARS = (str, int, float, bool, type(None))
 
 
 class _NotPlain(Exception):
-    """A value that is not plain data; `is_large`: only because of its size."""
+    """A value that is not plain data."""
 
-    def __init__(self, what: str, *, is_large: bool = False) -> None:
-        super().__init__(what)
-        self.is_large = is_large
+
+class _TooLarge(_NotPlain):
+    """Only its size keeps it from being plain data."""
 
 
 def plain_or_not(value: Any) -> tuple[Any, str, bool]:
@@ -46,13 +46,13 @@ def plain_or_not(value: Any) -> tuple[Any, str, bool]:
 
     def simpler(part: Any) -> Any:
         if next(parts) > _MAX_PARTS:
-            raise _NotPlain("large data", is_large=True)
+            raise _TooLarge("large data")
         return part if type_of(part) in _SCALARS else _simpler(part)
 
     try:
         return comparable(value, "", simpler), "", False
     except _NotPlain as error:
-        return None, str(error), error.is_large
+        return None, str(error), isinstance(error, _TooLarge)
     except Exception:  # nested too deep, or an object of the user's raises anything
         return None, f"a {type(value).__qualname__} that cannot be compared", False
 
@@ -67,7 +67,7 @@ def _simpler(value: Any) -> Any:
         if getattr(getattr(value, "device", None), "type", "cpu") != "cpu":
             raise _NotPlain(f"a tensor on {value.device.type}")  # no stage waits for a copy
         if value.shape and value.nbytes > _MAX_ARRAY:
-            raise _NotPlain(f"an array of {value.nbytes} bytes", is_large=True)
+            raise _TooLarge(f"an array of {value.nbytes} bytes")
         return value
     if issubclass(cls, bytes | bytearray) and len(value) > _MAX_ARRAY:
         raise _NotPlain(in_words(value))

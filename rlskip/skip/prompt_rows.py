@@ -86,24 +86,22 @@ class PromptRows:
         if differ and Counter(self.digests) == Counter(then.digests):
             return "the same prompts in another order"
         for i in differ[:_SHOWN]:
-            row, other = (_at(texts, i) for texts in (self.texts, then.texts))
-            if row != other:
-                said.append(f"row {i} is {row} now, {other} in the dump")
-            else:
-                said.append(f"row {i} differs" + (f", but both begin with {row}" if row else ""))
+            row, other = (short("".join(p.texts[i : i + 1]), 50) for p in (self, then))
+            how = f"differs, but both begin with {row}" if row else "differs"
+            how = how if row == other else f"is {row} now, {other} in the dump"
+            said.append(f"row {i} {how}")
         if len(differ) > _SHOWN:
             said.append(f"{len(differ) - _SHOWN} more rows differ")
         return ", ".join(said)
 
 
 def _dtypes(prompts: Any) -> dict[str, str]:
-    dtypes = {}
-    for name, column in columns_of(prompts).items():
-        if is_tensor(column) or isinstance(column, np.ndarray):
-            dtype = str(column.dtype).removeprefix("torch.")
-            if dtype != "object" and name not in VOLATILE:
-                dtypes[str(name)] = dtype
-    return dtypes
+    return {
+        str(name): str(column.dtype).removeprefix("torch.")
+        for name, column in columns_of(prompts).items()
+        if (is_tensor(column) or isinstance(column, np.ndarray)) and name not in VOLATILE
+        if column.dtype != object
+    }
 
 
 def _shown(prompts: Any, n: int) -> Sequence[Any]:
@@ -143,11 +141,6 @@ def _without_padding(row: Any) -> Any:
     other = (row != row[0]).nonzero()
     starts = other[0] if isinstance(row, np.ndarray) else other[:, 0]
     return row[int(starts[0]) :] if len(starts) else row
-
-
-def _at(texts: Sequence[str], i: int) -> str:
-    """What a message shows of a row; empty where it was not recorded."""
-    return short(texts[i], 50) if i < len(texts) else ""
 
 
 # -- which rows are which prompt's ---------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from rlskip.errors import ConfigError, RlskipError
-from rlskip.skip.code import Code, innermost
+from rlskip.skip.code import innermost
 from rlskip.skip.names import ALL, IGNORED, SELF
 
 PromptsSpec = str | Callable[..., Any] | None
@@ -54,11 +54,6 @@ class Stage:
     @functools.cached_property
     def name(self) -> str:
         return f"{named(self.func).__module__}.{named(self.func).__qualname__}"
-
-    @functools.cached_property
-    def code_for(self) -> Callable[[type], Code]:
-        """What it runs for an object of a class."""
-        return functools.cache(functools.partial(Code.of, self.func))
 
     @functools.cached_property
     def signature(self) -> inspect.Signature:

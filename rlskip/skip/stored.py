@@ -7,6 +7,7 @@ Nor is a resolver of the user's (:func:`~rlskip.config.check.readable`).
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import enum
 import functools
@@ -14,7 +15,9 @@ import itertools
 import os
 import re
 import sys
+import threading
 import types
+import weakref
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -43,16 +46,14 @@ Kind = Literal[
 A holder gives another object on, with arguments maybe; the last three are neutral.
 """
 _LISTS = (list, tuple, set, frozenset, deque)
-_FRAMES = {
-    types.GeneratorType: "gi_frame", types.CoroutineType: "cr_frame",
-    types.AsyncGeneratorType: "ag_frame",
-}  # fmt: skip
+_RUNNING = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 _KINDS: tuple[tuple[Kind, Any], ...] = (
     ("class", (type, types.ModuleType)),
-    ("neutral", (types.BuiltinFunctionType, types.MethodWrapperType)),
+    ("neutral", (types.BuiltinFunctionType, types.MethodWrapperType)), ("object", threading.local),
     ("config", (DictConfig, ListConfig)), ("dict", dict), ("list", _LISTS),
-    ("holder", (functools.partial, types.MethodType)),
-    ("function", (types.FunctionType, *_FRAMES)),
+    ("holder", (functools.partial, functools.partialmethod, staticmethod, classmethod)),
+    ("holder", (types.MethodType, weakref.ref, contextvars.ContextVar)),
+    ("function", types.FunctionType),
 )  # fmt: skip
 # Packages of engines, weights, tokenizers, data, clients, and of what logs, waits and computes.
 _PACKAGES = """
@@ -82,7 +83,7 @@ def kind_of(cls: Any) -> Kind:
     from rlskip.store.comparable import is_text  # needs numpy
 
     single = (str, bytes, bytearray, enum.Enum, os.PathLike, types.NoneType)
-    if issubclass(cls, single) or is_text(cls) or is_array_type(cls):
+    if issubclass(cls, (*single, *_RUNNING)) or is_text(cls) or is_array_type(cls):
         return "leaf" if not cls.__module__.startswith("torch.nn.parameter") else "neutral"
     for kind, classes in _KINDS:
         if issubclass(cls, classes):
@@ -108,7 +109,11 @@ def is_array_type(kind: type) -> bool:
 def is_neutral(owner: Any) -> bool:
     """Whether a class or a module is of Python, or of a package with no sampling of its own."""
     name = owner.__name__ if isinstance(owner, types.ModuleType) else owner.__module__
-    package = (name or "").partition(".")[0]
+    return is_neutral_module(name or "")
+
+
+def is_neutral_module(name: str) -> bool:
+    package = name.partition(".")[0]
     return package in _NEUTRAL_PACKAGES or package in sys.stdlib_module_names
 
 
@@ -142,14 +147,14 @@ def inside(value: Any, kind: Kind, most: int, *, is_stage: bool) -> dict[Any, An
     """
     if kind == "leaf":
         return None
-    if kind == "holder" and isinstance(value, functools.partial):
-        return {**dict(enumerate(value.args)), **value.keywords, "": value.func}
-    if kind == "holder":  # a bound method
-        return {"": value.__self__, "_": value.__func__}
+    if kind == "holder":
+        return held_by(value)
     if kind == "function":
         return _of_function(value, is_stage=is_stage)
     if kind == "class":
         return {}
+    if issubclass(type_of(value), threading.local):  # of a subclass, what it starts with may run
+        return attributes_of(value) or None if type_of(value) is threading.local else None
     if (parts := parts_of(value, kind, most)) is None:
         return attributes_of(value)
     return {**added_to(value, parts), **parts}
@@ -170,21 +175,12 @@ def parts_of(value: Any, kind: Kind, most: int | None = None) -> dict[Any, Any] 
         base: Any = next(base for base in _LISTS if issubclass(cls, base))
         names = getattr(cls, "_fields", itertools.count())
         return dict(itertools.islice(zip(names, base.__iter__(value), strict=False), most))
-    if kind != "fields":
-        return None
-    # Parameters for sampling often are such objects: dataclasses, attrs' classes, vLLM's
-    # SamplingParams (msgspec), pydantic's models, transformers' GenerationConfig.
-    cls, stored = type_of(value), attributes_of(value)
-    if issubclass(cls, NAMESPACES):
-        return stored
-    if not (declared := declared_names(cls)):
-        return {k: v for k, v in stored.items() if k[:1] != "_" and k != "transformers_version"}
-    return {name: stored.get(name, UNREAD) for name in declared}
+    return _declared_fields(value) if kind == "fields" else None
 
 
 def added_to(value: Any, parts: Mapping[Any, Any]) -> dict[str, Any]:
     """What shapes rollouts among what an object, or its class, stores besides `parts`."""
-    if type(value) in _LISTS or type(value) is dict:
+    if type(value) in (*_LISTS, dict):
         return {}
     stored = {**attributes_of(value), **parts}
     found = shaping_in({**kept_by(type(value), stored), **stored})
@@ -222,7 +218,10 @@ def kept_by(kind: Any, stored: Mapping[Any, Any]) -> dict[str, Any]:
     """
     is_class = isinstance(kind, type)
     found: dict[str, Any] = {}
-    for owner, own in classes_of(kind) if is_class else [(kind, vars(kind))]:
+    classes = classes_of(kind) if is_class else [(kind, vars(kind))]
+    if type(kind) not in (type, types.ModuleType):
+        classes += classes_of(type(kind))  # the metaclass is asked last
+    for owner, own in classes:
         is_users = is_class and not is_neutral(owner)
         for name, part in own.items():
             if type(part) is types.FunctionType or name[:2] == "__":  # most are
@@ -234,6 +233,16 @@ def kept_by(kind: Any, stored: Mapping[Any, Any]) -> dict[str, Any]:
             elif is_users and type(part) not in _USUAL:
                 found.setdefault(name, part)
     return {name: part for name, part in found.items() if name not in stored}
+
+
+def _declared_fields(value: Any) -> dict[str, Any]:
+    """The fields that the class of an object declares, as dataclasses and pydantic's models do."""
+    kind, stored = type_of(value), attributes_of(value)
+    if issubclass(kind, NAMESPACES):
+        return stored
+    if not (names := declared_names(kind)):
+        return {k: v for k, v in stored.items() if k[:1] != "_" and k != "transformers_version"}
+    return {name: stored.get(name, UNREAD) for name in names}
 
 
 @functools.lru_cache(1 << 12)
@@ -284,14 +293,23 @@ def _entries(node: DictConfig | ListConfig) -> dict[Any, Any]:
     return {key: read(child) for key, child in parts}
 
 
-def _of_function(value: Any, *, is_stage: bool) -> dict[str, Any]:
-    """What a function's closure holds, and what shapes rollouts among its defaults and attributes.
+def held_by(value: Any) -> dict[Any, Any]:
+    """What is given on by a partial, a bound method, a reference or a variable of a context."""
+    if isinstance(value, functools.partial | functools.partialmethod):
+        return {**dict(enumerate(value.args)), **value.keywords, "": value.func}
+    if isinstance(value, staticmethod | classmethod):
+        return {"": value.__func__}
+    if isinstance(value, types.MethodType):
+        return {"": value.__self__, "_": value.__func__}
+    if isinstance(value, contextvars.ContextVar):
+        with contextlib.suppress(LookupError):  # it is not set, and has no default
+            return {"": value.get()}
+        return {}
+    return {"": weakref.ref.__call__(value)}
 
-    Of a generator it is what it has now.
-    """
-    if not isinstance(value, types.FunctionType):
-        frame = getattr(value, _FRAMES[type_of(value)])
-        return shaping_in(frame.f_locals) if frame else {}
+
+def _of_function(value: Any, *, is_stage: bool) -> dict[str, Any]:
+    """What a closure holds, and what shapes rollouts among a function's defaults and attributes."""
     code, found = value.__code__, shaping_in(value.__dict__)
     if is_stage:
         found = {name: part for name, part in found.items() if name not in code.co_varnames}
@@ -299,7 +317,8 @@ def _of_function(value: Any, *, is_stage: bool) -> dict[str, Any]:
         usual = value.__defaults__ or ()
         names = code.co_varnames[code.co_argcount - len(usual) : code.co_argcount]
         by_name = {**dict(zip(names, usual, strict=True)), **(value.__kwdefaults__ or {})}
-        found = {**shaping_in(by_name), **found}
+        objects = {k: part for k, part in by_name.items() if kind_of(type_of(part)) != "leaf"}
+        found = {**shaping_in(by_name), **objects, **found}
     return {**cells_of(value), **found}
 
 

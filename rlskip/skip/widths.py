@@ -170,14 +170,9 @@ def _width(source: Source, what: str) -> int | None:
 
 def _some(columns: Mapping[Any, Any], rows: Sequence[int], n: int) -> dict[Any, Any]:
     """These rows of a mapping's columns, and of the columns that its values hold."""
-    some = {}
-    for name, column in columns.items():
-        if column_length(column) == n:
-            column = select({name: column}, rows)[name]
-        elif isinstance(column, dict):
-            column = _some(column, rows, n)
-        some[name] = column
-    return some
+    long = {name: column for name, column in columns.items() if column_length(column) == n}
+    inner = {name: _some(c, rows, n) for name, c in columns.items() if isinstance(c, dict)}
+    return {**columns, **inner, **(select(long, rows) if long else {})}
 
 
 def _extents_of(source: Source) -> Mapping[str, Any]:

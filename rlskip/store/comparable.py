@@ -1,17 +1,7 @@
 """The rule by which a replay finds two values equal, and the plain JSON that shows it.
 
-Two values are equal if and only if their plain JSON is, whatever their length:
-
-- numbers by value: ``1`` equals ``1.0``, NaN equals NaN, ``-0.0`` equals ``0.0``; a scalar of numpy
-  and a 0-d tensor equal Python's number;
-- a flag is not a number, a text is neither, and None equals None alone;
-- lists and tuples item by item; sets by their items; mappings by their keys and values, in any
-  order: the keys ``1`` and ``1.0`` are one, ``1`` and ``"1"`` are two;
-- a member of an enum by its name and its value, a path by its text;
-- arrays, tensors, bytes and what else JSON lacks by type, shape and content.
-
-The rule is symmetric. A long text, list or mapping is kept as a hash of that JSON, because each
-dump records it.
+Two values are equal if and only if their plain JSON is, whatever their length; docs/skip.md states
+the rule. A long text, list or mapping is kept as a hash of that JSON: each dump records it.
 """
 
 from __future__ import annotations
@@ -90,10 +80,8 @@ class _Conversion:
             return _text(value)
         if value is None or isinstance(value, bool):
             return value
-        if isinstance(value, int) and abs(value) < _LARGEST:
-            return int(value)
-        if isinstance(value, float):
-            return float(value)
+        if isinstance(value, float) or (isinstance(value, int) and abs(value) < _LARGEST):
+            return float(value) if isinstance(value, float) else int(value)
         if isinstance(value, Set):
             levels -= 1  # it is kept as a list in a mapping
         if self._walk.why_endless(MAX_DEPTH - levels + 1):

@@ -22,26 +22,22 @@ GIVEN = "given"
 class Identity:
     """What rollouts were generated from, by name.
 
-    Make one with :meth:`of`: the values here are plain JSON already
-    (:func:`~rlskip.store.comparable.comparable`).
-
     Parameters
     ----------
     compared
-        What must be equal: ``prompts`` (their hash), ``role``, ``stage``, ``n``, ``prompt_len``,
-        ``response_len``, ``sampling.NAME``, ``arguments.NAME`` of the stage, ``meta_info.NAME`` of
-        the prompts, ``identity.NAME`` of ``annotate(identity=...)``, and ``config.KEY`` of
-        ``skip.identity``, or ``code`` of it. Weights, step and learning rate do not count.
+        What must be equal, as plain JSON: ``prompts`` (their hash), ``role``, ``stage``, ``n``,
+        ``prompt_len``, ``response_len``, ``sampling.NAME``, ``arguments.NAME``, ``meta_info.NAME``,
+        ``identity.NAME``, ``config.KEY``, and ``code`` if ``skip.identity`` names it.
     noted
         A difference is only logged: ``model``, ``versions.NAME``, ``code`` (a digest of the
-        stage's). And ``defaults``, the names of the arguments that have their default; without it
-        the arguments are not known. ``changing``: of those that change while stages run, of which
-        no value is right. ``place``, of a run that was given no name, is where it comes from:
-        another one, unless it has the same ``code``, is no better than another name. ``given``:
-        the rollouts were not generated, so what is not in `compared` is not compared.
+        stage's) and ``reads.NAME`` (what it reads of modules), these where both know them. Then
+        ``defaults``, the names of arguments that have their default; without it the arguments are
+        not known. ``changing``: of those that change while stages run, of which no value is right.
+        ``place``, of a run that was given no name: another one, unless it has the same ``code``,
+        is no better than another name. ``given``: the rollouts were not generated, so what is not
+        in `compared` is not compared.
     ignored
-        Names of arguments that are not compared now, whatever a dump has; ``*`` is all. No dump
-        records them.
+        Names of arguments that are not compared now, whatever a dump has; ``*`` is all.
     """
 
     compared: Mapping[str, Any] = attrs.field(factory=dict)
@@ -57,21 +53,13 @@ class Identity:
     ) -> Identity:
         """An identity of values of any kind.
 
-        Raises
-        ------
-        UnsupportedTypeError
-            A value cannot be compared; the error names it.
+        Raises UnsupportedTypeError for a value that cannot be compared, by name.
         """
-        return cls(
-            {name: comparable(value, name) for name, value in compared.items()},
-            {name: comparable(value, name) for name, value in (noted or {}).items()},
-            ignored,
-        )
+        return cls(_plain(compared), _plain(noted or {}), ignored)
 
     def adding(self, compared: Mapping[str, Any]) -> Identity:
         """This with further entries, or others, in `compared`; raises as :meth:`of`."""
-        more = {name: comparable(value, name) for name, value in compared.items()}
-        return attrs.evolve(self, compared={**self.compared, **more})
+        return attrs.evolve(self, compared={**self.compared, **_plain(compared)})
 
     def without(self, name: str) -> Identity:
         """This without an entry of `compared`."""
@@ -96,13 +84,9 @@ class Identity:
     def differences(self, other: Identity) -> tuple[list[str], list[str]]:
         """What makes `other`, a dump's, unfit for this call, and what is only logged.
 
-        A role or a stage that one of them does not have is not known: a role was used by hand. An
-        argument that one of them does not have is equal to one that has its default.
-
-        Returns
-        -------
-        must, warn
-            Readable lines such as ``sampling.temperature: 1.0 now, 0.7 in the dump``.
+        As lines such as ``sampling.temperature: 1.0 now, 0.7 in the dump``. A role or a stage that
+        one of them does not have is not known: a role was used by hand. An argument that one of
+        them does not have is equal to one that has its default.
         """
         now, then = self.compared, other.compared
         if _CODE in now and _CODE in other.noted:  # every dump notes it
@@ -115,7 +99,9 @@ class Identity:
                 f"place: {self.noted[_PLACE]!r} now, {place!r} in the dump, and the function's "
                 "source is not the same; skip.experiment_name=NAME names this run"
             )
-        noted = {*self.noted, *other.noted} - {_DEFAULTS, _CHANGING, _PLACE, GIVEN}
+        either = {*self.noted, *other.noted} - {_DEFAULTS, _CHANGING, _PLACE, GIVEN}
+        both = self.noted.keys() & other.noted.keys()
+        noted = {name for name in either if name in both or not name.startswith("reads.")}
         if _kind_of_code(self.noted) != _kind_of_code(other.noted):
             noted.discard(_CODE)
         warn = _lines(sorted(noted), self.noted, other.noted)
@@ -187,6 +173,10 @@ class Identity:
         if not {*map(type, lists)} <= {list} or not {*map(type, texts)} <= {str}:
             raise ValueError("an identity with entries of other types")
         return cls(compared, noted)
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: comparable(value, name) for name, value in values.items()}
 
 
 def _lines(names: Iterable[str], now: Mapping[str, Any], then: Mapping[str, Any]) -> list[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import collections
-import enum
 import functools
+import weakref
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType, SimpleNamespace
+from pathlib import PosixPath
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -108,17 +109,13 @@ def class_variable(value: float) -> Any:
     return Declared()
 
 
-def generator(value: float) -> Iterator[float]:
-    def act(temperature: float) -> Iterator[float]:
-        yield temperature
+def referred(value: float) -> Any:
+    plain = Plain(value)
+    KEPT.append(plain)
+    return weakref.ref(plain)
 
-    return act(value)
 
-
-def module(value: float) -> Any:
-    made = ModuleType("settings")
-    made.temperature = value  # type: ignore[attr-defined]
-    return made
+KEPT: list[Any] = []
 
 
 def classwide(value: float) -> Any:
@@ -133,8 +130,8 @@ def kept_by_class(value: Any) -> Any:
     return type("Classwide", (type("Base", (), {"kept": value}),), {})()
 
 
-def member(value: float) -> Any:
-    return enum.Enum("Sampling", {"USUAL": value}).USUAL  # type: ignore[attr-defined]
+def of_metaclass(value: float) -> Any:
+    return type("Meta", (type,), {"temperature": value})("Made", (), {})()
 
 
 def defaulting(value: float) -> Any:
@@ -172,8 +169,10 @@ HIDING: dict[str, Callable[[float], Any]] = {
     "class itself": lambda t: type(classwide(t)),
     "class's mapping": lambda t: kept_by_class({"temperature": t}),
     "class's object": lambda t: kept_by_class(Plain(t)),
+    "class's partial": lambda t: kept_by_class(staticmethod(functools.partial(sampled, top_p=t))),
+    "partial method": lambda t: kept_by_class(functools.partialmethod(sampled, temperature=t)),
+    "metaclass": of_metaclass,
     "sealed": lambda t: zlib.compressobj(int(t * 10)),
-    "member": member,
     "default": defaulting,
     "function's attribute": marked,
     "module": Policy,
@@ -189,11 +188,11 @@ HIDING: dict[str, Callable[[float], Any]] = {
     "list of a config": lambda t: OmegaConf.create([{"temperature": t}, "${counted:}"]),
     "list's attribute": added(list, [1]),
     "mapping's attribute": added(dict, {"a": 1}),
-    "text's attribute": added(str, "a"),
+    "path's attribute": added(PosixPath, "a"),
+    "undeclared": added(dataclass(type("Declared", (), {"__annotations__": {}}))),
     "named tuple's attribute": added(Options, 0, 0),
     "class variable": class_variable,
-    "generator": generator,
-    "module of settings": module,
+    "weak reference": referred,
     "user's mapping": lambda t: collections.UserDict(temperature=t, f=print),
     "meta tensor": lambda t: {"temperature": torch.ones(int(t * 10), device="meta")},
 }

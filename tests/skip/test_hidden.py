@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import logging
 import re
@@ -297,77 +296,6 @@ def test_other_code_is_said_or_refused(run: Any, tmp_path: Path, has_source: boo
     assert "replayed although the code of generate has changed" in said
     assert "skip.identity=[code] compares it" in said
     assert "code: 'generate, " in run(loop, "ran.append(2)", identity=["code"])
-
-
-HELPED = """
-import functools
-SETTINGS = {{"temperature": {setting}, "style": 1}}
-class Trainer:
-    def __init__(self, ran): self.ran = ran
-    def helped(self): return {method}
-    def hooked(self): return 1
-    @property
-    def sort(self): return helper()
-    def generate(self, prompts):
-        self.ran.append(1)
-        return self.helped(), self.hooked(), [self.sort for _ in prompts]
-class Hooked(Trainer):
-    def hooked(self): return {override}
-    def unnamed(self): return {other}
-def helper():
-    of_objects = KEPT.of_object, KEPT(), STAGES["one"](), SYSTEM_PROMPT, shared()
-    return {function}, drawn(), made(), SETTINGS, draw(), drawing.look(), Kept().act(), of_objects
-def other(): return {other}
-def drawn(top_p=float({default})): return top_p
-def make(top_k): return lambda: top_k
-made = make({closure})
-class Kept:
-    def __init__(self): self.kept = {init}
-    def __call__(self): return {call}
-    def act(self): return 1
-    @property
-    def of_object(self): return {computed}
-KEPT, SYSTEM_PROMPT = Kept(), "brief"
-def listed(): return {dispatched}
-STAGES = {{"one": listed}}
-@functools.lru_cache
-def shared(): return {cached}
-"""
-DRAWING = """
-MOST = TOP_P = {imported}
-def draw(): return {far}
-def look(): return {farther}, TOP_P
-"""
-
-
-def test_helpers_count_their_code_and_what_they_read(run: Any, tmp_path: Path) -> None:
-    import linecache
-
-    def loop(changed: str, ran: list[int]) -> None:
-        values = collections.defaultdict(lambda: 1, {changed: 2})
-        drawing, helped = types.ModuleType("drawing"), types.ModuleType("helped")
-        vars(helped)["drawing"] = drawing
-        for module, code in ((drawing, DRAWING), (helped, HELPED)):
-            file = tmp_path / f"{module.__name__}.py"
-            file.write_text(code.format_map(values))
-            linecache.checkcache()
-            exec(compile(file.read_text(), str(file), "exec"), vars(module))
-            vars(helped)["draw"] = drawing.draw
-        trainer = helped.Hooked(ran)
-        SkipManager.annotate("rollout", stage="generate", ignore=["self"])(trainer.generate)([1])
-
-    assert run(loop, "") == "generated"
-    left = "SYSTEM_PROMPT (a str)"
-    assert left in run(loop, "other")
-    for changed in (
-        "method", "override", "function", "init", "far", "farther", "call", "computed",
-        "dispatched", "cached",
-    ):  # fmt: skip
-        assert "the code of Trainer.generate has changed" in run(loop, changed)
-    assert "arguments.SETTINGS.temperature: 2 now, 1 in the dump" in run(loop, "setting")
-    assert "arguments.drawing.TOP_P: 2 now, 1 in the dump" in run(loop, "imported")
-    assert "drawn.top_p: 2.0 now, 1.0 in the dump" in run(loop, "default")
-    assert "top_k: 2 now, 1 in the dump" in run(loop, "closure")
 
 
 def test_a_named_tuple_and_a_decaying_closure(run: Any) -> None:

@@ -295,16 +295,6 @@ def test_one_functions_dump_is_not_anothers_unless_both_are_one_stage(run: Run) 
     assert renamed([1]) == "generated"
 
 
-def test_what_another_role_made_is_not_replayed(tmp_path: Path) -> None:
-    SkipManager.init({"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}})
-    SkipManager.set_step(1)
-    generate([1])
-    SkipManager.init({"skip": {"dump_dir": str(tmp_path), "async_rollout": {"enable": True}}})
-    stage = SkipManager.annotate(role="async_rollout", stage="generate")
-    with pytest.raises(MismatchError, match="role: 'async_rollout' now, 'rollout' in the dump"):
-        stage(lambda prompts, sample_id: "sample")([1], "sample_0_1")
-
-
 # -- prompts that cannot be compared -------------------------------------------------------
 
 

@@ -117,14 +117,6 @@ def stage(**options: Any) -> Callable[..., Any]:
     return annotate(generate)
 
 
-def test_other_arguments_are_a_mismatch_that_names_them(calls: Any) -> None:
-    assert not calls(stage(), [1], 4, 1.0)
-    with pytest.raises(MismatchError) as caught:
-        calls(stage(), [1], 2, 0.0)
-    assert "arguments.n: 2 now, 4 in the dump" in caught.value.what
-    assert "arguments.temperature: 0.0 now, 1.0 in the dump" in caught.value.what
-
-
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -226,12 +218,6 @@ def test_what_a_partial_gives_its_function_counts(calls: Any) -> None:
         calls(given("greedy", n=3), [1])
 
 
-def test_what_is_ignored_by_name_does_not_count(calls: Any) -> None:
-    assert not calls(stage(ignore=["temperature", "tag"]), [1], temperature=0.5, tag="a")
-    assert calls(stage(ignore=["temperature", "tag"]), [1], temperature=0.6, tag="b")
-    assert calls(stage(ignore=["*"]), [1], 9, 0.7, x=3)
-
-
 def test_a_dump_that_was_made_before_a_name_was_ignored_is_replayed(calls: Any) -> None:
     assert not calls(stage(), [1], 5, 0.7, x={"temperature": 1, "f": print})
     assert calls(stage(ignore=["n", "temperature", "x"]), [1])
@@ -280,24 +266,6 @@ def test_a_dump_that_records_no_arguments_is_replayed_with_one_warning(
     lines = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     (line,) = [line for line in lines if "arguments" in line]
     assert "the dump does not record arguments.n" in line
-
-
-def test_a_method_compares_neither_self_nor_computed_prompts(calls: Any) -> None:
-    class Trainer:
-        def __init__(self, ran: list[int]) -> None:
-            self.ran = ran
-
-        @SkipManager.annotate(role="rollout", prompts=lambda self, batch, n: batch["ids"])
-        def generate(self, batch: dict[str, Any], n: int) -> None:
-            self.ran.append(1)
-
-    def run(ran: list[int], *args: Any) -> None:
-        Trainer(ran).generate(*args)
-
-    assert not calls(run, {"ids": [1], "uid": "a"}, 1)
-    assert calls(run, {"ids": [1], "uid": "b"}, 1)
-    with pytest.raises(MismatchError, match=r"arguments\.n"):
-        calls(run, {"ids": [1], "uid": "b"}, 2)
 
 
 class Holder:

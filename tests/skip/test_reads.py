@@ -1,0 +1,168 @@
+"""What a stage reads, however it reaches it, is compared, or its change is said."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import linecache
+import logging
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlskip import SkipManager
+from rlskip.errors import MismatchError
+from tests.skip.trainers import visit
+
+PROGRAM = """
+import contextvars, functools, os, sys, threading, types
+class Holder:
+    def __init__(self, **more): vars(self).update(more)
+class Policy:
+    def __init__(self): self.drawn = 0
+    def draw(self): return VALUE * 0 + {0}
+    def __call__(self): return {0}
+    @property
+    def computed(self): return {0}
+class Other(Policy):
+    def draw(self): return {0}
+class Made:
+    def __init__(self): self.kept = {0}
+def seen(f):
+    @functools.wraps(f)
+    def wrapped(*args): return f(*args), {0}
+    return wrapped
+VALUE, BRIEF, T, VAR = 1, "be {0}", {0}, contextvars.ContextVar("top_p", default={0})
+OBJECT, MAPPING = Holder(inner=Holder(policy=Policy())), {{"a": Holder(policy=Policy())}}
+LOCAL, ACT = threading.local(), Holder(act=lambda: {0})
+STAGES, SETTINGS = [Policy()], {{"temperature": {0}}}
+LOCAL.top_p = sys.modules["rlskip_test_reads"].TOP_P = {0}
+os.environ["TOP_K"] = os.environ["MAX_LEN"] = "{0}"
+def imported():
+    from rlskip_test_reads import TOP_P
+    return TOP_P
+def missing():
+    import rlskip_test_missing
+def making(top_k): return lambda: top_k
+made = making({0})
+@functools.lru_cache
+def cached(): return {0}
+@seen
+def decorated(): return 1
+def usual(sampler=Holder(top_p={0})): return sampler.top_p
+"""
+CODE = "the code of "
+READS = {
+    "OBJECT.inner.policy.draw()": CODE,
+    "MAPPING['a'].policy.draw()": CODE,
+    "ACT.act()": CODE,
+    "OBJECT.inner.policy.computed": CODE,
+    "STAGES[0]()": CODE,
+    "Other().draw()": CODE,
+    "Made().kept": CODE,
+    "cached()": CODE,
+    "made()": ".top_k: 0.6 now, 0.5 in the dump",
+    "SETTINGS['temperature']": "SETTINGS.temperature: 0.6 now, 0.5 in the dump",
+    "decorated()": CODE,
+    "usual()": "usual.sampler.top_p: 0.6 now, 0.5 in the dump",
+    "imported()": "rlskip_test_reads.TOP_P: 0.6 now, 0.5 in the dump",
+    "len and missing and 1": "rlskip_test_missing (a module that is not imported yet)",
+    "VAR.get()": "VAR: 0.6 now, 0.5 in the dump",
+    "LOCAL.top_p": "LOCAL",
+    "os.environ['TOP_K']": "os.environ.TOP_K: '0.6' now, '0.5' in the dump",
+    "os.getenv('MAX_LEN')": "os.environ.MAX_LEN (a str)",
+    "T": "reads.T: 0.6 now, 0.5 in the dump",
+    "BRIEF": "reads.BRIEF: '<",
+}
+"""What a stage reads, and what is said of its change."""
+
+STAGES = {
+    "function": "def stage(prompts): return {0}",
+    "async": "async def stage(prompts): return {0}",
+    "method": "class Trainer:\n    def stage(self, prompts): return {0}\nstage = Trainer().stage",
+    "partial": "def under(x, prompts): return {0}\nstage = functools.partial(under, 1)",
+    "wrapped": "@seen\ndef stage(prompts): return {0}",
+    "closing": "def closing(f): return lambda prompts: f(prompts)\n"
+    "@closing\ndef stage(prompts): return {0}",
+    "nested": "def stage(prompts):\n    def within(): return {0}\n    return [within()]",
+}
+
+
+@pytest.fixture
+def run(
+    init: Callable[..., Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
+    """``run(program, file)``: what is said of a new run's call; without a file, as of ``-c``."""
+    monkeypatch.setitem(sys.modules, "rlskip_test_reads", types.ModuleType("rlskip_test_reads"))
+    for name in ("TOP_K", "MAX_LEN"):
+        monkeypatch.setenv(name, "")
+
+    def call(program: str, file: Path | None, **skip: Any) -> str:
+        there: dict[str, Any] = {"__name__": "rlskip_test_program"}
+        if file is not None:
+            file.write_text(program)
+        linecache.checkcache()
+        exec(compile(program, str(file or "<string>"), "exec"), there)
+        annotate = SkipManager.annotate("rollout", "prompts", stage="stage")
+        init(wait_s=0, **skip)
+        visit(1)
+        caplog.clear()
+        try:
+            result = annotate(there["stage"])([1])
+            if inspect.iscoroutine(result):
+                asyncio.run(result)
+        except MismatchError as error:
+            return error.what
+        return "\n".join(r.getMessage() for r in caplog.records if r.levelno == logging.WARNING)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("stage", "has_file"), [*((stage, True) for stage in STAGES), ("function", False)]
+)
+@pytest.mark.parametrize("read", READS)
+def test_a_change_of_what_is_read_is_said(
+    run: Any, tmp_path: Path, read: str, stage: str, has_file: bool
+) -> None:
+    file = tmp_path / "program.py" if has_file else None
+    first, other = ((PROGRAM + STAGES[stage].format(read)).format(v) for v in (0.5, 0.6))
+    run(first, file)
+    again = run(first, file)
+    assert CODE not in again
+    assert " now, " not in again
+    assert READS[read] in run(other, file)
+
+
+def test_what_was_counted_or_named_otherwise_is_no_change(run: Any, tmp_path: Path) -> None:
+    """Of a stage that reads them all: comments, order, and what has nothing to do with it."""
+    body = PROGRAM + STAGES["function"].format(f"[{', '.join(READS)}]")
+    program, file = body.format(0.5), tmp_path / "program.py"
+    run(program, file)
+    same = program.replace("{{", "{").replace("def usual", "# A comment.\ndef usual")
+    same += "\ndef unread(): return OTHER\nOTHER = 1\n"
+    said = run(same, file)
+    assert CODE not in said
+    assert " now, " not in said
+    ignored = ["rlskip_test_missing", "os.environ.MAX_LEN", "LOCAL"]
+    assert "not compared, so" not in run(same, file, ignore=ignored)
+
+
+def test_a_module_that_is_imported_earlier_or_later_is_no_mismatch(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = (PROGRAM + STAGES["function"].format("missing()")).format(0.5)
+    module = types.ModuleType("rlskip_test_missing")
+    module.TOP_P = 0.5  # type: ignore[attr-defined]
+    for is_there in (True, False, True):
+        if is_there:
+            monkeypatch.setitem(sys.modules, "rlskip_test_missing", module)
+        else:
+            monkeypatch.delitem(sys.modules, "rlskip_test_missing")
+        assert " now, " not in run(
+            program.replace("missing\n", "missing as m\n    m.TOP_P\n"), None
+        )
