@@ -5,7 +5,6 @@ What its config shares with any Hydra application's is in :mod:`rlskip.config.ap
 
 from __future__ import annotations
 
-import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,7 @@ from rlskip.config.check import look_up
 from rlskip.config.facts import HostFacts
 from rlskip.errors import ConfigError
 
-log = logging.getLogger(__name__)
-
-#: The oldest release that loads plug-ins, and the newest that is tested.
-SUPPORTED = (0, 9)
+_OLDEST = (0, 9)  # it loads plug-ins
 
 #: Keys of the V1 trainer.
 MODE_KEY = "trainer.v1.trainer_mode"
@@ -57,7 +53,7 @@ def verl_release() -> str:
 
 
 def is_old_release() -> bool:
-    return (version_of("verl") or (0,)) < SUPPORTED
+    return (version_of("verl") or (0,)) < _OLDEST
 
 
 def refuse_old_release() -> None:
@@ -68,12 +64,6 @@ def refuse_old_release() -> None:
             "skip",
             "pip install 'verl>=0.9'; or, if a program of your own generates in "
             "its own process, name each function: skip.attach.ROLE=package.module:function",
-        )
-    if (version_of("verl") or (0,))[: len(SUPPORTED)] > SUPPORTED:
-        log.warning(
-            "rlskip: verl %s is newer than 0.9, the newest that was tested: it is tried, and a "
-            "seam that has changed ends the run",
-            verl_release(),
         )
 
 

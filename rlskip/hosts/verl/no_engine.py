@@ -8,21 +8,19 @@ verl finds under that name starts nothing. Reward models and teachers keep their
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import attrs
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from rlskip._wrap import around
 from rlskip.batch.meta import is_validation, meta_of
 from rlskip.config.check import Problem, look_up, raise_all
 from rlskip.config.facts import HostFacts
 from rlskip.config.settings import SkipSettings
 from rlskip.errors import NoEngineError
 from rlskip.hosts.verl.facts import MODE_KEY, with_steps
-from rlskip.hosts.verl.later_stages import REF, REWARD, loaded_identity
+from rlskip.hosts.verl.later_stages import called_with
 from rlskip.hosts.verl.seams import LOOPS, REPLICAS, ROLLOUTS, WEIGHTS, seams
 from rlskip.hosts.verl.seams import NO_ENGINE as FEATURE
 from rlskip.skip import SkipManager
@@ -49,7 +47,7 @@ _SEPARATES = (
 )
 # V1 replays what a manager submits, so the user's manager need not make its workers. A manager
 # of V0 may work on what is replayed.
-_CHOSEN_IN_V1 = {"agent.agent_loop_manager_class": None}
+_MANAGER = "agent.agent_loop_manager_class"
 
 
 def problems(
@@ -61,9 +59,6 @@ def problems(
     """
     # Without a data loader it is certain that an epoch has one step.
     config, facts = settings.facts.config, trains or with_steps(settings.facts, None, 1)
-    if trains:  # the launcher process has verl's older keys of the reward still
-        called_with = {role: loaded_identity(role, config) for role in roles.keys() & {REF, REWARD}}
-        facts = attrs.evolve(facts, called_with=called_with)
     found = preflight(roles, facts, engine=settings.start_engine, here=trains is not None)
     if settings.start_engine:
         return found
@@ -80,12 +75,12 @@ def problems(
 def before_workers(config: Any, total: int | None, per_epoch: int | None = None) -> None:
     """Refuse the same in the process that trains, which now knows its steps; choose the engine.
 
-    `total` and `per_epoch` are those of :func:`~rlskip.hosts.verl.facts.with_steps`.
+    `total` and `per_epoch` steps are those of :func:`~rlskip.hosts.verl.facts.with_steps`.
     """
     settings = SkipManager.settings
     if settings is None or not settings.roles:
         return
-    facts = with_steps(settings.facts, total, per_epoch)
+    facts = attrs.evolve(with_steps(settings.facts, total, per_epoch), called_with=called_with)
     raise_all(problems(settings, SkipManager.skip_instances, facts))
     if not settings.start_engine:
         choose(config)
@@ -94,10 +89,10 @@ def before_workers(config: Any, total: int | None, per_epoch: int | None = None)
 def choose(config: DictConfig) -> None:
     """Change verl's config, in place, so that no engine is started."""
     seams.require(FEATURE)
-    chosen = {**_CHOSEN, **(_CHOSEN_IN_V1 if look_up(config, "trainer.use_v1") else {})}
+    chosen = _CHOSEN | ({_MANAGER: None} if look_up(config, "trainer.use_v1") else {})
     with open_dict(config):
         for key, value in chosen.items():
-            if OmegaConf.select(config, f"{_ROLLOUT}.{key}") is not None:
+            if look_up(config, f"{_ROLLOUT}.{key}") is not None:
                 OmegaConf.update(config, f"{_ROLLOUT}.{key}", value)
 
 
@@ -148,15 +143,8 @@ async def _making_workers(start: Callable[..., Any], self: Any) -> None:
         await start(self)
 
 
-@seams.decorated(WEIGHTS)
-def _syncing(update: Callable[..., Any]) -> Callable[..., Any]:
+@seams.around(WEIGHTS)
+async def _syncing(update: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """Nothing is sent: FSDP1 and LoRA would gather weights."""
-    from verl.utils.ray_utils import auto_await
-
-    @around
-    async def syncing(update: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.replicas and all(replica.config.name == NO_ENGINE for replica in self.replicas):
-            return {}
-        return await update(self, *args, **kwargs)
-
-    return auto_await(syncing(inspect.unwrap(update)))  # type: ignore[no-any-return]
+    engine = look_up(self.config, "rollout.name")
+    return {} if engine == NO_ENGINE else await update(self, *args, **kwargs)

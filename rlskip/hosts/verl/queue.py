@@ -1,10 +1,8 @@
 """V1's TransferQueue: what enters it, rlskip's replay buffer that samples it, and its journals.
 
 With rollout-level dispatch and ``dispatch.journal=true`` workers append each session to its step's
-journal before they put it. The dispatcher of the next run takes them
-(:mod:`rlskip.dispatch.resume`): a killed run resumes in mid-step. Journals are beside the dumps of
-role ``rollout_tq``, and hold what the role compares. A session also depends on verl's release and
-on what its rows must have (log-probs, say).
+journal before they put it, beside the dumps of role ``rollout_tq``. The dispatcher of the next run
+takes them (:mod:`rlskip.dispatch.resume`): a killed run resumes in mid-step.
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ from rlskip.hosts.verl.handshake import leave_token, refuse_unshared
 from rlskip.jobs.records import job_id
 from rlskip.keys import (
     ATTEMPT,
+    EXPECTED_ROLLOUTS,
     FINISHED,
     IS_PROMPT,
     ROLLOUT_ROOT_KEYS,
@@ -41,12 +40,11 @@ from rlskip.keys import (
 from rlskip.queue import (
     PromptOutcome,
     ReplayBuffer,
-    Row,
-    Tag,
     TrajectoryQueue,
     TransferQueueAdapter,
     to_rows,
 )
+from rlskip.queue.protocol import Fields, Tags
 from rlskip.skip import SkipManager
 
 ROLE = "rollout_tq"
@@ -68,30 +66,23 @@ def run_queue() -> TransferQueueAdapter:
 
 
 class StatusQueue(TransferQueueAdapter):
-    """The run's queue for verl's own buffer, which takes every key but a prompt's for a row.
+    """The run's queue for groups that are replayed: finished by the status of their prompts.
 
-    A dump made under rollout-level dispatch has prompts that are ready once their markers are
-    counted. As only complete groups are replayed, :meth:`put` writes these prompts as finished,
-    and leaves the markers out.
+    verl's own buffer knows no other model, and takes every key but a prompt's for a row. So this
+    leaves out the markers of groups that were counted.
     """
 
     def put(
-        self,
-        keys: Sequence[str],
-        partition: str,
-        fields: TensorDict | Sequence[Row] | None = None,
-        tags: Sequence[Tag] | None = None,
+        self, keys: Sequence[str], partition: str, fields: Fields = None, tags: Tags = None
     ) -> None:
         if fields is None and tags is not None:
-            prompts = {
-                key: {**tag, STATUS: FINISHED} if tag.pop(N, None) else tag
-                for key, tag in zip(keys, map(dict, tags), strict=True)
-                if uid_of(key) is None
-            }
-            if not prompts:
-                return
-            keys, tags = list(prompts), list(prompts.values())
-        super().put(keys, partition, fields, tags)
+            roots = {k: dict(tag) for k, tag in zip(keys, tags, strict=True) if uid_of(k) is None}
+            for tag in roots.values():
+                if (n := tag.pop(N, None)) is not None:
+                    tag |= {STATUS: FINISHED, EXPECTED_ROLLOUTS: n}
+            keys, tags = list(roots), list(roots.values())
+        if keys:
+            super().put(keys, partition, fields, tags)
 
 
 class AttemptKeys:
@@ -127,22 +118,29 @@ class AttemptKeys:
         )
 
 
-# -- rlskip's buffer ---------------------------------------------------------------------------
+# -- what samples and evicts -------------------------------------------------------------------
 
 
-def _sampled(role: str) -> Callable[..., Any]:
-    observed = SkipManager.annotate(role=role, phase="sample", queue=lambda *_: run_queue())
-    return observed(ReplayBuffer.sample)
+def observed(sample: Callable[..., Any], queue: Callable[..., Any]) -> dict[str, Any]:
+    """A buffer's `sample` by partition, as a stage whose result the partition's role dumps.
+
+    `queue` of the call's arguments is that of the option of ``annotate``.
+    """
+    return {
+        partition: SkipManager.annotate(role, stage="verl.sample", phase="sample", queue=queue)(
+            sample
+        )
+        for partition, role in ((TRAIN, ROLE), (VAL, VALIDATION_ROLE))
+    }
 
 
-# By partition: the sampling that the role of training, or that of validation, observes.
-_SAMPLE = {TRAIN: _sampled(ROLE), VAL: _sampled(VALIDATION_ROLE)}
-
-
-@SkipManager.annotate(role=ROLE, phase="evict", queue=lambda *_: run_queue())
-def _evicted(batch: Any) -> Any:
-    """Groups that the buffer is about to delete, for the dump."""
+@SkipManager.annotate(ROLE, stage="verl.evict", phase="evict", queue=lambda *_: run_queue())
+def evicted(batch: Any) -> Any:
+    """Groups that a buffer is about to delete, for the dump."""
     return batch
+
+
+_SAMPLE = observed(ReplayBuffer.sample, lambda *_: run_queue())
 
 
 class FailClosedReplayBuffer:
@@ -155,18 +153,17 @@ class FailClosedReplayBuffer:
 
     def __init__(
         self,
+        *,
         trainer_mode: str,
-        trainer_config: Any,
-        max_off_policy_threshold: int | None,
-        max_off_policy_strategy: str,
         sampler_kwargs: Mapping[str, Any],
         refill_fn: Callable[[int], Any],
+        **_: Any,
     ) -> None:
         settings = ReplayConfig(**{str(key): value for key, value in sampler_kwargs.items()})
         self._refill_fn = refill_fn
         # A sync step samples everything it submitted; with `drop`, everything that is left of it.
         self._whole_steps = trainer_mode == "sync" and settings.on_incomplete == "drop"
-        self._buffer = ReplayBuffer(run_queue(), settings, refill=self._refill, on_evict=_evicted)
+        self._buffer = ReplayBuffer(run_queue(), settings, refill=self._refill, on_evict=evicted)
 
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int | None = None
@@ -181,11 +178,8 @@ class FailClosedReplayBuffer:
         size = None if self._whole_steps else batch_size
         batch, metrics = sample(self._buffer, global_steps, partition_id, size)
         rows, uids = {*batch.keys}, {*batch.extra_info.pop(ROLLOUT_ROOT_KEYS)}
-        left = [
-            key
-            for key in run_queue().list(partition_id)
-            if key not in rows and (key in uids or uid_of(key) in uids)
-        ]
+        there = run_queue().list(partition_id)
+        left = [k for k in there if k not in rows and (k in uids or uid_of(k) in uids)]
         run_queue().delete(left, partition_id)
         if _journals is not None:
             _journals.tidy()
@@ -211,6 +205,7 @@ def start_journals(
 ) -> Journals | None:
     """The journals of the run; None if it has none.
 
+    A session depends on what the role compares, on verl's release and on what its rows must have.
     verl sets the weights of step s - 1 before it submits a batch of step s. A sync trainer resumes
     sessions of these weights only; an asynchronous one those that its sampler would not call stale.
     """
@@ -222,11 +217,9 @@ def start_journals(
         made = {"stage": "verl.submit", "verl": verl_release(), **needed}
         identity = journal_identity(role.dumps.identities.conditions.adding(made), dispatch)
         kwargs = look_up(config, f"{SAMPLER_KEY}.sampler_kwargs")  # of rlskip's buffer
-        span: int | None = kwargs.max_off_policy_threshold
-        if look_up(config, MODE_KEY) == "sync":
-            span = 1
-        elif kwargs.max_off_policy_strategy == "none":
-            span = None
+        ages = kwargs.max_off_policy_strategy != "none"
+        span = kwargs.max_off_policy_threshold if ages else None
+        span = 1 if look_up(config, MODE_KEY) == "sync" else span
         _journals = Journals(role.dumps.store, identity, queue, max_span=span)
     return _journals
 

@@ -18,7 +18,7 @@ MANAGER = "verl.utils.skip.skip_manager:SkipManager"
 V1_BUFFER = "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer"
 ROLLOUTS = "verl.workers.rollout.base:_ROLLOUT_REGISTRY"
 REPLICAS = "verl.workers.rollout.replica:RolloutReplicaRegistry.register"
-WEIGHTS = "verl.checkpoint_engine.base:CheckpointEngineManager.update_weights"
+WEIGHTS = "verl.workers.engine_workers:ActorRolloutRefWorker.update_weights"
 REWARD_LOOP = "verl.experimental.reward_loop.reward_loop:RewardLoopManager"
 # The trainers that those of verl's applications derive from.
 V0_TRAINER = f"{RAY_TRAINER}:RayPPOTrainer"
@@ -29,9 +29,8 @@ _ROLLOUTER = "verl.experimental.fully_async_policy.fully_async_rollouter:FullyAs
 
 #: What is off where an optional seam is gone.
 VALIDATION = "skip.validation=replay under V1"
-SCORED_AGAIN = "skip.drop_fields=[rm_scores]"
 NO_ENGINE = "skip.start_engine=false"
-LATER_STAGES = "the roles ref and reward"
+LATER_STAGES = "the roles ref and reward, skip.drop_fields=[rm_scores]"
 RECORD = "record"
 LOGGED = "record of logged metrics, skip.log_metrics"
 
@@ -61,19 +60,16 @@ TABLE = (
     Seam(f"{V1_BUFFER}._clear_groups", "keeps groups that are evicted, for the dump"),
     Seam(f"{V1_BUFFER}._select_prompt_uids", "orders a step's groups as they were submitted"),
     Seam(f"{V1_TRAINER}._validate", "replays and scores validation", VALIDATION),
-    # -- scores again
-    Seam(f"{_AGENT_LOOP}:AgentLoopWorker._compute_score", "asks for scores", SCORED_AGAIN),
     # -- no engine
     Seam(ROLLOUTS, "registers a rollout that does nothing", NO_ENGINE),
     Seam(REPLICAS, "registers a replica without servers", NO_ENGINE),
     Seam(f"{LOOPS}._init_agent_loop_workers", "starts none", NO_ENGINE),
     Seam(WEIGHTS, "sends none", NO_ENGINE),
-    Seam("verl.utils.ray_utils:auto_await", "decorates what replaces the last", NO_ENGINE),
     # -- later stages
     Seam(f"{V0_TRAINER}._validate", "scores validation", LATER_STAGES),
     Seam(f"{V0_TRAINER}._compute_ref_log_prob", f"{_IS} ref", LATER_STAGES),
     Seam(f"{V1_TRAINER}._compute_ref_log_prob", f"{_IS} ref", LATER_STAGES),
-    Seam(f"{REWARD_LOOP}.compute_rm_score", f"{_IS} reward", LATER_STAGES),
+    Seam(f"{REWARD_LOOP}.compute_rm_score", f"{_IS} reward; scores again", LATER_STAGES),
     # -- what is recorded and logged
     Seam(f"{V0_TRAINER}.fit", "starts recording", RECORD),
     Seam(f"{V1_TRAINER}.fit", "starts recording", RECORD),

@@ -5,6 +5,7 @@ The fully async application, one-step-off and recipes derive from them.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import weakref
 from collections.abc import Callable
@@ -56,10 +57,11 @@ def _rollouts(generate: Callable[..., Any]) -> Callable[..., Any]:
         skip = SkipManager.skip_instances.get(role)
         is_scored = SCORES in rollouts.batch.keys()  # noqa: SIM118 - iterating gives rows
         drops = skip is not None and SCORES in skip.local_config.drop_fields and not is_scored
-        if drops and (workers := self.reward_loop_worker_handles):
+        if drops and self.reward_loop_worker_handles and (trainer := _trainer and _trainer()):
             from rlskip.hosts.verl.scores import score_rollouts
 
-            await score_rollouts(rollouts, fields, workers)
+            manager = trainer.reward_loop_manager
+            await asyncio.to_thread(score_rollouts, rollouts, fields, manager)
         return rollouts
 
     return generate_sequences
