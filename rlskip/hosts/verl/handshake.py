@@ -1,10 +1,8 @@
-"""How the launcher process and the process that trains find each other.
+"""How the launcher process and the process that trains, a Ray actor, find each other.
 
-verl's application is the launcher process: it composes the config and starts a Ray actor, which
-trains. The launcher, :func:`before_job`, refuses what would not skip, leaves a token in each
-dump_dir, and has the job's variables set in each process of Ray. The process that trains looks for
-the token. One that has no plug-in reads the config by verl's own ``SkipManager.init``, which does
-not know the key ``skip.provider``, and ends.
+The launcher, :func:`before_job`, leaves a token in each dump_dir, which the process that trains
+looks for, and has the job's variables set in each process of Ray. One that has no plug-in reads
+the config by verl's own ``SkipManager.init``, which does not know the key ``skip.provider``.
 """
 
 from __future__ import annotations
@@ -29,8 +27,8 @@ from rlskip.hosts.verl.facts import is_old_release, is_verls, refuse_old_release
 from rlskip.jobs import records
 from rlskip.skip.manager import SkipManager
 
-#: The module that verl loads in each of its processes, the entry-point group that names it, and
-#: verl's variable of the entry points to load.
+#: What verl loads in each of its processes, the entry-point group that names it, and verl's
+#: variable of the entry points to load.
 PLUGIN = "rlskip.hosts.verl.plugin"
 PLUGIN_GROUP = "verl.plugins"
 PLUGINS_VARIABLE = "VERL_USE_EXTERNAL_PLUGINS"
@@ -55,9 +53,6 @@ def attached_by() -> str | None:
     found = importlib.metadata.entry_points(group=PLUGIN_GROUP)
     ours = {entry.name for entry in found if entry.value == PLUGIN}
     return PLUGIN_GROUP if ours and (allowed == "auto" or ours & chosen) else None
-
-
-# -- in the launcher process -----------------------------------------------------------------
 
 
 def starts_verl(settings: SkipSettings) -> bool:
@@ -114,8 +109,7 @@ def _joining(init: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def after_job(job_return: Any, one_of_many: bool) -> None:
     """Say of a failed job, in Hydra's `job_return`, if the process that trains lacked the plug-in.
 
-    If this process may run further jobs (`one_of_many` of a sweep), leave the Ray of this one: its
-    actors hold the GPUs that verl's next job needs.
+    Before the next of many jobs leave Ray: its actors hold the GPUs that verl needs again.
     """
     from hydra.core.utils import JobStatus
 
@@ -145,9 +139,6 @@ def _running_ray() -> Any:
 def _main_module() -> str | None:
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return spec.name if spec is not None else None
-
-
-# -- that both see one directory -------------------------------------------------------------------
 
 
 def leave_token(dump_dir: str | Path, who: str = _TOKEN) -> bool:

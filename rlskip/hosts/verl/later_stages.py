@@ -17,7 +17,7 @@ from rlskip.config.check import Problem, leaves, look_up
 from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import SKIP_REGISTRY, VALIDATION_ROLE
 from rlskip.errors import ConfigError
-from rlskip.hosts.verl.facts import SCORES, scores_while_generating
+from rlskip.hosts.verl.facts import SCORES, rows_of, scores_while_generating
 from rlskip.hosts.verl.seams import LATER_STAGES, REWARD_LOOP, V0_TRAINER, V1_TRAINER, seams
 from rlskip.skip import SkipManager
 from rlskip.skip.names import ALL
@@ -48,15 +48,11 @@ _IMAGES = ("multi_modal_inputs", "raw_prompt")
 _SCORED = ("prompts", "responses", "attention_mask")
 _ROWS = ("input_ids", "position_ids", "prompts", "responses", "raw_prompt")
 
-#: What each call of these roles adds to the identity of its dump, as it was before workers were
-#: made: they load what may be edited later.
+#: What each call adds to the identity of its dump, as it was before workers loaded it.
 called_with: dict[str, Mapping[str, Any]] = {}
 
 # Whether the trainer validates at present, and no role replays that.
 _validating = False
-
-
-# -- what the config says ----------------------------------------------------------------------
 
 
 def identity(role: str, config: Any) -> dict[str, Any]:
@@ -80,10 +76,7 @@ def identity(role: str, config: Any) -> dict[str, Any]:
 
 
 def _content(module: str, key: str) -> str:
-    """A hash of the `module` that a key names: a reward function is often changed in its place.
-
-    Raises ConfigError for one that cannot be read: a change of it would go unnoticed.
-    """
+    """A hash of the `module` that a key names: a reward function is often changed in its place."""
     try:  # verl takes the module's path, as an URL, too, or its name
         file = Path(module.removeprefix("file://")).expanduser()
         if module.startswith("pkg://"):
@@ -129,9 +122,6 @@ def adapt(settings: SkipSettings) -> None:
             local.action, local.match = "cache", "run"
 
 
-# -- the stages --------------------------------------------------------------------------------
-
-
 @seams.around(f"{V0_TRAINER}._validate", f"{V1_TRAINER}._validate")
 def _validation(validate: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """Validation is scored by a stage only where it is replayed (``skip.validation=replay``)."""
@@ -168,7 +158,7 @@ def _computing_ref_v1(compute: Callable[..., Any]) -> Callable[..., Any]:
 
     def ref_log_probs(self: Any, batch: Any, metrics: Any, rows: Any) -> Any:
         compute(self, batch, metrics)
-        return _rows_of(batch, ["ref_log_prob"])
+        return rows_of(batch, ["ref_log_prob"])
 
     stage = _stage(REF, "rows")(ref_log_probs)
 
@@ -178,19 +168,11 @@ def _computing_ref_v1(compute: Callable[..., Any]) -> Callable[..., Any]:
             return compute(self, batch, metrics)
         import transfer_queue as tq
 
-        found = stage(self, batch, metrics, rows=_rows_of(batch, _ROWS))
+        found = stage(self, batch, metrics, rows=rows_of(batch, _ROWS))
         tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=found)
         return batch
 
     return computing
-
-
-def _rows_of(batch: Any, fields: Collection[str]) -> Any:
-    import transfer_queue as tq
-
-    return tq.kv_batch_get(
-        keys=batch.keys, partition_id=batch.partition_id, select_fields=list(fields)
-    )
 
 
 @seams.decorated(f"{REWARD_LOOP}.compute_rm_score")

@@ -1,9 +1,8 @@
 """verl before workers are made: what the run must not generate, and no inference engine for it.
 
 The launcher process looks before Ray starts, as far as the config tells; the process that trains
-looks again when it has made its data loader and so knows the number of steps. Under
-``skip.start_engine: false`` it then chooses :data:`NO_ENGINE` as the name of the engine, and what
-verl finds under that name starts nothing. Reward models and teachers keep their engines.
+looks again when its data loader tells the number of steps. Under ``skip.start_engine: false`` it
+then names the engine :data:`NO_ENGINE`, and what verl finds under that name starts nothing.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from rlskip.skip.preflight import Roles, preflight
 
 NO_ENGINE = "rlskip_no_engine"
 
+_START = "skip.start_engine=true"
 _ROLLOUT = "actor_rollout_ref.rollout"
 # An engine's own settings, which verl checks against the number of GPUs or the engine's name.
 _CHOSEN = {
@@ -53,10 +53,7 @@ _MANAGER = "agent.agent_loop_manager_class"
 def problems(
     settings: SkipSettings, roles: Roles, trains: HostFacts | None = None
 ) -> list[Problem]:
-    """All that a run of verl with these `roles` would have to generate although it must not.
-
-    `trains` are the facts in the process that trains.
-    """
+    """All that a run would generate although it must not; `trains`: in the process that trains."""
     # Without a data loader it is certain that an epoch has one step.
     config, facts = settings.facts.config, trains or with_steps(settings.facts, None, 1)
     found = preflight(roles, facts, engine=settings.start_engine, here=trains is not None)
@@ -64,19 +61,16 @@ def problems(
         return found
     if look_up(config, "async_training") is not None:
         what = "the fully async application keeps its engine on separate GPUs"
-        return [Problem("skip.start_engine", what, "set skip.start_engine=true")]
-    for key, separate, shared in _SEPARATES:
-        if look_up(config, key) == separate:
-            remedy = f"set {key}={shared}, or skip.start_engine=true"
-            found.append(Problem(key, "the engine is on separate GPUs", remedy))
-    return found
+        return [Problem("skip.start_engine", what, f"set {_START}")]
+    return found + [
+        Problem(key, "the engine is on separate GPUs", f"set {key}={shared}, or {_START}")
+        for key, separate, shared in _SEPARATES
+        if look_up(config, key) == separate
+    ]
 
 
 def before_workers(config: Any, total: int | None, per_epoch: int | None = None) -> None:
-    """Refuse the same in the process that trains, which now knows its steps; choose the engine.
-
-    `total` and `per_epoch` steps are those of :func:`~rlskip.hosts.verl.facts.with_steps`.
-    """
+    """Refuse the same in the process that trains, which knows its steps; choose the engine."""
     settings = SkipManager.settings
     if settings is None or not settings.roles:
         return
@@ -101,21 +95,22 @@ def is_chosen(config: Any) -> bool:
     return bool(look_up(config, f"{_ROLLOUT}.name") == NO_ENGINE)
 
 
-# -- the seams -----------------------------------------------------------------------------
-
-
 @seams.on_import(ROLLOUTS)
 def _register_rollout(registry: Any) -> None:
-    """The actor's workers get a rollout that keeps nothing and takes no weights."""
-    registry[(NO_ENGINE, "async")] = f"{__name__}_classes.NoRollout"
+    registry[(NO_ENGINE, "async")] = f"{__package__}.no_rollout.NoRollout"
 
 
 @seams.on_import(REPLICAS)
 def _register_replica(register: Any) -> None:
-    """Replicas whose ``launch_servers`` starts nothing."""
+    """Replicas without servers: waking them, putting them to sleep and aborting do nothing."""
 
     def load() -> Any:
-        from rlskip.hosts.verl.no_engine_classes import NoReplica
+        from verl.workers.rollout.replica import RolloutReplica
+
+        class NoReplica(RolloutReplica):  # type: ignore[misc]
+            async def launch_servers(self) -> None:
+                """Start nothing; verl wants different addresses."""
+                self._server_address = f"rlskip-no-engine-{self.replica_rank}"
 
         return NoReplica
 
@@ -123,7 +118,7 @@ def _register_replica(register: Any) -> None:
 
 
 class NoWorker:
-    """In the place of a manager's agent-loop workers: an actor that refuses to generate."""
+    """In the place of agent-loop workers: an actor that refuses to generate."""
 
     @property
     def generate_sequences(self) -> NoWorker:

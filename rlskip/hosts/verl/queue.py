@@ -15,6 +15,7 @@ from typing import Any
 from omegaconf import DictConfig
 from tensordict import TensorDict
 
+from rlskip import keys as names
 from rlskip.config.check import look_up
 from rlskip.config.dispatch import DispatchConfig
 from rlskip.config.replay import ReplayConfig
@@ -24,27 +25,9 @@ from rlskip.dispatch.resume import Journals, WorkerJournal, journal_identity
 from rlskip.hosts.verl.facts import MODE_KEY, NEEDED, SAMPLER_KEY, verl_release
 from rlskip.hosts.verl.handshake import leave_token, refuse_unshared
 from rlskip.jobs.records import job_id
-from rlskip.keys import (
-    ATTEMPT,
-    EXPECTED_ROLLOUTS,
-    FINISHED,
-    IS_PROMPT,
-    ROLLOUT_ROOT_KEYS,
-    STATUS,
-    TRAIN,
-    VAL,
-    N,
-    TrajectoryKey,
-    uid_of,
-)
-from rlskip.queue import (
-    PromptOutcome,
-    ReplayBuffer,
-    TrajectoryQueue,
-    TransferQueueAdapter,
-    to_rows,
-)
-from rlskip.queue.protocol import Fields, Tags
+from rlskip.keys import TRAIN, VAL, TrajectoryKey, uid_of
+from rlskip.queue import PromptOutcome, ReplayBuffer, TransferQueueAdapter, to_rows
+from rlskip.queue.protocol import Fields, Tags, TrajectoryQueue
 from rlskip.skip import SkipManager
 
 ROLE = "rollout_tq"
@@ -78,8 +61,8 @@ class StatusQueue(TransferQueueAdapter):
         if fields is None and tags is not None:
             roots = {k: dict(tag) for k, tag in zip(keys, tags, strict=True) if uid_of(k) is None}
             for tag in roots.values():
-                if (n := tag.pop(N, None)) is not None:
-                    tag |= {STATUS: FINISHED, EXPECTED_ROLLOUTS: n}
+                if (n := tag.pop(names.N, None)) is not None:
+                    tag |= {names.STATUS: names.FINISHED, names.EXPECTED_ROLLOUTS: n}
             keys, tags = list(roots), list(roots.values())
         if keys:
             super().put(keys, partition, fields, tags)
@@ -88,9 +71,8 @@ class StatusQueue(TransferQueueAdapter):
 class AttemptKeys:
     """The module `transfer_queue` for a worker, which does not know about attempts.
 
-    The present attempt is in keys and tags of batches put: a late write of an attempt that was
-    given up does not replace the rows of the attempt that counts. Where there is a `journal`, rows
-    are journaled before they are put.
+    Keys and tags get the present attempt: a late write of one that was given up does not replace
+    the rows of the attempt that counts. Rows are first added to the `journal`, if there is one.
     """
 
     def __init__(self, inner: Any, journal: WorkerJournal | None = None) -> None:
@@ -113,7 +95,7 @@ class AttemptKeys:
                 for row in map(TrajectoryKey.parse, keys)
             ],
             fields=fields,
-            tags=[{**tag, ATTEMPT: attempt} for tag in tags],
+            tags=[{**tag, names.ATTEMPT: attempt} for tag in tags],
             **more,
         )
 
@@ -122,10 +104,7 @@ class AttemptKeys:
 
 
 def observed(sample: Callable[..., Any], queue: Callable[..., Any]) -> dict[str, Any]:
-    """A buffer's `sample` by partition, as a stage whose result the partition's role dumps.
-
-    `queue` of the call's arguments is that of the option of ``annotate``.
-    """
+    """A buffer's `sample` by partition, as a stage whose result the partition's role dumps."""
     return {
         partition: SkipManager.annotate(role, stage="verl.sample", phase="sample", queue=queue)(
             sample
@@ -146,9 +125,8 @@ _SAMPLE = observed(ReplayBuffer.sample, lambda *_: run_queue())
 class FailClosedReplayBuffer:
     """A replay buffer for verl's V1 trainers that returns complete groups, or raises.
 
-    verl makes it (``trainer.v1.sampler.custom_sampler``). `sampler_kwargs` holds all keys of
-    `replay` (:class:`~rlskip.config.replay.ReplayConfig`), as rlskip's plug-in has put them there;
-    `refill_fn` submits the given number of fresh prompts.
+    verl makes it. `sampler_kwargs` holds all keys of `replay`, as rlskip's plug-in has put them
+    there; `refill_fn` submits the given number of fresh prompts.
     """
 
     def __init__(
@@ -168,16 +146,13 @@ class FailClosedReplayBuffer:
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """As :meth:`rlskip.queue.ReplayBuffer.sample`, a batch of verl's own type.
-
-        verl's trainer deletes the sampled rows; what else their prompts have is deleted here.
-        """
+        """A batch of verl's own type. verl deletes its rows; their markers are deleted here."""
         from transfer_queue import KVBatchMeta
 
         sample = _SAMPLE.get(partition_id, ReplayBuffer.sample)
         size = None if self._whole_steps else batch_size
         batch, metrics = sample(self._buffer, global_steps, partition_id, size)
-        rows, uids = {*batch.keys}, {*batch.extra_info.pop(ROLLOUT_ROOT_KEYS)}
+        rows, uids = {*batch.keys}, {*batch.extra_info.pop(names.ROLLOUT_ROOT_KEYS)}
         there = run_queue().list(partition_id)
         left = [k for k in there if k not in rows and (k in uids or uid_of(k) in uids)]
         run_queue().delete(left, partition_id)
@@ -194,7 +169,9 @@ class FailClosedReplayBuffer:
         before = {*run_queue().list(partition_id)}
         self._refill_fn(len(evicted))
         listing = run_queue().list(partition_id)
-        return [key for key, tag in listing.items() if tag.get(IS_PROMPT) and key not in before]
+        return [
+            key for key, tag in listing.items() if tag.get(names.IS_PROMPT) and key not in before
+        ]
 
 
 # -- journals ----------------------------------------------------------------------------------
@@ -205,7 +182,6 @@ def start_journals(
 ) -> Journals | None:
     """The journals of the run; None if it has none.
 
-    A session depends on what the role compares, on verl's release and on what its rows must have.
     verl sets the weights of step s - 1 before it submits a batch of step s. A sync trainer resumes
     sessions of these weights only; an asynchronous one those that its sampler would not call stale.
     """
@@ -225,10 +201,9 @@ def start_journals(
 
 
 def sharing() -> Callable[[], None] | None:
-    """What each worker that journals calls first, wherever Ray has placed it.
+    """What each worker that journals calls first: it raises where the directory is another one.
 
-    It raises :class:`ConfigError` where the directory is another one than in this process. None
-    if this process cannot leave a token there.
+    None if this process cannot leave a token there.
     """
     dump_dir = str(SkipManager.skip_instances[ROLE].local_config.dump_dir)
     if not leave_token(dump_dir, ROLE):

@@ -1,8 +1,7 @@
 """``skip.drop_fields=[rm_scores]``: replayed rollouts get the scores of today's reward function.
 
-verl scores a session when it ends, which a replayed session never does. So its reward workers are
-asked afterwards, as verl asks them where a reward model shares the rollouts' GPUs, and told what
-they are told when a session ends.
+verl scores a session when it ends, which a replayed one never does. So its reward workers are asked
+as where a reward model shares the rollouts' GPUs, and told what they are told of a session's end.
 """
 
 from __future__ import annotations
@@ -61,14 +60,11 @@ def score_rollouts(rollouts: Any, prompts: Mapping[str, Any], manager: Any) -> N
 
 
 def score_queued(uids: Sequence[str], partition: str, manager: Any) -> None:
-    """V1: score the replayed sessions of these prompts, and write the scores to their rows.
-
-    Does nothing if they have scores. The last row of a session is scored, and all get its score.
-    """
+    """V1: score replayed sessions without scores by their last rows; all their rows get these."""
     queue = run_queue()
     listing = queue.list(partition)
     replayed = {uid for uid in uids if REPLAYED in listing.get(uid, {})}
-    keys = [key for key in listing if (row := split_trajectory(key)) and row[0] in replayed]
+    keys = [k for k in listing if (parts := split_trajectory(k)) and parts[0] in replayed]
     if not keys:
         return
     data = queue.get(keys, partition)
@@ -80,15 +76,15 @@ def score_queued(uids: Sequence[str], partition: str, manager: Any) -> None:
     turns = np.array([int(row["num_turns"]) for row in last.values()])
     scored = _scored(manager, *_sessions([*last.values()]), turns, told)
     totals = dict(zip(last, scored.batch[SCORES].sum(dim=1), strict=True))
-    columns = {name: of.tolist() for name, of in scored.non_tensor_batch.items()}
+    columns = {key: of.tolist() for key, of in scored.non_tensor_batch.items()}
     infos = {session: {k: of[i] for k, of in columns.items()} for i, session in enumerate(last)}
     written = {}
-    for key, row in rows.items():
-        session = key.uid, key.session_id
+    for name, row in rows.items():
+        session = name.uid, name.session_id
         scores = torch.zeros(len(row["responses"]), dtype=torch.float32)
         scores[-1] = totals[session]
         extra = {**row["extra_fields"], _INFO: infos[session]}
-        written[str(key)] = {SCORES: scores, "extra_fields": extra}
+        written[str(name)] = {SCORES: scores, "extra_fields": extra}
     queue.put(list(written), partition, list(written.values()))
 
 

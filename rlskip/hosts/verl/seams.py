@@ -1,7 +1,4 @@
-"""The one table of what rlskip depends on in verl. docs/verl.md shows it.
-
-The modules beside this one declare what runs in a seam's place.
-"""
+"""The one table of what rlskip depends on in verl; the modules beside this declare what runs."""
 
 from __future__ import annotations
 
@@ -28,7 +25,6 @@ SEPARATE_TRAINER = "verl.experimental.separation.ray_trainer:SeparateRayPPOTrain
 _ROLLOUTER = "verl.experimental.fully_async_policy.fully_async_rollouter:FullyAsyncAgentLoopManager"
 
 #: What is off where an optional seam is gone.
-VALIDATION = "skip.validation=replay under V1"
 NO_ENGINE = "skip.start_engine=false"
 LATER_STAGES = "the roles ref and reward, skip.drop_fields=[rm_scores]"
 RECORD = "record"
@@ -59,7 +55,7 @@ TABLE = (
     Seam(f"{V1_TRAINER}._next_train_batch", "fetches the prompts of dumped refills"),
     Seam(f"{V1_BUFFER}._clear_groups", "keeps groups that are evicted, for the dump"),
     Seam(f"{V1_BUFFER}._select_prompt_uids", "orders a step's groups as they were submitted"),
-    Seam(f"{V1_TRAINER}._validate", "replays and scores validation", VALIDATION),
+    Seam(f"{V1_TRAINER}._validate", "replays and scores validation"),
     # -- no engine
     Seam(ROLLOUTS, "registers a rollout that does nothing", NO_ENGINE),
     Seam(REPLICAS, "registers a replica without servers", NO_ENGINE),
@@ -82,10 +78,7 @@ seams = Seams("verl", TABLE)
 
 
 def lacking(package: Path) -> list[Seam]:
-    """The seams that a verl whose source is in `package` does not have; imports nothing.
-
-    One that verl decorates must have the decorator, too.
-    """
+    """The seams, with their decorators, that the source in `package` lacks; imports nothing."""
     trees: dict[str, ast.Module] = {}
     for module in {seam.place.module for seam in TABLE}:
         file = package.joinpath(*module.split(".")[1:]).with_suffix(".py")

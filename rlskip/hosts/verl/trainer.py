@@ -1,7 +1,4 @@
-"""verl in the process that trains: its skip manager, whose decorators become rlskip's.
-
-What they decorate is in :mod:`rlskip.hosts.verl.v0` and :mod:`rlskip.hosts.verl.v1`.
-"""
+"""verl in the process that trains: its skip manager, whose decorators become rlskip's."""
 
 from __future__ import annotations
 
@@ -16,13 +13,12 @@ from rlskip.config.application import application_facts
 from rlskip.config.check import raise_all
 from rlskip.config.facts import HostFacts
 from rlskip.config.settings import SkipSettings, read_skip
-from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import NotInstalledError
 from rlskip.hosts.verl.facts import SCORES, lacking
 from rlskip.hosts.verl.handshake import TOKEN_VARIABLE, refuse_unshared
 from rlskip.hosts.verl.later_stages import adapt
 from rlskip.hosts.verl.queue import run_queue
-from rlskip.hosts.verl.seams import LATER_STAGES, MANAGER, VALIDATION, seams
+from rlskip.hosts.verl.seams import LATER_STAGES, MANAGER, seams
 from rlskip.hosts.verl.trainer_config import idle_nodes
 from rlskip.jobs.records import job_id
 from rlskip.skip import SkipManager
@@ -35,10 +31,7 @@ _stated: int | None = None
 
 
 def begin(config: Any, *, v1: bool = False) -> SkipSettings:
-    """Switch on, in this process, the roles that a run's config enables; return `skip`'s settings.
-
-    `v1` tells whether the trainer is V1's, which has a queue.
-    """
+    """Switch on the roles that a config enables, in this process; `v1`: there is a queue."""
     global _installed, _stated
     if _installed is config and SkipManager.settings is not None:
         return SkipManager.settings
@@ -51,8 +44,6 @@ def begin(config: Any, *, v1: bool = False) -> SkipSettings:
     if settings.roles:  # before_workers knows the steps better
         settings = settings.complete(attrs.evolve(application_facts(config), steps=()))
         adapt(settings)
-        if {VALIDATION_ROLE, "rollout_tq"} <= settings.roles.keys():
-            seams.require(VALIDATION)
         if any(SCORES in (role.drop_fields or ()) for role in settings.roles.values()):
             seams.require(LATER_STAGES)
     SkipManager.init(settings)
@@ -102,8 +93,6 @@ def next_step(step: int) -> None:
     SkipManager.set_step(step)
 
 
-# -- verl's manager, which its trainers call; its own roles stay off ---------------------------
-
 #: What becomes of verl's own stages, by their role. Any other is a stage like the user's.
 STAGES: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {}
 
@@ -122,10 +111,7 @@ def _setting_step(set_step: Callable[..., None], theirs: Any, step: int) -> None
 
 @seams.around(f"{MANAGER}.annotate")
 def _annotating(_: Any, __: Any, role: str, **___: Any) -> Callable[[Any], Any]:
-    """verl's decorator; verl ignores further options.
-
-    It must be replaced before verl's modules use it: a seam that is decorated says so otherwise.
-    """
+    """verl's decorator; verl ignores further options."""
     options: dict[str, Any] = {"ignore": ["self"]}  # of what its object holds verl's config counts
     if role == "rollout_tq":
         options["queue"] = lambda *_, **__: run_queue()
@@ -137,8 +123,7 @@ def _annotating(_: Any, __: Any, role: str, **___: Any) -> Callable[[Any], Any]:
 def _annotating_tq(_: Any, __: Any, role: str, phase: str) -> Callable[[Any], Any]:
     """verl's decorator of V1's two halves.
 
-    What is under phase ``submit`` stays bare: its prompts pass `_submit_batch_to_rollout`, as
-    refills do, which verl decorates nowhere. Its warm-up verl leaves out under this role.
+    Phase ``submit`` stays bare: its prompts pass `_submit_batch_to_rollout`, as refills do.
     """
     return lambda function: (phase == "sample" and _in_place_of(function, role)) or function
 

@@ -1,7 +1,6 @@
 """verl's config: refuse what its trainer would ignore, and plug rlskip's parts into V1's.
 
-Both processes call this: the launcher on a copy of the config, before any GPU is taken, and the
-process that trains on the config itself.
+The launcher process calls this on a copy, and the process that trains on the config itself.
 """
 
 from __future__ import annotations
@@ -42,17 +41,14 @@ _OTHER_TRAINER = {"rollout": ", or trainer.use_v1=False", "rollout_tq": ", or tr
 
 
 def judge(config: DictConfig, skip: SkipSettings, main: str | None = None) -> None:
-    """Refuse a config that the trainer it chooses cannot honour; a V1 config is changed.
-
-    `skip` are its settings; `main` is the module of the application, if it is known.
-    """
+    """Refuse a config that its trainer cannot honour; change a V1 config. `main`: the module."""
     # An application that is not verl's has its own task runner, as verl's recipes have, which may
     # make a V0 trainer whatever `trainer.use_v1` is: then the role tells which trainer it is.
     roles, is_recipe = skip.roles, main is not None and not main.startswith("verl.")
     # The fully async application ignores its own use_v1 and has no V1 trainer.
     is_async = main == FULLY_ASYNC_MAIN or look_up(config, "async_training") is not None
-    is_v1 = not is_async and main != ONE_STEP_OFF and look_up(config, "trainer.use_v1")
-    is_v1 = is_v1 and not (is_recipe and "rollout" in roles)
+    is_v0 = main == ONE_STEP_OFF or (is_recipe and "rollout" in roles)
+    is_v1 = not is_async and not is_v0 and look_up(config, "trainer.use_v1")
     problems = refused(config, skip) + idle_nodes(config, v1=is_v1)
     if is_v1:
         plug_in(config, roles, problems)
@@ -64,10 +60,7 @@ def judge(config: DictConfig, skip: SkipSettings, main: str | None = None) -> No
 
 
 def plug_in(config: DictConfig, roles: Collection[str], found: Collection[Problem] = ()) -> None:
-    """Plug rlskip's manager and replay buffer into a V1 config that asks for them.
-
-    The error names every problem, those that the config is known to have (`found`) among them.
-    """
+    """Plug rlskip's manager and replay buffer into a V1 config; all problems are named at once."""
     problems = [*found, *_roles_not_called(roles, "rollout_tq")]
     dispatch = read_dispatch(config)
     # verl's own buffer does not know the markers of finished sessions.

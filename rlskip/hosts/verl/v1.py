@@ -44,8 +44,6 @@ def _loading(load: Callable[..., None], self: Any) -> None:
     before_workers(self.config, self.total_training_steps, self.steps_per_epoch)
 
 
-# -- what is submitted ---------------------------------------------------------------------
-
 _status_queue = functools.cache(StatusQueue)
 
 
@@ -100,15 +98,12 @@ def _submitting(submit: Callable[..., int]) -> Callable[..., int]:
 
 @seams.around(f"{V1_TRAINER}._validate")
 def _validation(validate: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """While it validates, the trainer's manager, of any class, submits by a stage.
-
-    A step's first batch may be a mismatch; the others are refills.
-    """
+    """While it validates, the trainer's manager, of any class, submits by a stage."""
     if VALIDATION_ROLE not in SkipManager.skip_instances:
         return validate(self, *args, **kwargs)
     manager = self.agent_loop_manager
     submit = manager.generate_sequences
-    phases = itertools.chain(["submit"], itertools.repeat("refill"))
+    phases = itertools.chain(["submit"], itertools.repeat("refill"))  # the first may mismatch
     stages = _submitted(
         lambda prompts: submit(prompts), VALIDATION_ROLE, "verl.validate", partition_id=VAL
     )
@@ -125,17 +120,13 @@ def _validation(validate: Callable[..., Any], self: Any, *args: Any, **kwargs: A
         manager.generate_sequences = submit
 
 
-# -- what verl's own buffer samples and evicts ---------------------------------------------
-
-
 def _sampling(sample: Callable[..., Any]) -> Callable[..., Any]:
     """``ReplayBuffer.sample``, in verl's partition ``val`` a stage of role ``rollout_val``."""
 
     def queue(self: Any, *_: Any, **__: Any) -> Any:
-        """The run's queue, with the roots that verl has deleted when its `sample` returns.
+        """The run's queue as it was when a batch was selected: then verl deletes the roots.
 
-        Roots carry what a prompt was submitted for, in this process or in the one that made the
-        checkpoint; so the partition is listed when a batch is selected, which is the last moment.
+        Roots carry what a prompt was submitted for, be it by the process that made the checkpoint.
         """
         listing = vars(self).get(_SELECTED, {})
         return SimpleNamespace(list=lambda _: listing, get=run_queue().get)
@@ -156,10 +147,7 @@ STAGES[ROLE] = _sampling
 def _selecting(
     select: Callable[..., Any], self: Any, partition_id: str, sampleable: Any, batch_size: int
 ) -> Any:
-    """Groups of one step in the order in which they were submitted.
-
-    verl chooses among them in the order of a set, which differs from run to run.
-    """
+    """Groups in the order in which they were submitted: verl's, of a set, differs by run."""
     if ROLE in SkipManager.skip_instances:
         setattr(self, _SELECTED, run_queue().list(partition_id))
         submitted = self.prompt_global_steps[partition_id]
