@@ -63,14 +63,7 @@ def sampler(config: DictConfig) -> Any:
     "more",
     [
         (),
-        ("skip.rollout_tq.enable=true",),
         ("skip.rollout_tq.enable=true", "algorithm.filter_groups.enable=true"),
-        (
-            "skip.rollout_tq.enable=true",
-            "skip.drop_fields=[rm_scores]",
-            "algorithm.filter_groups.enable=true",
-        ),
-        ("skip.rollout_tq.enable=true", "skip.drop_fields=[rm_scores]"),
         (f"{SAMPLER}.path=mine.py", f"{SAMPLER}.name={OUR_SAMPLER['name']}"),
     ],
 )
