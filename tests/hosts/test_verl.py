@@ -18,6 +18,7 @@ from rlskip.config.facts import HostFacts
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.errors import NotInstalledError
 from rlskip.hosts.verl.handshake import PLUGIN, attached_by, starts_verl
+from rlskip.hosts.verl.seams import V0_TRAINER, seams
 from rlskip.hosts.verl.trainer import begin, next_step
 
 pytestmark = pytest.mark.usefixtures("verl_process")
@@ -106,14 +107,16 @@ def generate(prompts: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("steps", ["all", [2]])
 def test_a_listed_step_that_never_calls_the_stage_ends_the_run(
-    tmp_path: Path, steps: object
+    tmp_path: Path, steps: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(seams, "called", set())
     begin({"skip": {"dump_dir": str(tmp_path), "steps": steps, "rollout": {"enable": True}}})
     if steps != "all":
         next_step(1)
     next_step(2)
-    with pytest.raises(NotInstalledError, match="no stage called it in step 2"):
+    with pytest.raises(NotInstalledError, match="no stage called it in step 2") as error:
         next_step(3)
+    assert f"{V0_TRAINER}.init_workers" in str(error.value)
 
 
 def test_the_same_config_is_installed_once(tmp_path: Path) -> None:

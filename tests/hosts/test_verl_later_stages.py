@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.hosts.verl import later_stages
-from rlskip.hosts.verl.later_stages import identity, loaded_identity
+from rlskip.hosts.verl.later_stages import called_with, identity
 from rlskip.hosts.verl.no_engine import before_workers
 from rlskip.hosts.verl.trainer import begin
 from rlskip.hosts.verl.trainer_config import FULLY_ASYNC_MAIN, judge
@@ -129,14 +129,14 @@ def test_what_workers_have_loaded_counts_and_not_what_was_edited_later(
     path = f"{PATHS[0]}={file}"
     file.write_text("return 1")
     config = begun(path)
-    before_workers(config, 2)
     loaded = identity("reward", config)
     file.write_text("return 2")
-    assert loaded_identity("reward", config) == loaded != identity("reward", config)
+    before_workers(config, 2)
+    assert called_with["reward"] == loaded != identity("reward", config)
     file.unlink()
     with pytest.raises(ConfigError, match="cannot be read here"):
-        before_workers(begun(path), 2)
-    before_workers(begun(path, "skip.reward.enable=false"), 2)
+        begun(path)
+    begun(path, "skip.reward.enable=false")
 
 
 @pytest.fixture

@@ -22,8 +22,16 @@ from tests.hosts import verl_stub
 # What replaces modules of the stub.
 VERL = {
     "agent_loop": """
-        from verl.utils.ray_utils import auto_await
+        import asyncio
+        import functools
+
         from verl.utils.skip.skip_manager import SkipManager
+
+        def auto_await(function):
+            @functools.wraps(function)
+            def wrapper(*args, **kwargs):
+                return asyncio.run(function(*args, **kwargs))
+            return wrapper
 
         class AgentLoopManager:
             made = []

@@ -30,17 +30,6 @@ class SkipManager:
     def annotate_tq(cls, role, phase):
         return lambda function: function
 """
-_AUTO_AWAIT = """
-import functools
-
-def auto_await(function):
-    @functools.wraps(function)
-    def wrapper(*args, **kwargs):
-        import asyncio
-
-        return asyncio.run(function(*args, **kwargs))
-    return wrapper
-"""
 _DECORATED = {
     "generate_sequences": '@SkipManager.annotate(role="rollout")',
     "generate_sequences_single": '@SkipManager.annotate(role="async_rollout")',
@@ -58,8 +47,6 @@ def write(site: Path, **replaced: str) -> None:
         body = f"{head}{is_async}def {name}(self, *args, **kwargs): ..."
         if not owner and name.startswith("_"):
             body = f"{name} = {{}}"
-        elif name == "auto_await":
-            body = _AUTO_AWAIT
         elif name == "register":
             body = "registered = {}\n@classmethod\ndef register(cls, name, load):\n"
             body += "    cls.registered[name] = load"

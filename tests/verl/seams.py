@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import verl.trainer.ppo.ray_trainer  # noqa: F401 - all modules that a trainer imports
+from omegaconf import OmegaConf
 from verl import DataProto
-from verl.checkpoint_engine import CheckpointEngineManager
 from verl.experimental.agent_loop import AgentLoopManager
+from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout.base import get_rollout_class
 from verl.workers.rollout.replica import get_rollout_replica_class
 
@@ -36,8 +36,7 @@ def error(call: Any, *args: Any, **kwargs: Any) -> str:
     return "none"
 
 
-replica = SimpleNamespace(config=SimpleNamespace(name=no_engine.NO_ENGINE))
-checkpoints = bare(CheckpointEngineManager, replicas=[replica], backend="naive")
+worker = bare(ActorRolloutRefWorker, config=OmegaConf.create(CONFIG).actor_rollout_ref)
 manager = bare(AgentLoopManager, config=CONFIG)
 asyncio.run(manager._init_agent_loop_workers())
 print(
@@ -46,7 +45,7 @@ print(
             "missing": list(seams.missing),
             "rollout": get_rollout_class(no_engine.NO_ENGINE, "async").__name__,
             "replica": get_rollout_replica_class(no_engine.NO_ENGINE).__name__,
-            "synced": checkpoints.update_weights(3),
+            "synced": asyncio.run(worker.update_weights(3)),
             "workers": [type(worker).__name__ for worker in manager.agent_loop_workers],
             "manager": error(
                 manager.generate_sequences,

@@ -31,13 +31,7 @@ from rlskip.config.other_nodes import read_record
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError
-from rlskip.hosts.skyrl.facts import (
-    FULLY_ASYNC,
-    LOGPROBS,
-    compared,
-    facts_of,
-    steps_of,
-)
+from rlskip.hosts.skyrl.facts import FULLY_ASYNC, LOGPROBS, compared, facts_of, steps_of
 from rlskip.hosts.skyrl.seams import NoClient, merge_turns, send_no_weights
 from rlskip.hosts.standalone_config import CONFIG_VARIABLE, ROLE, is_on, read_config
 from rlskip.merge import TrajectoryID

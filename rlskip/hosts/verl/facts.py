@@ -1,12 +1,9 @@
-"""What verl says of itself and of a run: releases, keys, steps, what rollouts need.
-
-What its config shares with any Hydra application's is in :mod:`rlskip.config.application`.
-"""
+"""What verl says of itself and of a run: releases, keys, steps, what rollouts need."""
 
 from __future__ import annotations
 
-import logging
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +16,7 @@ from rlskip.config.check import look_up
 from rlskip.config.facts import HostFacts
 from rlskip.errors import ConfigError
 
-log = logging.getLogger(__name__)
-
-#: The oldest release that loads plug-ins, and the newest that is tested.
-SUPPORTED = (0, 9)
+_OLDEST = (0, 9)  # it loads plug-ins
 
 #: Keys of the V1 trainer.
 MODE_KEY = "trainer.v1.trainer_mode"
@@ -48,16 +42,13 @@ NEEDED = {
 _TIMES = ("generate_sequences", "tool_calls", "compute_score")
 
 
-# -- releases ----------------------------------------------------------------------------------
-
-
 def verl_release() -> str:
     """The installed release, for example 0.9.1; 0 if it is unknown."""
     return ".".join(map(str, version_of("verl") or (0,)))
 
 
 def is_old_release() -> bool:
-    return (version_of("verl") or (0,)) < SUPPORTED
+    return (version_of("verl") or (0,)) < _OLDEST
 
 
 def refuse_old_release() -> None:
@@ -69,15 +60,6 @@ def refuse_old_release() -> None:
             "pip install 'verl>=0.9'; or, if a program of your own generates in "
             "its own process, name each function: skip.attach.ROLE=package.module:function",
         )
-    if (version_of("verl") or (0,))[: len(SUPPORTED)] > SUPPORTED:
-        log.warning(
-            "rlskip: verl %s is newer than 0.9, the newest that was tested: it is tried, and a "
-            "seam that has changed ends the run",
-            verl_release(),
-        )
-
-
-# -- a run's config ----------------------------------------------------------------------------
 
 
 def is_verls(config: Any) -> bool:
@@ -105,11 +87,17 @@ def lacking(config: Any, rollouts: Any) -> list[str]:
     ]
 
 
-def without_times(rollouts: Any) -> Any:
-    """A replayed DataProto, changed in place: without the times that the dump's run took.
+def rows_of(batch: Any, fields: Sequence[str]) -> Any:
+    """Those `fields` of a sampled batch that its rows have."""
+    import transfer_queue as tq
 
-    The trainer would log them as its own (the fully async one reads the metrics of each session).
-    """
+    return tq.kv_batch_get(
+        keys=batch.keys, partition_id=batch.partition_id, select_fields=[*fields]
+    )
+
+
+def without_times(rollouts: Any) -> Any:
+    """A replayed DataProto, in place, without times: the trainer would log them as its own."""
     meta = rollouts.meta_info
     if "timing" in meta:
         meta["timing"] = {}
@@ -121,8 +109,7 @@ def without_times(rollouts: Any) -> Any:
 def with_steps(facts: HostFacts, total: int | None, per_epoch: int | None) -> HostFacts:
     """The facts of a run with the steps that it will take: those after its checkpoint.
 
-    `total` is verl's last step; None: ``trainer.total_training_steps``, if it is set. Epochs of
-    `per_epoch` steps may end before; None: they do not.
+    `total` is verl's last step (None: that of the config); epochs of `per_epoch` may end before.
     """
     config = facts.config
     total, first = total or look_up(config, TOTAL_STEPS) or 0, _first_step(config)

@@ -1,17 +1,14 @@
-"""How the launcher process and the process that trains find each other.
+"""How the launcher process and the process that trains, a Ray actor, find each other.
 
-verl's application is the launcher process: it composes the config and starts a Ray actor, which
-trains. The launcher, :func:`before_job`, refuses what would not skip, leaves a token in each
-dump_dir, and has the job's variables published in Ray's key-value store. The process that trains
-takes these, :func:`find_job`, and looks for the token. One that has no plug-in reads the config by
-verl's own ``SkipManager.init``, which does not know the key ``skip.provider``, and ends.
+The launcher, :func:`before_job`, leaves a token in each dump_dir, which the process that trains
+looks for, and has the job's variables set in each process of Ray. One that has no plug-in reads
+the config by verl's own ``SkipManager.init``, which does not know the key ``skip.provider``.
 """
 
 from __future__ import annotations
 
 import copy
 import importlib.metadata
-import json
 import os
 import socket
 import sys
@@ -30,8 +27,8 @@ from rlskip.hosts.verl.facts import is_old_release, is_verls, refuse_old_release
 from rlskip.jobs import records
 from rlskip.skip.manager import SkipManager
 
-#: The module that verl loads in each of its processes, the entry-point group that names it, and
-#: verl's variable of the entry points to load.
+#: What verl loads in each of its processes, the entry-point group that names it, and verl's
+#: variable of the entry points to load.
 PLUGIN = "rlskip.hosts.verl.plugin"
 PLUGIN_GROUP = "verl.plugins"
 PLUGINS_VARIABLE = "VERL_USE_EXTERNAL_PLUGINS"
@@ -45,9 +42,8 @@ SHOWN_S = 90.0
 _TOKEN = "launcher"
 _TRAVEL = (records.JOB_VARIABLE, DIRECTORY_VARIABLE, ORIGIN_VARIABLE, TOKEN_VARIABLE)
 
-# Whether a job of verl is under way, and whether it found a Ray that ran already.
+# Whether a job of verl is under way.
 _under_way = False
-_found_ray = False
 
 
 def attached_by() -> str | None:
@@ -59,22 +55,18 @@ def attached_by() -> str | None:
     return PLUGIN_GROUP if ours and (allowed == "auto" or ours & chosen) else None
 
 
-# -- in the launcher process -----------------------------------------------------------------
-
-
 def starts_verl(settings: SkipSettings) -> bool:
     """Whether the application is one of verl's, which trains in another process."""
     if "verl" not in sys.modules or not is_verls(settings.facts.config):
         return False
     # A program of the user's own with an old verl, where every role is attached, trains in this.
     attached = settings.roles.keys() <= settings.attach.keys()
-    own = is_old_release() and attached and not (_main_module() or "").startswith("verl.")
-    return not own
+    return not (is_old_release() and attached and not (_main_module() or "").startswith("verl."))
 
 
 def before_job(settings: SkipSettings) -> None:
     """Prepare a job of verl, or refuse one that would not skip; leave other applications alone."""
-    global _under_way, _found_ray
+    global _under_way
     if not starts_verl(settings):
         return
     refuse_old_release()
@@ -85,6 +77,12 @@ def before_job(settings: SkipSettings) -> None:
             f"unset {PLUGINS_VARIABLE} or add rlskip to it; if it is not set, see the reason "
             f'with: python -c "import verl, {PLUGIN}", or reinstall rlskip',
         )
+    if _running_ray() is not None:
+        raise ConfigError(
+            "Ray runs in this process already, and its actors would not know this job",
+            "ray.init",
+            "call ray.shutdown() first: verl starts Ray, or joins it, at the start of each job",
+        )
     # torch is not for every application
     from rlskip.hosts.verl.no_engine import problems
     from rlskip.hosts.verl.trainer_config import judge
@@ -94,26 +92,24 @@ def before_job(settings: SkipSettings) -> None:
     # Neither process must look for what the other cannot write.
     if all(leave_token(str(local.dump_dir)) for local in settings.roles.values()):
         os.environ[TOKEN_VARIABLE] = "1"
-    _under_way, _found_ray = True, _running_ray() is not None
-    if _found_ray:
-        _publish_job()
-    else:
-        wrap("ray:init", around(_joining), key=_TOKEN)
+    _under_way = True
+    wrap("ray:init", around(_joining), key=_TOKEN)
 
 
 def _joining(init: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """``ray.init`` of verl's main()."""
-    context = init(*args, **kwargs)
     if _under_way:
-        _publish_job()
-    return context
+        given = kwargs.get("runtime_env") or {}
+        ours = {name: os.environ[name] for name in _TRAVEL if name in os.environ}
+        env_vars = {**(given.get("env_vars") or {}), **ours}
+        kwargs["runtime_env"] = {**given, "env_vars": env_vars}
+    return init(*args, **kwargs)
 
 
 def after_job(job_return: Any, one_of_many: bool) -> None:
     """Say of a failed job, in Hydra's `job_return`, if the process that trains lacked the plug-in.
 
-    If this process may run further jobs (`one_of_many` of a sweep), shut down the Ray that verl
-    started for this one: its actors hold the GPUs that verl's next job needs.
+    Before the next of many jobs leave Ray: its actors hold the GPUs that verl needs again.
     """
     from hydra.core.utils import JobStatus
 
@@ -125,29 +121,24 @@ def after_job(job_return: Any, one_of_many: bool) -> None:
     raised = None if job_return.status == JobStatus.COMPLETED else job_return._return_value
     # verl's own skip manager does not know that key of the options.
     if all(word in str(raised) for word in ("provider", "SkipManager")):
-        error = NotInstalledError(
-            "the process that trains did not load rlskip's plug-in, and verl's own skip "
-            "manager does not know 'provider'",
-            "skip.provider",
-            "install rlskip on every node",
-        )
+        what = "the process that trains did not load rlskip's plug-in, and verl's own skip manager "
+        remedy = "install rlskip on every node"
+        error = NotInstalledError(f"{what}does not know 'provider'", "skip.provider", remedy)
         error.__cause__ = raised
         job_return.return_value = error
-    if one_of_many and not _found_ray and (ray := _running_ray()) is not None:
+    if one_of_many and (ray := _running_ray()) is not None:
         ray.shutdown()
 
 
-# -- in the process that trains ------------------------------------------------------------
+def _running_ray() -> Any:
+    """The module `ray` once Ray is initialized, else None. Imports nothing."""
+    ray = sys.modules.get("ray")
+    return ray if ray is not None and ray.is_initialized() else None
 
 
-def find_job() -> None:
-    """In the process that trains: take the job's variables from Ray where they are published."""
-    if (ray := _running_ray()) is None:
-        return
-    from ray.experimental.internal_kv import _internal_kv_get
-
-    if (published := _internal_kv_get(_job_key(ray))) is not None:
-        os.environ.update(json.loads(published))
+def _main_module() -> str | None:
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return spec.name if spec is not None else None
 
 
 def leave_token(dump_dir: str | Path, who: str = _TOKEN) -> bool:
@@ -171,28 +162,3 @@ def refuse_unshared(key: str, dump_dir: str, job: str, who: str = _TOKEN) -> Non
                 "name a directory that all nodes share: skip.dump_dir=/shared/dumps",
             )
         time.sleep(0.1)
-
-
-# -- details -------------------------------------------------------------------------------------
-
-
-def _running_ray() -> Any:
-    """The module `ray` once Ray is initialized, else None. Imports nothing."""
-    ray = sys.modules.get("ray")
-    return ray if ray is not None and ray.is_initialized() else None
-
-
-def _publish_job() -> None:
-    from ray.experimental.internal_kv import _internal_kv_put
-
-    variables = {name: os.environ[name] for name in _TRAVEL if name in os.environ}
-    _internal_kv_put(_job_key(_running_ray()), json.dumps(variables).encode())
-
-
-def _job_key(ray: Any) -> bytes:
-    return f"rlskip/{ray.get_runtime_context().get_job_id()}/job".encode()
-
-
-def _main_module() -> str | None:
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return spec.name if spec is not None else None

@@ -17,7 +17,7 @@ from rlskip.config.check import Problem, leaves, look_up
 from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import SKIP_REGISTRY, VALIDATION_ROLE
 from rlskip.errors import ConfigError
-from rlskip.hosts.verl.facts import SCORES, scores_while_generating
+from rlskip.hosts.verl.facts import SCORES, rows_of, scores_while_generating
 from rlskip.hosts.verl.seams import LATER_STAGES, REWARD_LOOP, V0_TRAINER, V1_TRAINER, seams
 from rlskip.skip import SkipManager
 from rlskip.skip.names import ALL
@@ -26,53 +26,47 @@ REF = "ref"
 REWARD = "reward"
 
 _MODEL = "actor_rollout_ref.model"
-_PRECISION = tuple(
-    f"{engine}.{name}"
-    for engine in ("fsdp_config", "megatron")
-    for name in ("model_dtype", "dtype", "mixed_precision")
-)
-# What log-probs of given tokens depend on, besides the engine that computes them.
-_OF_REF = (
-    f"{_MODEL}.path", f"{_MODEL}.hf_config_path", f"{_MODEL}.override_config",
-    f"{_MODEL}.external_lib", "actor_rollout_ref.rollout.temperature",
-)  # fmt: skip
+_LORA = (f"{_MODEL}.lora.rank", f"{_MODEL}.lora_rank", f"{_MODEL}.lora_adapter_path")
 _FUNCTION = "reward.custom_reward_function"
 _MANAGER = "reward.reward_manager"
-_OF_REWARD = (
-    _FUNCTION, _MANAGER, "reward.reward_kwargs", "reward.reward_model.enable",
-    "reward.reward_model.model_path", "reward.sandbox_fusion.url",
-)  # fmt: skip
+# What log-probs and scores of given tokens depend on, by role.
+_SHAPING = {
+    REF: (
+        f"{_MODEL}.path", f"{_MODEL}.hf_config_path", f"{_MODEL}.override_config",
+        f"{_MODEL}.external_lib", "actor_rollout_ref.rollout.temperature",
+    ),
+    REWARD: (
+        _FUNCTION, _MANAGER, "reward.reward_kwargs", "reward.reward_model.enable",
+        "reward.reward_model.model_path", "reward.sandbox_fusion.url",
+    ),
+}  # fmt: skip
+# Of the engine that computes log-probs, for FSDP and Megatron.
+_PRECISION = ("model_dtype", "dtype", "mixed_precision")
 # Fields of a batch that log-probs depend on, and the tensors that scores depend on.
 _TOKENS = ("input_ids", "attention_mask", "position_ids", "prompts", "responses")
 _IMAGES = ("multi_modal_inputs", "raw_prompt")
 _SCORED = ("prompts", "responses", "attention_mask")
 _ROWS = ("input_ids", "position_ids", "prompts", "responses", "raw_prompt")
 
-# The identities as they were when workers were made.
-_loaded: dict[str, Mapping[str, Any]] = {}
+#: What each call adds to the identity of its dump, as it was before workers loaded it.
+called_with: dict[str, Mapping[str, Any]] = {}
+
 # Whether the trainer validates at present, and no role replays that.
 _validating = False
 
 
-# -- what the config says ----------------------------------------------------------------------
-
-
-def _ref_is_actor(config: Any) -> bool:
-    """Whether the reference is the actor without its LoRA adapter."""
-    ranks = (look_up(config, f"{_MODEL}.{key}") or 0 for key in ("lora.rank", "lora_rank"))
-    return max(ranks) > 0 or look_up(config, f"{_MODEL}.lora_adapter_path") is not None
-
-
 def identity(role: str, config: Any) -> dict[str, Any]:
-    """What the calls of a role of this module add to the identity of their dumps."""
-    if role == REWARD:
-        modules = (f"{_FUNCTION}.path", f"{_MANAGER}.module.path")
-        known = {f"content of {key}": _content_at(config, key) for key in modules}
-        keys: Collection[str] = _OF_REWARD
-    else:
-        engine = "actor" if _ref_is_actor(config) else "ref"
-        known = {"reference": engine}
-        keys = (*_OF_REF, *(f"actor_rollout_ref.{engine}.{name}" for name in _PRECISION))
+    """What in `config` shapes the results of a role of this module."""
+    keys, known = [*_SHAPING[role]], {}
+    if role == REF:
+        # Of an actor with a LoRA adapter the reference is the actor without it.
+        engine = "actor" if any(look_up(config, key) for key in _LORA) else "ref"
+        known["reference"] = engine
+        for of in ("fsdp_config", "megatron"):
+            keys += [f"actor_rollout_ref.{engine}.{of}.{name}" for name in _PRECISION]
+    for key in (f"{_FUNCTION}.path", f"{_MANAGER}.module.path") if role == REWARD else ():
+        if module := look_up(config, key):
+            known[f"content of {key}"] = _content(module, key)
     values = {k: v for key in keys for k, v in leaves(look_up(config, key), key)}
     return {
         key: value
@@ -81,44 +75,31 @@ def identity(role: str, config: Any) -> dict[str, Any]:
     }
 
 
-def loaded_identity(role: str, config: Any) -> Mapping[str, Any]:
-    """As :func:`identity` was before workers were made, which load what may be edited later."""
-    if role not in _loaded:
-        _loaded[role] = identity(role, config)
-    return _loaded[role]
-
-
-def _content_at(config: Any, key: str) -> str | None:
-    """A hash of the module that a key names: a reward function is often changed in its place.
-
-    Raises ConfigError for one that cannot be read: a change of it would go unnoticed.
-    """
-    if not (name := look_up(config, key)):
-        return None
+def _content(module: str, key: str) -> str:
+    """A hash of the `module` that a key names: a reward function is often changed in its place."""
     try:  # verl takes the module's path, as an URL, too, or its name
-        file = Path(str(name).removeprefix("file://")).expanduser()
-        if str(name).startswith("pkg://"):
-            module = str(name).removeprefix("pkg://").replace("/", ".")
-            file = Path(str(find_spec(module).origin))  # type: ignore[union-attr]
+        file = Path(module.removeprefix("file://")).expanduser()
+        if module.startswith("pkg://"):
+            spec = find_spec(module.removeprefix("pkg://").replace("/", "."))
+            file = Path(str(spec and spec.origin))
         return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-    except (OSError, ImportError, ValueError, AttributeError) as error:
-        what = f"{name!r} cannot be read here ({error}): if it is edited, its old scores would stay"
+    except (OSError, ImportError, ValueError) as error:
+        what = f"{module!r} cannot be read here ({error}): if it is edited, its old scores would"
         remedy = f"name a file that is here, too, or set skip.{REWARD}.enable=false"
-        raise ConfigError(what, key, remedy) from error
+        raise ConfigError(f"{what} stay", key, remedy) from error
 
 
 def refused(config: Any, settings: SkipSettings) -> list[Problem]:
     """The roles of this module that are on and never called; a role of the user's own may be."""
     whys = {}
     uses_ref = ("actor_rollout_ref.actor.use_kl_loss", "algorithm.use_kl_in_reward")
+    if not any(look_up(config, name) for name in uses_ref):
+        whys[REF] = f"no reference log-probs are computed: {' and '.join(uses_ref)} are off"
+    if scores_while_generating(config):
+        whys[REWARD] = "verl scores each session as it ends: the scores are in the dumps of the"
+        whys[REWARD] += f" rollouts, and skip.drop_fields=[{SCORES}] scores these again"
     if look_up(config, "async_training") is not None:
         whys = dict.fromkeys((REF, REWARD), "the fully async application has no such stage")
-    else:
-        if not any(look_up(config, name) for name in uses_ref):
-            whys[REF] = f"no reference log-probs are computed: {' and '.join(uses_ref)} are off"
-        if scores_while_generating(config):
-            whys[REWARD] = "verl scores each session as it ends: the scores are in the dumps of the"
-            whys[REWARD] += f" rollouts, and skip.drop_fields=[{SCORES}] scores these again"
     return [
         Problem(f"skip.{role}.enable", why, f"set skip.{role}.enable=false")
         for role, why in whys.items()
@@ -128,9 +109,10 @@ def refused(config: Any, settings: SkipSettings) -> list[Problem]:
 
 def adapt(settings: SkipSettings) -> None:
     """Complete the settings of these roles, in place, for the trainer of this process."""
-    _loaded.clear()
+    called_with.clear()
     for role in settings.roles.keys() & {REF, REWARD}:
         seams.require(LATER_STAGES)
+        called_with[role] = identity(role, settings.facts.config)
         local = settings.roles[role]
         local.drop_fields = [name for name in local.drop_fields or () if name != SCORES]
         if local.action == "repeat" or (
@@ -138,9 +120,6 @@ def adapt(settings: SkipSettings) -> None:
         ):
             # The rollouts may be those of any step; log-probs and scores belong to their tokens.
             local.action, local.match = "cache", "run"
-
-
-# -- the stages --------------------------------------------------------------------------------
 
 
 @seams.around(f"{V0_TRAINER}._validate", f"{V1_TRAINER}._validate")
@@ -154,13 +133,12 @@ def _validation(validate: Callable[..., Any], self: Any, *args: Any, **kwargs: A
         _validating = False
 
 
-def _annotated(role: str, prompts: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a method of an object with the trainer's config as this role's stage."""
+def _stage(role: str, prompts: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return SkipManager.annotate(
         role,
         stage=f"verl.{role}",
         prompts=prompts,
-        identity=lambda self, *_, **__: loaded_identity(role, self.config),
+        identity=lambda *_, **__: called_with[role],
         ignore=[ALL],
         derived=True,
     )
@@ -168,10 +146,10 @@ def _annotated(role: str, prompts: Any) -> Callable[[Callable[..., Any]], Callab
 
 @seams.decorated(f"{V0_TRAINER}._compute_ref_log_prob")
 def _computing_ref(compute: Callable[..., Any]) -> Callable[..., Any]:
-    def tokens(self: Any, batch: Any) -> dict[str, Any]:
+    def tokens(_: Any, batch: Any) -> dict[str, Any]:
         return {**_some(batch.batch, _TOKENS), **_some(batch.non_tensor_batch, _IMAGES)}
 
-    return _annotated(REF, tokens)(compute)
+    return _stage(REF, tokens)(compute)
 
 
 @seams.decorated(f"{V1_TRAINER}._compute_ref_log_prob")
@@ -180,9 +158,9 @@ def _computing_ref_v1(compute: Callable[..., Any]) -> Callable[..., Any]:
 
     def ref_log_probs(self: Any, batch: Any, metrics: Any, rows: Any) -> Any:
         compute(self, batch, metrics)
-        return _rows_of(batch, ["ref_log_prob"])
+        return rows_of(batch, ["ref_log_prob"])
 
-    stage = _annotated(REF, "rows")(ref_log_probs)
+    stage = _stage(REF, "rows")(ref_log_probs)
 
     @functools.wraps(compute)
     def computing(self: Any, batch: Any, metrics: Any) -> Any:
@@ -190,27 +168,19 @@ def _computing_ref_v1(compute: Callable[..., Any]) -> Callable[..., Any]:
             return compute(self, batch, metrics)
         import transfer_queue as tq
 
-        found = stage(self, batch, metrics, rows=_rows_of(batch, _ROWS))
+        found = stage(self, batch, metrics, rows=rows_of(batch, _ROWS))
         tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=found)
         return batch
 
     return computing
 
 
-def _rows_of(batch: Any, fields: Collection[str]) -> Any:
-    import transfer_queue as tq
-
-    return tq.kv_batch_get(
-        keys=batch.keys, partition_id=batch.partition_id, select_fields=list(fields)
-    )
-
-
 @seams.decorated(f"{REWARD_LOOP}.compute_rm_score")
 def _scoring(compute: Callable[..., Any]) -> Callable[..., Any]:
-    def contents(self: Any, data: Any) -> dict[str, Any]:
+    def contents(_: Any, data: Any) -> dict[str, Any]:
         return {**_some(data.batch, _SCORED), **data.non_tensor_batch}
 
-    stage = _annotated(REWARD, contents)(compute)
+    stage = _stage(REWARD, contents)(compute)
 
     @functools.wraps(compute)
     def compute_rm_score(self: Any, data: Any) -> Any:

@@ -1,28 +1,25 @@
 """verl before workers are made: what the run must not generate, and no inference engine for it.
 
 The launcher process looks before Ray starts, as far as the config tells; the process that trains
-looks again when it has made its data loader and so knows the number of steps. Under
-``skip.start_engine: false`` it then chooses :data:`NO_ENGINE` as the name of the engine, and what
-verl finds under that name starts nothing. Reward models and teachers keep their engines.
+looks again when its data loader tells the number of steps. Under ``skip.start_engine: false`` it
+then names the engine :data:`NO_ENGINE`, and what verl finds under that name starts nothing.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import attrs
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from rlskip._wrap import around
 from rlskip.batch.meta import is_validation, meta_of
 from rlskip.config.check import Problem, look_up, raise_all
 from rlskip.config.facts import HostFacts
 from rlskip.config.settings import SkipSettings
 from rlskip.errors import NoEngineError
 from rlskip.hosts.verl.facts import MODE_KEY, with_steps
-from rlskip.hosts.verl.later_stages import REF, REWARD, loaded_identity
+from rlskip.hosts.verl.later_stages import called_with
 from rlskip.hosts.verl.seams import LOOPS, REPLICAS, ROLLOUTS, WEIGHTS, seams
 from rlskip.hosts.verl.seams import NO_ENGINE as FEATURE
 from rlskip.skip import SkipManager
@@ -30,6 +27,7 @@ from rlskip.skip.preflight import Roles, preflight
 
 NO_ENGINE = "rlskip_no_engine"
 
+_START = "skip.start_engine=true"
 _ROLLOUT = "actor_rollout_ref.rollout"
 # An engine's own settings, which verl checks against the number of GPUs or the engine's name.
 _CHOSEN = {
@@ -49,43 +47,34 @@ _SEPARATES = (
 )
 # V1 replays what a manager submits, so the user's manager need not make its workers. A manager
 # of V0 may work on what is replayed.
-_CHOSEN_IN_V1 = {"agent.agent_loop_manager_class": None}
+_MANAGER = "agent.agent_loop_manager_class"
 
 
 def problems(
     settings: SkipSettings, roles: Roles, trains: HostFacts | None = None
 ) -> list[Problem]:
-    """All that a run of verl with these `roles` would have to generate although it must not.
-
-    `trains` are the facts in the process that trains.
-    """
+    """All that a run would generate although it must not; `trains`: in the process that trains."""
     # Without a data loader it is certain that an epoch has one step.
     config, facts = settings.facts.config, trains or with_steps(settings.facts, None, 1)
-    if trains:  # the launcher process has verl's older keys of the reward still
-        called_with = {role: loaded_identity(role, config) for role in roles.keys() & {REF, REWARD}}
-        facts = attrs.evolve(facts, called_with=called_with)
     found = preflight(roles, facts, engine=settings.start_engine, here=trains is not None)
     if settings.start_engine:
         return found
     if look_up(config, "async_training") is not None:
         what = "the fully async application keeps its engine on separate GPUs"
-        return [Problem("skip.start_engine", what, "set skip.start_engine=true")]
-    for key, separate, shared in _SEPARATES:
-        if look_up(config, key) == separate:
-            remedy = f"set {key}={shared}, or skip.start_engine=true"
-            found.append(Problem(key, "the engine is on separate GPUs", remedy))
-    return found
+        return [Problem("skip.start_engine", what, f"set {_START}")]
+    return found + [
+        Problem(key, "the engine is on separate GPUs", f"set {key}={shared}, or {_START}")
+        for key, separate, shared in _SEPARATES
+        if look_up(config, key) == separate
+    ]
 
 
 def before_workers(config: Any, total: int | None, per_epoch: int | None = None) -> None:
-    """Refuse the same in the process that trains, which now knows its steps; choose the engine.
-
-    `total` and `per_epoch` are those of :func:`~rlskip.hosts.verl.facts.with_steps`.
-    """
+    """Refuse the same in the process that trains, which knows its steps; choose the engine."""
     settings = SkipManager.settings
     if settings is None or not settings.roles:
         return
-    facts = with_steps(settings.facts, total, per_epoch)
+    facts = attrs.evolve(with_steps(settings.facts, total, per_epoch), called_with=called_with)
     raise_all(problems(settings, SkipManager.skip_instances, facts))
     if not settings.start_engine:
         choose(config)
@@ -94,10 +83,10 @@ def before_workers(config: Any, total: int | None, per_epoch: int | None = None)
 def choose(config: DictConfig) -> None:
     """Change verl's config, in place, so that no engine is started."""
     seams.require(FEATURE)
-    chosen = {**_CHOSEN, **(_CHOSEN_IN_V1 if look_up(config, "trainer.use_v1") else {})}
+    chosen = _CHOSEN | ({_MANAGER: None} if look_up(config, "trainer.use_v1") else {})
     with open_dict(config):
         for key, value in chosen.items():
-            if OmegaConf.select(config, f"{_ROLLOUT}.{key}") is not None:
+            if look_up(config, f"{_ROLLOUT}.{key}") is not None:
                 OmegaConf.update(config, f"{_ROLLOUT}.{key}", value)
 
 
@@ -106,21 +95,22 @@ def is_chosen(config: Any) -> bool:
     return bool(look_up(config, f"{_ROLLOUT}.name") == NO_ENGINE)
 
 
-# -- the seams -----------------------------------------------------------------------------
-
-
 @seams.on_import(ROLLOUTS)
 def _register_rollout(registry: Any) -> None:
-    """The actor's workers get a rollout that keeps nothing and takes no weights."""
-    registry[(NO_ENGINE, "async")] = f"{__name__}_classes.NoRollout"
+    registry[(NO_ENGINE, "async")] = f"{__package__}.no_rollout.NoRollout"
 
 
 @seams.on_import(REPLICAS)
 def _register_replica(register: Any) -> None:
-    """Replicas whose ``launch_servers`` starts nothing."""
+    """Replicas without servers: waking them, putting them to sleep and aborting do nothing."""
 
     def load() -> Any:
-        from rlskip.hosts.verl.no_engine_classes import NoReplica
+        from verl.workers.rollout.replica import RolloutReplica
+
+        class NoReplica(RolloutReplica):  # type: ignore[misc]
+            async def launch_servers(self) -> None:
+                """Start nothing; verl wants different addresses."""
+                self._server_address = f"rlskip-no-engine-{self.replica_rank}"
 
         return NoReplica
 
@@ -128,7 +118,7 @@ def _register_replica(register: Any) -> None:
 
 
 class NoWorker:
-    """In the place of a manager's agent-loop workers: an actor that refuses to generate."""
+    """In the place of agent-loop workers: an actor that refuses to generate."""
 
     @property
     def generate_sequences(self) -> NoWorker:
@@ -148,15 +138,8 @@ async def _making_workers(start: Callable[..., Any], self: Any) -> None:
         await start(self)
 
 
-@seams.decorated(WEIGHTS)
-def _syncing(update: Callable[..., Any]) -> Callable[..., Any]:
+@seams.around(WEIGHTS)
+async def _syncing(update: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """Nothing is sent: FSDP1 and LoRA would gather weights."""
-    from verl.utils.ray_utils import auto_await
-
-    @around
-    async def syncing(update: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.replicas and all(replica.config.name == NO_ENGINE for replica in self.replicas):
-            return {}
-        return await update(self, *args, **kwargs)
-
-    return auto_await(syncing(inspect.unwrap(update)))  # type: ignore[no-any-return]
+    engine = look_up(self.config, "rollout.name")
+    return {} if engine == NO_ENGINE else await update(self, *args, **kwargs)

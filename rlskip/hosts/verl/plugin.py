@@ -1,7 +1,6 @@
 """What verl loads in each of its processes: wrap the seams, or print why that failed.
 
-verl finds this module by the entry point ``verl.plugins``, and logs errors of entry points at DEBUG
-level only.
+verl logs errors of the entry point ``verl.plugins`` at DEBUG level only.
 """
 
 import os

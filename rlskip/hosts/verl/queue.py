@@ -1,10 +1,8 @@
 """V1's TransferQueue: what enters it, rlskip's replay buffer that samples it, and its journals.
 
 With rollout-level dispatch and ``dispatch.journal=true`` workers append each session to its step's
-journal before they put it. The dispatcher of the next run takes them
-(:mod:`rlskip.dispatch.resume`): a killed run resumes in mid-step. Journals are beside the dumps of
-role ``rollout_tq``, and hold what the role compares. A session also depends on verl's release and
-on what its rows must have (log-probs, say).
+journal before they put it, beside the dumps of role ``rollout_tq``. The dispatcher of the next run
+takes them (:mod:`rlskip.dispatch.resume`): a killed run resumes in mid-step.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from typing import Any
 from omegaconf import DictConfig
 from tensordict import TensorDict
 
+from rlskip import keys as names
 from rlskip.config.check import look_up
 from rlskip.config.other_nodes import DispatchConfig, ReplayConfig
 from rlskip.config.skip import VALIDATION_ROLE
@@ -25,27 +24,9 @@ from rlskip.dispatch.resume import Journals, WorkerJournal, journal_identity
 from rlskip.hosts.verl.facts import MODE_KEY, NEEDED, SAMPLER_KEY, verl_release
 from rlskip.hosts.verl.handshake import leave_token, refuse_unshared
 from rlskip.jobs.records import job_id
-from rlskip.keys import (
-    ATTEMPT,
-    FINISHED,
-    IS_PROMPT,
-    ROLLOUT_ROOT_KEYS,
-    STATUS,
-    TRAIN,
-    VAL,
-    N,
-    TrajectoryKey,
-    uid_of,
-)
-from rlskip.queue import (
-    PromptOutcome,
-    ReplayBuffer,
-    Row,
-    Tag,
-    TrajectoryQueue,
-    TransferQueueAdapter,
-    to_rows,
-)
+from rlskip.keys import TRAIN, VAL, TrajectoryKey, uid_of
+from rlskip.queue import PromptOutcome, ReplayBuffer, TransferQueueAdapter, to_rows
+from rlskip.queue.protocol import Fields, Tags, TrajectoryQueue
 from rlskip.skip import SkipManager
 
 ROLE = "rollout_tq"
@@ -67,38 +48,30 @@ def run_queue() -> TransferQueueAdapter:
 
 
 class StatusQueue(TransferQueueAdapter):
-    """The run's queue for verl's own buffer, which takes every key but a prompt's for a row.
+    """The run's queue for groups that are replayed: finished by the status of their prompts.
 
-    A dump made under rollout-level dispatch has prompts that are ready once their markers are
-    counted. As only complete groups are replayed, :meth:`put` writes these prompts as finished,
-    and leaves the markers out.
+    verl's own buffer knows no other model, and takes every key but a prompt's for a row. So this
+    leaves out the markers of groups that were counted.
     """
 
     def put(
-        self,
-        keys: Sequence[str],
-        partition: str,
-        fields: TensorDict | Sequence[Row] | None = None,
-        tags: Sequence[Tag] | None = None,
+        self, keys: Sequence[str], partition: str, fields: Fields = None, tags: Tags = None
     ) -> None:
         if fields is None and tags is not None:
-            prompts = {
-                key: {**tag, STATUS: FINISHED} if tag.pop(N, None) else tag
-                for key, tag in zip(keys, map(dict, tags), strict=True)
-                if uid_of(key) is None
-            }
-            if not prompts:
-                return
-            keys, tags = list(prompts), list(prompts.values())
-        super().put(keys, partition, fields, tags)
+            roots = {k: dict(tag) for k, tag in zip(keys, tags, strict=True) if uid_of(k) is None}
+            for tag in roots.values():
+                if (n := tag.pop(names.N, None)) is not None:
+                    tag |= {names.STATUS: names.FINISHED, names.EXPECTED_ROLLOUTS: n}
+            keys, tags = list(roots), list(roots.values())
+        if keys:
+            super().put(keys, partition, fields, tags)
 
 
 class AttemptKeys:
     """The module `transfer_queue` for a worker, which does not know about attempts.
 
-    The present attempt is in keys and tags of batches put: a late write of an attempt that was
-    given up does not replace the rows of the attempt that counts. Where there is a `journal`, rows
-    are journaled before they are put.
+    Keys and tags get the present attempt: a late write of one that was given up does not replace
+    the rows of the attempt that counts. Rows are first added to the `journal`, if there is one.
     """
 
     def __init__(self, inner: Any, journal: WorkerJournal | None = None) -> None:
@@ -121,70 +94,66 @@ class AttemptKeys:
                 for row in map(TrajectoryKey.parse, keys)
             ],
             fields=fields,
-            tags=[{**tag, ATTEMPT: attempt} for tag in tags],
+            tags=[{**tag, names.ATTEMPT: attempt} for tag in tags],
             **more,
         )
 
 
-# -- rlskip's buffer ---------------------------------------------------------------------------
+# -- what samples and evicts -------------------------------------------------------------------
 
 
-def _sampled(role: str) -> Callable[..., Any]:
-    observed = SkipManager.annotate(role=role, phase="sample", queue=lambda *_: run_queue())
-    return observed(ReplayBuffer.sample)
+def observed(sample: Callable[..., Any], queue: Callable[..., Any]) -> dict[str, Any]:
+    """A buffer's `sample` by partition, as a stage whose result the partition's role dumps."""
+    return {
+        partition: SkipManager.annotate(role, stage="verl.sample", phase="sample", queue=queue)(
+            sample
+        )
+        for partition, role in ((TRAIN, ROLE), (VAL, VALIDATION_ROLE))
+    }
 
 
-# By partition: the sampling that the role of training, or that of validation, observes.
-_SAMPLE = {TRAIN: _sampled(ROLE), VAL: _sampled(VALIDATION_ROLE)}
-
-
-@SkipManager.annotate(role=ROLE, phase="evict", queue=lambda *_: run_queue())
-def _evicted(batch: Any) -> Any:
-    """Groups that the buffer is about to delete, for the dump."""
+@SkipManager.annotate(ROLE, stage="verl.evict", phase="evict", queue=lambda *_: run_queue())
+def evicted(batch: Any) -> Any:
+    """Groups that a buffer is about to delete, for the dump."""
     return batch
+
+
+_SAMPLE = observed(ReplayBuffer.sample, lambda *_: run_queue())
 
 
 class FailClosedReplayBuffer:
     """A replay buffer for verl's V1 trainers that returns complete groups, or raises.
 
-    verl makes it (``trainer.v1.sampler.custom_sampler``). `sampler_kwargs` holds all keys of
-    `replay` (:class:`~rlskip.ReplayConfig`), as rlskip's plug-in has put them there;
-    `refill_fn` submits the given number of fresh prompts.
+    verl makes it. `sampler_kwargs` holds all keys of `replay`, as rlskip's plug-in has put them
+    there; `refill_fn` submits the given number of fresh prompts.
     """
 
     def __init__(
         self,
+        *,
         trainer_mode: str,
-        trainer_config: Any,
-        max_off_policy_threshold: int | None,
-        max_off_policy_strategy: str,
         sampler_kwargs: Mapping[str, Any],
         refill_fn: Callable[[int], Any],
+        **_: Any,
     ) -> None:
         settings = ReplayConfig(**{str(key): value for key, value in sampler_kwargs.items()})
         self._refill_fn = refill_fn
         # A sync step samples everything it submitted; with `drop`, everything that is left of it.
         self._whole_steps = trainer_mode == "sync" and settings.on_incomplete == "drop"
-        self._buffer = ReplayBuffer(run_queue(), settings, refill=self._refill, on_evict=_evicted)
+        self._buffer = ReplayBuffer(run_queue(), settings, refill=self._refill, on_evict=evicted)
 
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """As :meth:`rlskip.queue.ReplayBuffer.sample`, a batch of verl's own type.
-
-        verl's trainer deletes the sampled rows; what else their prompts have is deleted here.
-        """
+        """A batch of verl's own type. verl deletes its rows; their markers are deleted here."""
         from transfer_queue import KVBatchMeta
 
         sample = _SAMPLE.get(partition_id, ReplayBuffer.sample)
         size = None if self._whole_steps else batch_size
         batch, metrics = sample(self._buffer, global_steps, partition_id, size)
-        rows, uids = {*batch.keys}, {*batch.extra_info.pop(ROLLOUT_ROOT_KEYS)}
-        left = [
-            key
-            for key in run_queue().list(partition_id)
-            if key not in rows and (key in uids or uid_of(key) in uids)
-        ]
+        rows, uids = {*batch.keys}, {*batch.extra_info.pop(names.ROLLOUT_ROOT_KEYS)}
+        there = run_queue().list(partition_id)
+        left = [k for k in there if k not in rows and (k in uids or uid_of(k) in uids)]
         run_queue().delete(left, partition_id)
         if _journals is not None:
             _journals.tidy()
@@ -199,7 +168,9 @@ class FailClosedReplayBuffer:
         before = {*run_queue().list(partition_id)}
         self._refill_fn(len(evicted))
         listing = run_queue().list(partition_id)
-        return [key for key, tag in listing.items() if tag.get(IS_PROMPT) and key not in before]
+        return [
+            key for key, tag in listing.items() if tag.get(names.IS_PROMPT) and key not in before
+        ]
 
 
 # -- journals ----------------------------------------------------------------------------------
@@ -221,20 +192,17 @@ def start_journals(
         made = {"stage": "verl.submit", "verl": verl_release(), **needed}
         identity = journal_identity(role.dumps.identities.conditions.adding(made), dispatch)
         kwargs = look_up(config, f"{SAMPLER_KEY}.sampler_kwargs")  # of rlskip's buffer
-        span: int | None = kwargs.max_off_policy_threshold
-        if look_up(config, MODE_KEY) == "sync":
-            span = 1
-        elif kwargs.max_off_policy_strategy == "none":
-            span = None
+        ages = kwargs.max_off_policy_strategy != "none"
+        span = kwargs.max_off_policy_threshold if ages else None
+        span = 1 if look_up(config, MODE_KEY) == "sync" else span
         _journals = Journals(role.dumps.store, identity, queue, max_span=span)
     return _journals
 
 
 def sharing() -> Callable[[], None] | None:
-    """What each worker that journals calls first, wherever Ray has placed it.
+    """What each worker that journals calls first: it raises where the directory is another one.
 
-    It raises :class:`ConfigError` where the directory is another one than in this process. None
-    if this process cannot leave a token there.
+    None if this process cannot leave a token there.
     """
     dump_dir = str(SkipManager.skip_instances[ROLE].local_config.dump_dir)
     if not leave_token(dump_dir, ROLE):

@@ -1,24 +1,19 @@
 """``skip.drop_fields=[rm_scores]``: replayed rollouts get the scores of today's reward function.
 
-verl's agent-loop worker scores a session when it ends, which a replayed session never does. So
-rlskip has such a worker's own method score it. A reward model on the rollouts' own GPUs scores what
-has no scores later, and then there are no reward workers.
+verl scores a session when it ends, which a replayed one never does. So its reward workers are asked
+as where a reward model shares the rollouts' GPUs, and told what they are told of a session's end.
 """
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from verl.experimental.agent_loop.agent_loop import (
-    AgentLoopMetrics,
-    AgentLoopOutput,
-    AgentLoopWorker,
-)
+from tensordict import TensorDict
+from torch.nn.utils.rnn import pad_sequence
+from verl import DataProto
 
 from rlskip.hosts.verl.facts import SCORES
 from rlskip.hosts.verl.queue import run_queue
@@ -29,99 +24,81 @@ _INFO = "reward_extra_info"
 # Fields of a V0 rollout that are not its agent loop's.
 _NOT_OF_THE_LOOP = ("__num_turns__", "multi_modal_inputs", _INFO)
 
-#: A session: what its agent loop returned, and the fields of its prompt.
-Session = tuple[list[AgentLoopOutput], dict[str, Any]]
+
+def _scored(
+    manager: Any, tensors: Any, prompts: Mapping[str, Any], turns: Any, told: Sequence[Any]
+) -> DataProto:
+    """The scores of sessions, and what else the reward function returned."""
+    fields = {**prompts, "__num_turns__": turns, "tool_extra_fields": _objects(told)}
+    scored = manager.compute_rm_score(DataProto(tensors, fields))
+    if (model := manager.reward_model_manager) is not None:
+        model.wake_up()  # it has GPUs of its own, and scores sessions that are generated
+    return scored
 
 
-async def _score(sessions: Sequence[Session], workers: Sequence[Any]) -> None:
-    """Let verl's reward workers score sessions: the last output of each gets the score."""
-    worker = object.__new__(AgentLoopWorker)
-    worker.reward_loop_worker_handles, worker.processor = workers, None
-    await asyncio.gather(*(worker._compute_score(*session) for session in sessions))
+def _objects(values: Sequence[Any]) -> np.ndarray[Any, Any]:
+    made = np.empty(len(values), object)
+    made[:] = values
+    return made
 
 
-def _output(row: Mapping[str, Any]) -> AgentLoopOutput:
-    extra = dict(row["extra_fields"])
-    return AgentLoopOutput(
-        prompt_ids=row["prompts"].tolist(),
-        response_ids=row["responses"].tolist(),
-        response_mask=[1] * len(row["responses"]),
-        num_turns=int(row["num_turns"]),
-        metrics=AgentLoopMetrics(),
-        extra_fields={name: value for name, value in extra.items() if name != _INFO},
-        mm_processor_kwargs={},
-    )
-
-
-async def score_rollouts(rollouts: Any, prompts: Mapping[str, Any], workers: Sequence[Any]) -> None:
-    """V0: add scores to a DataProto, as ``AgentLoopWorker._postprocess`` does.
-
-    `prompts` holds the fields of the prompts that are not tensors.
-    """
-    fields, tensors = rollouts.non_tensor_batch, rollouts.batch
+def score_rollouts(rollouts: Any, prompts: Mapping[str, Any], manager: Any) -> None:
+    """V0: add scores to a DataProto. `prompts` has the fields of its prompts, without tensors."""
+    fields = rollouts.non_tensor_batch
     for name in rollouts.meta_info.pop("reward_extra_keys", []):
         fields.pop(name, None)
     others = {*_NOT_OF_THE_LOOP, *prompts} - {"raw_prompt"}
-    width = tensors["prompts"].shape[1]
-    mask = tensors["attention_mask"].bool()
-    sessions: list[Session] = []
-    for i in range(len(rollouts)):
-        # A field that a loop did not return is None, because others returned it.
-        extra = {n: of[i] for n, of in fields.items() if n not in others and of[i] is not None}
-        row = {
-            "prompts": tensors["prompts"][i][mask[i, :width]],
-            "responses": tensors["responses"][i][mask[i, width:]],
-            "num_turns": fields["__num_turns__"][i],
-            "extra_fields": extra,
-        }
-        sessions.append(([_output(row)], {name: of[i] for name, of in prompts.items()}))
-    await _score(sessions, workers)
-    outputs = [outputs[-1] for outputs, _ in sessions]
-    scores = torch.zeros_like(tensors["response_mask"], dtype=torch.float32)
-    last = mask[:, width:].sum(dim=1) - 1
-    scores[torch.arange(len(scores)), last] = torch.tensor([o.reward_score for o in outputs])
-    tensors[SCORES] = scores
-    infos = [output.extra_fields[_INFO] for output in outputs]
-    fields.update({key: np.array([info[key] for info in infos]) for key in infos[0]})
-    rollouts.meta_info["reward_extra_keys"] = list(infos[0])
+    # A field that a loop did not return is None, because others returned it.
+    told = [
+        {name: of[i] for name, of in fields.items() if name not in others and of[i] is not None}
+        for i in range(len(rollouts))
+    ]
+    scored = _scored(manager, rollouts.batch, prompts, fields["__num_turns__"], told)
+    rollouts.batch[SCORES] = scored.batch[SCORES]
+    fields.update(scored.non_tensor_batch)
+    rollouts.meta_info.update(scored.meta_info)
 
 
-def score_queued(uids: Sequence[str], partition: str, workers: Sequence[Any]) -> None:
-    """V1: score the replayed sessions of these prompts, and write the scores to their rows.
-
-    Does nothing if they have scores.
-    """
+def score_queued(uids: Sequence[str], partition: str, manager: Any) -> None:
+    """V1: score replayed sessions without scores by their last rows; all their rows get these."""
     queue = run_queue()
     listing = queue.list(partition)
     replayed = {uid for uid in uids if REPLAYED in listing.get(uid, {})}
-    keys = [key for key in listing if (row := split_trajectory(key)) and row[0] in replayed]
+    keys = [k for k in listing if (parts := split_trajectory(k)) and parts[0] in replayed]
     if not keys:
         return
     data = queue.get(keys, partition)
     if SCORES in data.keys():  # noqa: SIM118 - a TensorDict
         return
     rows = dict(zip(map(TrajectoryKey.parse, keys), to_rows(data), strict=True))
-    by_session = itertools.groupby(sorted(rows), lambda key: (key.uid, key.session_id))
-    of_session = [list(its_keys) for _, its_keys in by_session]
-    sessions = [
-        ([_output(rows[key]) for key in its_keys], _of_prompt(rows[its_keys[-1]]))
-        for its_keys in of_session
-    ]
-    asyncio.run(_score(sessions, workers))
-    scored = {}
-    for its_keys, (outputs, _) in zip(of_session, sessions, strict=True):
-        for key, output in zip(its_keys, outputs, strict=True):
-            scores = torch.zeros(len(output.response_ids), dtype=torch.float32)
-            scores[-1] = outputs[-1].reward_score
-            extra = {**output.extra_fields, _INFO: outputs[-1].extra_fields[_INFO]}
-            scored[str(key)] = {SCORES: scores, "extra_fields": extra}
-    queue.put(list(scored), partition, list(scored.values()))
+    last = {(key.uid, key.session_id): rows[key] for key in sorted(rows)}
+    told = [{k: v for k, v in row["extra_fields"].items() if k != _INFO} for row in last.values()]
+    turns = np.array([int(row["num_turns"]) for row in last.values()])
+    scored = _scored(manager, *_sessions([*last.values()]), turns, told)
+    totals = dict(zip(last, scored.batch[SCORES].sum(dim=1), strict=True))
+    columns = {key: of.tolist() for key, of in scored.non_tensor_batch.items()}
+    infos = {session: {k: of[i] for k, of in columns.items()} for i, session in enumerate(last)}
+    written = {}
+    for name, row in rows.items():
+        session = name.uid, name.session_id
+        scores = torch.zeros(len(row["responses"]), dtype=torch.float32)
+        scores[-1] = totals[session]
+        extra = {**row["extra_fields"], _INFO: infos[session]}
+        written[str(name)] = {SCORES: scores, "extra_fields": extra}
+    queue.put(list(written), partition, list(written.values()))
 
 
-def _of_prompt(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a row's prompt: a trajectory's own are tensors with dimensions."""
-    fields = {
-        name: value.item() if isinstance(value, torch.Tensor) and value.dim() == 0 else value
-        for name, value in row.items()
-    }
-    return {name: value for name, value in fields.items() if not torch.is_tensor(value)}
+def _sessions(rows: Sequence[Mapping[str, Any]]) -> tuple[TensorDict, dict[str, Any]]:
+    """The padded tokens of rows, and the fields of their prompts: their own are tensors."""
+    tensors, masks = {}, []
+    for name in ("prompts", "responses"):
+        tokens = [row[name] for row in rows]
+        tensors[name] = pad_sequence(tokens, batch_first=True)
+        masks.append(pad_sequence([torch.ones_like(t) for t in tokens], batch_first=True))
+    tensors["attention_mask"] = torch.cat(masks, dim=1)
+    prompts = {}
+    for name, first in rows[0].items():
+        if not torch.is_tensor(first) or first.dim() == 0:
+            values = [row[name] for row in rows]
+            prompts[name] = _objects([v.item() if torch.is_tensor(v) else v for v in values])
+    return TensorDict(tensors, batch_size=len(rows)), prompts

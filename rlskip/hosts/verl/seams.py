@@ -1,7 +1,4 @@
-"""The one table of what rlskip depends on in verl. docs/verl.md shows it.
-
-The modules beside this one declare what runs in a seam's place.
-"""
+"""The one table of what rlskip depends on in verl; the modules beside this declare what runs."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ MANAGER = "verl.utils.skip.skip_manager:SkipManager"
 V1_BUFFER = "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer"
 ROLLOUTS = "verl.workers.rollout.base:_ROLLOUT_REGISTRY"
 REPLICAS = "verl.workers.rollout.replica:RolloutReplicaRegistry.register"
-WEIGHTS = "verl.checkpoint_engine.base:CheckpointEngineManager.update_weights"
+WEIGHTS = "verl.workers.engine_workers:ActorRolloutRefWorker.update_weights"
 REWARD_LOOP = "verl.experimental.reward_loop.reward_loop:RewardLoopManager"
 # The trainers that those of verl's applications derive from.
 V0_TRAINER = f"{RAY_TRAINER}:RayPPOTrainer"
@@ -28,10 +25,8 @@ SEPARATE_TRAINER = "verl.experimental.separation.ray_trainer:SeparateRayPPOTrain
 _ROLLOUTER = "verl.experimental.fully_async_policy.fully_async_rollouter:FullyAsyncAgentLoopManager"
 
 #: What is off where an optional seam is gone.
-VALIDATION = "skip.validation=replay under V1"
-SCORED_AGAIN = "skip.drop_fields=[rm_scores]"
 NO_ENGINE = "skip.start_engine=false"
-LATER_STAGES = "the roles ref and reward"
+LATER_STAGES = "the roles ref and reward, skip.drop_fields=[rm_scores]"
 RECORD = "record"
 LOGGED = "record of logged metrics, skip.log_metrics"
 
@@ -60,20 +55,17 @@ TABLE = (
     Seam(f"{V1_TRAINER}._next_train_batch", "fetches the prompts of dumped refills"),
     Seam(f"{V1_BUFFER}._clear_groups", "keeps groups that are evicted, for the dump"),
     Seam(f"{V1_BUFFER}._select_prompt_uids", "orders a step's groups as they were submitted"),
-    Seam(f"{V1_TRAINER}._validate", "replays and scores validation", VALIDATION),
-    # -- scores again
-    Seam(f"{_AGENT_LOOP}:AgentLoopWorker._compute_score", "asks for scores", SCORED_AGAIN),
+    Seam(f"{V1_TRAINER}._validate", "replays and scores validation"),
     # -- no engine
     Seam(ROLLOUTS, "registers a rollout that does nothing", NO_ENGINE),
     Seam(REPLICAS, "registers a replica without servers", NO_ENGINE),
     Seam(f"{LOOPS}._init_agent_loop_workers", "starts none", NO_ENGINE),
     Seam(WEIGHTS, "sends none", NO_ENGINE),
-    Seam("verl.utils.ray_utils:auto_await", "decorates what replaces the last", NO_ENGINE),
     # -- later stages
     Seam(f"{V0_TRAINER}._validate", "scores validation", LATER_STAGES),
     Seam(f"{V0_TRAINER}._compute_ref_log_prob", f"{_IS} ref", LATER_STAGES),
     Seam(f"{V1_TRAINER}._compute_ref_log_prob", f"{_IS} ref", LATER_STAGES),
-    Seam(f"{REWARD_LOOP}.compute_rm_score", f"{_IS} reward", LATER_STAGES),
+    Seam(f"{REWARD_LOOP}.compute_rm_score", f"{_IS} reward; scores again", LATER_STAGES),
     # -- what is recorded and logged
     Seam(f"{V0_TRAINER}.fit", "starts recording", RECORD),
     Seam(f"{V1_TRAINER}.fit", "starts recording", RECORD),
@@ -86,10 +78,7 @@ seams = Seams("verl", TABLE)
 
 
 def lacking(package: Path) -> list[Seam]:
-    """The seams that a verl whose source is in `package` does not have; imports nothing.
-
-    One that verl decorates must have the decorator, too.
-    """
+    """The seams, with their decorators, that the source in `package` lacks; imports nothing."""
     trees: dict[str, ast.Module] = {}
     for module in {seam.place.module for seam in TABLE}:
         file = package.joinpath(*module.split(".")[1:]).with_suffix(".py")

@@ -1,7 +1,6 @@
-"""rlskip's dispatch behind the seam ``agent_loop_manager_class`` of verl's V1 trainer.
+"""Dispatch behind ``agent_loop_manager_class`` of verl's V1 trainer, session by session.
 
-verl dispatches prompts to its agent-loop workers, and a worker runs all sessions of a prompt.
-:class:`SessionManager` dispatches single sessions to workers that are otherwise verl's own.
+verl's own manager dispatches prompts, and a worker runs all sessions of a prompt.
 """
 
 from __future__ import annotations
@@ -21,13 +20,7 @@ from rlskip.dispatch import RayPool, RolloutDispatcher, Session
 from rlskip.dispatch.resume import WorkerJournal
 from rlskip.dispatch.sessions import DataFailure
 from rlskip.dispatch.timeouts import write_seconds
-from rlskip.hosts.verl.queue import (
-    AttemptKeys,
-    run_queue,
-    running,
-    sharing,
-    start_journals,
-)
+from rlskip.hosts.verl.queue import AttemptKeys, run_queue, running, sharing, start_journals
 
 # The class behind the ``ray.remote`` that verl puts on it.
 _VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class
@@ -37,15 +30,11 @@ class SessionWorker(_VerlWorker):
     """verl's agent-loop worker, called once a session; it writes rows to TransferQueue itself."""
 
     def __init__(
-        self,
-        *args: Any,
-        journal: WorkerJournal | None = None,
-        shares: Callable[[], None] | None = None,
-        **kwargs: Any,
+        self, *args: Any, journal: WorkerJournal | None, shares: Callable[[], None] | None
     ) -> None:
         if shares is not None:
             shares()
-        super().__init__(*args, **kwargs)
+        super().__init__(*args)
         agent_loop_tq.tq = AttemptKeys(transfer_queue, journal)
 
     async def __call__(
@@ -80,15 +69,10 @@ class SessionManager(AgentLoopManagerTQ):
     async def _init_agent_loop_workers(self) -> None:
         dispatch = read_node(DispatchConfig, self.config)
         journals = start_journals(self.config, dispatch, run_queue())
-        worker = functools.partial(
-            SessionWorker,
-            self.config,
-            self.llm_client,
-            self.teacher_client,
-            self.reward_loop_worker_handles,
-            journal=None if journals is None else journals.of_worker(write_seconds(dispatch)),
-            shares=None if journals is None else sharing(),
-        )
+        theirs = self.config, self.llm_client, self.teacher_client, self.reward_loop_worker_handles
+        journal = None if journals is None else journals.of_worker(write_seconds(dispatch))
+        shares = None if journals is None else sharing()
+        worker = functools.partial(SessionWorker, *theirs, journal=journal, shares=shares)
         pool = RayPool(worker, dispatch.workers or 1)
         self.dispatcher = RolloutDispatcher(pool, run_queue(), dispatch, journals=journals)
 

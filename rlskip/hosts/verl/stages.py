@@ -1,7 +1,4 @@
-"""What verl's trainers compute on the driver, recorded for `rlskip compare`.
-
-A seam that a release lacks is left out: what is recorded is not worth a training.
-"""
+"""What verl's trainers compute on the driver, recorded for `rlskip compare`."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ from typing import Any
 
 from rlskip import stages
 from rlskip.config.other_nodes import RecordConfig, read_record_of
+from rlskip.hosts.verl.facts import rows_of
 from rlskip.hosts.verl.seams import RAY_TRAINER, V0_TRAINER, V1_TRAINER, seams
 from rlskip.skip import SkipManager
 
@@ -60,12 +58,7 @@ def _computing_advantage_v1(
 ) -> Any:
     result = compute(self, batch, *args, **kwargs)
     if stages.directory() is not None:
-        import transfer_queue as tq
-
-        wanted = [*_ROWS, *FIELDS]
-        data = tq.kv_batch_get(
-            keys=result.keys, partition_id=result.partition_id, select_fields=wanted
-        )
+        data = rows_of(result, [*_ROWS, *FIELDS])
         _record(data, data)
     return result
 

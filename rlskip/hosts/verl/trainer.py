@@ -1,7 +1,4 @@
-"""verl in the process that trains: its skip manager, whose decorators become rlskip's.
-
-What they decorate is in :mod:`rlskip.hosts.verl.v0` and :mod:`rlskip.hosts.verl.v1`.
-"""
+"""verl in the process that trains: its skip manager, whose decorators become rlskip's."""
 
 from __future__ import annotations
 
@@ -16,37 +13,30 @@ from rlskip.config.application import application_facts
 from rlskip.config.check import raise_all
 from rlskip.config.facts import HostFacts
 from rlskip.config.settings import SkipSettings, read_skip
-from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import NotInstalledError
 from rlskip.hosts.verl.facts import SCORES, lacking
-from rlskip.hosts.verl.handshake import TOKEN_VARIABLE, find_job, refuse_unshared
+from rlskip.hosts.verl.handshake import TOKEN_VARIABLE, refuse_unshared
 from rlskip.hosts.verl.later_stages import adapt
 from rlskip.hosts.verl.queue import run_queue
-from rlskip.hosts.verl.seams import MANAGER, SCORED_AGAIN, VALIDATION, seams
+from rlskip.hosts.verl.seams import LATER_STAGES, MANAGER, seams
 from rlskip.hosts.verl.trainer_config import idle_nodes
 from rlskip.jobs.records import job_id
 from rlskip.skip import SkipManager
 
 log = logging.getLogger(__name__)
 
-# The config that is installed in this process, the step that verl's trainer stated last, and the
-# roles whose seams were named because this trainer does not call them.
+# The config that is installed in this process, and the step that verl's trainer stated last.
 _installed: Any = None
 _stated: int | None = None
-_named: set[str] = set()
 
 
 def begin(config: Any, *, v1: bool = False) -> SkipSettings:
-    """Switch on, in this process, the roles that a run's config enables; return `skip`'s settings.
-
-    `v1` tells whether the trainer is V1's, which has a queue.
-    """
+    """Switch on the roles that a config enables, in this process; `v1`: there is a queue."""
     global _installed, _stated
     if _installed is config and SkipManager.settings is not None:
         return SkipManager.settings
     raise_all(idle_nodes(config, v1=v1))
     _stated = None
-    find_job()
     if logging.getLogger("rlskip").level == logging.NOTSET:
         # verl shows warnings only, and the log must name what was replayed.
         logging.getLogger("rlskip").setLevel(logging.INFO)
@@ -54,10 +44,8 @@ def begin(config: Any, *, v1: bool = False) -> SkipSettings:
     if settings.roles:  # before_workers knows the steps better
         settings = settings.complete(attrs.evolve(application_facts(config), steps=()))
         adapt(settings)
-        if {VALIDATION_ROLE, "rollout_tq"} <= settings.roles.keys():
-            seams.require(VALIDATION)
         if any(SCORES in (role.drop_fields or ()) for role in settings.roles.values()):
-            seams.require(SCORED_AGAIN)
+            seams.require(LATER_STAGES)
     SkipManager.init(settings)
     SkipManager.count_rollouts()
     if SkipManager.skip_instances:
@@ -68,7 +56,6 @@ def begin(config: Any, *, v1: bool = False) -> SkipSettings:
             refuse_unshared(f"skip.{role}.dump_dir", skip.local_config.dump_dir, job_id())
         log.info("rlskip: in charge of role %s in process %d, job %s", role, os.getpid(), job_id())
     _installed = config
-    _named.clear()
     return settings
 
 
@@ -89,27 +76,22 @@ def next_step(step: int) -> None:
         has_own_steps = skip.support_online_step or skip.serves_validation
         if before is None or has_own_steps or before not in skip.local_config.steps:
             continue
-        uncalled = ", ".join(
-            f"{seam.target} (rlskip {seam.purpose})" for seam in seams.uncalled(role)
-        )
+        uncalled = seams.uncalled(role)
+        names = ", ".join(f"{seam.target} (rlskip {seam.purpose})" for seam in uncalled)
         if skip.recorder is None:
             raise NotInstalledError(
                 f"the role is on, and no stage called it in step {before}: nothing is skipped or "
-                f"cached; this trainer does not call {uncalled or 'it'}",
+                f"cached; this trainer does not call {names or 'it'}",
                 f"skip.{role}",
                 "does this trainer have that role? Your own agent_loop_manager_class needs "
                 f"SkipManager.annotate(role={role!r})",
             )
-        if uncalled and role not in _named:
-            _named.add(role)
-            log.warning(
-                "rlskip: role %s: not called up to step %d, so rlskip does nothing there: %s",
-                role, before, uncalled,
-            )  # fmt: skip
+        if uncalled:
+            text = "rlskip: role %s: not called up to step %d, so rlskip does nothing there: %s"
+            log.warning(text, role, before, names)
+            seams.called.update(seam.target for seam in uncalled)  # they are named once
     SkipManager.set_step(step)
 
-
-# -- verl's manager, which its trainers call; its own roles stay off ---------------------------
 
 #: What becomes of verl's own stages, by their role. Any other is a stage like the user's.
 STAGES: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {}
@@ -129,35 +111,25 @@ def _setting_step(set_step: Callable[..., None], theirs: Any, step: int) -> None
 
 @seams.around(f"{MANAGER}.annotate")
 def _annotating(_: Any, __: Any, role: str, **___: Any) -> Callable[[Any], Any]:
-    """verl's decorator; verl ignores further options.
-
-    It must be replaced before verl's modules use it: a seam that is decorated says so otherwise.
-    """
-
-    def decorate(stage: Callable[..., Any]) -> Callable[..., Any]:
-        target = f"{stage.__module__}:{stage.__qualname__}"
-        if target in seams.table and role in STAGES:
-            return seams.marked(target, STAGES[role](stage))  # type: ignore[no-any-return]
-        queue = {"queue": lambda *_, **__: run_queue()}
-        options: dict[str, Any] = queue if role == "rollout_tq" else {}
-        # Of what its object holds verl's config is compared.
-        return SkipManager.annotate(role, ignore=["self"], **options)(stage)
-
-    return decorate
+    """verl's decorator; verl ignores further options."""
+    options: dict[str, Any] = {"ignore": ["self"]}  # of what its object holds verl's config counts
+    if role == "rollout_tq":
+        options["queue"] = lambda *_, **__: run_queue()
+    users: Any = SkipManager.annotate(role, **options)
+    return lambda stage: _in_place_of(stage, role) or users(stage)
 
 
 @seams.around(f"{MANAGER}.annotate_tq")
 def _annotating_tq(_: Any, __: Any, role: str, phase: str) -> Callable[[Any], Any]:
     """verl's decorator of V1's two halves.
 
-    What is under phase ``submit`` stays bare: its prompts pass `_submit_batch_to_rollout`, as
-    refills do, which verl decorates nowhere. Its warm-up verl leaves out under this role.
+    Phase ``submit`` stays bare: its prompts pass `_submit_batch_to_rollout`, as refills do.
     """
+    return lambda function: (phase == "sample" and _in_place_of(function, role)) or function
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        target = f"{function.__module__}:{function.__qualname__}"
-        if phase != "sample" or target not in seams.table:
-            return function
-        return seams.marked(target, STAGES[role](function))  # type: ignore[no-any-return]
 
-    return decorate
+def _in_place_of(function: Callable[..., Any], role: str) -> Any:
+    """What takes the place of `function`; None if it is not a seam."""
+    target = f"{function.__module__}:{function.__qualname__}"
+    is_seam = target in seams.table and role in STAGES
+    return seams.marked(target, STAGES[role](function)) if is_seam else None

@@ -1,7 +1,6 @@
 """verl's config: refuse what its trainer would ignore, and plug rlskip's parts into V1's.
 
-Both processes call this: the launcher on a copy of the config, before any GPU is taken, and the
-process that trains on the config itself.
+The launcher process calls this on a copy, and the process that trains on the config itself.
 """
 
 from __future__ import annotations
@@ -27,10 +26,8 @@ FULLY_ASYNC_MAIN = "verl.experimental.fully_async_policy.fully_async_main"
 #: rlskip's manager and replay buffer, and the keys by which V1's trainer finds them.
 OUR_MANAGER = "rlskip.hosts.verl.session_workers.SessionManager"
 OUR_SAMPLER = {"path": "pkg://rlskip.hosts.verl.queue", "name": "FailClosedReplayBuffer"}
-_OURS = {
-    "actor_rollout_ref.rollout.agent.agent_loop_manager_class": OUR_MANAGER,
-    **{f"{SAMPLER_KEY}.custom_sampler.{part}": value for part, value in OUR_SAMPLER.items()},
-}
+_MANAGER_KEY = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
+_SAMPLER = f"{SAMPLER_KEY}.custom_sampler"
 
 # Which of verl's trainers calls which role, and how to get it instead of another.
 _TRAINERS = {
@@ -42,43 +39,33 @@ _OTHER_TRAINER = {"rollout": ", or trainer.use_v1=False", "rollout_tq": ", or tr
 
 
 def judge(config: DictConfig, skip: SkipSettings, main: str | None = None) -> None:
-    """Refuse a config that the trainer it chooses cannot honour; a V1 config is changed.
-
-    `skip` are its settings; `main` is the module of the application, if it is known.
-    """
+    """Refuse a config that its trainer cannot honour; change a V1 config. `main`: the module."""
     # An application that is not verl's has its own task runner, as verl's recipes have, which may
     # make a V0 trainer whatever `trainer.use_v1` is: then the role tells which trainer it is.
     roles, is_recipe = skip.roles, main is not None and not main.startswith("verl.")
-    problems = refused(config, skip)
-    if main == FULLY_ASYNC_MAIN or look_up(config, "async_training") is not None:
-        # The fully async application ignores its own use_v1 and has no V1 trainer.
-        problems += _roles_not_called(roles, "async_rollout") + idle_nodes(config)
-        if VALIDATION_ROLE in roles:
-            what = f"{_TRAINERS['async_rollout']} has no stage for validation, which would generate"
-            problems.append(Problem("skip.validation", what, "set skip.validation=generate"))
-        raise_all(problems)
-        return
-    is_v1 = main != ONE_STEP_OFF and look_up(config, "trainer.use_v1")
-    if is_v1 and not (is_recipe and "rollout" in roles):
+    # The fully async application ignores its own use_v1 and has no V1 trainer.
+    is_async = main == FULLY_ASYNC_MAIN or look_up(config, "async_training") is not None
+    is_v0 = main == ONE_STEP_OFF or (is_recipe and "rollout" in roles)
+    is_v1 = not is_async and not is_v0 and look_up(config, "trainer.use_v1")
+    problems = refused(config, skip) + idle_nodes(config, v1=is_v1)
+    if is_v1:
         plug_in(config, roles, problems)
-    else:
-        raise_all(problems + _roles_not_called(roles, "rollout") + idle_nodes(config))
+        return
+    if is_async and VALIDATION_ROLE in roles:
+        what = f"{_TRAINERS['async_rollout']} has no stage for validation, which would generate"
+        problems.append(Problem("skip.validation", what, "set skip.validation=generate"))
+    raise_all(problems + _roles_not_called(roles, "async_rollout" if is_async else "rollout"))
 
 
 def plug_in(config: DictConfig, roles: Collection[str], found: Collection[Problem] = ()) -> None:
-    """Plug rlskip's manager and replay buffer into a V1 config that asks for them.
-
-    The error names every problem, those that the config is known to have (`found`) among them.
-    """
-    problems = [*found, *_roles_not_called(roles, "rollout_tq"), *idle_nodes(config, v1=True)]
+    """Plug rlskip's manager and replay buffer into a V1 config; all problems are named at once."""
+    problems = [*found, *_roles_not_called(roles, "rollout_tq")]
     dispatch = read_node(DispatchConfig, config)
     # verl's own buffer does not know the markers of finished sessions.
     samples = dispatch.rollout_level or find_node(config, "replay") is not None
-    chosen: dict[str, Any] = {
-        key: ours
-        for key, ours in _OURS.items()
-        if (dispatch.rollout_level if ours == OUR_MANAGER else samples)
-    }
+    chosen: dict[str, Any] = {_MANAGER_KEY: OUR_MANAGER} if dispatch.rollout_level else {}
+    if samples:
+        chosen |= {f"{_SAMPLER}.{part}": value for part, value in OUR_SAMPLER.items()}
     for key, ours in chosen.items():
         if (theirs := look_up(config, key)) not in (None, ours):
             what = f"it is {theirs!r}, and rlskip needs its own {ours} here"
@@ -89,18 +76,17 @@ def plug_in(config: DictConfig, roles: Collection[str], found: Collection[Proble
         if look_up(config, key) not in (None, {}, kwargs):
             problems.append(Problem(key, "rlskip's buffer takes its settings from `replay`"))
         chosen[key] = kwargs
-    if dispatch.journal:
-        lacks = []
-        if not dispatch.rollout_level:
-            lacks.append("add +dispatch=rollout_level")
-        if "rollout_tq" not in roles:
-            lacks.append("add +skip=rollout_tq_cache")
-        if look_up(config, MODE_KEY) not in ("sync", "colocate_async"):
-            lacks.append(f"set {MODE_KEY}=colocate_async or sync")
-        if lacks:
-            what = "journals are of rollout-level dispatch, and beside the dumps of role rollout_tq"
-            remedy = f"{', '.join(lacks)}; or set dispatch.journal=false"
-            problems.append(Problem("dispatch.journal", what, remedy))
+    in_steps = look_up(config, MODE_KEY) in ("sync", "colocate_async")
+    needed = {
+        "add +dispatch=rollout_level": dispatch.rollout_level,
+        "add +skip=rollout_tq_cache": "rollout_tq" in roles,
+        f"set {MODE_KEY}=colocate_async or sync": in_steps,
+    }
+    if dispatch.journal and not all(needed.values()):
+        what = "journals are of rollout-level dispatch, and beside the dumps of role rollout_tq"
+        lacks = ", ".join(remedy for remedy, is_there in needed.items() if not is_there)
+        remedy = f"{lacks}; or set dispatch.journal=false"
+        problems.append(Problem("dispatch.journal", what, remedy))
     raise_all(problems)
     with open_dict(config):
         for key, value in chosen.items():
@@ -111,20 +97,18 @@ def _buffer_settings(config: DictConfig, problems: list[Problem]) -> dict[str, A
     """What rlskip's buffer gets: the settings of `replay`, and those of verl that it honours."""
     settings = read_node(ReplayConfig, config)
     kwargs = dataclasses.asdict(settings)
-
-    def refuse(where: str, what: str, remedy: str) -> None:
-        problems.append(Problem(where, what, remedy))
-
+    refills = f"{SAMPLER_KEY}.sync_refill_failed_groups"
     if look_up(config, FILTER_KEY):
         what = "rlskip's buffer keeps every complete group"
         remedy = "leave out `replay` and rollout-level dispatch: verl's own buffer filters"
-        refuse(FILTER_KEY, what, remedy)
-    if look_up(config, key := f"{SAMPLER_KEY}.sync_refill_failed_groups"):
+        problems.append(Problem(FILTER_KEY, what, remedy))
+    if look_up(config, refills):
         what = "rlskip's buffer refills by replay.on_incomplete"
-        refuse(key, what, f"set {key}=false, and replay.on_incomplete=refill")
+        remedy = f"set {refills}=false, and replay.on_incomplete=refill"
+        problems.append(Problem(refills, what, remedy))
     if settings.on_incomplete == "refill" and look_up(config, "data.gen_batch_size") != 1:
         what = "replay.on_incomplete=refill fetches single prompts"
-        refuse("data.gen_batch_size", what, "set data.gen_batch_size=1")
+        problems.append(Problem("data.gen_batch_size", what, "set data.gen_batch_size=1"))
     # A sync trainer is on-policy.
     if look_up(config, MODE_KEY) != "sync" and settings.max_off_policy_strategy == "none":
         names = ("max_off_policy_threshold", "max_off_policy_strategy")
@@ -147,17 +131,17 @@ def _roles_not_called(roles: Collection[str], called: str) -> list[Problem]:
     ]
 
 
-def idle_nodes(config: Any, *, v1: bool = False) -> list[Problem]:
+def idle_nodes(config: Any, *, v1: bool) -> list[Problem]:
     """Nodes of rlskip's that are on, and that the chosen trainer does nothing with."""
     found = []
     if find_node(config, "merge") is not None and read_node(MergeConfig, config).stepwise_output:
         what = "verl trains on the rows of its agent loops: nothing would be merged"
         remedy = "leave out +merge=..., and call rlskip.merge in an agent loop of your own"
         found.append(Problem("merge.stepwise_output", what, remedy))
-    idle = [name for name in ("dispatch", "replay") if find_node(config, name) is not None]
-    if "dispatch" in idle and not read_node(DispatchConfig, config).rollout_level:
-        idle.remove("dispatch")
-    for name in () if v1 else idle:
-        what = "verl's V1 trainer alone has a queue: nothing would change"
-        found.append(Problem(name, what, f"set trainer.use_v1=True, or leave out +{name}=..."))
+    on = [name for name in ("dispatch", "replay") if find_node(config, name) is not None]
+    for name in () if v1 else on:
+        if name == "replay" or read_node(DispatchConfig, config).rollout_level:
+            what = "verl's V1 trainer alone has a queue: nothing would change"
+            remedy = f"set trainer.use_v1=True, or leave out +{name}=..."
+            found.append(Problem(name, what, remedy))
     return found

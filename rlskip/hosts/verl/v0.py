@@ -1,10 +1,8 @@
-"""verl's V0 trainers: where workers are made, and where rollouts pass.
-
-The fully async application, one-step-off and recipes derive from them.
-"""
+"""verl's V0 trainers, and those that derive from them: where rollouts pass."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import weakref
 from collections.abc import Callable
@@ -53,13 +51,14 @@ def _rollouts(generate: Callable[..., Any]) -> Callable[..., Any]:
         # With a reward model on the rollouts' GPUs they carry the fields of their prompts.
         for name in VOLATILE & fields.keys() & rollouts.non_tensor_batch.keys():
             rollouts.non_tensor_batch[name] = fields[name]
-        skip = SkipManager.skip_instances.get(role)
+        skip, trainer = SkipManager.skip_instances.get(role), None if not _trainer else _trainer()
         is_scored = SCORES in rollouts.batch.keys()  # noqa: SIM118 - iterating gives rows
         drops = skip is not None and SCORES in skip.local_config.drop_fields and not is_scored
-        if drops and (workers := self.reward_loop_worker_handles):
+        if drops and trainer is not None and self.reward_loop_worker_handles:
             from rlskip.hosts.verl.scores import score_rollouts
 
-            await score_rollouts(rollouts, fields, workers)
+            manager = trainer.reward_loop_manager
+            await asyncio.to_thread(score_rollouts, rollouts, fields, manager)
         return rollouts
 
     return generate_sequences
@@ -86,7 +85,7 @@ def _making_workers(init: Callable[..., None], self: Any, *args: Any, **kwargs: 
 def _set_step_of(prompts: Any) -> None:
     """Set the step of the batch; else that of the trainer's loop, or the trainer's count."""
     counted = getattr(_trainer and _trainer(), "global_steps", None)
-    stated = (prompts.meta_info.get("global_steps"), stated_step(), counted)
-    step = next((step for step in stated if step is not None), None)
-    if step is not None:
-        SkipManager.set_step(step)
+    for step in (prompts.meta_info.get("global_steps"), stated_step(), counted):
+        if step is not None:
+            SkipManager.set_step(step)
+            return

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from omegaconf import DictConfig
-from tensordict import TensorDict
 
-from rlskip.batch.meta import is_validation
 from rlskip.batch.prompts import uids_of
 from rlskip.config.check import look_up
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.hosts.verl.facts import FILTER_KEY, SCORES
 from rlskip.hosts.verl.no_engine import before_workers
-from rlskip.hosts.verl.queue import ROLE, FailClosedReplayBuffer, StatusQueue, run_queue
+from rlskip.hosts.verl.queue import ROLE, StatusQueue, evicted, observed, run_queue
 from rlskip.hosts.verl.seams import V1_BUFFER, V1_TRAINER, seams
 from rlskip.hosts.verl.trainer import STAGES, begin, lacking_now
 from rlskip.hosts.verl.trainer_config import plug_in
 from rlskip.keys import ROLLOUT_ROOT_KEYS, TRAIN, VAL, split_trajectory
-from rlskip.queue import KVBatchMeta, Tag, TrajectoryQueue
+from rlskip.queue import KVBatchMeta
 from rlskip.skip import SkipManager
 from rlskip.skip.names import ALL
 
@@ -45,37 +44,27 @@ def _loading(load: Callable[..., None], self: Any) -> None:
     before_workers(self.config, self.total_training_steps, self.steps_per_epoch)
 
 
-# -- what is submitted ---------------------------------------------------------------------
+_status_queue = functools.cache(StatusQueue)
 
 
-def _submit_stages(
-    submit: Callable[..., Any], role: str, stage: str, queue: Callable[..., Any], **options: Any
-) -> dict[str, Callable[..., Any]]:
+def _submitted(submit: Callable[..., Any], role: str, stage: str, **options: Any) -> dict[str, Any]:
     """`submit` as a stage, for the first batch of a step and for its refills."""
-    lacks = None if role == VALIDATION_ROLE else lacking_now
+    options |= {"queue": lambda *_, **__: _status_queue(), "ignore": [ALL]}
+    options["lacks"] = None if role == VALIDATION_ROLE else lacking_now
     return {
-        phase: SkipManager.annotate(
-            role, stage=stage, queue=queue, lacks=lacks, phase=phase, ignore=[ALL], **options
-        )(submit)
+        phase: SkipManager.annotate(role, stage=stage, phase=phase, **options)(submit)
         for phase in ("submit", "refill")
     }
 
 
-_status_queue = functools.cache(StatusQueue)
-
-
-def _queue_of(trainer: Any, *_: Any) -> TrajectoryQueue:
-    ours = isinstance(trainer.replay_buffer, FailClosedReplayBuffer)
-    return run_queue() if ours else _status_queue()
-
-
 def _score_dropped(trainer: Any, role: str, prompts: Any, partition: str) -> None:
     """Score the replayed rollouts of `prompts` if the role left out their scores."""
-    workers = trainer.reward_loop_manager.reward_loop_worker_handles
-    if SCORES in SkipManager.skip_instances[role].local_config.drop_fields and workers:
+    manager = trainer.reward_loop_manager
+    drops = SCORES in SkipManager.skip_instances[role].local_config.drop_fields
+    if drops and manager.reward_loop_worker_handles:
         from rlskip.hosts.verl.scores import score_queued
 
-        score_queued(uids_of(prompts), partition, workers)
+        score_queued(uids_of(prompts), partition, manager)
 
 
 @seams.decorated(f"{V1_TRAINER}._submit_batch_to_rollout")
@@ -85,7 +74,7 @@ def _submitting(submit: Callable[..., int]) -> Callable[..., int]:
     Under ``algorithm.filter_groups`` a batch to replay is enlarged by the prompts that replaced
     filtered ones when its dump was made; what is submitted at the same step after that is a refill.
     """
-    stages = _submit_stages(submit, ROLE, "verl.submit", _queue_of, prompts="batch")
+    stages = _submitted(submit, ROLE, "verl.submit", prompts="batch")
 
     @functools.wraps(submit)
     def submitting(self: Any, batch: Any) -> int:
@@ -109,25 +98,17 @@ def _submitting(submit: Callable[..., int]) -> Callable[..., int]:
 
 @seams.around(f"{V1_TRAINER}._validate")
 def _validation(validate: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """While it validates, the trainer's manager, of any class, submits by a stage.
-
-    A step's first batch may be a mismatch; the others are refills.
-    """
+    """While it validates, the trainer's manager, of any class, submits by a stage."""
     if VALIDATION_ROLE not in SkipManager.skip_instances:
         return validate(self, *args, **kwargs)
     manager = self.agent_loop_manager
     submit = manager.generate_sequences
-    phases = itertools.chain(["submit"], itertools.repeat("refill"))
-    stages = _submit_stages(
-        lambda prompts: submit(prompts), VALIDATION_ROLE, "verl.validate",
-        functools.partial(_queue_of, self), partition_id=VAL,
-    )  # fmt: skip
+    phases = itertools.chain(["submit"], itertools.repeat("refill"))  # the first may mismatch
+    stages = _submitted(
+        lambda prompts: submit(prompts), VALIDATION_ROLE, "verl.validate", partition_id=VAL
+    )
 
-    @functools.wraps(submit)
-    def generate_sequences(prompts: TensorDict) -> None:
-        if not is_validation(prompts):
-            submit(prompts)
-            return
+    def generate_sequences(prompts: Any) -> None:
         SkipManager.set_step(self.global_steps)
         stages[next(phases)](prompts)
         _score_dropped(self, VALIDATION_ROLE, prompts, VAL)
@@ -139,44 +120,22 @@ def _validation(validate: Callable[..., Any], self: Any, *args: Any, **kwargs: A
         manager.generate_sequences = submit
 
 
-# -- what verl's own buffer samples and evicts ---------------------------------------------
-
-
-class _Selected:
-    """The run's queue, with the roots that verl has deleted by the time its `sample` returns.
-
-    Roots carry what a prompt was submitted for, in this process or in the one that made the
-    checkpoint; so the partition is listed when a batch is selected, which is the last moment.
-    """
-
-    def __init__(self, buffer: Any) -> None:
-        self._listing: Mapping[str, Tag] = vars(buffer).pop(_SELECTED, {})
-
-    def list(self, _: str) -> Mapping[str, Tag]:
-        return self._listing
-
-    def get(self, keys: Sequence[str], partition: str) -> TensorDict:
-        return run_queue().get(keys, partition)
-
-
 def _sampling(sample: Callable[..., Any]) -> Callable[..., Any]:
     """``ReplayBuffer.sample``, in verl's partition ``val`` a stage of role ``rollout_val``."""
 
     def queue(self: Any, *_: Any, **__: Any) -> Any:
-        return _Selected(self)
+        """The run's queue as it was when a batch was selected: then verl deletes the roots.
 
-    stages = {
-        partition: SkipManager.annotate(role, stage="verl.sample", phase="sample", queue=queue)(
-            sample
-        )
-        for partition, role in ((TRAIN, ROLE), (VAL, VALIDATION_ROLE))
-    }
+        Roots carry what a prompt was submitted for, be it by the process that made the checkpoint.
+        """
+        listing = vars(self).get(_SELECTED, {})
+        return SimpleNamespace(list=lambda _: listing, get=run_queue().get)
+
+    stages = observed(sample, queue)
 
     @functools.wraps(sample)
     def sampling(self: Any, global_steps: int, partition_id: str, batch_size: int) -> Any:
-        on = ROLE in SkipManager.skip_instances
-        stage = stages.get(partition_id, sample) if on else sample
-        return stage(self, global_steps, partition_id, batch_size)
+        return stages.get(partition_id, sample)(self, global_steps, partition_id, batch_size)
 
     return sampling
 
@@ -188,10 +147,7 @@ STAGES[ROLE] = _sampling
 def _selecting(
     select: Callable[..., Any], self: Any, partition_id: str, sampleable: Any, batch_size: int
 ) -> Any:
-    """Groups of one step in the order in which they were submitted.
-
-    verl chooses among them in the order of a set, which differs from run to run.
-    """
+    """Groups in the order in which they were submitted: verl's, of a set, differs by run."""
     if ROLE in SkipManager.skip_instances:
         setattr(self, _SELECTED, run_queue().list(partition_id))
         submitted = self.prompt_global_steps[partition_id]
@@ -203,19 +159,11 @@ def _selecting(
 def _clearing(clear: Callable[..., None], self: Any, partition_id: str, uids: set[str]) -> None:
     """Phase evict: filtered, failed, stale and surplus groups."""
     if partition_id == TRAIN and uids and ROLE in SkipManager.skip_instances:
-        _evicted(partition_id, sorted(uids), self.partitions[partition_id])
+        rows = {  # in verl's order
+            key: dict(tag)
+            for key, tag in self.partitions[partition_id].items()
+            if (row := split_trajectory(key)) is not None and row[0] in uids
+        }
+        roots = {ROLLOUT_ROOT_KEYS: sorted(uids)}
+        evicted(KVBatchMeta(list(rows), list(rows.values()), partition_id, None, roots))
     clear(self, partition_id, uids)
-
-
-@SkipManager.annotate(ROLE, stage="verl.evict", phase="evict", queue=lambda *_: run_queue())
-def _evicted(
-    partition_id: str, uids: Sequence[str], snapshot: Mapping[str, Mapping[str, Any]]
-) -> KVBatchMeta:
-    """The batch of these prompts, in verl's order of rows."""
-    rows = {
-        key: dict(tag)
-        for key, tag in snapshot.items()
-        if (row := split_trajectory(key)) is not None and row[0] in uids
-    }
-    roots = {ROLLOUT_ROOT_KEYS: list(uids)}
-    return KVBatchMeta(list(rows), list(rows.values()), partition_id, None, roots)
