@@ -28,7 +28,7 @@ def export(
 
     of_lines: dict[str, Callable[[Scope], Iterator[str]]] = {
         "jsonl": lambda scope: map(tables.line, scope.iter_rows()),
-        "messages": tables.chats,
+        "messages": lambda scope: tables.chats(scope.sessions()),
     }
     target = find_target(what, dump_dir(directory), decoder(tokenizer))
     if to not in (*of_lines, "parquet"):
@@ -47,7 +47,7 @@ def export(
         raise RlskipError("the file exists already", str(out), "choose another, or remove it")
     with writing(out) as temporary:
         if to == "parquet":
-            count = tables.write_parquet(target, temporary)
+            count = tables.write_parquet(target.to_arrow(), temporary)
         else:
             count = 0
             with temporary.open("x", encoding="utf-8") as file:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +14,10 @@ from rlskip.batch.tables import Ragged
 from rlskip.errors import RlskipError
 from rlskip.format.fingerprint import is_number
 from rlskip.runs.columns import Column, plain, values
-from rlskip.runs.rollouts import ROW, TEXTS, TOKENS, Rollouts
+from rlskip.runs.rollouts import ROW, TEXTS, TOKENS, Rollouts, SessionRows
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from rlskip.runs.opened import Scope
 
 
 def extra(module: str) -> Any:
@@ -135,19 +133,18 @@ def line(value: Any) -> str:
     return encoded.encode("utf-8", "backslashreplace").decode()
 
 
-def write_parquet(target: Scope, out: Path) -> int:
-    """Write the table of :meth:`Scope.to_arrow`, and return the number of its rows."""
-    table = target.to_arrow()
+def write_parquet(table: pa.Table, out: Path) -> int:
+    """Write a table, and return the number of its rows."""
     extra("pyarrow.parquet").write_table(table, out)
     return int(table.num_rows)
 
 
-def chats(target: Scope) -> Iterator[str]:
+def chats(sessions: Iterable[SessionRows]) -> Iterator[str]:
     """A line for each session: its chat messages, its reward, and where it is.
 
     Raises RlskipError where a session has none, and no tokenizer makes text of its tokens.
     """
-    for session in target.sessions():
+    for session in sessions:
         messages = session.messages
         if messages is None:
             what = "it records no chat messages, and token ids are not text"

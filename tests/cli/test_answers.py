@@ -148,3 +148,25 @@ def test_ls_reads_what_it_lists_and_some_of_a_long_run(
     assert len(read) < 15
     assert run["size"] == pytest.approx(exact["size"], rel=0.1)
     assert f"by {len(read)} of its dumps" in rlskip("ls", tmp_path).out
+
+
+@pytest.mark.usefixtures("job")
+def test_the_log_and_every_command_agree_on_sizes(rlskip: Any, tmp_path: Path) -> None:
+    from rlskip.jobs.records import tally
+
+    @package.SkipManager.annotate(role="rollout")
+    def generate(prompts: list[int]) -> list[int]:
+        return [10 * prompt for prompt in prompts]
+
+    config = {"dump_dir": str(tmp_path), "rollout": {"enable": True}}
+    package.SkipManager.init({"skip": config})
+    for step in (1, 2):
+        package.SkipManager.set_step(step)
+        generate([step])
+    written = tally({"rollout": str(tmp_path)}, "job")["rollout"].bytes_written
+    (run,) = rlskip("ls", tmp_path, "--json").json
+    assert run["size"] == written
+    verified = rlskip("verify", "-d", tmp_path, "--json").json
+    assert sum(one["size"] for one in verified) == written
+    old = rlskip("prune", tmp_path, "--keep-last", 0, "--json").json
+    assert sum(one["size"] for one in old) == written

@@ -23,7 +23,7 @@ def read_field(folder, fields):
 def export_chats(folder):
     run = folder / "e_p" / "GBS1_N1_in1_out1"
     StepStore(run).save(3, [{"uid": "a", "prompt_ids": [1], "completion_ids": [2]}])
-    list(chats(Run(run)))
+    list(chats(Run(run).sessions()))
 
 
 CASES = [
