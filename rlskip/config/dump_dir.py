@@ -15,13 +15,15 @@ DEFAULT_DUMP_DIR = "~/.rlskip/rollout_dump"
 # For the processes that a job starts: the directory that a relative dump_dir refers to.
 DIRECTORY_VARIABLE = "RLSKIP_DIRECTORY"
 
+_MAX_NAME = 255  # bytes, on Linux's file systems
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
 def parse_dump_dir(value: str | Path, key: str = "skip.dump_dir") -> Path:
     """`value`, that of config key `key`, as a path with ``~`` expanded; a relative one stays so.
 
-    Raises ConfigError where it is empty, a URL, or names the home of an unknown user.
+    Raises ConfigError where it is empty, a URL, holds too long a name, or names the home of an
+    unknown user.
     """
     text = str(value)
     if not text.strip():
@@ -30,9 +32,14 @@ def parse_dump_dir(value: str | Path, key: str = "skip.dump_dir") -> Path:
         what = f"{text!r} is a URL, and not a directory of a file system"
         raise ConfigError(what, key, "mount the storage and name its path, e.g. /mnt/dumps")
     try:
-        return Path(text).expanduser()
+        path = Path(text).expanduser()
     except RuntimeError as error:  # ~nobody
         raise ConfigError(f"{text!r}: {error}", key, "name the directory in full") from error
+    if long := [part for part in path.parts if len(os.fsencode(part)) > _MAX_NAME]:
+        what = f"the name {long[0]:.40}... in it has {len(os.fsencode(long[0]))} bytes"
+        what += f", and no file system allows more than {_MAX_NAME}"
+        raise ConfigError(what, key, "shorten it")
+    return path
 
 
 def parse_directory(value: str | Path, key: str) -> str:

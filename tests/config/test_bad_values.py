@@ -104,6 +104,10 @@ def test_all_bad_keys_are_named_at_once(bad: Any, chosen: set[tuple[str, str]]) 
     [
         ({"skip": {"wait_s": float("nan")}}, "skip.wait_s: must be at least 0, got nan"),
         ({"skip": {"steps": "1-" + "9" * 30}}, "skip.steps: "),
+        (
+            {"skip": {"dump_dir": f"/a/{'é' * 128}/b"}},
+            f"skip.dump_dir: the name {'é' * 40}... in it has 256 bytes, and no file system allows",
+        ),
         ({"dispatch": {"session_timeout_s": float("nan")}}, "dispatch.session_timeout_s: must be"),
     ],
 )

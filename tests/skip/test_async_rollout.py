@@ -95,14 +95,14 @@ def test_the_event_loop_is_never_blocked_on_disk(
     store: Any = SkipManager.store("async_rollout")
     saving, went_on = threading.Event(), threading.Event()
     in_time: list[bool] = []
-    save = store.save
+    write = store.write
 
-    def slow_save(*args: Any, **kwargs: Any) -> Any:
+    def slow_write(*args: Any, **kwargs: Any) -> Any:
         saving.set()
         in_time.append(went_on.wait(60))
-        return save(*args, **kwargs)
+        return write(*args, **kwargs)
 
-    monkeypatch.setattr(store, "save", slow_save)
+    monkeypatch.setattr(store, "write", slow_write)
 
     async def main() -> None:
         task = asyncio.ensure_future(Rollouter().feed(range(2)))

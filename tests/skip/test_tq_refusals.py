@@ -67,14 +67,14 @@ def test_another_writer_at_the_same_number(run: Callable[..., Any], tmp_path: Pa
     store = SkipManager.store("rollout_tq")
     step, aside = store.directory / "1", tmp_path / "aside"
     step.rename(aside)
-    save = store.save
+    write = store.write
 
-    def save_second(*args: Any, **kwargs: Any) -> Any:
+    def write_second(*args: Any, **kwargs: Any) -> Any:
         if aside.exists():
             aside.rename(step)  # the other writes after this one has looked
-        return save(*args, **kwargs)
+        return write(*args, **kwargs)
 
-    store.save = save_second  # type: ignore[method-assign]
+    store.write = write_second  # type: ignore[method-assign]
     second.step(1, prompts("b"))
     third = run()
     third.step(1, prompts("b", "a"))
