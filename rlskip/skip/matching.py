@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -127,18 +126,19 @@ class CallMatching:
 
         Raises DumpError where a dump is unusable.
         """
-        meta, states = call.meta, None
-        load = functools.partial(self._dumps.store.load, found.step, call=found.call, meta=meta)
+        meta, states, store = call.meta, None, self._dumps.store
         with call.timed():
-            rollouts = load()
             if self._dumps.local_config.restore_rng:
-                states = load(part="aside")
+                part = ("rollouts", "aside")
+                rollouts, states = store.load(found.step, call=found.call, meta=meta, part=part)
+            else:
+                rollouts = store.load(found.step, call=found.call, meta=meta)
             self._dumps.check_fields(rollouts, meta, call, found)
             rollouts = self._dumps.without_dropped(rollouts)
         call.facts.update(
             source=found.step,
             call=found.call,
-            bytes=self._dumps.store.size_of(meta),
+            bytes=store.size_of(meta),
             seconds_saved=took - call.seconds if (took := meta.info.get("seconds")) else 0.0,
         )
         return rollouts, meta, states

@@ -227,7 +227,7 @@ class StepStore:
         *,
         call: str = "",
         meta: DumpMeta | None = None,
-        part: str = "rollouts",
+        part: str | Sequence[str] = "rollouts",
         fields: Sequence[str] | None = None,
     ) -> Any:
         """The rollouts of `step`, verified, in newly allocated memory.
@@ -238,7 +238,8 @@ class StepStore:
             What :meth:`read_meta` returned of it: another dump that has its place by now is
             refused.
         part
-            ``rollouts``, or ``aside`` for the sidecar.
+            ``rollouts``, or ``aside`` for the sidecar; or several, for a tuple of them from one
+            look at the file.
         fields
             Read and verify only these of the outermost mapping or batch; None for all.
 
@@ -256,10 +257,11 @@ class StepStore:
             self._opened(step, call) as here,
             here.reader(meta or here.read_meta(), self._max_bytes) as reader,
         ):
-            value = rebuild(reader, part, fields)
+            parts = [part] if isinstance(part, str) else part
+            values = tuple(rebuild(reader, one, fields) for one in parts)
             if fields is None:
                 reader.verify()
-            return value
+            return values[0] if isinstance(part, str) else values
 
     def size_of(self, meta: DumpMeta) -> int:
         """Bytes of both files of a dump, as ``rlskip ls`` counts them."""
