@@ -249,7 +249,8 @@ class Groups:
         job.rows, job.tokens = result
         if error is None and job.rows is None and batch.within is not None:
             what = "the worker returned no rows, as one that writes them to a queue itself"
-            error = DataFailure(what)
+            remedy = "return the rows; or submit() to a dispatcher that has the queue"
+            error = DataFailure(what, remedy=remedy)
         if error is None:
             length = job.tokens or self._loop.time() - job.started
             self._history.learn(job.group, length)
