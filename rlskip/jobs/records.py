@@ -94,7 +94,8 @@ def job_id() -> str:
         begin_job()
     if (ours := _ours()) is not None:
         with _lock:
-            if not ours.is_settled:
+            # A process that has not joined its ranks yet may still do so.
+            if not ours.is_settled and world_size() > 1:
                 os.environ[JOB_VARIABLE] = ours.id = _agreed(ours)
                 ours.is_settled = True
     return os.environ[JOB_VARIABLE]
@@ -116,8 +117,6 @@ def _ours() -> _Job | None:
 
 def _agreed(job: _Job) -> str:
     """What the first of the ranks that asks calls the job; no rank waits for another to ask."""
-    if world_size() == 1:
-        return job.id
     key, dist = f"rlskip/job/{job.number}", sys.modules["torch.distributed"]
     try:
         store = dist.distributed_c10d._get_default_store()

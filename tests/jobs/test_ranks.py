@@ -15,6 +15,7 @@ from rlskip.compare.records import StepRecords
 from rlskip.config.other_nodes import read_record
 from rlskip.jobs.lease import SingleFlight
 from rlskip.jobs.ranks import RankError, RankGroup
+from rlskip.jobs.records import job_id
 from rlskip.runs.on_disk import dumps_of
 from rlskip.store import RankTimeoutError, StepStore
 from tests.skip.test_ranks import run
@@ -61,6 +62,22 @@ def _deciding(rank: int, folder: str) -> None:
 
 def test_ranks_decide_together(tmp_path: Path) -> None:
     run(tmp_path, _deciding)
+
+
+def _asked_before_it_joins(rank: int, folder: str) -> None:
+    alone = job_id()
+    dist.init_process_group("gloo", init_method=f"file://{folder}/joined", rank=rank, world_size=2)
+    found: list[str] = ["", ""]
+    dist.all_gather_object(found, job_id())
+    assert found[0] == found[1] == job_id()
+    dist.all_gather_object(found, alone)
+    assert job_id() in found
+
+
+def test_ranks_that_were_asked_before_they_join_are_one_job(tmp_path: Path) -> None:
+    torch.multiprocessing.start_processes(
+        _asked_before_it_joins, args=(str(tmp_path),), nprocs=2, start_method="fork"
+    )
 
 
 def _recording(rank: int, folder: str) -> None:
