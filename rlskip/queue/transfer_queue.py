@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
 
 from rlskip.queue.protocol import (
     Changes,
@@ -66,7 +66,7 @@ class TransferQueueAdapter(TrajectoryQueue):
         self, keys: Sequence[str], partition: str, fields: Fields = None, tags: Tags = None
     ) -> None:
         check_put(keys, fields, tags)
-        batch = None if fields is None else to_batch(to_rows(fields))
+        batch = None if fields is None else _as_batch(fields)
         copies = None if tags is None else [dict(tag) for tag in tags]
         self._call("kv_batch_put", list(keys), partition, fields=batch, tags=copies)
 
@@ -226,3 +226,15 @@ def _transfer_queue() -> Any:
             remedy="call ray.init() first",
         )
     return transfer_queue
+
+
+def _as_batch(fields: TensorDict | Sequence[Row]) -> TensorDict:
+    """What TransferQueue takes: a TensorDict with one value per row in each field.
+
+    One that is so already is not taken apart: a replayed step has a thousand long rows.
+    """
+    if isinstance(fields, TensorDict) and not any(
+        isinstance(value, NonTensorData) for value in fields.values()
+    ):
+        return fields
+    return to_batch(to_rows(fields))
