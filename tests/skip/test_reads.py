@@ -122,10 +122,18 @@ def run(
     return call
 
 
+FORMS = [*((stage, True) for stage in STAGES), ("function", False)]
+
+
 @pytest.mark.parametrize(
-    ("stage", "has_file"), [*((stage, True) for stage in STAGES), ("function", False)]
+    ("read", "stage", "has_file"),
+    # Each with one form in its turn; the whole product is slow.
+    [
+        pytest.param(read, *form, marks=() if i % len(FORMS) == j else pytest.mark.slow)
+        for i, read in enumerate(READS)
+        for j, form in enumerate(FORMS)
+    ],
 )
-@pytest.mark.parametrize("read", READS)
 def test_a_change_of_what_is_read_is_said(
     run: Any, tmp_path: Path, read: str, stage: str, has_file: bool
 ) -> None:
