@@ -44,7 +44,7 @@ class Steps:
 
     @classmethod
     def parse(cls, value: Any, key: str = "steps") -> Steps:
-        """Parse the value of config key `key`; ConfigError names the first item that is no step."""
+        """Parse the value of config key `key`; ConfigError names the first item that fails."""
         if isinstance(value, Steps):
             return value
         if isinstance(value, str) and value.strip() == "all":

@@ -44,6 +44,7 @@ from rlskip.skip.stored import (
 
 if TYPE_CHECKING:
     from rlskip.skip.call import Call
+    from rlskip.skip.stage import Stage
 
 #: Stands for data that is not compared: it equals other such data, and no value.
 NOT_COMPARED = "<not compared>"
@@ -289,7 +290,11 @@ class FirstValues:
 
     changing: set[str] = attrs.field(factory=set)
     reads: dict[str, Any] = attrs.field(init=False, factory=dict)
-    _codes: dict[Any, Code] = attrs.field(init=False, factory=dict)
+    # Of each stage apart: those that one factory makes share a name, and have their own closures.
+    # Weakly, because one may be made for each step.
+    _codes: weakref.WeakKeyDictionary[Stage, dict[Any, Code]] = attrs.field(
+        init=False, factory=weakref.WeakKeyDictionary
+    )
     _known: dict[int, tuple[Any, dict[str, Any]]] = attrs.field(init=False, factory=dict)
 
     def code_of(self, call: Call) -> Code:
@@ -297,10 +302,11 @@ class FirstValues:
         func, arguments = call.stage.func, call.arguments
         owner = getattr(func, "__self__", arguments.get("self", arguments.get("cls")))
         kind: Any = owner if issubclass(type(owner), type) else type(owner)
-        if kind not in self._codes:
+        codes = self._codes.setdefault(call.stage, {})
+        if kind not in codes:
             objects = [value for value in arguments.values() if value is not call.prompts]
-            self._codes[kind] = Code.of(func, objects)
-        return self._codes[kind]
+            codes[kind] = Code.of(func, objects)
+        return codes[kind]
 
     def of(self, owner: Any, now: dict[str, Any]) -> dict[str, Any]:
         """The first values of an object's attributes that have these values now."""

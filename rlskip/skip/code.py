@@ -89,6 +89,8 @@ def _names_in(code: types.CodeType, package: str) -> Names:
     for one in codes:
         level = taken = 0  # of an import: how far up, and which names of the module
         for part in dis.get_instructions(one):
+            if part.opname == "EXTENDED_ARG":  # of the next one, in code of more than 255 names
+                continue
             if part.opname == "LOAD_GLOBAL":
                 read[part.argval] = None
             elif part.opname == "IMPORT_NAME":

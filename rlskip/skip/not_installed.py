@@ -80,7 +80,7 @@ def chosen_by(config: Any, role: str = "") -> str | None:
     # None where nothing is, or it is broken.
     node = OmegaConf.select(config["hydra"], "..skip", throw_on_resolution_failure=False)
     own = node is None or (
-        # Of a key that is no mapping, `+skip=true` says that it was not there before.
+        # Of a key that is not a mapping, `+skip=true` says that it was not there before.
         role not in node and has_own_key({"skip": node})
         if hasattr(node, "keys")
         else "+skip=true" not in map(str.lower, typed)

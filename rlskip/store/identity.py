@@ -34,7 +34,7 @@ class Identity:
         ``defaults``, the names of arguments that have their default; without it the arguments are
         not known. ``changing``: of those that change while stages run, of which no value is right.
         ``place``, of a run that was given no name: another one, unless it has the same ``code``,
-        is no better than another name. ``given``: the rollouts were not generated, so what is not
+        is as good as another name. ``given``: the rollouts were not generated, so what is not
         in `compared` is not compared.
     ignored
         Names of arguments that are not compared now, whatever a dump has; ``*`` is all.

@@ -174,3 +174,36 @@ def test_a_module_that_is_imported_earlier_or_later_is_no_mismatch(
         assert " now, " not in run(
             program.replace("missing\n", "missing as m\n    m.TOP_P\n"), None
         )
+
+
+def test_stages_of_one_factory_are_read_each_by_itself(init: Callable[..., Path]) -> None:
+    """They have one name and one code, and each has a closure of its own."""
+
+    def made(temperature: float) -> Callable[[list[int]], list[float]]:
+        @SkipManager.annotate("rollout", stage="stage")
+        def stage(prompts: list[int]) -> list[float]:
+            return [temperature]
+
+        return stage
+
+    def job(*temperatures: float) -> None:
+        init(wait_s=0)
+        for step, temperature in enumerate(temperatures, 1):
+            visit(step)
+            assert made(temperature)([1]) == [temperature]
+
+    job(0.5, 0.5)
+    with pytest.raises(MismatchError, match=r"step 2 .*temperature: 0\.9 now, 0\.5 in the dump"):
+        job(0.5, 0.9)
+
+
+def test_code_of_many_names_is_read(run: Any) -> None:
+    """Of more than 255 names, the interpreter writes a number in two instructions."""
+    many = "".join(f"        name_{i} = global_{i}\n" for i in range(300))
+    for top_p in (0.5, 0.6):
+        said = run(
+            f"TOP_P = {top_p}\ndef stage(prompts):\n    if not prompts:\n{many}"
+            "    import json.decoder\n    return TOP_P\n",
+            None,
+        )
+    assert "TOP_P: 0.6 now, 0.5 in the dump" in said
