@@ -44,6 +44,18 @@ def test_every_page_is_in_the_navigation() -> None:
     assert set(listed) == pages
 
 
+def test_every_linked_file_exists() -> None:
+    """Beside the build of the pages: that is in .ci/run alone."""
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
+    found = [
+        (page, link)
+        for page in pages
+        for link in re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    ]
+    assert len(found) > 40
+    assert [(page.name, link) for page, link in found if not (page.parent / link).exists()] == []
+
+
 def test_the_reference_needs_no_other_extra_than_docs(python: Any) -> None:
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     modules = re.findall(r"automodule:: (\S+)", page)
