@@ -69,7 +69,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         result["error"] = f"{type(error).__name__}: {error}"
         return result
-    timed = ("time", "per_second")
+    timed = ("time", "per_second", "rlskip/")
     result["vllm"] = "vllm" in sys.modules
     result["log"] = [
         {key: value for key, value in line.items() if not any(word in key for word in timed)}
