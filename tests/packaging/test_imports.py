@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import subprocess
@@ -9,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+import rlskip
 
 HEAVY = ("torch", "tensordict", "ray", "numpy", "blosc2", "xxhash")
 
@@ -71,3 +74,14 @@ def test_every_name_that_a_package_offers_loads(package: str) -> None:
     assert {*module.__all__} <= {*dir(module)}
     with pytest.raises(AttributeError, match=package):
         _ = module.another
+
+
+def test_no_package_imports_a_name_that_a_module_of_its_own_has() -> None:
+    """Python binds a submodule in its package when it is first imported, over any such name."""
+    found = []
+    for file in Path(rlskip.__file__).parent.rglob("__init__.py"):
+        own = {path.stem for path in file.parent.iterdir()} - {"__init__"}
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                found += [(str(file), name.name) for name in node.names if name.name in own]
+    assert found == []

@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 import attrs
 from omegaconf import OmegaConf
 
-from rlskip import stages
 from rlskip._wrap import AttachError, around
 from rlskip.config.check import look_up, raise_all
 from rlskip.config.dump_dir import DIRECTORY_VARIABLE
@@ -38,6 +37,7 @@ from rlskip.merge import TrajectoryID
 from rlskip.skip.manager import SkipManager
 from rlskip.skip.names import ALL
 from rlskip.skip.preflight import preflight
+from rlskip.stages import comparable, record
 
 # Training then routes the tokens as the engine did.
 _ROUTES = "trainer.policy.megatron_config.moe_enable_routing_replay"
@@ -105,7 +105,7 @@ def with_rlskip(experiment: E, config: Any = None) -> E:
 @around
 def _logging(log: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:
     """The tracker's: metrics are recorded, and what was replayed is among them."""
-    stages.record("metrics", stages.comparable(data, _OF_THE_MACHINE))
+    record("metrics", comparable(data, _OF_THE_MACHINE))
     return log({**data, **SkipManager.logged()}, *args, **kwargs)
 
 
