@@ -92,7 +92,7 @@ class Run:
 
     def untimed(self, first: int = 0) -> list[dict[str, Any]]:
         """What was logged from step `first` on, without what depends on the machine's pace."""
-        timed = ("timing/", "_time_", "per_second")
+        timed = ("timing/", "_time_", "per_second", "rlskip/")
         return [
             {name: value for name, value in line.items() if not any(t in name for t in timed)}
             for line in self.logged
