@@ -56,8 +56,7 @@ class Cleanup(contextlib.ExitStack):
 class Call:
     """One call of a stage: what it was given, and what becomes of it.
 
-    The manager makes one for each call and hands it to the methods of the role. Calls run side by
-    side, so a role keeps nothing of a single call anywhere else.
+    Calls run side by side, so a role keeps nothing of a single call anywhere else.
     """
 
     stage: Stage
@@ -107,13 +106,10 @@ class Call:
     @functools.cached_property
     def bound(self) -> inspect.BoundArguments:
         """Its arguments, with defaults."""
-        signature = self.stage.signature
         try:
-            bound = signature.bind(*self.args, **self.kwargs)
+            bound = self.stage.signature.bind(*self.args, **self.kwargs)
         except TypeError:  # of a decorator that forwards, and supplies some: as that takes them
             own = inspect.signature(self.stage.func, follow_wrapped=False)
-            if own == signature:
-                raise
             bound = own.bind(*self.args, **self.kwargs)
         bound.apply_defaults()
         return bound
@@ -219,11 +215,9 @@ class Call:
         if is_named or not others or not error.where.startswith("prompts"):
             return error
         first = ", the first argument," if taken == names[0] else ""
-        return type(error)(
-            f"{error.what}; {taken!r}{first} was taken for the prompts",
-            error.where,
-            f"name the argument that holds them: annotate(prompts={others[0]!r})",
-        )
+        what = f"{error.what}; {taken!r}{first} was taken for the prompts"
+        remedy = f"name the argument that holds them: annotate(prompts={others[0]!r})"
+        return type(error)(what, error.where, remedy)
 
     def refuse_as_prompts(self, other: str) -> None:
         """Raise ConfigError if a single value was taken for the prompts, and `other` is a batch."""

@@ -43,11 +43,6 @@ log = logging.getLogger(__name__)
 class CallRole(Role):
     """Dumps what each call of a stage returned, and replays it.
 
-    ``cache`` serves a call with the dump of its step that has its identity
-    (:class:`~rlskip.store.identity.Identity`). ``repeat`` takes the dumps of the nearest step that
-    has some in their order, and compares no identity. While the loop is at a step
-    (:class:`~rlskip.skip.step_calls.StepCalls`) each dump serves one call.
-
     The step comes from `step_of`, a function of a call's arguments; None: from the training loop.
     Calls that have a step of their own run side by side, in threads already: their dumps are
     written there, they have no order in which ranks could agree, and none waits for another job,
@@ -240,22 +235,13 @@ class CallRole(Role):
         It has the call's name, and the first call of a step the step's own directory; one that
         replaces a dump has that one's name. From now on it serves no call of the visit.
         """
-        visit, info = call.visit, {}
-        if self.ranks is not None:
-            info = self.ranks.info(call)  # before anything that may raise: all ranks exchange
+        # Before anything that may raise: all ranks exchange.
+        shard = {} if self.ranks is None else self.ranks.info(call)
         self._name(call)
-        name = call.replaces
-        if name is None:
-            name = call.name if call.place else ""
-            while Key(call.step, name) in visit.taken or (
-                name in visit.listed and self._is_anothers(call, Key(call.step, name))
-            ):
-                name = next_name(call.name, name)
-        self._take(call, name)
         return {
-            "call": name,
+            "call": self._take(call, call.name if call.place else "", call.replaces),
             "identity": call.identity,
-            "info": {**self.dumps.info(call, result), **info, "place": call.place},
+            "info": {**self.dumps.info(call, result), **shard, "place": call.place},
             "sidecar": capture_rng(),
         }
 
@@ -265,24 +251,28 @@ class CallRole(Role):
         At a name may lie a dump of equal prompts and other arguments. Whether a name was free the
         rename says, and not a look before it.
         """
-        visit, over = call.visit, None
+        over = None
         while True:
             key = Key(call.step, dump.place.call)
             meta, is_own = self.dumps.store.write(dump, over)
             if not is_own and self._is_anothers(call, key, meta):
                 # It may serve the call that it was made for, which may be one of this visit.
-                visit.give_back(key)
+                call.visit.give_back(key)
                 if call.writes == key:
                     self._ledger.write_not(key)
-                name = next_name(call.name, key.call)
-                while Key(call.step, name) in visit.taken:
-                    name = next_name(call.name, name)
-                self._take(call, name)
+                name = self._take(call, next_name(call.name, key.call))
                 dump, over = dump.named(name), None
             elif is_own or self.ranks is None:
-                return self._note_written(call, meta, is_own)
+                break
             else:
                 over = meta  # all shards of a call are of one generation
+        if not call.by_hand:
+            self._ledger.write(key)
+        size = self.dumps.store.size_of(meta)
+        call.record("dumped", step=call.step, call=meta.call, bytes=size)
+        if is_own:  # else another job's dump of the call stays
+            call.written = key
+            call.cleanup.add(functools.partial(self._undo, call))
 
     def _is_anothers(self, call: Call, key: Key, there: DumpMeta | None = None) -> bool:
         """Whether another call's dump has this name, which may serve that one yet."""
@@ -292,21 +282,22 @@ class CallRole(Role):
         fits = not there.identity or call.identity.fits(there.identity)
         return not fits or self._matching.has_served(key, call)
 
-    def _take(self, call: Call, name: str) -> None:
-        """The dump that the call is going to write, which serves no other one."""
-        key = Key(call.step, name)
-        call.visit.take(key, writes=True)
-        call.writes = key if not call.by_hand and self._ledger.write(key) else None
+    def _take(self, call: Call, name: str, replaces: str | None = None) -> str:
+        """The name of the dump that the call is going to write, which serves no other one.
 
-    def _note_written(self, call: Call, meta: DumpMeta, is_own: bool) -> None:
-        key = Key(call.step, meta.call)
-        if not call.by_hand:
-            self._ledger.write(key)
-        size = self.dumps.store.size_of(meta)
-        call.record("dumped", step=call.step, call=meta.call, bytes=size)
-        if is_own:  # else another job's dump of the call stays
-            call.written = key
-            call.cleanup.add(functools.partial(self._undo, call))
+        That of the dump that it `replaces`; else from `name` on the first that neither a dump of
+        the visit has, nor one of another call's.
+        """
+        visit, step = call.visit, call.step
+        while replaces is None and (
+            Key(step, name) in visit.taken
+            or (name in visit.listed and self._is_anothers(call, Key(step, name)))
+        ):
+            name = next_name(call.name, name)
+        key = Key(step, name if replaces is None else replaces)
+        visit.take(key, writes=True)
+        call.writes = key if not call.by_hand and self._ledger.write(key) else None
+        return key.call
 
     def _undo(self, call: Call) -> None:
         """If a call has failed or was cancelled, it is as if it had not been made."""

@@ -43,11 +43,9 @@ def preflight(
     if os.environ.get("WORLD_SIZE", "1") == "1":
         found += [problem for skip in roles.values() for problem in _holes(skip, facts)]
     else:
-        found += [
-            attrs.evolve(why, what=f"there are several ranks, and {why.what}")
-            for dumps in all_dumps
-            if dumps.role != "rollout_tq" and (why := only_on_one_rank(dumps)) is not None
-        ]
+        ranked = [dumps for dumps in all_dumps if dumps.role != "rollout_tq"]
+        for why in filter(None, map(only_on_one_rank, ranked)):
+            found.append(attrs.evolve(why, what=f"there are several ranks, and {why.what}"))
     return found if engine else [*found, *_without_engine(roles, facts)]
 
 
@@ -125,9 +123,10 @@ def _made_for_others(
     dumps: Dumps, metas: Iterable[DumpMeta], called_with: Mapping[str, Any]
 ) -> str | None:
     """What dumps were made for instead, if that is a mismatch; prompts are not compared."""
+    if dumps.local_config.action == SkipAction.REPEAT:
+        return None  # it compares nothing
     differing: list[str] = []
-    is_repeat = dumps.local_config.action == SkipAction.REPEAT  # which compares nothing
-    for made in (meta.identity for meta in metas if meta.identity and not is_repeat):
+    for made in (meta.identity for meta in metas if meta.identity):
         # The config decides a part of what is compared; the call adds the others, its function's
         # source among them.
         known = {f"identity.{name}": value for name, value in called_with.items()}

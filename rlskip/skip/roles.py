@@ -92,8 +92,7 @@ class RoleByHand(CallRole):
 class RolloutSkip(RoleByHand, BaseSkip):
     """A role for calls, to subclass: override what your role does in another way.
 
-    Dumps, identity and ranks are those of :class:`~rlskip.skip.call_role.CallRole`. With
-    ``support_online_step`` the subclass has an `extract_step`. Its methods of ``BaseSkip`` are
+    With ``support_online_step`` the subclass has an `extract_step`. Its methods of ``BaseSkip`` are
     called for each call of a decorated function, and may be called by hand, too.
     """
 

@@ -125,10 +125,9 @@ def _eligible_call(
         skip.check_options(stage)
         observes = skip.observes(stage)
     if (recorder := skip.recorder) is None:
-        recorder = skip.recorder = Recorder(skip.local_config.dump_dir, skip.role)
-        where, run = skip.local_config.dump_dir, dict[str, str]()
-        if skip.dumps is not None:
-            run = {"run": os.path.relpath(skip.dumps.directory, where)}
+        where = skip.local_config.dump_dir
+        recorder = skip.recorder = Recorder(where, skip.role)
+        run = {"run": os.path.relpath(skip.dumps.directory, where)} if skip.dumps else {}
         recorder.write("consulted", stage=stage.name, **run)
     if stage.step_of is not None:
         if (step := stage.step_of(*args, **kwargs)) is None:
