@@ -1,9 +1,4 @@
-"""The role for calls: look up a dump, replay it; or run the stage, and keep what it returns.
-
-:mod:`rlskip.skip.stage_runner` asks a role for each call of a decorated function. What it asks is
-here in this order: :meth:`CallRole.find` names the call and looks whether its dump is there, and
-:meth:`CallRole.replay` loads it; or the stage runs, and :meth:`CallRole.keep` keeps its result.
-"""
+"""The role for calls: find a dump, replay it; or the stage runs, and its result is kept."""
 
 from __future__ import annotations
 
@@ -12,9 +7,10 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from rlskip.batch.columns import columns_of
 from rlskip.config.facts import HostFacts
 from rlskip.jobs.lease import SingleFlight
 from rlskip.jobs.ranks import RankGroup
@@ -23,17 +19,12 @@ from rlskip.skip.agreement import Mismatch, SeveralRanks, ranks_of
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps, capture_rng, restore_rng
 from rlskip.skip.matching import CallMatching
-from rlskip.skip.role import Role
+from rlskip.skip.role import Role, present
 from rlskip.skip.run_dumps import PromptGroups, RunDumps
+from rlskip.skip.stage import Stage
 from rlskip.skip.stage_runner import not_dumped
 from rlskip.skip.step_calls import Key, StepCalls, next_name
-from rlskip.store import (
-    AbsentDumpError,
-    DumpError,
-    DumpMeta,
-    RankTimeoutError,
-    WriterTimeoutError,
-)
+from rlskip.store import AbsentDumpError, DumpError, DumpMeta, RankTimeoutError, WriterTimeoutError
 from rlskip.store.commit import NewDump
 from rlskip.store.writer import Writer
 
@@ -121,8 +112,7 @@ class CallRole(Role):
     def replay(self, call: Call) -> Any:
         found = call.found
         if found is None:
-            where = str(self.dumps.directory / str(call.step))
-            raise AbsentDumpError("no dump serves this call", where)
+            raise AbsentDumpError("no dump serves this call", self.dumps.path_of(Key(call.step)))
         try:
             # Ranks have loaded it to agree.
             loaded, call.loaded = call.loaded or self._matching.load(call, found), None
@@ -230,11 +220,7 @@ class CallRole(Role):
     # -- what is kept --------------------------------------------------------------------
 
     def _about(self, call: Call, result: Any) -> dict[str, Any]:
-        """What a dump records besides the result, and where it goes.
-
-        It has the call's name, and the first call of a step the step's own directory; one that
-        replaces a dump has that one's name. From now on it serves no call of the visit.
-        """
+        """What a dump records besides the result, and its name; from now on it serves no call."""
         # Before anything that may raise: all ranks exchange.
         shard = {} if self.ranks is None else self.ranks.info(call)
         self._name(call)
@@ -248,8 +234,7 @@ class CallRole(Role):
     def _write(self, call: Call, dump: NewDump) -> None:
         """Write the dump under its name, or under the next one that is not another call's.
 
-        At a name may lie a dump of equal prompts and other arguments. Whether a name was free the
-        rename says, and not a look before it.
+        At a name may lie a dump of equal prompts and other arguments: the rename tells.
         """
         over = None
         while True:
@@ -283,11 +268,7 @@ class CallRole(Role):
         return not fits or self._matching.has_served(key, call)
 
     def _take(self, call: Call, name: str, replaces: str | None = None) -> str:
-        """The name of the dump that the call is going to write, which serves no other one.
-
-        That of the dump that it `replaces`; else from `name` on the first that neither a dump of
-        the visit has, nor one of another call's.
-        """
+        """The name of the dump to write: what it `replaces`, else the first free from `name` on."""
         visit, step = call.visit, call.step
         while replaces is None and (
             Key(step, name) in visit.taken
@@ -320,3 +301,46 @@ class CallRole(Role):
     def flush(self) -> None:
         if self.writer is not None:
             self.writer.flush()
+
+    # -- by hand: the methods of verl's BaseSkip ---------------------------------------------
+    # They keep nothing between them: of equal calls of a step they mean the first.
+
+    def meet_precondition(
+        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> bool:
+        with self._call(step, func, args, kwargs) as call:
+            return call.found is not None if call.name else CallRole.find(self, call)
+
+    def warp_function(
+        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        with self._call(step, func, args, kwargs) as call:
+            if not call.name:
+                CallRole.find(self, call)
+            return CallRole.replay(self, call)
+
+    def prepare_data(self, step: int, result: Any, /, *args: Any, **kwargs: Any) -> None:
+        with self._call(step, lambda *_, **__: None, args, kwargs) as call:  # the stage is over
+            CallRole.keep(self, call, result)
+
+    @contextlib.contextmanager
+    def _call(
+        self, step: int, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Iterator[Call]:
+        """The present call of a decorated function, or the one that the arguments name."""
+        call = present.get()
+        if call is not None and (call.stage.role, call.step) == (self.role, step):
+            yield call
+            return
+        visit, stage = StepCalls(self.dumps.store, step), Stage(func, "", _likely_prompts)
+        call = Call(stage, args, kwargs, step, visit=visit, by_hand=True)
+        with call.cleanup:
+            yield call
+
+
+def _likely_prompts(*args: Any, **kwargs: Any) -> Any:
+    """The argument `prompts`, else the first that is a batch, else the first."""
+    if "prompts" in kwargs:
+        return kwargs["prompts"]
+    given = [*args, *kwargs.values()]
+    return next((one for one in given if columns_of(one)), given[0] if given else None)

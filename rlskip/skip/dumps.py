@@ -75,10 +75,8 @@ class Dumps:
         timed = [key for key in given if holds_time(facts.config, key)]
         self.is_named_by_time = bool(timed)
         for key in timed:
-            self.notices.once(
-                "time", "%s, %s, has the time in it (${now:}), so no later run finds its dumps; "
-                "name one without it", key, given[key],
-            )  # fmt: skip
+            what = "%s, %s, has the time in it (${now:}), so no later run finds its dumps"
+            self.notices.once("time", f"{what}; name one without it", key, given[key])
         # Who names the run shares its dumps on purpose.
         place = origin.place if c.experiment_name is None else None
         self.identities = Identities(role, c, facts, place, self.notices)

@@ -152,29 +152,26 @@ def _holes(skip: Role, facts: HostFacts) -> Iterator[Problem]:
     missing = unusable(skip, listed, facts.called_with.get(role, {}))
     if not missing:
         return
-    absent = [step for step, reason in missing.items() if not reason]
     generate, found = to_generate(role, local), []
     remedy = f"generate them once with {generate}"
-    if absent:
-        found.append(f"steps {compact(absent)} have no usable dump in {dumps.directory}")
-    if hidden := list(dumps.notices.other_shapes()) if absent == listed else []:
-        found += hidden
-        remedy = f"set back what differs, or {remedy}"
-    for reason in sorted({*missing.values()} - {""}):
-        others = compact([step for step, why in missing.items() if why == reason])
-        found.append(f"the dumps of steps {others} in {dumps.directory} {reason}")
+    for reason in sorted({*missing.values()}):
+        steps = [step for step, why in missing.items() if why == reason]
+        if reason:
+            found.append(f"the dumps of steps {compact(steps)} in {dumps.directory} {reason}")
+        else:
+            found.append(f"steps {compact(steps)} have no usable dump in {dumps.directory}")
+        if hidden := [*dumps.notices.other_shapes()] if not reason and steps == listed else []:
+            found += hidden
+            remedy = f"set back what differs, or {remedy}"
         if reason.startswith("were made"):
             remedy = "set back what differs, or name another skip.dump_dir and generate them "
             remedy += f"there once with {generate}"
-    killed = [step for step in missing if (dumps.directory / journal_name(step)).exists()]
-    if killed:
-        has = f"step {compact(killed)} has a journal"
-        remedy += f"; {has}, which dispatch.journal=true completes"
+    if killed := [step for step in missing if (dumps.directory / journal_name(step)).exists()]:
+        remedy += f"; step {compact(killed)} has a journal, which dispatch.journal=true completes"
     # Without an engine every step must be listed.
     if (there := {*listed} - {*missing}) and not local.lacks_engine:
         remedy += f", or list those that have one: 'skip.steps=\"{compact(sorted(there))}\"'"
-    what, remedy = "; ".join(found), as_given(remedy, role, local)
-    yield Problem(f"skip.{role}.on_miss=error", what, remedy)
+    yield Problem(f"skip.{role}.on_miss=error", "; ".join(found), as_given(remedy, role, local))
 
 
 def _without_engine(roles: Roles, facts: HostFacts) -> Iterator[Problem]:
@@ -184,10 +181,9 @@ def _without_engine(roles: Roles, facts: HostFacts) -> Iterator[Problem]:
         unlisted = [step for step in due if step not in local.steps]
         if unlisted and local.on_miss == "error" and not skip.support_online_step:
             what = f"steps {compact(unlisted)} are not listed and would generate, and "
-            remedy = f"set 'skip.steps=\"{compact(due)}\"'"
-            if skip.serves_validation:
-                remedy = f"set skip.{role}.steps=all"
-            remedy = as_given(remedy, role, local)
+            typed = f"'skip.steps=\"{compact(due)}\"'"
+            typed = f"skip.{role}.steps=all" if skip.serves_validation else typed
+            remedy = as_given(f"set {typed}", role, local)
             yield Problem(f"skip.{role}.steps", what + "skip.start_engine=false", remedy)
     for key, off in facts.validates.items() if VALIDATION_ROLE not in roles else ():
         what = "validation generates, and skip.start_engine=false"

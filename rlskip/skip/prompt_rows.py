@@ -35,6 +35,7 @@ from rlskip.format.fingerprint import VOLATILE
 
 _MAX_TEXTS = 64
 _MAX_TOKENS = 16
+_MAX_CHARS = 60  # more than are shown
 _SHOWN = 2
 _TEXT_NAMES = ("text", "prompt", "question", "content", "messages", "raw_prompt")
 
@@ -132,7 +133,7 @@ def _text_of(value: Any) -> str:
         return json.dumps(value[:_MAX_TOKENS])
     if isinstance(value, list) and value and isinstance(value[-1], Mapping):  # a conversation
         value = value[-1].get("content", value)
-    return repr(short(value, 48)) if isinstance(value, str) else short(repr(value)[:200], 48)
+    return repr(value[:_MAX_CHARS]) if isinstance(value, str) else repr(value)[:_MAX_CHARS]
 
 
 def _without_padding(row: Any) -> Any:
@@ -240,8 +241,9 @@ class Source:
     def width(self, what: str) -> int:
         """That of its prompts, responses or whole rows; 0 where it has no such tensor."""
         column = columns_of(self.rollouts).get(getattr(self.fields, what))
-        is_wide = is_tensor(column) or isinstance(column, np.ndarray)
-        return int(column.shape[1]) if is_wide and column.ndim > 1 else 0
+        if is_tensor(column) or isinstance(column, np.ndarray):
+            return int(column.shape[1]) if column.ndim > 1 else 0
+        return 0
 
     @functools.cached_property
     def extents(self) -> Mapping[str, Any]:

@@ -130,8 +130,8 @@ class GroupRole(Role):
         queue, partition_id = queue_of(call), partition_of(call)
         # Without a `rest` the dump has just proved unusable, and all prompts are submitted.
         replay = self._replay_some(plan, call) if plan.served and plan.rest else None
-        rest = [*range(len(plan.uids))] if replay is None else plan.rest
-        if replay is not None:
+        rest = plan.rest if replay else [*range(len(plan.uids))]
+        if replay:
             # Running until the others are submitted, so that no sampler considers the step finished
             # before.
             roots = replay.roots.values()
@@ -141,7 +141,7 @@ class GroupRole(Role):
             log.info("rlskip: step %d: %s; the others are submitted", call.step, plan)
         submitted = self._submitted[call.step]
         first, submitted.generates = submitted.prompts, True
-        self._count(call, plan.groups if replay is not None else [])
+        self._count(call, plan.groups if replay else [])
         tags = [dump_tag(call.step, first + i, plan.contents[i]) for i in rest]
         queue.put([plan.uids[i] for i in rest], partition_id, tags=tags)
 
