@@ -45,29 +45,23 @@ class AssemblyError(RlskipError, ValueError):
     """Rows of several dumps that cannot be one batch."""
 
 
-Totals = Mapping[str, Callable[[Any], Any]]
-
-Pick = tuple[int, int]
-"""The number of a source, and that of a row."""
-
-
 @attrs.define(eq=False, slots=False)  # without slots, for the cached property
 class Assembly:
     """The picked rows as one batch of the sources' kind; it shares no memory with them.
 
-    Tensors of different widths are padded to the widest, on the side where the sources have
-    padding. The rows' groups are named as the prompts are: `digests` has the hash of each of the
-    prompts, `owners` for each of the picked rows the place of its prompt. `totals` are functions of
-    the rows, by the name of a value for a whole batch. Without one the sources must have the same;
-    what tells when a batch was made is left out.
+    `picks` have the number of a source, and that of a row. Tensors of different widths are padded
+    to the widest, on the side where the sources have padding. The rows' groups are named as the
+    prompts are: `digests` has the hash of each of the prompts, `owners` for each of the picked rows
+    the place of its prompt. `totals` are functions of the rows, by the name of a value for a whole
+    batch. Without one the sources must have the same; what tells when it was made is left out.
     """
 
     _sources: Sequence[Source]
-    _picks: Sequence[Pick]
+    _picks: Sequence[tuple[int, int]]
     _prompts: Any
     _digests: Sequence[str]
     _owners: Sequence[int]
-    _totals: Totals
+    _totals: Mapping[str, Callable[[Any], Any]]
     # The columns that are put together so far.
     _rows: dict[str, Any] = attrs.field(init=False, factory=dict)
     _fields: RowFields = attrs.field(init=False)
