@@ -157,7 +157,7 @@ def read(
     - ``null``: what null means where a host has no value either
     """
     fields = {f.name: f for f in dataclasses.fields(schema)}  # type: ignore[arg-type]
-    made, typed = schema(), _typed(schema)
+    made, typed = schema(), _typed(schema)  # type: ignore[arg-type]
     # A default is parsed, too.
     given = {n: (f"{at}.{n}", getattr(made, n)) for n in fields if "parse" in fields[n].metadata}
     given |= {str(name): (f"{at}.{name}", value) for name, value in node.items()}
