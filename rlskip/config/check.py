@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import attrs
 from omegaconf import DictConfig, OmegaConf
@@ -156,7 +157,7 @@ def read(
     - ``null``: what null means where a host has no value either
     """
     fields = {f.name: f for f in dataclasses.fields(schema)}  # type: ignore[arg-type]
-    made, typed = schema(), OmegaConf.structured(schema)
+    made, typed = schema(), _typed(schema)  # type: ignore[arg-type]
     # A default is parsed, too.
     given = {n: (f"{at}.{n}", getattr(made, n)) for n in fields if "parse" in fields[n].metadata}
     given |= {str(name): (f"{at}.{name}", value) for name, value in node.items()}
@@ -180,6 +181,15 @@ def read(
         if wrong := _beside_others(made, name, field.metadata):
             problems.append(Problem(f"{at}.{name}", wrong, _meaning(schema, name)))
     return made
+
+
+@functools.cache
+def _typed(schema: type) -> DictConfig:
+    """A node with the types of `schema`, of which only what was just set is read.
+
+    To make one takes most of the time of a start; a sweep or a test suite starts often.
+    """
+    return cast("DictConfig", OmegaConf.structured(schema))
 
 
 def _checked(value: Any, field: dataclasses.Field[Any], key: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,42 +28,51 @@ from rlskip.batch.meta import meta_of, plain
 from rlskip.batch.padding import LengthError
 from rlskip.batch.row_fields import RowFields
 from rlskip.batch.rows import RecordError, RowColumns
+from rlskip.errors import RlskipError
 from rlskip.format.fingerprint import VOLATILE, fingerprint
-from rlskip.skip.prompt_rows import prompt_groups
-from rlskip.skip.widths import AssemblyError, Source, Widths
+from rlskip.skip.prompt_rows import Source, prompt_groups
 
-__all__ = ["Assembly", "AssemblyError", "Source"]
+_WHERE = "skip.match=prompt"
+_MARKS = {
+    "prompt": ("attention", "prompt_mask"),
+    "response": ("attention", "mask"),
+    "whole": ("attention",),
+}
+"""What marks the padding of tokens."""
 
-Totals = Mapping[str, Callable[[Any], Any]]
 
-Pick = tuple[int, int]
-"""The number of a source, and that of a row."""
+class AssemblyError(RlskipError, ValueError):
+    """Rows of several dumps that cannot be one batch."""
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, slots=False)  # without slots, for the cached property
 class Assembly:
     """The picked rows as one batch of the sources' kind; it shares no memory with them.
 
-    Tensors of different widths are padded to the widest, on the side where the sources have
-    padding. The rows' groups are named as the prompts are: `digests` has the hash of each of the
-    prompts, `owners` for each of the picked rows the place of its prompt. `totals` are functions of
-    the rows, by the name of a value for a whole batch. Without one the sources must have the same;
-    what tells when a batch was made is left out.
+    `picks` have the number of a source, and that of a row. Tensors of different widths are padded
+    to the widest, on the side where the sources have padding. The rows' groups are named as the
+    prompts are: `digests` has the hash of each of the prompts, `owners` for each of the picked rows
+    the place of its prompt. `totals` are functions of the rows, by the name of a value for a whole
+    batch. Without one the sources must have the same; what tells when it was made is left out.
     """
 
     _sources: Sequence[Source]
-    _picks: Sequence[Pick]
+    _picks: Sequence[tuple[int, int]]
     _prompts: Any
     _digests: Sequence[str]
     _owners: Sequence[int]
-    _totals: Totals
+    _totals: Mapping[str, Callable[[Any], Any]]
     # The columns that are put together so far.
     _rows: dict[str, Any] = attrs.field(init=False, factory=dict)
-    _widths: Widths = attrs.field(init=False)
     _fields: RowFields = attrs.field(init=False)
+    # By source, as are all widths below.
+    _prompt_widths: list[int] = attrs.field(init=False)
+    _response_widths: list[int] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._widths, self._fields = Widths(self._sources), self._sources[0].fields
+        self._fields = self._sources[0].fields
+        self._prompt_widths = [source.width("prompt") for source in self._sources]
+        self._response_widths = [source.width("response") for source in self._sources]
 
     def batch(self) -> Any:
         """Put it together.
@@ -73,7 +83,7 @@ class Assembly:
         made = self._put_together()
         try:
             with contextlib.suppress(RecordError):  # it has no tokens
-                RowColumns.of(made, self._fields).refuse_misfits("skip.match=prompt")
+                RowColumns.of(made, self._fields).refuse_misfits(_WHERE)
         except LengthError as error:
             remedy = "generate them again, or leave the field out: skip.drop_fields=[FIELD]"
             raise AssemblyError(error.what, error.where, remedy) from error
@@ -87,7 +97,7 @@ class Assembly:
             kinds = ", ".join(sorted({type(part).__name__ for part in unknown or parts}))
             raise AssemblyError(
                 f"the dumps hold a {kinds}: no rows that could be put together",
-                "skip.match=prompt",
+                _WHERE,
                 "return a mapping of columns, or a list with one row or one group a prompt",
             )
         if not isinstance(first, list) and not columns_of(first):
@@ -123,7 +133,7 @@ class Assembly:
             fields = sorted(map(str, odd))
             remedy = f"leave it out: skip.drop_fields=[{','.join(fields)}]"
             what = f"some dumps have {', '.join(fields)}, others have not"
-            raise AssemblyError(what, "skip.match=prompt", remedy)
+            raise AssemblyError(what, _WHERE, remedy)
         made = {}
         whole: dict[Any, list[Any]] = {}
         for name in [name for name in names if name not in odd]:
@@ -163,7 +173,7 @@ class Assembly:
         elif not of_meta:
             raise AssemblyError(
                 f"{name} is one value for a whole batch, and the dumps have different ones",
-                "skip.match=prompt",
+                _WHERE,
                 f"leave it out: skip.drop_fields=[{name}]; or give a function of the rows: "
                 f"annotate(totals={{{str(name)!r}: FUNCTION}})",
             )
@@ -185,10 +195,7 @@ class Assembly:
         if isinstance(kind, np.ndarray) and kind.ndim == 1:
             return np.array(cells, kind.dtype if kind.dtype.kind not in "SU" else None)
         if isinstance(kind, torch.Tensor | np.ndarray):
-            padded = self._widths.padded(
-                name, columns, [*map(torch.as_tensor, cells)], [source for source, _ in self._picks]
-            )
-            made = torch.stack(padded)
+            made = torch.stack(self._padded(name, columns, [*map(torch.as_tensor, cells)]))
             return made.to(kind.dtype) if isinstance(kind, torch.Tensor) else made.numpy()
         cells = [own(cell) for cell in cells]
         if isinstance(kind, NonTensorStack):
@@ -211,11 +218,106 @@ class Assembly:
             if owner.setdefault(plain(cell), self._digests[i]) != self._digests[i]:
                 raise AssemblyError(
                     f"{self._fields.group} names groups of two prompts {plain(cell)!r:.60}",
-                    "skip.match=prompt",
+                    _WHERE,
                     "name the field of the prompts that it repeats: "
                     "annotate(rows={'prompt_group': FIELD})",
                 )
         return cells
+
+    # -- padding -------------------------------------------------------------------------
+
+    def _padded(
+        self, name: str, columns: Sequence[Any], cells: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """The picked cells of these columns in the shape of the widest."""
+        shapes = [tuple(column.shape[1:]) for column in columns]
+        ranks = {*map(len, shapes)}
+        sizes = [[*size] for size in zip(*shapes, strict=True)] if len(ranks) == 1 else []
+        differ = [dim for dim, size in enumerate(sizes) if len({*size}) > 1]
+        if len({*shapes}) == 1:
+            # Equally wide in all, and yet its prompts and responses may have other widths.
+            if not sizes or len({*self._prompt_widths}) == 1 or not self._is_both(name, sizes[0]):
+                return cells
+            differ = [0]
+        added = self._added(name, sizes[differ[0]]) if len(differ) == 1 else None
+        if added is None:
+            raise AssemblyError(
+                f"{name} has the shapes {', '.join(map(str, sorted({*shapes})))} in the dumps, and "
+                "nothing tells how it is padded",
+                _WHERE,
+                f"name what it holds: annotate(rows=...); or skip.drop_fields=[{name}]",
+            )
+        value, behind = self._padding(name), [0, 0] * (len(sizes) - 1 - differ[0])
+        before, after = added
+        return [
+            torch.nn.functional.pad(cell, (*behind, before[i], after[i]), value=value)
+            for cell, (i, _) in zip(cells, self._picks, strict=True)
+        ]
+
+    def _added(self, name: str, widths: list[int]) -> tuple[list[int], list[int]] | None:
+        """How much is added before and after; None where that is not known.
+
+        Responses and rows of one column are padded on the right.
+        """
+        fields, nothing, added = self._fields, [0] * len(widths), _missing(widths)
+        prompts, responses = self._prompt_widths, self._response_widths
+        if self._is_both(name, widths):
+            # Only padding at the two ends keeps prompts and responses together.
+            is_known = self._prompts_are_padded_left
+            return (_missing(prompts), _missing(responses)) if is_known else None
+        differ = prompts != responses
+        if widths == prompts and (differ or name in (fields.prompt, fields.prompt_mask)):
+            return (added, nothing) if self._prompts_are_padded_left else (nothing, added)
+        of_response = name in (fields.response, fields.mask, fields.log_probs, fields.reward)
+        is_whole = widths == [source.width("whole") for source in self._sources]
+        if (widths == responses and (differ or of_response)) or is_whole:
+            return nothing, added
+        return None
+
+    def _is_both(self, name: str, widths: list[int]) -> bool:
+        """Whether a field of these widths holds prompts followed by responses."""
+        pairs = zip(self._prompt_widths, self._response_widths, widths, strict=True)
+        is_both = all(p and r and p + r == width for p, r, width in pairs)
+        return is_both and name not in (self._fields.prompt, self._fields.response)
+
+    @functools.cached_property
+    def _prompts_are_padded_left(self) -> bool:
+        """Usually they are."""
+        for source, width in zip(self._sources, self._prompt_widths, strict=True):
+            starts, ends = source.extents.get("prompt", (np.zeros(0), np.zeros(0)))
+            if ((starts > 0) & (starts < ends)).any():
+                return True
+            if (ends < width).any():
+                return False
+        return True
+
+    def _padding(self, name: str) -> int:
+        """The value that pads a field; raises AssemblyError for a token that is not known."""
+        fields = self._fields
+        what = next((what for what in _MARKS if name == getattr(fields, what)), "")
+        if not what:
+            return 0
+        if fields.pad is not None:
+            return fields.pad
+        is_marked = True
+        for source in self._sources:
+            columns = columns_of(source.rollouts)
+            marks = {getattr(source.fields, mark) for mark in _MARKS[what]}
+            is_marked = is_marked and not columns.keys().isdisjoint(marks)
+            if what in source.extents:
+                tokens, (starts, ends) = torch.as_tensor(columns[name]), source.extents[what]
+                places = np.arange(tokens.shape[1])
+                outside = (places < starts[:, None]) | (places >= ends[:, None])
+                if outside.any():
+                    return int(tokens[torch.from_numpy(outside)][0])
+        if is_marked:
+            return 0  # a mask tells that it is padding, whatever its value is
+        what, remedy = f"the token that pads {name} is not known", "annotate(rows={'pad': TOKEN})"
+        raise AssemblyError(what, _WHERE, f"name it: {remedy}")
+
+
+def _missing(widths: Sequence[int]) -> list[int]:
+    return [max(widths) - width for width in widths]
 
 
 def _hold_columns(values: Sequence[Any], sources: Sequence[Source]) -> bool:

@@ -91,15 +91,14 @@ class _Attachment:
 
     def load_step(self) -> None:
         """Import the function that returns the step, so that a wrong name ends the job now."""
-        step, where = self.config.step, self._where("step")
-        if step is None or ":" not in step:
+        if (step := self.config.step) is None or ":" not in step:
             return
         try:
             self._step_function = pkgutil.resolve_name(step)
         except (ImportError, AttributeError) as error:
-            raise ConfigError(str(error), where) from error
+            raise ConfigError(str(error), self._where("step")) from error
         if not callable(self._step_function):
-            raise ConfigError(f"{self._step_function!r} is not a function", where)
+            raise ConfigError(f"{self._step_function!r} is not a function", self._where("step"))
 
     def stage(self, func: Callable[..., Any]) -> Callable[..., Any]:
         """`func` as a stage of the role."""
@@ -136,12 +135,10 @@ class _Attachment:
         )
 
     def _step(self, read: Callable[..., Any], /, *args: Any, **kwargs: Any) -> int | None:
-        if self._step_function is not None:
-            step = self._step_function(*args, **kwargs)
-            if step is None:
-                return None
-        else:
-            step = read("step", str(self.config.step), *args, **kwargs)
+        named = functools.partial(read, "step", str(self.config.step))
+        step = (self._step_function or named)(*args, **kwargs)
+        if step is None and self._step_function is not None:
+            return None
         if (number := integer(step)) is None or number < 0:
             raise AttachError(f"{step!r} is not a step", self._where("step"))
         return number

@@ -11,10 +11,11 @@ from rlskip.batch.row_fields import RowFields
 from rlskip.config.skip import VALIDATION_ROLE, SkipAction
 from rlskip.jobs.served import Ledger
 from rlskip.skip.agreement import Mismatch
-from rlskip.skip.assembling import Assembly, Source
+from rlskip.skip.assembling import Assembly
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps
 from rlskip.skip.matching import CallMatching, LoadedDump
+from rlskip.skip.prompt_rows import Source
 from rlskip.skip.run_dumps import Group, PromptGroups, RunDumps
 from rlskip.skip.step_calls import Key
 from rlskip.store import AbsentDumpError, CorruptDumpError, DumpMeta
@@ -38,11 +39,7 @@ class PromptMatching(CallMatching):
         if own is not None:
             return own
         identity = call.identity.for_prompts(None)
-        groups = self._gather(call, lambda group: identity.fits(group.made))
-        if isinstance(groups, str):
-            call.reason = groups
-            return None
-        return groups
+        return self._gather(call, lambda group: identity.fits(group.made))
 
     def has_served(self, key: Key, call: Call) -> bool:
         return any(self._ledger.has_served(part, call.writes) for part in self._run.parts_of(key))
@@ -54,14 +51,15 @@ class PromptMatching(CallMatching):
         """
         if call.identity.prompts is None:
             return super().judge(call)
-        found = self._gather(call, lambda group: True)
-        if isinstance(found, PromptGroups):
+        why, found = call.reason, self._gather(call, lambda group: True)
+        if found is not None:
             identity = call.identity.for_prompts(None)
             odd = next((group for group in found.groups if not identity.fits(group.made)), None)
             if odd is not None:
                 must = "; ".join(identity.differences(odd.made)[0])
                 call.reason = f"{found} were made for other calls: {must}"
                 self._dumps.reject(call.reason, odd.key, replaces=False)
+        call.reason = why if found is None else call.reason
         self._dumps.notices.generated(call, call.reason)
         return None
 
@@ -100,18 +98,20 @@ class PromptMatching(CallMatching):
         )
         return rollouts, metas[first], None
 
-    def _gather(self, call: Call, fits: Callable[[Group], bool]) -> PromptGroups | str:
-        prompts = call.prompt_rows
-        if prompts is None or not prompts.digests:
-            return "its prompts cannot be told apart"
-        return self._run.gather(
-            prompts.digests,
-            call.step,
-            fits,
-            # How the model was then is what a validation shows.
-            alone=self._dumps.role == VALIDATION_ROLE,
-            again=self._dumps.local_config.action == SkipAction.REPEAT,
-        )
+    def _gather(self, call: Call, fits: Callable[[Group], bool]) -> PromptGroups | None:
+        """A group for each of the prompts; None where some have none, and the reason is why."""
+        digests = call.prompt_rows.digests if call.prompt_rows else []
+        # How the model was then is what a validation shows.
+        only = call.step if self._dumps.role == VALIDATION_ROLE else None
+        again = self._dumps.local_config.action == SkipAction.REPEAT
+        chosen = self._run.choose(digests, fits, only=only, again=again)
+        found = tuple(group for group in chosen if group is not None)
+        if len(found) == len(digests) > 0:
+            return PromptGroups(found)
+        lacking = [digest for digest, one in zip(digests, chosen, strict=True) if one is None]
+        why = self._run.why_none(lacking, len(digests), fits, only)
+        call.reason = why or "its prompts cannot be told apart"
+        return None
 
     def _assemble(self, call: Call, found: PromptGroups, metas: dict[Key, DumpMeta]) -> Any:
         """The groups as one batch; `metas` gets the meta of each group's dump."""

@@ -56,24 +56,25 @@ class Cleanup(contextlib.ExitStack):
 class Call:
     """One call of a stage: what it was given, and what becomes of it.
 
-    The manager makes one for each call and hands it to the methods of the role. Calls run side by
-    side, so a role keeps nothing of a single call anywhere else.
+    Calls run side by side, so a role keeps nothing of a single call anywhere else.
     """
 
     stage: Stage
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     step: int = -1
+    #: Writes an event to the job's records: ``record("dumped", bytes=...)``.
+    record: Callable[..., None] = lambda event, **facts: None
     #: Whether the stage always runs, and its result is only read.
-    is_observed: bool = attrs.field(init=False, default=False)
-    #: Whether nobody calls a decorated function: its role is asked by hand, and remembers nothing.
-    by_hand: bool = attrs.field(init=False, default=False)
-    #: What the role computed from the prompts before the stage ran (a stage may alter its input).
-    identity: Any = attrs.field(init=False, default=None)
-    #: The visit of the step that it belongs to, its place there, and its name among the step's.
-    visit: Any = attrs.field(init=False, default=None)
+    is_observed: bool = False
+    #: The visit of the step that it belongs to; not `by_hand`, where nobody calls a decorated
+    #: function, and the role remembers nothing. Its place there, and its name among the step's.
+    visit: Any = None
+    by_hand: bool = False
     place: int = attrs.field(init=False, default=0)
     name: str = attrs.field(init=False, default="")
+    #: What the role computed from the prompts before the stage ran (a stage may alter its input).
+    identity: Any = attrs.field(init=False, default=None)
     #: The dump that serves it (None: no dump does), the meta by which that was judged, and what the
     #: ledger knows of it.
     found: Key | PromptGroups | None = attrs.field(init=False, default=None)
@@ -82,15 +83,13 @@ class Call:
     #: The name of the dump that its own replaces, if any, and why no dump serves it.
     replaces: str | None = attrs.field(init=False, default=None)
     reason: str = attrs.field(init=False, default="")
-    #: What its dump is, if no other call of the process has written one of that name.
+    #: What its dump is, if no other call of the process has written one of that name; and once it
+    #: is written, unless another job has dumped this very call meanwhile.
     writes: Key | None = attrs.field(init=False, default=None)
-    #: Its dump, once that is written; none where another job has dumped this very call meanwhile.
     written: Key | None = attrs.field(init=False, default=None)
     #: By what journals tell it from equal calls that were generated before, and are again: it
     #: resumes none of their sessions.
     again: str = attrs.field(init=False, default="")
-    #: Writes an event to the job's records: ``record("dumped", bytes=...)``.
-    record: Callable[..., None] = lambda event, **facts: None
     #: What the record of a hit adds: source, bytes, seconds_saved.
     facts: dict[str, Any] = attrs.field(init=False, factory=dict)
     #: Releases what the call holds.
@@ -107,13 +106,10 @@ class Call:
     @functools.cached_property
     def bound(self) -> inspect.BoundArguments:
         """Its arguments, with defaults."""
-        signature = self.stage.signature
         try:
-            bound = signature.bind(*self.args, **self.kwargs)
+            bound = self.stage.signature.bind(*self.args, **self.kwargs)
         except TypeError:  # of a decorator that forwards, and supplies some: as that takes them
             own = inspect.signature(self.stage.func, follow_wrapped=False)
-            if own == signature:
-                raise
             bound = own.bind(*self.args, **self.kwargs)
         bound.apply_defaults()
         return bound
@@ -134,11 +130,9 @@ class Call:
         if callable(named):
             return named(*self.args, **self.kwargs)
         if named is not None and named not in self.arguments:
-            raise ConfigError(
-                f"{self.stage.name} has no argument {named!r}",
-                f"SkipManager.annotate(role={self.stage.role!r}, prompts={named!r})",
-                f"name one of {', '.join(self.arguments)}",
-            )
+            where = f"SkipManager.annotate(role={self.stage.role!r}, prompts={named!r})"
+            remedy = f"name one of {', '.join(self.arguments)}"
+            raise ConfigError(f"{self.stage.name} has no argument {named!r}", where, remedy)
         return self.arguments.get(self.holder)
 
     @functools.cached_property
@@ -205,11 +199,9 @@ class Call:
         if is_ignored:
             names, by = stage.names, repr(stage.names[-1])
         has = f"only {', '.join(names)}, which no replay compares" if names else "no fields"
-        raise UnsupportedTypeError(
-            f"nothing tells the prompts of {stage.name} apart: they have {has}",
-            "prompts",
-            f"give them a field with their content, or name what does: annotate(prompts={by})",
-        )
+        what = f"nothing tells the prompts of {stage.name} apart: they have {has}"
+        remedy = f"give them a field with their content, or name what does: annotate(prompts={by})"
+        raise UnsupportedTypeError(what, "prompts", remedy)
 
     def explained(self, error: UnsupportedTypeError) -> UnsupportedTypeError:
         """`error`; where it is about an argument that was not named as the prompts, it says so."""
@@ -219,11 +211,9 @@ class Call:
         if is_named or not others or not error.where.startswith("prompts"):
             return error
         first = ", the first argument," if taken == names[0] else ""
-        return type(error)(
-            f"{error.what}; {taken!r}{first} was taken for the prompts",
-            error.where,
-            f"name the argument that holds them: annotate(prompts={others[0]!r})",
-        )
+        what = f"{error.what}; {taken!r}{first} was taken for the prompts"
+        remedy = f"name the argument that holds them: annotate(prompts={others[0]!r})"
+        return type(error)(what, error.where, remedy)
 
     def refuse_as_prompts(self, other: str) -> None:
         """Raise ConfigError if a single value was taken for the prompts, and `other` is a batch."""

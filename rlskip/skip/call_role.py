@@ -1,9 +1,4 @@
-"""The role for calls: look up a dump, replay it; or run the stage, and keep what it returns.
-
-:mod:`rlskip.skip.stage_runner` asks a role for each call of a decorated function. What it asks is
-here in this order: :meth:`CallRole.find` names the call and looks whether its dump is there, and
-:meth:`CallRole.replay` loads it; or the stage runs, and :meth:`CallRole.keep` keeps its result.
-"""
+"""The role for calls: find a dump, replay it; or the stage runs, and its result is kept."""
 
 from __future__ import annotations
 
@@ -12,9 +7,10 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from rlskip.batch.columns import columns_of
 from rlskip.config.facts import HostFacts
 from rlskip.jobs.lease import SingleFlight
 from rlskip.jobs.ranks import RankGroup
@@ -23,17 +19,12 @@ from rlskip.skip.agreement import Mismatch, SeveralRanks, ranks_of
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps, capture_rng, restore_rng
 from rlskip.skip.matching import CallMatching
-from rlskip.skip.role import Role
+from rlskip.skip.role import Role, present
 from rlskip.skip.run_dumps import PromptGroups, RunDumps
+from rlskip.skip.stage import Stage
 from rlskip.skip.stage_runner import not_dumped
 from rlskip.skip.step_calls import Key, StepCalls, next_name
-from rlskip.store import (
-    AbsentDumpError,
-    DumpError,
-    DumpMeta,
-    RankTimeoutError,
-    WriterTimeoutError,
-)
+from rlskip.store import AbsentDumpError, DumpError, DumpMeta, RankTimeoutError, WriterTimeoutError
 from rlskip.store.commit import NewDump
 from rlskip.store.writer import Writer
 
@@ -42,11 +33,6 @@ log = logging.getLogger(__name__)
 
 class CallRole(Role):
     """Dumps what each call of a stage returned, and replays it.
-
-    ``cache`` serves a call with the dump of its step that has its identity
-    (:class:`~rlskip.store.identity.Identity`). ``repeat`` takes the dumps of the nearest step that
-    has some in their order, and compares no identity. While the loop is at a step
-    (:class:`~rlskip.skip.step_calls.StepCalls`) each dump serves one call.
 
     The step comes from `step_of`, a function of a call's arguments; None: from the training loop.
     Calls that have a step of their own run side by side, in threads already: their dumps are
@@ -126,8 +112,7 @@ class CallRole(Role):
     def replay(self, call: Call) -> Any:
         found = call.found
         if found is None:
-            where = str(self.dumps.directory / str(call.step))
-            raise AbsentDumpError("no dump serves this call", where)
+            raise AbsentDumpError("no dump serves this call", self.dumps.path_of(Key(call.step)))
         try:
             # Ranks have loaded it to agree.
             loaded, call.loaded = call.loaded or self._matching.load(call, found), None
@@ -235,54 +220,44 @@ class CallRole(Role):
     # -- what is kept --------------------------------------------------------------------
 
     def _about(self, call: Call, result: Any) -> dict[str, Any]:
-        """What a dump records besides the result, and where it goes.
-
-        It has the call's name, and the first call of a step the step's own directory; one that
-        replaces a dump has that one's name. From now on it serves no call of the visit.
-        """
-        visit, info = call.visit, {}
-        if self.ranks is not None:
-            info = self.ranks.info(call)  # before anything that may raise: all ranks exchange
+        """What a dump records besides the result, and its name; from now on it serves no call."""
+        # Before anything that may raise: all ranks exchange.
+        shard = {} if self.ranks is None else self.ranks.info(call)
         self._name(call)
-        name = call.replaces
-        if name is None:
-            name = call.name if call.place else ""
-            while Key(call.step, name) in visit.taken or (
-                name in visit.listed and self._is_anothers(call, Key(call.step, name))
-            ):
-                name = next_name(call.name, name)
-        self._take(call, name)
         return {
-            "call": name,
+            "call": self._take(call, call.name if call.place else "", call.replaces),
             "identity": call.identity,
-            "info": {**self.dumps.info(call, result), **info, "place": call.place},
+            "info": {**self.dumps.info(call, result), **shard, "place": call.place},
             "sidecar": capture_rng(),
         }
 
     def _write(self, call: Call, dump: NewDump) -> None:
         """Write the dump under its name, or under the next one that is not another call's.
 
-        At a name may lie a dump of equal prompts and other arguments. Whether a name was free the
-        rename says, and not a look before it.
+        At a name may lie a dump of equal prompts and other arguments: the rename tells.
         """
-        visit, over = call.visit, None
+        over = None
         while True:
             key = Key(call.step, dump.place.call)
             meta, is_own = self.dumps.store.write(dump, over)
             if not is_own and self._is_anothers(call, key, meta):
                 # It may serve the call that it was made for, which may be one of this visit.
-                visit.give_back(key)
+                call.visit.give_back(key)
                 if call.writes == key:
                     self._ledger.write_not(key)
-                name = next_name(call.name, key.call)
-                while Key(call.step, name) in visit.taken:
-                    name = next_name(call.name, name)
-                self._take(call, name)
+                name = self._take(call, next_name(call.name, key.call))
                 dump, over = dump.named(name), None
             elif is_own or self.ranks is None:
-                return self._note_written(call, meta, is_own)
+                break
             else:
                 over = meta  # all shards of a call are of one generation
+        if not call.by_hand:
+            self._ledger.write(key)
+        size = self.dumps.store.size_of(meta)
+        call.record("dumped", step=call.step, call=meta.call, bytes=size)
+        if is_own:  # else another job's dump of the call stays
+            call.written = key
+            call.cleanup.add(functools.partial(self._undo, call))
 
     def _is_anothers(self, call: Call, key: Key, there: DumpMeta | None = None) -> bool:
         """Whether another call's dump has this name, which may serve that one yet."""
@@ -292,21 +267,18 @@ class CallRole(Role):
         fits = not there.identity or call.identity.fits(there.identity)
         return not fits or self._matching.has_served(key, call)
 
-    def _take(self, call: Call, name: str) -> None:
-        """The dump that the call is going to write, which serves no other one."""
-        key = Key(call.step, name)
-        call.visit.take(key, writes=True)
+    def _take(self, call: Call, name: str, replaces: str | None = None) -> str:
+        """The name of the dump to write: what it `replaces`, else the first free from `name` on."""
+        visit, step = call.visit, call.step
+        while replaces is None and (
+            Key(step, name) in visit.taken
+            or (name in visit.listed and self._is_anothers(call, Key(step, name)))
+        ):
+            name = next_name(call.name, name)
+        key = Key(step, name if replaces is None else replaces)
+        visit.take(key, writes=True)
         call.writes = key if not call.by_hand and self._ledger.write(key) else None
-
-    def _note_written(self, call: Call, meta: DumpMeta, is_own: bool) -> None:
-        key = Key(call.step, meta.call)
-        if not call.by_hand:
-            self._ledger.write(key)
-        size = self.dumps.store.size_of(meta)
-        call.record("dumped", step=call.step, call=meta.call, bytes=size)
-        if is_own:  # else another job's dump of the call stays
-            call.written = key
-            call.cleanup.add(functools.partial(self._undo, call))
+        return key.call
 
     def _undo(self, call: Call) -> None:
         """If a call has failed or was cancelled, it is as if it had not been made."""
@@ -329,3 +301,46 @@ class CallRole(Role):
     def flush(self) -> None:
         if self.writer is not None:
             self.writer.flush()
+
+    # -- by hand: the methods of verl's BaseSkip ---------------------------------------------
+    # They keep nothing between them: of equal calls of a step they mean the first.
+
+    def meet_precondition(
+        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> bool:
+        with self._call(step, func, args, kwargs) as call:
+            return call.found is not None if call.name else CallRole.find(self, call)
+
+    def warp_function(
+        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        with self._call(step, func, args, kwargs) as call:
+            if not call.name:
+                CallRole.find(self, call)
+            return CallRole.replay(self, call)
+
+    def prepare_data(self, step: int, result: Any, /, *args: Any, **kwargs: Any) -> None:
+        with self._call(step, lambda *_, **__: None, args, kwargs) as call:  # the stage is over
+            CallRole.keep(self, call, result)
+
+    @contextlib.contextmanager
+    def _call(
+        self, step: int, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Iterator[Call]:
+        """The present call of a decorated function, or the one that the arguments name."""
+        call = present.get()
+        if call is not None and (call.stage.role, call.step) == (self.role, step):
+            yield call
+            return
+        visit, stage = StepCalls(self.dumps.store, step), Stage(func, "", _likely_prompts)
+        call = Call(stage, args, kwargs, step, visit=visit, by_hand=True)
+        with call.cleanup:
+            yield call
+
+
+def _likely_prompts(*args: Any, **kwargs: Any) -> Any:
+    """The argument `prompts`, else the first that is a batch, else the first."""
+    if "prompts" in kwargs:
+        return kwargs["prompts"]
+    given = [*args, *kwargs.values()]
+    return next((one for one in given if columns_of(one)), given[0] if given else None)

@@ -27,7 +27,7 @@ from rlskip.skip.call import Call
 from rlskip.skip.identities import Identities
 from rlskip.skip.kept_config import FOLDER, flat_config, holds_time, keep_config, value_in
 from rlskip.skip.notices import Notices
-from rlskip.skip.prompt_rows import PromptRows, rows_per_prompt
+from rlskip.skip.prompt_rows import rows_per_prompt
 from rlskip.skip.stage import Stage
 from rlskip.skip.step_calls import Key
 from rlskip.store import CorruptDumpError, DumpMeta, StepStore, run_directory
@@ -75,10 +75,8 @@ class Dumps:
         timed = [key for key in given if holds_time(facts.config, key)]
         self.is_named_by_time = bool(timed)
         for key in timed:
-            self.notices.once(
-                "time", "%s, %s, has the time in it (${now:}), so no later run finds its dumps; "
-                "name one without it", key, given[key],
-            )  # fmt: skip
+            what = "%s, %s, has the time in it (${now:}), so no later run finds its dumps"
+            self.notices.once("time", f"{what}; name one without it", key, given[key])
         # Who names the run shares its dumps on purpose.
         place = origin.place if c.experiment_name is None else None
         self.identities = Identities(role, c, facts, place, self.notices)
@@ -136,9 +134,8 @@ class Dumps:
         if call.stage.lacks and (lacking := call.stage.lacks(result)) and is_told:
             info["lacks"] = list(lacking)
         if not call.is_observed:  # else its prompts are those of another call
-            prompts: PromptRows | None = call.prompt_rows
             counts: list[int] | str = "the prompts cannot be told apart"
-            if prompts is not None:
+            if (prompts := call.prompt_rows) is not None:
                 info[PROMPTS] = attrs.asdict(prompts)
                 counts = rows_per_prompt(result, len(prompts.digests), call.prompts, fields)
             if not isinstance(counts, str):
@@ -160,14 +157,13 @@ class Dumps:
         for name, column in columns_of(result).items():
             if column_length(column) is not None:
                 names.append(str(name))
-        if stage.rows is None:
-            known = self._described.get(key := tuple(names))  # most results have the same
-            if known is None:
-                fields = RowFields.of(names)
-                known = self._described[key] = fields, fields.to_meta()
-            return known
+        if stage.rows is None and (key := tuple(names)) in self._described:
+            return self._described[key]  # most results have the same
         fields = RowFields.of(names, stage.rows(result) if callable(stage.rows) else stage.rows)
-        fields.refuse_missing(field_names(result))
+        if stage.rows is None:
+            self._described[key] = fields, fields.to_meta()
+        else:
+            fields.refuse_missing(field_names(result))
         return fields, fields.to_meta()
 
     @property
@@ -203,14 +199,13 @@ class Dumps:
     def ways_out(self, regenerates: str, hint: str = "") -> str:
         """What to type after a mismatch: `hint`, a run that `regenerates`, or other names."""
         role, local = self.role, self.local_config
-        typed = f"skip.{role}.on_mismatch=regenerate {regenerates}"
+        ways = [hint, f"skip.{role}.on_mismatch=regenerate {regenerates}"]
         if local.on_miss == "error":
-            ways = [f"{to_generate(role, local)} {typed}"]
+            ways[1] = f"{to_generate(role, local)} {ways[1]}"
         else:
             dump_dir = as_given("skip.dump_dir", role, local)
-            others = f"another {dump_dir} or {self.facts.experiment_key} starts from nothing"
-            ways = [typed, others]
-        ways = [hint, *ways] if hint else ways
+            ways.append(f"another {dump_dir} or {self.facts.experiment_key} starts from nothing")
+        ways = [way for way in ways if way]
         return ways[0] if len(ways) == 1 else f"choose one: {'; '.join(ways)}"
 
     def path_of(self, found: Key) -> str:

@@ -1,4 +1,8 @@
-"""Groups of a queue: what a dump keeps of one, whose it replaces, and how it enters the queue."""
+"""Groups of a queue: what a dump keeps of one, which prompts they are for, how they enter a queue.
+
+A dump keeps of a group its ``uid`` and ``tags``: the tag of every key by what follows the uid, ""
+for the root, "_0_1" for a row, "_sess0" for a marker.
+"""
 
 from __future__ import annotations
 
@@ -9,60 +13,92 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from rlskip.batch.meta import plain
+from rlskip.errors import ConfigError
 from rlskip.keys import (
     DUMP_STEP,
     EXPECTED_ROLLOUTS,
     REPLAYED,
+    ROLLOUT_ROOT_KEYS,
     STEP_TAGS,
+    TRAIN,
     N,
     dump_tag,
     split_trajectory,
     uid_of,
 )
+from rlskip.skip.call import Call
 from rlskip.skip.run_dumps import Group
+from rlskip.skip.stage import Stage
 from rlskip.skip.step_calls import Key
-from rlskip.store import DumpMeta
+from rlskip.store import DumpMeta, Identity
 from rlskip.store.layout import call_number
 
 if TYPE_CHECKING:
     from rlskip.queue import Row, Tag, TrajectoryQueue
 
-
-@attrs.frozen
-class QueuedGroup:
-    """One prompt's group, as it is dumped.
-
-    ``tags`` has the tag of every key of the group by what follows the uid: "" for the root, "_0_1"
-    for a row, "_sess0" for a marker.
-    """
-
-    uid: str
-    tags: dict[str, Tag]
-
-    @property
-    def root(self) -> Tag:
-        return self.tags[""]
-
-    def is_complete(self, sampled: Iterable[str], otherwise: int | None) -> bool:
-        """Whether as many distinct sessions have rows among `sampled` as were expected."""
-        rows = (split_trajectory(key) for key in sampled)
-        sessions = {row[1] for row in rows if row is not None and row[0] == self.uid}
-        expected = self.root.get(EXPECTED_ROLLOUTS) or self.root.get(N) or otherwise or 1
-        return len(sessions) >= expected
+SUBMIT, REFILL, SAMPLE, EVICT = _PHASES = ("submit", "refill", "sample", "evict")
 
 
-def groups_in(listing: Mapping[str, Tag], uids: Iterable[str]) -> list[QueuedGroup]:
-    """The groups of these prompts that are to be dumped, from all that a partition holds."""
-    groups = {
-        uid: QueuedGroup(uid, {"": listing[uid]})
-        for uid in uids
+def phase_of(stage: Stage) -> str:
+    """Which seam of the trainer `stage` is; raises ConfigError for another than the four."""
+    phase = stage.options.get("phase", SUBMIT)
+    if phase not in _PHASES:
+        where = f"SkipManager.annotate of {stage.name}"
+        raise ConfigError(f"phase {phase!r} is unknown", where, f"use {', '.join(_PHASES)}")
+    return str(phase)
+
+
+def queue_of(call: Call) -> TrajectoryQueue:
+    """The queue that the stage's option names; raises ConfigError if it names none."""
+    queue = call.stage.options.get("queue")
+    if callable(queue):
+        queue = queue(*call.args, **call.kwargs)
+    if queue is None:
+        raise ConfigError(
+            f"role {call.stage.role} does not know the queue",
+            f"SkipManager.annotate of {call.stage.name}",
+            "name it: annotate(..., queue=lambda self, *args, **kwargs: self.queue)",
+        )
+    return queue  # type: ignore[no-any-return]
+
+
+def partition_of(call: Call) -> str:
+    return str(call.stage.options.get("partition_id", TRAIN))
+
+
+def groups_of_batch(queue: TrajectoryQueue, batch: Any) -> dict[int, dict[str, Any]]:
+    """What one dump has of each step that submitted groups of a batch: groups, keys, and fields."""
+    uid_of_row = {key: row[0] for key in batch.keys if (row := split_trajectory(key))}
+    roots = (batch.extra_info or {}).get(ROLLOUT_ROOT_KEYS) or uid_of_row.values()
+    listing = queue.list(batch.partition_id)
+    groups: dict[str, dict[str, Any]] = {
+        uid: {"uid": uid, "tags": {"": listing[uid]}}
+        for uid in roots
         if listing.get(uid, {}).get(DUMP_STEP) is not None
     }
     for key, tag in listing.items():
         uid = uid_of(key)
         if uid is not None and key not in groups and uid in groups:
-            groups[uid].tags[key[len(uid) :]] = tag
-    return list(groups.values())
+            groups[uid]["tags"][key[len(uid) :]] = tag
+    by_step: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for group in groups.values():
+        by_step[group["tags"][""][DUMP_STEP]].append(group)
+    parts = {}
+    for step, some in by_step.items():
+        uids = {group["uid"] for group in some}
+        keys = [key for key, uid in uid_of_row.items() if uid in uids]
+        if keys:  # else these groups have no rows: nothing to replay
+            fields = queue.get(keys, batch.partition_id)
+            parts[step] = {"groups": some, "keys": keys, "fields": fields}
+    return parts
+
+
+def is_complete(group: Mapping[str, Any], sampled: Iterable[str], otherwise: int | None) -> bool:
+    """Whether as many distinct sessions have rows among `sampled` as were expected."""
+    rows = (split_trajectory(key) for key in sampled)
+    sessions = {row[1] for row in rows if row is not None and row[0] == group["uid"]}
+    root = group["tags"][""]
+    return len(sessions) >= (root.get(EXPECTED_ROLLOUTS) or root.get(N) or otherwise or 1)
 
 
 def without_superseded(groups: Sequence[Group]) -> list[Group]:
@@ -81,21 +117,37 @@ def by_content(groups: Sequence[Group], contents: Sequence[str | None]) -> list[
     return [left[content].popleft() if left.get(content) else None for content in contents]
 
 
+@attrs.define
+class Submitted:
+    """What was submitted at a step so far: batches and their refills."""
+
+    prompts: int = 0
+    #: The groups that the present visit of the step found at its first batch, and the step whose
+    #: dump has them: what the visit generates serves none of its later batches. None before that.
+    found: list[Group] | None = None
+    source: int = -1
+    served: set[Group] = attrs.field(factory=set)
+    #: Whether this job generates some of it, which its dump may not have yet.
+    generates: bool = False
+    #: What it was submitted under besides what is hashed with each prompt; None: not known here.
+    conditions: Identity | None = None
+
+    @property
+    def left(self) -> list[Group]:
+        """The groups that may serve another batch."""
+        return [group for group in self.found or () if group not in self.served]
+
+
 @attrs.frozen
 class Plan:
-    """What becomes of a submitted batch: which prompts are replayed, and from where.
+    """What becomes of a submitted batch: the complete group that replaces each prompt, or None."""
 
-    ``groups`` has for each prompt the complete group that replaces it, and `metas` the metas of
-    their dumps. By prompt they are of any step, else of step `source`.
-    """
-
-    step: int
-    source: int
     uids: list[str]
     contents: list[str | None]
-    metas: Mapping[Key, DumpMeta]
     groups: list[Group | None]
-    by_prompt: bool
+    #: The metas of their dumps.
+    metas: Mapping[Key, DumpMeta]
+    where: str
 
     @property
     def rest(self) -> list[int]:
@@ -107,8 +159,7 @@ class Plan:
         return len(self.groups) - len(self.rest)
 
     def __str__(self) -> str:
-        what = "the run serves" if self.by_prompt else f"the dump of step {self.source} serves"
-        return f"{what} {self.served} of the batch's {len(self.uids)} prompts"
+        return f"{self.where} serves {self.served} of the batch's {len(self.uids)} prompts"
 
 
 @attrs.frozen
@@ -137,8 +188,8 @@ class GroupReplay:
         rows: dict[str, tuple[Row, Tag]] = {}
         new_keys: dict[str, str] = {}
         for uid, dumped in chosen:
-            old = QueuedGroup(**loaded["groups"][dumped.start])
-            for suffix, then in {"": old.root, **old.tags}.items():
+            old = loaded["groups"][dumped.start]
+            for suffix, then in {"": old["tags"][""], **old["tags"]}.items():
                 key = uid + suffix
                 if suffix and uid_of(key) != uid:
                     raise ValueError(f"{suffix!r} is not a row or a marker of a group")
@@ -150,13 +201,13 @@ class GroupReplay:
                 if not suffix:
                     kept = {name: tag[name] for name in tag if name not in dump_tag(0, 0, None)}
                     self.roots[key] = {**kept, REPLAYED: dumped.key.step}
-                elif (row := fields.get(old.uid + suffix)) is None:
+                elif (row := fields.get(old["uid"] + suffix)) is None:
                     self.bare[key] = tag
                 else:
-                    if "uid" in row and str(plain(row["uid"])) == old.uid:
+                    if "uid" in row and str(plain(row["uid"])) == old["uid"]:
                         row = {**row, "uid": uid}
                     rows[key] = row, tag
-                    new_keys[old.uid + suffix] = key
+                    new_keys[old["uid"] + suffix] = key
         # In the order in which they were sampled: a sampler that takes rows in order of arrival
         # then sums in the same order.
         sampled = (new_keys[key] for key in loaded["keys"] if key in new_keys)

@@ -38,28 +38,20 @@ class SkipManager:
 
     #: The enabled roles.
     skip_instances: ClassVar[dict[str, Role]] = {}
-
     #: What `init` read; None before it.
     settings: ClassVar[SkipSettings | None] = None
-
     #: The step that `set_step` set last.
     step: ClassVar[int | None] = None
-
     #: Whether the host starts its inference engine (``skip.start_engine``).
     start_engine: ClassVar[bool] = True
-
-    # The roles of all functions that were decorated.
-    _decorated: ClassVar[set[str]] = set()
-
-    # Called with the role of a decorated function whose role is off.
-    _guard: ClassVar[Callable[[str], None] | None] = staticmethod(before_init())
-
-    # Whether it was said that a role is not called.
-    _warned: ClassVar[bool] = False
-
     #: Roles of decorated functions that were called since `init` although their role is off.
     bypassed: ClassVar[set[str]] = set()
 
+    # The roles of all functions that were decorated, and whether one that nobody calls was named.
+    _decorated: ClassVar[set[str]] = set()
+    _warned: ClassVar[bool] = False
+    # Called with the role of a decorated function whose role is off.
+    _guard: ClassVar[Callable[[str], None] | None] = staticmethod(before_init())
     # The roles that do not list the present step: looked up once per step, not on every call.
     _unlisted: ClassVar[frozenset[str]] = frozenset()
 
@@ -103,8 +95,8 @@ class SkipManager:
         """As :meth:`init`, for a host.
 
         If it `flushes` when the job ends, whatever happens, ``background_write: auto`` writes dumps
-        in the background. `checks` is false in a process whose stages run on another machine: what
-        the run could not do is then not refused.
+        in the background. Without `checks`, where stages run on another machine, what the run
+        could not do is not refused.
         """
         try:
             cls.flush()  # what is still being written is there for the next
@@ -141,12 +133,9 @@ class SkipManager:
         except Exception as error:
             cls._refuse(f"{type(error).__name__}: {error}")
             raise
-        for role, instance in enabled.items():
-            local = instance.local_config
-            log.info(
-                "rlskip: role %s is on: %s at steps %s, dumps in %s",
-                role, local.action, local.steps, local.dump_dir,
-            )  # fmt: skip
+        for role, skip in enabled.items():
+            local, what = skip.local_config, "rlskip: role %s is on: %s at steps %s, dumps in %s"
+            log.info(what, role, local.action, local.steps, local.dump_dir)
 
     @classmethod
     def set_step(cls, step: int) -> None:
@@ -160,9 +149,8 @@ class SkipManager:
             `step` is not an integer >= 0 (Python's, numpy's, or a 0-d tensor).
         """
         if (number := integer(step)) is None or number < 0:
-            raise ConfigError(
-                f"{step!r} is not a step", "SkipManager.set_step", "pass an integer >= 0"
-            )
+            what, remedy = f"{step!r} is not a step", "pass an integer >= 0"
+            raise ConfigError(what, "SkipManager.set_step", remedy)
         before, cls.step = cls.step, number
         enabled = cls.skip_instances
         if cls.step != before:

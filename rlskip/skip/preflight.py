@@ -43,11 +43,9 @@ def preflight(
     if os.environ.get("WORLD_SIZE", "1") == "1":
         found += [problem for skip in roles.values() for problem in _holes(skip, facts)]
     else:
-        found += [
-            attrs.evolve(why, what=f"there are several ranks, and {why.what}")
-            for dumps in all_dumps
-            if dumps.role != "rollout_tq" and (why := only_on_one_rank(dumps)) is not None
-        ]
+        ranked = [dumps for dumps in all_dumps if dumps.role != "rollout_tq"]
+        for why in filter(None, map(only_on_one_rank, ranked)):
+            found.append(attrs.evolve(why, what=f"there are several ranks, and {why.what}"))
     return found if engine else [*found, *_without_engine(roles, facts)]
 
 
@@ -125,9 +123,10 @@ def _made_for_others(
     dumps: Dumps, metas: Iterable[DumpMeta], called_with: Mapping[str, Any]
 ) -> str | None:
     """What dumps were made for instead, if that is a mismatch; prompts are not compared."""
+    if dumps.local_config.action == SkipAction.REPEAT:
+        return None  # it compares nothing
     differing: list[str] = []
-    is_repeat = dumps.local_config.action == SkipAction.REPEAT  # which compares nothing
-    for made in (meta.identity for meta in metas if meta.identity and not is_repeat):
+    for made in (meta.identity for meta in metas if meta.identity):
         # The config decides a part of what is compared; the call adds the others, its function's
         # source among them.
         known = {f"identity.{name}": value for name, value in called_with.items()}
@@ -153,29 +152,26 @@ def _holes(skip: Role, facts: HostFacts) -> Iterator[Problem]:
     missing = unusable(skip, listed, facts.called_with.get(role, {}))
     if not missing:
         return
-    absent = [step for step, reason in missing.items() if not reason]
     generate, found = to_generate(role, local), []
     remedy = f"generate them once with {generate}"
-    if absent:
-        found.append(f"steps {compact(absent)} have no usable dump in {dumps.directory}")
-    if hidden := list(dumps.notices.other_shapes()) if absent == listed else []:
-        found += hidden
-        remedy = f"set back what differs, or {remedy}"
-    for reason in sorted({*missing.values()} - {""}):
-        others = compact([step for step, why in missing.items() if why == reason])
-        found.append(f"the dumps of steps {others} in {dumps.directory} {reason}")
+    for reason in sorted({*missing.values()}):
+        steps = [step for step, why in missing.items() if why == reason]
+        if reason:
+            found.append(f"the dumps of steps {compact(steps)} in {dumps.directory} {reason}")
+        else:
+            found.append(f"steps {compact(steps)} have no usable dump in {dumps.directory}")
+        if hidden := [*dumps.notices.other_shapes()] if not reason and steps == listed else []:
+            found += hidden
+            remedy = f"set back what differs, or {remedy}"
         if reason.startswith("were made"):
             remedy = "set back what differs, or name another skip.dump_dir and generate them "
             remedy += f"there once with {generate}"
-    killed = [step for step in missing if (dumps.directory / journal_name(step)).exists()]
-    if killed:
-        has = f"step {compact(killed)} has a journal"
-        remedy += f"; {has}, which dispatch.journal=true completes"
+    if killed := [step for step in missing if (dumps.directory / journal_name(step)).exists()]:
+        remedy += f"; step {compact(killed)} has a journal, which dispatch.journal=true completes"
     # Without an engine every step must be listed.
     if (there := {*listed} - {*missing}) and not local.lacks_engine:
         remedy += f", or list those that have one: 'skip.steps=\"{compact(sorted(there))}\"'"
-    what, remedy = "; ".join(found), as_given(remedy, role, local)
-    yield Problem(f"skip.{role}.on_miss=error", what, remedy)
+    yield Problem(f"skip.{role}.on_miss=error", "; ".join(found), as_given(remedy, role, local))
 
 
 def _without_engine(roles: Roles, facts: HostFacts) -> Iterator[Problem]:
@@ -185,10 +181,9 @@ def _without_engine(roles: Roles, facts: HostFacts) -> Iterator[Problem]:
         unlisted = [step for step in due if step not in local.steps]
         if unlisted and local.on_miss == "error" and not skip.support_online_step:
             what = f"steps {compact(unlisted)} are not listed and would generate, and "
-            remedy = f"set 'skip.steps=\"{compact(due)}\"'"
-            if skip.serves_validation:
-                remedy = f"set skip.{role}.steps=all"
-            remedy = as_given(remedy, role, local)
+            typed = f"'skip.steps=\"{compact(due)}\"'"
+            typed = f"skip.{role}.steps=all" if skip.serves_validation else typed
+            remedy = as_given(f"set {typed}", role, local)
             yield Problem(f"skip.{role}.steps", what + "skip.start_engine=false", remedy)
     for key, off in facts.validates.items() if VALIDATION_ROLE not in roles else ():
         what = "validation generates, and skip.start_engine=false"

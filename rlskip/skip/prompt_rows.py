@@ -5,6 +5,8 @@ A dump records a hash of each prompt, how the first begin, and how many rows eac
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import json
 from collections import Counter
@@ -20,16 +22,20 @@ from rlskip.batch.columns import (
     cells_of,
     column_length,
     columns_of,
+    is_data_proto,
     is_tensor,
     length_of,
+    select,
     values_at,
 )
 from rlskip.batch.meta import plain
 from rlskip.batch.row_fields import RowFields
+from rlskip.batch.rows import RecordError, RowColumns, Rows
 from rlskip.format.fingerprint import VOLATILE
 
 _MAX_TEXTS = 64
 _MAX_TOKENS = 16
+_MAX_CHARS = 60  # more than are shown
 _SHOWN = 2
 _TEXT_NAMES = ("text", "prompt", "question", "content", "messages", "raw_prompt")
 
@@ -56,10 +62,15 @@ class PromptRows:
     def of(cls, prompts: Any, digests: Sequence[str]) -> PromptRows:
         """Summarize prompts whose hashes are `digests`."""
         try:
-            texts = [_text_of(row) for row in _shown(prompts, len(digests))[:_MAX_TEXTS]]
+            texts = [*map(_text_of, _shown(prompts, len(digests))[:_MAX_TEXTS])]
         except Exception:  # they only serve a message
             texts = []
-        return cls(list(digests), texts, _dtypes(prompts))
+        dtypes = {}
+        for name, column in columns_of(prompts).items():
+            is_array = is_tensor(column) or isinstance(column, np.ndarray)
+            if is_array and name not in VOLATILE and column.dtype != object:
+                dtypes[str(name)] = str(column.dtype).removeprefix("torch.")
+        return cls(list(digests), texts, dtypes)
 
     @classmethod
     def recorded(cls, value: Any) -> PromptRows | None:
@@ -95,15 +106,6 @@ class PromptRows:
         return ", ".join(said)
 
 
-def _dtypes(prompts: Any) -> dict[str, str]:
-    return {
-        str(name): str(column.dtype).removeprefix("torch.")
-        for name, column in columns_of(prompts).items()
-        if (is_tensor(column) or isinstance(column, np.ndarray)) and name not in VOLATILE
-        if column.dtype != object
-    }
-
-
 def _shown(prompts: Any, n: int) -> Sequence[Any]:
     """What shows best what each of the first of `n` prompts is: a text, if there is one."""
     columns, texts = {}, []
@@ -131,7 +133,7 @@ def _text_of(value: Any) -> str:
         return json.dumps(value[:_MAX_TOKENS])
     if isinstance(value, list) and value and isinstance(value[-1], Mapping):  # a conversation
         value = value[-1].get("content", value)
-    return repr(short(value, 48)) if isinstance(value, str) else short(repr(value)[:200], 48)
+    return repr(value[:_MAX_CHARS]) if isinstance(value, str) else repr(value)[:_MAX_CHARS]
 
 
 def _without_padding(row: Any) -> Any:
@@ -205,6 +207,54 @@ def row_count(result: Any, fields: RowFields) -> int | None:
 def prompt_groups(prompts: Any, fields: RowFields) -> Sequence[Any] | None:
     """What names each prompt's group in the result, if the prompts have it."""
     columns = columns_of(prompts)
-    likely = [fields.prompt_group, *(UIDS if fields.group in UIDS else ())]
-    name = next((name for name in likely if name in columns), None)
-    return None if name is None else cells_of(columns[name])
+    for name in (fields.prompt_group, *(UIDS if fields.group in UIDS else ())):
+        if name in columns:
+            return cells_of(columns[name])
+    return None
+
+
+@attrs.frozen(eq=False, slots=False)  # without slots, for the cached property
+class Source:
+    """`n` rows of a dump and what its fields mean; 0 where its rows are not known."""
+
+    rollouts: Any
+    fields: RowFields
+    n: int
+
+    @classmethod
+    def of(cls, rollouts: Any, fields: RowFields, rows: Sequence[int]) -> Source:
+        """These rows of what a dump holds: tensors are copied."""
+        n = row_count(rollouts, fields)
+        if n is None:
+            return cls(rollouts, fields, 0)
+        some: Any
+        if is_tensor(rollouts) or isinstance(rollouts, np.ndarray):
+            some = rollouts[[*rows]]
+        elif isinstance(rollouts, dict):
+            some = _some(rollouts, rows, n)
+        else:
+            some = select(rollouts, rows)
+            if is_data_proto(some):
+                some.meta_info = _some(some.meta_info, rows, n)
+        return cls(some, fields, len(rows))
+
+    def width(self, what: str) -> int:
+        """That of its prompts, responses or whole rows; 0 where it has no such tensor."""
+        column = columns_of(self.rollouts).get(getattr(self.fields, what))
+        if is_tensor(column) or isinstance(column, np.ndarray):
+            return int(column.shape[1]) if column.ndim > 1 else 0
+        return 0
+
+    @functools.cached_property
+    def extents(self) -> Mapping[str, Any]:
+        """Where its rows are no padding (:mod:`rlskip.batch.padding`)."""
+        with contextlib.suppress(RecordError):  # it has no tokens
+            return Rows.of(RowColumns.of(self.rollouts, self.fields)).extents
+        return {}
+
+
+def _some(columns: Mapping[Any, Any], rows: Sequence[int], n: int) -> dict[Any, Any]:
+    """These rows of a mapping's columns, and of the columns that its values hold."""
+    long = {name: column for name, column in columns.items() if column_length(column) == n}
+    inner = {name: _some(c, rows, n) for name, c in columns.items() if isinstance(c, dict)}
+    return {**columns, **inner, **(select(long, rows) if long else {})}

@@ -27,17 +27,14 @@ if TYPE_CHECKING:
 class Role:
     """When a call of a stage can be skipped, and what replaces it.
 
-    A call whose step is listed in ``skip.<role>.steps`` returns what :meth:`replay` returns if
-    :meth:`find` is true. Else, or if `replay` finds the dump unusable, the function itself runs and
-    :meth:`keep` gets its result. For an ``async`` stage they run in threads, several at a time: the
-    state of a call is in the :class:`~rlskip.skip.call.Call`.
+    For an ``async`` stage its methods run in threads, several at a time: the state of a call is in
+    the :class:`~rlskip.skip.call.Call`.
     """
 
-    #: Whether every call has its own step (:meth:`extract_step`), for concurrent pipelines;
-    #: else its step is the one that ``SkipManager.set_step`` set last.
+    #: Whether every call has its own step (:meth:`extract_step`); else `set_step` sets it.
     support_online_step: bool = False
 
-    #: Keyword options of ``annotate`` of this role, besides prompts and identity.
+    #: Its own options of ``annotate``.
     stage_options: frozenset[str] = frozenset()
 
     #: Called with a missed call before the stage runs; it may replace its prompts.
@@ -56,7 +53,7 @@ class Role:
     failures: frozenset[str] = frozenset()
 
     #: What a host logs next, of each call: how many rollouts it returned, how many of them were
-    #: replayed, how many of those from another step, and the seconds saved. None: nobody asks.
+    #: replayed, and how many of those from another step, and the seconds saved. None: no host does.
     figures: deque[tuple[int, int, int, float]] | None = None
 
     def __init__(self, role: str, local_config: Any) -> None:
@@ -76,10 +73,7 @@ class Role:
         raise NotImplementedError
 
     def replay(self, call: Call) -> Any:
-        """What replaces the result of `call`, which :meth:`find` found.
-
-        Raises DumpError where it turns out to be unusable: the stage then runs, as after a miss.
-        """
+        """What replaces the result of `call`; DumpError: it is unusable, and the stage runs."""
         raise NotImplementedError
 
     def keep(self, call: Call, result: Any) -> None:
@@ -87,10 +81,7 @@ class Role:
         raise NotImplementedError
 
     def observes(self, stage: Stage) -> bool:
-        """Whether `stage`, which has :attr:`stage_options`, always runs, and is only read.
-
-        Then only :meth:`keep` is called, with the step that ``set_step`` set last, or -1.
-        """
+        """Whether `stage` always runs, and its result is only read, by :meth:`keep`."""
         return False
 
     def begin_visit(self) -> None:
@@ -100,7 +91,7 @@ class Role:
         """Finish what :meth:`keep` began; called when the job ends."""
 
     def extract_step(self, *args: Any, **kwargs: Any) -> int:
-        """The step of a call with these arguments, where :attr:`support_online_step` is true."""
+        """The step of a call with these arguments, where it has one of its own."""
         raise NotImplementedError(f"{type(self).__name__} has no online step")
 
     def count(self, call: Call, result: Any, *, replayed: bool) -> None:

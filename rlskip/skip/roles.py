@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
-from rlskip.batch.columns import columns_of
 from rlskip.batch.prompts import first_uid
 from rlskip.config.application import application_facts
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import SKIP_REGISTRY, VALIDATION_ROLE, RoleConfig
 from rlskip.errors import ConfigError
-from rlskip.skip.call import Call
 from rlskip.skip.call_role import CallRole
 from rlskip.skip.dumps import Dumps
-from rlskip.skip.role import BaseSkip, Role, present
-from rlskip.skip.stage import Stage
-from rlskip.skip.step_calls import StepCalls
+from rlskip.skip.role import BaseSkip, Role
 
 _SAMPLE_ID = re.compile(r"(?:uid_)?sample_(\d+)_(\d+)", re.ASCII)
 
@@ -31,11 +26,8 @@ def parse_async_rollout_sample_step(sample_id: Any) -> int:
     """
     match = _SAMPLE_ID.fullmatch(sample_id) if isinstance(sample_id, str) else None
     if match is None:
-        raise ConfigError(
-            f"{sample_id!r} is not a sample id",
-            "skip.async_rollout",
-            "expected sample_{epoch}_{index}, as the argument sample_id or as the prompts' uid",
-        )
+        what = "expected sample_{epoch}_{index}, as the argument sample_id or as the prompts' uid"
+        raise ConfigError(f"{sample_id!r} is not a sample id", "skip.async_rollout", what)
     return int(match[2])
 
 
@@ -49,51 +41,10 @@ def sample_step(*args: Any, **kwargs: Any) -> int:
     return parse_async_rollout_sample_step(sample_id)
 
 
-class RoleByHand(CallRole):
-    """A role for calls with the methods of verl's ``BaseSkip``, which may be called by hand.
-
-    They keep nothing between them: each names a call by its step and its arguments, and of equal
-    calls of a step it means the first.
-    """
-
-    def meet_precondition(
-        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
-    ) -> bool:
-        with self._call(step, func, args, kwargs) as call:
-            return call.found is not None if call.name else CallRole.find(self, call)
-
-    def warp_function(
-        self, step: int, func: Callable[..., Any], /, *args: Any, **kwargs: Any
-    ) -> Any:
-        with self._call(step, func, args, kwargs) as call:
-            if not call.name:
-                CallRole.find(self, call)
-            return CallRole.replay(self, call)
-
-    def prepare_data(self, step: int, result: Any, /, *args: Any, **kwargs: Any) -> None:
-        with self._call(step, lambda *_, **__: None, args, kwargs) as call:  # the stage is over
-            CallRole.keep(self, call, result)
-
-    @contextmanager
-    def _call(
-        self, step: int, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Iterator[Call]:
-        """The present call of a decorated function, or the one that the arguments name."""
-        call = present.get()
-        if call is not None and (call.stage.role, call.step) == (self.role, step):
-            yield call
-            return
-        call = Call(Stage(func, "", _likely_prompts), args, kwargs, step)
-        call.visit, call.by_hand = StepCalls(self.dumps.store, step), True
-        with call.cleanup:
-            yield call
-
-
-class RolloutSkip(RoleByHand, BaseSkip):
+class RolloutSkip(CallRole, BaseSkip):
     """A role for calls, to subclass: override what your role does in another way.
 
-    Dumps, identity and ranks are those of :class:`~rlskip.skip.call_role.CallRole`. With
-    ``support_online_step`` the subclass has an `extract_step`. Its methods of ``BaseSkip`` are
+    With ``support_online_step`` the subclass has an `extract_step`. Its methods of ``BaseSkip`` are
     called for each call of a decorated function, and may be called by hand, too.
     """
 
@@ -104,14 +55,6 @@ class RolloutSkip(RoleByHand, BaseSkip):
 
     # Of a decorated function, too, the methods are asked that a subclass may override.
     find, replay, keep = BaseSkip.find, BaseSkip.replay, BaseSkip.keep
-
-
-def _likely_prompts(*args: Any, **kwargs: Any) -> Any:
-    """The argument `prompts`, else the first that is a batch, else the first."""
-    if "prompts" in kwargs:
-        return kwargs["prompts"]
-    given = [*args, *kwargs.values()]
-    return next((one for one in given if columns_of(one)), given[0] if given else None)
 
 
 def make_roles(roles: Mapping[str, RoleConfig], facts: HostFacts) -> dict[str, Role]:
@@ -129,5 +72,5 @@ def make_roles(roles: Mapping[str, RoleConfig], facts: HostFacts) -> dict[str, R
             made[role] = GroupRole(role, local, facts)
         else:
             step_of = sample_step if role == "async_rollout" else None
-            made[role] = RoleByHand(role, local, facts, step_of)
+            made[role] = CallRole(role, local, facts, step_of)
     return made

@@ -2,7 +2,8 @@
 
 Where prompts are *submitted*, dumped groups enter the queue under the new uids, and only prompts
 that have none reach the trainer's own function. Where a batch is *sampled*, the groups that were
-generated are dumped. The root tags carry what that must know, so it may be in another process.
+generated are dumped. The root tags carry the step, position and content of their prompt, so it may
+be in another process.
 
 A trainer that discards groups has two seams more: those that are *evicted* are dumped with the next
 sampled batch, and what the dump lacks of a *refill* is generated, which is not a mismatch.
@@ -11,6 +12,7 @@ sampled batch, and what the dump lacks of a *refill* is generated, which is not 
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,34 +20,40 @@ from typing import Any
 from rlskip.batch.columns import select
 from rlskip.batch.prompts import uids_of
 from rlskip.config.facts import HostFacts
-from rlskip.config.skip import QUEUE_OPTIONS, SkipAction, to_generate
-from rlskip.errors import ConfigError, MismatchError, MissError
-from rlskip.keys import RUNNING, STATUS, dump_tag
+from rlskip.config.skip import QUEUE_OPTIONS, SkipAction
+from rlskip.errors import ConfigError, MismatchError
+from rlskip.jobs.served import ledger_of
+from rlskip.keys import DUMP_CONTENT, DUMP_POSITION, RUNNING, STATUS, dump_tag
 from rlskip.skip.call import Call
-from rlskip.skip.dumps import restore_rng
-from rlskip.skip.groups import GroupReplay, Plan, by_content, without_superseded
-from rlskip.skip.queue_dumping import (
+from rlskip.skip.dumps import Dumps, capture_rng, restore_rng
+from rlskip.skip.groups import (
+    EVICT,
     REFILL,
-    GroupDumps,
+    SAMPLE,
+    SUBMIT,
+    GroupReplay,
+    Plan,
     Submitted,
+    by_content,
+    groups_of_batch,
+    is_complete,
     partition_of,
     phase_of,
     queue_of,
+    without_superseded,
 )
+from rlskip.skip.role import Role
 from rlskip.skip.run_dumps import Group, RunDumps, queued_groups
+from rlskip.skip.stage import Stage
 from rlskip.skip.step_calls import Key
-from rlskip.store import (
-    CorruptDumpError,
-    DumpError,
-    DumpMeta,
-    Identity,
-    TooLargeDumpError,
-)
+from rlskip.store import CorruptDumpError, DumpError, DumpMeta, Identity, TooLargeDumpError
+from rlskip.store.index import QUEUED
+from rlskip.store.layout import part_name
 
 log = logging.getLogger(__name__)
 
 
-class GroupRole(GroupDumps):
+class GroupRole(Role):
     """Replays groups into the trajectory queue, prompt by prompt, and dumps those that leave it.
 
     Options of ``annotate``: `queue` (a :class:`~rlskip.queue.TrajectoryQueue`, or a function of
@@ -54,18 +62,27 @@ class GroupRole(GroupDumps):
     """
 
     stage_options = QUEUE_OPTIONS
+    dumps: Dumps
 
     def __init__(self, role: str, local_config: Any, facts: HostFacts) -> None:
-        super().__init__(role, local_config, facts)
+        super().__init__(role, local_config)
         if local_config.match == "run":
             raise ConfigError(
                 "the role matches prompt by prompt, in the dump of the step itself or of any",
                 f"skip.{role}.match",
                 f"set skip.{role}.match=prompt",
             )
+        self.dumps = Dumps(role, local_config, facts)
         self._identities = self.dumps.identities
+        self._ledger = ledger_of(self.dumps.directory)
         self._run = RunDumps(lambda: self.dumps.stores, self._ledger)
         self._repeats = local_config.action == SkipAction.REPEAT
+        self._submitted: dict[int, Submitted] = {}
+        # By step, what one dump has.
+        self._evicted: list[tuple[int, dict[str, Any]]] = []
+
+    def observes(self, stage: Stage) -> bool:
+        return phase_of(stage) in (SAMPLE, EVICT)
 
     def count(self, call: Call, result: Any, *, replayed: bool) -> None:
         """The seconds alone: prompts are counted as they are submitted."""
@@ -89,29 +106,23 @@ class GroupRole(GroupDumps):
         plan = call.identity = self._plan(call)
         if plan.rest:
             self.dumps.notices.log_hidden()
-        if plan.served and plan.rest and self.local_config.on_miss == "error":
-            call.record("miss", step=call.step)
-            raise MissError(
-                f"{plan}, and the stage must not run",
-                f"skip.{self.role}.on_miss=error",
-                f"generate the others once with {to_generate(self.role, self.local_config)}",
-            )
+            call.reason = str(plan) if plan.served else ""
         return not plan.rest
 
     def replay(self, call: Call) -> None:
         plan: Plan = call.identity
+        metas, first = [*plan.metas.values()], next(iter(plan.metas))
         with call.timed():
             replay = self._replay(plan, call)
             if self.local_config.restore_rng:
-                restore_rng(self.dumps.store.load(plan.source, part="aside"))
+                restore_rng(self.dumps.store.load(first.step, part="aside"))
             replay.put(queue_of(call), partition_of(call))
-        self._count(plan, plan.groups)
-        metas = [*plan.metas.values()]
+        self._count(call, plan.groups)
         took = sum(meta.info.get("seconds", 0.0) for meta in metas)
-        call.facts["source"] = metas[0].step
+        call.facts["source"] = first.step
         call.facts["bytes"] = sum(map(self.dumps.store.size_of, metas))
         call.facts["seconds_saved"] = took - call.seconds if took else 0.0
-        found = str(plan) if plan.by_prompt else Key(plan.source)
+        found = str(plan) if self.dumps.by_prompt else Key(first.step)
         self.dumps.notices.replayed(call.step, metas[0], found)
 
     def before_stage(self, call: Call) -> None:
@@ -119,54 +130,54 @@ class GroupRole(GroupDumps):
         queue, partition_id = queue_of(call), partition_of(call)
         # Without a `rest` the dump has just proved unusable, and all prompts are submitted.
         replay = self._replay_some(plan, call) if plan.served and plan.rest else None
-        rest = [*range(len(plan.uids))] if replay is None else plan.rest
-        if replay is not None:
+        rest = plan.rest if replay else [*range(len(plan.uids))]
+        if replay:
             # Running until the others are submitted, so that no sampler considers the step finished
             # before.
-            underway = [
-                {**tag, STATUS: RUNNING} if STATUS in tag else tag for tag in replay.roots.values()
-            ]
+            roots = replay.roots.values()
+            underway = [{**tag, STATUS: RUNNING} if STATUS in tag else tag for tag in roots]
             queue.put(list(replay.roots), partition_id, None, underway)
             call.cleanup.add(functools.partial(replay.put, queue, partition_id))
             log.info("rlskip: step %d: %s; the others are submitted", call.step, plan)
         submitted = self._submitted[call.step]
         first, submitted.generates = submitted.prompts, True
-        self._count(plan, plan.groups if replay is not None else [])
+        self._count(call, plan.groups if replay else [])
         tags = [dump_tag(call.step, first + i, plan.contents[i]) for i in rest]
         queue.put([plan.uids[i] for i in rest], partition_id, tags=tags)
 
-    def _count(self, plan: Plan, replayed: Iterable[Group | None]) -> None:
+    def _count(self, call: Call, replayed: Iterable[Group | None]) -> None:
         """Count a submitted batch, and the groups that are `replayed`."""
-        submitted, taken = self._submitted[plan.step], {group for group in replayed if group}
+        submitted, taken = self._submitted[call.step], {group for group in replayed if group}
+        prompts = len(call.identity.uids)
         submitted.served |= taken
+        submitted.prompts += prompts
         if self.dumps.by_prompt:
             self._ledger.serve(taken)
-        submitted.prompts += len(plan.uids)
         if self.figures is not None:
-            elsewhere = sum(group.key.step != plan.step for group in taken)
-            self.figures.append((len(plan.uids), len(taken), elsewhere, 0.0))
+            elsewhere = sum(group.key.step != call.step for group in taken)
+            self.figures.append((prompts, len(taken), elsewhere, 0.0))
 
     # -- which group for which prompt --------------------------------------------------------
 
     def _plan(self, call: Call) -> Plan:
-        submitted = self._submitted.setdefault(call.step, Submitted())
-        refills, by_prompt = phase_of(call.stage) == REFILL, self.dumps.by_prompt
+        step, refills = call.step, phase_of(call.stage) == REFILL
+        submitted = self._submitted.setdefault(step, Submitted())
         if not refills:
             # The stage and arguments that differ from their defaults count for each prompt.
-            arguments = self._identities.arguments_of(call)
-            if arguments is not None:
+            if (arguments := self._identities.arguments_of(call)) is not None:
                 usual = {n: v for n, v in arguments.values.items() if n in arguments.usual}
                 arguments.values = usual
             made = self._identities.made_by(call, arguments, {})
             submitted.conditions = made.without("stage")
         present = submitted.conditions or self._identities.conditions
         contents = self._identities.contents_of(call)
-        if by_prompt:
-            match = self._by_prompt(call.step, contents, present)
+        if self.dumps.by_prompt:
+            where, match = "the run", self._by_prompt(step, contents, present)
         else:
             if submitted.found is None:
-                submitted.source = self._source(call.step)
+                submitted.source = self._source(step)
                 submitted.found = self._dumped(submitted.source, present)
+            where = f"the dump of step {submitted.source}"
             match = self._by_step(contents, submitted)
         metas: dict[Key, DumpMeta] = {}
         for key in dict.fromkeys(group.key for group in match if group and group.count):
@@ -174,10 +185,9 @@ class GroupRole(GroupDumps):
                 self._identities.differences(present, meta)  # logs what is noteworthy
                 metas[key] = meta
         groups = [g if g and g.count and g.key in metas else None for g in match]
-        uids = uids_of(call.prompts)
-        plan = Plan(call.step, submitted.source, uids, contents, metas, groups, by_prompt)
+        plan = Plan(uids_of(call.prompts), contents, groups, metas, where)
         if None in match and submitted.found and not refills:
-            self._judge(plan, submitted)
+            self._judge(step, plan, submitted)
         return plan
 
     def _by_prompt(
@@ -185,7 +195,8 @@ class GroupRole(GroupDumps):
     ) -> list[Group | None]:
         """For each prompt the first complete group of the run that was generated for it."""
         self._run.first = step if self._run.first is None else self._run.first
-        choose = functools.partial(self._run.choose, contents, step, alone=self.serves_validation)
+        only = step if self.serves_validation else None
+        choose = functools.partial(self._run.choose, contents, only=only)
         with self._ledger.lock:
             found = choose(lambda group: present.fits(group.made))
             if None in found and None not in (others := choose(lambda group: True)):
@@ -204,70 +215,75 @@ class GroupRole(GroupDumps):
             return by_content(submitted.left, contents)
         return [*submitted.left] if len(submitted.left) == prompts else [None] * prompts
 
+    def _source(self, step: int) -> int:
+        """The step whose dump is replayed at `step`: itself unless a repeat finds another."""
+        nearest = self.dumps.store.nearest(step) if self._repeats else None
+        return step if nearest is None else nearest
+
+    def _parts(self, step: int) -> dict[Key, DumpMeta]:
+        """The metas of a step's parts, up to the first missing number."""
+        parts: dict[Key, DumpMeta] = {}
+        try:
+            while meta := self.dumps.store.read_meta(step, call := part_name(len(parts))):
+                parts[Key(step, call)] = meta
+        except (DumpError, OSError) as error:
+            log.warning("rlskip: step %d of role %s is not replayed: %s", step, self.role, error)
+            return {}
+        return parts
+
     def _dumped(self, step: int, present: Identity) -> list[Group]:
         """The groups of a step's dump, if they were made under the `present` conditions."""
         metas = self._parts(step)
         groups = [group for key, meta in metas.items() for group in queued_groups(key, meta)]
-        if not self._repeats:
-            odd = next((group for group in groups if not present.fits(group.made)), None)
-            if odd is not None:
-                self._reject(odd, present)
-                return []
-        return without_superseded(groups)
+        odd = next((group for group in groups if not present.fits(group.made)), None)
+        if odd is None or self._repeats:
+            return without_superseded(groups)
+        self._reject(odd, present)
+        return []
 
     def _reject(self, odd: Group, present: Identity, *, replaces: bool = True) -> None:
         differs = "; ".join(present.differences(odd.made)[0])
         what = f"the dump of step {odd.key.step} was made for another call: {differs}"
         self.dumps.reject(what, Key(odd.key.step, size=odd.key.size), replaces=replaces)
 
-    def _judge(self, plan: Plan, submitted: Submitted) -> None:
+    def _judge(self, step: int, plan: Plan, submitted: Submitted) -> None:
         """Refuse a visit's first batch if the dump lacks prompts, which are not to be generated.
 
         The run that made the dump may have ended before a later batch.
         """
-        if self._submitted.get(plan.source, submitted).generates:
+        source = submitted.source
+        if self._submitted.get(source, submitted).generates:
             return
         what, told_apart = str(plan), self._repeats or any(plan.contents)
         if not told_apart:
             groups = len(submitted.found or ())
             what += f": only uids tell them apart, and it holds {groups} groups"
         if submitted.prompts and not self._repeats:
-            log.info("rlskip: step %d: %s; what a later batch lacks is generated", plan.step, what)
+            log.info("rlskip: step %d: %s; what a later batch lacks is generated", step, what)
         elif self.local_config.on_mismatch == "error":
-            raise MismatchError(
-                what,
-                str(self.dumps.directory / str(plan.source)),
-                self.dumps.ways_out("generates what the dump lacks and adds it"),
-            )
+            remedy = self.dumps.ways_out("generates what the dump lacks and adds it")
+            raise MismatchError(what, self.dumps.path_of(Key(source)), remedy)
         elif not told_apart:
-            self.dumps.store.quarantine(plan.source, what)
-
-    def _source(self, step: int) -> int:
-        """The step whose dump is replayed at `step`: itself unless a repeat finds another."""
-        nearest = self.dumps.store.nearest(step) if self._repeats else None
-        return step if nearest is None else nearest
+            self.dumps.store.quarantine(source, what)
 
     # -- from the dump into the queue --------------------------------------------------------
 
     def _replay(self, plan: Plan, call: Call) -> GroupReplay:
         """All that enters the queue for the planned groups, verified, before any of it does."""
+        from rlskip.queue import to_rows  # needs torch
+
         replay = GroupReplay()
         for dump, meta in plan.metas.items():
             groups = zip(plan.uids, plan.groups, strict=True)
             chosen = [(uid, group) for uid, group in groups if group and group.key == dump]
-            store = self.dumps.stores[dump.size]
+            store, step = self.dumps.stores[dump.size], Key(dump.step, size=dump.size)
             loaded = store.load(dump.step, call=dump.call, meta=meta)
             try:
-                from rlskip.queue import to_rows  # needs torch
-
                 rows = to_rows(self.dumps.without_dropped(loaded["fields"]))
-                replay.add(chosen, loaded, rows, plan.step)
+                replay.add(chosen, loaded, rows, call.step)
             except (LookupError, TypeError, ValueError, AttributeError) as error:
-                raise CorruptDumpError(
-                    "it does not hold groups of a queue",
-                    str(store.directory / str(dump.step)),
-                ) from error
-            step = Key(dump.step, size=dump.size)
+                what = "it does not hold groups of a queue"
+                raise CorruptDumpError(what, self.dumps.path_of(step)) from error
             self.dumps.check_fields(loaded["fields"], meta, call, step, replaces=not dump.size)
             self.dumps.notices.changed(meta, store.directory)
         return replay
@@ -279,7 +295,7 @@ class GroupRole(GroupDumps):
         except TooLargeDumpError:
             raise
         except DumpError as error:
-            log.warning("rlskip: all prompts of step %d are submitted: %s", plan.step, error)
+            log.warning("rlskip: all prompts of step %d are submitted: %s", call.step, error)
             return None
         prompts = call.prompts
         if not any(arg is prompts for arg in (*call.args, *call.kwargs.values())):
@@ -290,3 +306,45 @@ class GroupRole(GroupDumps):
         call.args = tuple(rest if arg is prompts else arg for arg in call.args)
         call.kwargs = {k: rest if v is prompts else v for k, v in call.kwargs.items()}
         return replay
+
+    # -- from the queue into a dump ----------------------------------------------------------
+
+    def keep(self, call: Call, result: Any) -> None:
+        """Dump the groups that left the queue with `result`, as the next part of their step."""
+        if (phase := phase_of(call.stage)) in (SUBMIT, REFILL):
+            return  # the prompts are submitted; their rollouts are generated later
+        batch = result[0] if isinstance(result, tuple) else result
+        parts = groups_of_batch(queue_of(call), batch)
+        if phase == EVICT:
+            # With the next sampled batch: a dump without one would serve too few prompts.
+            self._evicted += parts.items()
+            return
+        total = sum(len(part["groups"]) for part in parts.values())
+        for step, part in parts.items():
+            self._dump(step, part, call, call.seconds * len(part["groups"]) / total)
+        while self._evicted:  # one that cannot be dumped keeps none of the others back
+            self._dump(*self._evicted.pop(0), call, 0.0)
+
+    def _dump(self, step: int, part: dict[str, Any], call: Call, seconds: float) -> None:
+        """Write the next part of a step; `seconds` is its share of the sampling."""
+        submitted, conditions = self._submitted.get(step), self._identities.conditions
+        queued, n = [], conditions.compared["n"]
+        for group in part["groups"]:
+            root, whole = group["tags"][""], is_complete(group, part["keys"], n)
+            queued.append([root[DUMP_CONTENT], root[DUMP_POSITION], whole])
+        first, store = len(self._parts(step)), self.dumps.store
+        about = {QUEUED: queued, "seconds": seconds, "place": first}
+        dump = store.prepare(
+            step,
+            part,
+            identity=(submitted and submitted.conditions) or conditions,
+            info={**self.dumps.info(call, part["fields"]), **about},
+            sidecar=capture_rng(),
+        )
+        with self._ledger.lock:  # who finds the dump knows that this process wrote it
+            for number in itertools.count(first):  # another job may take one meanwhile
+                meta, is_own = store.write(dump.named(part_name(number)))
+                if is_own:
+                    break
+            self._ledger.write(Key(step, meta.call))
+        call.record("dumped", step=step, call=meta.call, bytes=store.size_of(meta))

@@ -73,25 +73,22 @@ class _OneSize:
     def refresh(self) -> None:
         """Read the index on; after the directory was listed again, index what it lacks."""
         self._add(self.index.refresh())
-        listed = self.store.listed_by_step()
+        listed, store = self.store.listed_by_step(), self.store
         if listed is self._mended:
             return
-        # Copied, as a thread may add to them. At first each line is compared with its dump. Later a
-        # dump that is replaced has a new line, unless its process was killed before: then it is not
-        # found until the next run.
-        places = [place for family in [*listed.values()] for place in [*family]]
-        some = [
-            place
-            for place in places
-            if self._is_mine(place) and (self._mended is None or place.name not in self.index.dumps)
-        ]
+        # At first each line is compared with its dump. Later a dump that is replaced has a new
+        # line, unless its process was killed before: then it is not found until the next run.
+        known = {} if self._mended is None else self.index.dumps
+        places = [place for family in [*listed.values()] for place in [*family]]  # threads add some
+        some = [one for one in places if self._is_mine(one) and one.name not in known]
         self._mended = listed
         if some:
-            self._add(self.index.mend(some, lambda p: self.store.read_meta(p.step, p.call)))
+            self._add(self.index.mend(some, lambda p: store.read_meta(p.step, p.call)))
 
-    def place(self, key: Key) -> Place:
+    def stamp(self, key: Key) -> Stamp | None:
         store = self.store
-        return Place(store.directory, key.step, key.call, store.rank, store.world_size)
+        place = Place(store.directory, key.step, key.call, store.rank, store.world_size)
+        return stamp_at(place)
 
     def is_last(self, listed: _Listed) -> bool:
         return self.index.dumps.get(listed.line.name) is listed.line
@@ -139,44 +136,21 @@ class RunDumps:
             return one.key.step > step, abs(step - one.key.step), one.key.place.order
 
         for one in sorted(found, key=preference):
-            if own.is_last(one) and stamp_at(own.place(one.key)):
+            if own.is_last(one) and own.stamp(one.key):
                 yield one.key
-
-    def gather(
-        self,
-        digests: Sequence[str],
-        step: int,
-        fits: Callable[[Group], bool],
-        **which: bool,
-    ) -> PromptGroups | str:
-        """As :meth:`choose`, a group for each of the prompts; or why there is none for some."""
-        chosen = self.choose(digests, step, fits, **which)
-        found = tuple(group for group in chosen if group is not None)
-        if len(found) == len(digests):
-            return PromptGroups(found)
-        alone, said = step if which.get("alone") else None, []
-        lacking = [digest for digest, one in zip(digests, chosen, strict=True) if one is None]
-        unknown = sum(not any(map(fits, self._groups_for(one, alone))) for one in lacking)
-        if unknown:
-            said.append(f"{unknown} of {len(digests)} prompts are in no dump of the run")
-        if again := len(lacking) - unknown:
-            what = "prompts are asked for more often than they were dumped"
-            said.append(f"{again} of {len(digests)} {what}")
-        return ", ".join(said)
 
     def choose(
         self,
         digests: Sequence[str | None],
-        step: int,
         fits: Callable[[Group], bool],
         *,
-        alone: bool = False,
+        only: int | None = None,
         again: bool = False,
     ) -> list[Group | None]:
         """For each of the prompts with these hashes a group that is left; None where none is.
 
-        A group `fits` if it was made for this, the prompts apart. If `alone`, only the dumps of
-        `step` itself may serve; and a group serves `again` where a prompt has no other one left.
+        A group `fits` if it was made for this, the prompts apart. With `only` the dumps of that
+        step alone may serve; and a group serves `again` where a prompt has no other one left.
         """
         self._refreshed(self._stores())
         given: Counter[Group] = Counter()
@@ -186,7 +160,7 @@ class RunDumps:
 
         found: list[Group | None] = []
         for digest in digests:
-            groups = self._groups_for(digest, step if alone else None) if digest else iter(())
+            groups = self._groups_for(digest, only) if digest else iter(())
             if again:
                 groups = iter(sorted(groups, key=uses))
             fitting = (g for g in groups if g.count and (again or not uses(g)) and fits(g))
@@ -195,9 +169,21 @@ class RunDumps:
             found.append(best)
         return found
 
+    def why_none(
+        self, lacking: Sequence[str], asked: int, fits: Callable[[Group], bool], only: int | None
+    ) -> str:
+        """Why :meth:`choose` found no group for these of the `asked` prompts."""
+        unknown, said = sum(not any(map(fits, self._groups_for(one, only))) for one in lacking), []
+        if unknown:
+            said.append(f"{unknown} of {asked} prompts are in no dump of the run")
+        if again := len(lacking) - unknown:
+            what = "prompts are asked for more often than they were dumped"
+            said.append(f"{again} of {asked} {what}")
+        return ", ".join(said)
+
     def groups_of(self, key: Key) -> list[Group]:
         """The groups of the dump that lies there, if it records them."""
-        stamp = stamp_at(self._sizes[key.size].place(key))
+        stamp = self._sizes[key.size].stamp(key)
         known = self._groups.get(key)
         if known is None or known[0] != stamp:
             known = self._groups[key] = stamp, self._read(key)
@@ -210,8 +196,6 @@ class RunDumps:
         self._refreshed([found.size])
         return [found, *self.groups_of(found)]
 
-    # -- within --------------------------------------------------------------------------
-
     def _refreshed(self, sizes: Iterable[str]) -> list[_OneSize]:
         for size in (wanted := [*sizes]):
             if size not in self._sizes:
@@ -219,7 +203,7 @@ class RunDumps:
             self._sizes[size].refresh()
         return [self._sizes[size] for size in wanted]
 
-    def _groups_for(self, digest: str, alone: int | None) -> Iterator[Group]:
+    def _groups_for(self, digest: str, only: int | None) -> Iterator[Group]:
         """Those that were generated for a prompt, the first one to take first."""
         first = self.first or 0
         listed = [
@@ -227,7 +211,7 @@ class RunDumps:
             for size in self._sizes.values()
             for dump, i in size.by_prompt.get(digest, ())
             if size.is_last(dump) and not self._ledger.has_written(dump.key)
-            if alone is None or (not size.size and dump.key.step == alone)
+            if only is None or (not size.size and dump.key.step == only)
         ]
         for _, _, i, dump in sorted(listed, key=lambda one: one[:3]):
             groups = self.groups_of(dump.key)

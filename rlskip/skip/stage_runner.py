@@ -125,10 +125,9 @@ def _eligible_call(
         skip.check_options(stage)
         observes = skip.observes(stage)
     if (recorder := skip.recorder) is None:
-        recorder = skip.recorder = Recorder(skip.local_config.dump_dir, skip.role)
-        where, run = skip.local_config.dump_dir, dict[str, str]()
-        if skip.dumps is not None:
-            run = {"run": os.path.relpath(skip.dumps.directory, where)}
+        where = skip.local_config.dump_dir
+        recorder = skip.recorder = Recorder(where, skip.role)
+        run = {"run": os.path.relpath(skip.dumps.directory, where)} if skip.dumps else {}
         recorder.write("consulted", stage=stage.name, **run)
     if stage.step_of is not None:
         if (step := stage.step_of(*args, **kwargs)) is None:
@@ -137,10 +136,10 @@ def _eligible_call(
     if stage.role in manager._unlisted and not observes:
         return None
     step = manager.step
-    call = Call(stage, args, kwargs, record=recorder.write)
     if observes:
-        call.is_observed, call.step = True, -1 if step is None else step
-        return call
+        step = -1 if step is None else step
+        return Call(stage, args, kwargs, step, recorder.write, is_observed=True)
+    call = Call(stage, args, kwargs, record=recorder.write)
     if skip.role in enclosing.get({}):
         return None
     if is_validation(call.prompts) and not skip.serves_validation:
@@ -186,15 +185,12 @@ def replay(role: Role, call: Call) -> Any:
     if role.local_config.on_miss == "error":
         reason = call.reason or getattr(failure, "what", "")
         for_call = f" for this call ({reason})" if reason else ""
-        remedy = (
+        what = f"step {call.step} has no usable dump{for_call}, and the stage must not run"
+        remedy = getattr(failure, "remedy", "") or (
             f"generate it once with {to_generate(role.role, role.local_config)}, or name other "
             f"steps than {call.step}; dumps are looked for in {role.local_config.dump_dir}"
         )
-        raise MissError(
-            f"step {call.step} has no usable dump{for_call}, and the stage must not run",
-            f"skip.{role.role}.on_miss=error",
-            getattr(failure, "remedy", "") or remedy,
-        ) from failure
+        raise MissError(what, f"skip.{role.role}.on_miss=error", remedy) from failure
     if role.before_stage is not None:
         role.before_stage(call)
     return Miss

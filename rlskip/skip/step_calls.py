@@ -54,7 +54,7 @@ class StepCalls:
     def __init__(self, store: StepStore, step: int) -> None:
         self.lock = threading.RLock()
         self.step = step
-        self._store = store
+        self._store, self._first = store, store.directory / str(step)
         # Heaps of the numbers that were given back, and the next: of each digest, and the places.
         self._free: dict[str, list[int]] = {}
         self.taken: set[Key] = set()
@@ -83,11 +83,7 @@ class StepCalls:
         first dump is looked at again.
         """
         head = Key(self.step, "")
-        if (
-            not self._in_order
-            and head not in self._written
-            and os.path.isdir(self._store.directory / str(self.step))
-        ):
+        if not self._in_order and head not in self._written and os.path.isdir(self._first):
             there = self._store.in_order(self.step)
             self._in_order = [call for call in there if Key(self.step, call) not in self._written]
         return self._in_order

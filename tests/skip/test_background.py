@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import logging
+import multiprocessing
 import re
-import textwrap
+import resource
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 
 from rlskip import SkipManager
 from rlskip.jobs.lease import SingleFlight
-from rlskip.jobs.records import JOB_VARIABLE, tally
+from rlskip.jobs.records import tally
 from rlskip.store.writer import Writer
 from tests.skip.trainers import Stage, leases, steps_on_disk, visit
 
@@ -88,40 +89,37 @@ def test_a_disk_too_slow_for_the_writer_does_not_end_training(
     assert stage.calls == 2
 
 
-_FULL = """
-    import json, resource, sys
-    import torch
-    from rlskip import SkipManager
-    background = sys.argv[2] == "background"
-    SkipManager.init(
-        {"skip": {"dump_dir": sys.argv[1], "background_write": background,
-                  "rollout": {"enable": True}}}
-    )
+def _full(dumps: Path, background: bool) -> None:
+    """A process in which no file may grow past 100 KB."""
+    skip = {"dump_dir": str(dumps), "background_write": background, "rollout": {"enable": True}}
+    SkipManager.init({"skip": skip})
+    logging.getLogger("rlskip").addHandler(logging.FileHandler(f"{dumps}.log"))
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
     @SkipManager.annotate(role="rollout")
-    def generate(prompts):
+    def generate(prompts: list[int]) -> torch.Tensor:
         return torch.rand(1_000_000) if prompts[0] < 3 else torch.rand(10)
 
     for step in (1, 2, 3):
         SkipManager.set_step(step)
         assert len(generate([step])) == (10 if step == 3 else 1_000_000)
     SkipManager.flush()
-"""
 
 
-@pytest.mark.parametrize("writing", ["foreground", "background"])
-def test_a_full_disk_does_not_end_training(python: Any, tmp_path: Path, writing: str) -> None:
-    """Really: no file may grow past 100 KB."""
-    env = {**os.environ, JOB_VARIABLE: "job"}
-    done = python.run("-c", textwrap.dedent(_FULL), tmp_path, writing, env=env)
-    assert done.returncode == 0, done.stderr
-    assert steps_on_disk(tmp_path) == ["3"]
-    assert re.search(r"step 1 .*NOT dumped.*File too large: '.*/1'\n  -> free space", done.stderr)
-    assert done.stderr.count("NOT dumped") == 1, "said once"
-    assert tally({"rollout": str(tmp_path)}, "job")["rollout"].lost == 2
-    assert not leases(tmp_path)
-    assert not [*tmp_path.rglob(".work/*~*")]
+@pytest.mark.parametrize("background", [False, True])
+def test_a_full_disk_does_not_end_training(tmp_path: Path, background: bool) -> None:
+    dumps = tmp_path / "dumps"
+    process = multiprocessing.get_context("fork").Process(target=_full, args=(dumps, background))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    said = Path(f"{dumps}.log").read_text()
+    assert steps_on_disk(dumps) == ["3"]
+    assert re.search(r"step 1 .*NOT dumped.*File too large: '.*/1'\n  -> free space", said)
+    assert said.count("NOT dumped") == 1, "said once"
+    assert tally({"rollout": str(dumps)}, "job")["rollout"].lost == 2
+    assert not leases(dumps)
+    assert not [*dumps.rglob(".work/*~*")]
 
 
 @SkipManager.annotate(role="rollout")

@@ -125,29 +125,3 @@ def test_concurrent_calls_of_a_subclass_with_the_same_arguments(init: Callable[.
         del SKIP_REGISTRY["asking"]
     assert len(made) == 8
     assert results[0] == results[1]
-
-
-def test_within_a_subclass_another_role_is_asked_about_its_own_call(
-    init: Callable[..., Path],
-) -> None:
-    found: list[bool] = []
-
-    @register_skip("asking")
-    class AskingSkip(RolloutSkip):
-        def meet_precondition(self, step: int, func: Any, /, *args: Any, **kwargs: Any) -> bool:
-            found.append(by_hand().meet_precondition(step, plain, *args))
-            return super().meet_precondition(step, func, *args, **kwargs)
-
-    @SkipManager.annotate(role="asking")
-    def stage(prompts: dict[str, Any]) -> int:
-        return 1
-
-    try:
-        init("asking", rollout={"enable": True}, wait_s=0)
-        by_hand().prepare_data(3, {"made": 3}, PROMPTS)
-        init("asking", rollout={"enable": True}, wait_s=0)
-        SkipManager.set_step(3)
-        assert stage(PROMPTS) == 1
-    finally:
-        del SKIP_REGISTRY["asking"]
-    assert found == [True]

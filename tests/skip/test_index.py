@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from rlskip import SkipManager
-from rlskip.errors import MismatchError, MissError
 from rlskip.skip.run_dumps import RunDumps
 from rlskip.store.layout import INDEX
 from tests.faulty_files import FaultyFiles
@@ -96,34 +95,6 @@ def test_a_hit_under_match_step_leaves_the_index_alone(init: Callable[..., Path]
         run(generate, "ab", "cd")
     assert made == []
     assert not [o for o in seen.operations if o.path.endswith(INDEX)]
-
-
-@pytest.mark.parametrize("match", ["run", "prompt"])
-def test_a_hit_that_fails_has_not_served(init: Callable[..., Path], match: str) -> None:
-    needed: list[str] = []
-
-    @SkipManager.annotate(role="rollout", lacks=lambda rows: needed)
-    def generate(prompts: dict[str, Any]) -> list[dict[str, Any]]:
-        made.append("".join(prompts["text"]))
-        return [{"name": p, "value": next(counter)} for p in prompts["text"]]
-
-    def once(step: int, batch: str) -> Any:
-        SkipManager.set_step(step)
-        return values_of(generate({"text": [*batch]}))
-
-    init()
-    dumped = once(1, "ab")
-    made.clear()
-    init(match=match, on_miss="error")
-    for step in (5, 6):
-        needed.append("logprobs")
-        with pytest.raises(MismatchError, match="lacks"):
-            once(step, "ab")
-        needed.clear()
-    assert once(7, "ab") == dumped
-    with pytest.raises(MissError):
-        once(8, "ab")
-    assert made == []
 
 
 def test_calls_side_by_side_never_take_one_dump(

@@ -29,11 +29,6 @@ def test_off_the_original_runs(init: Callable[..., Path]) -> None:
     assert not dumps.exists()
 
 
-def test_the_decorated_function_keeps_its_face() -> None:
-    assert Stage.generate.__name__ == "generate"
-    assert Stage.generate.__qualname__ == "Stage.generate"
-
-
 # -- cache ------------------------------------------------------------------------------------
 
 

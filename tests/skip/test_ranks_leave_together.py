@@ -1,4 +1,4 @@
-"""No rank leaves while others wait: whatever each of them meets, all do the same."""
+"""Simulated ranks: whatever each of them meets, all do the same, and what it costs to agree."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rlskip.skip.call import Call
 from rlskip.skip.call_role import CallRole
 from rlskip.skip.stage import Stage
 from rlskip.skip.stage_runner import Miss, dump, replay
+from rlskip.store import TooLargeDumpError
 from tests.skip.trainers import Hub, on_ranks
 
 RANKS = 3
@@ -43,15 +44,17 @@ def fail(*args: Any, **kwargs: Any) -> Any:
 
 
 class Job:
-    """Simulated ranks, which wait for each other for at most 20 s."""
+    """Simulated ranks, one thread each, which wait for each other for a limited time."""
 
-    def __init__(self, folder: Path, **skip: Any) -> None:
+    def __init__(self, folder: Path, ranks: int = RANKS, patience: int = 20, **skip: Any) -> None:
         skip |= {"dump_dir": str(folder), "background_write": False, "restore_rng": True}
-        self.roles = on_ranks(Hub(RANKS, timeout_s=20), **skip)
+        self.hub = Hub(ranks, timeout_s=patience)
+        self.roles = on_ranks(self.hub, **skip)
 
     def call(self, *meets: str) -> list[Any]:
         """What each rank gets: the result of its dump, None if it generates, or an error."""
-        with ThreadPoolExecutor(RANKS) as threads:
+        meets = meets or ("its dump",) * len(self.roles)
+        with ThreadPoolExecutor(len(meets)) as threads:
             return list(threads.map(self._call, self.roles, meets))
 
     def _call(self, role: CallRole, meets: str) -> Any:
@@ -61,6 +64,7 @@ class Job:
         identity = fail if meets == "raises before" else None
         if meets == "raises in load":
             role.dumps.store.load = fail  # type: ignore[method-assign]
+        role.begin_visit()
         call = Call(Stage(stage, "rollout", identity=identity), (prompts,), {}, 1)
         with call.cleanup:
             try:
@@ -68,7 +72,7 @@ class Job:
             except Exception as error:
                 return error
             if replayed is Miss:
-                dump(role, call, "rollouts")
+                dump(role, call, f"rollouts of rank {role.ranks and role.ranks.group.rank}")
             return None if replayed is Miss else replayed
 
 
@@ -103,7 +107,7 @@ def expected(meets: list[str], skip: dict[str, Any]) -> set[str]:
 def dumped(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[str]], Path]:
     """Makes a folder with step 1 as the ranks are to meet it."""
     source = tmp_path_factory.mktemp("dumps")
-    assert Job(source).call(*["its dump"] * RANKS) == [None] * RANKS
+    assert Job(source).call() == [None] * RANKS
 
     def copy(meets: list[str]) -> Path:
         folder = tmp_path_factory.mktemp("dumps")
@@ -121,7 +125,7 @@ def case(*meets: str, **skip: Any) -> Any:
 
 
 @pytest.mark.usefixtures("no_fsync")
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(meets=st.lists(MEETS, min_size=RANKS, max_size=RANKS), skip=SKIP)
 @case("other prompts", "meta damaged", "other prompts")
 @case("its dump", "other prompts", "its dump")
@@ -145,8 +149,38 @@ def test_all_ranks_replay_or_generate_or_raise(
 
 
 def test_a_rank_whose_dump_fits_names_the_one_that_makes_another_call(tmp_path: Path) -> None:
-    Job(tmp_path).call(*["its dump"] * RANKS)
+    Job(tmp_path).call()
     got = Job(tmp_path).call("its dump", "other prompts", "its dump")
     assert [type(error) for error in got] == [MismatchError] * RANKS
     assert "row 0 is 'b' now, 'a' in the dump" in str(got[1])
     assert "rank 1 of 3 makes another call than the dump of step 1 was made for" in str(got[0])
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        2,
+        16,
+        pytest.param(128, marks=pytest.mark.slow),
+        # A thousand threads and one interpreter lock: many minutes on two cores.
+        pytest.param(1024, marks=[pytest.mark.long, pytest.mark.timeout(1800)]),
+    ],
+)
+def test_a_hit_takes_one_exchange_whatever_the_number_of_ranks(tmp_path: Path, world: int) -> None:
+    job = Job(tmp_path, world, patience=600)
+    assert job.call() == [None] * world
+    assert len(job.hub.rounds) == 3
+    for _ in range(2):
+        job.hub.rounds.clear()
+        assert job.call() == [f"rollouts of rank {rank}" for rank in range(world)]
+        assert job.hub.rounds == [7]
+
+
+def test_a_shard_that_one_rank_lacks_the_memory_for_is_not_replaced(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.call()
+    store = job.roles[1].dumps.store
+    store._max_bytes = 1
+    assert [type(error) for error in job.call()] == [RankError, TooLargeDumpError, RankError]
+    store._max_bytes = None
+    assert job.call() == [f"rollouts of rank {rank}" for rank in range(RANKS)]

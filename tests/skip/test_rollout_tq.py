@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,37 +100,6 @@ def test_a_recorded_failure_stays_a_failure(run: Callable[..., Any], model: str)
     (sampled, metrics) = second.sample()
     assert metrics["training/rollout_failure/short_samples"] == 1, "judged as it was"
     second.buffer.clear(sampled)
-
-
-def test_a_sampler_that_waits_never_takes_half_a_step(run: Callable[..., Any]) -> None:
-    viable = {"on_incomplete": "min_viable", "min_viable": 1}
-    first = run(replay=viable)
-    first.fails = {("b", 0)}
-    first.step(1, prompts(*"abc"))
-    second = run()
-    SkipManager.set_step(1)
-    batches = []
-    sampler = threading.Thread(target=lambda: batches.append(second.sample()[0]))
-    sampler.start()
-    put, later = second.queue.put, []
-
-    def slow(keys: Any, partition: str, *args: Any, **kwargs: Any) -> Any:
-        """The roots of the rest come late, long after whatever is replayed."""
-        tags = kwargs.get("tags") or [{}]
-        if "n" in tags[0] and "replayed" not in tags[0] and not later:
-            later.append(keys)
-            sampler.join(0.3)
-        return put(keys, partition, *args, **kwargs)
-
-    second.queue.put = slow
-    try:
-        second.submit(prompts(*"abc"))
-        sampler.join()
-    finally:
-        second.queue.put = put
-    assert later
-    assert len(batches[0].extra_info["rollout_root_keys"]) == 3
-    second.buffer.clear(batches[0])
 
 
 # -- which group for which prompt ---------------------------------------------------------
@@ -276,13 +244,3 @@ def test_each_batch_of_a_visit_has_groups_of_its_own(
 
 def _rows(samples: list[list[Any]]) -> list[Any]:
     return [(tuple(responses), text) for sample in samples for text, responses in sample]
-
-
-def test_a_prompt_submitted_again_in_the_first_run_is_no_mismatch(run: Callable[..., Any]) -> None:
-    """A refill after a part of the step was dumped already."""
-    trainer = run()
-    trainer.step(1, prompts(*"abc"))
-    assert {row["text"][0] for row in trainer.step(1, prompts("d"))} == {"d"}
-    again = run()
-    again.step(1, prompts(*"dcba"))
-    assert again.submitted == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -36,13 +35,6 @@ def step(number: int, *calls: str) -> list[str]:
     return [generate(call) for call in calls]
 
 
-def test_a_step_whose_only_dump_is_damaged_is_a_miss_like_any_other(dumped_calls: Any) -> None:
-    (dump,) = dumped_calls({1: "a"}, on_miss="error").rglob("gen_batch.dp")
-    dump.write_bytes(b"")
-    with pytest.raises(MissError, match="step 1 has no usable dump, and"):
-        step(1, "a")
-
-
 def test_where_a_dump_is_lost_no_first_call_is_a_mismatch(dumped_calls: Any) -> None:
     dumps = dumped_calls({1: "abc"}, on_miss="error")
     (next(dumps.glob("*/*/1")) / "meta.json").unlink()
@@ -60,18 +52,6 @@ def test_a_dump_without_an_identity_serves_any_call_but_last(init: Callable[...,
     SkipManager.store("rollout").save(1, "unnamed")
     assert step(1, "a") == ["unnamed"]
     assert (step(1, "a", "b"), step(1, "b", "a")) == (["unnamed", "b1"], ["b1", "unnamed"])
-
-
-def test_a_dump_that_cannot_be_read_may_have_been_the_calls(
-    dumped_calls: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dumped_calls({1: "ab"})
-
-    def read(self: StepStore, number: int, call: str = "") -> Any:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(StepStore, "read_meta", read)
-    assert step(1, "x") == ["x1"], "not a mismatch"
 
 
 def test_a_call_that_cannot_be_compared_costs_no_dump_that_served_another(

@@ -76,23 +76,6 @@ def test_groups_of_another_sampling_are_a_mismatch(
     assert not [*tmp_path.rglob("*.bad-*")]
 
 
-def test_another_batch_size_is_found(
-    run: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    one = run(gbs=2, temperature=1.0).step(1, prompts(*"ab"))
-    dumped = by_prompt(one, run(gbs=2, temperature=2.0).step(2, prompts(*"cd")))
-    second = run(gbs=4, match="prompt", on_miss="error")
-    assert by_prompt(second.step(1, prompts(*"dacb"))) == dumped
-    for then in (1.0, 2.0):
-        assert caplog.text.count(f"not compared: temperature ({then} then, None now)") == 1
-    SkipManager.set_step(2)
-    batch = prompts("a")
-    with pytest.raises(MissError):
-        second.submit(batch)
-    run(gbs=4, match="step").step(1, prompts("a"))
-    assert caplog.text.count("which are not found: gbs is 4 now, 2 there") == 1
-
-
 def test_a_job_that_begins_later_takes_later_groups_first(run: Callable[..., Any]) -> None:
     first = run()
     one, two = by_prompt(first.step(1, prompts("a"))), by_prompt(first.step(2, prompts("a")))
