@@ -45,8 +45,8 @@ blosc2.set_releasegil(True)
 class Array:
     """A run of equal elements to store; `spec` says as what they must come back.
 
-    `parts` are contiguous 1-D arrays of a chunk each, the last may be shorter. Integers may already
-    be narrower than `spec`. `owned`: no other code will change their memory.
+    `parts` are contiguous 1-D arrays of a chunk each. Integers may already be narrower than `spec`.
+    `owned`: no other code will change their memory.
     """
 
     spec: str
@@ -97,8 +97,8 @@ def copied(arrays: Sequence[Array], memory: Memory) -> list[Array]:
 
     def copy(job: tuple[list[np.ndarray], int, str, np.ndarray]) -> None:
         parts, i, spec, room = job
-        part, fitting = parts[i], narrowest(Array(spec, [parts[i]]))
-        dtype = part.dtype if spec[0] == "x" else np.dtype(fitting)
+        part = parts[i]
+        dtype = part.dtype if spec[0] == "x" else np.dtype(narrowest(Array(spec, [part])))
         # What is not written to never takes a page.
         parts[i] = room[: len(part) * dtype.itemsize].view(dtype)
         np.copyto(parts[i], part, casting="unsafe")
@@ -142,12 +142,8 @@ _LZ4, _STORED, _ALL_ZERO = 1, 0x02, 0x10
 def unpack(packed: bytes, spec: str, out: np.ndarray, out_spec: str) -> None:
     """Restore a run of `spec` into the bytes `out`, elements of `out_spec`.
 
-    Raises
-    ------
-    ValueError
-        It is not a run of that size as :func:`pack` makes them.
-    RuntimeError
-        The decompressor fails, for example for lack of memory.
+    Raises ValueError where it is not a run of that size as :func:`pack` makes them, and
+    RuntimeError where the decompressor fails, for example for lack of memory.
     """
     if spec != out_spec:
         wide = out.view(out_spec)

@@ -1,8 +1,8 @@
 """The kinds of a program's own data: dataclasses, named tuples, members of enums, paths, UUIDs.
 
-The class of a value is looked up among those that the program has imported. It is never imported,
-and an instance is made without a call of its code. Where the reader asks for no host's classes, a
-dataclass and a named tuple come as mappings of their fields, and a member as its value.
+The class of a value is looked up among those that the program has imported, and an instance is made
+without a call of its code. Where the reader asks for no host's classes, a dataclass and a named
+tuple come as mappings of their fields, and a member as its value.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import types
 import uuid
 from collections.abc import Callable
 from inspect import getattr_static
+from pathlib import Path
 from typing import Any
 
 from rlskip.format.codec import Kind, Node, Packer, Unpacker
@@ -54,17 +55,16 @@ def _found(module: str, qualname: str, fits: Callable[[Any], bool], what: str) -
 def _fields_of(kind: Any) -> list[str] | None:
     """The names of the fields of a dataclass or a named tuple; None for any other value.
 
-    Dataclasses with their own way to make or to end instances (``__new__``, ``__del__``) are left
-    out.
+    Dataclasses with their own ``__new__`` or ``__del__`` are left out.
     """
     if not isinstance(kind, type):
         return None
     if kind.__bases__ == (tuple,) and isinstance(vars(kind).get("_fields"), tuple):
         return [*kind._fields]  # type: ignore[attr-defined]
-    if not dataclasses.is_dataclass(kind) or hasattr(kind, "__del__"):
+    is_plain = kind.__new__ is object.__new__ and not hasattr(kind, "__del__")
+    if not is_plain or not dataclasses.is_dataclass(kind):
         return None
-    is_plain = kind.__new__ is object.__new__
-    return [field.name for field in dataclasses.fields(kind)] if is_plain else None
+    return [field.name for field in dataclasses.fields(kind)]
 
 
 def _pack_fields(value: Any, packer: Packer) -> list[Node]:
@@ -121,10 +121,7 @@ def _unpack_member(unpacker: Unpacker, module: str, qualname: str, name: str, co
     return _found(module, qualname, fits, what)._member_map_[name]
 
 
-_PATHS: dict[str, type[pathlib.PurePath]] = {
-    kind.__name__: kind
-    for kind in (pathlib.PurePosixPath, pathlib.PureWindowsPath, type(pathlib.Path()))
-}
+_PATHS = {c.__name__: c for c in (pathlib.PurePosixPath, pathlib.PureWindowsPath, type(Path()))}
 
 KINDS = [
     Kind(
