@@ -2,7 +2,6 @@
 
 The parts of a node are checked here. What is made of them, the unpacker's ``make`` decides: with
 torch (:mod:`rlskip.format.torch_maker`), or with numpy alone (:mod:`rlskip.format.numpy_maker`).
-This module loads none of these libraries: without them there is no value of theirs to write.
 """
 
 from __future__ import annotations
@@ -22,10 +21,8 @@ from rlskip.format.dump_errors import UnknownTypeError
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-_VIEW = 128
-"""Bytes of a view of a row."""
-_PIXEL = 8
-"""Bytes of a pixel, or of the pointer to a line of them, at most."""
+_VIEW = 128  # bytes of a view of a row
+_PIXEL = 8  # bytes of a pixel, or of the pointer to a line of them, at most
 
 
 def _pack_tensor(value: Any, packer: Packer) -> list[Node]:

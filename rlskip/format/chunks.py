@@ -23,8 +23,7 @@ try:
 finally:
     _numexpr.removeFilter(_drop)
 
-CHUNK = 1 << 21
-"""Bytes of a chunk before it is stored: large for Python, small for a core's cache."""
+CHUNK = 1 << 21  # bytes before it is stored: large for Python, small for a core's cache
 
 _SIZES = (1, 2, 4, 8)
 STORED_AS = {

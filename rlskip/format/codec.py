@@ -31,10 +31,8 @@ Into = Literal["host", "torch", "numpy"]
 """What a dump becomes: the host's own classes, torch's with stand-ins for the host's, or arrays of
 numpy (:mod:`rlskip.format.numpy_maker`), for which torch is not loaded."""
 MAX_DEPTH = 100
-MAX_PARTS = 1 << 23
-"""The most containers and objects in a value."""
-NODE = 1024
-"""Bytes that a rebuilt value takes besides its arrays and its parts, about."""
+MAX_PARTS = 1 << 23  # containers and objects in a value
+NODE = 1024  # bytes of a rebuilt value besides its arrays and its parts, about
 USER = "user:"
 _ALL_ITEMS = "return a list of its items: an iterator can be read only once"
 _OTHERWISE = (
@@ -130,10 +128,7 @@ class Packer:
         return len(self.arrays) - 1
 
     def once(self, value: Any, elements: Callable[[Any], tuple[np.ndarray, str, bool]]) -> Node:
-        """The number of the array of an object's `elements`: one number wherever it is met.
-
-        Of an object without elements it is None.
-        """
+        """The number of the array of an object's `elements`, wherever it is met; None without."""
         if id(value) not in self._numbers:
             data, spec, owned = elements(value)
             # The value is kept, so that no other object takes its id meanwhile.

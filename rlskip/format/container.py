@@ -38,10 +38,8 @@ from rlskip.format.dump_errors import (
 )
 from rlskip.format.memory import half_of_memory
 
-MAX_RATIO = 1024
-"""A file declares at most so many times its size; a smaller one is padded."""
-FLOOR = 64 << 20
-"""Bytes that a file may declare however small it is."""
+MAX_RATIO = 1024  # a file declares at most so many times its size; a smaller one is padded
+FLOOR = 64 << 20  # bytes that a file may declare however small it is
 _PARSED = 26  # bytes in memory, at most, for a byte of JSON
 
 _HEAD = struct.Struct("<8sII")
@@ -88,10 +86,9 @@ class _Entry(NamedTuple):
 class Reader:
     """A dump's file, opened: the index verified, the arrays read one by one.
 
-    `source` is its bytes, or a real file, open until the arrays are read; `where` the path to name
-    in errors; `checksum` the one in ``meta.json``. The values may take `max_bytes` of memory, by
-    default half of what there is. Raises CorruptDumpError, OtherFormatError or TooLargeDumpError,
-    as do its methods.
+    `source` is its bytes, or a real file, open until the arrays are read; `checksum` the one in
+    ``meta.json``. The values may take `max_bytes` of memory, by default half of what there is.
+    Raises CorruptDumpError, OtherFormatError or TooLargeDumpError, as do its methods.
     """
 
     def __init__(
@@ -170,7 +167,7 @@ class Reader:
         return out.view(np.dtype(spec, metadata={"of": whole}))  # type: ignore[call-overload]
 
     def verify(self) -> None:
-        """Compare the arrays not yet read with their checksums, without decompressing them."""
+        """Compare the arrays not yet read with their checksums."""
         for number, entry in enumerate(self._entries):
             if number not in self._verified:
                 for chunk in entry.chunks:

@@ -24,19 +24,12 @@ for _kind in (*plain.KINDS, *batches.KINDS, *objects.KINDS):
 def register_codec(
     type: type, name: str, encode: Callable[[Any], Any], decode: Callable[[Any], Any]
 ) -> None:
-    """Keep values of exactly `type` in dumps; its subclasses need their own codecs.
+    """Keep values of exactly `type` in dumps, under a name; its subclasses need their own codecs.
 
-    Parameters
-    ----------
-    name
-        The type's name in dumps. A process that loads the dump must have registered it, too.
-    encode
-        Turns the value into something that dumps already keep (a dict of tensors, a string, ...).
-    decode
-        Turns that back into the value. Trust its argument as you trust the file.
+    `encode` turns a value into something that dumps already keep (a dict of tensors, a string), and
+    `decode` turns that back. Trust its argument as you trust the file. A process that loads the
+    dump must have registered the codec, too.
 
-    Examples
-    --------
     >>> register_codec(Version, "myproject.Version", str, Version)
     """
 
@@ -55,15 +48,9 @@ def rebuild(
 ) -> Any:
     """The value of one of a file's trees, or with `fields` of its outermost mapping or batch.
 
-    Raises
-    ------
-    UnknownTypeError
-        The tree holds a type that this process does not know.
-    UnreadableDumpError
-        This process cannot make the value, for lack of memory or because of what a codec raises.
-        That proves nothing about the file: its checksum is sound.
-    DumpError
-        It has no such field, an array is altered, or it would take more memory than it may.
+    Raises UnknownTypeError for a type that this process does not know, UnreadableDumpError where it
+    cannot make the value, which proves nothing about the file, and another DumpError where there is
+    no such field, an array is altered, or the value takes more memory than it may.
     """
     where = source.where
     try:

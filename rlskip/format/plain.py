@@ -17,8 +17,7 @@ import numpy as np
 from rlskip.batch.columns import objects_of
 from rlskip.format.codec import Kind, Node, Packer, Unpacker
 
-_OBJECTS = 8
-"""Bytes of objects of Python, about, for each byte of an array that holds them."""
+_OBJECTS = 8  # bytes of objects of Python, about, for each byte of an array that holds them
 
 
 def _pack_list(values: Sequence[Any], packer: Packer) -> list[Node]:
