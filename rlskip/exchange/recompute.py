@@ -60,10 +60,10 @@ def recompute(bundle: Bundle, functions: Mapping[str, str]) -> list[Recomputed]:
 def _function(spec: str, own: Mapping[str, Callable[..., Any]], stage: str) -> Callable[..., Any]:
     name, *settings = spec.split(",")
     keywords: dict[str, Any] = {}
+    known = {"true": True, "false": False}
     for setting in settings:
         key, _, text = setting.partition("=")
         try:
-            known = {"true": True, "false": False}
             keywords[key] = known[text.lower()] if text.lower() in known else float(text)
         except ValueError as error:
             what = f"{setting!r} is not a number"

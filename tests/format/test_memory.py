@@ -103,7 +103,3 @@ def test_the_limits_of_control_groups_count(
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     assert min(memory.limits(root, own), default=None) == least
-
-
-def test_half_of_the_memory_is_some() -> None:
-    assert MIB < memory.half_of_memory() < 1 << 60
