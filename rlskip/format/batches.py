@@ -16,7 +16,6 @@ import numpy as np
 from rlskip.batch.columns import columns_of
 from rlskip.batch.tables import DataProtoParts, loaded
 from rlskip.format.codec import NODE, Kind, Node, Packer, Unpacker
-from rlskip.format.dump_errors import UnknownTypeError
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -119,12 +118,7 @@ def _pack_dataproto(value: Any, packer: Packer) -> list[Node]:
 def _unpack_dataproto(unpacker: Unpacker, batch: Node, others: Node, meta_info: Node) -> Any:
     kind: Any = DataProtoParts
     if unpacker.into == "host":
-        try:
-            kind = importlib.import_module("verl.protocol").DataProto
-        except ImportError as error:
-            what = "holds a verl DataProto, and verl cannot be imported here"
-            remedy = "install verl, or load it where verl is installed"
-            raise UnknownTypeError(what, remedy=remedy) from error
+        kind = importlib.import_module("verl.protocol").DataProto
     return kind(
         batch=unpacker.node(batch),
         non_tensor_batch=dict(unpacker.entries(others)),
@@ -144,10 +138,8 @@ def _pack_image(value: Any, packer: Packer) -> list[Node]:
 def _unpack_image(
     unpacker: Unpacker, mode: str, size: Sequence[int], pixels: int, palette: Node, info: Node
 ) -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise UnknownTypeError("holds images", remedy="pip install pillow") from error
+    from PIL import Image
+
     width, height = size
     raw = unpacker.source.array(pixels).tobytes()
     # Pillow would allocate an image although its pixels are not there.

@@ -71,12 +71,9 @@ def _pack_fields(value: Any, packer: Packer) -> list[Node]:
     kind = type(value)
     names = _fields_of(kind) or []
     slots = [name for name in copyreg._slotnames(kind) if hasattr(value, name)]  # type: ignore[attr-defined]
-    others = {
-        name
-        for name in {*getattr(value, "__dict__", ()), *slots} - {*names}
-        if not isinstance(getattr_static(kind, name, None), functools.cached_property)
-    }
-    if others:
+    own = {*getattr(value, "__dict__", ()), *slots} - {*names}
+    is_cache = functools.cached_property
+    if others := [n for n in own if not isinstance(getattr_static(kind, n, None), is_cache)]:
         what = f"it has attributes besides its fields: {', '.join(others)}"
         raise packer.unsupported(value, what)
     parts = value if issubclass(kind, tuple) else [object.__getattribute__(value, n) for n in names]

@@ -169,7 +169,7 @@ def test_an_array_that_is_not_there(number: Any) -> None:
     [
         (["nonsense"], UnknownTypeError, "'nonsense'"),  # a newer rlskip wrote it
         (["user:mine.Thing", None], UnknownTypeError, r"'mine\.Thing'"),
-        (["dataproto", None, [], ["dict", []]], UnknownTypeError, "install verl"),
+        (["dataproto", None, [], ["dict", []]], UnreadableDumpError, "verl"),
         (["image", "nonsense", [1, 1], 1, None, ["dict", []]], UnreadableDumpError, "cannot load"),
         (["fields", "os", "system", [["args", "x"]]], UnknownTypeError, r"os\.system"),
         (["tensor", "dense", "float3", [0], None, None], UnknownTypeError, "float3"),
