@@ -77,8 +77,8 @@ def write(
     dump_dir
         A ``skip.dump_dir``, or the directory of a run in it. None: that of `like` or `for_command`.
     rows
-        One mapping for each session, all with the same fields; or a DataFrame, a data set, a table
-        of pyarrow, a TensorDict, a DataProto or a mapping of columns, whose padding is left out.
+        One mapping for each session, all with the same fields; or a DataFrame, a data set, a
+        TensorDict, a DataProto or a mapping of columns, whose padding is left out.
         Fields have the names that :func:`rlskip.open` gives its rows, or those of verl, TRL and
         SkyRL:
 

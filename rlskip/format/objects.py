@@ -61,10 +61,10 @@ def _fields_of(kind: Any) -> list[str] | None:
         return None
     if kind.__bases__ == (tuple,) and isinstance(vars(kind).get("_fields"), tuple):
         return [*kind._fields]  # type: ignore[attr-defined]
-    is_plain = kind.__new__ is object.__new__ and not hasattr(kind, "__del__")
-    if not is_plain or not dataclasses.is_dataclass(kind):
+    if not dataclasses.is_dataclass(kind) or hasattr(kind, "__del__"):
         return None
-    return [field.name for field in dataclasses.fields(kind)]
+    is_plain = kind.__new__ is object.__new__
+    return [field.name for field in dataclasses.fields(kind)] if is_plain else None
 
 
 def _pack_fields(value: Any, packer: Packer) -> list[Node]:
