@@ -124,7 +124,7 @@ def pack(part: np.ndarray, spec: str) -> bytes:
 
 
 class _Scratch(threading.local):
-    """Room of a thread for a chunk before it is widened: new pages would take half of the time."""
+    """Room of a thread for a chunk before it is widened, so that not each one takes new pages."""
 
     def __init__(self) -> None:
         self.room = np.empty(CHUNK // 2, np.uint8)
