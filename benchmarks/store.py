@@ -13,14 +13,19 @@ save_vs_NAME, load_vs_NAME, bytes_vs_NAME  next to another container (benchmarks
 record_hold_ratio  how long the training thread waits while ten stages of a step are recorded, each
         float32 of 1024 rows and 8192 tokens (335 MB), next to verl's dump of the same values
 many_calls_us  replaying one of 10 000 calls of a step, next to one of 100, in microseconds
+many_calls_us_verl  replaying one of 200 steps of 8 short rows, a DataProto each, next to verl's own
+       SkipManager, which compares no prompts and verifies nothing
 
-Needs verl from PyPI in the same environment: pip install verl==0.9.1
+Needs verl from PyPI in the same environment: pip install verl==0.9.1. verl is imported without its
+plug-ins: rlskip's would replace its SkipManager.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
+import io
 import itertools
 import os
 import tempfile
@@ -32,12 +37,14 @@ from unittest import mock
 
 import numpy as np
 import torch
+from omegaconf import OmegaConf
 
 from benchmarks import containers
 from benchmarks._report import Goal, Row, arguments, best_of, report, versions
 from rlskip import SkipManager
 from rlskip.config.other_nodes import RecordConfig
 from rlskip.config.steps import Steps
+from rlskip.hosts.verl.handshake import PLUGINS_VARIABLE
 from rlskip.stages.recorder import Recorder
 from rlskip.store import StepStore
 from rlskip.store.writer import Writer
@@ -216,6 +223,41 @@ def many_calls(folder: Path, few: int = 100, many: int = 10_000) -> Row:
     return Row("many_calls_us", ours * 1e6, "us", peer * 1e6, Goal("<=", 2))
 
 
+def replaying(folder: Path, rounds: int, steps: int = 200) -> Row:
+    """Measure what replaying a small step costs with our manager and with verl's."""
+    from verl.protocol import DataProto
+    from verl.utils.skip import SkipManager as VerlSkipManager
+
+    tensors = {"input_ids": torch.arange(128).reshape(8, 16)}
+    tensors["attention_mask"] = torch.ones_like(tensors["input_ids"])
+    uids = {"uid": np.array([f"{i:08x}" for i in range(8)], dtype=object)}
+    prompts = DataProto.from_dict(tensors=tensors, non_tensors=uids)
+    managers = [SkipManager, VerlSkipManager]
+    assert VerlSkipManager is not SkipManager, "verl's manager is replaced by rlskip's"
+
+    def replay(manager: Any, generate: Callable[[Any], Any], place: str) -> None:
+        role = {"enable": True, "steps": [*range(steps)], "dump_dir": place, "action": "cache"}
+        trainer = {"v1": {"trainer_mode": "colocate_sync"}}
+        manager.init(OmegaConf.create({"skip": {"rollout": role}, "trainer": trainer, "data": {}}))
+        began = time.perf_counter()
+        for step in range(steps):
+            manager.set_step(step)
+            generate(prompts)
+        took.append(time.perf_counter() - began)
+
+    best = []
+    stages = [manager.annotate(role="rollout")(lambda prompts: prompts) for manager in managers]
+    for _ in range(1 + rounds):  # the first one dumps
+        took: list[float] = []
+        for manager, stage in zip(managers, stages, strict=True):
+            with contextlib.redirect_stdout(io.StringIO()):  # verl's prints a line a step
+                replay(manager, stage, str(folder / manager.__module__))
+        best.append(took)
+    SkipManager.reset()
+    ours, peer = (min(figures) / steps * 1e6 for figures in zip(*best[1:], strict=True))
+    return Row("many_calls_us_verl", ours, "us", peer, Goal("<=", 0.7))
+
+
 def in_turns(
     rounds: int, *functions: Callable[[], Any], between: Callable[[], Any] = gc.collect
 ) -> list[float]:
@@ -244,12 +286,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--folder", type=Path, help="where to dump (default: the temporary one)")
     options = parser.parse_args()
+    os.environ[PLUGINS_VARIABLE] = "none"
     rows = []
     for dense in (False, True):
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             rows += measure(dense, options.rounds, Path(folder))
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        rows += [recording(Path(folder), options.rounds), many_calls(Path(folder))]
+        place = Path(folder)
+        rows += [recording(place, options.rounds), many_calls(place)]
+        rows.append(replaying(place, options.rounds))
     report(rows, versions("verl", "tensordict", "blosc2", "xxhash"), options.json)
 
 

@@ -115,15 +115,11 @@ def open_bundle(file: Path) -> Bundle:
         raise BundleError(what, str(file), "make it again: rlskip bundle") from error
 
 
-# -- what goes into it ---------------------------------------------------------------------------
-
-
 def _rows_of(
     step: Step, dumps: Sequence[Dump], group: str | None, redact: bool
 ) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     names: set[str] = set()
-    several = len(dumps) > 1
     for number, dump in enumerate(dumps):
         rollouts = step.read(dump)
         for i, row in enumerate(rollouts):
@@ -131,12 +127,10 @@ def _rows_of(
                 names.add(row["group"])
                 continue
             uid = _portable_name(row["group"], redact)
-            made = {"uid": f"{number}:{uid}" if several else uid,
-                    "session_id": row["session"], "turn": row["turn"]}  # fmt: skip
             own = named_row(rollouts, i)
-            rows.append(
-                own | _portable({n: own[n] for n in own if n not in _TOKENS}, redact) | made
-            )
+            own |= _portable({n: own[n] for n in own if n not in _TOKENS}, redact)
+            uid = f"{number}:{uid}" if len(dumps) > 1 else uid
+            rows.append({**own, "uid": uid, "session_id": row["session"], "turn": row["turn"]})
     if not rows:
         there = ", ".join(sorted(names)[:5])
         raise BundleError(f"it has no group {group!r}", step.name, f"its groups are {there}")
@@ -148,8 +142,7 @@ def _rows_of(
 def _portable_name(name: str, redact: bool) -> str:
     """A group's name, which may be its prompt; those of two groups stay apart."""
     found: str = _portable(name, redact)
-    hashed = xxhash.xxh3_64_hexdigest(name.encode("utf-8", "surrogatepass"))
-    return found if found == name else f"{found} ({hashed})"
+    return found if found == name else f"{found} ({_hash(name)})"
 
 
 def _portable(value: Any, redact: bool) -> Any:
@@ -161,9 +154,12 @@ def _portable(value: Any, redact: bool) -> Any:
     if not isinstance(value, str):
         return value
     if redact and value:
-        hashed = xxhash.xxh3_64_hexdigest(value.encode("utf-8", "surrogatepass"))
-        return f"<text of {len(value)} characters, {hashed}>"
+        return f"<text of {len(value)} characters, {_hash(value)}>"
     return _PATH.sub(_named_file, value)
+
+
+def _hash(text: str) -> str:
+    return xxhash.xxh3_64_hexdigest(text.encode("utf-8", "surrogatepass"))
 
 
 def _named_file(path: re.Match[str]) -> str:

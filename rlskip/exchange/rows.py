@@ -76,11 +76,9 @@ def rows_of(given: Any) -> tuple[list[Row], RowFields]:
 
 
 def _mappings(given: Any) -> Iterable[Any]:
-    """The rows of a batch, a DataFrame or a table; anything else is a sequence of rows."""
+    """The rows of a batch or a DataFrame; anything else is a sequence of rows."""
     if is_data_proto(given) or is_tensordict(given) or isinstance(given, Mapping):
         return _of_batch(given)
-    if hasattr(given, "to_pylist"):  # a table of pyarrow
-        return given.to_pylist()  # type: ignore[no-any-return]
     if hasattr(given, "iloc"):  # a DataFrame of pandas
         return given.to_dict("records")  # type: ignore[no-any-return]
     if not isinstance(given, Iterable):

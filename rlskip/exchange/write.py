@@ -44,6 +44,11 @@ _Path = str | os.PathLike[str]
 class StepExistsError(RlskipError, FileExistsError):
     """``rlskip.write`` is to write a step that has a dump already."""
 
+    @classmethod
+    def of(cls, run: Path, step: int) -> StepExistsError:
+        what = "the step has a dump already, which stays"
+        return cls(what, str(run / str(step)), "write another step, or into another run")
+
 
 def write(
     dump_dir: _Path | None,
@@ -72,8 +77,8 @@ def write(
     dump_dir
         A ``skip.dump_dir``, or the directory of a run in it. None: that of `like` or `for_command`.
     rows
-        One mapping for each session, all with the same fields; or a DataFrame, a data set, a table
-        of pyarrow, a TensorDict, a DataProto or a mapping of columns, whose padding is left out.
+        One mapping for each session, all with the same fields; or a DataFrame, a data set, a
+        TensorDict, a DataProto or a mapping of columns, whose padding is left out.
         Fields have the names that :func:`rlskip.open` gives its rows, or those of verl, TRL and
         SkyRL:
 
@@ -133,7 +138,7 @@ def write(
     refuse_links(run)
     shape = _shape_of(run)
     if step is not None and has_dump(run, step):
-        raise _exists(run, step)
+        raise StepExistsError.of(run, step)
     given, fields = rows_of(rows)
     groups, firsts = groups_of(given, fields, shape["n"])
     if prompts is None:
@@ -164,36 +169,23 @@ def write(
         PROMPTS: attrs.asdict(summary),
         ROWS_PER_PROMPT: counts[0] if len({*counts}) == 1 else counts,
     }
-    written = _save(run, step, made, identity, info)
-    lacking = []
-    if fields.response is None and fields.whole is None:
-        lacking.append("tokens")
-    elif fields.log_probs is None:
-        lacking.append("log-probs of the engine")
-    if fields.reward is None:
-        lacking.append("rewards")
-    if lacking:
-        log.warning(
-            "rlskip.write: %s has no %s; a trainer that needs them refuses the dump",
-            written.name, ", ".join(lacking),
-        )  # fmt: skip
-    return written
-
-
-def _save(run: Path, step: int | None, made: Any, identity: Identity, info: Any) -> Step:
-    """Save the dump of a step; without a number of the first one that nobody has written."""
     store, number = StepStore(run), step or max(Run(run).steps(), default=0) + 1
     # Another process may have written the step meanwhile.
     while not store.write(store.prepare(number, made, identity=identity, info=info))[1]:
         if step is not None:
-            raise _exists(run, step)
+            raise StepExistsError.of(run, step)
         number += 1
-    return Step(Run(run), number)
-
-
-def _exists(run: Path, step: int) -> StepExistsError:
-    what = "the step has a dump already, which stays"
-    return StepExistsError(what, str(run / str(step)), "write another step, or into another run")
+    written = Step(Run(run), number)
+    has_tokens = fields.response is not None or fields.whole is not None
+    lacking = [] if has_tokens else ["tokens"]
+    if has_tokens and fields.log_probs is None:
+        lacking.append("log-probs of the engine")
+    if fields.reward is None:
+        lacking.append("rewards")
+    if lacking:
+        text = "rlskip.write: %s has no %s; a trainer that needs them refuses the dump"
+        log.warning(text, written.name, ", ".join(lacking))
+    return written
 
 
 def _directory(
@@ -216,10 +208,9 @@ def _directory(
         remedy = "name a directory, which may be new"
         raise ConfigError("it is a file", f"rlskip.write({str(found)!r})", remedy)
     if like is not None or for_command is not None:
-        if isinstance(like, Run):
-            named = like.directory
-        elif like is not None:
-            named = the_run(Path(like).expanduser()).directory
+        if like is not None:
+            own = like if isinstance(like, Run) else the_run(Path(like).expanduser())
+            named = own.directory
         else:
             words = shlex.split(for_command) if isinstance(for_command, str) else for_command
             named = directory_of(list(words or ()))
@@ -239,12 +230,10 @@ def _shape_of(directory: Path) -> dict[str, int | None]:
     """What the name of a run's directory, or of a role's in it, says of its batches."""
     found = shape_of(directory.name) or shape_of(directory.parent.name)
     if found is None:
-        what = "this is not the directory of a run"
-        remedy = (
-            "add experiment_name= and project_name=, like= or for_command=; or give "
-            "DUMP_DIR/EXPERIMENT_PROJECT/GBSany_Nany_inany_outany"
-        )
-        raise ConfigError(what, f"rlskip.write({str(directory)!r})", remedy)
+        what, where = "this is not the directory of a run", f"rlskip.write({str(directory)!r})"
+        remedy = "add experiment_name= and project_name=, like= or for_command=; or give "
+        remedy += "DUMP_DIR/EXPERIMENT_PROJECT/GBSany_Nany_inany_outany"
+        raise ConfigError(what, where, remedy)
     return {name: int(text) if text.isdecimal() else None for name, text in found.items()}
 
 

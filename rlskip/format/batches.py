@@ -2,7 +2,6 @@
 
 The parts of a node are checked here. What is made of them, the unpacker's ``make`` decides: with
 torch (:mod:`rlskip.format.torch_maker`), or with numpy alone (:mod:`rlskip.format.numpy_maker`).
-This module loads none of these libraries: without them there is no value of theirs to write.
 """
 
 from __future__ import annotations
@@ -17,25 +16,18 @@ import numpy as np
 from rlskip.batch.columns import columns_of
 from rlskip.batch.tables import DataProtoParts, loaded
 from rlskip.format.codec import NODE, Kind, Node, Packer, Unpacker
-from rlskip.format.dump_errors import UnknownTypeError
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-_DRAWN = ("transparency",)
-"""What an image notes of its pixels: of its notes this alone is kept, and compared."""
-_VIEW = 128
-"""Bytes of a view of a row."""
-_PIXELS = 8
-"""The most pixels of a byte."""
-
-# -- tensors -----------------------------------------------------------------------------
+_VIEW = 128  # bytes of a view of a row
+_PIXEL = 8  # bytes of a pixel, or of the pointer to a line of them, at most
 
 
 def _pack_tensor(value: Any, packer: Packer) -> list[Node]:
     if value.is_nested:
         if str(value.layout) != "torch.jagged":
-            return ["nested", packer.node([*value.unbind()])]
+            raise packer.unsupported(value, "nested in strided layout, not torch.jagged")
         parts = {"values": value.values(), "offsets": value.offsets(), "lengths": value.lengths()}
         nodes = [packer.node(part, f".{name}()") for name, part in parts.items()]
         return ["jagged", *nodes, value._ragged_idx]
@@ -53,21 +45,16 @@ def _pack_tensor(value: Any, packer: Packer) -> list[Node]:
 def _unpack_tensor(unpacker: Unpacker, form: str, *parts: Node) -> Any:
     if form == "jagged":
         (values, offsets, lengths), dim = map(unpacker.node, parts[:3]), parts[3]
-        check_jagged(values, offsets, lengths, dim)
+        _check_jagged(values, offsets, lengths, dim)
         unpacker.charge(_VIEW * len(offsets))
         return unpacker.make.jagged(values, offsets, lengths, dim)
-    if form == "nested":
-        tensors = unpacker.list_of(parts[0])
-        # Its parts are copied, and a file may name one tensor many times.
-        unpacker.charge(sum(tensor.nbytes for tensor in tensors))
-        return unpacker.make.nested(tensors)
     name, shape, number, device = parts
     if number is None:
         return unpacker.make.tensor(np.empty(0, np.uint8), name, shape, device)
     return unpacker.once(number, lambda raw: unpacker.make.tensor(raw, name, shape, device))
 
 
-def check_jagged(values: Any, offsets: Any, lengths: Any, dim: Any) -> None:
+def _check_jagged(values: Any, offsets: Any, lengths: Any, dim: Any) -> None:
     """Refuse what torch would trust: offsets and lengths that leave the values."""
     ends = _counts(offsets)
     room = [end - start for start, end in pairwise(ends)]
@@ -87,9 +74,6 @@ def _counts(tensor: Any) -> list[int]:
     if str(tensor.dtype).removeprefix("torch.") not in ("int32", "int64") or tensor.ndim != 1:
         raise ValueError("offsets or lengths are not integers")
     return tensor.tolist()  # type: ignore[no-any-return]
-
-
-# -- tensordict --------------------------------------------------------------------------
 
 
 def _pack_tensordict(value: TensorDict, packer: Packer) -> list[Node]:
@@ -117,13 +101,10 @@ def _unpack_stack(unpacker: Unpacker, form: str, dim: int, content: Node) -> Any
     if form == "data":
         values = unpacker.list_of(content)
         unpacker.charge(NODE * len(values))
-        parts = [unpacker.make.wrapped(data, []) for data in values]
+        parts = [unpacker.make.wrapped(data, batch_size=[]) for data in values]
     else:
         parts = [*map(unpacker.node, content)]
     return unpacker.make.stack(form, parts, dim)
-
-
-# -- verl --------------------------------------------------------------------------------
 
 
 def _pack_dataproto(value: Any, packer: Packer) -> list[Node]:
@@ -137,13 +118,7 @@ def _pack_dataproto(value: Any, packer: Packer) -> list[Node]:
 def _unpack_dataproto(unpacker: Unpacker, batch: Node, others: Node, meta_info: Node) -> Any:
     kind: Any = DataProtoParts
     if unpacker.into == "host":
-        try:
-            kind = importlib.import_module("verl.protocol").DataProto
-        except ImportError as error:
-            raise UnknownTypeError(
-                "holds a verl DataProto, and verl cannot be imported here",
-                remedy="install verl, or load it where verl is installed",
-            ) from error
+        kind = importlib.import_module("verl.protocol").DataProto
     return kind(
         batch=unpacker.node(batch),
         non_tensor_batch=dict(unpacker.entries(others)),
@@ -151,13 +126,11 @@ def _unpack_dataproto(unpacker: Unpacker, batch: Node, others: Node, meta_info: 
     )
 
 
-# -- PIL ---------------------------------------------------------------------------------
-
-
 def _pack_image(value: Any, packer: Packer) -> list[Node]:
     palette = value.getpalette("RGBA") if value.mode in ("P", "PA") else None
     pixels = packer.array(np.frombuffer(value.tobytes(), np.uint8), "x1")
-    drawn = {name: value.info[name] for name in _DRAWN if name in value.info}
+    # Of an image's notes this alone is kept, and compared.
+    drawn = {name: note for name, note in value.info.items() if name == "transparency"}
     nodes = packer.node(palette), packer.node(drawn, ".info")
     return [value.mode, [*value.size], pixels, *nodes]
 
@@ -165,17 +138,12 @@ def _pack_image(value: Any, packer: Packer) -> list[Node]:
 def _unpack_image(
     unpacker: Unpacker, mode: str, size: Sequence[int], pixels: int, palette: Node, info: Node
 ) -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise UnknownTypeError("holds images", remedy="pip install pillow") from error
+    from PIL import Image
+
     width, height = size
     raw = unpacker.source.array(pixels).tobytes()
-    # Pillow would allocate an image although its pixels are not there. Lines without pixels take a
-    # pointer each.
-    room = _PIXELS * len(raw)
-    if min(size) < 0 or width * height > room or max(size) > max(1 << 16, room):
-        raise ValueError("an image without its pixels")
+    # Pillow would allocate an image although its pixels are not there.
+    unpacker.charge(_PIXEL * max(width, 1) * max(height, 1))
     image = Image.frombytes(mode, (width, height), raw)
     if palette is not None:
         image.putpalette(unpacker.list_of(palette), "RGBA")
@@ -183,10 +151,9 @@ def _unpack_image(
     return image
 
 
-def _exactly(*names: str) -> Callable[[type], bool]:
-    """Whether a class is one of these, given by module and name."""
-    places = [(module, name) for module, _, name in (full.rpartition(".") for full in names)]
-    return lambda kind: any(kind is loaded(*place) for place in places)
+def _exactly(module: str, *names: str) -> Callable[[type], bool]:
+    """Whether a class is one of these of a module."""
+    return lambda kind: any(kind is loaded(module, name) for name in names)
 
 
 def _below(module: str, name: str) -> Callable[[type], bool]:
@@ -199,26 +166,26 @@ KINDS = [
     Kind("tensor", _below("torch", "Tensor"), _pack_tensor, _unpack_tensor),
     Kind(
         "size",
-        _exactly("torch.Size"),
+        _exactly("torch", "Size"),
         lambda value, _: [[*value]],
         lambda unpacker, sizes: unpacker.make.size(sizes),
     ),
-    Kind("tensordict", _exactly("tensordict.TensorDict"), _pack_tensordict, _unpack_tensordict),
+    Kind("tensordict", _exactly("tensordict", "TensorDict"), _pack_tensordict, _unpack_tensordict),
     Kind(
         "tensordictstack",
-        _exactly("tensordict.NonTensorStack", "tensordict.LazyStackedTensorDict"),
+        _exactly("tensordict", "NonTensorStack", "LazyStackedTensorDict"),
         _pack_stack,
         _unpack_stack,
     ),
     Kind(
         "nontensor",
-        _exactly("tensordict.NonTensorData"),
+        _exactly("tensordict", "NonTensorData"),
         lambda value, packer: [packer.node(value.data, ".data"), [*value.batch_size]],
-        lambda unpacker, data, size: unpacker.make.wrapped(unpacker.node(data), size),
+        lambda unpacker, data, size: unpacker.make.wrapped(unpacker.node(data), batch_size=size),
     ),
     Kind(
         "dataproto",
-        _exactly("verl.protocol.DataProto", "rlskip.batch.tables.DataProtoParts"),
+        lambda kind: kind in (DataProtoParts, loaded("verl.protocol", "DataProto")),
         _pack_dataproto,
         _unpack_dataproto,
     ),

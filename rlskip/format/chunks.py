@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import struct
+import threading
 from collections.abc import Sequence
 
 import attrs
@@ -22,8 +23,7 @@ try:
 finally:
     _numexpr.removeFilter(_drop)
 
-CHUNK = 1 << 21
-"""Bytes of a chunk before it is stored: large for Python, small for a core's cache."""
+CHUNK = 1 << 21  # bytes before it is stored: large for Python, small for a core's cache
 
 _SIZES = (1, 2, 4, 8)
 STORED_AS = {
@@ -44,8 +44,8 @@ blosc2.set_releasegil(True)
 class Array:
     """A run of equal elements to store; `spec` says as what they must come back.
 
-    `parts` are contiguous 1-D arrays of a chunk each, the last may be shorter. Integers may already
-    be narrower than `spec`. `owned`: no other code will change their memory.
+    `parts` are contiguous 1-D arrays of a chunk each. Integers may already be narrower than `spec`.
+    `owned`: no other code will change their memory.
     """
 
     spec: str
@@ -96,8 +96,8 @@ def copied(arrays: Sequence[Array], memory: Memory) -> list[Array]:
 
     def copy(job: tuple[list[np.ndarray], int, str, np.ndarray]) -> None:
         parts, i, spec, room = job
-        part, fitting = parts[i], narrowest(Array(spec, [parts[i]]))
-        dtype = part.dtype if spec[0] == "x" else np.dtype(fitting)
+        part = parts[i]
+        dtype = part.dtype if spec[0] == "x" else np.dtype(narrowest(Array(spec, [part])))
         # What is not written to never takes a page.
         parts[i] = room[: len(part) * dtype.itemsize].view(dtype)
         np.copyto(parts[i], part, casting="unsafe")
@@ -123,42 +123,49 @@ def pack(part: np.ndarray, spec: str) -> bytes:
     return packed
 
 
-# Values in a chunk's header, from README_CHUNK_FORMAT of c-blosc2. Other special values than zeros
-# stand for memory left as it was, or for bytes of another file.
+class _Scratch(threading.local):
+    """Room of a thread for a chunk before it is widened, so that not each one takes new pages."""
+
+    def __init__(self) -> None:
+        self.room = np.empty(CHUNK // 2, np.uint8)
+
+
+_scratch = _Scratch()
+
+# A chunk's header, from README_CHUNK_FORMAT of c-blosc2. Other special values than zeros stand for
+# memory left as it was, or for bytes of another file.
+_HEADER = struct.Struct("<2xBBi4xiB5sB7xBB")
 _LZ4, _STORED, _ALL_ZERO = 1, 0x02, 0x10
 
 
 def unpack(packed: bytes, spec: str, out: np.ndarray, out_spec: str) -> None:
     """Restore a run of `spec` into the bytes `out`, elements of `out_spec`.
 
-    Raises
-    ------
-    ValueError
-        It is not a run of that size as :func:`pack` makes them.
-    RuntimeError
-        The decompressor fails, for example for lack of memory.
+    Raises ValueError where it is not a run of that size as :func:`pack` makes them, and
+    RuntimeError where the decompressor fails, for example for lack of memory.
     """
     if spec != out_spec:
         wide = out.view(out_spec)
-        narrow = np.empty(len(wide), spec)
-        unpack(packed, spec, narrow.view(np.uint8), spec)
-        np.copyto(wide, narrow, casting="unsafe")
+        narrow = _scratch.room[: len(wide) * int(spec[1])]
+        unpack(packed, spec, narrow, spec)
+        np.copyto(wide, narrow.view(spec), casting="unsafe")
         return
     # Blosc2 takes the length to write from the run's header, and loads plug-ins for codecs and
     # filters that it does not know. Neither is left to the file.
-    if len(packed) < 32:
+    if len(packed) < _HEADER.size:
         raise ValueError("a compressed run has no header")
-    flags, nbytes, cbytes = packed[2], *struct.unpack_from("<i4xi", packed, 4)
+    header = _HEADER.unpack_from(packed)
+    flags, typesize, nbytes, cbytes, last_filter, other_filters, codec, flags2, special = header
     if (
         nbytes != out.nbytes
-        or not 32 <= cbytes <= len(packed)
-        or packed[3] != int(spec[1])
+        or not _HEADER.size <= cbytes <= len(packed)
+        or typesize != int(spec[1])
         or not (flags & _STORED or flags >> 5 == _LZ4)
-        or packed[16] not in (0, 1, 2)
-        or any(packed[17:22])
-        or packed[22] not in (0, _LZ4)
-        or packed[30] != 0
-        or packed[31] not in (0, _ALL_ZERO)
+        or last_filter not in (0, 1, 2)
+        or other_filters != bytes(5)
+        or codec not in (0, _LZ4)
+        or flags2 != 0
+        or special not in (0, _ALL_ZERO)
     ):
         raise ValueError("a compressed run does not match the index")
     blosc2.decompress2(memoryview(packed)[:cbytes], out, nthreads=1)

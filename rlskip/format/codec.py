@@ -5,9 +5,8 @@ by number; :class:`Unpacker` rebuilds the value. ``None``, booleans, short integ
 and strings are nodes as they are; every other value is ``[tag, *parts]``, which a row of the table
 in :mod:`rlskip.format.kinds` writes and reads.
 
-Rebuilding a node imports nothing that it names and calls no class that it names. What it takes in
-memory is charged to the reader's ``max_bytes`` before it is allocated. Else a tree is believed: its
-checksum tells accidents, and who forges it may write any value.
+Rebuilding a node imports and calls nothing that it names. What it takes in memory is charged to the
+reader's ``max_bytes`` first. Else a tree is believed: who forges one may write any value.
 """
 
 from __future__ import annotations
@@ -29,13 +28,11 @@ if TYPE_CHECKING:
 
 Node = Any
 Into = Literal["host", "torch", "numpy"]
-"""What a dump is loaded into: the host's own classes, torch's with stand-ins for the host's, or
-arrays of numpy (:mod:`rlskip.format.numpy_maker`), for which torch is not loaded."""
+"""What a dump becomes: the host's own classes, torch's with stand-ins for the host's, or arrays of
+numpy (:mod:`rlskip.format.numpy_maker`), for which torch is not loaded."""
 MAX_DEPTH = 100
-MAX_PARTS = 1 << 23
-"""The most containers and objects in a value."""
-NODE = 1024
-"""Bytes that a rebuilt value takes besides its arrays and its parts, about."""
+MAX_PARTS = 1 << 23  # containers and objects in a value
+NODE = 1024  # bytes of a rebuilt value besides its arrays and its parts, about
 USER = "user:"
 _ALL_ITEMS = "return a list of its items: an iterator can be read only once"
 _OTHERWISE = (
@@ -50,9 +47,8 @@ _SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 class Kind(NamedTuple):
     """Values that are written as nodes ``[tag, *parts]``.
 
-    They are those of the class `of`, and not of its subclasses; or of classes that no kind names
-    and of which the function `of` says so. `pack` makes the parts of a value and a
-    :class:`Packer`; `unpack` the value of an :class:`Unpacker` and the parts.
+    They are of exactly the class `of`, or of one that no kind names and of which the function `of`
+    says so. `pack` takes a value and a :class:`Packer`, `unpack` an :class:`Unpacker` and parts.
     """
 
     tag: str
@@ -73,10 +69,7 @@ def add_kind(kind: Kind) -> None:
 
 
 class Walk:
-    """Counts the parts that a walk over a value meets.
-
-    Over a list that holds another one twice, which holds a third one twice, it would never end.
-    """
+    """Counts the parts of a value; lists that hold one another twice have more than can be met."""
 
     def __init__(self) -> None:
         self._left = MAX_PARTS
@@ -99,10 +92,9 @@ class Packer:
         self._walk = Walk()
 
     def node(self, value: Any, at: str | tuple[Any] = "") -> Node:
-        """`value` as a node.
+        """`value` as a node; raises UnsupportedTypeError where a part of it cannot be kept.
 
-        `at` is its place in the enclosing value, for errors: ``(key,)`` or text such as
-        ``.values()``. Raises UnsupportedTypeError where a part of it cannot be kept.
+        `at` is its place in the enclosing value, for errors: ``(key,)``, or text: ``.values()``.
         """
         kind = type(value)
         if kind is bool or value is None:
@@ -136,10 +128,7 @@ class Packer:
         return len(self.arrays) - 1
 
     def once(self, value: Any, elements: Callable[[Any], tuple[np.ndarray, str, bool]]) -> Node:
-        """The number of the array of an object's `elements`; of one met again the same.
-
-        Of an object without elements it is None.
-        """
+        """The number of the array of an object's `elements`, wherever it is met; None without."""
         if id(value) not in self._numbers:
             data, spec, owned = elements(value)
             # The value is kept, so that no other object takes its id meanwhile.
@@ -164,10 +153,7 @@ class Packer:
 
 
 class Unpacker:
-    """The walk from a node to a value.
-
-    Of whatever a node raises, :func:`rlskip.format.kinds.rebuild` makes an error by name.
-    """
+    """The walk from a node to a value; :func:`rlskip.format.kinds.rebuild` names its errors."""
 
     def __init__(self, source: Reader, into: Into) -> None:
         self.source = source
@@ -186,12 +172,11 @@ class Unpacker:
             return node
         tag = node[0]
         if tag not in _BY_TAG:
-            raise UnknownTypeError(
-                f"it holds a value of the kind {tag.removeprefix(USER)!r}, which is not known here",
-                remedy="register its codec before loading: rlskip.store.register_codec"
-                if tag.startswith(USER)
-                else "load it with the version of rlskip that wrote it",
-            )
+            remedy = "load it with the version of rlskip that wrote it"
+            if tag.startswith(USER):
+                remedy = "register its codec before loading: rlskip.store.register_codec"
+            what = f"it holds a value of the kind {tag.removeprefix(USER)!r}"
+            raise UnknownTypeError(f"{what}, which is not known here", remedy=remedy)
         self.charge(NODE)
         return _BY_TAG[tag].unpack(self, *node[1:])
 
@@ -203,14 +188,10 @@ class Unpacker:
         return value
 
     def entries(self, entries: list[list[Node]]) -> Iterator[tuple[Any, Any]]:
-        """The items of a mapping."""
         return ((self.node(key), self.node(value)) for key, value in entries)
 
     def once(self, number: int, build: Callable[[np.ndarray], Any]) -> Any:
-        """What `build` makes of array `number`: one object wherever a tree names it.
-
-        One tensor under two names is one tensor again.
-        """
+        """What `build` makes of array `number`: one object wherever a tree names it."""
         if number not in self._built:
             self._built[number] = build(self.source.array(number))
         return self._built[number]

@@ -10,9 +10,8 @@
 Not one Blosc2 frame an array: before Blosc2, which loads plug-ins by id, may open a frame, all of
 it would have to be parsed here, and building one copies each chunk twice (``benchmarks.store``).
 
-Nothing that is read is trusted. What a file declares is compared with its size, and what is about
-to be allocated with `max_bytes`, before it is allocated; and a compressed run must declare exactly
-what is expected before the decompressor sees it.
+Nothing that is read is trusted. What a file declares is compared with its size and `max_bytes`
+before it is allocated, and a compressed run with the index before the decompressor sees it.
 """
 
 from __future__ import annotations
@@ -39,10 +38,8 @@ from rlskip.format.dump_errors import (
 )
 from rlskip.format.memory import half_of_memory
 
-MAX_RATIO = 1024
-"""A file declares at most so many times its size; a smaller one is padded."""
-FLOOR = 64 << 20
-"""Bytes that a file may declare however small it is."""
+MAX_RATIO = 1024  # a file declares at most so many times its size; a smaller one is padded
+FLOOR = 64 << 20  # bytes that a file may declare however small it is
 _PARSED = 26  # bytes in memory, at most, for a byte of JSON
 
 _HEAD = struct.Struct("<8sII")
@@ -53,15 +50,8 @@ _BATCH = 16  # chunks packed before they are written
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
-# -- writing -----------------------------------------------------------------------------
-
-
 def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array]) -> str:
-    """Write a dump's file and return its checksum.
-
-    The `index` is any JSON, without the key ``arrays``. Besides the arrays, only a few chunks are
-    held in memory.
-    """
+    """Write a dump's file and return its checksum; `index` is any JSON without ``arrays``."""
     file.write(_HEAD.pack(_MAGIC, VERSION, 0))
     size = _HEAD.size + _TAIL.size
     listing = []
@@ -86,9 +76,6 @@ def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array]) -> str
     return digest.hex()
 
 
-# -- reading -----------------------------------------------------------------------------
-
-
 class _Entry(NamedTuple):
     nbytes: int
     spec: str
@@ -99,11 +86,9 @@ class _Entry(NamedTuple):
 class Reader:
     """A dump's file, opened: the index verified, the arrays read one by one.
 
-    `source` is its bytes, or a real file, open for reading in binary until the arrays are read;
-    `where` the path to name in errors; `checksum` the one in ``meta.json``. The values may take
-    `max_bytes` of memory, by default half of what there is.
-
-    It raises CorruptDumpError, OtherFormatError or TooLargeDumpError, as do its methods.
+    `source` is its bytes, or a real file, open until the arrays are read; `checksum` the one in
+    ``meta.json``. The values may take `max_bytes` of memory, by default half of what there is.
+    Raises CorruptDumpError, OtherFormatError or TooLargeDumpError, as do its methods.
     """
 
     def __init__(
@@ -146,12 +131,12 @@ class Reader:
         """Raise TooLargeDumpError if with `nbytes` more its values take more than `max_bytes`."""
         self._left -= nbytes
         if self._left < 0:
-            raise TooLargeDumpError(
-                f"its values take more than {self._max_bytes} bytes of memory (max_bytes)",
-                self.where,
+            what = f"its values take more than {self._max_bytes} bytes of memory (max_bytes)"
+            remedy = (
                 "allow more, if the process has it: skip.max_bytes; RLSKIP_MAX_BYTES=BYTES before "
-                "rlskip.open or a command; or by hand StepStore(directory, max_bytes=...)",
+                "rlskip.open or a command; or by hand StepStore(directory, max_bytes=...)"
             )
+            raise TooLargeDumpError(what, self.where, remedy)
 
     def nbytes(self, number: int) -> int:
         """The size of array `number`."""
@@ -160,12 +145,11 @@ class Reader:
         return self._entries[number].nbytes
 
     def array(self, number: int) -> np.ndarray:
-        """Array `number`, verified, as bytes in newly allocated memory.
+        """Array `number`, verified, as bytes in new memory.
 
-        Integers that come narrower than they were have their own dtype instead, and its
-        ``metadata["of"]`` is the array's spec.
+        Narrow integers have their own dtype, whose ``metadata["of"]`` is the array's spec.
         """
-        self.nbytes(number)
+        self.nbytes(number)  # is it one?
         nbytes, whole, stored_as, listed = self._entries[number]
         spec = stored_as if number in self.narrow else whole
         times = int(whole[1]) // int(spec[1])
@@ -183,7 +167,7 @@ class Reader:
         return out.view(np.dtype(spec, metadata={"of": whole}))  # type: ignore[call-overload]
 
     def verify(self) -> None:
-        """Compare the arrays not yet read with their checksums, without decompressing them."""
+        """Compare the arrays not yet read with their checksums."""
         for number, entry in enumerate(self._entries):
             if number not in self._verified:
                 for chunk in entry.chunks:

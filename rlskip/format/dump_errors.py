@@ -2,8 +2,7 @@
 
 A *corrupt* dump can never be used again: it is quarantined and the step counts as a miss. That
 needs a proof: a checksum that differs, a file that is too short, a structure that no writer makes.
-A dump in *another format*, of a type that this process does not know, or that this process cannot
-load for a reason of its own, stays in its place.
+Any other dump that this process cannot load stays in its place.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ VERSION = 4
 DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, struct.error)
 """What rlskip's own code raises over a structure that no writer makes.
 
-Every other exception is the process's: too little memory, an exhausted stack, a device that fails.
-So is whatever is raised by code that is not rlskip's, such as a registered codec.
+Every other exception is the process's (its memory, its stack, a device), or a registered codec's.
 """
 
 

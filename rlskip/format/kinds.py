@@ -24,19 +24,12 @@ for _kind in (*plain.KINDS, *batches.KINDS, *objects.KINDS):
 def register_codec(
     type: type, name: str, encode: Callable[[Any], Any], decode: Callable[[Any], Any]
 ) -> None:
-    """Keep values of exactly `type` in dumps; its subclasses need their own codecs.
+    """Keep values of exactly `type` in dumps, under a name; its subclasses need their own codecs.
 
-    Parameters
-    ----------
-    name
-        The type's name in dumps. A process that loads the dump must have registered it, too.
-    encode
-        Turns the value into something that dumps already keep (a dict of tensors, a string, ...).
-    decode
-        Turns that back into the value. Trust its argument as you trust the file.
+    `encode` turns a value into something that dumps already keep (a dict of tensors, a string), and
+    `decode` turns that back. Trust its argument as you trust the file. A process that loads the
+    dump must have registered the codec, too.
 
-    Examples
-    --------
     >>> register_codec(Version, "myproject.Version", str, Version)
     """
 
@@ -55,17 +48,9 @@ def rebuild(
 ) -> Any:
     """The value of one of a file's trees, or with `fields` of its outermost mapping or batch.
 
-    Raises
-    ------
-    UnknownTypeError
-        The tree holds a type that this process does not know.
-    UnreadableDumpError
-        This process cannot make the value, for example for lack of memory, or because of what a
-        codec raises. That proves nothing about the file: its checksum is sound.
-    DumpError
-        It has no such field, an array is altered, or it would take more memory than it may.
-    OSError
-        From the file.
+    Raises UnknownTypeError for a type that this process does not know, UnreadableDumpError where it
+    cannot make the value, which proves nothing about the file, and another DumpError where there is
+    no such field, an array is altered, or the value takes more memory than it may.
     """
     where = source.where
     try:
@@ -81,9 +66,6 @@ def rebuild(
         raise
     except Exception as error:
         raise UnreadableDumpError.by_process(error, where) from error
-
-
-# -- what a tree says before it is read ----------------------------------------------------
 
 
 def array_of(node: Node) -> int | None:
@@ -122,25 +104,18 @@ def choosable(node: Node) -> dict[str, Node]:
     """The nodes of the fields that can be chosen of a value, by name; none of any other value."""
     match node:
         case ["dataproto", batch, entries, _]:
-            return {**choosable(batch), **_named(entries)}
+            return {**choosable(batch), **choosable(["dict", entries])}
         case [str(tag), *_, entries] if tag in _WITH_FIELDS:
-            return _named(entries)
+            return {key: value for key, value in entries if type(key) is str}
     return {}
-
-
-def _named(entries: list[list[Node]]) -> dict[str, Node]:
-    return {key: value for key, value in entries if type(key) is str}
 
 
 def _chosen(node: Node, fields: Sequence[str]) -> Node:
     """The node of a value with these of its fields only."""
     match node:
         case ["dataproto" as tag, batch, entries, meta_info]:
-            return [tag, _chosen(batch, fields), _chosen_of(entries, fields), meta_info]
+            _, chosen = _chosen(["dict", entries], fields)
+            return [tag, _chosen(batch, fields), chosen, meta_info]
         case [str(tag), *parts, entries] if tag in _WITH_FIELDS:
-            return [tag, *parts, _chosen_of(entries, fields)]
+            return [tag, *parts, [entry for entry in entries if entry[0] in fields]]
     return node
-
-
-def _chosen_of(entries: list[list[Node]], fields: Sequence[str]) -> list[list[Node]]:
-    return [entry for entry in entries if entry[0] in fields]

@@ -16,16 +16,16 @@ _VARIABLE = "RLSKIP_MAX_BYTES"
 def half_of_memory() -> int:
     """Half of the bytes that this process may use, unless RLSKIP_MAX_BYTES allows others."""
     if not (given := os.environ.get(_VARIABLE)):
-        return _half()
+        return _memory() // 2
     if not given.isdecimal():
         raise ConfigError(f"{given!r:.40} is not a number of bytes", _VARIABLE)
     return int(given)
 
 
 @functools.cache
-def _half() -> int:
+def _memory() -> int:
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(machine, *limits(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))) // 2
+    return min(machine, *limits(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")))
 
 
 def limits(root: Path, own: Path) -> Iterator[int]:

@@ -1,8 +1,8 @@
 """Tensors and batches as numpy's arrays, so that looking at a dump loads no torch.
 
 A tensor becomes an array whose ``dtype.metadata["torch"]`` names its dtype. bfloat16 becomes
-float32, and what else numpy lacks is refused. Batches become the classes of
-:mod:`rlskip.batch.tables`. The functions are those of :mod:`rlskip.format.torch_maker`.
+float32, and what else numpy lacks is refused. Batches become :mod:`rlskip.batch.tables`. The
+functions are those of :mod:`rlskip.format.torch_maker`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ _SAME = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
          "float16", "float32", "float64", "complex64", "complex128")  # fmt: skip
 
 size = tuple
-nested = Ragged
 
 
 def tensor(raw: np.ndarray, name: str, shape: list[int], device: str | None) -> np.ndarray:

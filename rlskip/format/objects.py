@@ -1,8 +1,8 @@
 """The kinds of a program's own data: dataclasses, named tuples, members of enums, paths, UUIDs.
 
-The class of a value is looked up among those that the program has imported. It is never imported,
-and an instance is made without a call of its code. Where the reader asks for no host's classes, a
-dataclass and a named tuple come as mappings of their fields, and a member as its value.
+The class of a value is looked up among those that the program has imported, and an instance is made
+without a call of its code. Where the reader asks for no host's classes, a dataclass and a named
+tuple come as mappings of their fields, and a member as its value.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import types
 import uuid
 from collections.abc import Callable
 from inspect import getattr_static
+from pathlib import Path
 from typing import Any
 
 from rlskip.format.codec import Kind, Node, Packer, Unpacker
@@ -54,8 +55,7 @@ def _found(module: str, qualname: str, fits: Callable[[Any], bool], what: str) -
 def _fields_of(kind: Any) -> list[str] | None:
     """The names of the fields of a dataclass or a named tuple; None for any other value.
 
-    Dataclasses with their own way to make or to end instances (``__new__``, ``__del__``) are left
-    out.
+    Dataclasses with their own ``__new__`` or ``__del__`` are left out.
     """
     if not isinstance(kind, type):
         return None
@@ -71,12 +71,9 @@ def _pack_fields(value: Any, packer: Packer) -> list[Node]:
     kind = type(value)
     names = _fields_of(kind) or []
     slots = [name for name in copyreg._slotnames(kind) if hasattr(value, name)]  # type: ignore[attr-defined]
-    others = {
-        name
-        for name in {*getattr(value, "__dict__", ()), *slots} - {*names}
-        if not isinstance(getattr_static(kind, name, None), functools.cached_property)
-    }
-    if others:
+    own = {*getattr(value, "__dict__", ()), *slots} - {*names}
+    is_cache = functools.cached_property
+    if others := [n for n in own if not isinstance(getattr_static(kind, n, None), is_cache)]:
         what = f"it has attributes besides its fields: {', '.join(others)}"
         raise packer.unsupported(value, what)
     parts = value if issubclass(kind, tuple) else [object.__getattribute__(value, n) for n in names]
@@ -121,10 +118,7 @@ def _unpack_member(unpacker: Unpacker, module: str, qualname: str, name: str, co
     return _found(module, qualname, fits, what)._member_map_[name]
 
 
-_PATHS: dict[str, type[pathlib.PurePath]] = {
-    kind.__name__: kind
-    for kind in (pathlib.PurePosixPath, pathlib.PureWindowsPath, type(pathlib.Path()))
-}
+_PATHS = {c.__name__: c for c in (pathlib.PurePosixPath, pathlib.PureWindowsPath, type(Path()))}
 
 KINDS = [
     Kind(

@@ -1,7 +1,6 @@
 """The kinds of Python and of numpy: numbers, text, containers, arrays.
 
-Long lists of one type of number, or of text, are packed into arrays, and so are lists of such
-lists (token ids per row).
+Long lists of numbers or texts, and lists of such lists (token ids), are packed into arrays.
 """
 
 from __future__ import annotations
@@ -18,10 +17,7 @@ import numpy as np
 from rlskip.batch.columns import objects_of
 from rlskip.format.codec import Kind, Node, Packer, Unpacker
 
-_OBJECTS = 8
-"""Bytes of objects of Python, about, for each byte of an array that holds them."""
-
-# -- containers --------------------------------------------------------------------------
+_OBJECTS = 8  # bytes of objects of Python, about, for each byte of an array that holds them
 
 
 def _pack_list(values: Sequence[Any], packer: Packer) -> list[Node]:
@@ -87,19 +83,20 @@ def _mapping(kind: type) -> Kind:
     )
 
 
-_FACTORIES = {f.__name__: f for f in (list, dict, set, int, float, str, bool, tuple)}
+_FACTORIES: dict[str | None, Any] = {
+    None: None, **{f.__name__: f for f in (list, dict, set, int, float, str, bool, tuple)},
+}  # fmt: skip
 
 
 def _pack_defaultdict(value: defaultdict, packer: Packer) -> list[Node]:
     factory = value.default_factory
-    name = None if factory is None else getattr(factory, "__name__", "")
-    if name is not None and _FACTORIES.get(name) is not factory:
+    if factory not in _FACTORIES.values():
         raise packer.unsupported(value, f"its default factory {factory!r} is not a builtin type")
-    return [name, packer.entries(value.items())]
+    return [getattr(factory, "__name__", None), packer.entries(value.items())]
 
 
 def _unpack_defaultdict(unpacker: Unpacker, name: str | None, entries: Node) -> defaultdict:
-    return defaultdict(None if name is None else _FACTORIES[name], unpacker.entries(entries))
+    return defaultdict(_FACTORIES[name], unpacker.entries(entries))
 
 
 def _raw(kind: type) -> Kind:
@@ -109,9 +106,6 @@ def _raw(kind: type) -> Kind:
         lambda value, packer: [packer.array(np.frombuffer(bytes(value), np.uint8), "x1")],
         lambda unpacker, number: kind(unpacker.source.array(number)),
     )
-
-
-# -- numpy -------------------------------------------------------------------------------
 
 
 def _dtype(name: str) -> np.dtype:

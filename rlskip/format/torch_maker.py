@@ -19,8 +19,6 @@ DTYPES: dict[str, torch.dtype] = {
 _SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _NARROW = (torch.uint8, torch.int8, torch.int16, torch.int32)
 
-# -- what a tensor holds -----------------------------------------------------------------
-
 
 def is_plain(value: torch.Tensor) -> bool:
     """Whether a tensor has elements in memory, one after the other or strided."""
@@ -41,9 +39,8 @@ def flat_bytes(value: torch.Tensor) -> np.ndarray:
 def _fetched(value: torch.Tensor) -> torch.Tensor:
     """The tensor in the CPU's memory.
 
-    What comes from a GPU comes to pinned memory, which torch keeps for the next step. To memory of
-    fresh pages the copy takes ten times as long, and the training thread waits for it
-    (``benchmarks.gpu``).
+    From a GPU it comes to pinned memory, which torch keeps for the next step. To fresh pages the
+    copy takes ten times as long, and the training thread waits for it (``benchmarks.gpu``).
     """
     if value.device.type != "cuda":
         return value.cpu()
@@ -62,15 +59,13 @@ def elements(value: torch.Tensor) -> tuple[np.ndarray, str, bool]:
     if value.is_complex() or value.is_floating_point():
         size //= 1 + value.is_complex()
         return flat.view(f"u{size}"), f"x{size}", owned
-    elements = flat.view(f"{'i' if near.dtype.is_signed else 'u'}{near.element_size()}")
-    return elements, f"{'i' if value.dtype.is_signed else 'u'}{size}", owned
+    kind = "i" if value.dtype.is_signed else "u"
+    stored = "i" if near.dtype.is_signed else "u"
+    return flat.view(f"{stored}{near.element_size()}"), f"{kind}{size}", owned
 
 
 def narrowed(value: torch.Tensor) -> torch.Tensor:
-    """A tensor as it crosses a device's bus: its signed integers in fewer bytes, if they fit.
-
-    A mask of int64 is an eighth of its size as bytes. The caller waits for two extremes instead.
-    """
+    """A tensor as it crosses a device's bus: its signed integers in fewer bytes, if they fit."""
     wide = value.dtype in (torch.int16, torch.int32, torch.int64) and value.numel()
     if _is_near(value) or not wide:
         return value
@@ -86,10 +81,10 @@ def _is_near(value: torch.Tensor) -> bool:
     return value.device.type == "cpu"
 
 
-# -- what is made: the names of this part are those of numpy_maker -------------------------
-
-
+# What is made, under the names of numpy_maker.
 size = torch.Size
+jagged = torch.nested.nested_tensor_from_jagged
+wrapped = NonTensorData
 
 
 def tensor(raw: np.ndarray, name: str, shape: list[int], device: str | None) -> torch.Tensor:
@@ -109,16 +104,6 @@ def tensor(raw: np.ndarray, name: str, shape: list[int], device: str | None) -> 
     return loaded.view(kind).reshape(shape)
 
 
-def jagged(values: Any, offsets: Any, lengths: Any, dim: int) -> torch.Tensor:
-    """A nested tensor of rows that differ in their dimension `dim`."""
-    return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, dim)
-
-
-def nested(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """A nested tensor of these, in the strided layout."""
-    return torch.nested.nested_tensor(tensors, layout=torch.strided)
-
-
 def tensordict(entries: dict[str, Any], batch_size: list[int], device: str | None) -> TensorDict:
     if device is not None:
         device = "cuda" if device == "cuda" and torch.cuda.is_available() else "cpu"
@@ -134,8 +119,3 @@ def tensordict(entries: dict[str, Any], batch_size: list[int], device: str | Non
 def stack(form: str, parts: list[Any], dim: int) -> Any:
     """A lazy stack of TensorDicts (`form` is ``lazy``), or a stack of wrapped values."""
     return (LazyStackedTensorDict if form == "lazy" else NonTensorStack)(*parts, stack_dim=dim)
-
-
-def wrapped(data: Any, batch_size: list[int]) -> NonTensorData:
-    """A value of no type of torch, as a TensorDict holds it."""
-    return NonTensorData(data=data, batch_size=batch_size)

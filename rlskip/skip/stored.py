@@ -217,6 +217,8 @@ def kept_by(kind: Any, stored: Mapping[Any, Any]) -> dict[str, Any]:
     what is neither a single value nor called.
     """
     is_class = isinstance(kind, type)
+    if not is_class and is_neutral(kind):  # torch alone has thousands of names
+        return {}
     found: dict[str, Any] = {}
     classes = classes_of(kind) if is_class else [(kind, vars(kind))]
     if type(kind) not in (type, types.ModuleType):

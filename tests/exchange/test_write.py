@@ -102,7 +102,7 @@ COLUMNS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["columns", "lists", "TensorDict", "frame", "table", "data set"])
+@pytest.mark.parametrize("kind", ["columns", "lists", "TensorDict", "frame", "data set"])
 def test_batches_and_tables_are_rows_without_padding(run: Path, kind: str) -> None:
     lists = [{"prompt_ids": [5], "completion_ids": [1, 2], "reward": 1.0, "n": 1},
              {"prompt_ids": [6, 7], "completion_ids": [3], "reward": 0.5, "n": 2}]  # fmt: skip
@@ -111,8 +111,6 @@ def test_batches_and_tables_are_rows_without_padding(run: Path, kind: str) -> No
         given = {name: [row[name] for row in lists] for name in lists[0]} | {"prompt": ["a", "b"]}
     elif kind == "frame":
         given = pytest.importorskip("pandas").DataFrame(lists)
-    elif kind == "table":
-        given = pytest.importorskip("pyarrow").Table.from_pylist(lists)
     elif kind == "data set":
         given = pytest.importorskip("datasets").Dataset.from_list(lists)
     rows = list(rlskip.write(run, given, step=1).iter_rows())

@@ -124,6 +124,7 @@ def test_a_registered_codec_round_trips_its_type(store: StepStore) -> None:
         ({"a": [1, object()]}, r"rollouts\['a'\]\[1\]", "builtins.object"),
         ({"x": {1: lambda: 0}}, r"rollouts\['x'\]\[1\]", "builtins.function"),
         (TensorDict({"n": {"s": torch.ones(2, 2).to_sparse()}}, []), r"\['n'\]\['s'\]", "Tensor"),
+        (torch.nested.nested_tensor([torch.ones(1)]), "rollouts", "Tensor: nested in strided"),
         (np.ma.masked_array([1]), "rollouts", "MaskedArray"),
         (defaultdict(lambda: 0), "rollouts", "defaultdict"),
         # They would come back as plain tensors and arrays.

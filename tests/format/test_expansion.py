@@ -90,9 +90,6 @@ _FORGED: dict[str, Callable[[], tuple[Any, list[np.ndarray]]]] = {
     "an image without its pixels": lambda: (
         ["image", "RGBA", [2**15, 2**15], 0, None, ["dict", []]], [_TEXT],
     ),
-    "one tensor nested many times": lambda: (
-        ["tensor", "nested", ["list", "any", [_dense(0, _N // 16)] * 2000]], [_ZEROS[: _N // 16]],
-    ),
     "empty lists": lambda: (["list", "any", [["list", "any", []]] * 5_000], []),
     "one tensor in many TensorDicts": lambda: (
         ["list", "any",
@@ -107,9 +104,8 @@ _FORGED: dict[str, Callable[[], tuple[Any, list[np.ndarray]]]] = {
 
 # What torch and Pillow allocate is not traced: that it is refused is all that can be observed.
 _NOT_TRACED = {
-    "one tensor nested many times": TooLargeDumpError,
-    "an image of lines without pixels": UnreadableDumpError,
-    "an image without its pixels": UnreadableDumpError,
+    "an image of lines without pixels",
+    "an image without its pixels",
 }
 
 
@@ -118,7 +114,7 @@ def test_a_forged_file_takes_no_more_memory_than_it_may(name: str) -> None:
     node, arrays = _FORGED[name]()
     data = _file({"rollouts": node}, arrays)
     if name in _NOT_TRACED:
-        with pytest.raises(_NOT_TRACED[name], match=r"max_bytes|without its pixels"):
+        with pytest.raises(TooLargeDumpError, match="max_bytes"):
             _read(data)
     else:
         with contextlib.suppress(UnreadableDumpError, UnknownTypeError, TooLargeDumpError):
@@ -128,9 +124,6 @@ def test_a_forged_file_takes_no_more_memory_than_it_may(name: str) -> None:
 _HARMFUL: dict[str, Any] = {
     "too many elements for no data": ["ndarray", "<i8", [2**62], None],
     "a long nothing, wrapped": ["tensordictstack", "data", 0, ["nontensor", 1, [2**40]]],
-    "a long nothing to copy": [
-        "tensor", "nested", ["tensor", "dense", "int8", [2**40, 0], None, None],
-    ],
     "a tensor without its elements": ["tensor", "dense", "int64", [8], None, None],
     "a tensor larger than its elements": _dense(0, 2**40),
     "more places than objects": ["ndarray", "O", [10**12], ["list", "any", []]],
@@ -176,7 +169,7 @@ def test_an_array_that_is_not_there(number: Any) -> None:
     [
         (["nonsense"], UnknownTypeError, "'nonsense'"),  # a newer rlskip wrote it
         (["user:mine.Thing", None], UnknownTypeError, r"'mine\.Thing'"),
-        (["dataproto", None, [], ["dict", []]], UnknownTypeError, "install verl"),
+        (["dataproto", None, [], ["dict", []]], UnreadableDumpError, "verl"),
         (["image", "nonsense", [1, 1], 1, None, ["dict", []]], UnreadableDumpError, "cannot load"),
         (["fields", "os", "system", [["args", "x"]]], UnknownTypeError, r"os\.system"),
         (["tensor", "dense", "float3", [0], None, None], UnknownTypeError, "float3"),

@@ -151,7 +151,6 @@ _KINDS: list[Callable[[_Grammar], list]] = [
     lambda g: g.dense(),
     lambda g: ["tensor", "jagged", g.any_of(g.number(), g.dense()), g.number(),
                g.any_of(None, g.number()), g.any_of(1, 1, 2)],
-    lambda g: ["tensor", "nested", ["list", "any", [g.dense()] * g.any_of(1, 2, 300)]],
     lambda g: ["size", g.shape()],
     lambda g: ["tensordict", g.any_of([], [8], [2]), g.any_of(None, "cpu", "cuda"),
                g.any_of(None, ["x"]),

@@ -88,9 +88,6 @@ def test_batches_become_tables_of_columns() -> None:
     offsets = torch.tensor([0, 2, 5])
     batch = TensorDict({"half": torch.tensor([1.5, -2.0]).bfloat16(), "x": torch.arange(2)}, [2])
     batch["jagged"] = torch.nested.nested_tensor_from_jagged(torch.arange(5), offsets)
-    batch["strided"] = torch.nested.nested_tensor(
-        [torch.ones(2), torch.ones(3)], layout=torch.strided
-    )
     batch["text"] = NonTensorStack("a", "b")
     batch["whole"] = NonTensorData([1, 2], batch_size=[2])
     batch["within"] = TensorDict({"y": torch.ones(2)}, [2])
@@ -101,12 +98,11 @@ def test_batches_become_tables_of_columns() -> None:
     assert found["half"].dtype.metadata["torch"] == "bfloat16"
     assert found["x"].dtype.metadata["torch"] == "int64"
     assert isinstance(found["jagged"], Ragged)
-    assert isinstance(found["strided"], Ragged)
     assert repr([_plain(row) for row in rows_of(found)]) == repr(
         [
-            {"half": "1.5", "x": 0, "jagged": [0, 1], "strided": ["1.0", "1.0"], "text": "a",
+            {"half": "1.5", "x": 0, "jagged": [0, 1], "text": "a",
              "whole": [1, 2], "within": {"y": "1.0"}},
-            {"half": "-2.0", "x": 1, "jagged": [2, 3, 4], "strided": ["1.0"] * 3, "text": "b",
+            {"half": "-2.0", "x": 1, "jagged": [2, 3, 4], "text": "b",
              "whole": [1, 2], "within": {"y": "1.0"}},
         ]
     )  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import blosc2
@@ -13,10 +12,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rlskip import SkipManager
-from rlskip.errors import MissError
 from rlskip.format.container import Reader
-from rlskip.store import StepStore, register_codec
+from rlskip.store import AbsentDumpError, StepStore, register_codec
 
 
 class Thing:
@@ -37,15 +34,6 @@ class DataProto:
 DataProto.__module__, DataProto.__qualname__ = "verl.protocol", "DataProto"
 
 
-_ROWS = TensorDict({"ids": torch.arange(9)}, [9])
-_ROLLOUTS = {"thing": {Thing(): 1}, "rows": _ROWS, "proto": DataProto(_ROWS, {}, {})}
-
-
-@SkipManager.annotate(role="rollout")
-def generate(prompts: list[int]) -> dict[str, Any]:
-    return _ROLLOUTS
-
-
 def _raise(error: BaseException) -> Callable[..., Any]:
     def fail(*_: Any, **__: Any) -> Any:
         raise error
@@ -55,14 +43,6 @@ def _raise(error: BaseException) -> Callable[..., Any]:
 
 def _codec(decode: Callable[[Any], Any]) -> None:
     register_codec(Thing, "tests.Thing", lambda thing: {"a": 1}, decode)
-
-
-@pytest.fixture(autouse=True)
-def fresh(job: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = types.ModuleType("verl.protocol")
-    module.DataProto = DataProto  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "verl.protocol", module)
-    _codec(lambda plain: Thing())
 
 
 # How to make each part of a load fail: in a codec, a host's class, a device, a library.
@@ -87,26 +67,19 @@ _FAULTS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
 
 @pytest.mark.parametrize("fault", _FAULTS)
 def test_a_dump_that_the_process_cannot_load_stays(
-    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fault: str, store: StepStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(**skip: Any) -> Any:
-        names = {"experiment_name": "e", "project_name": "p"}
-        config = {"dump_dir": str(tmp_path), "steps": [1], "rollout": {"enable": True}}
-        SkipManager.reset()
-        SkipManager.init({"skip": {**config, **names, **skip}})
-        SkipManager.set_step(1)
-        return generate([1])
-
-    run()
-    (meta,) = tmp_path.rglob("1/meta.json")
+    module = types.ModuleType("verl.protocol")
+    module.DataProto = DataProto  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "verl.protocol", module)
+    _codec(lambda plain: Thing())
+    rows = TensorDict({"ids": torch.arange(9)}, [9])
+    store.save(1, {"thing": {Thing(): 1}, "rows": rows, "proto": DataProto(rows, {}, {})})
     with monkeypatch.context() as patch:
         _FAULTS[fault](patch)
-        with pytest.raises(MissError) as caught:
-            run(on_miss="error")
-        is_absent = fault in ("a codec's OSError", "the memory")
-        assert is_absent or "generate it once" not in caught.value.remedy
-        assert run(on_miss="generate") is _ROLLOUTS
-    assert StepStore(meta.parent.parent).steps() == [1]
-    assert not list(tmp_path.rglob("*.bad-*"))
+        with pytest.raises(AbsentDumpError, match="cannot"):
+            store.load(1)
+    assert store.steps() == [1]
+    assert not list(store.directory.rglob("*.bad-*"))
     _codec(lambda plain: Thing())
-    assert run(on_miss="error")["rows"]["ids"].tolist() == list(range(9))
+    assert store.load(1)["rows"]["ids"].tolist() == list(range(9))

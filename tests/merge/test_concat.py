@@ -1,5 +1,4 @@
 import copy
-import time
 
 import pytest
 
@@ -144,22 +143,3 @@ def test_a_mask_of_several_turns_counts_each(two_turns):
     metrics = concatenate_generator_outputs([two_turns])["rollout_metrics"]
     assert metrics["generate/tokens_per_turn_max"] == 2
     assert metrics["generate/tokens_per_turn_mean"] == pytest.approx(4 / 3)
-
-
-def test_time_is_linear_in_the_batches():
-    batch = {
-        "prompt_token_ids": [[1]],
-        "response_ids": [[2]],
-        "rewards": [0.0],
-        "loss_masks": [[1]],
-        "stop_reasons": ["stop"],
-        "env_metrics": [{}],
-    }
-
-    def seconds(count):
-        start = time.process_time()
-        concatenate_generator_outputs([batch] * count)
-        return time.process_time() - start
-
-    # 16 if linear; above 100 if each batch copies all earlier rows.
-    assert min(seconds(16_000) for _ in range(3)) < 40 * min(seconds(1_000) for _ in range(5))

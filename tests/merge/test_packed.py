@@ -74,3 +74,32 @@ def test_packed_responses_take_the_wider_ids_of_prompts(two_turns, dtype):
     merged = merge(pack(two_turns, response_ids=dtype), merge_config())[0]["response_ids"]
     assert merged.dtype == torch.int32
     assert merged.values().tolist() == [20, 70_000, 40, 41]
+
+
+def jagged(*rows, dtype=torch.int64):
+    offsets = torch.tensor([0, *map(len, rows)]).cumsum(0)
+    return torch.nested.nested_tensor_from_jagged(
+        torch.tensor([x for row in rows for x in row], dtype=dtype), offsets
+    )
+
+
+PACKED_VALUES = {
+    "float8": lambda: jagged([1.0], [1.0, 2.0], dtype=torch.float8_e4m3fn),
+    "bool": lambda: jagged([True], [True, False], dtype=torch.bool),
+    "complex": lambda: jagged([1j], [1j, 2j], dtype=torch.complex64),
+    "rows of vectors": lambda: torch.nested.nested_tensor(
+        [torch.zeros(1, 3), torch.zeros(2, 3)], layout=torch.jagged
+    ),
+}
+
+
+@pytest.mark.parametrize("value", PACKED_VALUES)
+@pytest.mark.parametrize("place", ["custom", ("deep", "er", "custom")], ids=["top", "nested"])
+def test_packed_values_of_any_dtype_stay_with_their_tokens(value, place):
+    batch = pack(turns(([10], [20]), ([10, 20, 30], [40, 41])))
+    batch[place] = PACKED_VALUES[value]()
+    was = batch[place].values().clone()
+    (now,) = merge(batch, merge_config())[0][place].unbind()
+    assert now.dtype == was.dtype
+    assert torch.equal(now[[0, 2, 3]].to(torch.complex64), was.to(torch.complex64))
+    assert not now[1].to(torch.complex64).any()
