@@ -37,7 +37,7 @@ from attrs.validators import and_, ge, instance_of, lt, optional
 
 from rlskip._files import open_folder
 from rlskip._human import size
-from rlskip.jobs.ranks import shard, world_size
+from rlskip.jobs.ranks import shard
 
 JOB_VARIABLE = "RLSKIP_JOB"
 # No run's directory has this name: those contain an underscore.
@@ -74,8 +74,8 @@ def begin_job(*, lasts: bool = False) -> None:
     """Begin another job in this process, unless it has a name that was given to it.
 
     If it `lasts`, what begins in this process until :func:`end_job` is part of it. Then a name
-    counts as given only if the user names the job of several ranks, and not that of the job that
-    started this process. A name that is left in the environment would join one run to the next.
+    counts as given only if the user names the job of several ranks. A name that is left in the
+    environment, or of the job that started this process, would join one run to the next.
     """
     global _began
     given, ours = os.environ.get(JOB_VARIABLE), _ours()
@@ -95,7 +95,7 @@ def job_id() -> str:
     if (ours := _ours()) is not None:
         with _lock:
             # A process that has not joined its ranks yet may still do so.
-            if not ours.is_settled and world_size() > 1:
+            if not ours.is_settled and shard()[1] > 1:
                 os.environ[JOB_VARIABLE] = ours.id = _agreed(ours)
                 ours.is_settled = True
     return os.environ[JOB_VARIABLE]
@@ -156,19 +156,6 @@ class Tally:
     seconds_saved: float = 0.0
     lost: int = 0
 
-    @classmethod
-    def of(cls, kind: str, nbytes: int = 0, seconds_saved: float = 0.0) -> Tally:
-        """One event, as :class:`Event` has it."""
-        return cls(
-            consulted=True,
-            hits=int(kind == "hit"),
-            misses=int(kind == "miss"),
-            bytes_read=nbytes if kind == "hit" else 0,
-            bytes_written=nbytes if kind == "dumped" else 0,
-            seconds_saved=seconds_saved,
-            lost=int(kind == "lost"),
-        )
-
     def __add__(self, other: Tally) -> Tally:
         return Tally(*map(operator.add, attrs.astuple(self), attrs.astuple(other)))
 
@@ -205,22 +192,17 @@ class Event:
         default=0.0, converter=float, validator=[ge(-float(1 << 63)), lt(float(1 << 63))]
     )
 
-    @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Event:
-        """What a line says; raises for one that is not an event."""
-        return cls(
-            record["role"],
-            record["event"],
-            record.get("run"),
-            record.get("source", record.get("step")),
-            record.get("call"),
-            record.get("bytes", 0),
-            record.get("seconds_saved", 0.0),
-        )
-
     @property
     def tally(self) -> Tally:
-        return Tally.of(self.kind, self.nbytes, self.seconds_saved)
+        return Tally(
+            consulted=True,
+            hits=int(self.kind == "hit"),
+            misses=int(self.kind == "miss"),
+            bytes_read=self.nbytes if self.kind == "hit" else 0,
+            bytes_written=self.nbytes if self.kind == "dumped" else 0,
+            seconds_saved=self.seconds_saved,
+            lost=int(self.kind == "lost"),
+        )
 
 
 _NOT_AN_EVENT = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
@@ -238,9 +220,14 @@ def read_events(dump_dir: str | Path, job: str | None = None) -> Iterator[Event]
                 text = folder.read(file, _MAX_FILE).decode("utf-8", "replace")
             for line in text.splitlines():
                 with contextlib.suppress(*_NOT_AN_EVENT):  # a torn line, or another program's
-                    event = Event.of(json.loads(line))
-                    run = event.run or run
-                    yield attrs.evolve(event, run=run)
+                    said = json.loads(line)
+                    event = Event(
+                        said["role"], said["event"], said.get("run") or run,
+                        said.get("source", said.get("step")), said.get("call"),
+                        said.get("bytes", 0), said.get("seconds_saved", 0.0),
+                    )  # fmt: skip
+                    run = event.run
+                    yield event
 
 
 def _names(dump_dir: str | Path, *parts: str) -> list[str]:
@@ -303,8 +290,8 @@ class Recorder:
                         "report` will not know of this job: %s",
                         self._role, error,
                     )  # fmt: skip
-                counted = (facts.get("bytes", 0), facts.get("seconds_saved", 0.0))
-                self.unwritten += Tally.of(event, *counted)
+                counted = facts.get("bytes", 0), facts.get("seconds_saved", 0.0)
+                self.unwritten += Event(self._role, event, None, None, None, *counted).tally
 
 
 def leave_token(dump_dir: str | Path, who: str) -> None:
@@ -313,9 +300,14 @@ def leave_token(dump_dir: str | Path, who: str) -> None:
     _write(dump_dir, job_id(), f"{who}.token", f"{json.dumps(record)}\n", "w")
 
 
-def has_token(dump_dir: str | Path, who: str, job: str) -> bool:
-    """Whether a process of `job` left this token here."""
-    return f"{who}.token" in _names(dump_dir, FOLDER, job)
+def has_token(dump_dir: str | Path, who: str, job: str, within_s: float = 0.0) -> bool:
+    """Whether a process of `job` left this token here, or another host shows it `within_s`."""
+    deadline = time.monotonic() + within_s
+    while f"{who}.token" not in _names(dump_dir, FOLDER, job):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def _write(dump_dir: str | Path, job: str, name: str, line: str, mode: str) -> None:

@@ -34,7 +34,7 @@ from rlskip.store import (
     RankTimeoutError,
     WriterTimeoutError,
 )
-from rlskip.store.commit import NewDump
+from rlskip.store.dump import NewDump
 from rlskip.store.writer import Writer
 
 log = logging.getLogger(__name__)
@@ -273,7 +273,7 @@ class CallRole(Role):
                 # It may serve the call that it was made for, which may be one of this visit.
                 visit.give_back(key)
                 if call.writes == key:
-                    self._ledger.write_not(key)
+                    self._ledger.written.discard(key)
                 name = next_name(call.name, key.call)
                 while Key(call.step, name) in visit.taken:
                     name = next_name(call.name, name)

@@ -162,15 +162,14 @@ def call_number(call: str) -> int:
 
 
 def quarantine_name(name: str) -> str:
-    """A new name, not an integer, to keep a bad dump under."""
+    """A new name to keep a bad dump under."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     return f"{name}{_BAD}{stamp}-{secrets.token_hex(3)}"
 
 
 def name_before_quarantine(name: str) -> str:
     """What a dump or a part was called that is kept under this name; else empty."""
-    before, found, _ = name.partition(_BAD)
-    return before if found else ""
+    return name.rpartition(_BAD)[0]
 
 
 @attrs.frozen
@@ -214,12 +213,8 @@ class Place:
     @property
     def whose(self) -> dict[str, Any]:
         """What both files of a dump record of its place."""
-        return {
-            "step": self.step,
-            "call": self.call,
-            "rank": self.rank,
-            "world_size": self.world_size,
-        }
+        ranks = {"rank": self.rank, "world_size": self.world_size}
+        return {"step": self.step, "call": self.call, **ranks}
 
     @property
     def order(self) -> tuple[int, bool, str, int, int]:
@@ -234,6 +229,16 @@ def places_among(root: Path, names: Iterable[str]) -> list[Place]:
     return sorted(found, key=lambda place: place.order)
 
 
+@attrs.define(eq=False)
+class _Listed:
+    """What a directory held when it was `changed` last, in ns; believed until that time."""
+
+    changed: int | None = None
+    until: float = 0.0
+    dumps: dict[int, list[Place]] = attrs.field(factory=dict)
+    bad: dict[int, list[Place]] = attrs.field(factory=dict)
+
+
 class Listing:
     """The dumps in a run's directory, listed again only if it has changed: a run has many steps.
 
@@ -246,14 +251,16 @@ class Listing:
         self.forget()
 
     def forget(self) -> None:
-        self._listed = _Listed(None, 0.0, {}, {})
+        self._listed = _Listed()
 
     def dumps(self, *, again: bool = False) -> dict[int, list[Place]]:
         """The dumps of all ranks by step; copy it first: other threads may add to it.
 
         A link or a file that has the name of a dump is not one.
         """
-        return self._look(again).dumps
+        if again:
+            self.forget()
+        return self._look().dumps
 
     def bad(self) -> dict[int, list[Place]]:
         """By step the dumps of which something was moved away as bad."""
@@ -270,11 +277,11 @@ class Listing:
             listed.changed = self._changed()
             listed.until = min(listed.until, time.monotonic() + _TICK_S)
 
-    def _look(self, again: bool = False) -> _Listed:
+    def _look(self) -> _Listed:
         # The time before the names: what is added meanwhile is a change at the next look.
         listed, changed = self._listed, self._changed()
-        is_known = changed is not None and changed == listed.changed and not again
-        if is_known and time.monotonic() <= listed.until:
+        is_same = changed is not None and changed == listed.changed
+        if is_same and time.monotonic() <= listed.until:
             return listed
         names: dict[str, bool] = {}
         try:
@@ -285,28 +292,17 @@ class Listing:
         except OSError as error:
             text = "%s cannot be listed: %s; it counts as empty"
             logger.warning(text, self.directory, error)
-            return _Listed(None, 0.0, {}, {})
+            return _Listed()
         is_settled = changed is not None and time.time() - changed / 1e9 > _TICK_S
-        until = math.inf if is_settled else time.monotonic() + _TICK_S
-        dumps, bad = dict[int, list[Place]](), dict[int, list[Place]]()
+        listed = _Listed(changed, math.inf if is_settled else time.monotonic() + _TICK_S)
         for place in places_among(self.directory, (name for name in names if names[name])):
-            dumps.setdefault(place.step, []).append(place)
+            listed.dumps.setdefault(place.step, []).append(place)
         for place in places_among(self.directory, map(name_before_quarantine, names)):
-            bad.setdefault(place.step, []).append(place)
-        self._listed = _Listed(changed, until, dumps, bad)  # as a whole: other threads read it
-        return self._listed
+            listed.bad.setdefault(place.step, []).append(place)
+        self._listed = listed  # as a whole: other threads read it
+        return listed
 
     def _changed(self) -> int | None:
         with contextlib.suppress(OSError):
             return os.stat(self.directory).st_mtime_ns
         return None
-
-
-@attrs.define(eq=False)
-class _Listed:
-    """What a directory held when it was `changed` last, in ns; believed until that time."""
-
-    changed: int | None
-    until: float
-    dumps: dict[int, list[Place]]
-    bad: dict[int, list[Place]]

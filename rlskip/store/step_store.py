@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import os
@@ -19,9 +20,7 @@ from rlskip.format.dump_errors import (
 from rlskip.format.kinds import Packer, rebuild
 from rlskip.format.memory import half_of_memory
 from rlskip.jobs import alive
-from rlskip.store import commit
-from rlskip.store.commit import NewDump
-from rlskip.store.dump import OpenDump, opened
+from rlskip.store.dump import NewDump, OpenDump, move_away, opened
 from rlskip.store.identity import Identity
 from rlskip.store.layout import Listing, Place
 from rlskip.store.meta import DumpMeta, kept_info
@@ -64,7 +63,7 @@ class StepStore:
         world_size: int = 1,
         keep_last: int | None = None,
         quarantines: bool = True,
-        complete: Callable[[DumpMeta], DumpMeta] | None = None,
+        complete: Callable[[DumpMeta], DumpMeta] = lambda meta: meta,
         max_bytes: int | None = None,
     ) -> None:
         self.directory = Path(directory)
@@ -73,22 +72,25 @@ class StepStore:
         self._quarantines, self._complete = quarantines, complete
         self._listing = Listing(self.directory)
         self._sweep_at = -math.inf
-        self._retention = None if keep_last is None else Retention(self.directory, keep_last)
+        self._retention = None
+        if keep_last is not None:
+            listed_again = functools.partial(self._listing.dumps, again=True)
+            self._retention = Retention(keep_last, listed_again)
 
     # -- which dumps there are -----------------------------------------------------------
 
     def steps(self) -> list[int]:
-        """The steps whose first call has a sound dump, ascending; none that cannot be read."""
+        """The steps whose first call has a sound dump, ascending."""
         return [meta.step for meta in self._sound((step, "") for step in self.listed())]
 
     def nearest(self, step: int) -> int | None:
-        """The step that `repeat` takes for `step`; those that cannot be read are left out.
+        """The step that `repeat` takes for `step`.
 
-        `step` itself; else the largest below; else the smallest above; else None.
+        `step` itself; else the largest below; else the smallest above; else None. Those whose first
+        call has no sound dump are left out.
         """
         nearest = sorted(self.listed(), key=lambda s: (s > step, abs(s - step)))
-        found = next(self._sound((near, "") for near in nearest), None)
-        return None if found is None else found.step
+        return next((meta.step for meta in self._sound((near, "") for near in nearest)), None)
 
     def listed(self) -> list[int]:
         """The steps whose first call has a directory, ascending, without a look into it."""
@@ -135,7 +137,7 @@ class StepStore:
                 try:
                     with self._opened(step, call) as here:
                         meta = here.read_meta()
-                    yield self._completed(meta)
+                    yield self._complete(meta)
                 except UnreadableDumpError as error:
                     unread.append(error)
                 except (AbsentDumpError, CorruptDumpError):
@@ -145,18 +147,15 @@ class StepStore:
                 more = f" (and {len(unread) - 1} more)" if len(unread) > 1 else ""
                 logger.warning("%s%s; it counts as absent", unread[0], more)
 
-    def _completed(self, meta: DumpMeta) -> DumpMeta:
-        return meta if self._complete is None else self._complete(meta)
-
     # -- saving --------------------------------------------------------------------------
 
     def save(self, step: int, rollouts: Any, **about: Any) -> DumpMeta:
         """Write `rollouts` as a dump of `step`, completely or not at all.
 
         A dump that is there already stays, and its meta is returned; a shard replaces it, because
-        all shards of a call are of one generation. `about` has the other
-        parameters of :meth:`prepare`. Raises UnsupportedTypeError where the rollouts or `info` hold
-        what cannot be kept; and OSError, for a full disk, say: then nothing is left of the dump.
+        all shards of a call are of one generation. `about` has the other parameters of
+        :meth:`prepare`. Raises UnsupportedTypeError where the rollouts or `info` hold what cannot
+        be kept; and OSError, for a full disk, say: then nothing is left of the dump.
         """
         dump = self.prepare(step, rollouts, **about)
         meta, is_own = self.write(dump)
@@ -176,17 +175,9 @@ class StepStore:
     ) -> NewDump:
         """The first half of :meth:`save`: refuse what cannot be kept, and write nothing.
 
-        Parameters
-        ----------
-        rollouts
-            Anything that a codec keeps.
-        call
-            The name of the call among those of its step; of the first none.
-        identity, info
-            Recorded in ``meta.json``; `info` is any JSON, with the entries that
-            :class:`DumpMeta` names of their type.
-        sidecar
-            A second value, loaded on its own, such as the states of random generators.
+        ``meta.json`` records `identity` and `info`, which is any JSON, with the entries that
+        :class:`DumpMeta` names of their type. A `sidecar` is a second value, loaded on its own,
+        such as the states of random generators.
         """
         packer = Packer()
         trees = {
@@ -213,10 +204,10 @@ class StepStore:
                 error.filename = str(dump.place.directory)
             raise
         if not is_own:
-            return self._completed(meta), False
+            return self._complete(meta), False
         self._listing.note(dump.place)  # it is published: from here on nothing may fail
         if self.rank == 0 and self._retention is not None:
-            self._retention.apply(lambda: self._listing.dumps(again=True), dump.place)
+            self._retention.apply(dump.place)
         return meta, True
 
     # -- loading -------------------------------------------------------------------------
@@ -265,9 +256,9 @@ class StepStore:
 
     def size_of(self, meta: DumpMeta) -> int:
         """Bytes of both files of a dump, as ``rlskip ls`` counts them."""
+        place = self._place(meta.step, meta.call)
         with contextlib.suppress(OSError):  # it may be gone by now
-            place = self._place(meta.step, meta.call)
-            return meta.stored + os.lstat(f"{place.directory}/{place.meta}").st_size
+            return meta.stored + os.lstat(place.directory / place.meta).st_size
         return meta.stored
 
     def quarantine(
@@ -284,7 +275,7 @@ class StepStore:
             logger.warning("%s cannot be used: %s", where, reason)
             return None
         try:
-            kept = commit.move_away(place, judged)
+            kept = move_away(place, judged)
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlskip.jobs.alive import WORK
-from rlskip.store import StepStore, commit, retention
+from rlskip.store import StepStore, dump, retention
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -33,8 +33,8 @@ def test_a_step_goes_with_all_its_calls_and_ranks_the_first_call_last(
         store = StepStore(tmp_path, rank=rank, world_size=2)
         for call in ("", "part-1", "part-10", "part-2"):
             store.save(1, "x", call=call)
-    real, removed = commit.remove, list[str]()
-    monkeypatch.setattr(commit, "remove", lambda at, run: removed.append(at.name) or real(at, run))
+    real, removed = dump.remove, list[str]()
+    monkeypatch.setattr(dump, "remove", lambda at, run: removed.append(at.name) or real(at, run))
     StepStore(tmp_path, keep_last=1, world_size=2).save(2, "y")
     ranks = ("r1-of-2", "r0-of-2")
     calls = ("1.part-10", "1.part-2", "1.part-1", "1")

@@ -15,7 +15,7 @@ import torch
 
 from rlskip._copies import BufferPool
 from rlskip.store import DumpMeta, StepStore, UnsupportedTypeError, WriterTimeoutError
-from rlskip.store.commit import NewDump
+from rlskip.store.dump import NewDump
 from rlskip.store.writer import Writer
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
