@@ -1,18 +1,13 @@
 """The records of hits and misses: one JSON line for each event, next to the dumps.
 
 The process that starts a job is often not the one that trains (verl's launcher process only starts
-a Ray actor). So events are not counted in memory but appended to a file in the dump_dir, and
-the job's summary, ``rlskip ls`` and ``rlskip report`` are made from these files::
+a Ray actor). So events are not counted in memory but appended to files in the dump_dir, of which
+the job's summary, ``rlskip ls`` and ``rlskip report`` are made. `job` comes from the environment
+variable ``RLSKIP_JOB``, which the user may set, and which child processes inherit::
 
-    {dump_dir}/records/{job}/{host}-{pid}-{random}.jsonl
-
-Each file is written by one process for one role. Its first line names the run; see :class:`Event`
-for the fields. A process leaves a token for those of the job that must see the same dump_dir::
-
-    {dump_dir}/records/{job}/{who}.token
-
-`job` comes from the environment variable ``RLSKIP_JOB``, which the user may set, and which child
-processes inherit. Only this module knows the format.
+    {dump_dir}/records/{job}/
+        {host}-{pid}-{random}.jsonl    of one process and role; the first line names the run
+        {who}.token                    left for those of the job that must see the same dump_dir
 """
 
 from __future__ import annotations
@@ -52,20 +47,24 @@ log = logging.getLogger(__name__)
 # -- the job of this process -------------------------------------------------------------------
 
 
+def _new_id() -> str:
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+
+
+_MADE_UP = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}")
+
+
 @attrs.define
 class _Job:
     """A job that began in this process; `number` counts those before it."""
 
     number: int
     lasts: bool
-    id: str = attrs.field(
-        factory=lambda: f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
-    )
+    id: str = attrs.field(factory=_new_id)
     process: int = attrs.field(factory=os.getpid)
     is_settled: bool = False
 
 
-_MADE_UP = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}")
 _began: _Job | None = None
 _lock = threading.Lock()
 
@@ -73,9 +72,9 @@ _lock = threading.Lock()
 def begin_job(*, lasts: bool = False) -> None:
     """Begin another job in this process, unless it has a name that was given to it.
 
-    If it `lasts`, what begins in this process until :func:`end_job` is part of it. Then a name
-    counts as given only if the user names the job of several ranks. A name that is left in the
-    environment, or of the job that started this process, would join one run to the next.
+    If it `lasts`, what begins until :func:`end_job` is part of it. Then a name counts as given only
+    if the user names the job of several ranks: one that is left in the environment, or of the job
+    that started this process, would join one run to the next.
     """
     global _began
     given, ours = os.environ.get(JOB_VARIABLE), _ours()
@@ -116,7 +115,7 @@ def _ours() -> _Job | None:
 
 
 def _agreed(job: _Job) -> str:
-    """What the first of the ranks that asks calls the job; no rank waits for another to ask."""
+    """What the first of the ranks that asks calls the job."""
     key, dist = f"rlskip/job/{job.number}", sys.modules["torch.distributed"]
     try:
         store = dist.distributed_c10d._get_default_store()
@@ -209,10 +208,7 @@ _NOT_AN_EVENT = (ValueError, TypeError, LookupError, AttributeError, OverflowErr
 
 
 def read_events(dump_dir: str | Path, job: str | None = None) -> Iterator[Event]:
-    """The events of `job` (of all jobs by default), each with its run.
-
-    Lines and files that cannot be read are skipped.
-    """
+    """The events of `job`, by default of all; what cannot be read is skipped."""
     for name in _names(dump_dir, FOLDER) if job is None else [job]:
         for file in (one for one in _names(dump_dir, FOLDER, name) if one.endswith(".jsonl")):
             run, text = None, ""
@@ -237,14 +233,14 @@ def _names(dump_dir: str | Path, *parts: str) -> list[str]:
 
 
 def tally(dump_dirs: Mapping[str, str], job: str) -> dict[str, Tally]:
-    """The events of `job` by role, over all processes; `dump_dirs` has each role's dump_dir."""
+    """The events of `job` by role, over all processes; `dump_dirs` has each role's."""
     return {
         role: sum((e.tally for e in read_events(path, job) if e.role == role), Tally())
         for role, path in dump_dirs.items()
     }
 
 
-#: By step and call; a call of None is the whole step (see :class:`Event`).
+#: By step and call, as :class:`Event` has them.
 StepTallies = dict[tuple[int, str | None], Tally]
 
 
@@ -262,10 +258,7 @@ def tally_steps(dump_dir: Path) -> dict[str, StepTallies]:
 
 
 class Recorder:
-    """Appends the events of one role in this process.
-
-    `unwritten` counts the events that could not be written: only this process knows of them.
-    """
+    """Appends the events of one role in this process; `unwritten` are those that it could not."""
 
     def __init__(self, dump_dir: str | Path, role: str) -> None:
         self.unwritten = Tally()
@@ -283,15 +276,16 @@ class Recorder:
         try:
             _write(self._dump_dir, self._job, self._name, f"{start}{json.dumps(record)}\n", "a")
         except (OSError, TypeError, ValueError) as error:
+            counted = facts.get("bytes", 0), facts.get("seconds_saved", 0.0)
             with self._lock:
-                if not self.unwritten.consulted:
-                    log.warning(
-                        "rlskip: role %s: no records can be written, so `rlskip ls` and `rlskip "
-                        "report` will not know of this job: %s",
-                        self._role, error,
-                    )  # fmt: skip
-                counted = facts.get("bytes", 0), facts.get("seconds_saved", 0.0)
+                is_first = not self.unwritten.consulted
                 self.unwritten += Event(self._role, event, None, None, None, *counted).tally
+            if is_first:
+                log.warning(
+                    "rlskip: role %s: no records can be written, so `rlskip ls` and `rlskip "
+                    "report` will not know of this job: %s",
+                    self._role, error,
+                )  # fmt: skip
 
 
 def leave_token(dump_dir: str | Path, who: str) -> None:

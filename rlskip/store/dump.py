@@ -1,9 +1,8 @@
 """One dump: written, published, read back; moved away if it is bad, removed if it is old.
 
-A dump is there completely or not at all: it is written in a staging directory and renamed into
-place. Of two writers that race for a name the first rename wins. Nothing here relies on locks, so
-that network file systems will do. What a killed writer leaves is known by
-:mod:`rlskip.jobs.alive`.
+It is there completely or not at all: it is written in a staging directory and renamed into place.
+Of two writers that race for a name the first rename wins. Nothing relies on locks, so that network
+file systems will do. What a killed writer leaves is known by :mod:`rlskip.jobs.alive`.
 """
 
 from __future__ import annotations
@@ -44,10 +43,7 @@ _NOT_NOW = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.ENOENT)
 
 @attrs.frozen(eq=False)
 class NewDump:
-    """A dump that can be written: a codec keeps everything in it.
-
-    Its arrays are views of the rollouts.
-    """
+    """A dump that can be written, as a codec keeps all of it; its arrays are views."""
 
     place: Place
     trees: dict[str, Any]
@@ -60,7 +56,7 @@ class NewDump:
         return sum(array.nbytes for array in self.arrays)
 
     def named(self, call: str) -> NewDump:
-        """The same for another name of the call: both files have it."""
+        """The same for another name of the call."""
         return attrs.evolve(self, place=attrs.evolve(self.place, call=call))
 
     def publish(self, over: DumpMeta | None = None) -> tuple[DumpMeta, bool]:
@@ -124,10 +120,7 @@ def _synced(folder: Folder, name: str) -> Iterator[BinaryIO]:
 
 
 def _rename(staging: Folder, place: Place) -> bool:
-    """Rename the staging directory into place, durably; False where it is to be tried again.
-
-    Then something has the name, or was removed in this moment.
-    """
+    """Rename the staging directory into place, durably; False where something has the name."""
     # The order is important: both files are on the disk by now (`_synced`); then the directory that
     # lists them, then the name, then the directory that lists the name. So after a power cut there
     # is a whole dump of this name, or none.
@@ -146,7 +139,7 @@ def _rename(staging: Folder, place: Place) -> bool:
 
 
 def _there(place: Place) -> DumpMeta | None:
-    """The meta of the dump that another process has written to `place`; None: there is none now.
+    """The meta of the dump that another process has written; None where there is none now.
 
     What has its name and is none is moved away. Raises OSError for what cannot be read: it may be
     a sound dump, which nobody quarantines.
@@ -179,16 +172,9 @@ def opened(place: Place) -> Iterator[OpenDump]:
     """Hold a dump's directory open, so that its files belong together whatever is renamed.
 
     Who opened them by their paths could get one file of a dump, and one of the dump that replaced
-    it in between. The file system's faults within the block become one of these errors, too.
-
-    Raises
-    ------
-    AbsentDumpError
-        There is no such directory or file (any more).
-    UnreadableDumpError
-        The file system does not let it be read, or there is not enough memory, or stack.
-    CorruptDumpError
-        Something else has the directory's name: a file, a link.
+    it in between. What fails within the block becomes an AbsentDumpError, where there is no such
+    directory or file (any more); an UnreadableDumpError, for the file system's faults and too
+    little memory or stack; or a CorruptDumpError, where something else has the directory's name.
     """
     where = str(place.directory)
     try:
@@ -272,10 +258,10 @@ class OpenDump:
 
 
 def move_away(place: Place, judged: os.stat_result | None = None) -> str:
-    """Rename a dump, or what has the name of its directory and is not one; returns the new name.
+    """Rename what has the name of a dump; returns the new name.
 
     With `judged` only that very directory is moved. Raises FileNotFoundError where it is gone, or
-    another dump has its place by now.
+    another one has its place by now.
     """
     name, kept = place.name, quarantine_name(place.name)
     replaced = FileNotFoundError(errno.ENOENT, "it was replaced", str(place.directory))

@@ -3,10 +3,10 @@
 ``dumps.index`` has a line for each dump that was published: what ``meta.json`` says of it, but for
 its identity, and the digests of its prompts. It tells where to look, and nothing else, so whatever
 happens to the file costs time only. A dump without a line, or whose ``meta.json`` is another file
-than its line was written for, is read and indexed again; lines of dumps that are gone are passed
-over. A process may be killed within its line, and several append at once: each line is one write to
-a file opened with O_APPEND, has a checksum, and a line end on either side, so that a torn one costs
-no other.
+than its line was written for, is indexed again; lines of dumps that are gone are passed over. A
+process may be killed within its line, and several append at once: each line is one write to a file
+opened with O_APPEND, has a checksum, and a line end on either side, so that a torn one costs no
+other.
 """
 
 from __future__ import annotations
@@ -29,18 +29,15 @@ from rlskip.store.meta import DumpMeta
 
 logger = logging.getLogger(__name__)
 
+# Entries of a dump's `info`. The number of rows of each of its prompts: one number where all have
+# as many, absent where the rows do not tell.
 ROWS_PER_PROMPT = "rows_per_prompt"
-"""The entry of a dump's `info` that has the number of rows of each of its prompts.
-
-It is one number where all have as many, and absent where the rows do not tell.
-"""
+# The prompts one by one, with the hash of each under ``digests``.
 PROMPTS = "prompts"
-"""The entry that has the prompts one by one, with the hash of each under ``digests``."""
+# A queue's groups one by one: what each is for, and more.
 QUEUED = "groups"
-"""The entry that has a queue's groups one by one: what each is for, and more."""
 
-_LARGEST = 1 << 30
-"""Bytes of an index. A larger one is not read."""
+_LARGEST = 1 << 30  # bytes; a larger index is not read
 
 Stamp = tuple[int, int]
 """Which file a ``meta.json`` is: when it was written, in ns, and its size."""

@@ -41,8 +41,7 @@ from rlskip.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-_TICK_S = 1.0
-"""Longer than a tick of any file system's clock."""
+_TICK_S = 1.0  # longer than a tick of any file system's clock
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=+@,-]")
 _MAX_NAME = 120  # two make one name of a directory, which may have 255
 _JOURNAL = ".journal"
@@ -72,9 +71,9 @@ def run_directory(
 ) -> Path:
     """The directory of a run's dumps; nothing is created.
 
-    ``~`` is expanded; a relative `dump_dir` stays relative. Names are made safe: none leaves
-    `dump_dir`, and no two names are changed into the same one. Raises ConfigError where `dump_dir`
-    is a URL or empty, or where a symbolic link below it leads to the directory.
+    ``~`` is expanded; a relative `dump_dir` stays relative. No name leaves `dump_dir`, and no two
+    are changed into the same one. Raises ConfigError where `dump_dir` is a URL or empty, or where a
+    symbolic link below it leads to the directory.
     """
     run = f"{safe_name(experiment_name)}_{safe_name(project_name)}"
     shape = safe_name(f"GBS{gbs}_N{n}_in{prompt_len}_out{response_len}")
@@ -98,8 +97,7 @@ def shape_of(name: str) -> dict[str, str] | None:
 
 def run_name(directory: Path) -> str:
     """A run's directory below the dump_dir: of an experiment, a shape, and maybe a role."""
-    levels = 3 if shape_of(directory.parent.name) else 2
-    return "/".join(directory.parts[-levels:])
+    return "/".join(directory.parts[-3 if shape_of(directory.parent.name) else -2 :])
 
 
 def refuse_links(directory: Path) -> None:
@@ -114,11 +112,7 @@ def refuse_links(directory: Path) -> None:
 
 
 def safe_name(name: object) -> str:
-    """`name` as one path component; a changed one carries a hash of the original.
-
-    >>> safe_name("qwen3-8b"), safe_name("../x")
-    ('qwen3-8b', '-x~ade92630f33b')
-    """
+    """`name` as one path component; a changed one carries a hash of the original."""
     text = str(name)
     clean = _UNSAFE.sub("-", text)
     if clean == text and text.strip(".") and len(text) <= _MAX_NAME:
@@ -129,9 +123,7 @@ def safe_name(name: object) -> str:
 
 def as_step(name: str) -> int | None:
     """The step or part that a directory is named after; None for any other name."""
-    if name.isascii() and name.isdigit() and (name == "0" or name[0] != "0"):
-        return int(name)
-    return None
+    return int(name) if re.fullmatch(r"0|[1-9][0-9]*", name) else None
 
 
 def journal_name(step: int) -> str:
@@ -174,10 +166,13 @@ def name_before_quarantine(name: str) -> str:
 
 @attrs.frozen
 class Place:
-    """Where a dump is: below the run's directory `root`, where no symbolic link is followed.
+    """Where a dump's two files are: below the run's directory `root`.
 
     `call` names it among those of its step, ``{digest}-{k}`` or ``part-{k}``; empty: the first.
     """
+
+    dump: ClassVar[str] = "gen_batch.dp"
+    meta: ClassVar[str] = "meta.json"
 
     root: Path
     step: int
@@ -185,15 +180,10 @@ class Place:
     rank: int = 0
     world_size: int = 1
 
-    #: The files of a dump.
-    dump: ClassVar[str] = "gen_batch.dp"
-    meta: ClassVar[str] = "meta.json"
-
     @classmethod
     def parse(cls, root: Path, name: str) -> Place | None:
         """The place of the directory of this name; None if none of a dump's has such a name."""
-        found = _NAME.fullmatch(name)
-        if found is None:
+        if (found := _NAME.fullmatch(name)) is None:
             return None
         rank, ranks = int(found["rank"] or 0), int(found["ranks"] or 1)
         place = cls(root, int(found["step"]), found["call"] or "", rank, ranks)
@@ -219,7 +209,7 @@ class Place:
     @property
     def order(self) -> tuple[int, bool, str, int, int]:
         """Within a run: by step, the first call first, then by name, and by rank."""
-        digest, _, _ = self.call.rpartition("-")
+        digest = self.call.rpartition("-")[0]
         return self.step, bool(self.call), digest, call_number(self.call), self.rank
 
 
@@ -242,8 +232,8 @@ class _Listed:
 class Listing:
     """The dumps in a run's directory, listed again only if it has changed: a run has many steps.
 
-    A directory that changes again within a tick of the file system's clock may show no newer time.
-    So a listing of one that has just changed, by this process or another, is believed for a second.
+    One that changes again within a tick of the file system's clock may show no newer time. So a
+    listing of one that has just changed, by this process or another, is believed for a second.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -254,10 +244,7 @@ class Listing:
         self._listed = _Listed()
 
     def dumps(self, *, again: bool = False) -> dict[int, list[Place]]:
-        """The dumps of all ranks by step; copy it first: other threads may add to it.
-
-        A link or a file that has the name of a dump is not one.
-        """
+        """The dumps of all ranks by step; copy it first: other threads may add to it."""
         if again:
             self.forget()
         return self._look().dumps

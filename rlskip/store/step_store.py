@@ -12,11 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlskip.format.dump_errors import (
-    AbsentDumpError,
-    CorruptDumpError,
-    UnreadableDumpError,
-)
+from rlskip.format.dump_errors import AbsentDumpError, CorruptDumpError, UnreadableDumpError
 from rlskip.format.kinds import Packer, rebuild
 from rlskip.format.memory import half_of_memory
 from rlskip.jobs import alive
@@ -38,16 +34,13 @@ class StepStore:
 
     Parameters
     ----------
-    directory
-        Created on the first save.
     rank, world_size
-        Of several ranks that call the stage together each keeps a shard of each call. Whether all
-        are there the ranks find out together (:mod:`rlskip.skip.agreement`).
+        Of several ranks that call the stage together each keeps a shard of each call.
     keep_last
         After each save remove the steps that were written longest ago, down to this number; never
         the step just saved. None: keep all.
     quarantines
-        Whether a corrupt dump is moved away. False for who only looks: it stays where it is.
+        Whether a corrupt dump is moved away. False for who only looks.
     complete
         Given each meta that is read, it returns it with what its dump records elsewhere.
     max_bytes
@@ -84,10 +77,9 @@ class StepStore:
         return [meta.step for meta in self._sound((step, "") for step in self.listed())]
 
     def nearest(self, step: int) -> int | None:
-        """The step that `repeat` takes for `step`.
+        """The step that `repeat` takes: `step`; else the largest below; else the smallest above.
 
-        `step` itself; else the largest below; else the smallest above; else None. Those whose first
-        call has no sound dump are left out.
+        It is one whose first call has a sound dump; None without.
         """
         nearest = sorted(self.listed(), key=lambda s: (s > step, abs(s - step)))
         return next((meta.step for meta in self._sound((near, "") for near in nearest)), None)
@@ -106,10 +98,8 @@ class StepStore:
         return self._calls_in(self._listing.dumps(), step)
 
     def in_order(self, step: int) -> list[str]:
-        """The names of the calls of `step` that have a sound dump, as they were made.
-
-        Jobs that shared a step may have given two calls one place: then the names decide.
-        """
+        """The names of the calls of `step` that have a sound dump, as they were made."""
+        # Jobs that shared a step may have given two calls one place: then the names decide.
         found = self._sound((step, call) for call in self.calls(step))
         return [meta.call for meta in sorted(found, key=lambda meta: meta.info.get("place", 0))]
 
@@ -123,9 +113,9 @@ class StepStore:
         return [place.call for place in found if (place.rank, place.world_size) == mine]
 
     def read_meta(self, step: int, call: str = "") -> DumpMeta | None:
-        """What ``meta.json`` of a dump holds; None where there is none that can be read.
+        """What ``meta.json`` holds; None where there is no dump that can be read.
 
-        Cheap: the rollouts are not read. Raises OtherFormatError for another version's.
+        Raises OtherFormatError for another version's.
         """
         return next(self._sound([(step, call)]), None)
 
@@ -153,9 +143,8 @@ class StepStore:
         """Write `rollouts` as a dump of `step`, completely or not at all.
 
         A dump that is there already stays, and its meta is returned; a shard replaces it, because
-        all shards of a call are of one generation. `about` has the other parameters of
-        :meth:`prepare`. Raises UnsupportedTypeError where the rollouts or `info` hold what cannot
-        be kept; and OSError, for a full disk, say: then nothing is left of the dump.
+        all shards of a call are of one generation. `about` and errors are those of :meth:`prepare`;
+        or OSError, for a full disk, say: then nothing is left of the dump.
         """
         dump = self.prepare(step, rollouts, **about)
         meta, is_own = self.write(dump)
@@ -173,11 +162,12 @@ class StepStore:
         info: Mapping[str, Any] | None = None,
         sidecar: Any = None,
     ) -> NewDump:
-        """The first half of :meth:`save`: refuse what cannot be kept, and write nothing.
+        """The first half of :meth:`save`, which writes nothing.
 
         ``meta.json`` records `identity` and `info`, which is any JSON, with the entries that
         :class:`DumpMeta` names of their type. A `sidecar` is a second value, loaded on its own,
-        such as the states of random generators.
+        such as the states of random generators. Raises UnsupportedTypeError for what cannot be
+        kept.
         """
         packer = Packer()
         trees = {
@@ -193,7 +183,6 @@ class StepStore:
         Returns the meta of the dump that has the place now, and whether it is this one.
         """
         # Before the dump is made: what a killed job left must not fill a disk that is nearly full.
-        # Not before each: who has died since is found by the next look.
         if time.monotonic() >= self._sweep_at:
             self._sweep_at = time.monotonic() + alive.DEAD_S
             alive.sweep(self.directory)
@@ -223,16 +212,9 @@ class StepStore:
     ) -> Any:
         """The rollouts of `step`, verified, in newly allocated memory.
 
-        Parameters
-        ----------
-        meta
-            What :meth:`read_meta` returned of it: another dump that has its place by now is
-            refused.
-        part
-            ``rollouts``, or ``aside`` for the sidecar; or several, for a tuple of them from one
-            look at the file.
-        fields
-            Read and verify only these of the outermost mapping or batch; None for all.
+        `meta` is what :meth:`read_meta` returned of it: another dump that has its place by now is
+        refused. `part` is ``rollouts``, or ``aside`` for the sidecar; or several, for a tuple of
+        them. Of the outermost mapping or batch only `fields` are read and verified; None for all.
 
         Raises
         ------
@@ -266,26 +248,23 @@ class StepStore:
     ) -> Path | None:
         """Keep a bad dump under a name that is none of a dump's, with a warning.
 
-        Other calls of the step and other ranks' shards stay; so does a dump whose directory is not
-        the one that was `judged`. Returns where the dump is; None when it is gone or cannot be
-        moved.
+        A dump whose directory is not the one that was `judged` stays. Returns where the dump is;
+        None when it is gone or cannot be moved.
         """
         where = (place := self._place(step, call)).directory
-        if not self._quarantines:
-            logger.warning("%s cannot be used: %s", where, reason)
-            return None
+        kept, becomes = None, ""
         try:
-            kept = move_away(place, judged)
+            if self._quarantines:
+                kept = move_away(place, judged)
+                becomes = f". It is kept as {kept}"
+                # Else the next dump that is published would keep it listed for a second.
+                self._listing.forget()
         except FileNotFoundError:
             return None
         except OSError as error:
-            text = "%s cannot be used: %s. It stays there, because it cannot be renamed: %s"
-            logger.warning(text, where, reason, error)
-            return None
-        # Else the next dump that is published would keep it listed for a second.
-        self._listing.forget()
-        logger.warning("%s cannot be used: %s. It is kept as %s", where, reason, kept)
-        return where.with_name(kept)
+            becomes = f". It stays there, because it cannot be renamed: {error}"
+        logger.warning("%s cannot be used: %s%s", where, reason, becomes)
+        return where.with_name(kept) if kept else None
 
     def _place(self, step: int, call: str) -> Place:
         return Place(self.directory, step, call, self.rank, self.world_size)

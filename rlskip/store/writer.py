@@ -22,8 +22,8 @@ from rlskip.store.step_store import StepStore
 
 logger = logging.getLogger(__name__)
 
+# How long nothing must have been saved when the writer's thread goes on, unless much is held.
 _REST_S = 0.005
-"""How long nothing must have been saved when the writer's thread goes on, unless much is held."""
 
 
 class WriterTimeoutError(RlskipError, TimeoutError):
@@ -79,7 +79,7 @@ class Writer:
     ) -> None:
         """Like :meth:`StepStore.save`, but return as soon as the rollouts are copied, narrowed.
 
-        `write` gets the copy in the writer's thread, by default :meth:`StepStore.write`. What it
+        `write`, by default :meth:`StepStore.write`, gets the copy in the writer's thread. What it
         raises is a warning.
         """
         dump = self.store.prepare(step, rollouts, **about)
@@ -93,10 +93,7 @@ class Writer:
         self._put(_Job(step, dump.nbytes, lambda: write(copied)))
 
     def run(self, step: int, nbytes: int, job: Callable[[], object]) -> None:
-        """Let the thread do the `job`, which holds `nbytes` of memory until it has written `step`.
-
-        To put the records of a step's stages together takes as long as to copy them.
-        """
+        """Let the thread do the `job`, which holds `nbytes` until it has written `step`."""
         self._reserve(nbytes)
         self._put(_Job(step, nbytes, job))
 
