@@ -104,7 +104,7 @@ def test_a_number_that_makes_no_sense(keep_last: int, tmp_path: Path) -> None:
         StepStore(tmp_path, keep_last=keep_last)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=8),
     st.sampled_from([1, 3]),
