@@ -29,10 +29,7 @@ class AttachError(RlskipError, AttributeError):
 
 
 def when_imported(module: str, hook: Callable[[ModuleType], None]) -> None:
-    """Call ``hook(module)`` when `module` is imported, at once if it already is.
-
-    What `hook` raises ends the import of the module.
-    """
+    """Call ``hook(module)`` when `module` is imported, at once if it already is."""
     wrapt.register_post_import_hook(hook, module)
 
 
@@ -54,10 +51,9 @@ class Seam:
     """A place of a trainer that a host depends on: a row of the host's table.
 
     `target` is that of :func:`wrap`, and `purpose` what rlskip does there: "rlskip <purpose>".
-    `feature` is off without it; empty: it is required, and the import of its module fails. `role`
-    is the role whose first step calls it, or another one with this purpose; empty: not each run
-    does. `decorated` says whether the trainer itself decorates it, with a decorator that the host
-    replaces.
+    `feature` is off without it; empty: it is required, and the import of its module fails. The
+    first step of `role` calls it, or another one with this purpose; empty: not each run does.
+    `decorated` says whether the trainer decorates it, with a decorator that the host replaces.
     """
 
     target: str

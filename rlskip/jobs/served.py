@@ -64,9 +64,9 @@ class Ledger:
         return self.served[dump] > 0 or (dump in self.written and dump != writes)
 
     def write(self, dump: Hashable) -> bool:
-        """This process is going to write a dump: before it is there, as a thread may write it.
+        """This process is going to write a dump; whether it is the first of that name.
 
-        Returns whether it is the first of that name.
+        Said before the dump is there, as a thread may write it.
         """
         with self.lock:
             is_new = dump not in self.written
@@ -121,7 +121,6 @@ _ledgers: dict[Path, Ledger] = {}
 
 
 def ledger_of(directory: Path) -> Ledger:
-    """The ledger of a run's directory."""
     # One operation: of two roles that ask at once none gets a ledger of its own.
     return _ledgers.setdefault(directory.absolute(), Ledger())
 

@@ -12,7 +12,7 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -144,44 +144,51 @@ def _there(place: Place) -> DumpMeta | None:
     What has its name and is none is moved away. Raises OSError for what cannot be read: it may be
     a sound dump, which nobody quarantines.
     """
-    # Looked at before it is read: it may be replaced by a sound one before it is moved away. And
-    # another process may be quicker to move or to replace it.
-    with contextlib.suppress(FileNotFoundError):
-        judged = os.lstat(place.directory)
-        try:
-            with opened(place) as here:
-                other = here.read_meta()
-        except (CorruptDumpError, AbsentDumpError) as error:
-            # What is stale counts as absent for a reader. It may have been moved, and be sound.
-            stale = getattr(error.__cause__, "errno", None) == errno.ESTALE
-            if stale or isinstance(error, UnreadableDumpError):
-                raise OSError(errno.EIO, error.what, error.where) from error
+
+    def keep(place: Place, _: str, judged: os.stat_result) -> None:
+        with contextlib.suppress(FileNotFoundError):  # another process was quicker
             kept = move_away(place, judged)
             logger.warning("%s holds no readable dump. It is kept as %s", place.directory, kept)
-        else:
-            logger.info("%s has a dump already", place.directory)
-            return other
-    return None
+
+    try:
+        with opened(place, keep) as here:
+            other = here.read_meta()
+    except UnreadableDumpError as error:
+        raise OSError(errno.EIO, error.what, error.where) from error
+    except (CorruptDumpError, AbsentDumpError):
+        return None
+    logger.info("%s has a dump already", place.directory)
+    return other
 
 
 # -- reading -----------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def opened(place: Place) -> Iterator[OpenDump]:
+def opened(
+    place: Place,
+    quarantine: Callable[[Place, str, os.stat_result], object] = lambda *_: None,
+) -> Iterator[OpenDump]:
     """Hold a dump's directory open, so that its files belong together whatever is renamed.
 
     Who opened them by their paths could get one file of a dump, and one of the dump that replaced
     it in between. What fails within the block becomes an AbsentDumpError, where there is no such
     directory or file (any more); an UnreadableDumpError, for the file system's faults and too
     little memory or stack; or a CorruptDumpError, where something else has the directory's name.
+    What is corrupt is given to `quarantine`, with the reason and what was judged: another process
+    may have put another dump there since.
     """
     where = str(place.directory)
     try:
-        with open_folder(place.root, place.name) as folder:
-            yield OpenDump(place, folder)
-    except RefusedFileError as error:
-        raise CorruptDumpError(error.what, error.where) from error
+        judged = os.lstat(place.directory)
+        try:
+            with open_folder(place.root, place.name) as folder:
+                yield OpenDump(place, folder)
+        except (CorruptDumpError, RefusedFileError) as error:
+            quarantine(place, error.what, judged)
+            if isinstance(error, CorruptDumpError):
+                raise
+            raise CorruptDumpError(error.what, error.where) from error
     except RecursionError as error:
         raise UnreadableDumpError.by_process(error, where) from error
     except (OSError, MemoryError) as error:
@@ -210,10 +217,10 @@ class OpenDump:
             meta = DumpMeta.from_bytes(self.folder.read(place.meta, MAX_META), where, identity)
             size = self.folder.stat(place.dump).st_size
         except FileNotFoundError:
-            # One rename published both: where one of them is there, the other was removed.
-            missing = {place.dump, place.meta} - {*self.folder.names()}
-            if len(missing) == 1:
-                what = f"{missing.pop()} is missing"
+            # One rename published both: if anything is here without one of them, that was removed.
+            there = {*self.folder.names()}
+            if missing := there and {place.dump, place.meta} - there:
+                what = f"{', '.join(sorted(missing))} is missing"
                 raise CorruptDumpError(what, str(place.directory)) from None
             raise
         self._check_whose(attrs.asdict(meta, recurse=False), where)

@@ -104,21 +104,16 @@ class IndexedDump:
     def parse(cls, line: bytes) -> IndexedDump | None:
         """None for a line that is torn, damaged or another version's."""
         checksum, _, text = line.rstrip(b"\n").partition(b" ")
-        if checksum != xxhash.xxh3_64_hexdigest(text).encode():
-            return None
-        try:
-            head, _, prompts = text.decode().partition("\t")
-            name, stamp, batch, about = json.loads(head)
-            if about["version"] != VERSION:
-                return None
-            return cls(name, (*stamp,), batch, about, prompts)
-        except DAMAGE:
-            return None
+        with contextlib.suppress(*DAMAGE):
+            if checksum == xxhash.xxh3_64_hexdigest(text).encode():
+                name, stamp, batch, about, joined = json.loads(text)
+                if about["version"] == VERSION:
+                    return cls(name, (*stamp,), batch, about, joined)
+        return None
 
     @property
     def line(self) -> bytes:
-        head = json.dumps([self.name, self.stamp, self.batch, self.about], separators=(",", ":"))
-        text = f"{head}\t{self.joined}".encode()
+        text = json.dumps(attrs.astuple(self, recurse=False), separators=(",", ":")).encode()
         return b"\n%s %s\n" % (xxhash.xxh3_64_hexdigest(text).encode(), text)
 
     @property

@@ -28,15 +28,11 @@ MAX_META = 1 << 24
 """Bytes of a ``meta.json``."""
 # Of the identity and the info together: what else there is takes less than the rest.
 _MAX_BOTH = MAX_META - (1 << 12)
-_INDENTED = 1 << 20
 _GENERATION = re.compile(r"[0-9a-f]{1,15}")
 
 
 def kept_info(info: Mapping[str, Any], identity: Identity | None) -> dict[str, Any]:
-    """`info` as ``meta.json`` keeps it beside `identity`.
-
-    Raises UnsupportedTypeError for what it cannot keep, or where both are too large for it.
-    """
+    """`info` as ``meta.json`` keeps it beside `identity`, or UnsupportedTypeError."""
     try:
         text = json.dumps(dict(info))
         plain: dict[str, Any] = json.loads(text)
@@ -102,9 +98,7 @@ class DumpMeta:
         plain = attrs.asdict(self, recurse=False)
         if self.identity is not None:
             plain["identity"] = self.identity.as_json()
-        plain["seal"], size = _seal(plain)
-        indent = 2 if size < _INDENTED else None
-        return json.dumps(plain, indent=indent, allow_nan=True).encode() + b"\n"
+        return json.dumps({**plain, "seal": _seal(plain)}).encode() + b"\n"
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str, identity: bool = True) -> DumpMeta:
@@ -120,7 +114,7 @@ class DumpMeta:
             raise CorruptDumpError("meta.json cannot be read", where=where) from error
         if version != VERSION:
             check_version(version, where)
-        if plain.pop("seal", None) != _seal(plain)[0]:
+        if plain.pop("seal", None) != _seal(plain):
             raise CorruptDumpError("meta.json was altered", where=where)
         recorded = plain.pop("identity", None)
         try:
@@ -133,7 +127,6 @@ class DumpMeta:
             raise CorruptDumpError("meta.json has invalid entries", where=where) from error
 
 
-def _seal(plain: Mapping[str, Any]) -> tuple[str, int]:
-    """The hash of the entries, and the size of what it is of."""
+def _seal(plain: Mapping[str, Any]) -> str:
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
-    return xxhash.xxh3_128_hexdigest(text.encode()), len(text)
+    return xxhash.xxh3_128_hexdigest(text.encode())

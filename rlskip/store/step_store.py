@@ -9,6 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -243,15 +244,16 @@ class StepStore:
             return meta.stored + os.lstat(place.directory / place.meta).st_size
         return meta.stored
 
-    def quarantine(
-        self, step: int, reason: str, call: str = "", *, judged: os.stat_result | None = None
-    ) -> Path | None:
+    def quarantine(self, step: int, reason: str, call: str = "") -> Path | None:
         """Keep a bad dump under a name that is none of a dump's, with a warning.
 
-        A dump whose directory is not the one that was `judged` stays. Returns where the dump is;
-        None when it is gone or cannot be moved.
+        Returns where it is; None when it is gone or cannot be moved.
         """
-        where = (place := self._place(step, call)).directory
+        return self._quarantine(self._place(step, call), reason)
+
+    def _quarantine(
+        self, place: Place, reason: str, judged: os.stat_result | None = None
+    ) -> Path | None:
         kept, becomes = None, ""
         try:
             if self._quarantines:
@@ -263,26 +265,11 @@ class StepStore:
             return None
         except OSError as error:
             becomes = f". It stays there, because it cannot be renamed: {error}"
-        logger.warning("%s cannot be used: %s%s", where, reason, becomes)
-        return where.with_name(kept) if kept else None
+        logger.warning("%s cannot be used: %s%s", place.directory, reason, becomes)
+        return place.root / kept if kept else None
 
     def _place(self, step: int, call: str) -> Place:
         return Place(self.directory, step, call, self.rank, self.world_size)
 
-    @contextlib.contextmanager
-    def _opened(self, step: int, call: str) -> Iterator[OpenDump]:
-        """Open the dump's directory; a dump that turns out to be corrupt is quarantined."""
-        place, judged = self._place(step, call), None
-        try:
-            judged = os.lstat(place.directory)
-        except FileNotFoundError as error:  # a call that is generated looks for several dumps
-            raise AbsentDumpError("there is no dump of this step", str(place.directory)) from error
-        except OSError:  # which `opened` explains
-            pass
-        try:
-            with opened(place) as here:
-                yield here
-        except CorruptDumpError as error:
-            if judged is not None:  # only that one, not what another process has put there since
-                self.quarantine(step, error.what, call, judged=judged)
-            raise
+    def _opened(self, step: int, call: str) -> AbstractContextManager[OpenDump]:
+        return opened(self._place(step, call), self._quarantine)
