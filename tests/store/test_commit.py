@@ -121,7 +121,7 @@ def test_between_the_renames_that_replace_a_shard_there_is_none(
 # -- memory ------------------------------------------------------------------------------
 
 _MEMORY = """
-    import json, os, resource, sys, threading, time
+    import json, os, resource, sys, threading
     import torch
     from rlskip.store import StepStore
     from rlskip.store.writer import Writer
@@ -131,33 +131,30 @@ _MEMORY = """
         _, resident, shared, *_ = map(int, open("/proc/self/statm").read().split())
         return (resident - shared) * resource.getpagesize()
 
-    def peak(function):
+    def peak(function, *arguments, **options):
         before, top, stop = now(), [0], threading.Event()
         def watch():
             while not stop.wait(0.001):
                 top[0] = max(top[0], now())
         watcher = threading.Thread(target=watch)
         watcher.start()
-        value = function()
+        value = function(*arguments, **options)
         stop.set()
         watcher.join()
-        return max(0, top[0] - before), value
+        return max(0, top[0] - before)
 
     store = StepStore(sys.argv[1])
     size = 256 << 20
     rollouts = {f"f{i}": torch.randint(0, 2**62, (size // 64,)) for i in range(8)}
     store.save(0, torch.zeros(3 << 20))  # what is allocated once and for all
     store.load(0)
-    save, _ = peak(lambda: store.save(1, rollouts))
     writer = Writer(store)
-    def background():
-        writer.save(2, rollouts)
-        writer.flush()
-    behind, _ = peak(background)
+    used = {"size": size, "save": peak(store.save, 1, rollouts)}
+    used["behind"] = peak(lambda: (writer.save(2, rollouts), writer.flush()))
     del rollouts
-    field, _ = peak(lambda: store.load(1, fields=["f3"]))  # before there is freed memory to reuse
-    load, _ = peak(lambda: store.load(1))
-    print(json.dumps({"size": size, "save": save, "behind": behind, "load": load, "field": field}))
+    used["field"] = peak(store.load, 1, fields=["f3"])  # before there is freed memory to reuse
+    used["load"] = peak(store.load, 1)
+    print(json.dumps(used))
 """
 
 
