@@ -76,12 +76,10 @@ def test_what_is_there_needs_no_lease(enter: Any, file: Path) -> None:
 
 def test_other_steps_and_calls_do_not_wait(enter: Any, file: Path, clock: MockClock) -> None:
     leases = [enter(step=1), enter(step=2), enter(call="a-0"), enter(call="a-1")]
-    assert None not in leases
-    assert file.exists()
+    assert (None in leases, file.exists(), clock.now) == (False, True, 0)
     for _ in range(2):
         leases[0].release()
     assert not file.exists()
-    assert clock.now == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -124,22 +122,20 @@ def test_an_interpreter_that_ends_writes_everything_and_leaves_nothing(
 
 @pytest.mark.parametrize("owner", ["of this process", "of another", "that cannot be read"])
 def test_waiting_is_bounded(
-    owner: str, enter: Any, file: Path, clock: MockClock, caplog: pytest.LogCaptureFixture,
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch,
+    owner: str, enter: Any, other: Path, file: Path, clock: MockClock,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     def fail(*_: object) -> bytes:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     if owner == "of this process":
+        file.unlink()
         lease_in(file).acquire()
         silence(*file.parent.glob("job-*"))
-    else:
-        request.getfixturevalue("other")
-    if owner == "that cannot be read":
+    elif owner == "that cannot be read":
         monkeypatch.setattr(Folder, "read", fail)
     lease = enter(wait_s=300)
     monkeypatch.undo()
-    assert lease is not None
     assert clock.now == pytest.approx(300, abs=2)
     assert "timed out" in caplog.text
     lease.release()
@@ -152,8 +148,7 @@ def test_of_several_that_take_over_one_does(store: StepStore, other: Path) -> No
 
     def job(number: int) -> None:
         flight = SingleFlight(store.directory, poll_s=0.02)
-        lease = flight.enter(1, lambda: store.read_meta(1) is not None)
-        if lease is not None:
+        if (lease := flight.enter(1, lambda: store.read_meta(1) is not None)) is not None:
             with lease:
                 generated.append(number)
                 store.save(1, number)
@@ -192,9 +187,8 @@ def test_a_lease_that_is_another_jobs_by_now_is_not_taken_away(
 
     silence(other)
     monkeypatch.setattr(os, "rename", rename)
-    lease = enter(wait_s=90)  # and then it waits for the third one
-    assert file.exists()
-    lease.release()
+    with enter(wait_s=90):  # and then it waits for the third one
+        assert file.exists()
     assert file.exists()
     third.release()
     assert not file.exists()
