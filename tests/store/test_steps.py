@@ -34,10 +34,7 @@ def test_a_dump_says_what_it_is(store: StepStore) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "info",
-    [{"x": object()}, {"seconds": float("inf")}, {"generation": 5}, {"place": -1}],
-)
+@pytest.mark.parametrize("info", [{"x": object()}, {"seconds": float("inf")}, {"place": -1}])
 def test_info_that_cannot_be_kept_is_refused_before_a_byte_is_written(
     info: dict[str, Any], store: StepStore
 ) -> None:
