@@ -36,9 +36,9 @@ class Retention:
 
     def apply(self, written: Place) -> None:
         """Remove the oldest steps beyond the number; a failure is logged as a warning."""
-        is_last = next(reversed(self._order), None) == written.step
+        before = [*self._order]  # in one operation: other threads write, too
         self._order[written.step] = self._order.pop(written.step, None)
-        if not is_last:
+        if before[-1:] != [written.step]:
             try:
                 self._remove(written)
             except Exception as error:  # the new dump is published: nothing may fail any more
@@ -46,14 +46,14 @@ class Retention:
 
     def _remove(self, written: Place) -> None:
         families = self._families()
-        ages = {step: age for step, of in families.items() if (age := _written(of)) is not None}
-        order = {step: number for number, step in enumerate(self._order, 1) if step in ages}
+        ages = {step: age for step, of in [*families.items()] if (age := _written(of)) is not None}
+        order = {step: nth for nth, step in enumerate([*self._order], 1) if step in ages}
         self._order = dict.fromkeys(order)
         # Who reads one meanwhile needs no mark: who has opened it reads it to the end, or is told
         # that it is gone (NFS), and who comes later finds none. A miss, never a part of one.
         spared = {*in_use(written.root), written.step}
-        oldest = sorted(ages.keys() - spared, key=lambda step: (ages[step], order.get(step, 0)))
-        for step in oldest[: max(0, len(ages) - self._keep_last)]:
+        oldest = sorted((ages[step], order.get(step, 0), step) for step in ages.keys() - spared)
+        for _, _, step in oldest[: max(0, len(ages) - self._keep_last)]:
             # The last calls first. Who is killed on the way leaves a step that lacks its last
             # calls, as one whose job was killed: the others still serve their calls.
             for place in reversed(families[step]):
