@@ -35,10 +35,9 @@ from rlskip._human import size
 from rlskip.jobs.ranks import shard
 
 JOB_VARIABLE = "RLSKIP_JOB"
-# No run's directory has this name: those contain an underscore.
-FOLDER = "records"
+FOLDER = "records"  # no run's directory has this name: those contain an underscore
+# The file of a Hydra output directory with what a job counted, and where its stages are.
 SUMMARY = "rlskip_summary.json"
-"""The file of a Hydra output directory with what a job counted, and where its stages are."""
 _MAX_FILE = 256 << 20  # bytes; a line has about 150
 
 log = logging.getLogger(__name__)
@@ -263,9 +262,7 @@ class Recorder:
     def __init__(self, dump_dir: str | Path, role: str) -> None:
         self.unwritten = Tally()
         self._lock = threading.Lock()
-        self._role = role
-        self._dump_dir = dump_dir
-        self._job = job_id()
+        self._role, self._dump_dir, self._job = role, dump_dir, job_id()
         self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}.jsonl"
 
     def write(self, event: str, **facts: Any) -> None:

@@ -56,8 +56,7 @@ _NAME = re.compile(
 )
 
 INDEX = "dumps.index"
-# No run's directory has this name: those contain an underscore.
-STAGES = "stages"
+STAGES = "stages"  # no run's directory has this name: those contain an underscore
 
 
 def run_directory(
