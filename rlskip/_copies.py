@@ -32,12 +32,9 @@ def fresh(nbytes: int) -> np.ndarray:
 class BufferPool:
     """Memory for large arrays. Memory that no array uses any more is reused.
 
-    Much of the time of writing to fresh memory is the kernel's, which zeroes every page before
-    it is written: without reuse a record of stages takes eight times as long
-    (``benchmarks.store``).
-
-    There is no lock, because the garbage collector may release memory at any moment. Each
-    operation of a deque is atomic.
+    The kernel zeroes every fresh page before it is written: without reuse a record of stages takes
+    eight times as long (``benchmarks.store``). There is no lock, because the garbage collector may
+    release memory at any moment. Each operation of a deque is atomic.
     """
 
     def __init__(self, kept: int) -> None:
@@ -77,11 +74,10 @@ class BufferPool:
 
 
 def gathered(data: np.ndarray, spans: np.ndarray, memory: Memory) -> tuple[np.ndarray, np.ndarray]:
-    """Copy what spans of the first dimension of contiguous `data` hold.
+    """Copy what spans, int64 [B, 2], of the first dimension of contiguous `data` hold.
 
-    The spans, int64 [B, 2], may be many and short, so what is copied are the blocks that they
-    touch: between two spans in the copy there may be some items that belong to neither. Returns the
-    copy, and where in it the spans are.
+    They may be many and short, so what is copied are the blocks that they touch: between two in the
+    copy there may be items that belong to neither. Returns the copy, and where in it they are.
     """
     if not data.size:
         return data, spans
@@ -124,14 +120,13 @@ def truths(data: np.ndarray, memory: Memory) -> np.ndarray:
 def share(function: Callable[[T], R], jobs: Sequence[T]) -> list[R]:
     """Map `function` over `jobs` in this thread and, if they are many, in a second one.
 
-    The thread is started for the call. Kept threads do not survive a fork, and hosts fork; the
-    interpreter's own pools refuse work while it shuts down, when a last dump may still have to be
-    written. The results are in the order of the jobs.
+    The results are in the order of the jobs. The thread is started for the call: kept ones do not
+    survive a fork, and the interpreter's pools refuse work while it shuts down, when a last dump
+    may still have to be written.
     """
     if len(jobs) < 3 or (os.cpu_count() or 1) == 1:
         return [function(job) for job in jobs]
-    results: dict[int, R] = {}
-    failures: list[BaseException] = []
+    results, failures = dict[int, R](), list[BaseException]()
     # One thread starts at the front, one at the back. Neighbours share a huge page, and two threads
     # that touch a fresh one at the same time make the kernel zero it twice.
     todo = deque(enumerate(jobs))

@@ -21,21 +21,11 @@ from rlskip.errors import RlskipError
 
 _FLAGS = {
     "r": os.O_RDONLY,
-    "r+": os.O_RDWR,
     "a": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
-    "a+": os.O_RDWR | os.O_CREAT | os.O_APPEND,
     "w": os.O_WRONLY | os.O_CREAT,
     "x": os.O_WRONLY | os.O_CREAT | os.O_EXCL,
 }
-_KINDS = {
-    stat.S_IFREG: "a file",
-    stat.S_IFDIR: "a directory",
-    stat.S_IFLNK: "a symbolic link",
-    stat.S_IFIFO: "a FIFO",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
+_KINDS = {stat.S_IFREG: "a regular file", stat.S_IFDIR: "a directory"}
 
 
 class RefusedFileError(RlskipError, OSError):
@@ -44,18 +34,10 @@ class RefusedFileError(RlskipError, OSError):
 
 @attrs.frozen
 class Folder:
-    """A directory held open: what is done in it is done there, whatever is renamed.
+    """A directory held open by :func:`open_folder`: names are those of its direct entries."""
 
-    Names are those of direct entries. Use :func:`open_folder` to get one.
-    """
-
-    _root: Path
-    _parts: tuple[str, ...]
+    path: Path
     handle: int
-
-    @property
-    def path(self) -> Path:
-        return self._root.joinpath(*self._parts)
 
     def names(self) -> list[str]:
         return os.listdir(self.handle)
@@ -69,20 +51,18 @@ class Folder:
     ) -> BinaryIO:
         """Open a regular file of at most `max_bytes`, in binary.
 
-        `mode` is ``r``, ``r+``, ``a``, ``a+``, ``w`` or ``x``, as :func:`open` has them. Raises
-        RefusedFileError for a link, a directory, a FIFO, a socket, a device, or a larger file.
+        `mode` is ``r``, ``a``, ``w`` or ``x``, as :func:`open` has them. Raises RefusedFileError
+        for anything else that is there, or a larger file.
         """
         # Not blocking: a FIFO would wait for its other end.
-        flags = _FLAGS[mode] | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+        flags = _FLAGS[mode] | os.O_NONBLOCK | os.O_NOCTTY
+        handle = self._open(name, flags, stat.S_IFREG)
         try:
-            handle = os.open(name, flags, 0o666, dir_fd=self.handle)
-        except FileExistsError:
-            raise
-        except OSError:
-            self._refuse_other_than(stat.S_IFREG, name)
-            raise
-        try:
-            self._check(os.fstat(handle), stat.S_IFREG, name, max_bytes)
+            found = os.fstat(handle)
+            self._check(found, stat.S_IFREG, name)
+            if max_bytes is not None and found.st_size > max_bytes:
+                what = f"it has {found.st_size} bytes, at most {max_bytes} are expected"
+                raise self._refused(what, name)
             if mode == "w":
                 os.ftruncate(handle, 0)
         except BaseException:
@@ -100,54 +80,49 @@ class Folder:
     def enter(self, name: str, *, create: bool = False) -> int:
         """Open a subdirectory; the caller closes it."""
         try:
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-            return os.open(name, flags, dir_fd=self.handle)
+            return self._open(name, os.O_RDONLY | os.O_DIRECTORY, stat.S_IFDIR)
         except FileNotFoundError:
             if not create:
                 raise
-        except OSError:
-            self._refuse_other_than(stat.S_IFDIR, name)
-            raise
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, dir_fd=self.handle)
         return self.enter(name)
 
-    def _refuse_other_than(self, kind: int, name: str) -> None:
-        """Raise where the entry is another kind of file: the error of `open` does not show it."""
+    def _open(self, name: str, flags: int, kind: int) -> int:
         try:
-            found = self.stat(name)
-        except OSError:
-            return
-        self._check(found, kind, name, None)
+            return os.open(name, flags | os.O_NOFOLLOW, 0o666, dir_fd=self.handle)
+        except (FileNotFoundError, FileExistsError):
+            raise
+        except OSError:  # which does not tell what is there instead
+            with contextlib.suppress(FileNotFoundError):
+                self._check(self.stat(name), kind, name)
+            raise
 
-    def _check(self, found: os.stat_result, kind: int, name: str, max_bytes: int | None) -> None:
-        actual = stat.S_IFMT(found.st_mode)
-        if actual != kind:
-            what = f"it is {_KINDS.get(actual, 'something else')}, not {_KINDS[kind]}"
-        elif max_bytes is not None and found.st_size > max_bytes:
-            what = f"it has {found.st_size} bytes, at most {max_bytes} are expected"
-        else:
-            return
-        raise RefusedFileError(what, str(self.path / name), "remove it or move it away")
+    def _check(self, found: os.stat_result, kind: int, name: str) -> None:
+        if stat.S_IFMT(found.st_mode) != kind:
+            raise self._refused(f"it is not {_KINDS[kind]}; links are not followed", name)
+
+    def _refused(self, what: str, name: str) -> RefusedFileError:
+        return RefusedFileError(what, str(self.path / name), "remove it or move it away")
 
 
 @contextlib.contextmanager
 def open_folder(root: str | Path, *parts: str, create: bool = False) -> Iterator[Folder]:
-    """Open the directory `root` / `parts`; no part of it may be a link, `root` may.
+    """Hold the directory `root` / `parts` open: what is done in it is done there.
 
-    Raises RefusedFileError where one of `parts` is not a directory, and FileNotFoundError where
-    there is none, unless it is to be created.
+    No part of it may be a link, `root` may. Raises RefusedFileError where one of `parts` is not a
+    directory, and FileNotFoundError where there is none, unless it is to be created.
     """
     path = Path(root)
     if create and not os.path.isdir(path):
         os.makedirs(path, exist_ok=True)
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        for i, part in enumerate(parts):
-            outer = handle
-            handle = Folder(path, parts[:i], outer).enter(part, create=create)
+        for part in parts:
+            outer, handle = handle, Folder(path, handle).enter(part, create=create)
             os.close(outer)
-        yield Folder(path, parts, handle)
+            path /= part
+        yield Folder(path, handle)
     finally:
         with contextlib.suppress(OSError):  # nothing was written through it
             os.close(handle)

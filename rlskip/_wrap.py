@@ -29,33 +29,18 @@ class AttachError(RlskipError, AttributeError):
 
 
 def when_imported(module: str, hook: Callable[[ModuleType], None]) -> None:
-    """Call ``hook(module)`` when `module` is imported, at once if it already is.
-
-    What `hook` raises ends the import of the module.
-    """
+    """Call ``hook(module)`` when `module` is imported, at once if it already is."""
     wrapt.register_post_import_hook(hook, module)
 
 
 def wrap(target: str, decorate: Callable[[F], F], *, key: str) -> None:
     """Replace `target` by ``decorate(function)``, now or when its module is imported.
 
-    Parameters
-    ----------
-    target
-        ``package.module:function`` or ``package.module:Class.method``. Static and class methods
-        stay static and class methods; an inherited method is overridden in the named class. What
-        was imported by name before (``from module import function``) stays unwrapped.
-    decorate
-        Takes the plain function, returns a function.
-    key
-        Names the wrapper: one key wraps a function at most once.
-
-    Raises
-    ------
-    ConfigError
-        `target` is not such a string.
-    AttachError
-        The module has no such function; raised by the import of the module if that comes later.
+    `target` is ``package.module:function`` or ``package.module:Class.method``. Static and class
+    methods stay such; an inherited method is overridden in the named class. What was imported by
+    name before (``from module import function``) stays unwrapped. One `key` wraps a function at
+    most once. Raises ConfigError where `target` is not such a string, and AttachError where the
+    module has no such function: by the import of the module if that comes later.
     """
     parsed = Target.parse(target)
     when_imported(parsed.module, lambda module: wrap_in(module, parsed, decorate, key))
@@ -66,10 +51,9 @@ class Seam:
     """A place of a trainer that a host depends on: a row of the host's table.
 
     `target` is that of :func:`wrap`, and `purpose` what rlskip does there: "rlskip <purpose>".
-    `feature` is off without it; empty: it is required, and the import of its module fails. `role`
-    is the role whose first step calls it, or another one with this purpose; empty: not each run
-    does. `decorated` says whether the trainer itself decorates it, with a decorator that the host
-    replaces.
+    `feature` is off without it; empty: it is required, and the import of its module fails. The
+    first step of `role` calls it, or another one with this purpose; empty: not each run does.
+    `decorated` says whether the trainer decorates it, with a decorator that the host replaces.
     """
 
     target: str
@@ -86,15 +70,14 @@ class Seam:
 class Seams:
     """A host's table of seams, and what the host's modules run in their place.
 
-    A seam without a body is called, and not wrapped: it is only looked up. `trainer` is the
-    distribution that has them, for messages.
+    A seam without a body is only looked up. `trainer` is the distribution that has them, for
+    messages. ``missing`` has the errors of optional seams that this release does not have, by their
+    targets, and ``called`` the seams of a role that were called.
     """
 
     def __init__(self, trainer: str, table: Iterable[Seam]) -> None:
         self.table = {seam.target: seam for seam in table}
-        #: The errors of optional seams that this release does not have, by their targets.
         self.missing: dict[str, AttachError] = {}
-        #: The seams of a role that were called.
         self.called: set[str] = set()
         self._trainer = trainer
         self._bodies: dict[str, list[Callable[..., Any]]] = {target: [] for target in self.table}
@@ -121,11 +104,7 @@ class Seams:
 
     def on_import(self, target: str) -> Callable[[Callable[[Any], None]], None]:
         """Declare a function that is given `target`, of any kind, when its module is imported."""
-
-        def declare(body: Callable[[Any], None]) -> None:
-            self._given[target] = body
-
-        return declare
+        return functools.partial(self._given.__setitem__, target)
 
     def attach(self) -> None:
         """Wrap the seams when their modules are imported. Imports none of them.

@@ -39,11 +39,11 @@ def kind(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     return str(request.param)
 
 
-@pytest.mark.parametrize("mode", ["r", "r+", "a", "a+", "w"])
+@pytest.mark.parametrize("mode", ["r", "a", "w"])
 def test_only_regular_files_are_opened(kind: str, mode: str, tmp_path: Path) -> None:
     with open_folder(tmp_path) as folder, pytest.raises(RefusedFileError) as caught:
         folder.open("name", mode)
-    assert f"it is {kind}, not a file" in str(caught.value)
+    assert "it is not a regular file; links are not followed" in str(caught.value)
     assert str(tmp_path / "name") in str(caught.value)
     assert (tmp_path / "victim").read_text() == "mine"
     assert isinstance(caught.value, OSError)
@@ -76,14 +76,10 @@ def test_a_file_larger_than_the_bound_is_refused(tmp_path: Path) -> None:
 
 def test_each_mode_does_as_the_built_in_open(tmp_path: Path) -> None:
     with open_folder(tmp_path) as folder:
-        for mode, expected in [("x", b"x"), ("a", b"xa"), ("w", b"w"), ("a+", b"wa+")]:
+        for mode, expected in [("x", b"x"), ("a", b"xa"), ("w", b"w")]:
             with folder.open("name", mode) as file:
                 file.write(mode.encode())
             assert folder.read("name", 10) == expected
-        with folder.open("name", "r+") as file:
-            assert file.read(1) == b"w"
-            file.write(b"!")
-        assert folder.read("name", 10) == b"w!+"
         assert folder.names() == ["name"]
         with pytest.raises(FileExistsError):
             folder.open("name", "x")
@@ -96,7 +92,7 @@ def test_no_directory_below_the_root_is_a_link(kind: str, tmp_path: Path) -> Non
     for create in (False, True):
         for path in parts:
             with (
-                pytest.raises(RefusedFileError, match=kind),
+                pytest.raises(RefusedFileError, match="it is not a directory"),
                 open_folder(tmp_path, *path, create=create),
             ):
                 pass

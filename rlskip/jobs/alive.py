@@ -81,7 +81,6 @@ class _Heart:
         return touched
 
     def _show(self, root: Path) -> int:
-        """Touch this process's file, or make it."""
         file = root / WORK / f"{_JOB}{self.token}"
         try:
             os.utime(file, follow_symlinks=False)
@@ -108,8 +107,7 @@ class _Heart:
         if self._thread is not None:
             self._thread.join(_EXIT_S)
         for root in [*self._roots]:
-            with contextlib.suppress(OSError):
-                os.unlink(root / WORK / f"{_JOB}{self.token}")
+            _unlink(root / WORK / f"{_JOB}{self.token}")
 
 
 _HEART = _Heart()
@@ -143,18 +141,18 @@ def holding(root: Path, label: str) -> Iterator[None]:
     a holder makes its change first, looks for holders afterwards, and takes the change back where
     there is one. So of two at the same time at least one sees the other.
     """
-    mark = None
-    with contextlib.suppress(OSError):  # no `.work`, or one that cannot be written
-        name = f"{label}~{own(root)}"
-        with open_folder(root, WORK) as work:
-            write_new(work, name)
-        mark = root / WORK / name
-    try:
+    with contextlib.ExitStack() as held_so_long:
+        with contextlib.suppress(OSError):  # no `.work`, or one that cannot be written
+            name = f"{label}~{own(root)}"
+            with open_folder(root, WORK) as work:
+                write_new(work, name)
+            held_so_long.callback(_unlink, root / WORK / name)
         yield
-    finally:
-        if mark is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(mark)
+
+
+def _unlink(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
 
 
 def write_new(work: Folder, name: str, data: bytes = b"") -> None:
@@ -196,7 +194,7 @@ def sweep(root: Path) -> dict[str, str]:
         for name, owner, _, why in _judged(work) if dead else ():
             if why and (name in dead or not name.startswith(_JOB)):
                 with contextlib.suppress(OSError):
-                    remove(work, name, owner)
+                    _remove(work, name, owner)
                     removed[name] = why
                     logger.info("removed %s: its job %s", work.path / name, why)
     return removed
@@ -217,8 +215,7 @@ def _judged(work: Folder) -> Iterator[tuple[str, str, dict[str, Any], str | None
                 why = _why_ended(process)
                 if why is None and not is_mine(owner):
                     now = _HEART.begin(work.path.parent) if now is None else now
-                    is_silent = now - touched > DEAD_S * 1e9
-                    why = "shows no sign of life" if is_silent else None
+                    why = "shows no sign of life" if now - touched > DEAD_S * 1e9 else None
         except FileNotFoundError:  # its owner, or another job, has removed it
             continue
         except OSError:  # what cannot be read at the moment may live
@@ -252,7 +249,7 @@ def _sign_of(work: Folder, name: str, owner: str) -> tuple[int, dict[str, Any]]:
     return work.stat(name).st_mtime_ns, {}
 
 
-def remove(work: Folder, name: str, owner: str) -> None:
+def _remove(work: Folder, name: str, owner: str) -> None:
     """Remove an entry of ``.work`` that has this owner.
 
     A lease may be another job's by now, because its name comes again. So it is renamed, which one
@@ -275,7 +272,6 @@ def remove(work: Folder, name: str, owner: str) -> None:
 
 
 def _this_process() -> dict[str, Any]:
-    """What names this process, for those that can see it: on this host, in its container."""
     pid = os.getpid()
     return {"host": socket.gethostname(), "pid": pid, "began": _began(pid), "sees": _sees()}
 

@@ -49,7 +49,7 @@ class Lease(AbstractContextManager["Lease"]):
         atexit.register(self.release)
         return True
 
-    def release(self) -> None:
+    def release(self, *_: object) -> None:
         """Let other jobs have it. Doing so again, or without having it, does nothing."""
         if not self._owner or not alive.is_mine(self._owner):
             return
@@ -60,8 +60,7 @@ class Lease(AbstractContextManager["Lease"]):
         self._owner = ""
         atexit.unregister(self.release)
 
-    def __exit__(self, *error: object) -> None:
-        self.release()
+    __exit__ = release
 
 
 @attrs.define(eq=False)
@@ -72,7 +71,7 @@ class SingleFlight:
     waits `wait_s` seconds at most before it generates the step itself, and looks every `poll_s`.
     """
 
-    _directory: Path = attrs.field(converter=Path)
+    _directory: Path
     _ranks: RankGroup = attrs.field(factory=RankGroup)
     _wait_s: float = 6 * 3600.0
     _poll_s: float = 1.0
@@ -92,8 +91,7 @@ class SingleFlight:
         while True:
             # Rank 0 tries, and all go on with what it got. Each round has the same exchanges on
             # all ranks, so none waits in one that another rank has left.
-            waited = self._clock() - began
-            go = self._ranks.rank == 0 and self._may_go(lease, waited, step)
+            go = self._ranks.rank == 0 and self._may_go(lease, self._clock() - began, step)
             go = bool(self._ranks.follow(go, what))
             there, error = False, None
             try:

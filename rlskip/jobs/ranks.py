@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import secrets
 import sys
-import time
 from datetime import timedelta
-from pathlib import Path
 
 from rlskip.errors import RlskipError
-
-TOKEN = ".rlskip-shared-"
-PATIENCE_S = 5.0
-"""A network file system may show a new file that late."""
 
 
 class RankTimeoutError(RlskipError, TimeoutError):
@@ -32,10 +24,6 @@ def shard() -> tuple[int, int]:
     if dist is None or not (dist.is_available() and dist.is_initialized()):
         return 0, 1
     return dist.get_rank(), dist.get_world_size()
-
-
-def world_size() -> int:
-    return shard()[1]
 
 
 class RankGroup:
@@ -61,42 +49,14 @@ class RankGroup:
         """Rank 0's `number` on every rank; raises as :meth:`exchange` does."""
         return self.exchange(int(number), what=what)[0][0]
 
-    def ranks_without(self, directory: str | Path) -> list[int]:
-        """The ranks that do not see what rank 0 writes into `directory`; two rounds.
-
-        Empty where rank 0 cannot write there. Raises as :meth:`exchange` does.
-        """
-        what, written = f"a job with its dumps in {directory}", 0
-        if self.rank == 0:
-            number = secrets.randbits(60) + 1
-            with contextlib.suppress(OSError):
-                os.makedirs(directory, exist_ok=True)
-                _token(directory, number).touch(exist_ok=False)
-                written = number
-        try:
-            number = self.follow(written, what)
-            sees = not number or _appears(_token(directory, number))
-            answers = self.exchange(sees, what=what)
-        finally:
-            if written:
-                with contextlib.suppress(OSError):
-                    _token(directory, written).unlink()
-        return [rank for rank, (seen,) in enumerate(answers) if not seen]
-
     def exchange(
         self, *numbers: int, what: str = "the step", error: BaseException | None = None
     ) -> list[tuple[int, ...]]:
         """The `numbers` of every rank, each of 63 bits, in one round.
 
         An `error` is what this rank is about to raise. It is raised here, once all ranks know that
-        they decide nothing: none waits for a rank that has left.
-
-        Raises
-        ------
-        RankError
-            Another rank has an `error`.
-        RankTimeoutError
-            Some rank did not answer within `timeout_s`.
+        they decide nothing: none waits for a rank that has left. Raises RankError where another
+        rank has an `error`, and RankTimeoutError where one did not answer within `timeout_s`.
         """
         if self.world_size > 1:
             # Who is about to raise takes part first: a rank that left without it would keep the
@@ -116,7 +76,6 @@ class RankGroup:
         return [tuple(answer[2:]) for answer in answers]
 
     def _gathered(self, numbers: list[int], what: str) -> list[list[int]]:
-        """The `numbers` of every rank."""
         import torch
         import torch.distributed as dist
 
@@ -131,15 +90,3 @@ class RankGroup:
                 remedy="a rank died, or not every rank calls the stage at this step",
             ) from error
         return [answer.tolist() for answer in answers]
-
-
-def _token(directory: str | Path, number: int) -> Path:
-    return Path(directory) / f"{TOKEN}{number:015x}"
-
-
-def _appears(path: Path) -> bool:
-    deadline = time.monotonic() + PATIENCE_S
-    # Looked at again and again: NFS keeps for seconds that a file was not there.
-    while not (there := os.path.exists(path)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return there

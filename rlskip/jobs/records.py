@@ -1,18 +1,13 @@
 """The records of hits and misses: one JSON line for each event, next to the dumps.
 
 The process that starts a job is often not the one that trains (verl's launcher process only starts
-a Ray actor). So events are not counted in memory but appended to a file in the dump_dir, and
-the job's summary, ``rlskip ls`` and ``rlskip report`` are made from these files::
+a Ray actor). So events are not counted in memory but appended to files in the dump_dir, of which
+the job's summary, ``rlskip ls`` and ``rlskip report`` are made. `job` comes from the environment
+variable ``RLSKIP_JOB``, which the user may set, and which child processes inherit::
 
-    {dump_dir}/records/{job}/{host}-{pid}-{random}.jsonl
-
-Each file is written by one process for one role. Its first line names the run; see :class:`Event`
-for the fields. A process leaves a token for those of the job that must see the same dump_dir::
-
-    {dump_dir}/records/{job}/{who}.token
-
-`job` comes from the environment variable ``RLSKIP_JOB``, which the user may set, and which child
-processes inherit. Only this module knows the format.
+    {dump_dir}/records/{job}/
+        {host}-{pid}-{random}.jsonl    of one process and role; the first line names the run
+        {who}.token                    left for those of the job that must see the same dump_dir
 """
 
 from __future__ import annotations
@@ -37,13 +32,12 @@ from attrs.validators import and_, ge, instance_of, lt, optional
 
 from rlskip._files import open_folder
 from rlskip._human import size
-from rlskip.jobs.ranks import shard, world_size
+from rlskip.jobs.ranks import shard
 
 JOB_VARIABLE = "RLSKIP_JOB"
-# No run's directory has this name: those contain an underscore.
-FOLDER = "records"
+FOLDER = "records"  # no run's directory has this name: those contain an underscore
+# The file of a Hydra output directory with what a job counted, and where its stages are.
 SUMMARY = "rlskip_summary.json"
-"""The file of a Hydra output directory with what a job counted, and where its stages are."""
 _MAX_FILE = 256 << 20  # bytes; a line has about 150
 
 log = logging.getLogger(__name__)
@@ -52,20 +46,24 @@ log = logging.getLogger(__name__)
 # -- the job of this process -------------------------------------------------------------------
 
 
+def _new_id() -> str:
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+
+
+_MADE_UP = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}")
+
+
 @attrs.define
 class _Job:
     """A job that began in this process; `number` counts those before it."""
 
     number: int
     lasts: bool
-    id: str = attrs.field(
-        factory=lambda: f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
-    )
+    id: str = attrs.field(factory=_new_id)
     process: int = attrs.field(factory=os.getpid)
     is_settled: bool = False
 
 
-_MADE_UP = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}")
 _began: _Job | None = None
 _lock = threading.Lock()
 
@@ -73,9 +71,9 @@ _lock = threading.Lock()
 def begin_job(*, lasts: bool = False) -> None:
     """Begin another job in this process, unless it has a name that was given to it.
 
-    If it `lasts`, what begins in this process until :func:`end_job` is part of it. Then a name
-    counts as given only if the user names the job of several ranks, and not that of the job that
-    started this process. A name that is left in the environment would join one run to the next.
+    If it `lasts`, what begins until :func:`end_job` is part of it. Then a name counts as given only
+    if the user names the job of several ranks: one that is left in the environment, or of the job
+    that started this process, would join one run to the next.
     """
     global _began
     given, ours = os.environ.get(JOB_VARIABLE), _ours()
@@ -95,7 +93,7 @@ def job_id() -> str:
     if (ours := _ours()) is not None:
         with _lock:
             # A process that has not joined its ranks yet may still do so.
-            if not ours.is_settled and world_size() > 1:
+            if not ours.is_settled and shard()[1] > 1:
                 os.environ[JOB_VARIABLE] = ours.id = _agreed(ours)
                 ours.is_settled = True
     return os.environ[JOB_VARIABLE]
@@ -116,7 +114,7 @@ def _ours() -> _Job | None:
 
 
 def _agreed(job: _Job) -> str:
-    """What the first of the ranks that asks calls the job; no rank waits for another to ask."""
+    """What the first of the ranks that asks calls the job."""
     key, dist = f"rlskip/job/{job.number}", sys.modules["torch.distributed"]
     try:
         store = dist.distributed_c10d._get_default_store()
@@ -156,19 +154,6 @@ class Tally:
     seconds_saved: float = 0.0
     lost: int = 0
 
-    @classmethod
-    def of(cls, kind: str, nbytes: int = 0, seconds_saved: float = 0.0) -> Tally:
-        """One event, as :class:`Event` has it."""
-        return cls(
-            consulted=True,
-            hits=int(kind == "hit"),
-            misses=int(kind == "miss"),
-            bytes_read=nbytes if kind == "hit" else 0,
-            bytes_written=nbytes if kind == "dumped" else 0,
-            seconds_saved=seconds_saved,
-            lost=int(kind == "lost"),
-        )
-
     def __add__(self, other: Tally) -> Tally:
         return Tally(*map(operator.add, attrs.astuple(self), attrs.astuple(other)))
 
@@ -205,32 +190,24 @@ class Event:
         default=0.0, converter=float, validator=[ge(-float(1 << 63)), lt(float(1 << 63))]
     )
 
-    @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Event:
-        """What a line says; raises for one that is not an event."""
-        return cls(
-            record["role"],
-            record["event"],
-            record.get("run"),
-            record.get("source", record.get("step")),
-            record.get("call"),
-            record.get("bytes", 0),
-            record.get("seconds_saved", 0.0),
-        )
-
     @property
     def tally(self) -> Tally:
-        return Tally.of(self.kind, self.nbytes, self.seconds_saved)
+        return Tally(
+            consulted=True,
+            hits=int(self.kind == "hit"),
+            misses=int(self.kind == "miss"),
+            bytes_read=self.nbytes if self.kind == "hit" else 0,
+            bytes_written=self.nbytes if self.kind == "dumped" else 0,
+            seconds_saved=self.seconds_saved,
+            lost=int(self.kind == "lost"),
+        )
 
 
 _NOT_AN_EVENT = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 
 
 def read_events(dump_dir: str | Path, job: str | None = None) -> Iterator[Event]:
-    """The events of `job` (of all jobs by default), each with its run.
-
-    Lines and files that cannot be read are skipped.
-    """
+    """The events of `job`, by default of all; what cannot be read is skipped."""
     for name in _names(dump_dir, FOLDER) if job is None else [job]:
         for file in (one for one in _names(dump_dir, FOLDER, name) if one.endswith(".jsonl")):
             run, text = None, ""
@@ -238,9 +215,14 @@ def read_events(dump_dir: str | Path, job: str | None = None) -> Iterator[Event]
                 text = folder.read(file, _MAX_FILE).decode("utf-8", "replace")
             for line in text.splitlines():
                 with contextlib.suppress(*_NOT_AN_EVENT):  # a torn line, or another program's
-                    event = Event.of(json.loads(line))
-                    run = event.run or run
-                    yield attrs.evolve(event, run=run)
+                    said = json.loads(line)
+                    event = Event(
+                        said["role"], said["event"], said.get("run") or run,
+                        said.get("source", said.get("step")), said.get("call"),
+                        said.get("bytes", 0), said.get("seconds_saved", 0.0),
+                    )  # fmt: skip
+                    run = event.run
+                    yield event
 
 
 def _names(dump_dir: str | Path, *parts: str) -> list[str]:
@@ -250,14 +232,14 @@ def _names(dump_dir: str | Path, *parts: str) -> list[str]:
 
 
 def tally(dump_dirs: Mapping[str, str], job: str) -> dict[str, Tally]:
-    """The events of `job` by role, over all processes; `dump_dirs` has each role's dump_dir."""
+    """The events of `job` by role, over all processes; `dump_dirs` has each role's."""
     return {
         role: sum((e.tally for e in read_events(path, job) if e.role == role), Tally())
         for role, path in dump_dirs.items()
     }
 
 
-#: By step and call; a call of None is the whole step (see :class:`Event`).
+#: By step and call, as :class:`Event` has them.
 StepTallies = dict[tuple[int, str | None], Tally]
 
 
@@ -275,17 +257,12 @@ def tally_steps(dump_dir: Path) -> dict[str, StepTallies]:
 
 
 class Recorder:
-    """Appends the events of one role in this process.
-
-    `unwritten` counts the events that could not be written: only this process knows of them.
-    """
+    """Appends the events of one role in this process; `unwritten` are those that it could not."""
 
     def __init__(self, dump_dir: str | Path, role: str) -> None:
         self.unwritten = Tally()
         self._lock = threading.Lock()
-        self._role = role
-        self._dump_dir = dump_dir
-        self._job = job_id()
+        self._role, self._dump_dir, self._job = role, dump_dir, job_id()
         self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}.jsonl"
 
     def write(self, event: str, **facts: Any) -> None:
@@ -296,15 +273,16 @@ class Recorder:
         try:
             _write(self._dump_dir, self._job, self._name, f"{start}{json.dumps(record)}\n", "a")
         except (OSError, TypeError, ValueError) as error:
+            counted = facts.get("bytes", 0), facts.get("seconds_saved", 0.0)
             with self._lock:
-                if not self.unwritten.consulted:
-                    log.warning(
-                        "rlskip: role %s: no records can be written, so `rlskip ls` and `rlskip "
-                        "report` will not know of this job: %s",
-                        self._role, error,
-                    )  # fmt: skip
-                counted = (facts.get("bytes", 0), facts.get("seconds_saved", 0.0))
-                self.unwritten += Tally.of(event, *counted)
+                is_first = not self.unwritten.consulted
+                self.unwritten += Event(self._role, event, None, None, None, *counted).tally
+            if is_first:
+                log.warning(
+                    "rlskip: role %s: no records can be written, so `rlskip ls` and `rlskip "
+                    "report` will not know of this job: %s",
+                    self._role, error,
+                )  # fmt: skip
 
 
 def leave_token(dump_dir: str | Path, who: str) -> None:
@@ -313,9 +291,14 @@ def leave_token(dump_dir: str | Path, who: str) -> None:
     _write(dump_dir, job_id(), f"{who}.token", f"{json.dumps(record)}\n", "w")
 
 
-def has_token(dump_dir: str | Path, who: str, job: str) -> bool:
-    """Whether a process of `job` left this token here."""
-    return f"{who}.token" in _names(dump_dir, FOLDER, job)
+def has_token(dump_dir: str | Path, who: str, job: str, within_s: float = 0.0) -> bool:
+    """Whether a process of `job` left this token here, or another host shows it `within_s`."""
+    deadline = time.monotonic() + within_s
+    while f"{who}.token" not in _names(dump_dir, FOLDER, job):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def _write(dump_dir: str | Path, job: str, name: str, line: str, mode: str) -> None:

@@ -33,70 +33,56 @@ enclosing: ContextVar[Mapping[str, str]] = ContextVar("rlskip_enclosing")
 class Ledger:
     """What has served in one directory. Hold `lock` from the look until it is told.
 
-    ``journaled`` are the steps whose sessions are journaled here, or were. ``copies`` says how many
-    prompts of each content each of the steps had that were submitted last: a prompt that comes
-    again is another one, whose sessions are other draws.
+    ``served`` counts how often each dump, or group of one, has served, and ``written`` has the
+    dumps that this process has written, or is going to. ``journaled`` are the steps whose sessions
+    are journaled here, or were. ``copies`` says how many prompts of each content each of the steps
+    had that were submitted last: a prompt that comes again is another one, whose sessions are other
+    draws.
     """
 
     lock: threading.RLock = attrs.field(factory=threading.RLock)
+    served: Counter[Hashable] = attrs.field(factory=Counter)
+    written: set[Hashable] = attrs.field(factory=set)
     journaled: set[int] = attrs.field(factory=set)
     copies: dict[int, Counter[str]] = attrs.field(factory=dict)
-    # How often each dump, or group of one, has served.
-    _served: Counter[Hashable] = attrs.field(factory=Counter)
-    _written: set[Hashable] = attrs.field(factory=set)
 
     def serve(self, parts: Iterable[Hashable]) -> None:
         """These serve a call."""
         with self.lock:
-            self._served.update(parts)
+            self.served.update(parts)
 
     def give_back(self, parts: Iterable[Hashable]) -> None:
         """They did not serve it after all: it failed, or they turned out to be unusable."""
         with self.lock:
-            self._served.subtract(parts)
-
-    def uses(self, part: Hashable) -> int:
-        """How often it has served."""
-        return self._served[part]
+            self.served.subtract(parts)
 
     def has_served(self, dump: Hashable, writes: Hashable = None) -> bool:
         """Whether its rollouts have reached the trainer: it has served, or was made of them.
 
         That the call which asks `writes` it itself does not count.
         """
-        return self._served[dump] > 0 or (dump in self._written and dump != writes)
+        return self.served[dump] > 0 or (dump in self.written and dump != writes)
 
     def write(self, dump: Hashable) -> bool:
-        """This process is going to write a dump: before it is there, as a thread may write it.
+        """This process is going to write a dump; whether it is the first of that name.
 
-        Returns whether it is the first of that name.
+        Said before the dump is there, as a thread may write it.
         """
         with self.lock:
-            is_new = dump not in self._written
-            self._written.add(dump)
+            is_new = dump not in self.written
+            self.written.add(dump)
             return is_new
-
-    def write_not(self, dump: Hashable) -> None:
-        """Another job was quicker to write a dump of that name."""
-        with self.lock:
-            self._written.discard(dump)
-
-    def has_written(self, dump: Hashable) -> bool:
-        """Whether this process has written a dump, or is going to."""
-        return dump in self._written
 
 
 @attrs.define(eq=False)
 class Needs:
     """What a call of a stage needs of each session, as a dump must have it: its fields.
 
-    Who journals a session records with it what it lacked (:meth:`lacking`). It is resumed if it
-    lacks nothing else now (:meth:`why_not`): what the call that generated it needed, too, and did
-    not get, generating again does not bring.
-
-    ``lacks`` returns of rows, as columns, the names that they lack; None: any rows will do.
-    ``is_told`` says whether of all sessions that were resumed it is known what they lack. Else what
-    the result lacks may be their lack, which is not recorded as the stage's own.
+    A session is resumed if it lacks nothing else now than what was journaled with it: what the call
+    that generated it needed, too, and did not get, generating again does not bring. ``lacks``
+    returns of rows, as columns, the names that they lack; None: any rows will do. Unless of all
+    sessions that were resumed ``is_told`` what they lack, what the result lacks may be their lack,
+    which is not recorded as the stage's own.
     """
 
     lacks: Callable[[Any], Sequence[str]] | None = None
@@ -135,9 +121,8 @@ _ledgers: dict[Path, Ledger] = {}
 
 
 def ledger_of(directory: Path) -> Ledger:
-    """The ledger of a run's directory."""
     # One operation: of two roles that ask at once none gets a ledger of its own.
-    return _ledgers.setdefault(Path(directory).absolute(), Ledger())
+    return _ledgers.setdefault(directory.absolute(), Ledger())
 
 
 def forget_served() -> None:

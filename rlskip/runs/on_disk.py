@@ -170,7 +170,7 @@ def _read(place: Place) -> Dump | None:
     known = index.dumps.get(place.name)
     if known is not None and len(found) == 2 and known.stamp == stamp_of(found[1]):
         with contextlib.suppress(*DAMAGE):
-            meta = known.meta
+            meta = DumpMeta(**known.about)
     if meta is None or meta.stored != found[0].st_size:
         meta = None
         try:

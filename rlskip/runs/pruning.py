@@ -12,7 +12,7 @@ import attrs
 
 from rlskip.runs.on_disk import families
 from rlskip.runs.opened import Run
-from rlskip.store import commit, retention
+from rlskip.store import dump, retention
 from rlskip.store.layout import as_step, journaled_step
 
 
@@ -75,7 +75,7 @@ def remove(old: Old, *, really: bool) -> Old:
         for path in reversed(old.paths) if really else ():  # as `remove_family` does
             with contextlib.suppress(FileNotFoundError):  # another process was quicker
                 if path.is_dir():
-                    commit.remove(path, old.run.directory)
+                    dump.remove(path, old.run.directory)
                 else:
                     path.unlink()
     except OSError as error:

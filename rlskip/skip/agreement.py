@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,7 +12,8 @@ import attrs
 from rlskip.config.check import Problem
 from rlskip.config.skip import SkipAction, as_given
 from rlskip.errors import ConfigError, MismatchError
-from rlskip.jobs.ranks import RankGroup, RankTimeoutError, world_size
+from rlskip.jobs.ranks import RankGroup, RankTimeoutError, shard
+from rlskip.jobs.records import has_token, job_id, leave_token
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps
 from rlskip.skip.step_calls import Key
@@ -20,6 +22,8 @@ from rlskip.store import DumpError, TooLargeDumpError
 # How long ranks wait for each other, in seconds: longer than a slow disk may hold one of them,
 # 600 s for room in its writer and 600 s for what that writes.
 _RANKS_S = 1800.0
+SHOWN_S = 5.0
+"""A network file system may show a new file that late."""
 
 
 @attrs.frozen
@@ -151,13 +155,13 @@ def ranks_of(dumps: Dumps, own_steps: bool) -> SeveralRanks | None:
 
     Raises ConfigError where the role cannot have several, or they do not share its directory.
     """
-    if (ranks := world_size()) == 1:
+    if (ranks := shard()[1]) == 1:
         return None
     if (why := only_on_one_rank(dumps, own_steps)) is not None:
         what = f"torch.distributed has {ranks} ranks here, and {why.what}"
         raise ConfigError(what, why.key, why.remedy)
     group, dump_dir = RankGroup(_RANKS_S), dumps.local_config.dump_dir
-    if apart := group.ranks_without(dump_dir):
+    if apart := _ranks_without(group, dump_dir):
         raise ConfigError(
             f"{dump_dir} is not shared: rank {', '.join(map(str, apart))} of "
             f"{group.world_size} does not see what rank 0 writes there (this is rank "
@@ -167,3 +171,16 @@ def ranks_of(dumps: Dumps, own_steps: bool) -> SeveralRanks | None:
             + as_given("skip.dump_dir=/shared/dumps", dumps.role, dumps.local_config),
         )
     return SeveralRanks(group, dumps)
+
+
+def _ranks_without(group: RankGroup, dump_dir: str) -> list[int]:
+    """The ranks that do not see what rank 0 writes there; none where it cannot write."""
+    what, is_left = f"a job with its dumps in {dump_dir}", False
+    group.exchange(what=what)
+    token = f"ranks-{group.exchange_id}"
+    if group.rank == 0:
+        with contextlib.suppress(OSError):
+            leave_token(dump_dir, token)
+            is_left = True
+    sees = not group.follow(is_left, what) or has_token(dump_dir, token, job_id(), SHOWN_S)
+    return [rank for rank, (seen,) in enumerate(group.exchange(sees, what=what)) if not seen]

@@ -25,7 +25,7 @@ from rlskip.skip.stage import Stage
 from rlskip.skip.stage_runner import not_dumped
 from rlskip.skip.step_calls import Key, StepCalls, next_name
 from rlskip.store import AbsentDumpError, DumpError, DumpMeta, RankTimeoutError, WriterTimeoutError
-from rlskip.store.commit import NewDump
+from rlskip.store.dump import NewDump
 from rlskip.store.writer import Writer
 
 log = logging.getLogger(__name__)
@@ -244,7 +244,7 @@ class CallRole(Role):
                 # It may serve the call that it was made for, which may be one of this visit.
                 call.visit.give_back(key)
                 if call.writes == key:
-                    self._ledger.write_not(key)
+                    self._ledger.written.discard(key)
                 name = self._take(call, next_name(call.name, key.call))
                 dump, over = dump.named(name), None
             elif is_own or self.ranks is None:

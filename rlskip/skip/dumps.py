@@ -107,7 +107,7 @@ class Dumps:
             return attrs.evolve(meta, identity=made.adding(known))
 
         options = {"max_bytes": self.local_config.max_bytes, **options}
-        return StepStore(directory, complete=complete if keys else None, **options)
+        return StepStore(directory, complete=complete, **options)
 
     # -- what a dump records -------------------------------------------------------------
 

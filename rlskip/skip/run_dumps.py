@@ -156,7 +156,7 @@ class RunDumps:
         given: Counter[Group] = Counter()
 
         def uses(group: Group) -> int:
-            return self._ledger.uses(group) + given[group]
+            return self._ledger.served[group] + given[group]
 
         found: list[Group | None] = []
         for digest in digests:
@@ -210,7 +210,7 @@ class RunDumps:
             (dump.key.step < first, dump.order, i, dump)
             for size in self._sizes.values()
             for dump, i in size.by_prompt.get(digest, ())
-            if size.is_last(dump) and not self._ledger.has_written(dump.key)
+            if size.is_last(dump) and dump.key not in self._ledger.written
             if only is None or (not size.size and dump.key.step == only)
         ]
         for _, _, i, dump in sorted(listed, key=lambda one: one[:3]):

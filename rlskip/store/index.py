@@ -3,10 +3,10 @@
 ``dumps.index`` has a line for each dump that was published: what ``meta.json`` says of it, but for
 its identity, and the digests of its prompts. It tells where to look, and nothing else, so whatever
 happens to the file costs time only. A dump without a line, or whose ``meta.json`` is another file
-than its line was written for, is read and indexed again; lines of dumps that are gone are passed
-over. A process may be killed within its line, and several append at once: each line is one write to
-a file opened with O_APPEND, has a checksum, and a line end on either side, so that a torn one costs
-no other.
+than its line was written for, is indexed again; lines of dumps that are gone are passed over. A
+process may be killed within its line, and several append at once: each line is one write to a file
+opened with O_APPEND, has a checksum, and a line end on either side, so that a torn one costs no
+other.
 """
 
 from __future__ import annotations
@@ -29,18 +29,15 @@ from rlskip.store.meta import DumpMeta
 
 logger = logging.getLogger(__name__)
 
+# Entries of a dump's `info`. The number of rows of each of its prompts: one number where all have
+# as many, absent where the rows do not tell.
 ROWS_PER_PROMPT = "rows_per_prompt"
-"""The entry of a dump's `info` that has the number of rows of each of its prompts.
-
-It is one number where all have as many, and absent where the rows do not tell.
-"""
+# The prompts one by one, with the hash of each under ``digests``.
 PROMPTS = "prompts"
-"""The entry that has the prompts one by one, with the hash of each under ``digests``."""
+# A queue's groups one by one: what each is for, and more.
 QUEUED = "groups"
-"""The entry that has a queue's groups one by one: what each is for, and more."""
 
-_LARGEST = 1 << 30
-"""Bytes of an index. A larger one is not read."""
+_LARGEST = 1 << 30  # bytes; a larger index is not read
 
 Stamp = tuple[int, int]
 """Which file a ``meta.json`` is: when it was written, in ns, and its size."""
@@ -60,22 +57,19 @@ def stamp_at(place: Place) -> Stamp | None:
 def rows_of_prompts(info: Mapping[str, Any]) -> list[tuple[str, int, int]]:
     """Of each prompt of a dump its hash, and where its rows start and how many they are.
 
-    Empty where the dump does not record which rows are which prompt's.
+    Empty where the dump does not record which rows are which prompt's: an entry may be anything.
     """
-    prompts, counts = info.get(PROMPTS), info.get(ROWS_PER_PROMPT)
-    digests = prompts.get("digests") if isinstance(prompts, dict) else None
-    if not isinstance(digests, list):
-        return []
-    if type(counts) is int:
-        counts = [counts] * len(digests)
-    if not isinstance(counts, list) or len(counts) != len(digests):
-        return []
     found, start = [], 0
-    for digest, count in zip(digests, counts, strict=True):
-        if type(count) is not int or count < 1 or not isinstance(digest, str):
-            return []
-        found.append((digest, start, count))
-        start += count
+    try:
+        digests, counts = info[PROMPTS]["digests"], info[ROWS_PER_PROMPT]
+        counts = [counts] * len(digests) if isinstance(counts, int) else counts
+        for digest, count in zip(digests, counts, strict=True):
+            if type(count) is not int or count < 1 or not isinstance(digest, str):
+                return []
+            found.append((digest, start, count))
+            start += count
+    except (LookupError, TypeError, ValueError):
+        return []
     return found
 
 
@@ -95,48 +89,36 @@ class IndexedDump:
 
     @classmethod
     def of(cls, place: Place, meta: DumpMeta, stamp: Stamp) -> IndexedDump:
-        said = attrs.asdict(meta, recurse=False)
-        identity, said["info"] = said.pop("identity"), dict(meta.info)
-        for name in (PROMPTS, QUEUED, ROWS_PER_PROMPT):
-            said["info"].pop(name, None)
-        rows = rows_of_prompts(meta.info)
-        prompts = [*next(zip(*rows, strict=True))] if rows else []
-        queued = meta.info.get(QUEUED)
-        if isinstance(queued, list):
+        about = attrs.asdict(meta, recurse=False)
+        identity, info = about.pop("identity"), meta.info
+        single = (PROMPTS, QUEUED, ROWS_PER_PROMPT)
+        about["info"] = {name: value for name, value in info.items() if name not in single}
+        prompts = [digest for digest, _, _ in rows_of_prompts(info)]
+        if isinstance(queued := info.get(QUEUED), list):
             whose = [one[0] for one in queued if isinstance(one, list) and one]
             prompts = [one for one in whose if isinstance(one, str)]
         batch = str(identity.prompts or "") if identity else ""
-        return cls(place.name, stamp, batch, said, ",".join(prompts))
+        return cls(place.name, stamp, batch, about, ",".join(prompts))
 
     @classmethod
     def parse(cls, line: bytes) -> IndexedDump | None:
         """None for a line that is torn, damaged or another version's."""
         checksum, _, text = line.rstrip(b"\n").partition(b" ")
-        if checksum != xxhash.xxh3_64_hexdigest(text).encode():
-            return None
-        try:
-            head, _, prompts = text.decode().partition("\t")
-            name, stamp, batch, about = json.loads(head)
-            if about["version"] != VERSION:
-                return None
-            return cls(name, (*stamp,), batch, about, prompts)
-        except DAMAGE:
-            return None
+        with contextlib.suppress(*DAMAGE):
+            if checksum == xxhash.xxh3_64_hexdigest(text).encode():
+                name, stamp, batch, about, joined = json.loads(text)
+                if about["version"] == VERSION:
+                    return cls(name, (*stamp,), batch, about, joined)
+        return None
 
     @property
     def line(self) -> bytes:
-        head = json.dumps([self.name, self.stamp, self.batch, self.about], separators=(",", ":"))
-        text = f"{head}\t{self.joined}".encode()
+        text = json.dumps(attrs.astuple(self, recurse=False), separators=(",", ":")).encode()
         return b"\n%s %s\n" % (xxhash.xxh3_64_hexdigest(text).encode(), text)
 
     @property
     def prompts(self) -> list[str]:
         return self.joined.split(",") if self.joined else []
-
-    @property
-    def meta(self) -> DumpMeta:
-        """Its meta without identity and single prompts."""
-        return DumpMeta.from_json(self.about)
 
 
 class Index:
@@ -148,38 +130,31 @@ class Index:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.dumps: dict[str, IndexedDump] = {}
-        self._file: tuple[int, int] = (0, 0)  # its inode, and its size
-        self._read_to = 0
+        self._inode = self._read_to = 0
 
     def refresh(self) -> list[IndexedDump]:
         """Read what was appended since; returns that."""
+        new: dict[str, IndexedDump] = {}
         with contextlib.suppress(OSError):
             found = os.lstat(self.directory / INDEX)
-            if (found.st_ino, found.st_size) == self._file:
-                return []
-            if found.st_ino != self._file[0] or found.st_size < self._read_to:
+            if found.st_ino != self._inode or found.st_size < self._read_to:
                 # Another file, or an older state of it (NFS). What was read stays true as far as
                 # the dumps do not tell otherwise.
-                self._read_to = 0
-            self._file = found.st_ino, found.st_size
-            return self._read()
-        return []
-
-    def _read(self) -> list[IndexedDump]:
-        new = {}
-        with (
-            open_folder(self.directory) as folder,
-            folder.open(INDEX, max_bytes=_LARGEST) as file,
-        ):
-            file.seek(self._read_to)
-            for line in file:
-                if not line.endswith(b"\n"):  # torn, or still being written
-                    break
-                self._read_to += len(line)
-                if (dump := IndexedDump.parse(line)) is not None:
-                    new[dump.name] = dump
+                self._inode, self._read_to = found.st_ino, 0
+            if found.st_size > self._read_to:
+                with (
+                    open_folder(self.directory) as folder,
+                    folder.open(INDEX, max_bytes=_LARGEST) as file,
+                ):
+                    file.seek(self._read_to)
+                    for line in file:
+                        if not line.endswith(b"\n"):  # torn, or still being written
+                            break
+                        self._read_to += len(line)
+                        if (dump := IndexedDump.parse(line)) is not None:
+                            new[dump.name] = dump
         self.dumps |= new
-        return list(new.values())
+        return [*new.values()]
 
     def mend(
         self, places: Sequence[Place], read: Callable[[Place], DumpMeta | None]

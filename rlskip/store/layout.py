@@ -41,8 +41,7 @@ from rlskip.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-_TICK_S = 1.0
-"""Longer than a tick of any file system's clock."""
+_TICK_S = 1.0  # longer than a tick of any file system's clock
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=+@,-]")
 _MAX_NAME = 120  # two make one name of a directory, which may have 255
 _JOURNAL = ".journal"
@@ -57,8 +56,7 @@ _NAME = re.compile(
 )
 
 INDEX = "dumps.index"
-# No run's directory has this name: those contain an underscore.
-STAGES = "stages"
+STAGES = "stages"  # no run's directory has this name: those contain an underscore
 
 
 def run_directory(
@@ -72,9 +70,9 @@ def run_directory(
 ) -> Path:
     """The directory of a run's dumps; nothing is created.
 
-    ``~`` is expanded; a relative `dump_dir` stays relative. Names are made safe: none leaves
-    `dump_dir`, and no two names are changed into the same one. Raises ConfigError where `dump_dir`
-    is a URL or empty, or where a symbolic link below it leads to the directory.
+    ``~`` is expanded; a relative `dump_dir` stays relative. No name leaves `dump_dir`, and no two
+    are changed into the same one. Raises ConfigError where `dump_dir` is a URL or empty, or where a
+    symbolic link below it leads to the directory.
     """
     run = f"{safe_name(experiment_name)}_{safe_name(project_name)}"
     shape = safe_name(f"GBS{gbs}_N{n}_in{prompt_len}_out{response_len}")
@@ -98,8 +96,7 @@ def shape_of(name: str) -> dict[str, str] | None:
 
 def run_name(directory: Path) -> str:
     """A run's directory below the dump_dir: of an experiment, a shape, and maybe a role."""
-    levels = 3 if shape_of(directory.parent.name) else 2
-    return "/".join(directory.parts[-levels:])
+    return "/".join(directory.parts[-3 if shape_of(directory.parent.name) else -2 :])
 
 
 def refuse_links(directory: Path) -> None:
@@ -114,11 +111,7 @@ def refuse_links(directory: Path) -> None:
 
 
 def safe_name(name: object) -> str:
-    """`name` as one path component; a changed one carries a hash of the original.
-
-    >>> safe_name("qwen3-8b"), safe_name("../x")
-    ('qwen3-8b', '-x~ade92630f33b')
-    """
+    """`name` as one path component; a changed one carries a hash of the original."""
     text = str(name)
     clean = _UNSAFE.sub("-", text)
     if clean == text and text.strip(".") and len(text) <= _MAX_NAME:
@@ -129,9 +122,7 @@ def safe_name(name: object) -> str:
 
 def as_step(name: str) -> int | None:
     """The step or part that a directory is named after; None for any other name."""
-    if name.isascii() and name.isdigit() and (name == "0" or name[0] != "0"):
-        return int(name)
-    return None
+    return int(name) if re.fullmatch(r"0|[1-9][0-9]*", name) else None
 
 
 def journal_name(step: int) -> str:
@@ -162,23 +153,25 @@ def call_number(call: str) -> int:
 
 
 def quarantine_name(name: str) -> str:
-    """A new name, not an integer, to keep a bad dump under."""
+    """A new name to keep a bad dump under."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     return f"{name}{_BAD}{stamp}-{secrets.token_hex(3)}"
 
 
 def name_before_quarantine(name: str) -> str:
     """What a dump or a part was called that is kept under this name; else empty."""
-    before, found, _ = name.partition(_BAD)
-    return before if found else ""
+    return name.rpartition(_BAD)[0]
 
 
 @attrs.frozen
 class Place:
-    """Where a dump is: below the run's directory `root`, where no symbolic link is followed.
+    """Where a dump's two files are: below the run's directory `root`.
 
     `call` names it among those of its step, ``{digest}-{k}`` or ``part-{k}``; empty: the first.
     """
+
+    dump: ClassVar[str] = "gen_batch.dp"
+    meta: ClassVar[str] = "meta.json"
 
     root: Path
     step: int
@@ -186,15 +179,10 @@ class Place:
     rank: int = 0
     world_size: int = 1
 
-    #: The files of a dump.
-    dump: ClassVar[str] = "gen_batch.dp"
-    meta: ClassVar[str] = "meta.json"
-
     @classmethod
     def parse(cls, root: Path, name: str) -> Place | None:
         """The place of the directory of this name; None if none of a dump's has such a name."""
-        found = _NAME.fullmatch(name)
-        if found is None:
+        if (found := _NAME.fullmatch(name)) is None:
             return None
         rank, ranks = int(found["rank"] or 0), int(found["ranks"] or 1)
         place = cls(root, int(found["step"]), found["call"] or "", rank, ranks)
@@ -214,17 +202,13 @@ class Place:
     @property
     def whose(self) -> dict[str, Any]:
         """What both files of a dump record of its place."""
-        return {
-            "step": self.step,
-            "call": self.call,
-            "rank": self.rank,
-            "world_size": self.world_size,
-        }
+        ranks = {"rank": self.rank, "world_size": self.world_size}
+        return {"step": self.step, "call": self.call, **ranks}
 
     @property
     def order(self) -> tuple[int, bool, str, int, int]:
         """Within a run: by step, the first call first, then by name, and by rank."""
-        digest, _, _ = self.call.rpartition("-")
+        digest = self.call.rpartition("-")[0]
         return self.step, bool(self.call), digest, call_number(self.call), self.rank
 
 
@@ -234,11 +218,21 @@ def places_among(root: Path, names: Iterable[str]) -> list[Place]:
     return sorted(found, key=lambda place: place.order)
 
 
+@attrs.define(eq=False)
+class _Listed:
+    """What a directory held when it was `changed` last, in ns; believed until that time."""
+
+    changed: int | None = None
+    until: float = 0.0
+    dumps: dict[int, list[Place]] = attrs.field(factory=dict)
+    bad: dict[int, list[Place]] = attrs.field(factory=dict)
+
+
 class Listing:
     """The dumps in a run's directory, listed again only if it has changed: a run has many steps.
 
-    A directory that changes again within a tick of the file system's clock may show no newer time.
-    So a listing of one that has just changed, by this process or another, is believed for a second.
+    One that changes again within a tick of the file system's clock may show no newer time. So a
+    listing of one that has just changed, by this process or another, is believed for a second.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -246,14 +240,13 @@ class Listing:
         self.forget()
 
     def forget(self) -> None:
-        self._listed = _Listed(None, 0.0, {}, {})
+        self._listed = _Listed()
 
     def dumps(self, *, again: bool = False) -> dict[int, list[Place]]:
-        """The dumps of all ranks by step; copy it first: other threads may add to it.
-
-        A link or a file that has the name of a dump is not one.
-        """
-        return self._look(again).dumps
+        """The dumps of all ranks by step; copy it first: other threads may add to it."""
+        if again:
+            self.forget()
+        return self._look().dumps
 
     def bad(self) -> dict[int, list[Place]]:
         """By step the dumps of which something was moved away as bad."""
@@ -270,11 +263,11 @@ class Listing:
             listed.changed = self._changed()
             listed.until = min(listed.until, time.monotonic() + _TICK_S)
 
-    def _look(self, again: bool = False) -> _Listed:
+    def _look(self) -> _Listed:
         # The time before the names: what is added meanwhile is a change at the next look.
         listed, changed = self._listed, self._changed()
-        is_known = changed is not None and changed == listed.changed and not again
-        if is_known and time.monotonic() <= listed.until:
+        is_same = changed is not None and changed == listed.changed
+        if is_same and time.monotonic() <= listed.until:
             return listed
         names: dict[str, bool] = {}
         try:
@@ -285,28 +278,17 @@ class Listing:
         except OSError as error:
             text = "%s cannot be listed: %s; it counts as empty"
             logger.warning(text, self.directory, error)
-            return _Listed(None, 0.0, {}, {})
+            return _Listed()
         is_settled = changed is not None and time.time() - changed / 1e9 > _TICK_S
-        until = math.inf if is_settled else time.monotonic() + _TICK_S
-        dumps, bad = dict[int, list[Place]](), dict[int, list[Place]]()
+        listed = _Listed(changed, math.inf if is_settled else time.monotonic() + _TICK_S)
         for place in places_among(self.directory, (name for name in names if names[name])):
-            dumps.setdefault(place.step, []).append(place)
+            listed.dumps.setdefault(place.step, []).append(place)
         for place in places_among(self.directory, map(name_before_quarantine, names)):
-            bad.setdefault(place.step, []).append(place)
-        self._listed = _Listed(changed, until, dumps, bad)  # as a whole: other threads read it
-        return self._listed
+            listed.bad.setdefault(place.step, []).append(place)
+        self._listed = listed  # as a whole: other threads read it
+        return listed
 
     def _changed(self) -> int | None:
         with contextlib.suppress(OSError):
             return os.stat(self.directory).st_mtime_ns
         return None
-
-
-@attrs.define(eq=False)
-class _Listed:
-    """What a directory held when it was `changed` last, in ns; believed until that time."""
-
-    changed: int | None
-    until: float
-    dumps: dict[int, list[Place]]
-    bad: dict[int, list[Place]]

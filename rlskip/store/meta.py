@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import xxhash
+from attrs.validators import and_, ge, instance_of, lt
 
 from rlskip.format.dump_errors import (
     DAMAGE,
@@ -27,19 +28,15 @@ MAX_META = 1 << 24
 """Bytes of a ``meta.json``."""
 # Of the identity and the info together: what else there is takes less than the rest.
 _MAX_BOTH = MAX_META - (1 << 12)
-_INDENTED = 1 << 20
 _GENERATION = re.compile(r"[0-9a-f]{1,15}")
 
 
 def kept_info(info: Mapping[str, Any], identity: Identity | None) -> dict[str, Any]:
-    """`info` as ``meta.json`` keeps it beside `identity`.
-
-    Raises UnsupportedTypeError for what it cannot keep, or where both are too large for it.
-    """
+    """`info` as ``meta.json`` keeps it beside `identity`, or UnsupportedTypeError."""
     try:
         text = json.dumps(dict(info))
         plain: dict[str, Any] = json.loads(text)
-        _check(plain)
+        _check_info(plain)
     except (TypeError, ValueError, RecursionError) as error:
         raise UnsupportedTypeError(f"cannot keep this info: {error}", "info") from error
     nbytes = len(text) + len(json.dumps(identity.as_json() if identity else None))
@@ -52,7 +49,7 @@ def kept_info(info: Mapping[str, Any], identity: Identity | None) -> dict[str, A
     return plain
 
 
-def _check(info: Mapping[str, Any]) -> None:
+def _check_info(info: Mapping[str, Any]) -> None:
     """Raise ValueError where entries that rlskip itself reads are not of their type."""
     seconds, generation = info.get("seconds", 0), info.get("generation", "0")
     if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
@@ -63,53 +60,45 @@ def _check(info: Mapping[str, Any]) -> None:
         raise ValueError(f"info['generation'] is {generation!r:.80}, not up to 15 hex digits")
 
 
+def _check_time(meta: DumpMeta, field: object, created: str) -> None:
+    if datetime.fromisoformat(created).tzinfo is None:
+        raise ValueError(f"{created!r} has no time zone")
+
+
+_NUMBER = and_(instance_of(int), ge(0), lt(1 << 63))
+_TEXT = instance_of(str)
+
+
 @attrs.frozen
 class DumpMeta:
     """A dump's ``meta.json``; `step`, `call`, `rank` and `world_size` are its place."""
 
-    step: int
+    step: int = attrs.field(validator=_NUMBER)
     #: The one in the tail of ``gen_batch.dp``.
-    checksum: str
+    checksum: str = attrs.field(validator=_TEXT)
     #: Size of the rollouts' arrays in memory, and of the file, in bytes.
-    nbytes: int
-    stored: int
+    nbytes: int = attrs.field(validator=_NUMBER)
+    stored: int = attrs.field(validator=_NUMBER)
     #: UTC, ISO 8601.
-    created: str
-    call: str = ""
-    rank: int = 0
-    world_size: int = 1
+    created: str = attrs.field(validator=_check_time)
+    call: str = attrs.field(default="", validator=_TEXT)
+    rank: int = attrs.field(default=0, validator=_NUMBER)
+    world_size: int = attrs.field(default=1, validator=_NUMBER)
     #: What the rollouts were generated from; None when the caller gave none.
     identity: Identity | None = None
     #: JSON that the caller adds, such as the job's id. rlskip itself reads ``seconds`` (what the
     #: stage took, a finite number from 0 on), ``place`` (of the call among those of its step) and
     #: ``generation`` (of several ranks, up to 15 hex digits).
-    info: Mapping[str, Any] = attrs.field(factory=dict)
-    version: int = VERSION
+    info: Mapping[str, Any] = attrs.field(
+        factory=dict, validator=[instance_of(dict), lambda _, __, info: _check_info(info)]
+    )
+    version: int = attrs.field(default=VERSION, validator=_NUMBER)
 
     def to_bytes(self) -> bytes:
         plain = attrs.asdict(self, recurse=False)
         if self.identity is not None:
             plain["identity"] = self.identity.as_json()
-        plain["seal"], size = _seal(plain)
-        indent = 2 if size < _INDENTED else None
-        return json.dumps(plain, indent=indent, allow_nan=True).encode() + b"\n"
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> DumpMeta:
-        """One with these entries; raises what DAMAGE lists where one is not of its type."""
-        meta = cls(**plain)
-        for name in ("step", "rank", "world_size", "nbytes", "stored", "version"):
-            count = getattr(meta, name)
-            if type(count) is not int or not 0 <= count < 1 << 63:
-                raise ValueError(f"{name} is not a number")
-        if type(meta.checksum) is not str or type(meta.call) is not str:
-            raise TypeError("not a text")
-        if datetime.fromisoformat(meta.created).tzinfo is None:
-            raise ValueError(f"{meta.created!r} has no time zone")
-        if type(meta.info) is not dict:
-            raise TypeError("not a mapping")
-        _check(meta.info)
-        return meta
+        return json.dumps({**plain, "seal": _seal(plain)}).encode() + b"\n"
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str, identity: bool = True) -> DumpMeta:
@@ -125,23 +114,19 @@ class DumpMeta:
             raise CorruptDumpError("meta.json cannot be read", where=where) from error
         if version != VERSION:
             check_version(version, where)
+        if plain.pop("seal", None) != _seal(plain):
+            raise CorruptDumpError("meta.json was altered", where=where)
+        recorded = plain.pop("identity", None)
         try:
-            if plain.pop("seal", None) != _seal(plain)[0]:
-                raise CorruptDumpError("meta.json was altered", where=where)
-            if not identity:
-                plain["identity"] = None
-            if plain["identity"] is not None:
+            if identity and recorded is not None:
                 from rlskip.store.identity import Identity
 
-                plain["identity"] = Identity.from_json(plain["identity"])
-            return cls.from_json(plain)
-        except CorruptDumpError:
-            raise
+                plain["identity"] = Identity.from_json(recorded)
+            return cls(**plain)
         except DAMAGE as error:  # a file's entries may be anything
             raise CorruptDumpError("meta.json has invalid entries", where=where) from error
 
 
-def _seal(plain: Mapping[str, Any]) -> tuple[str, int]:
-    """The hash of the entries, and the size of what it is of."""
+def _seal(plain: Mapping[str, Any]) -> str:
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
-    return xxhash.xxh3_128_hexdigest(text.encode()), len(text)
+    return xxhash.xxh3_128_hexdigest(text.encode())

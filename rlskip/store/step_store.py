@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from rlskip.format.dump_errors import (
-    AbsentDumpError,
-    CorruptDumpError,
-    UnreadableDumpError,
-)
+from rlskip.format.dump_errors import AbsentDumpError, CorruptDumpError, UnreadableDumpError
 from rlskip.format.kinds import Packer, rebuild
 from rlskip.format.memory import half_of_memory
 from rlskip.jobs import alive
-from rlskip.store import commit
-from rlskip.store.commit import NewDump
-from rlskip.store.dump import OpenDump, opened
+from rlskip.store.dump import NewDump, OpenDump, move_away, opened
 from rlskip.store.identity import Identity
 from rlskip.store.layout import Listing, Place
 from rlskip.store.meta import DumpMeta, kept_info
@@ -39,16 +35,13 @@ class StepStore:
 
     Parameters
     ----------
-    directory
-        Created on the first save.
     rank, world_size
-        Of several ranks that call the stage together each keeps a shard of each call. Whether all
-        are there the ranks find out together (:mod:`rlskip.skip.agreement`).
+        Of several ranks that call the stage together each keeps a shard of each call.
     keep_last
         After each save remove the steps that were written longest ago, down to this number; never
         the step just saved. None: keep all.
     quarantines
-        Whether a corrupt dump is moved away. False for who only looks: it stays where it is.
+        Whether a corrupt dump is moved away. False for who only looks.
     complete
         Given each meta that is read, it returns it with what its dump records elsewhere.
     max_bytes
@@ -64,7 +57,7 @@ class StepStore:
         world_size: int = 1,
         keep_last: int | None = None,
         quarantines: bool = True,
-        complete: Callable[[DumpMeta], DumpMeta] | None = None,
+        complete: Callable[[DumpMeta], DumpMeta] = lambda meta: meta,
         max_bytes: int | None = None,
     ) -> None:
         self.directory = Path(directory)
@@ -73,22 +66,24 @@ class StepStore:
         self._quarantines, self._complete = quarantines, complete
         self._listing = Listing(self.directory)
         self._sweep_at = -math.inf
-        self._retention = None if keep_last is None else Retention(self.directory, keep_last)
+        self._retention = None
+        if keep_last is not None:
+            listed_again = functools.partial(self._listing.dumps, again=True)
+            self._retention = Retention(keep_last, listed_again)
 
     # -- which dumps there are -----------------------------------------------------------
 
     def steps(self) -> list[int]:
-        """The steps whose first call has a sound dump, ascending; none that cannot be read."""
+        """The steps whose first call has a sound dump, ascending."""
         return [meta.step for meta in self._sound((step, "") for step in self.listed())]
 
     def nearest(self, step: int) -> int | None:
-        """The step that `repeat` takes for `step`; those that cannot be read are left out.
+        """The step that `repeat` takes: `step`; else the largest below; else the smallest above.
 
-        `step` itself; else the largest below; else the smallest above; else None.
+        It is one whose first call has a sound dump; None without.
         """
         nearest = sorted(self.listed(), key=lambda s: (s > step, abs(s - step)))
-        found = next(self._sound((near, "") for near in nearest), None)
-        return None if found is None else found.step
+        return next((meta.step for meta in self._sound((near, "") for near in nearest)), None)
 
     def listed(self) -> list[int]:
         """The steps whose first call has a directory, ascending, without a look into it."""
@@ -104,10 +99,8 @@ class StepStore:
         return self._calls_in(self._listing.dumps(), step)
 
     def in_order(self, step: int) -> list[str]:
-        """The names of the calls of `step` that have a sound dump, as they were made.
-
-        Jobs that shared a step may have given two calls one place: then the names decide.
-        """
+        """The names of the calls of `step` that have a sound dump, as they were made."""
+        # Jobs that shared a step may have given two calls one place: then the names decide.
         found = self._sound((step, call) for call in self.calls(step))
         return [meta.call for meta in sorted(found, key=lambda meta: meta.info.get("place", 0))]
 
@@ -121,9 +114,9 @@ class StepStore:
         return [place.call for place in found if (place.rank, place.world_size) == mine]
 
     def read_meta(self, step: int, call: str = "") -> DumpMeta | None:
-        """What ``meta.json`` of a dump holds; None where there is none that can be read.
+        """What ``meta.json`` holds; None where there is no dump that can be read.
 
-        Cheap: the rollouts are not read. Raises OtherFormatError for another version's.
+        Raises OtherFormatError for another version's.
         """
         return next(self._sound([(step, call)]), None)
 
@@ -135,7 +128,7 @@ class StepStore:
                 try:
                     with self._opened(step, call) as here:
                         meta = here.read_meta()
-                    yield self._completed(meta)
+                    yield self._complete(meta)
                 except UnreadableDumpError as error:
                     unread.append(error)
                 except (AbsentDumpError, CorruptDumpError):
@@ -145,18 +138,14 @@ class StepStore:
                 more = f" (and {len(unread) - 1} more)" if len(unread) > 1 else ""
                 logger.warning("%s%s; it counts as absent", unread[0], more)
 
-    def _completed(self, meta: DumpMeta) -> DumpMeta:
-        return meta if self._complete is None else self._complete(meta)
-
     # -- saving --------------------------------------------------------------------------
 
     def save(self, step: int, rollouts: Any, **about: Any) -> DumpMeta:
         """Write `rollouts` as a dump of `step`, completely or not at all.
 
         A dump that is there already stays, and its meta is returned; a shard replaces it, because
-        all shards of a call are of one generation. `about` has the other
-        parameters of :meth:`prepare`. Raises UnsupportedTypeError where the rollouts or `info` hold
-        what cannot be kept; and OSError, for a full disk, say: then nothing is left of the dump.
+        all shards of a call are of one generation. `about` and errors are those of :meth:`prepare`;
+        or OSError, for a full disk, say: then nothing is left of the dump.
         """
         dump = self.prepare(step, rollouts, **about)
         meta, is_own = self.write(dump)
@@ -174,19 +163,12 @@ class StepStore:
         info: Mapping[str, Any] | None = None,
         sidecar: Any = None,
     ) -> NewDump:
-        """The first half of :meth:`save`: refuse what cannot be kept, and write nothing.
+        """The first half of :meth:`save`, which writes nothing.
 
-        Parameters
-        ----------
-        rollouts
-            Anything that a codec keeps.
-        call
-            The name of the call among those of its step; of the first none.
-        identity, info
-            Recorded in ``meta.json``; `info` is any JSON, with the entries that
-            :class:`DumpMeta` names of their type.
-        sidecar
-            A second value, loaded on its own, such as the states of random generators.
+        ``meta.json`` records `identity` and `info`, which is any JSON, with the entries that
+        :class:`DumpMeta` names of their type. A `sidecar` is a second value, loaded on its own,
+        such as the states of random generators. Raises UnsupportedTypeError for what cannot be
+        kept.
         """
         packer = Packer()
         trees = {
@@ -202,7 +184,6 @@ class StepStore:
         Returns the meta of the dump that has the place now, and whether it is this one.
         """
         # Before the dump is made: what a killed job left must not fill a disk that is nearly full.
-        # Not before each: who has died since is found by the next look.
         if time.monotonic() >= self._sweep_at:
             self._sweep_at = time.monotonic() + alive.DEAD_S
             alive.sweep(self.directory)
@@ -213,10 +194,10 @@ class StepStore:
                 error.filename = str(dump.place.directory)
             raise
         if not is_own:
-            return self._completed(meta), False
+            return self._complete(meta), False
         self._listing.note(dump.place)  # it is published: from here on nothing may fail
         if self.rank == 0 and self._retention is not None:
-            self._retention.apply(lambda: self._listing.dumps(again=True), dump.place)
+            self._retention.apply(dump.place)
         return meta, True
 
     # -- loading -------------------------------------------------------------------------
@@ -232,16 +213,9 @@ class StepStore:
     ) -> Any:
         """The rollouts of `step`, verified, in newly allocated memory.
 
-        Parameters
-        ----------
-        meta
-            What :meth:`read_meta` returned of it: another dump that has its place by now is
-            refused.
-        part
-            ``rollouts``, or ``aside`` for the sidecar; or several, for a tuple of them from one
-            look at the file.
-        fields
-            Read and verify only these of the outermost mapping or batch; None for all.
+        `meta` is what :meth:`read_meta` returned of it: another dump that has its place by now is
+        refused. `part` is ``rollouts``, or ``aside`` for the sidecar; or several, for a tuple of
+        them. Of the outermost mapping or batch only `fields` are read and verified; None for all.
 
         Raises
         ------
@@ -265,54 +239,37 @@ class StepStore:
 
     def size_of(self, meta: DumpMeta) -> int:
         """Bytes of both files of a dump, as ``rlskip ls`` counts them."""
+        place = self._place(meta.step, meta.call)
         with contextlib.suppress(OSError):  # it may be gone by now
-            place = self._place(meta.step, meta.call)
-            return meta.stored + os.lstat(f"{place.directory}/{place.meta}").st_size
+            return meta.stored + os.lstat(place.directory / place.meta).st_size
         return meta.stored
 
-    def quarantine(
-        self, step: int, reason: str, call: str = "", *, judged: os.stat_result | None = None
-    ) -> Path | None:
+    def quarantine(self, step: int, reason: str, call: str = "") -> Path | None:
         """Keep a bad dump under a name that is none of a dump's, with a warning.
 
-        Other calls of the step and other ranks' shards stay; so does a dump whose directory is not
-        the one that was `judged`. Returns where the dump is; None when it is gone or cannot be
-        moved.
+        Returns where it is; None when it is gone or cannot be moved.
         """
-        where = (place := self._place(step, call)).directory
-        if not self._quarantines:
-            logger.warning("%s cannot be used: %s", where, reason)
-            return None
+        return self._quarantine(self._place(step, call), reason)
+
+    def _quarantine(
+        self, place: Place, reason: str, judged: os.stat_result | None = None
+    ) -> Path | None:
+        kept, becomes = None, ""
         try:
-            kept = commit.move_away(place, judged)
+            if self._quarantines:
+                kept = move_away(place, judged)
+                becomes = f". It is kept as {kept}"
+                # Else the next dump that is published would keep it listed for a second.
+                self._listing.forget()
         except FileNotFoundError:
             return None
         except OSError as error:
-            text = "%s cannot be used: %s. It stays there, because it cannot be renamed: %s"
-            logger.warning(text, where, reason, error)
-            return None
-        # Else the next dump that is published would keep it listed for a second.
-        self._listing.forget()
-        logger.warning("%s cannot be used: %s. It is kept as %s", where, reason, kept)
-        return where.with_name(kept)
+            becomes = f". It stays there, because it cannot be renamed: {error}"
+        logger.warning("%s cannot be used: %s%s", place.directory, reason, becomes)
+        return place.root / kept if kept else None
 
     def _place(self, step: int, call: str) -> Place:
         return Place(self.directory, step, call, self.rank, self.world_size)
 
-    @contextlib.contextmanager
-    def _opened(self, step: int, call: str) -> Iterator[OpenDump]:
-        """Open the dump's directory; a dump that turns out to be corrupt is quarantined."""
-        place, judged = self._place(step, call), None
-        try:
-            judged = os.lstat(place.directory)
-        except FileNotFoundError as error:  # a call that is generated looks for several dumps
-            raise AbsentDumpError("there is no dump of this step", str(place.directory)) from error
-        except OSError:  # which `opened` explains
-            pass
-        try:
-            with opened(place) as here:
-                yield here
-        except CorruptDumpError as error:
-            if judged is not None:  # only that one, not what another process has put there since
-                self.quarantine(step, error.what, call, judged=judged)
-            raise
+    def _opened(self, step: int, call: str) -> AbstractContextManager[OpenDump]:
+        return opened(self._place(step, call), self._quarantine)

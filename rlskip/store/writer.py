@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 import numpy as np
@@ -17,21 +17,20 @@ from rlskip._copies import BufferPool, fresh
 from rlskip.errors import RlskipError
 from rlskip.format import chunks
 from rlskip.format.chunks import CHUNK
-from rlskip.store.commit import NewDump
+from rlskip.store.dump import NewDump
 from rlskip.store.step_store import StepStore
 
 logger = logging.getLogger(__name__)
 
+# How long nothing must have been saved when the writer's thread goes on, unless much is held.
 _REST_S = 0.005
-"""How long nothing must have been saved when the writer's thread goes on, unless much is held."""
 
 
 class WriterTimeoutError(RlskipError, TimeoutError):
     """Dumps were not written in time."""
 
 
-@attrs.frozen(eq=False)
-class _Job:
+class _Job(NamedTuple):
     step: int
     nbytes: int
     run: Callable[[], object]
@@ -44,19 +43,10 @@ class Writer:
     ends normally writes everything first. A process that is going to be killed must :meth:`flush`,
     or not use this. Where the system has no thread left, the caller writes its dump itself.
 
-    Parameters
-    ----------
-    max_bytes
-        Size of the copies that may be held at a time. A save that would exceed it waits until
-        earlier ones are written; one larger than that waits until it is the only one.
-    timeout_s
-        How long a save, a wait or a flush waits at most, in seconds.
-
-    Examples
-    --------
-    >>> writer = Writer(store)
-    >>> writer.save(3, rollouts)
-    >>> writer.flush()
+    Copies of `max_bytes` may be held at a time: a save that would exceed it waits until earlier
+    ones are written, and one larger than that until it is the only one. A save, a wait or a flush
+    waits `timeout_s` seconds at most, and then raises WriterTimeoutError, which names the steps
+    that are not written.
     """
 
     def __init__(
@@ -89,8 +79,8 @@ class Writer:
     ) -> None:
         """Like :meth:`StepStore.save`, but return as soon as the rollouts are copied, narrowed.
 
-        `write` gets the copy in the writer's thread, by default :meth:`StepStore.write`. What it
-        raises is a warning. Raises WriterTimeoutError where earlier dumps were not written in time.
+        `write`, by default :meth:`StepStore.write`, gets the copy in the writer's thread. What it
+        raises is a warning.
         """
         dump = self.store.prepare(step, rollouts, **about)
         self._reserve(dump.nbytes)
@@ -103,12 +93,46 @@ class Writer:
         self._put(_Job(step, dump.nbytes, lambda: write(copied)))
 
     def run(self, step: int, nbytes: int, job: Callable[[], object]) -> None:
-        """Let the thread do the `job`, which holds `nbytes` of memory until it has written `step`.
-
-        To put the records of a step's stages together takes as long as to copy them.
-        """
+        """Let the thread do the `job`, which holds `nbytes` until it has written `step`."""
         self._reserve(nbytes)
         self._put(_Job(step, nbytes, job))
+
+    def memory(self, nbytes: int) -> np.ndarray:
+        """Bytes to copy into: where they are many, memory of copies that are written already."""
+        return self._pool.take(nbytes) if nbytes > CHUNK else fresh(nbytes)
+
+    def wait(self) -> None:
+        """Wait until everything is written."""
+        self._wait_for(lambda: not self._jobs)
+
+    def flush(self) -> None:
+        """Like :meth:`wait`, and give the copies' memory back."""
+        self.wait()
+        self._pool.clear()
+
+    def _reserve(self, nbytes: int) -> None:
+        self._wait_for(lambda: not self._held or self._held + nbytes <= self._max_bytes, nbytes)
+
+    def _wait_for(self, condition: Callable[[], bool], nbytes: int = 0) -> None:
+        """Wait until a condition holds, and then hold as many more bytes."""
+        if self._process != os.getpid():
+            # A forked child has neither the parent's thread nor its dumps, and the lock may be held
+            # by a thread that was not forked.
+            self._start_empty()
+        with self._changed:
+            if not self._changed.wait_for(condition, self.timeout_s):
+                steps = ", ".join(str(job.step) for job in self._jobs)
+                raise WriterTimeoutError(
+                    f"the dumps of steps {steps} were not written within {self.timeout_s:g} s",
+                    where=str(self.store.directory),
+                    remedy="the file system is slow or hangs; see skip.background_write",
+                )
+            self._held += nbytes
+
+    def _release(self, nbytes: int) -> None:
+        with self._changed:
+            self._held -= nbytes
+            self._changed.notify_all()
 
     def _put(self, job: _Job) -> None:
         # In one turn with the look for the thread: that either sees the job before it ends, or has
@@ -127,62 +151,27 @@ class Writer:
                 logger.warning("dumps are written without a separate thread: %s", error)
         self._run()
 
-    def memory(self, nbytes: int) -> np.ndarray:
-        """Bytes to copy into: where they are many, memory of copies that are written already."""
-        return self._pool.take(nbytes) if nbytes > CHUNK else fresh(nbytes)
-
-    def wait(self) -> None:
-        """Wait until everything is written; WriterTimeoutError names the steps that are not."""
-        self._wait_for(lambda: not self._jobs)
-
-    def flush(self) -> None:
-        """Like :meth:`wait`, and give the copies' memory back."""
-        self.wait()
-        self._pool.clear()
-
-    def _wait_for(self, condition: Callable[[], bool], nbytes: int = 0) -> None:
-        """Wait until a condition holds, and then hold as many more bytes."""
-        if self._process != os.getpid():
-            # A forked child has neither the parent's thread nor its dumps, and the lock may be held
-            # by a thread that was not forked.
-            self._start_empty()
-        with self._changed:
-            if not self._changed.wait_for(condition, self.timeout_s):
-                steps = ", ".join(str(job.step) for job in self._jobs)
-                raise WriterTimeoutError(
-                    f"the dumps of steps {steps} were not written within {self.timeout_s:g} s",
-                    where=str(self.store.directory),
-                    remedy="the file system is slow or hangs; see skip.background_write",
-                )
-            self._held += nbytes
-
-    def _reserve(self, nbytes: int) -> None:
-        self._wait_for(lambda: not self._held or self._held + nbytes <= self._max_bytes, nbytes)
-
-    def _release(self, nbytes: int) -> None:
-        with self._changed:
-            self._held -= nbytes
-            self._changed.notify_all()
-
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                if not self._jobs:
-                    self._thread = None
-                    self._changed.notify_all()
-                    return
-                # A burst of saves has the cores and the memory's bandwidth for itself.
-                while 2 * self._held < self._max_bytes:
-                    rest = self._saved + _REST_S - time.monotonic()
-                    if rest <= 0:
-                        break
-                    self._changed.wait(rest)
-                job = self._jobs[0]
+        while job := self._next():
             try:
                 job.run()
             except BaseException as error:  # the next dump is to be written
                 logger.warning("step %d is NOT dumped: %s", job.step, error)
+            nbytes = job.nbytes
+            del job  # its memory is free before anybody is told
             with self._changed:
-                nbytes = self._jobs.popleft().nbytes
-                del job  # its memory is free before anybody is told
+                self._jobs.popleft()
                 self._release(nbytes)
+
+    def _next(self) -> _Job | None:
+        with self._changed:
+            if not self._jobs:
+                self._thread = None
+                return None
+            # A burst of saves has the cores and the memory's bandwidth for itself.
+            while 2 * self._held < self._max_bytes:
+                rest = self._saved + _REST_S - time.monotonic()
+                if rest <= 0:
+                    break
+                self._changed.wait(rest)
+            return self._jobs[0]

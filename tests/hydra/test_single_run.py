@@ -47,7 +47,7 @@ def test_the_second_run_generates_nothing(app: Any) -> None:
 
 
 _FULL_DISK = """
-from rlskip.store.commit import NewDump
+from rlskip.store.dump import NewDump
 
 def full(*_):
     raise OSError(28, "No space left on device")

@@ -76,33 +76,27 @@ def test_what_is_there_needs_no_lease(enter: Any, file: Path) -> None:
 
 def test_other_steps_and_calls_do_not_wait(enter: Any, file: Path, clock: MockClock) -> None:
     leases = [enter(step=1), enter(step=2), enter(call="a-0"), enter(call="a-1")]
-    assert None not in leases
-    assert file.exists()
+    assert (None in leases, file.exists(), clock.now) == (False, True, 0)
     for _ in range(2):
         leases[0].release()
     assert not file.exists()
-    assert clock.now == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_gives_nothing_back(file: Path) -> None:
-    lease = lease_in(file)
-    assert lease.acquire()
-    child = os.fork()
-    if not child:
-        try:
-            with lease:
-                raise SystemExit
-        except SystemExit:
+    with lease_in(file) as lease:
+        assert lease.acquire()
+        child = os.fork()
+        if not child:
+            lease.release()
             os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    assert file.exists()
-    lease.release()
+        assert os.waitpid(child, 0)[1] == 0
+        assert file.exists()
     assert not file.exists()
 
 
 _ENDS = """
-    import atexit, json, sys, threading
+    import atexit, json, sys, threading, torch
     @atexit.register
     def last():
         print(json.dumps([t.name for t in threading.enumerate() if t.name.startswith("rlskip")]))
@@ -111,36 +105,37 @@ _ENDS = """
     from rlskip.store import StepStore
     from rlskip.store.writer import Writer
     Lease(Path(sys.argv[1]), "lease-1").acquire()
-    Writer(StepStore(sys.argv[1])).save(1, list(range(100_000)))
+    writer = Writer(StepStore(sys.argv[1]))
+    for step in range(5):
+        writer.save(step, torch.rand(500_000))
 """
 
 
-def test_nothing_runs_and_no_lease_is_left_when_the_interpreter_ends(
+def test_an_interpreter_that_ends_writes_everything_and_leaves_nothing(
     python: Any, tmp_path: Path
 ) -> None:
     running, _ = python.json(_ENDS, tmp_path)
     assert running == []
     assert list((tmp_path / alive.WORK).iterdir()) == []
+    assert StepStore(tmp_path).steps() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("owner", ["of this process", "of another", "that cannot be read"])
 def test_waiting_is_bounded(
-    owner: str, enter: Any, file: Path, clock: MockClock, caplog: pytest.LogCaptureFixture,
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch,
+    owner: str, enter: Any, other: Path, file: Path, clock: MockClock,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     def fail(*_: object) -> bytes:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     if owner == "of this process":
+        file.unlink()
         lease_in(file).acquire()
         silence(*file.parent.glob("job-*"))
-    else:
-        request.getfixturevalue("other")
-    if owner == "that cannot be read":
+    elif owner == "that cannot be read":
         monkeypatch.setattr(Folder, "read", fail)
     lease = enter(wait_s=300)
     monkeypatch.undo()
-    assert lease is not None
     assert clock.now == pytest.approx(300, abs=2)
     assert "timed out" in caplog.text
     lease.release()
@@ -153,8 +148,7 @@ def test_of_several_that_take_over_one_does(store: StepStore, other: Path) -> No
 
     def job(number: int) -> None:
         flight = SingleFlight(store.directory, poll_s=0.02)
-        lease = flight.enter(1, lambda: store.read_meta(1) is not None)
-        if lease is not None:
+        if (lease := flight.enter(1, lambda: store.read_meta(1) is not None)) is not None:
             with lease:
                 generated.append(number)
                 store.save(1, number)
@@ -166,25 +160,16 @@ def test_of_several_that_take_over_one_does(store: StepStore, other: Path) -> No
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("kind", ["link", "FIFO", "directory"])
+@pytest.mark.parametrize("make", [lambda file: file.symlink_to("x"), os.mkfifo, Path.mkdir])
 def test_what_is_not_a_lease_is_taken_over_like_a_dead_one(
-    kind: str, enter: Any, file: Path, tmp_path: Path
+    make: Callable[[Path], Any], enter: Any, file: Path
 ) -> None:
-    victim = tmp_path / "victim"
     file.parent.mkdir(parents=True)
-    victim.write_text("mine")
-    if kind == "FIFO":
-        os.mkfifo(file)
-    elif kind == "directory":
-        file.mkdir()
-    else:
-        file.symlink_to(victim)
+    make(file)
     silence(file)
-    lease = enter()
-    assert lease is not None
-    assert file.is_file(), "it is a lease now"
-    lease.release()
-    assert victim.read_text() == "mine"
+    with enter():
+        assert file.is_file(), "it is a lease now"
+    assert not file.with_name("x").exists()
 
 
 def test_a_lease_that_is_another_jobs_by_now_is_not_taken_away(
@@ -202,28 +187,29 @@ def test_a_lease_that_is_another_jobs_by_now_is_not_taken_away(
 
     silence(other)
     monkeypatch.setattr(os, "rename", rename)
-    lease = enter(wait_s=90)  # and then it waits for the third one
-    assert file.exists()
-    lease.release()
+    with enter(wait_s=90):  # and then it waits for the third one
+        assert file.exists()
     assert file.exists()
     third.release()
     assert not file.exists()
 
 
 def test_an_error_while_looking_gives_the_lease_back_and_the_other_ranks_learn_of_it(
-    store: StepStore, file: Path
+    store: StepStore, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[bool, int]] = []
 
-    class Ranks(RankGroup):
-        def exchange(self, *numbers: int, error: Any = None, **about: Any) -> Any:
-            told.append((error is not None, *numbers))
-            return super().exchange(*numbers, error=error, **about)
+    def exchange(self: RankGroup, *numbers: int, error: Any = None, **_: Any) -> Any:
+        told.append((error is not None, *numbers))
+        if error is not None:
+            raise error
+        return [numbers]
 
     def look() -> bool:
         raise ValueError("made for other prompts")
 
+    monkeypatch.setattr(RankGroup, "exchange", exchange)
     with pytest.raises(ValueError, match="other prompts"):
-        SingleFlight(store.directory, Ranks()).enter(1, look)
+        SingleFlight(store.directory).enter(1, look)
     assert told == [(False, True), (True, False)], "it may generate; it fails, and sees no dump"
     assert not file.exists()

@@ -53,7 +53,7 @@ def _deciding(rank: int, folder: str) -> None:
 
     late = RankGroup(timeout_s=1)
     if rank == 0:
-        time.sleep(2.5)
+        time.sleep(1.5)
     else:
         with pytest.raises(RankTimeoutError, match=r"waited up to 1 s .* step 9"):
             late.exchange(True, what="step 9")

@@ -15,7 +15,7 @@ from rlskip._human import size
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.runs import on_disk, pruning
 from rlskip.runs.opened import Run
-from rlskip.store import Identity, StepStore, commit, retention
+from rlskip.store import Identity, StepStore, dump, retention
 from rlskip.store.layout import Place
 
 
@@ -146,7 +146,7 @@ def test_a_dump_that_cannot_be_removed_is_reported(
     def remove(path: Path, root: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(commit, "remove", remove)
+    monkeypatch.setattr(dump, "remove", remove)
     answer = rlskip("prune", run_dir, "--keep-last", 2, "--yes", "--json")
     (one,) = answer.json
     assert (answer.code, "it cannot be removed: Permission" in one["kept"]) == (1, True)

@@ -1,4 +1,4 @@
-"""Crashes, full disks and rivals: a step is complete or absent, and nothing piles up."""
+"""How a dump is published: the order of its operations, rivals, and memory."""
 
 from __future__ import annotations
 
@@ -10,6 +10,68 @@ import pytest
 
 from rlskip.jobs.alive import WORK
 from rlskip.store import StepStore
+from tests.faulty_files import FaultyFiles, FileOperation
+
+# -- the order of writes, syncs and renames, as it was observed ----------------------------
+
+
+def _order(operations: list[FileOperation], *names: str) -> list[str]:
+    return [f"{o.name} {o.path}" for o in operations if o.name in names and "job-" not in o.path]
+
+
+def test_a_dump_is_on_the_disk_before_it_gets_its_name(tmp_path: Path) -> None:
+    store = StepStore(tmp_path / "dumps" / "run")
+    with FaultyFiles(tmp_path) as seen:
+        store.save(3, list(range(100)), call="part-1")
+    staging = next(o.path for o in seen.operations if o.path.endswith("gen_batch.dp"))
+    staging = os.path.dirname(staging)
+    assert _order(seen.operations, "mkdir", "write", "fsync", "rename") == [
+        "mkdir dumps",
+        "fsync .",
+        "mkdir dumps/run",
+        "fsync dumps",
+        "mkdir dumps/run/.work",
+        "fsync dumps/run",
+        f"mkdir {staging}",
+        f"write {staging}/gen_batch.dp",
+        f"fsync {staging}/gen_batch.dp",
+        f"write {staging}/meta.json",
+        f"fsync {staging}/meta.json",
+        f"fsync {staging}",
+        f"rename {staging}",
+        "fsync dumps/run",
+        "write dumps/run/dumps.index",
+    ]
+
+
+def test_a_shard_is_gone_before_another_has_its_name(tmp_path: Path) -> None:
+    store = StepStore(tmp_path, world_size=2)
+    store.save(3, "old")
+    with FaultyFiles(tmp_path) as seen:
+        store.save(3, "new")
+    *_, refused, gone, named = [o for o in seen.operations if o.name == "rename"]
+    assert (refused.path, refused.other) == (named.path, named.other) == (named.path, "3.r0-of-2")
+    assert (gone.path, str(gone.other)[:23]) == ("3.r0-of-2", ".work/removed-3.r0-of-2")
+    syncs = [o.path for o in seen.operations if o.name == "fsync"]
+    ours = [path for path in syncs if path.startswith(named.path)]
+    assert ours[:2] == [f"{named.path}/gen_batch.dp", f"{named.path}/meta.json"]
+    assert ours[2] == named.path
+    assert syncs[-1] == "."
+
+
+def test_a_dump_is_removed_by_a_rename(tmp_path: Path) -> None:
+    store = StepStore(tmp_path, keep_last=1)
+    store.save(1, "x")
+    with FaultyFiles(tmp_path) as seen:
+        store.save(2, "y")
+    first = next(
+        o
+        for o in seen.operations
+        if o.path.startswith("1") and o.name in ("rename", "unlink", "rmdir")
+    )
+    assert first.name == "rename"
+    assert str(first.other).startswith(".work/removed-1~")
+
 
 # -- rivals ------------------------------------------------------------------------------
 
@@ -59,7 +121,7 @@ def test_between_the_renames_that_replace_a_shard_there_is_none(
 # -- memory ------------------------------------------------------------------------------
 
 _MEMORY = """
-    import json, os, resource, sys, threading, time
+    import json, os, resource, sys, threading
     import torch
     from rlskip.store import StepStore
     from rlskip.store.writer import Writer
@@ -69,33 +131,30 @@ _MEMORY = """
         _, resident, shared, *_ = map(int, open("/proc/self/statm").read().split())
         return (resident - shared) * resource.getpagesize()
 
-    def peak(function):
+    def peak(function, *arguments, **options):
         before, top, stop = now(), [0], threading.Event()
         def watch():
             while not stop.wait(0.001):
                 top[0] = max(top[0], now())
         watcher = threading.Thread(target=watch)
         watcher.start()
-        value = function()
+        value = function(*arguments, **options)
         stop.set()
         watcher.join()
-        return max(0, top[0] - before), value
+        return max(0, top[0] - before)
 
     store = StepStore(sys.argv[1])
     size = 256 << 20
     rollouts = {f"f{i}": torch.randint(0, 2**62, (size // 64,)) for i in range(8)}
     store.save(0, torch.zeros(3 << 20))  # what is allocated once and for all
     store.load(0)
-    save, _ = peak(lambda: store.save(1, rollouts))
     writer = Writer(store)
-    def background():
-        writer.save(2, rollouts)
-        writer.flush()
-    behind, _ = peak(background)
+    used = {"size": size, "save": peak(store.save, 1, rollouts)}
+    used["behind"] = peak(lambda: (writer.save(2, rollouts), writer.flush()))
     del rollouts
-    field, _ = peak(lambda: store.load(1, fields=["f3"]))  # before there is freed memory to reuse
-    load, _ = peak(lambda: store.load(1))
-    print(json.dumps({"size": size, "save": save, "behind": behind, "load": load, "field": field}))
+    used["field"] = peak(store.load, 1, fields=["f3"])  # before there is freed memory to reuse
+    used["load"] = peak(store.load, 1)
+    print(json.dumps(used))
 """
 
 

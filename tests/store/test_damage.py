@@ -54,8 +54,7 @@ _DAMAGES: dict[str, Callable[[Path], Any]] = {
     "no meta": lambda d: (d / "meta.json").unlink(),
     "no rollouts": lambda d: (d / "gen_batch.dp").unlink(),
     "of another call": lambda d: _renamed_from(d, call="part-1"),
-    "rollouts of another step": lambda d: _swap_in(d, ["gen_batch.dp"]),
-    "rollouts of another step, with their checksum": lambda d: _with_checksum_of(d, "4"),
+    "rollouts of another step": lambda d: shutil.copy(d.with_name("4") / "gen_batch.dp", d),
     "rollouts of another run": lambda d: _of_another_run(d),
     "a bit of the sidecar": lambda d: _flip(d / "gen_batch.dp", _start_of_index(d) - 3),
     "of verl": lambda d: (
@@ -65,26 +64,12 @@ _DAMAGES: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def _swap_in(directory: Path, names: list[str]) -> None:
-    for name in names:
-        shutil.copy(directory.with_name("4") / name, directory / name)
-
-
 def _renamed_from(directory: Path, call: str = "", **rank: int) -> None:
     other = StepStore(directory.parent, **rank)
     other.save(3, "another", call=call)
     shutil.rmtree(directory)
     (found,) = (path for path in directory.parent.glob("3.[pr]*"))
     os.rename(found, directory)
-
-
-def _with_checksum_of(directory: Path, step: str) -> None:
-    _swap_in(directory, ["gen_batch.dp"])
-    ours, others = (d / "meta.json" for d in (directory, directory.with_name(step)))
-    theirs = DumpMeta.from_bytes(others.read_bytes(), "")
-    meta = DumpMeta.from_bytes(ours.read_bytes(), "")
-    meta = attrs.evolve(meta, checksum=theirs.checksum, stored=theirs.stored)
-    ours.write_bytes(meta.to_bytes())
 
 
 def _of_another_run(directory: Path) -> None:
@@ -137,16 +122,11 @@ def test_what_was_damaged_is_never_loaded_and_always_named(
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("info", {"seconds": "x"}),
         ("info", {"seconds": float("nan")}),
-        ("info", {"place": True}),
-        ("info", {"generation": "not hex"}),
         ("info", [1]),
-        ("identity", 5),
         ("identity", {"prompts": "x", "unknown": 5}),
         ("nbytes", 10**400),
         ("created", "2026-01-01"),
-        ("step", "3"),
         ("call", None),
         ("more", 1),
     ],
@@ -188,9 +168,9 @@ def test_a_stack_that_is_exhausted_is_no_damage(
     assert len(store.load(1)["a"]) == 1
 
 
-@pytest.mark.parametrize("innermost", [[], {}, {1}, ({1},)])
-def test_an_identity_as_deep_as_it_may_be_is_read_back(innermost: Any, store: StepStore) -> None:
-    value, saved = innermost, 0
+def test_an_identity_as_deep_as_it_may_be_is_read_back(store: StepStore) -> None:
+    value: Any = ({1},)
+    saved = 0
     for _ in range(110):
         with contextlib.suppress(UnsupportedTypeError):
             store.save(saved, "x", identity=Identity.of({"x": value}))

@@ -111,7 +111,7 @@ _ACTORS = st.lists(
 LONG = [pytest.mark.long, pytest.mark.timeout(900)]  # five minutes, and more on a busy machine
 
 
-@pytest.mark.parametrize("examples", [60, pytest.param(3000, marks=LONG)])
+@pytest.mark.parametrize("examples", [40, pytest.param(3000, marks=LONG)])
 def test_whatever_runs_between_two_operations_each_dump_is_one_writers(
     examples: int, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

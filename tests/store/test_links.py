@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from rlskip.errors import ConfigError
+from rlskip.format.dump_errors import UnreadableDumpError
 from rlskip.store import AbsentDumpError, CorruptDumpError, StepStore, run_directory
 
 
@@ -95,3 +97,30 @@ def test_what_is_in_the_place_of_work_is_named_and_nothing_is_written(
         StepStore(run).save(1, "x")
     assert [path.name for path in run.iterdir()] == [".work"]
     assert not [*outside.iterdir()]
+
+
+@pytest.mark.parametrize("instead", ["a file", "a link to itself", "no permission"])
+def test_a_dump_dir_that_is_gone_ends_nothing(
+    instead: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    store = StepStore(run)
+    store.save(1, "x")
+    os.rename(run, tmp_path / "away")
+    if instead == "a file":
+        run.touch()
+    elif instead == "a link to itself":
+        run.symlink_to(run)
+    elif os.getuid() == 0:
+        pytest.skip("root may read everything")
+    else:
+        run.mkdir(0o000)
+    assert (store.read_meta(1), store.steps(), store.nearest(1)) == (None, [], None)
+    assert len(caplog.records) == 3
+    for look in (store.load, functools.partial(store.load, part="aside")):
+        with pytest.raises(AbsentDumpError) as caught:
+            look(1)
+        assert isinstance(caught.value, UnreadableDumpError)
+    assert store.quarantine(1, "for a test") is None
+    with pytest.raises(OSError):
+        store.save(1, "y")

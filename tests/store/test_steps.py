@@ -1,16 +1,20 @@
-"""What a store knows of a step: its meta, its calls, and what is absent."""
+"""What a store knows of its steps: meta and calls, what is absent, which one `repeat` takes."""
 
 from __future__ import annotations
 
 import errno
 import os
+import time
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlskip.format.dump_errors import VERSION
-from rlskip.store import AbsentDumpError, Identity, StepStore, UnsupportedTypeError
+from rlskip.store import AbsentDumpError, Identity, StepStore, UnsupportedTypeError, layout
+from tests.clock import eventually
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -30,10 +34,7 @@ def test_a_dump_says_what_it_is(store: StepStore) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "info",
-    [{"x": object()}, {"seconds": float("inf")}, {"generation": 5}, {"place": -1}],
-)
+@pytest.mark.parametrize("info", [{"x": object()}, {"seconds": float("inf")}, {"place": -1}])
 def test_info_that_cannot_be_kept_is_refused_before_a_byte_is_written(
     info: dict[str, Any], store: StepStore
 ) -> None:
@@ -78,6 +79,9 @@ def test_calls_of_a_step(store: StepStore) -> None:
         assert store.quarantine(4, "for a test", call) is not None
     assert store.quarantined(4) == ["", calls[0]]
     assert (store.steps(), store.in_order(4)) == ([], calls[1:])
+    store.save(5, "another")
+    assert sorted(store.listed_by_step()) == [4, 5], "nor is it listed once another is saved"
+    assert store.calls(4) == [calls[2], calls[1]]
 
 
 @pytest.mark.parametrize("call", ["stat", "open"])
@@ -102,3 +106,54 @@ def test_what_another_host_removes_meanwhile_is_absent(
         store.load(1)
     monkeypatch.undo()
     assert store.load(1) == "x"
+
+
+# -- the listing -------------------------------------------------------------------------------
+
+
+@settings(max_examples=20)
+@given(st.sets(st.integers(0, 30), max_size=8), st.integers(0, 30))
+def test_repeat_chooses_by_the_four_rules(
+    tmp_path_factory: pytest.TempPathFactory, no_fsync: None, present: set[int], step: int
+) -> None:
+    store = StepStore(tmp_path_factory.mktemp("run"))
+    complete = {number for number in present if number % 3}
+    for number in present:
+        if number in complete:
+            store.save(number, number)
+        else:
+            (store.directory / str(number)).mkdir()
+            (store.directory / str(number) / "half").touch()
+    below, above = ([s for s in complete if (s <= step) is low] for low in (True, False))
+    assert store.nearest(step) == (max(below) if below else min(above, default=None))
+    assert store.steps() == sorted(complete)
+
+
+def test_a_step_added_within_a_tick_of_the_clock_is_seen(
+    store: StepStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "_TICK_S", 0.2)
+    store.save(1, 1)
+    other = StepStore(store.directory)
+    os.utime(store.directory)
+    assert other.steps() == [1]
+    then = os.stat(store.directory).st_mtime_ns
+    store.save(2, 2)
+    os.utime(store.directory, ns=(then, then))
+    assert eventually(lambda: other.steps() == [1, 2])
+
+
+def test_a_listing_that_failed_is_tried_again(
+    store: StepStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(where: Any) -> list[str]:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    store.save(1, 1)
+    past = time.time() - 60
+    os.utime(store.directory, (past, past))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", fail)
+        assert store.calls(1) == []
+    assert "cannot be listed" in caplog.text
+    assert store.calls(1) == [""]

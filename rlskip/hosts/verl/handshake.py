@@ -12,7 +12,6 @@ import importlib.metadata
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -152,13 +151,10 @@ def leave_token(dump_dir: str | Path, who: str = _TOKEN) -> bool:
 
 def refuse_unshared(key: str, dump_dir: str, job: str, who: str = _TOKEN) -> None:
     """Raise :class:`ConfigError` naming `key` unless `job`'s token is in `dump_dir` here, too."""
-    deadline = time.monotonic() + SHOWN_S
-    while not records.has_token(dump_dir, who, job):
-        if time.monotonic() > deadline:
-            raise ConfigError(
-                f"it is not shared: on {socket.gethostname()} {dump_dir} is another directory than "
-                "in the process that started this one",
-                key,
-                "name a directory that all nodes share: skip.dump_dir=/shared/dumps",
-            )
-        time.sleep(0.1)
+    if not records.has_token(dump_dir, who, job, SHOWN_S):
+        raise ConfigError(
+            f"it is not shared: on {socket.gethostname()} {dump_dir} is another directory than "
+            "in the process that started this one",
+            key,
+            "name a directory that all nodes share: skip.dump_dir=/shared/dumps",
+        )
