@@ -106,7 +106,7 @@ class RowValues:
     """
 
     def __init__(self, records: StepRecords | None, rollouts: Rollouts) -> None:
-        self._value_of = functools.cache(Record.load)
+        self._value_of = functools.cache(lambda record: record.load())
         # By stage and row of the rollouts the record, and the row in it.
         self._places: dict[str, dict[int, tuple[Record, int]]] = {}
         # The rows' hashes are not needed where nothing was recorded.

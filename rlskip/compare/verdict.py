@@ -149,15 +149,10 @@ class Comparison:
         first = self.first
         if first is None:
             return self._verdict_of_equals()
-        where = f"at step {first.step}"
-        if first.stage == ROLLOUTS:
-            said = f"the rollouts differ first, {where}: {first.note}"
-        elif first.stage == MASK:
-            said = f"the masks of {first.off} rows differ first, {where}: {first.note}"
-        else:
-            said = f"{first.stage} differs first, {where}"
-            said += f": in {first.off} of {first.compared} {first.unit}" if first.off else ""
-            said += f" ({first.note})" if first.note else ""
+        differs = "the rollouts differ" if first.stage == ROLLOUTS else f"{first.stage} differs"
+        said = f"{differs} first, at step {first.step}"
+        said += f": in {first.off} of {first.compared} {first.unit}" if first.off else ""
+        said += f" ({first.note})" if first.note else ""
         said += first.at.words(decode) if first.at is not None else ""
         rollouts = [one for one in self.stages if (one.step, one.stage) == (first.step, ROLLOUTS)]
         are_equal = any(one.state == EQUAL for one in rollouts)

@@ -94,7 +94,7 @@ def mean_gap(records: StepRecords) -> float | None:
     trainer = next((stages[name] for name in TRAINER if stages.get(name)), None)
     if not engine or trainer is None or records.rows is None:
         return None
-    value_of, gaps = functools.cache(Record.load), [np.empty(0)]
+    value_of, gaps = functools.cache(lambda record: record.load()), [np.empty(0)]
     for i, row, j, other in pair_rows(engine, trainer)[0]:
         keys = engine[i].keys
         assert keys is not None
