@@ -42,15 +42,11 @@ class Rounding:
     atol: float | None = None
 
     @property
-    def is_given(self) -> bool:
-        return self.rtol is not None or self.atol is not None
-
-    @property
     def rule(self) -> str:
         """The rule in words."""
-        if self.is_given:
-            return f"|a - b| <= {self.atol or 0:g} + {self.rtol or 0:g} max(|a|, |b|)"
-        return f"|a - b| <= {LAMBDA:g} sqrt(n) u max(|a|, |b|, scale without fills)"
+        if self.rtol is None and self.atol is None:
+            return f"|a - b| <= {LAMBDA:g} sqrt(n) u max(|a|, |b|, scale without fills)"
+        return f"|a - b| <= {self.atol or 0:g} + {self.rtol or 0:g} max(|a|, |b|)"
 
     def allowed(
         self, a: np.ndarray, b: np.ndarray, dtypes: tuple[str, str], n: int, around: float
@@ -62,7 +58,7 @@ class Rounding:
         """
         largest = np.maximum(np.abs(a), np.abs(b))
         largest = np.where(np.isfinite(largest), largest, 0.0)  # no NaN is within rounding
-        if self.is_given:
+        if self.rtol is not None or self.atol is not None:
             return (self.atol or 0.0) + (self.rtol or 0.0) * largest
         # Whole numbers and texts are not rounded.
         unit = min(_ROUNDOFF.get(dtype, 0.0) for dtype in dtypes)

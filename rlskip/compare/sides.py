@@ -34,7 +34,6 @@ class Side:
     _decode: Decode | None = None
 
     def steps(self) -> list[int]:
-        """The steps that were recorded, ascending."""
         return sorted(families(self.directory))
 
     def records(self, step: int) -> StepRecords:
@@ -45,7 +44,7 @@ class Side:
     def run(self) -> Run | None:
         """The run whose rollouts it trained on; None where dumps are not beside the records."""
         dump_dir = self.directory.parent.parent
-        names = _runs_of(dump_dir, self.directory.name)
+        names = sorted(_runs_of(dump_dir, self.directory.name))
         runs = (Run(dump_dir / name, decode=self._decode) for name in names)
         return next((run for run in runs if run.steps()), None)
 
@@ -74,7 +73,7 @@ class Dumps:
         names = [one.name for one in (a, b)]
         if a.name == b.name:  # in two dump_dirs
             names = [f"{one.name} in {one.run.dump_dir}" for one in (a, b)]
-        number = None if isinstance(a, Run) or isinstance(b, Run) else _step_of(a).number
+        number = a.number if isinstance(a, Step) and isinstance(b, Step) else None
         return cls(names[0], a, number), cls(names[1], b, number)
 
     def steps(self) -> list[int]:
@@ -82,7 +81,7 @@ class Dumps:
         if isinstance(self.target, Run):
             return self.target.steps()
         next(self.target.iter_dumps())
-        return [_step_of(self.target).number if self.number is None else self.number]
+        return [self.target.number if self.number is None else self.number]
 
     def records(self, step: int) -> StepRecords:
         """The rollouts of a step; raises DumpError."""
@@ -96,10 +95,8 @@ class Dumps:
     @property
     def run(self) -> Run:
         """The run, with the step alone that was named."""
-        if isinstance(self.target, Run):
-            return self.target
-        step = _step_of(self.target)
-        return step.run[step.number : step.number + 1]
+        step = self.target
+        return step if isinstance(step, Run) else step.run[step.number : step.number + 1]
 
     @property
     def recorded(self) -> Side | None:
@@ -108,11 +105,6 @@ class Dumps:
             return find_side(str(self.run.directory), self.run.dump_dir)
         except NoSuchPlaceError:
             return None
-
-
-def _step_of(target: Target) -> Step:
-    assert not isinstance(target, Run)
-    return target if isinstance(target, Step) else target.step
 
 
 def find_sides(
@@ -151,10 +143,8 @@ def find_side(name: str, within: Path, decode: Decode | None = None) -> Side:
 
 def has_records(directory: Path) -> bool:
     """Whether a directory holds the steps of a job's records."""
-    metas = (
-        dump.meta for step in sorted(families(directory)) for dump in dumps_of(directory, step)
-    )
-    first = next((meta for meta in metas if meta is not None), None)  # others are damaged
+    dumps = (dump for step in sorted(families(directory)) for dump in dumps_of(directory, step))
+    first = next((dump.meta for dump in dumps if dump.meta is not None), None)  # others are damaged
     return first is not None and MARK in first.info
 
 
@@ -213,5 +203,5 @@ def _jobs(path: Path) -> list[Path]:
     return [job for job in every if has_records(job) and used(job)]
 
 
-def _runs_of(dump_dir: Path, job: str) -> list[str]:
-    return sorted({event.run for event in read_events(dump_dir, job) if event.run})
+def _runs_of(dump_dir: Path, job: str) -> set[str]:
+    return {event.run for event in read_events(dump_dir, job) if event.run}

@@ -63,9 +63,9 @@ def _in_context(tokens: Sequence[int], at: int, decode: Decode | None) -> str:
 class StageResult:
     """A stage of one step compared.
 
-    ``order`` is that of the first record that differs, among the records of A's step; else of the
-    first one. Of ``compared`` rows or values (``unit``) ``off`` differ beyond rounding, at most by
-    ``largest``: inf where one is NaN and the other is not.
+    ``order`` is that of A's first record that differs, else of the first one. Of ``compared`` rows
+    or values (``unit``) ``off`` differ beyond rounding, at most by ``largest``: inf where one is
+    NaN and the other is not.
     """
 
     step: int
@@ -83,7 +83,7 @@ class StageResult:
 
 @attrs.frozen
 class StepResult:
-    """A step compared: the stages in the order in which A recorded them, and what one side has."""
+    """The stages of a step that both recorded, and the names of those that only one did."""
 
     step: int
     stages: list[StageResult]
@@ -189,11 +189,12 @@ def table_of(found: Comparison) -> list[tuple[str, ...]]:
     follow = found.follow
     lines: dict[tuple[str, object], list[StageResult]] = {}
     for one in found.stages:
-        words = "equal to the bit" if one.state == EQUAL else one.state
-        follows = (one.step, one.stage) in follow
-        alone = one.state in (DIFFERS, UNPAIRED) and not follows
-        words += ", follows" if follows else ""
-        lines.setdefault((words, id(one) if alone else None), []).append(one)
+        words, alone = "equal to the bit" if one.state == EQUAL else one.state, None
+        if (one.step, one.stage) in follow:
+            words += ", follows"
+        elif one.state in (DIFFERS, UNPAIRED):
+            alone = id(one)
+        lines.setdefault((words, alone), []).append(one)
     return [_line(words, stages) for (words, _), stages in lines.items()]
 
 

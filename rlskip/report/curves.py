@@ -46,8 +46,7 @@ def curves(
             gaps[step] = mean_gap(found) if step in heavy else None
             for name, stage in found.stages.items():
                 means = [_mean_of(one) for one in stage if step in heavy or one.form == NUMBER]
-                known = [mean for mean in means if mean is not None and math.isfinite(mean)]
-                if known:
+                if known := [mean for mean in means if mean is not None and math.isfinite(mean)]:
                     values.setdefault(name, {})[step] = float(np.mean(known))
         except DumpError as error:
             problem(f"records of step {step}", error.what)
@@ -69,9 +68,7 @@ def _mean_of(record: Record) -> float | None:
         return None if isinstance(record.number, str) else float(record.number)
     value = record.load()
     if record.form == DIGEST:
-        moments = value["moments"]
-        weights = moments[:, MOMENTS.index("count")]
-        means = moments[:, MOMENTS.index("mean")]
+        weights, means = (value["moments"][:, MOMENTS.index(name)] for name in ("count", "mean"))
         known = weights > 0
         return float(np.average(means[known], weights=weights[known])) if known.any() else None
     if record.has_rows and record.layout.spans is not None:

@@ -59,7 +59,7 @@ class OneRun:
         self._tally = sum(tallies.values(), Tally())
         counted = [] if run is None else count(run, dumps, progress)
         self.problems = [(f"dump {one.dump.name}", one.problem) for one in counted if one.problem]
-        found = list(by_step(counted))
+        found = by_step(counted)
         wanted = None if run is None else [step for step, _ in found]
         self._curves: dict[str, list[Any]] = {}
         gaps: dict[int, float | None] = {}

@@ -1,12 +1,7 @@
-"""Rollouts of any trainer as columns: what each of them holds, and which rows these are.
-
-A dump describes that (:class:`~rlskip.batch.row_fields.RowFields`); columns of a dump that does not
-have their usual names.
-"""
+"""Rollouts of any trainer as columns: what each of them holds, and which rows these are."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
@@ -70,8 +65,7 @@ def rollout_columns(
     """Columns of a DataProto, a TensorDict, a mapping, a queue's part or a list of rows.
 
     The columns within a mapping that is a field have its name before theirs: ``extra.score``.
-    `fields` tell what they hold; None, for dumps that do not describe themselves: as their names
-    are usual. There are `n` rows, where more is known of that than these columns tell.
+    Without `fields` their names tell what they hold, and without `n` how many rows there are.
     """
     batch, named = rollouts, batches.columns_of(rollouts)
     whole: dict[str, Any] = {}
@@ -142,9 +136,8 @@ Cells = Sequence[np.ndarray | None]
 class Tokens:
     """For each row its prompt and its response, as :class:`~rlskip.batch.rows.Rows` has them.
 
-    ``mask`` is true for each token of the response that was sampled, ``log_probs`` has its
-    log-prob. What the columns do not have is None, and so is what does not fit the tokens: the
-    `misfits`. `rows` are None if no column holds tokens. `rewards` has where in each row's rewards
+    ``mask`` tells which tokens of the response were sampled. What the columns do not have is None,
+    and so is what does not fit the tokens: the `misfits`. `rewards` has where in each row's rewards
     those of its response are, if it has one for each token.
     """
 
@@ -195,16 +188,13 @@ def _cut(cell: object, span: tuple[int, int] | None) -> np.ndarray | None:
 
 
 def if_finite(value: float) -> float | None:
-    """`value`; None for NaN and the infinities."""
     return value if math.isfinite(value) else None
 
 
 def total_of(value: Any, span: tuple[int, int] | None) -> float | None:
     """A reward as one finite number: of one for each token the sum, without what padding has."""
     if isinstance(value, int | float):
-        with contextlib.suppress(OverflowError):
-            return if_finite(float(value))
-        return None
+        return if_finite(float(value))
     if (given := numbers(value)) is None:
         return None
     return if_finite(float(given[slice(*span) if span else slice(None)].sum(dtype=np.float64)))
@@ -216,10 +206,9 @@ def total_of(value: Any, span: tuple[int, int] | None) -> float | None:
 def row_names(columns: Columns, tokens: Tokens) -> list[tuple[str, Any, Any]]:
     """Group, session and turn of each row.
 
-    Rows belong to one session if their keys say so (a queue's), or their columns of group and
-    session, or their trajectory ids (SkyRL), or if no earlier row is a session's last step. Else
-    each row is a session. Groups are those of the key, of the column of groups, of as many rows as
-    each prompt has, or of equal prompts.
+    Keys of a queue say so, or columns of group and session, or trajectory ids (SkyRL), or rows that
+    are a session's last; else each row is a session. Groups are those of the key, of the column of
+    groups, of as many rows as each prompt has, or of equal prompts.
     """
     n = columns.n
     keys = [split_trajectory(str(key)) for key in values(columns.columns.get("key", ()))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -22,9 +22,8 @@ QUARTILES = ("low", "median", "high")
 class Sessions:
     """The sessions of a dump, counted: arrays with an entry for each, in the dump's order.
 
-    ``groups`` are the names of the groups, in the order of their first rows, and ``group`` which of
-    them a session belongs to; ``number`` is its number there. ``reward`` and ``length``, in tokens
-    over all turns, are float64, NaN where they are not known; the others int64.
+    ``groups`` are the names of the groups, and ``group`` which of them a session belongs to.
+    ``reward`` and ``length`` are float64, NaN where they are not known; the others int64.
     """
 
     groups: list[str]
@@ -86,27 +85,25 @@ def count(
     """Some dumps of a run with their sessions, in their order."""
     found = []
     for dump in progress(dumps):
+        sessions, problem = None, dump.problem
         try:
-            if dump.problem is not None:
-                raise DumpError(dump.problem)
-            found.append(CountedDump(dump, Sessions.of(run.read(dump, _FIELDS))))
+            sessions = None if problem else Sessions.of(run.read(dump, _FIELDS))
         except DumpError as error:
-            found.append(CountedDump(dump, None, error.what))
+            problem = error.what
+        found.append(CountedDump(dump, sessions, problem))
     return found
 
 
-def by_step(counted: Sequence[CountedDump]) -> Iterator[tuple[int, list[CountedDump]]]:
-    for step, dumps in groupby(counted, lambda one: one.dump.step):
-        yield step, list(dumps)
+def by_step(counted: Sequence[CountedDump]) -> list[tuple[int, list[CountedDump]]]:
+    return [(step, list(dumps)) for step, dumps in groupby(counted, lambda one: one.dump.step)]
 
 
 def step_figures(dumps: Sequence[CountedDump], success: float) -> dict[str, float | None]:
     """The figures of a step, over the sessions or the groups of all its dumps; None: not known.
 
-    ``reward`` and ``length`` are means, with the quartiles ``reward_low``, ``_median``, ``_high``;
     ``pass_1`` is the share of sessions with a reward of at least `success`, as the mean of the
     groups; ``pass_k`` the share of groups with such a session; ``no_signal`` the share of groups
-    with several sessions, all of one reward; ``seconds`` the time that generating took.
+    with several sessions, all of one reward.
     """
     every = Sessions.joined([one.sessions for one in dumps if one.sessions is not None])
     groups = [group for group in every.of_group(every.reward) if len(group)]
@@ -139,22 +136,18 @@ def _mean(values: Any) -> float | None:
 
 def group_figures(sessions: Sessions) -> list[dict[str, Any]]:
     """For each group its ``name``, and figures over all its sessions."""
+    counts = np.bincount(sessions.group, minlength=len(sessions.groups)).tolist()
+    by_group = map(sessions.of_group, (sessions.reward, sessions.length))
     return [
         {
             "name": name,
-            "sessions": int(count),
+            "sessions": n,
             "reward": _mean(rewards),
             "low": float(rewards.min()) if len(rewards) else None,
             "high": float(rewards.max()) if len(rewards) else None,
             "length": _mean(lengths),
         }
-        for name, count, rewards, lengths in zip(
-            sessions.groups,
-            np.bincount(sessions.group, minlength=len(sessions.groups)),
-            sessions.of_group(sessions.reward),
-            sessions.of_group(sessions.length),
-            strict=True,
-        )
+        for name, n, rewards, lengths in zip(sessions.groups, counts, *by_group, strict=True)
     ]
 
 

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import attrs
+
 from rlskip.jobs.records import FOLDER
 from rlskip.runs import on_disk
-from rlskip.runs.opened import Call, NoSuchPlaceError, Run, Runs, Step
+from rlskip.runs.opened import NoSuchPlaceError, Run, Runs, Step
 from rlskip.store.layout import STAGES, Place, as_step
 
 if TYPE_CHECKING:
@@ -93,7 +95,7 @@ def _natural(name: str) -> list[str | int]:
     return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", name)]
 
 
-Target: TypeAlias = Run | Step | Call
+Target: TypeAlias = Run | Step
 """What a command names."""
 
 
@@ -104,8 +106,7 @@ def find_target(name: str, within: Path, decode: Decode | None = None) -> Target
     """
     numbers = [as_step(part) for part in name.split("/")] if len(name) < 40 else [None]
     if len(numbers) <= 2 and numbers[0] is not None and numbers[-1] is not None:
-        step = Step(the_run(within, decode), numbers[0])
-        return step if len(numbers) == 1 else Call(step, numbers[1] or 0)
+        return Step(the_run(within, decode), numbers[0], *numbers[1:])
     path = Path(name).expanduser()
     if not path.exists():
         raise NoSuchPlaceError("no such file or directory", name)
@@ -115,7 +116,7 @@ def find_target(name: str, within: Path, decode: Decode | None = None) -> Target
         return the_run(path, decode)
     step = Step(Run(place.root, decode=decode), place.step)
     named = (dump for dump in step.iter_dumps() if dump.place == place and place.call)
-    return next((Call(step, dump.call or 0) for dump in named), step)
+    return next((attrs.evolve(step, call=dump.call or 0) for dump in named), step)
 
 
 def the_run(within: Path, decode: Decode | None = None) -> Run:

@@ -1,12 +1,12 @@
 """A run, opened: runs, their steps and calls, and the rollouts that these hold.
 
-Nothing is read before it is asked for, and nothing is changed. Opening lists directories; a row
-reads the dump that it is in, and of that only the fields that are asked for.
+Nothing is changed, and nothing is read before it is asked for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -56,7 +56,6 @@ class Scope:
         raise NotImplementedError
 
     def dumps(self) -> list[Dump]:
-        """All dumps, in order."""
         return list(self.iter_dumps())
 
     def fields(self) -> list[str]:
@@ -89,7 +88,7 @@ class Scope:
 
         Tokens, masks and log-probs are lists without padding.
         """
-        return (row for part in self.rollouts(fields) for row in part)
+        return itertools.chain.from_iterable(self.rollouts(fields))
 
     def sessions(self, fields: _Fields = None) -> Iterator[SessionRows]:
         """The sessions, each with its turns; `fields` are those of the turns, as in `rollouts`."""
@@ -127,43 +126,22 @@ class Scope:
 
 
 @attrs.frozen(repr=False)
-class Call(Scope):
-    """One call of a step, or a mini-batch; of several ranks the shards of all."""
-
-    step: Step
-    number: int
-
-    @property
-    def run(self) -> Run:
-        return self.step.run
-
-    @property
-    def name(self) -> str:
-        return f"{self.step.name}/{self.number}"
-
-    def iter_dumps(self) -> Iterator[Dump]:
-        found = on_disk.dumps_of(self.run.directory, self.step.number, self.number)
-        if not found:
-            raise NoSuchPlaceError("this call has no dump", self.name)
-        return iter(found)
-
-    def __repr__(self) -> str:
-        return f"<call {self.name}>"
-
-
-@attrs.frozen(repr=False)
 class Step(Scope):
-    """A step of a run."""
+    """A step of a run, or one `call` of it: a mini-batch, for example."""
 
     run: Run
     number: int
+    call: int | None = None
 
     @property
     def name(self) -> str:
-        return f"{self.run.name}/{self.number}"
+        name = f"{self.run.name}/{self.number}"
+        return name if self.call is None else f"{name}/{self.call}"
 
     def iter_dumps(self) -> Iterator[Dump]:
-        found = on_disk.dumps_of(self.run.directory, self.number)
+        found = on_disk.dumps_of(self.run.directory, self.number, self.call)
+        if not found and self.call is not None:
+            raise NoSuchPlaceError("this call has no dump", self.name)
         if not found:
             raise self.run._no_step(self.number)
         return iter(found)
@@ -183,7 +161,7 @@ class Run(Scope):
     directory: Path
     _within: tuple[range, ...] = ()
     _decode: Decode | None = attrs.field(default=None, eq=False)
-    # The fields of which it was said that they do not fit their tokens.
+    # Fields of which it was said that they do not fit their tokens.
     _told: set[str] = attrs.field(factory=set, eq=False)
 
     @property
@@ -206,7 +184,7 @@ class Run(Scope):
 
     def steps(self) -> list[int]:
         """The numbers of the steps that have a dump, ascending; the directory of each is listed."""
-        return [step.number for step in self]
+        return [step for step in self.places() if on_disk.has_dump(self.directory, step)]
 
     def _covers(self, step: int) -> bool:
         return all(step in one for one in self._within)
@@ -215,9 +193,7 @@ class Run(Scope):
         return len(self.steps())
 
     def __iter__(self) -> Iterator[Step]:
-        return (
-            Step(self, step) for step in self.places() if on_disk.has_dump(self.directory, step)
-        )
+        return (Step(self, step) for step in self.steps())
 
     def __contains__(self, step: Any) -> bool:
         return self._covers(step) and on_disk.has_dump(self.directory, step)
@@ -307,12 +283,12 @@ class Runs(Scope, Sequence[Run]):
     def __getitem__(self, which: int | str) -> Run:  # type: ignore[override]
         if isinstance(which, int):
             return self._runs[which]
-        found = [run for run in self._runs if run.name == which]
-        if not found:
-            names = ", ".join(run.name for run in self._runs[:5])
-            there = f"its runs are {names}" if names else "it has no runs"
-            raise NoSuchPlaceError(f"it has no run {which!r}", str(self.directory), there)
-        return found[0]
+        for run in self._runs:
+            if run.name == which:
+                return run
+        names = ", ".join(run.name for run in self._runs[:5]) or "none"
+        what = f"it has no run {which!r}"
+        raise NoSuchPlaceError(what, str(self.directory), f"its runs are {names}")
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -322,11 +298,9 @@ class Runs(Scope, Sequence[Run]):
         """The only run; raises NoSuchPlaceError for none or several."""
         if len(self) == 1:
             return self[0]
-        if not self:
-            raise NoSuchPlaceError("no run has dumps here", str(self.directory))
-        what = f"{len(self)} runs have dumps here"
-        remedy = f"name one: {', '.join(str(run.directory) for run in self._runs[:5])}"
-        raise NoSuchPlaceError(what, str(self.directory), remedy)
+        names = ", ".join(str(run.directory) for run in self._runs[:5])
+        what = f"{len(self) or 'no'} runs have dumps here"
+        raise NoSuchPlaceError(what, str(self.directory), names and f"name one: {names}")
 
     def iter_dumps(self) -> Iterator[Dump]:
         for run in self._runs:
@@ -337,5 +311,5 @@ class Runs(Scope, Sequence[Run]):
 
     def __repr__(self) -> str:
         shown = [run.name for run in self._runs[:_SHOWN]]
-        more = [f"and {len(self) - _SHOWN} more"] if len(self) > _SHOWN else []
-        return f"<{len(self)} runs in {self.directory}: {', '.join([*shown, *more])}>"
+        shown += [f"and {len(self) - _SHOWN} more"] if len(self) > _SHOWN else []
+        return f"<{len(self)} runs in {self.directory}: {', '.join(shown)}>"

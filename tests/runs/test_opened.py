@@ -18,7 +18,7 @@ import rlskip
 from rlskip.batch.columns import columns_of
 from rlskip.batch.row_fields import RowFields
 from rlskip.batch.tables import DataProtoParts
-from rlskip.runs.opened import Call, NoSuchPlaceError, Runs
+from rlskip.runs.opened import NoSuchPlaceError, Runs, Step
 from rlskip.store import DumpError, StepStore
 from tests.faulty_files import FaultyFiles
 
@@ -255,8 +255,8 @@ def test_runs_and_steps_are_named_and_sliced(dumps: Path) -> None:
     assert (np.int64(2) in run, run[np.int64(2)]) == (True, run[2]), "as a table has them"
     assert repr(run) == f"<run {run.name}: steps 1-3>"
     assert "2 runs in" in repr(runs)
-    assert (repr(run[2]), repr(Call(run[2], 0))) == (
-        f"<step {run.name}/2>", f"<call {run.name}/2/0>",
+    assert (repr(run[2]), repr(Step(run, 2, 0))) == (
+        f"<step {run.name}/2>", f"<step {run.name}/2/0>",
     )  # fmt: skip
     with pytest.raises(NoSuchPlaceError) as error:
         run[9]
