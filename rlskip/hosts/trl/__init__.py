@@ -1,8 +1,7 @@
 """TRL: `GRPOTrainer._generate` becomes the stage `rollout`.
 
-Everything below this seam samples (model.generate, vLLM, a `rollout_func`, the tool loop) and is
-skipped. Everything above it is computed again: rewards and their logs, advantages, losses. The next
-method up, `_generate_and_score_completions`, would replay the rewards too.
+What samples is below it and skipped; what is above it is computed again. The next method up,
+`_generate_and_score_completions`, would replay the rewards too.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import Any, NoReturn
 
 import attrs
 
+from rlskip._wrap import around
 from rlskip.config.check import raise_all
 from rlskip.config.facts import HostFacts
 from rlskip.config.other_nodes import read_record
@@ -36,13 +36,10 @@ ROLES = (ROLE, VALIDATION_ROLE)
 def attach(trainer: Any, config: Any = None) -> None:
     """Skip the generation of a trainer of TRL; call this before ``train()``.
 
-    GRPO, RLOO, GMPO, SDPO, SDFT, Distillation and what derives from them.
-
-    Steps are numbered from 1, as the trainer logs them. With ``steps_per_generation`` below
-    ``gradient_accumulation_steps`` a step has several calls. Evaluation is replayed under
-    ``skip.validation: replay`` only, as role ``rollout_val`` of the step that was trained last.
-    ``skip.restore_rng`` defaults to true here, because the trainer shuffles generated batches with
-    the global random generators.
+    GRPO, RLOO, GMPO, SDPO, SDFT, Distillation and what derives from them. Steps are numbered from
+    1, as the trainer logs them. Evaluation is replayed under ``skip.validation: replay`` only, as
+    role ``rollout_val`` of the step that was trained last. ``skip.restore_rng`` defaults to true
+    here, because the trainer shuffles generated batches with the global random generators.
 
     Parameters
     ----------
@@ -58,8 +55,7 @@ def attach(trainer: Any, config: Any = None) -> None:
     ConfigError
         Names every problem of the `skip` node, including a role that the trainer never calls.
     AttachError
-        The trainer has no method that a replay can take the place of: another kind of trainer, or
-        another version.
+        The trainer, or this version of it, has no method that a replay can take the place of.
     """
     config = read_config(config)
     if config is not None:
@@ -92,10 +88,8 @@ def attached(config: Any = None) -> Iterator[None]:
             trainer = GRPOTrainer(...)
 
     With ``skip.start_engine: false`` a trainer whose `use_vllm` is true starts no engine, and asks
-    for no server (``vllm_mode`` colocate and server): vLLM need not be installed. `use_vllm` stays
-    true, and so does the importance correction.
-
-    `config` and errors are those of :func:`attach`, for every trainer that is made within.
+    for no server: vLLM need not be installed. `use_vllm` stays true, and so does the importance
+    correction. `config` and errors are those of :func:`attach`.
     """
     given = read_config(config)
     settings = given if given is None else read_skip(given, HostFacts())
@@ -107,12 +101,11 @@ def attached(config: Any = None) -> Iterator[None]:
 def _logging(log: Callable[..., Any], trainer: Any) -> Callable[..., Any]:
     """`log` with what was replayed among the metrics of training."""
 
-    @functools.wraps(log)
-    def logging(logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
+    def logging(log: Any, logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
         replayed = SkipManager.logged() if trainer.model.training else {}
         return log({**logs, **replayed}, *args, **kwargs)
 
-    return logging
+    return around(logging)(log)
 
 
 class _Generation:
@@ -123,11 +116,6 @@ class _Generation:
         self.generate = trainer._generate
         self._seam = seam
         self._checked = False
-
-        @functools.wraps(self.generate)  # its code, and not this, is the stage's
-        def generate_and_record(prompts: Any) -> dict[str, Any]:
-            return self._generate_and_record(prompts)
-
         pad = getattr(getattr(trainer, "processing_class", None), "pad_token_id", None)
         self._stages = {
             role: SkipManager.annotate(
@@ -139,7 +127,7 @@ class _Generation:
                 rows={"pad": pad} if isinstance(pad, int) else {},
                 totals={"metrics": lambda rows: {}, "num_tokens": _num_tokens},
                 ignore=[ALL],
-            )(generate_and_record)
+            )(around(self._generate_and_record)(self.generate))
             for role in ROLES
         }
 
@@ -163,7 +151,7 @@ class _Generation:
             metrics[name] += values
         return self._seam.output(done)
 
-    def _generate_and_record(self, prompts: Any) -> dict[str, Any]:
+    def _generate_and_record(self, generate: Callable[..., Any], prompts: Any) -> dict[str, Any]:
         """What the trainer's own method returns, and what it would have changed in the trainer."""
         state, metrics = self.trainer.state, self.trainer._metrics
         mode = "train" if self.trainer.model.training else "eval"
@@ -171,7 +159,7 @@ class _Generation:
         own: dict[str, list[float]] = defaultdict(list)
         metrics[mode] = own
         try:
-            output = self.generate(prompts)
+            output = generate(prompts)
             num_tokens = state.num_input_tokens_seen - seen
         finally:
             metrics[mode], state.num_input_tokens_seen = logged, seen

@@ -37,8 +37,7 @@ def facts_of(trainer: Any) -> HostFacts:
         ("eval_on_start", getattr(args, "eval_on_start", False), "False"),
     )
     n = getattr(args, "num_generations", None)
-    # Distillation generates for each batch.
-    rows = getattr(args, "generation_batch_size", None) or args.train_batch_size
+    rows = getattr(args, "generation_batch_size", None) or args.train_batch_size  # Distillation's
     return HostFacts(
         experiment=getattr(args, "run_name", None) or Path(args.output_dir).name,
         project="trl",
@@ -66,10 +65,11 @@ def sampling(trainer: Any, role: str) -> dict[str, Any]:
     template = getattr(trainer, "chat_template", None) or getattr(
         getattr(trainer, "processing_class", None), "chat_template", None
     )
+    environments = getattr(trainer, "environment_factories", None) or {}
     more = {
         "rollout_func": _name_of(getattr(trainer, "rollout_func", None)),
         "tools": [_name_of(tool) for tool in getattr(trainer, "tools", None) or ()],
-        "environments": _environments_of(trainer),
+        "environments": {str(n or ""): str(_name_of(one)) for n, one in environments.items()},
         "chat_template": template and fingerprint(template),
     }
     return {
@@ -93,12 +93,6 @@ def evaluated(trainer: Any, first: int, last: int) -> list[int]:
         if flow.on_step_end(args, state, TrainerControl()).should_evaluate:
             found.append(step)
     return found
-
-
-def _environments_of(trainer: Any) -> dict[str, str]:
-    """The factories of a trainer's environments by name; empty without any."""
-    factories = getattr(trainer, "environment_factories", None) or {}
-    return {str(name or ""): str(_name_of(factory)) for name, factory in factories.items()}
 
 
 def _name_of(function: Any) -> str | None:

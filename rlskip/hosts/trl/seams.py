@@ -18,8 +18,7 @@ from rlskip.errors import NoEngineError
 class Seam:
     """What ``_generate`` of a trainer in `module` returns: its `parts` by name.
 
-    Any further part is ``part_8``, say. `has_engine`: the module has the name of the engine, which
-    the trainer makes.
+    `has_engine`: the module has the name of the engine, which the trainer makes.
     """
 
     module: str
@@ -113,8 +112,7 @@ class NoGeneration:
 def constructing(made: Callable[[Any], None], *, engine: bool) -> Iterator[None]:
     """Within it, ``made(trainer)`` ends the construction of each trainer that generates.
 
-    `engine` tells whether the trainers start their engine. AttachError: this version of TRL makes
-    it elsewhere.
+    `engine` tells whether the trainers start theirs. AttachError: this TRL makes it elsewhere.
     """
 
     @around
@@ -141,8 +139,7 @@ def constructing(made: Callable[[Any], None], *, engine: bool) -> Iterator[None]
     left: list[bool] = []
     with contextlib.ExitStack() as undo:
         undo.callback(left.append, True)
-        for name, seam in SEAMS.items():
+        refused = {name: Seam(module, ()) for name, module in REFUSED.items()}
+        for name, seam in (SEAMS | refused).items():
             when_imported(seam.module, functools.partial(follow, name, seam.has_engine))
-        for name, module in REFUSED.items():
-            when_imported(module, functools.partial(follow, name, False))
         yield

@@ -22,11 +22,9 @@ _RECORDING = "_rlskip_recording"  # the attribute of a trainer that is recorded
 
 
 def record_stages(trainer: Any, settings: RecordConfig) -> None:
-    """Record what a trainer of TRL computes in training.
+    """Record what a trainer of TRL computes in training, by those of its methods that it has.
 
-    Recorded are the rewards, what :data:`ENTRIES` names, ``log_probs`` of the policy that is
-    trained, and the logged metrics, with the loss and the norm of the gradient. Methods that the
-    trainer does not have are left out.
+    That are the rewards, what :data:`ENTRIES` names, ``log_probs`` of the policy, and the logs.
     """
     if hasattr(trainer, _RECORDING):
         return
