@@ -47,7 +47,7 @@ def doctor(
         view += ["", text(title, "bold"), *([grid(_rows(shown))] if shown else [])]
     levels = [finding.level for _, findings in sections for finding in findings]
     data = [
-        {"about": title, "findings": [attrs.asdict(finding) for finding in findings]}
+        {"about": title, "findings": list(map(attrs.asdict, findings))}
         for title, findings in sections
     ]
     view += ["", f"errors: {levels.count(ERROR)}, warnings: {levels.count(WARNING)}"]

@@ -49,8 +49,6 @@ def export(
         if to == "parquet":
             count = tables.write_parquet(target.to_arrow(), temporary)
         else:
-            count = 0
             with temporary.open("x", encoding="utf-8") as file:
-                for count, line in enumerate(of_lines[to](target), 1):  # noqa: B007
-                    file.write(line + "\n")
+                count = sum(bool(file.write(line + "\n")) for line in of_lines[to](target))
     return put(as_json, {"file": str(out), "rows": count}, [f"{count} rows in {out}"])

@@ -59,12 +59,9 @@ def rlskip(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command. An error is one line on stderr, never a traceback.
+    """Run a command and return its exit code; an error is one line on stderr, not a traceback.
 
-    Returns
-    -------
-    int
-        The exit code: 0; 1 if the command found what it looks for; 2 for bad input; 3 for a bug.
+    0; 1 if the command found what it looks for; 2 for bad input; 3 for a bug.
     """
     encode_stdout(errors="backslashreplace")  # what its encoding lacks
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,12 +52,11 @@ def _found(where: Path | None, decode: Decode | None) -> Side | Dumps:
     place = dump_dir(where)
     try:
         run = the_run(place.resolve(), decode)
+        return Dumps(run.name, run)
     except NoSuchPlaceError as error:
-        try:
+        with contextlib.suppress(NoSuchPlaceError):
             return find_side(str(where or place), place, decode)
-        except NoSuchPlaceError:
-            raise error from None
-    return Dumps(run.name, run)
+        raise error
 
 
 def write(page: bytes, out: Path) -> None:
