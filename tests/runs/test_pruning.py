@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from rlskip._human import size
+from rlskip.cli.prune import choose, remove
 from rlskip.dispatch.journal import SessionJournal
-from rlskip.runs import on_disk, pruning
+from rlskip.runs import on_disk
 from rlskip.runs.opened import Run
 from rlskip.store import Identity, StepStore, commit, retention
 from rlskip.store.layout import Place
@@ -198,7 +199,7 @@ def test_limits_remove_a_step_with_all_its_calls(tmp_path: Path) -> None:
     store = StepStore(run.directory)
     for step, call in ((1, ""), (2, ""), (2, f"{'b' * 16}-1"), (2, f"{'a' * 16}-1")):
         store.save(step, [1], call=call)
-    (_, other) = sorted(pruning.choose([run], older_than=-60), key=lambda one: one.name)
+    (_, other) = sorted(choose([run], older_than=-60), key=lambda one: one.name)
     shutil.rmtree(other.paths[-1])  # another process was quicker with this one
-    pruning.remove(other, really=True)
+    remove(other, really=True)
     assert [dump.name for dump in run.dumps()] == ["1"]
