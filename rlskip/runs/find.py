@@ -25,7 +25,7 @@ def open(
     """The runs below a directory, or the run whose own directory it is.
 
     ``rlskip.open(path).run`` is a :class:`~rlskip.runs.opened.Run` for both, if there is one run.
-    Nothing of the dumps is read, no lease is taken, and no code from a dump is ever run.
+    Nothing of the dumps is read, and no code from a dump is ever run.
 
     Parameters
     ----------
@@ -34,9 +34,8 @@ def open(
         or the directory of such: verl's ``rollout_data_dir``, ``traces.jsonl`` of verifiers and
         prime-rl, TRL's completions (Parquet), or JSON lines with ``messages``.
     tokenizer
-        Makes text of tokens: the directory of a local tokenizer (read by transformers, without code
-        from it), or an object with a method ``decode``. Rows then have ``prompt_text`` and
-        ``response_text``, too.
+        Makes ``prompt_text`` and ``response_text`` of tokens: the directory of a local tokenizer
+        (read by transformers, without code from it), or an object with a method ``decode``.
 
     Raises
     ------
@@ -67,12 +66,12 @@ def find_runs(where: Path, decode: Decode | None = None) -> list[Run]:
 
     A run is a directory with dumps. Names with numbers are in natural order.
     """
-    if where.exists() and not where.is_dir():
-        remedy = "give .jsonl or .parquet files of a known program, unpacked; or a directory"
-        raise NoSuchPlaceError("it is not a file of rollouts", str(where), remedy)
     if not where.is_dir():
-        remedy = "name the skip.dump_dir of the job, or a run in it"
-        raise NoSuchPlaceError("no such directory", str(where), remedy)
+        what, remedy = "no such directory", "name the skip.dump_dir of the job, or a run in it"
+        if where.exists():
+            what = "it is not a file of rollouts"
+            remedy = "give .jsonl or .parquet files of a known program, unpacked; or a directory"
+        raise NoSuchPlaceError(what, str(where), remedy)
     # {dump_dir}/{experiment}_{project}/{shape}[/{role}], which "." and ".." do not tell
     runs = [Run(path, decode=decode) for path in _runs_in(where.resolve(), 3)]
     return sorted(runs, key=lambda run: _natural(run.name))

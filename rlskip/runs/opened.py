@@ -65,17 +65,10 @@ class Scope:
     def rollouts(self, fields: _Fields = None) -> Iterator[Rollouts]:
         """The rollouts of each dump; one dump is in memory at a time.
 
-        Parameters
-        ----------
-        fields
-            What the rows are to have: ``group``, ``session``, ``turn``, ``uid``, ``prompt``,
-            ``response``, ``mask``, ``log_probs``, ``reward``, or names of the trainer's own fields.
-            Only what these need is read and verified. None for everything.
-
-        Raises
-        ------
-        DumpError
-            A dump cannot be used, or has no such field. It stays where it is.
+        `fields` are what the rows are to have: ``group``, ``session``, ``turn``, ``uid``,
+        ``prompt``, ``response``, ``mask``, ``log_probs``, ``reward``, or names of the trainer's own
+        fields. Only what these need is read and verified; None for everything. Raises DumpError
+        where a dump cannot be used, or has no such field; it stays where it is.
         """
         return (self.read(dump, fields) for dump in self.iter_dumps())
 
@@ -220,8 +213,7 @@ class Run(Scope):
     def read(self, dump: Dump, fields: _Fields = None, **more: Any) -> Rollouts:
         """As :meth:`Scope.read`; `more` is what each row says of its place besides step and call.
 
-        Where `fields` ask for text, and the run was opened without a tokenizer, that which the dump
-        names makes it.
+        Without a tokenizer that which the dump names makes the text that `fields` ask for.
         """
         from rlskip.batch.decoding import decoder_at
         from rlskip.runs.reading import read_columns

@@ -37,16 +37,11 @@ def joined(found: Sequence[pa.Table]) -> pa.Table:
     Raises RlskipError where no type holds all values of a column.
     """
     pa = extra("pyarrow")
-    schema, where = pa.schema([]), ""
     try:
-        for table in found:
-            where = f"step {next(iter(table['step'].to_pylist()), '?')}"
-            schema = pa.unify_schemas([schema, table.schema], promote_options="permissive")
-        where = ""
         return pa.concat_tables(found, promote_options="permissive") if found else pa.table({})
     except pa.ArrowException as error:
         what = f"a column has values of other kinds than in dumps before: {error}"
-        raise RlskipError(what, where, "choose fields, or read the steps one by one") from error
+        raise RlskipError(what, "", "choose fields, or read the steps one by one") from error
 
 
 def table_of(rollouts: Rollouts) -> pa.Table:
@@ -140,10 +135,7 @@ def write_parquet(table: pa.Table, out: Path) -> int:
 
 
 def chats(sessions: Iterable[SessionRows]) -> Iterator[str]:
-    """A line for each session: its chat messages, its reward, and where it is.
-
-    Raises RlskipError where a session has none, and no tokenizer makes text of its tokens.
-    """
+    """A line for each session: its chat messages, its reward, and where it is."""
     for session in sessions:
         messages = session.messages
         if messages is None:
