@@ -46,7 +46,7 @@ class Side:
         dump_dir = self.directory.parent.parent
         names = sorted(_runs_of(dump_dir, self.directory.name))
         runs = (Run(dump_dir / name, decode=self._decode) for name in names)
-        return next((run for run in runs if run.steps()), None)
+        return next(filter(len, runs), None)
 
     @property
     def recorded(self) -> Side | None:
@@ -58,8 +58,8 @@ class Side:
 class Dumps:
     """A run, a step or a call, whose rollouts are compared as records are.
 
-    Its only step is compared under a `number`; None: its own. ``has_texts`` tells whether some of
-    what was read is text, without tokens.
+    A step is compared under a `number`, by default its own. ``has_texts``: some of them have no
+    tokens.
     """
 
     name: str
@@ -118,10 +118,10 @@ def find_sides(
 
 
 def find_side(name: str, within: Path, decode: Decode | None = None) -> Side:
-    """The job that `name` means; raises NoSuchPlaceError where nothing was recorded there.
+    """The job in the dump_dir `within`, or at a path, that `name` means; raises NoSuchPlaceError.
 
-    It is the name of a job in the dump_dir `within`, or the path of its records, of its Hydra
-    output, of a run or a directory of runs that it used, or of a dump_dir: then the newest job.
+    A path is that of its records, of its Hydra output, of runs that it used, or of a dump_dir: then
+    the newest job.
     """
     path = Path(name).expanduser()
     path = (path if path.exists() else within / STAGES / name).resolve()
@@ -155,10 +155,9 @@ def compare_sides(
     wanted: Steps,
     progress: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> Comparison:
-    """Compare two jobs or dumps by step: what is in memory at a time does not grow with them.
+    """Compare two jobs or dumps, one step in memory at a time; `progress` shows how far it is.
 
-    `progress` returns the steps that it is given, and shows how far it is. Raises NoSuchPlaceError
-    where they have none of the `wanted` steps in common, DumpError where none can be read.
+    Raises NoSuchPlaceError without a common step among the `wanted`, DumpError where none is read.
     """
     mine, theirs = ({step for step in side.steps() if step in wanted} for side in (a, b))
     if not mine & theirs:

@@ -47,7 +47,8 @@ def compare_step(step: int, a: StepRecords, b: StepRecords, rounding: Rounding) 
 Pair = tuple[int, int, int, int]
 """The record and the row in it, of A, then of B."""
 
-# What names a row, the closest first: the same session may have another number in the other run.
+# What names a row, the closest first: a session may have another number in the other run. Of the
+# rollouts themselves rows of one prompt are paired last, whatever their tokens are.
 _NAMES = (("keys", "sessions"), ("keys",), ("prompts", "sessions", "turns"), ("prompts",))
 
 
@@ -56,9 +57,8 @@ def pair_rows(
 ) -> tuple[list[Pair], list[tuple[int, int]], list[tuple[int, int]]]:
     """Rows of A and of B that are the same row, and the rows of each that the other lacks.
 
-    Rows with equal tokens are paired, first those of one session where both sides number sessions.
-    Where a row was recorded several times, or several sessions have the same tokens, the first is
-    paired with the first. Of the rollouts themselves what is left are rows of one prompt.
+    Rows of one name are paired, the first with the first: several sessions may have equal tokens,
+    and a row may have been recorded several times.
     """
     keys = ([one.keys for one in some if one.keys is not None] for some in (a, b))
     mine, theirs = (

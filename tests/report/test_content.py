@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlskip as package
@@ -231,6 +231,7 @@ class Letters:
         return bytes(ids).decode("utf-8", "replace")
 
 
+@settings(max_examples=30)
 @given(st.text())
 def test_the_texts_of_tokens_make_up_the_whole(said: str) -> None:
     words, ids = Vocabulary(Decoder(Letters())), list(said.encode())
