@@ -47,7 +47,9 @@ def export(
         raise RlskipError("the file exists already", str(out), "choose another, or remove it")
     with writing(out) as temporary:
         if to == "parquet":
-            count = tables.write_parquet(target.to_arrow(), temporary)
+            table = target.to_arrow()
+            tables.extra("pyarrow.parquet").write_table(table, temporary)
+            count = int(table.num_rows)
         else:
             with temporary.open("x", encoding="utf-8") as file:
                 count = sum(bool(file.write(line + "\n")) for line in of_lines[to](target))

@@ -37,7 +37,8 @@ def report(
         max_bytes=int(max_mb * 1e6),
         progress=lambda dumps: progress(dumps, "reading"),
     )
-    write(page, html)
+    with writing(html) as temporary:
+        temporary.write_bytes(page)
     data = {"file": str(html), "bytes": len(page), **counts}
     left = counts["sessions"] - counts["shown"]
     what = f"{counts['steps']} steps, {counts['shown']} sessions shown"
@@ -57,9 +58,3 @@ def _found(where: Path | None, decode: Decode | None) -> Side | Dumps:
         with contextlib.suppress(NoSuchPlaceError):
             return find_side(str(where or place), place, decode)
         raise error
-
-
-def write(page: bytes, out: Path) -> None:
-    """Write the page; it replaces one that exists there."""
-    with writing(out) as temporary:
-        temporary.write_bytes(page)

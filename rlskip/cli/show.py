@@ -31,7 +31,6 @@ def show(
     as_json: Json = False,
 ) -> int:
     """Show a dump: figures, some sessions."""
-    from rlskip.runs.columns import plain
     from rlskip.runs.figures import by_interest, count, step_figures
 
     target = find_target(step, dump_dir(directory), decoder(tokenizer))
@@ -49,7 +48,6 @@ def show(
             "rows": len(rollouts),
             "figures": step_figures([one], success),
             "fields": list(rollouts.columns.columns),
-            "whole": {name: plain(value) for name, value in rollouts.columns.whole.items()},
             "sample": [_sampled(every[i]) for i in sorted(shown)],
         }
         data.append(found)
@@ -82,10 +80,8 @@ def _view(target: Target, dump: Dump, meta: DumpMeta, data: dict[str, Any]) -> l
         ("generated in", None if dump.seconds is None else duration(dump.seconds)),
         ("made from", identity or "not recorded: it is replayed without a comparison"),
     ]
-    view: list[Cell] = [facts(pairs), ""]
-    if data["whole"]:
-        view += [facts((name, short(str(v), _SHOWN)) for name, v in data["whole"].items()), ""]
-    return view + [part for line in data["sample"] for part in _row_view(line)]
+    sample = [part for line in data["sample"] for part in _row_view(line)]
+    return [facts(pairs), "", *sample]
 
 
 def _figures(of: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -106,10 +102,9 @@ def _row_view(line: dict[str, Any]) -> list[Cell]:
     if response is None:
         return [facts((name, short(str(v), _SHOWN)) for name, v in line.items() if v is not None)]
     head = f"row {line['row']}, group {line['group']}, session {line['session']}"
-    if line["turns"] > 1:
-        head += f", the last of {line['turns']} turns"
-    if line["session_reward"] is not None:
-        head += f", reward {number(line['session_reward'])}"
+    head += f", the last of {line['turns']} turns" if line["turns"] > 1 else ""
+    if (reward := line["session_reward"]) is not None:
+        head += f", reward {number(reward)}"
     is_partial, probs = mask is not None and not all(mask), line["log_probs"]
     pairs: list[tuple[str, Any]] = [
         ("  prompt", short(line.get("prompt_text") or _tokens(line["prompt"] or []), _SHOWN)),

@@ -39,9 +39,8 @@ def read_config(config: Any) -> Any:
     try:
         loaded = OmegaConf.load(Path(config).expanduser())
     except Exception as error:  # OSError, and any error of a YAML parser
-        raise ConfigError(
-            f"{type(error).__name__}: {error}", where, "name a YAML file with a `skip` entry"
-        ) from error
+        remedy = "name a YAML file with a `skip` entry"
+        raise ConfigError(f"{type(error).__name__}: {error}", where, remedy) from error
     if not isinstance(loaded, Mapping) or not loaded.keys() & {"skip", "merge", "record"}:
         raise ConfigError("expected a mapping with an entry `skip`, `merge` or `record`", where)
     return loaded

@@ -78,8 +78,7 @@ def rollout_columns(
         named = {"value": list(rollouts)}
     elif not named and not isinstance(rollouts, Mapping):
         whole = {"value": rollouts}
-    if n is None:
-        n = _length_of(batch, fields or RowFields.of(named))
+    n = _length_of(batch, fields or RowFields.of(named)) if n is None else n
     columns: dict[str, Column] = {}
     for name, column in named.items():
         within = column if n and isinstance(column, dict) else {}
@@ -162,8 +161,7 @@ class Tokens:
         rewards, more = rows.spans(found, "reward")
         mask = probs = None
         if rows.mask is not None:
-            pairs = zip(rows.mask.cells, rows.mask.given, strict=True)
-            mask = [cell if is_given else None for cell, is_given in pairs]
+            mask = [c if g else None for c, g in zip(rows.mask.cells, rows.mask.given, strict=True)]
         if (given := columns.of("log_probs")) is not None and len(given) == len(spans):
             probs = list(map(_cut, given, spans))
         return cls(

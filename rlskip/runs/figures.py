@@ -35,17 +35,14 @@ class Sessions:
 
     @classmethod
     def of(cls, rollouts: Rollouts) -> Sessions:
-        found = rollouts.sessions
         numbered: dict[str, int] = {}
-        group = [numbered.setdefault(one.group, len(numbered)) for one in found]
-        return cls(
-            list(numbered),
-            np.array(group, np.int64),
-            np.array([one.number for one in found], np.int64),
-            np.array([one.reward for one in found], np.float64),
-            np.array([one.length for one in found], np.float64),
-            np.array([len(one.rows) for one in found], np.int64),
-        )
+        sessions = [
+            (numbered.setdefault(s.group, len(numbered)), s.number, s.reward, s.length, len(s.rows))
+            for s in rollouts.sessions
+        ]
+        dtypes = (np.int64, np.int64, np.float64, np.float64, np.int64)
+        columns = zip(*sessions, strict=True) if sessions else [()] * len(dtypes)
+        return cls(list(numbered), *map(np.array, columns, dtypes))
 
     @classmethod
     def joined(cls, some: Sequence[Sessions]) -> Sessions:

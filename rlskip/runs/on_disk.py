@@ -146,16 +146,11 @@ def dumps_at(places: Sequence[Place]) -> list[Dump]:
         unknown = 1 << 62 if first.place.call else 0
         return first.meta.info.get("place", 0) if first.meta else unknown, first.place.order
 
-    several = len(groups) > 1 or any(place.call for place in places)
-    return [
-        attrs.evolve(
-            dump,
-            call=number if several else None,
-            has_all_shards=len(group) == dump.place.world_size,
-        )
-        for number, group in enumerate(sorted(groups.values(), key=order))
-        for dump in group
-    ]
+    several, found = len(groups) > 1 or any(place.call for place in places), list[Dump]()
+    for number, group in enumerate(sorted(groups.values(), key=order)):
+        call, are_all = number if several else None, len(group) == group[0].place.world_size
+        found += [attrs.evolve(dump, call=call, has_all_shards=are_all) for dump in group]
+    return found
 
 
 def _read(place: Place) -> Dump | None:

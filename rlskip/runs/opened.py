@@ -84,7 +84,7 @@ class Scope:
         return itertools.chain.from_iterable(self.rollouts(fields))
 
     def sessions(self, fields: _Fields = None) -> Iterator[SessionRows]:
-        """The sessions, each with its turns; `fields` are those of the turns, as in `rollouts`."""
+        """The sessions, each with its turns; `fields` are those of the turns."""
         return (session for part in self._named(fields) for session in part.sessions)
 
     def groups(self, fields: _Fields = None) -> Iterator[rlskip.runs.rollouts.Group]:
@@ -199,7 +199,7 @@ class Run(Scope):
         if isinstance(steps, slice):
             stop = sys.maxsize if steps.stop is None else steps.stop
             within = range(steps.start or 0, stop, steps.step or 1)
-            if min(within.start, within.stop) < 0 or within.step < 1:
+            if min(within.start, within.stop, within.step) < 0:
                 raise ValueError(f"{steps} does not name steps: they are counted upwards from 0")
             return attrs.evolve(self, within=(*self._within, within))
         if steps not in self:

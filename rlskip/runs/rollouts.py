@@ -162,12 +162,11 @@ class Rollouts:
         found: dict[tuple[str, Any], list[tuple[Any, int]]] = {}
         for i, (group, session, turn) in enumerate(row_names(self.columns, self.tokens)):
             found.setdefault((group, session), []).append((turn, i))
-        lengths, rewards = self.tokens.lengths, self.rewards
-        count: Counter[str] = Counter()
-        sessions = []
+        lengths = self.tokens.lengths
+        count, sessions = Counter[str](), []
         for (group, _), named in found.items():
             rows = [i for _, i in sorted(named)]
-            earned = [reward for i in rows if (reward := rewards[i]) is not None]
+            earned = [reward for i in rows if (reward := self.rewards[i]) is not None]
             reward = if_finite(math.fsum(earned)) if earned else None
             length = sum(lengths[i] for i in rows) if lengths else None
             sessions.append((group, count[group], rows, reward, length))
@@ -197,16 +196,13 @@ class Rollouts:
         if self.fields is None:
             texts = TEXTS if self.decode is not None and self.has_tokens else ()
             return [*ROW, *texts, *self.others]
-        names: dict[str, None] = {"row": None}
-        columns = self.columns.columns
+        names, columns = ["row"], self.columns.columns
         for field in self.fields:
             # Of a mapping of columns those of its entries.
             within = [name for name in columns if name.startswith(f"{field}.")]
-            if field in columns or field in ROW or not within:
-                within = [field]
             if field not in self.place and (field not in PLACE or field in columns):
-                names.update(dict.fromkeys(within))
-        return list(names)
+                names += [field] if field in columns or field in ROW or not within else within
+        return list(dict.fromkeys(names))
 
     @functools.cached_property
     def others(self) -> dict[str, Column]:
@@ -236,18 +232,15 @@ class Rollouts:
         """The columns of which rows have everything but padding."""
         columns, tokens = self.columns, self.tokens
         held = [what for what in TOKENS if getattr(tokens, what) is not None]
-        if held:
-            held += ["attention", "prompt_mask"]
+        held += ["attention", "prompt_mask"] if held else []
         reward = columns.array("reward")
-        if reward is not None and reward.ndim == 1:
-            held.append("reward")
+        held += ["reward"] if reward is not None and reward.ndim == 1 else []
         found = (columns.array(what) for what in ("prompt", "response", "whole"))
         parts = [part for part in found if part is not None and part.ndim == 2]
-        # verl's input_ids are both, with the padding between them.
-        if {"prompt", "response"} <= {*held} and len(parts) == 3 and np.array_equal(
-            np.concatenate(parts[:2], 1), parts[2]
-        ):  # fmt: skip
-            held.append("whole")
+        if {"prompt", "response"} <= {*held} and len(parts) == 3:
+            # verl's input_ids are both, with the padding between them.
+            both = np.concatenate(parts[:2], 1)
+            held += ["whole"] if np.array_equal(both, parts[2]) else []
         return {columns.name_of(what) for what in held} - {odd.name for odd in tokens.misfits}
 
     def cell(self, name: str, i: int) -> Any:

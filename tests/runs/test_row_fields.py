@@ -49,7 +49,6 @@ def test_sessions_are_counted_and_shown(rlskip: Any, tmp_path: Path, trainer: st
     figures = shown["figures"]
     assert (shown["rows"], figures["sessions"], figures["groups"]) == (8, 8, 2)
     assert figures["length"] == sum(map(len, COMPLETIONS)) / 8
-    assert shown["whole"]["num_tokens"] == 99
     first = shown["sample"][0]
     assert (first["prompt"], first["response"]) == (PROMPTS[0], COMPLETIONS[0])
     names = set(shown["fields"])

@@ -164,9 +164,9 @@ def _skipping(generate: Callable[..., Any], cfg: Any) -> Callable[..., Any]:
         return compared(cfg, sampling, input_batch.get("env_classes") or ())
 
     def stage(role: str, needs_logprobs: bool) -> Callable[..., Any]:
-        needed = {}
-        if needs_logprobs:
-            needed["rollout_logprobs"] = f"sampling_params.{LOGPROBS} is set"
+        needed = (
+            {"rollout_logprobs": f"sampling_params.{LOGPROBS} is set"} if needs_logprobs else {}
+        )
         if role == ROLE and look_up(cfg, _ROUTES):
             needed["rollout_expert_indices"] = f"{_ROUTES}=true"
         return SkipManager.annotate(
@@ -193,12 +193,10 @@ def _skipping(generate: Callable[..., Any], cfg: Any) -> Callable[..., Any]:
         if role not in SkipManager.skip_instances:
             return await generate(input_batch, *args, **kwargs)
         SkipManager.set_step(metadata.global_step)
-        asked = input_batch.get("sampling_params") or {}
-        needs_logprobs = asked.get(LOGPROBS) is not None
+        needs_logprobs = (input_batch.get("sampling_params") or {}).get(LOGPROBS) is not None
         output = await replayable[role, needs_logprobs](input_batch, *args, **kwargs)
-        given = input_batch.get("trajectory_ids")
+        given, ids = input_batch.get("trajectory_ids"), output["trajectory_ids"]
         id_class = type(given[0]) if given else TrajectoryID
-        ids = output["trajectory_ids"]
         return {**output, "trajectory_ids": ids and [id_class(**id_) for id_ in ids]}
 
     return skipping
@@ -213,7 +211,6 @@ async def _generating(generate: Callable[..., Any], *args: Any, **kwargs: Any) -
 
 
 def _lacking(needed: Mapping[str, str], output: Mapping[str, Any]) -> list[str]:
-    """The fields of `needed` that `output` does not have, each with what needs it."""
     return [f"{name} ({why})" for name, why in needed.items() if not output.get(name)]
 
 

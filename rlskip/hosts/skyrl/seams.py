@@ -39,8 +39,7 @@ def send_no_weights(trainer: Any) -> None:
 def merge_turns(trainer: Any, config: Any) -> None:
     """Make `trainer` merge the turns of its trajectories, configured by ``config["merge"]``.
 
-    Reward metrics are computed before, on the unmerged turns. The merge's metrics are added to
-    the trainer's. SkyRL's own ``generator.merge_stepwise_output`` is turned off.
+    Reward metrics are those of the unmerged turns. SkyRL's own merge is turned off.
     """
     generator = trainer.cfg.generator
     flag = {"merge_stepwise_output": generator.merge_stepwise_output}

@@ -141,7 +141,8 @@ class _Generation:
             self._preflight(step)
         SkipManager.set_step(step)
         done = self._stages[role](prompts)
-        _hide_environments(self.trainer)
+        if getattr(self.trainer, "environments", None):  # a reward that reads one is refused
+            self.trainer.environments = _Hidden()
         # Generated or replayed, it is logged the same way.
         state, metrics = self.trainer.state, self.trainer._metrics["train" if training else "eval"]
         if done["num_tokens"] is not None:
@@ -176,9 +177,8 @@ class _Generation:
         self._checked = True
         args, last = self.trainer.args, getattr(self.trainer.state, "max_steps", 0)
         # One generation may serve several steps, and a step may have several.
-        a_step = args.gradient_accumulation_steps
-        served = getattr(args, "steps_per_generation", a_step)
-        served *= getattr(self.trainer, "num_iterations", 1)
+        a_step, times = args.gradient_accumulation_steps, getattr(self.trainer, "num_iterations", 1)
+        served = times * getattr(args, "steps_per_generation", a_step)
         every, irregular = divmod(max(served, a_step), a_step)
         if irregular or getattr(args, "world_size", 1) > 1:  # each rank has a shard of each step
             return
@@ -200,10 +200,11 @@ class _Generation:
     def _lacks(self, done: dict[str, Any]) -> list[str]:
         """The log-probs of the sampled tokens, if the trainer needs them and `done` has none."""
         keys = ("use_vllm", "vllm_importance_sampling_correction")
-        corrects = all(getattr(self.trainer, key, False) for key in keys)
-        if not corrects or "logprobs" not in self._seam.parts or any(done.get("logprobs") or ()):
-            return []
-        return [f"logprobs ({' and '.join(keys)} are on)"]
+        needs = (
+            all(getattr(self.trainer, k, False) for k in keys) and "logprobs" in self._seam.parts
+        )
+        lacks = needs and not any(done.get("logprobs") or ())
+        return [f"logprobs ({' and '.join(keys)} are on)"] if lacks else []
 
 
 def _num_tokens(done: dict[str, Any]) -> int:
@@ -215,13 +216,10 @@ def _check_without_engine(trainer: Any) -> None:
     if not uses_vllm(trainer):
         return  # what generates is the model itself
     if not isinstance(getattr(trainer, "vllm_generation", None), NoGeneration):
-        raise ConfigError(
-            "the trainer has made its engine already",
-            "skip.start_engine=false",
-            "make the trainer within `with rlskip.hosts.trl.attached(config):`, which leaves out "
-            "the engine of GRPO, RLOO and Distillation; for another one set use_vllm=False: then "
-            "it has no engine",
-        )
+        what = "the trainer has made its engine already"
+        remedy = "make it within `with rlskip.hosts.trl.attached(config):`, which leaves out the "
+        remedy += "engine of GRPO, RLOO and Distillation; for another one set use_vllm=False"
+        raise ConfigError(what, "skip.start_engine=false", remedy)
     raise_all(preflight(SkipManager.skip_instances, facts_of(trainer), engine=False))
 
 
@@ -232,21 +230,11 @@ def _restore_rng_by_default() -> None:
             local.restore_rng = local.match != "prompt"  # of several dumps none has the state
 
 
-def _hide_environments(trainer: Any) -> None:
-    """Replace the environments of the present batch, so that a reward that reads one is refused.
-
-    Their methods are the tools that are called while TRL generates. A replay skips these calls.
-    """
-    if getattr(trainer, "environments", None):
-        trainer.environments = _Hidden()
-
-
 class _Hidden:
+    """The environments of the present batch, of which a replay skips the calls of their tools."""
+
     def __getitem__(self, _: Any) -> NoReturn:  # to iterate is to ask for items, too
-        raise ConfigError(
-            "a reward reads `environments`, whose state a replay does not restore, because it "
-            "skips the calls that change it",
-            "rlskip.hosts.trl.attach",
-            "compute the reward from `completions`, which hold the calls of tools and their "
-            "results, or train without skip",
-        )
+        what = "a reward reads `environments`, whose state a replay does not restore"
+        remedy = "compute the reward from `completions`, which hold the calls of tools and their "
+        remedy += "results, or train without skip"
+        raise ConfigError(what, "rlskip.hosts.trl.attach", remedy)

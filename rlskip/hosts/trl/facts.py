@@ -32,10 +32,8 @@ _NUMBERS = {ROLE: "num_generations", VALIDATION_ROLE: "num_generations_eval"}
 def facts_of(trainer: Any) -> HostFacts:
     args = trainer.args
     model = getattr(getattr(trainer.model, "config", None), "_name_or_path", None)
-    evaluates = (
-        ("eval_strategy", eval_strategy(args) != "no", "'no'"),
-        ("eval_on_start", getattr(args, "eval_on_start", False), "False"),
-    )
+    validates = {"eval_strategy": "'no'"} if eval_strategy(args) != "no" else {}
+    validates |= {"eval_on_start": "False"} if getattr(args, "eval_on_start", False) else {}
     n = getattr(args, "num_generations", None)
     rows = getattr(args, "generation_batch_size", None) or args.train_batch_size  # Distillation's
     return HostFacts(
@@ -47,7 +45,7 @@ def facts_of(trainer: Any) -> HostFacts:
         model=model or None,
         tokenizer=getattr(getattr(trainer, "processing_class", None), "name_or_path", None) or None,
         engine="vllm" if uses_vllm(trainer) else "transformers",
-        validates={key: off for key, does, off in evaluates if does},
+        validates=validates,
     )
 
 
@@ -87,12 +85,14 @@ def evaluated(trainer: Any, first: int, last: int) -> list[int]:
         return []
     from transformers import DefaultFlowCallback, TrainerControl
 
-    flow, state, found = DefaultFlowCallback(), copy.copy(trainer.state), []
-    for step in range(first, last + 1):
+    def evaluates(step: int) -> bool:
+        state = copy.copy(trainer.state)
         state.global_step = step
-        if flow.on_step_end(args, state, TrainerControl()).should_evaluate:
-            found.append(step)
-    return found
+        return bool(
+            DefaultFlowCallback().on_step_end(args, state, TrainerControl()).should_evaluate
+        )
+
+    return list(filter(evaluates, range(first, last + 1)))
 
 
 def _name_of(function: Any) -> str | None:
