@@ -80,10 +80,10 @@ def _of_run(run: Run, tallies: StepTallies) -> Line:
 
 
 def _note(line: Line) -> str:
+    jobs = len(line["jobs"])
     found = [f"by {line['read']} of its dumps"] if line["read"] < line["dumps"] else []
     found += [f"{line['journals']} with a journal"] if line["journals"] else []
-    if jobs := len(line["jobs"]):
-        found.append(f"{jobs} job{'s' * (jobs > 1)} at work")
+    found += [f"{jobs} job{'s' if jobs > 1 else ''} at work"] if jobs else []
     found += [f"{line[what]} {what}" for what in ("unreadable", "quarantined") if line[what]]
     return ", ".join(found)
 
@@ -110,30 +110,19 @@ def _steps(run: Run, tallies: StepTallies, limit: int | None) -> tuple[Line, lis
     view += [f"{who}: {', '.join(sorted(does))}" for who, does in sorted(jobs.items())]
     view += [f"journals: {', '.join(journals)}"] if journals else []
     view += [text(f"quarantined: {', '.join(quarantined)}", "red")] if quarantined else []
-    data = {
-        "run": run.name,
-        "directory": str(run.directory),
-        "dumps": lines,
-        "quarantined": quarantined,
-        "journals": journals,
-        "jobs": jobs,
-    }
-    return data, view
+    data = {"run": run.name, "directory": str(run.directory), "dumps": lines, "jobs": jobs}
+    return {**data, "quarantined": quarantined, "journals": journals}, view
 
 
 def _of_dump(dump: Dump, tallies: StepTallies) -> Line:
     """`hits` counts those of its call, and those that replayed the step as a whole."""
     meta = dump.meta
     own = (tallies.get((dump.step, call), Tally()) for call in (dump.place.call, None))
+    names = ("step", "call", "size", "written", "seconds", "problem")
     return {
         "dump": dump.name,
-        "step": dump.step,
-        "call": dump.call,
-        "size": dump.size,
+        **{name: getattr(dump, name) for name in names},
         "nbytes": meta.nbytes if meta else None,
-        "written": dump.written,
-        "seconds": dump.seconds,
         "job": meta.info.get("job") if meta else None,
         "hits": sum(tally.hits for tally in own),
-        "problem": dump.problem,
     }

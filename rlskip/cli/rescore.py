@@ -99,9 +99,9 @@ def _view(data: dict[str, Any]) -> list[Cell]:
     asked += f"which was asked {data['asked']} times"
     changed = f"{data['changed']} scores changed; of {data['groups']} groups "
     changed += f"{len(data['gained'])} gained a signal, {len(data['lost'])} lost it"
-    heads = ("score", *(f">{name}" for name in _COLUMNS))
     kept = [] if data["version"] else ["its verdicts are not kept; --version NAME keeps them"]
-    view: list[Cell] = [asked, *kept, "", table(heads, scores), "", changed]
+    figures = table(("score", *(f">{name}" for name in _COLUMNS)), scores)
+    view: list[Cell] = [asked, *kept, "", figures, "", changed]
     for word in ("gained", "lost"):
         if named := [short(one, 24) for one in data[word][:_NAMED]]:
             more = len(data[word]) - len(named)

@@ -27,13 +27,9 @@ Cell = object
 
 # How a value is shown, by its key.
 _SHOWN: dict[str, Callable[[Any], str]] = {
-    "steps": compact,
-    "size": size,
-    "nbytes": size,
-    "written": age,
-    "seconds": duration,
+    "steps": compact, "size": size, "nbytes": size, "written": age, "seconds": duration,
     "seconds_saved": lambda seconds: duration(max(0.0, seconds)),
-}
+}  # fmt: skip
 _WIDTH = 120  # if the output is not a terminal and COLUMNS is not set
 
 

@@ -61,9 +61,6 @@ def _sampled(session: SessionRows) -> dict[str, Any]:
     return {**session.turns[-1], **figures, "session_length": session.length}
 
 
-# -- for people ------------------------------------------------------------------------------
-
-
 def _view(target: Target, dump: Dump, meta: DumpMeta, data: dict[str, Any]) -> list[Cell]:
     made = meta.identity
     known = {**made.compared, "model": made.noted.get("model")} if made is not None else {}

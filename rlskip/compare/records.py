@@ -25,12 +25,10 @@ HASHED = "hashed"
 class Record:
     """One record; its value is read when it is needed.
 
-    ``order`` is its place among the records of its step and process, ``number`` the value of a
-    number or a text, ``layout`` where in any other value each row's part is. ``load`` returns the
-    value, or raises DumpError: an array, a digest's mapping of arrays, or, if it is `HASHED`, a
-    hash of each row and a function that reads the entries of one. ``keys`` and ``sessions`` are as
-    :mod:`rlskip.stages.parts` has them; ``prompts`` and ``turns`` tell which rows with other keys
-    belong together.
+    ``number`` is the value of a number or a text, ``layout`` where in any other value each row's
+    part is. ``load`` returns the value, or raises DumpError: an array, a digest's mapping of
+    arrays, or, if it is `HASHED`, a hash of each row and a function that reads the entries of one.
+    ``keys``, ``sessions``, ``prompts`` and ``turns`` tell which row of another record is the same.
     """
 
     name: str

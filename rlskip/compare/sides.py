@@ -133,8 +133,7 @@ def find_side(name: str, within: Path, decode: Decode | None = None) -> Side:
     if recorded != path:
         what = f"they were in {recorded}"
         raise NoSuchPlaceError("the records of this job are gone", str(path), what)
-    jobs = _jobs(path)
-    if not jobs:
+    if not (jobs := _jobs(path)):
         remedy = "record them: run the job again with +record=stages"
         raise NoSuchPlaceError("no stages were recorded here", name, remedy)
     more = f" (job {jobs[-1].name}, the newest of {len(jobs)})" if len(jobs) > 1 else ""

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlskip.batch.row_parts import token_places
 from rlskip.compare.records import HASHED, Record, StepRecords
-from rlskip.compare.rounding import Rounding, differences, other_zeros, scale
+from rlskip.compare.rounding import Rounding, differences, scale
 from rlskip.compare.verdict import (
     DIFFERS,
     EQUAL,
@@ -39,9 +39,6 @@ def compare_step(step: int, a: StepRecords, b: StepRecords, rounding: Rounding) 
     found = [_compare_stage(step, a, one, other, rounding) for one, other in pairs]
     only_a, only_b = ([n for n in x.stages if n not in y.stages] for x, y in ((a, b), (b, a)))
     return StepResult(step, found, only_a, only_b)
-
-
-# -- which rows of two stages belong together, wherever the batches put them --------------------
 
 
 Pair = tuple[int, int, int, int]
@@ -88,9 +85,6 @@ def _names(records: Sequence[Record], columns: Sequence[str]) -> list[list[tuple
     if any(column is None for one in found for column in one):
         return []
     return [list(zip(*(column.tolist() for column in one), strict=True)) for one in found]
-
-
-# -- a stage -------------------------------------------------------------------------------------
 
 
 _Gap = tuple[float, bool, Place]
@@ -156,9 +150,8 @@ def _gaps(
         if one.form == ROWS and one.is_single(x):  # a number has the scale of the others
             around = scale(x.astype(np.float64))
         for _, row, _, other_row in rows:
-            if one.keys is None or a.rows is None:
-                n = a.tokens
-            else:
+            n = a.tokens
+            if one.keys is not None and a.rows is not None:
                 n = int(a.rows.lengths[a.rows.find(one.keys[row])])
             allowed = partial(rounding.allowed, dtypes=dtypes, n=n)
             if one.form == HASHED:
@@ -200,8 +193,8 @@ def _gap(
     gaps = differences(x, y)
     if a.dtype.kind in "iu" and b.dtype.kind in "iu":  # they may be one number in float64
         gaps = np.maximum(gaps, a != b)
-    if not gaps.any():
-        return (0.0, False, Place()) if other_zeros(x, y).any() else None
+    if not gaps.any():  # 0.0 and -0.0 are equal numbers, but not to the bit
+        return (0.0, False, Place()) if (np.signbit(x) != np.signbit(y))[x == 0].any() else None
     at = np.unravel_index(int(gaps.argmax()), gaps.shape)
     off = bool((gaps > allowed(x, y, around=scale(x) if around is None else around)).any())
     entry = int(at[0]) if gaps.size > 1 else None
@@ -209,7 +202,7 @@ def _gap(
 
 
 def _gap_of_digests(
-    a: _Digest, b: _Digest, dtypes: tuple[str, str], allowed: Callable[..., np.ndarray]
+    a: Sequence[Any], b: Sequence[Any], dtypes: tuple[str, str], allowed: Callable[..., np.ndarray]
 ) -> _Gap | None:
     (checksum, bits, mine), (other_checksum, other_bits, theirs) = a, b
     # Whole numbers and floats have other checksums and bits.
@@ -228,12 +221,10 @@ def _gap_of_digests(
 
 
 _MEANS = np.array([name in ("mean", "order") for name in MOMENTS])
-_Digest = tuple[Any, Any, np.ndarray]
-"""Of one row the checksum, the bits and the moments."""
 
 
-def _digest(value: Any, row: int) -> _Digest:
-    return value["checksums"][row], value["bits"][row], value["moments"][row]
+def _digest(value: Any, row: int) -> list[Any]:
+    return [value[name][row] for name in ("checksums", "bits", "moments")]
 
 
 def _where(a: StepRecords, one: Record, row: int, place: Place) -> Place:

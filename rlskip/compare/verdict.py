@@ -162,8 +162,6 @@ class Comparison:
         return said if self.is_equal else more
 
 
-# -- the table -----------------------------------------------------------------------------------
-
 COLUMNS = (">step", "stage", ">compared", ">differ", ">largest", "result")
 
 _NAMED = 3  # stages of a line
@@ -172,8 +170,7 @@ _NAMED = 3  # stages of a line
 def table_of(found: Comparison) -> list[tuple[str, ...]]:
     """The cells of :data:`COLUMNS`, in the order of the stages.
 
-    The first difference and what is not comparable have a line each. What is equal, within
-    rounding, or follows from the first difference is one line each.
+    What is equal, within rounding, or follows from the first difference is one line each.
     """
     follow = found.follow
     lines: dict[tuple[str, object], list[StageResult]] = {}

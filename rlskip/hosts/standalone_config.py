@@ -63,9 +63,6 @@ def is_on(given: bool, host: str) -> bool:
         return True
     settings = SkipManager.settings
     if given and settings is not None and settings.node is not None:
-        log.warning(
-            "rlskip: NOTHING that %s generates is skipped or cached: skip.enable is false, or "
-            "skip.%s.enable is not true",
-            host, ROLE,
-        )  # fmt: skip
+        what = f"skip.enable is false, or skip.{ROLE}.enable is not true"
+        log.warning("rlskip: NOTHING that %s generates is skipped or cached: %s", host, what)
     return False

@@ -41,8 +41,7 @@ Progress = Callable[[Sequence[Dump]], Iterable[Dump]]
 class OneRun:
     """One run of a page, with what a job recorded that trained on its rollouts.
 
-    ``shown`` are the sessions that it shows, the first to keep first; a session is its place among
-    all sessions of the run's dumps.
+    ``shown`` are its sessions, the first to keep first, as places among all of the run.
     """
 
     def __init__(
@@ -90,8 +89,6 @@ class OneRun:
         self._words: dict[int, Vocabulary] = {}
         self._prompts: dict[int, str] = {}  # by group
 
-    # -- sessions ----------------------------------------------------------------------------
-
     def read_sessions(self, budget: int) -> None:
         """Read sessions that take about `budget` bytes of the page."""
         lengths = np.nan_to_num(self._every.length[self._order])
@@ -108,9 +105,8 @@ class OneRun:
             rollouts = self._run.read(dump)
             sessions = rollouts.sessions
             known = records is not None and dump.step in self._recorded_steps
-            recorded = RowValues(
-                records.records(dump.step) if records and known else None, rollouts
-            )
+            found = records.records(dump.step) if records is not None and known else None
+            recorded = RowValues(found, rollouts)
             words = self._words[d] = Vocabulary(rollouts.decode or _recorded_decoder(dump))
             for i in chosen:
                 one = sessions[self._place[i]]
@@ -134,8 +130,6 @@ class OneRun:
         dumps, first = np.unique(self._dump[shown], return_index=True)
         parts = (part.tolist() for part in np.split(shown, first[1:]))
         return list(zip(dumps.tolist(), parts, strict=False))
-
-    # -- the index ---------------------------------------------------------------------------
 
     def total(self, name: str) -> float:
         """A figure, summed over the steps that are read."""

@@ -1,8 +1,7 @@
 """The page as one HTML file: figures, and as many sessions as fit, compressed for its script.
 
-The file holds data only as base64: an index (:func:`_index`), and a chunk for each dump with its
-sessions, which the script unpacks when one is opened. The policy in its head lets nothing run but
-the scripts of this package, and nothing load.
+Data is base64: an index, and a chunk for each dump with its sessions, which the script unpacks when
+one is opened. The policy lets nothing run but the scripts of this package, and nothing load.
 """
 
 from __future__ import annotations
@@ -60,9 +59,6 @@ def render(
     return html, counts
 
 
-# -- the file ------------------------------------------------------------------------------------
-
-
 def _page(head: dict[str, Any], sides: Sequence[OneRun]) -> bytes:
     chunks, runs = list[str](), []
     for side in sides:
@@ -77,7 +73,7 @@ def _page(head: dict[str, Any], sides: Sequence[OneRun]) -> bytes:
         title=escape(" and ".join(dict.fromkeys(side.name for side in sides))),
         styles="\n".join(f"<style>{style}</style>" for style in styles),
         data="\n".join(
-            f'<script type="text/plain" id="{name}">{part}</script>' for name, part in data.items()
+            f'<script type="text/plain" id="{n}">{part}</script>' for n, part in data.items()
         ),
         scripts="\n".join(f"<script>{script}</script>" for script in scripts),
     )

@@ -26,10 +26,7 @@ Column = Any  # an array or a sequence: one value a row
 
 @attrs.frozen
 class Columns:
-    """Rollouts as columns of `n` values each, and `whole`: what belongs to the whole batch.
-
-    `fields` tells what the columns hold.
-    """
+    """Columns of `n` values, `whole`, what belongs to the batch, and what `fields` these hold."""
 
     n: int
     columns: Mapping[str, Column]
@@ -125,8 +122,6 @@ def single(value: Any) -> Any:
     return value.item() if is_single else value
 
 
-# -- the tokens of each row ----------------------------------------------------------------------
-
 Cells = Sequence[np.ndarray | None]
 """An array of one dimension for each row; None where a row has no such value."""
 
@@ -198,9 +193,6 @@ def total_of(value: Any, span: tuple[int, int] | None) -> float | None:
     return if_finite(float(given[slice(*span) if span else slice(None)].sum(dtype=np.float64)))
 
 
-# -- which group, session and turn each row is ---------------------------------------------------
-
-
 def row_names(columns: Columns, tokens: Tokens) -> list[tuple[str, Any, Any]]:
     """Group, session and turn of each row.
 
@@ -240,10 +232,10 @@ def _groups(columns: Columns) -> list[str] | None:
 
 def _prompts(tokens: Tokens, n: int) -> list[str]:
     """For each row the number of its prompt among the prompts that differ."""
-    if tokens.prompt is None:
-        alike = tokens.response is not None  # responses without prompts are those of one group
-        return [str(0 if alike else i) for i in range(n)]
-    return _numbered(b"" if p is None else p.astype(np.int64).tobytes() for p in tokens.prompt)
+    if tokens.prompt is not None:
+        return _numbered(p.astype(np.int64).tobytes() for p in tokens.prompt)
+    # Responses without prompts are those of one group.
+    return [str(i) if tokens.response is None else "0" for i in range(n)]
 
 
 def _numbered(values: Iterable[Hashable]) -> list[str]:

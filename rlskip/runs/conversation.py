@@ -38,8 +38,7 @@ def pieces_of(turns: Turns, unknown: Sequence[bool] = ()) -> list[Piece]:
     """
     if turns[0].get("response") is None:
         return []
-    found: list[Piece] = []
-    whole: list[int] = []
+    found, whole = list[Piece](), list[int]()
     for turn, is_unknown in zip_longest(turns, unknown):
         seen, response = turn.get("prompt") or [], turn["response"]
         continues = seen[: len(whole)] == whole
@@ -120,7 +119,6 @@ def _chat(value: Any, role: str) -> list[dict[str, Any]] | None:
     """A value as chat messages, text as one of `role`; None if it is anything else."""
     if isinstance(value, str):
         return [{"role": role, "content": value}]
-    is_chat = isinstance(value, list) and bool(value) and all(
-        isinstance(one, Mapping) and "role" in one for one in value
-    )  # fmt: skip
-    return [dict(one) for one in value] if is_chat else None
+    turns = value if isinstance(value, list) else []
+    is_chat = turns and all(isinstance(one, Mapping) and "role" in one for one in turns)
+    return [dict(one) for one in turns] if is_chat else None

@@ -15,7 +15,6 @@ from rlskip.runs.opened import Run
 from rlskip.runs.rollouts import Rollouts
 
 _FIELDS = ("group", "session", "turn", "reward", "response")
-QUARTILES = ("low", "median", "high")
 
 
 @attrs.frozen(eq=False)
@@ -123,8 +122,8 @@ def step_figures(dumps: Sequence[CountedDump], success: float) -> dict[str, floa
 def _spread(name: str, values: np.ndarray) -> dict[str, float | None]:
     values = values[~np.isnan(values)]
     found = np.quantile(values, (0.25, 0.5, 0.75)).tolist() if len(values) else [None] * 3
-    quartiles = zip(QUARTILES, found, strict=True)
-    return {name: _mean(values), **{f"{name}_{which}": value for which, value in quartiles}}
+    names = (f"{name}_{which}" for which in ("low", "median", "high"))
+    return {name: _mean(values), **dict(zip(names, found, strict=True))}
 
 
 def _mean(values: Any) -> float | None:
@@ -149,7 +148,7 @@ def group_figures(sessions: Sessions) -> list[dict[str, Any]]:
 
 
 def by_interest(group: np.ndarray, reward: np.ndarray) -> np.ndarray:
-    """The indices of sessions, the first to be shown first; always the same for the same sessions.
+    """The indices of sessions in the order in which to show them, always the same.
 
     A random one of each group comes first, then in turn one of the best, of the worst and of all.
     """
@@ -158,6 +157,5 @@ def by_interest(group: np.ndarray, reward: np.ndarray) -> np.ndarray:
     rewarded = drawn[~np.isnan(reward[drawn])]
     worst = rewarded[np.argsort(reward[rewarded], kind="stable")]
     in_turn = np.stack([worst[::-1], worst, drawn[: len(worst)]], axis=1).reshape(-1)
-    every = np.concatenate([drawn[np.sort(first)], in_turn, drawn])
-    _, at = np.unique(every, return_index=True)
-    return np.asarray(every[np.sort(at)])
+    every = [*drawn[np.sort(first)].tolist(), *in_turn.tolist(), *drawn.tolist()]
+    return np.array(list(dict.fromkeys(every)), np.int64)

@@ -27,20 +27,13 @@ def open(
     ``rlskip.open(path).run`` is a :class:`~rlskip.runs.opened.Run` for both, if there is one run.
     Nothing of the dumps is read, and no code from a dump is ever run.
 
-    Parameters
-    ----------
-    path
-        A ``skip.dump_dir``, a directory below it, or that of one run. Or a file of another program,
-        or the directory of such: verl's ``rollout_data_dir``, ``traces.jsonl`` of verifiers and
-        prime-rl, TRL's completions (Parquet), or JSON lines with ``messages``.
-    tokenizer
-        Makes ``prompt_text`` and ``response_text`` of tokens: the directory of a local tokenizer
-        (read by transformers, without code from it), or an object with a method ``decode``.
+    `path` is a ``skip.dump_dir``, a directory below it, or that of one run. Or a file of another
+    program, or the directory of such: verl's ``rollout_data_dir``, ``traces.jsonl`` of verifiers
+    and prime-rl, TRL's completions (Parquet), or JSON lines with ``messages``. Raises
+    NoSuchPlaceError where there is none.
 
-    Raises
-    ------
-    NoSuchPlaceError
-        There is no such directory.
+    `tokenizer` makes ``prompt_text`` and ``response_text`` of tokens: the directory of a local one
+    (read by transformers, without code from it), or an object with a method ``decode``.
     """
     decode = None
     if tokenizer is not None:

@@ -77,10 +77,7 @@ class Scope:
         return self.run.read(dump, fields)
 
     def iter_rows(self, fields: _Fields = None) -> Iterator[dict[str, Any]]:
-        """The rows as mappings, with ``step``, ``call`` and ``row``; `fields` as in `rollouts`.
-
-        Tokens, masks and log-probs are lists without padding.
-        """
+        """The rows as mappings, with ``step``, ``call`` and ``row``; `fields` as in `rollouts`."""
         return itertools.chain.from_iterable(self.rollouts(fields))
 
     def sessions(self, fields: _Fields = None) -> Iterator[SessionRows]:
@@ -96,13 +93,8 @@ class Scope:
         needed = ("group", "session", "turn", "reward", "response")
         return self.rollouts(None if fields is None else [*needed, *fields])
 
-    # -- as tables (the extra `data`) --------------------------------------------------------
-
     def to_arrow(self, fields: _Fields = None) -> pa.Table:
-        """All rows as a table of pyarrow; `fields` and errors as in `rollouts`.
-
-        Raises RlskipError where pyarrow is not installed.
-        """
+        """All rows as a table of pyarrow, which the extra `data` brings; RlskipError without."""
         from rlskip.runs.tables import joined, table_of
 
         return joined(list(map(table_of, self.rollouts(fields))))
@@ -145,11 +137,7 @@ class Step(Scope):
 
 @attrs.frozen(repr=False)
 class Run(Scope):
-    """The dumps of one run, by step.
-
-    ``run[3]`` is step 3, and ``run[1:10]`` the run with its steps 1 to 9 alone: steps are named by
-    their numbers, and a slice excludes its end.
-    """
+    """The dumps of one run, by step: ``run[1:10]`` is the run with its steps 1 to 9 alone."""
 
     directory: Path
     _within: tuple[range, ...] = ()
@@ -264,10 +252,7 @@ class Run(Scope):
 
 @attrs.frozen(repr=False)
 class Runs(Scope, Sequence[Run]):
-    """The runs below a directory, in natural order of their names: a sequence.
-
-    ``runs["grpo_tiny/GBS4_N2_in6_out8"]`` is the run of that name. Rows name their ``run``.
-    """
+    """The runs below a directory, in natural order of their names, by which they are found, too."""
 
     directory: Path
     _runs: tuple[Run, ...]

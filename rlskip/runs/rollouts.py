@@ -181,8 +181,6 @@ class Rollouts:
             found.setdefault(one.group, []).append(one)
         return [Group(name, sessions) for name, sessions in found.items()]
 
-    # -- rows --------------------------------------------------------------------------------
-
     def row(self, i: int) -> dict[str, Any]:
         """Row `i`: where it is, the keys of ROW, texts where tokens can be decoded, and others."""
         return self.place | {name: self.cell(name, i) for name in self.names}

@@ -28,22 +28,12 @@ def assert_same_training(
 ) -> None:
     """Assert that a run computed what a golden run did, at each stage that either recorded.
 
-    Parameters
-    ----------
-    golden, run
-        What ``rlskip compare`` takes: the records of a job, or a Hydra output directory, for
-        example. Golden is A.
-    rtol, atol
-        ``|a - b| <= atol + rtol * max(|a|, |b|)`` is equal; without both, what rounding explains.
-    steps
-        The steps to compare, such as ``1-3``.
+    `golden`, which is A, and `run` are what ``rlskip compare`` takes: the records of a job, or a
+    Hydra output directory, for example; `steps` those to compare, such as ``1-3``. Equal is
+    ``|a - b| <= atol + rtol * max(|a|, |b|)``; without both, what rounding explains.
 
-    Raises
-    ------
-    AssertionError
-        Its message is the verdict, which stage differs first, and where; and the table of stages.
-    RlskipError
-        There is nothing to compare.
+    Raises AssertionError, whose message is the verdict, which stage differs first, and where, and
+    the table of stages; and RlskipError where there is nothing to compare.
     """
     a, b = (find_side(str(one), Path()) for one in (golden, run))
     found = compare_sides(a, b, Rounding(rtol, atol), Steps.parse(steps, "steps"))

@@ -1,11 +1,7 @@
 """SkyRL: the generator of `BasePPOExp` becomes the stage `rollout`, and rlskip merges the turns.
 
-SkyRL does not use Hydra: rlskip's config comes from the YAML file that ``RLSKIP_CONFIG`` names, or
-from an argument. Either start the training through this module,
-
-    python -m skyrl.train.entrypoints.main_base trainer.override_entrypoint=rlskip.hosts.skyrl ...
-
-or wrap your own experiment class in :func:`with_rlskip`.
+Start the training with ``trainer.override_entrypoint=rlskip.hosts.skyrl`` and ``RLSKIP_CONFIG``, or
+wrap your own experiment class in :func:`with_rlskip`.
 """
 
 from __future__ import annotations
@@ -41,13 +37,10 @@ from rlskip.skip.preflight import preflight
 
 # Training then routes the tokens as the engine did.
 _ROUTES = "trainer.policy.megatron_config.moe_enable_routing_replay"
-
 _OVERRIDE = "trainer.override_entrypoint="
-
 # Seconds per trajectory, and the metrics made of them.
 _TIMES = ("trajectory_generation_times", "trajectory_time_splits")
 _TIME_METRIC = re.compile(r"generate/trajectory_(completion_)?time")
-
 # Parts of the names of metrics that a repetition need not have in common.
 _OF_THE_MACHINE = ("time", "timing/", "per_second", "eval/", "vllm/", "gpu", "epoch")
 

@@ -41,21 +41,13 @@ def attach(trainer: Any, config: Any = None) -> None:
     role ``rollout_val`` of the step that was trained last. ``skip.restore_rng`` defaults to true
     here, because the trainer shuffles generated batches with the global random generators.
 
-    Parameters
-    ----------
-    trainer
-        The trainer; nothing but this object is changed.
-    config
-        A mapping or DictConfig with a `skip` entry, a SkipManagerConfig, or the path of such a
-        YAML file. None: the file that the environment variable ``RLSKIP_CONFIG`` names; without
-        one, the config that is already installed (``+skip=...`` under Hydra).
+    `config` is a mapping or DictConfig with a `skip` entry, a SkipManagerConfig, or the path of
+    such a YAML file. None: the file that the environment variable ``RLSKIP_CONFIG`` names; without
+    one, the config that is already installed (``+skip=...`` under Hydra). Nothing but `trainer` is
+    changed.
 
-    Raises
-    ------
-    ConfigError
-        Names every problem of the `skip` node, including a role that the trainer never calls.
-    AttachError
-        The trainer, or this version of it, has no method that a replay can take the place of.
+    Raises ConfigError, which names every problem of the `skip` node, and AttachError where the
+    trainer, or this version of it, has no method that a replay can take the place of.
     """
     config = read_config(config)
     if config is not None:

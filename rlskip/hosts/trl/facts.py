@@ -14,17 +14,10 @@ from rlskip.hosts.standalone_config import ROLE
 # The trainer's arguments that shape completions. The seed is not one of them: another draw from
 # the same distribution is an equally good sample.
 _SAMPLING = (
-    "max_completion_length",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "generation_kwargs",
-    "chat_template_kwargs",
-    "max_tool_calling_iterations",
+    "max_completion_length", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
+    "generation_kwargs", "chat_template_kwargs", "max_tool_calling_iterations",
     "vllm_structured_outputs_regex",
-)
+)  # fmt: skip
 # By role the argument that holds the number of completions a prompt.
 _NUMBERS = {ROLE: "num_generations", VALIDATION_ROLE: "num_generations_eval"}
 
