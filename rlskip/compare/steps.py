@@ -149,11 +149,11 @@ def _gaps(
         dtypes, x, y = (one.dtype, other.dtype), value_of(one), value_of(other)
         if one.form == ROWS and one.is_single(x):  # a number has the scale of the others
             around = scale(x.astype(np.float64))
+        terms = [a.tokens]
+        if one.keys is not None and a.rows is not None:
+            terms = a.rows.lengths[a.rows.find(one.keys)].tolist()
         for _, row, _, other_row in rows:
-            n = a.tokens
-            if one.keys is not None and a.rows is not None:
-                n = int(a.rows.lengths[a.rows.find(one.keys[row])])
-            allowed = partial(rounding.allowed, dtypes=dtypes, n=n)
+            allowed = partial(rounding.allowed, dtypes=dtypes, n=terms[row])
             if one.form == HASHED:
                 gap = _gap_of_hashed(x, row, y, other_row)
             elif one.form == DIGEST:
