@@ -10,11 +10,7 @@ _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
 def size(nbytes: float) -> str:
-    """Bytes in decimal units.
-
-    >>> size(1), size(796), size(13_800), size(999_999)
-    ('1 byte', '796 bytes', '13.8 kB', '1.0 MB')
-    """
+    """Bytes in decimal units: 796 bytes, 13.8 kB."""
     if abs(nbytes) < 1000:
         return "1 byte" if nbytes == 1 else f"{nbytes:.0f} bytes"
     for unit in ("kB", "MB", "GB", "TB"):
@@ -25,11 +21,7 @@ def size(nbytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the largest unit that fits.
-
-    >>> duration(0.25), duration(42.6), duration(90), duration(86400 * 61.1)
-    ('0.2 s', '43 s', '1.5 min', '61.1 d')
-    """
+    """Seconds in the largest unit that fits: 0.2 s, 43 s, 1.5 min."""
     for unit, length in _UNITS:
         if seconds >= length:
             return f"{seconds / length:.1f} {unit}" if unit != "s" else f"{seconds:.0f} s"

@@ -9,16 +9,9 @@ from typing import Any
 
 
 def load_on_use(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` for `package` that imports a module when a name of it is used.
+    """A ``__getattr__`` for `package` that imports a module when one of its `names` is used.
 
     For type checkers the package imports the same names under ``TYPE_CHECKING``.
-
-    Parameters
-    ----------
-    package
-        The package's ``__name__``.
-    names
-        Names of the package, by the module that defines them.
     """
     home = {name: module for module, its_names in names.items() for name in its_names}
 

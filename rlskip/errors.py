@@ -1,9 +1,7 @@
 """The one family of errors: each says what, where, and what to do next.
 
-Every error subclasses :class:`RlskipError` and the built-in that fits it, so a caller who
-knows nothing of rlskip can still catch `ValueError` or `LookupError`. The three parts are
-kept as attributes and as positional ``args``: an error that crosses a process boundary
-(Ray, joblib, submitit all pickle it) arrives whole.
+Every error subclasses :class:`RlskipError` and the built-in that fits it. The three parts are
+positional ``args``, too: an error that is pickled on its way between processes arrives whole.
 """
 
 from __future__ import annotations
@@ -12,14 +10,8 @@ from __future__ import annotations
 class RlskipError(Exception):
     """Base of every error that rlskip raises.
 
-    Parameters
-    ----------
-    what
-        What is wrong, in one sentence.
-    where
-        The full config key or the path it concerns; empty when there is none.
-    remedy
-        What to do or to type next; empty when `what` already says it.
+    It says in one sentence what is wrong, where (the full config key or the path), and as remedy
+    what to do or to type next; the last two may be empty.
     """
 
     def __init__(self, what: str, where: str = "", remedy: str = "") -> None:
@@ -63,8 +55,4 @@ class NotInstalledError(RlskipError, RuntimeError):
 
 
 class RlskipAbort(BaseException):
-    """Ends a job from inside a Hydra callback.
-
-    Hydra turns every `Exception` of a callback into a warning and runs the task all the
-    same (hydra/_internal/callbacks.py); only a `BaseException` stops it.
-    """
+    """Ends a job from inside a Hydra callback, of which Hydra logs an `Exception` and goes on."""

@@ -50,8 +50,7 @@ def bundle(
         named = {"reward": reward, "advantages": advantages, "loss": loss}
         return _replay(replay, {k: v for k, v in named.items() if v is not None}, as_json)
     if what is None or step is None or out is None:
-        missing = "RUN" if what is None else "STEP" if step is None else "--out"
-        raise ConfigError("it is missing", missing, "rlskip bundle RUN STEP --out FILE")
+        raise ConfigError("it is incomplete", "bundle", "rlskip bundle RUN STEP --out FILE")
     from rlskip.compare.sides import Dumps, find_side
     from rlskip.exchange.bundle import make_bundle
 
@@ -82,12 +81,8 @@ def _replay(file: Path, functions: dict[str, str], as_json: bool) -> int:
     rows = [
         (one.stage, one.function, text(one.state, "red" if one is bad else "")) for one in found
     ]
-    data = {
-        "step": about["step"],
-        "run": about["run"],
-        "equal": bad is None,
-        "verdict": said,
-        "stages": [attrs.asdict(one) for one in found],
-    }
+    stages = [attrs.asdict(one) for one in found]
+    data = {"equal": bad is None, "verdict": said, "stages": stages}
+    data |= {name: about[name] for name in ("step", "run")}
     view = [said[0].upper() + said[1:], "", table(("stage", "function", "result"), rows)]
     return put(as_json, data, view, failed=bad is not None)

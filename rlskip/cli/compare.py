@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import attrs
 import typer
 
 from rlskip.cli.options import Dir, Json, MaxMb, Success, Tokenizer, decoder, dump_dir
-from rlskip.cli.report import write
-from rlskip.cli.screen import Cell, progress, put, table, text
+from rlskip.cli.screen import Cell, progress, put, table, text, writing
 from rlskip.config.steps import Steps
 
 RUN = "A job, Hydra's output directory, a run, a dump_dir; of dumps also a step as of show."
@@ -54,13 +53,10 @@ def compare(
     if html is not None:
         verdict = {"said": said, "is_equal": found.is_equal, "columns": COLUMNS, "rows": rows}
         page, _ = render(sides, success=success, max_bytes=int(max_mb * 1e6), verdict=verdict)
-        write(page, html)
-    data: dict[str, Any] = {
-        **attrs.asdict(found),
-        "equal": found.is_equal,
-        "first": None if found.first is None else attrs.asdict(found.first),
-        "verdict": said,
-    }
+        with writing(html) as temporary:
+            temporary.write_bytes(page)
+    first = None if found.first is None else attrs.asdict(found.first)
+    data = {**attrs.asdict(found), "equal": found.is_equal, "first": first, "verdict": said}
     used = [i for i in range(len(COLUMNS)) if any(row[i] for row in rows)]
     cells = [[text(row[i], _style(row[-1]) if i == used[-1] else "") for i in used] for row in rows]
     view: list[Cell] = [said[0].upper() + said[1:], *found.only_one_has, ""]

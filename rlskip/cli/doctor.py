@@ -40,14 +40,13 @@ def doctor(
     view: list[Cell] = []
     for i, (title, findings) in enumerate(sections):
         shown = findings
-        if command and i == 0:
-            # Passing checks are hidden when a command is given.
+        if command and i == 0:  # what passes is hidden
             shown = [finding for finding in findings if finding.level in (WARNING, ERROR)]
             title = title if shown else f"{title}: no problems"
         view += ["", text(title, "bold"), *([grid(_rows(shown))] if shown else [])]
     levels = [finding.level for _, findings in sections for finding in findings]
     data = [
-        {"about": title, "findings": [attrs.asdict(finding) for finding in findings]}
+        {"about": title, "findings": list(map(attrs.asdict, findings))}
         for title, findings in sections
     ]
     view += ["", f"errors: {levels.count(ERROR)}, warnings: {levels.count(WARNING)}"]

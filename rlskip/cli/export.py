@@ -47,10 +47,10 @@ def export(
         raise RlskipError("the file exists already", str(out), "choose another, or remove it")
     with writing(out) as temporary:
         if to == "parquet":
-            count = tables.write_parquet(target.to_arrow(), temporary)
+            table = target.to_arrow()
+            tables.extra("pyarrow.parquet").write_table(table, temporary)
+            count = int(table.num_rows)
         else:
-            count = 0
             with temporary.open("x", encoding="utf-8") as file:
-                for count, line in enumerate(of_lines[to](target), 1):  # noqa: B007
-                    file.write(line + "\n")
+                count = sum(bool(file.write(line + "\n")) for line in of_lines[to](target))
     return put(as_json, {"file": str(out), "rows": count}, [f"{count} rows in {out}"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -39,15 +40,14 @@ def ls(
         listed = [_steps(run, tallies, limit) for run, tallies in tallied]
         parts = [part for _, view in listed for part in view]
         return put(as_json, [data for data, _ in listed], parts)
-    every = [_of_run(run, tallies) for run, tallies in tallied]
-    lines = every[:limit]
+    lines = [_of_run(run, tallies) for run, tallies in tallied[:limit]]
     if not lines:
         return put(as_json, [], [f"no dumps in {place}"])
     columns = {
         "run": "run", "steps": "steps", ">size": "size", ">age": "written", ">hits": "hits",
         ">misses": "misses", ">saved": "seconds_saved", "": "note",
     }  # fmt: skip
-    return put(as_json, lines, [listing(lines, columns), *_more(len(every), lines)])
+    return put(as_json, lines, [listing(lines, columns), *_more(len(tallied), lines)])
 
 
 def _of_run(run: Run, tallies: StepTallies) -> Line:
@@ -80,29 +80,25 @@ def _of_run(run: Run, tallies: StepTallies) -> Line:
 
 
 def _note(line: Line) -> str:
+    jobs = len(line["jobs"])
     found = [f"by {line['read']} of its dumps"] if line["read"] < line["dumps"] else []
     found += [f"{line['journals']} with a journal"] if line["journals"] else []
-    if jobs := len(line["jobs"]):
-        found.append(f"{jobs} job{'s' * (jobs > 1)} at work")
+    found += [f"{jobs} job{'s' if jobs > 1 else ''} at work"] if jobs else []
     found += [f"{line[what]} {what}" for what in ("unreadable", "quarantined") if line[what]]
     return ", ".join(found)
 
 
 def _more(every: int, lines: Sequence[Line]) -> list[Cell]:
     left = every - len(lines)
-    return [f"{left} more: a larger --limit lists them"] if left else []
+    return [f"{left} more: a larger --limit lists them"] if left > 0 else []
 
 
 def _steps(run: Run, tallies: StepTallies, limit: int | None) -> tuple[Line, list[Cell]]:
     """The dumps of a run, and their table."""
     places = run.places()
-    every: list[Line] = []
-    for step in places:
-        if limit is not None and len(every) >= limit:
-            break  # what comes after them is not read
-        every += [_of_dump(dump, tallies) for dump in dumps_at(places[step])]
-    lines = every[:limit]
-    total = len(every) if limit is None else max(len(every), sum(map(len, places.values())))
+    every = (_of_dump(dump, tallies) for some in places.values() for dump in dumps_at(some))
+    lines = list(itertools.islice(every, limit))  # what comes after them is not read
+    total = len(lines) if limit is None else sum(map(len, places.values()))
     columns = {
         ">step": "dump", ">size": "size", ">in memory": "nbytes", ">age": "written",
         ">generated in": "seconds", ">hits": "hits", "made by job": "job", "": "problem",
@@ -112,34 +108,21 @@ def _steps(run: Run, tallies: StepTallies, limit: int | None) -> tuple[Line, lis
     view = [text(run.name, "bold"), listing(lines, columns), *_more(total, lines)]
     jobs = run.jobs()
     view += [f"{who}: {', '.join(sorted(does))}" for who, does in sorted(jobs.items())]
-    if journals:
-        view.append(f"journals: {', '.join(journals)}")
-    if quarantined:
-        view.append(text(f"quarantined: {', '.join(quarantined)}", "red"))
-    data = {
-        "run": run.name,
-        "directory": str(run.directory),
-        "dumps": lines,
-        "quarantined": quarantined,
-        "journals": journals,
-        "jobs": jobs,
-    }
-    return data, view
+    view += [f"journals: {', '.join(journals)}"] if journals else []
+    view += [text(f"quarantined: {', '.join(quarantined)}", "red")] if quarantined else []
+    data = {"run": run.name, "directory": str(run.directory), "dumps": lines, "jobs": jobs}
+    return {**data, "quarantined": quarantined, "journals": journals}, view
 
 
 def _of_dump(dump: Dump, tallies: StepTallies) -> Line:
     """`hits` counts those of its call, and those that replayed the step as a whole."""
     meta = dump.meta
     own = (tallies.get((dump.step, call), Tally()) for call in (dump.place.call, None))
+    names = ("step", "call", "size", "written", "seconds", "problem")
     return {
         "dump": dump.name,
-        "step": dump.step,
-        "call": dump.call,
-        "size": dump.size,
+        **{name: getattr(dump, name) for name in names},
         "nbytes": meta.nbytes if meta else None,
-        "written": dump.written,
-        "seconds": dump.seconds,
         "job": meta.info.get("job") if meta else None,
         "hits": sum(tally.hits for tally in own),
-        "problem": dump.problem,
     }

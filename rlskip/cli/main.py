@@ -31,9 +31,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (
-    doctor, ls, show, verify, prune, compare, export, rescore, report, bundle,
-):  # fmt: skip
+for _command in (doctor, ls, show, verify, prune, compare, export, rescore, report, bundle):
     app.command()(_command)
 
 
@@ -59,12 +57,9 @@ def rlskip(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command. An error is one line on stderr, never a traceback.
+    """Run a command and return its exit code; an error is one line on stderr, not a traceback.
 
-    Returns
-    -------
-    int
-        The exit code: 0; 1 if the command found what it looks for; 2 for bad input; 3 for a bug.
+    0; 1 if the command found what it looks for; 2 for bad input; 3 for a bug.
     """
     encode_stdout(errors="backslashreplace")  # what its encoding lacks
     try:
@@ -84,17 +79,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:
         # The command line's own errors, of the click that typer brings.
-        message = getattr(error, "format_message", None)
-        if message is not None:
+        if (message := getattr(error, "format_message", None)) is not None:
             command = getattr(getattr(error, "ctx", None), "command_path", "rlskip")
             complain(f"{message()} (see `{command} --help`)")
             return BAD_INPUT
         if sys.flags.dev_mode:
             raise
-        complain(
-            f"unexpected {type(error).__name__}: {error}; this is a bug: please report it with the "
-            "traceback that PYTHONDEVMODE=1 shows"
-        )
+        how = "please report it with the traceback that PYTHONDEVMODE=1 shows"
+        complain(f"unexpected {type(error).__name__}: {error}; this is a bug: {how}")
         return BUG
     return code if isinstance(code, int) else 0
 

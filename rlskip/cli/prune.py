@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import stat
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import attrs
@@ -13,10 +18,29 @@ from rlskip.cli.options import Dir, Json, Where, dump_dir
 from rlskip.cli.screen import listing, progress, put
 from rlskip.errors import ConfigError
 from rlskip.runs.find import find_runs
-from rlskip.runs.pruning import choose, remove
+from rlskip.runs.opened import Run
+from rlskip.store import dump, retention
+from rlskip.store.layout import as_step, journaled_step
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d|w)")
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+@attrs.frozen
+class Old:
+    """The dumps of a step, a journal, or what is quarantined: why it goes, or what keeps it.
+
+    `size` is in bytes on disk, `written` in seconds since the epoch.
+    """
+
+    run: Run
+    name: str
+    paths: tuple[Path, ...] = attrs.field(repr=False)
+    size: int
+    written: float
+    why: str = ""
+    removed: bool = False
+    kept: str | None = None
 
 
 def prune(
@@ -37,12 +61,8 @@ def prune(
     if keep_last is None and older_than is None and not quarantined:
         limits = "give --keep-last, --older-than or --quarantined"
         raise ConfigError("no limit is given", "prune", limits)
-    chosen = choose(
-        find_runs(dump_dir(where or directory)),
-        keep_last=keep_last,
-        older_than=None if older_than is None else _seconds(older_than),
-        quarantined=quarantined,
-    )
+    age = None if older_than is None else _seconds(older_than)
+    chosen = choose(find_runs(dump_dir(where or directory)), keep_last, age, quarantined)
     old = [remove(one, really=yes) for one in progress(chosen, "removing")]
     if not old:
         return put(as_json, [], ["nothing to remove"])
@@ -66,3 +86,65 @@ def _seconds(given: str) -> float:
     if match is None:
         raise ConfigError(f"{given!r} is not an age", "--older-than", "write e.g. 7d, 12h, 30min")
     return float(match[1]) * _SECONDS[match[2]]
+
+
+def choose(
+    runs: Sequence[Run],
+    keep_last: int | None = None,
+    older_than: float | None = None,
+    quarantined: bool = False,
+) -> list[Old]:
+    """The steps and journals that any of the limits selects, by run and age.
+
+    `keep_last` steps of each run stay, the last written; `older_than` is in seconds.
+    """
+    limit = 0.0 if older_than is None else time.time() - older_than
+    chosen: list[Old] = []
+    for run in runs:
+        places, has_dump = run.places(), run.steps()
+        paths = {str(step): [p.directory for p in places.get(step, ())] for step in has_dump}
+        steps = sorted(_measured(run, paths), key=lambda one: one.written)
+        journals = _measured(run, {path.name: [path] for path in run.journals()})
+        chosen += [attrs.evolve(o, why="too old") for o in (*steps, *journals) if o.written < limit]
+        if keep_last is not None:
+            why = f"not among the last {keep_last}"
+            more = steps[: max(0, len(steps) - keep_last)]
+            chosen += [attrs.evolve(one, why=why) for one in more if one.written >= limit]
+        bad = run.quarantine() if quarantined else ()
+        found = _measured(run, {path.name: [path] for path in bad})
+        chosen += [attrs.evolve(one, why="quarantined") for one in found]
+    return sorted(chosen, key=lambda one: (one.run.name, one.written))
+
+
+def remove(old: Old, *, really: bool) -> Old:
+    """`old` as removed, or with the reason why it is kept; without `really` nothing is removed."""
+    try:
+        # Checked again for each step: a replay may have begun since.
+        journaled = journaled_step(old.name)
+        step = as_step(old.name) if journaled is None else journaled
+        if step is not None and (does := retention.in_use(old.run.directory).get(step)):
+            return attrs.evolve(old, kept=does)
+        for path in reversed(old.paths) if really else ():
+            with contextlib.suppress(FileNotFoundError):  # another process was quicker
+                if path.is_dir():
+                    dump.remove(path, old.run.directory)
+                else:
+                    path.unlink()
+    except OSError as error:
+        return attrs.evolve(old, kept=f"it cannot be removed: {error.strerror or error}")
+    return attrs.evolve(old, removed=really)
+
+
+def _measured(run: Run, named: Mapping[str, Sequence[Path]]) -> Iterator[Old]:
+    """What there is at some paths, by name; nothing of what was removed meanwhile."""
+    for name, paths in named.items():
+        found = []
+        for path in paths:
+            # A live run may be removing it, or a file in it.
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                found += [file.lstat() for file in (path, *path.rglob("*"))]
+        # What a directory holds counts, not the directory.
+        files = [one for one in found if not stat.S_ISDIR(one.st_mode)]
+        if found:
+            when = max(one.st_mtime for one in files or found)
+            yield Old(run, name, tuple(paths), sum(one.st_size for one in files), when)

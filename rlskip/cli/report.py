@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,7 +37,8 @@ def report(
         max_bytes=int(max_mb * 1e6),
         progress=lambda dumps: progress(dumps, "reading"),
     )
-    write(page, html)
+    with writing(html) as temporary:
+        temporary.write_bytes(page)
     data = {"file": str(html), "bytes": len(page), **counts}
     left = counts["sessions"] - counts["shown"]
     what = f"{counts['steps']} steps, {counts['shown']} sessions shown"
@@ -51,15 +53,8 @@ def _found(where: Path | None, decode: Decode | None) -> Side | Dumps:
     place = dump_dir(where)
     try:
         run = the_run(place.resolve(), decode)
+        return Dumps(run.name, run)
     except NoSuchPlaceError as error:
-        try:
+        with contextlib.suppress(NoSuchPlaceError):
             return find_side(str(where or place), place, decode)
-        except NoSuchPlaceError:
-            raise error from None
-    return Dumps(run.name, run)
-
-
-def write(page: bytes, out: Path) -> None:
-    """Write the page; it replaces one that exists there."""
-    with writing(out) as temporary:
-        temporary.write_bytes(page)
+        raise error

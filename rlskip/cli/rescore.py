@@ -64,15 +64,9 @@ def rescore(
             judge, chosen, workers=workers, data=more,
             progress=lambda some: progress(some, "scoring"),
         )  # fmt: skip
-    found = {
-        "run": target.run.name,
-        "reward": judge.name,
-        "version": judge.version,
-        "asked": judge.asked,
-        **rescored.as_json(),
-    }
-    failed = bool(found["failed"] or found["unreadable"])
-    return put(as_json, found, _view(found), failed=failed)
+    asked = {"reward": judge.name, "version": judge.version, "asked": judge.asked}
+    found = {"run": target.run.name, **asked, **rescored.as_json()}
+    return put(as_json, found, _view(found), failed=found["failed"] or found["unreadable"])
 
 
 @contextlib.contextmanager
@@ -82,10 +76,10 @@ def _judge(reward: str, version: str | None) -> Iterator[Judge]:
     from rlskip.rescore.judge import Judge
 
     judge: Judge | None = getattr(found, "_rlskip_judge", None)
-    if judge is not None and version:
-        what = f"{reward} is a rlskip.cached_reward, which has a version of its own"
-        raise ConfigError(what, "--reward", "leave --version out")
     if judge is not None:
+        if version:
+            what = f"{reward} is a rlskip.cached_reward, which has a version of its own"
+            raise ConfigError(what, "--reward", "leave --version out")
         yield judge
     elif version:
         yield Judge(found, None, version)
@@ -101,17 +95,13 @@ def _view(data: dict[str, Any]) -> list[Cell]:
         for name in ("old", "new")
         if data[name] is not None
     ]
-    asked = (
-        f"{data['run']}: {data['sessions']} sessions scored by {data['reward']}, "
-        f"which was asked {data['asked']} times"
-    )
-    changed = (
-        f"{data['changed']} scores changed; of {data['groups']} groups "
-        f"{len(data['gained'])} gained a signal, {len(data['lost'])} lost it"
-    )
-    heads = ("score", *(f">{name}" for name in _COLUMNS))
+    asked = f"{data['run']}: {data['sessions']} sessions scored by {data['reward']}, "
+    asked += f"which was asked {data['asked']} times"
+    changed = f"{data['changed']} scores changed; of {data['groups']} groups "
+    changed += f"{len(data['gained'])} gained a signal, {len(data['lost'])} lost it"
     kept = [] if data["version"] else ["its verdicts are not kept; --version NAME keeps them"]
-    view: list[Cell] = [asked, *kept, "", table(heads, scores), "", changed]
+    figures = table(("score", *(f">{name}" for name in _COLUMNS)), scores)
+    view: list[Cell] = [asked, *kept, "", figures, "", changed]
     for word in ("gained", "lost"):
         if named := [short(one, 24) for one in data[word][:_NAMED]]:
             more = len(data[word]) - len(named)

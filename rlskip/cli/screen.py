@@ -27,39 +27,23 @@ Cell = object
 
 # How a value is shown, by its key.
 _SHOWN: dict[str, Callable[[Any], str]] = {
-    "steps": compact,
-    "size": size,
-    "nbytes": size,
-    "written": age,
-    "seconds": duration,
+    "steps": compact, "size": size, "nbytes": size, "written": age, "seconds": duration,
     "seconds_saved": lambda seconds: duration(max(0.0, seconds)),
-}
+}  # fmt: skip
 _WIDTH = 120  # if the output is not a terminal and COLUMNS is not set
 
 
 def put(as_json: bool, data: Any, view: Sequence[Table | Cell], *, failed: object = False) -> int:
-    """Print what a command found on stdout.
+    """Print what a command found on stdout: `data` as JSON, or the `view` of it for people.
 
-    Parameters
-    ----------
-    data
-        All of it, for ``--json``.
-    view
-        The same for people: lines (:data:`Cell`) and tables, in order.
-    failed
-        Whether the command found what it looks for (damage, differences).
-
-    Returns
-    -------
-    int
-        The exit code: 1 if it `failed`, else 0.
+    The result is the exit code: 1 if the command found what it looks for (damage, differences).
     """
     if as_json:
         print(json.dumps(finite(data), indent=2))
-        return int(bool(failed))
-    console = _console(stderr=False)
-    for part in view:
-        console.print(part if isinstance(part, Table) else text(part))
+    else:
+        console = _console(stderr=False)
+        for part in view:
+            console.print(part if isinstance(part, Table) else text(part))
     return int(bool(failed))
 
 
@@ -104,19 +88,16 @@ def progress(items: Sequence[T], doing: str) -> Iterable[T]:
 def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
     """A table; columns whose names start with ``>`` are aligned to the right."""
     made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for column in columns:
-        justify: Literal["right", "left"] = "right" if column.startswith(">") else "left"
-        made.add_column(column.removeprefix(">"), justify=justify, overflow="fold")
+    for name in columns:
+        justify: Literal["right", "left"] = "right" if name.startswith(">") else "left"
+        made.add_column(name.removeprefix(">"), justify=justify, overflow="fold")
     for row in rows:
         made.add_row(*map(text, row))
     return made
 
 
 def listing(lines: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> Table:
-    """A table of the lines' values by the heads of their columns; None is an empty cell.
-
-    Sizes, times and steps are shown as everywhere.
-    """
+    """A table of the lines' values by the heads of their columns; None is an empty cell."""
     keys = columns.values()
     rows = [
         ["" if line[key] is None else _SHOWN.get(key, str)(line[key]) for key in keys]

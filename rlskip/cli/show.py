@@ -31,7 +31,6 @@ def show(
     as_json: Json = False,
 ) -> int:
     """Show a dump: figures, some sessions."""
-    from rlskip.runs.columns import plain
     from rlskip.runs.figures import by_interest, count, step_figures
 
     target = find_target(step, dump_dir(directory), decoder(tokenizer))
@@ -40,16 +39,16 @@ def show(
     for one in count(target.run, target.dumps()):
         rollouts, meta = target.read(one.dump), one.dump.full_meta()
         every, known = rollouts.sessions, one.sessions
-        order = [] if known is None else by_interest(known.group, known.reward).tolist()
+        shown = by_interest(known.group, known.reward)[:sessions].tolist() if known else []
         found = {
             "dump": one.dump.name,
             "directory": str(one.dump.place.directory),
-            "meta": attrs.asdict(meta, filter=_is_recorded),
+            # What an identity ignored is what a call does not compare.
+            "meta": attrs.asdict(meta, filter=lambda field, _: field.name != "ignored"),
             "rows": len(rollouts),
             "figures": step_figures([one], success),
             "fields": list(rollouts.columns.columns),
-            "whole": {name: plain(value) for name, value in rollouts.columns.whole.items()},
-            "sample": [_sampled(every[i]) for i in sorted(order[:sessions])],
+            "sample": [_sampled(every[i]) for i in sorted(shown)],
         }
         data.append(found)
         view += _view(target, one.dump, meta, found)
@@ -62,15 +61,10 @@ def _sampled(session: SessionRows) -> dict[str, Any]:
     return {**session.turns[-1], **figures, "session_length": session.length}
 
 
-# -- for people ------------------------------------------------------------------------------
-
-
 def _view(target: Target, dump: Dump, meta: DumpMeta, data: dict[str, Any]) -> list[Cell]:
     made = meta.identity
-    identity = "not recorded: it is replayed without a comparison"
-    if made is not None:
-        known = {**made.compared, "model": made.noted.get("model")}
-        identity = ", ".join(f"{name} {v}" for name, v in known.items() if v is not None)
+    known = {**made.compared, "model": made.noted.get("model")} if made is not None else {}
+    identity = ", ".join(f"{name} {v}" for name, v in known.items() if v is not None)
     pairs: list[tuple[str, Any]] = [
         ("dump", f"{target.run.name}/{dump.name}"),
         ("rows", data["rows"]),
@@ -81,20 +75,18 @@ def _view(target: Target, dump: Dump, meta: DumpMeta, data: dict[str, Any]) -> l
         ("written", f"{meta.created} ({age(dump.written)} ago)"),
         ("by job", meta.info.get("job")),
         ("generated in", None if dump.seconds is None else duration(dump.seconds)),
-        ("made from", identity),
+        ("made from", identity or "not recorded: it is replayed without a comparison"),
     ]
-    view: list[Cell] = [facts(pairs), ""]
-    if data["whole"]:
-        view += [facts((name, short(str(v), _SHOWN)) for name, v in data["whole"].items()), ""]
-    return view + [part for line in data["sample"] for part in _row_view(line)]
+    sample = [part for line in data["sample"] for part in _row_view(line)]
+    return [facts(pairs), "", *sample]
 
 
 def _figures(of: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "sessions", f"{of['sessions']} in {of['groups']} groups"
     for name in ("reward", "length"):
         if of[name] is not None:
-            quartiles = (number(value) for key, value in of.items() if key.startswith(f"{name}_"))
-            yield f"mean {name}", f"{number(of[name])} (quartiles {', '.join(quartiles)})"
+            quartiles = ", ".join(number(of[key]) for key in of if key.startswith(f"{name}_"))
+            yield f"mean {name}", f"{number(of[name])} (quartiles {quartiles})"
     if of["pass_1"] is not None:
         yield "pass@1", number(of["pass_1"])
     if of["no_signal"] is not None:
@@ -102,19 +94,14 @@ def _figures(of: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         yield "no signal", f"{100 * of['no_signal']:.3g} % of the groups"
 
 
-def _is_recorded(field: attrs.Attribute[Any], value: Any) -> bool:
-    return field.name != "ignored"  # of an identity: what a call does not compare
-
-
 def _row_view(line: dict[str, Any]) -> list[Cell]:
     response, mask = line["response"], line["mask"]
     if response is None:
         return [facts((name, short(str(v), _SHOWN)) for name, v in line.items() if v is not None)]
     head = f"row {line['row']}, group {line['group']}, session {line['session']}"
-    if line["turns"] > 1:
-        head += f", the last of {line['turns']} turns"
-    if line["session_reward"] is not None:
-        head += f", reward {number(line['session_reward'])}"
+    head += f", the last of {line['turns']} turns" if line["turns"] > 1 else ""
+    if (reward := line["session_reward"]) is not None:
+        head += f", reward {number(reward)}"
     is_partial, probs = mask is not None and not all(mask), line["log_probs"]
     pairs: list[tuple[str, Any]] = [
         ("  prompt", short(line.get("prompt_text") or _tokens(line["prompt"] or []), _SHOWN)),
@@ -126,5 +113,4 @@ def _row_view(line: dict[str, Any]) -> list[Cell]:
 
 
 def _tokens(tokens: list[int]) -> str:
-    count = "1 token" if len(tokens) == 1 else f"{len(tokens)} tokens"
-    return f"{' '.join(map(str, tokens))}  ({count})"
+    return f"{' '.join(map(str, tokens))}  ({len(tokens)} token{'s' if len(tokens) != 1 else ''})"

@@ -41,7 +41,6 @@ def verify(
     total = f"{len(found) - len(bad)} of {len(found)} dumps are sound"
     if gone := len(dumps) - len(found):
         total += f"; {gone} were removed meanwhile"
-    columns = {"run": "run", "step": "dump", "problem": "problem"}
-    shown = [listing(bad, columns)] if bad else []
+    shown = [listing(bad, {"run": "run", "step": "dump", "problem": "problem"})] if bad else []
     read = size(sum(one["size"] for one in found))
     return put(as_json, found, [*shown, f"{total} ({read} read)"], failed=bad)

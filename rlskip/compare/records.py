@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import operator
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 
 from rlskip.batch.row_parts import Layout
-from rlskip.compare.verdict import Place
+from rlskip.compare.verdict import MASK, ROLLOUTS, Place
 from rlskip.stages.parts import NUMBER, ROW_COLUMNS
 
 _AROUND = 8  # tokens that are shown on each side of one
+
+#: The form of the rows themselves: a hash tells whether two are equal, and their entries where not.
+HASHED = "hashed"
 
 
 @attrs.frozen(eq=False)
 class Record:
     """One record; its value is read when it is needed.
 
-    ``order`` is its place among the records of its step and process, ``number`` the value of a
-    number or a text, ``layout`` where in any other value each row's part is. ``keys`` and
-    ``sessions`` are as :mod:`rlskip.stages.parts` has them.
+    ``number`` is the value of a number or a text, ``layout`` where in any other value each row's
+    part is. ``load`` returns the value, or raises DumpError: an array, a digest's mapping of
+    arrays, or, if it is `HASHED`, a hash of each row and a function that reads the entries of one.
+    ``keys``, ``sessions``, ``prompts`` and ``turns`` tell which row of another record is the same.
     """
 
     name: str
@@ -29,22 +36,17 @@ class Record:
     rank: int
     form: str
     dtype: str
-    number: Any
-    keys: np.ndarray | None
-    sessions: np.ndarray | None
-    layout: Layout
-    source: Any
-    field: str
+    load: Callable[[], Any]
+    number: Any = None
+    layout: Layout = attrs.field(factory=Layout)
+    keys: np.ndarray | None = None
+    sessions: np.ndarray | None = None
+    prompts: np.ndarray | None = None
+    turns: np.ndarray | None = None
 
     @property
     def has_rows(self) -> bool:
         return self.keys is not None
-
-    def load(self) -> Any:
-        """The value: an array, or a digest's mapping of arrays; raises DumpError."""
-        if self.form == NUMBER:
-            return np.array([self.number])
-        return self.source.load(into="numpy", fields=[self.field])[self.field]
 
     def is_single(self, value: np.ndarray) -> bool:
         """Whether its value has one number for each row."""
@@ -106,9 +108,6 @@ class RowTable:
         return ", ".join(named)
 
 
-_OF_RECORD = ("keys", "sessions", "spans")
-
-
 class StepRecords:
     """What a job recorded at one step; raises DumpError where a part cannot be read.
 
@@ -119,21 +118,21 @@ class StepRecords:
         self._parts = list(parts)
         records: list[Record] = []
         described: list[dict[str, Any]] = []
+        of_record = ("keys", "sessions", "spans")
         for part in self._parts:
             index = part.load(into="numpy", fields=["index"])["index"]
             small = [f"rows.{name}" for name in ROW_COLUMNS]
-            small += [f"{i}.{name}" for i in range(len(index)) for name in _OF_RECORD]
+            small += [f"{i}.{name}" for i in range(len(index)) for name in of_record]
             known = part.load(into="numpy", fields=small)
             described.append(known)
             for i, item in enumerate(index):
-                keys, sessions, spans = (known[f"{i}.{name}"] for name in _OF_RECORD)
+                keys, sessions, spans = (known[f"{i}.{name}"] for name in of_record)
                 number = item["value"] if item["form"] == NUMBER else None
-                layout = Layout(item["align"], spans, item["flat"])
                 about = {name: item[name] for name in ("name", "order", "rank", "form", "dtype")}
-                records.append(
-                    Record(**about, number=number, keys=keys, sessions=sessions, layout=layout,
-                           source=part, field=f"{i}")
-                )  # fmt: skip
+                load = functools.partial(_value_of, part, f"{i}", number)
+                layout = Layout(item["align"], spans, item["flat"])
+                records.append(Record(**about, load=load, number=number, layout=layout, keys=keys,
+                                      sessions=sessions))  # fmt: skip
         records.sort(key=lambda record: (record.order, record.rank))
         self.stages: dict[str, list[Record]] = {}
         for record in records:
@@ -141,6 +140,35 @@ class StepRecords:
         self.rows = RowTable.of(described)
         # Of which part the tokens are in memory, and these: most rows of a step are in one.
         self._tokens: tuple[int, dict[str, Any]] = -1, {}
+
+    def rollouts(self, stages: Collection[str]) -> list[list[Record]]:
+        """The rows themselves as two stages: their tokens, and which of these were sampled.
+
+        A row is there as often as in the one of `stages`, which have rows, that has the fewest of
+        it: another one may have each row once an epoch.
+        """
+        rows = self.rows
+        if rows is None:
+            return []
+        counts: list[Counter[int]] = [
+            Counter(np.concatenate([one.keys for one in self.stages[name]]).tolist())
+            for name in stages
+        ]
+        fewest = functools.reduce(operator.and_, counts) if counts else Counter[int]()
+        at = np.repeat(np.arange(len(rows.keys)), [max(1, fewest[k]) for k in rows.keys.tolist()])
+
+        def entries(row: int, which: int) -> np.ndarray | None:
+            tokens = self.tokens_of(int(at[row]))
+            return None if tokens is None else tokens[which]
+
+        tokens, sampled = (functools.partial(entries, which=which) for which in (0, 1))
+        keys, masks = rows.keys[at], rows.masks[at]
+        rollouts = Record(
+            ROLLOUTS, -2, 0, HASHED, "", lambda: (keys, tokens), keys=keys,
+            prompts=rows.prompts[at], sessions=rows.sessions[at], turns=rows.turns[at],
+        )  # fmt: skip
+        mask = Record(MASK, -1, 0, HASHED, "", lambda: (masks, sampled), keys=keys)
+        return [[rollouts], [mask]]
 
     @property
     def tokens(self) -> int:
@@ -162,11 +190,17 @@ class StepRecords:
         span = slice(end - int(part["rows.lengths"][place]), end)
         return part["rows.tokens"][span], part["rows.sampled"][span]
 
-    def where(self, place: Place, at: int, token: int | None = None) -> Place:
-        """The place, at a row of the table, or at one of its tokens."""
+    def where(self, place: Place, at: int) -> Place:
+        """The place, at a row of the table, with the tokens around its token."""
         assert self.rows is not None
-        around = None
+        around, token = None, place.token
         if token is not None and (tokens := self.tokens_of(at)) is not None:
             start = max(0, token - _AROUND)
             around = tokens[0][start : token + _AROUND + 1].tolist(), token - start
-        return attrs.evolve(place, row=self.rows.name(at), token=token, around=around)
+        return attrs.evolve(place, row=self.rows.name(at), around=around)
+
+
+def _value_of(part: Any, field: str, number: Any) -> Any:
+    if number is not None:
+        return np.array([number])
+    return part.load(into="numpy", fields=[field])[field]

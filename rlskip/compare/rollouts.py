@@ -22,8 +22,6 @@ from rlskip.runs.conversation import recorded
 from rlskip.runs.rollouts import Rollouts
 from rlskip.stages.parts import ROW_COLUMNS, ROWS, Entry, encode
 
-LOG_PROBS, REWARDS = "log_probs", "rewards"
-
 
 @attrs.frozen(eq=False)
 class PartInMemory:
@@ -44,17 +42,23 @@ def part_of(rollouts: Rollouts) -> PartInMemory:
     """The rows of a dump and their values, as :mod:`rlskip.stages.parts` has them."""
     if not len(rollouts):
         none = np.empty(0, np.int64)
-        columns = {f"rows.{name}": none for name in ROW_COLUMNS}
-        return PartInMemory({"index": [], **columns})
+        return PartInMemory({"index": [], **{f"rows.{name}": none for name in ROW_COLUMNS}})
     rows = rollouts.tokens.rows or _rows_of_text(rollouts)
     groups, sessions, turns = (
         np.array([rollouts.cell(name, i) for i in range(len(rollouts))])
         for name in ("group", "session", "turn")
     )
     rows = attrs.evolve(rows, sessions=sessions, turns=turns)
+    found: dict[str, Any] = {}
+    if known := [p for p in rollouts.tokens.log_probs or () if p is not None]:
+        pairs = zip(rollouts.tokens.log_probs or (), rows.response.lengths.tolist(), strict=True)
+        dtype = known[0].dtype
+        found["log_probs"] = [np.full(n, np.nan, dtype) if p is None else p for p, n in pairs]
+    if any(reward is not None for reward in rollouts.rewards):
+        found["rewards"] = [np.nan if r is None else r for r in rollouts.rewards]
     entries = [
         Entry.of(name, value, rows, order=order, rank=0)
-        for order, (name, value) in enumerate(_values(rollouts, rows).items())
+        for order, (name, value) in enumerate(found.items())
     ]
     part = encode(entries, tokens=False) | {
         **{f"rows.{name}": getattr(rows, name) for name in ROW_COLUMNS},
@@ -65,32 +69,20 @@ def part_of(rollouts: Rollouts) -> PartInMemory:
     return PartInMemory(part)
 
 
-def _values(rollouts: Rollouts, rows: Rows) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if (probs := rollouts.tokens.log_probs) is not None and any(p is not None for p in probs):
-        dtype = next(p.dtype for p in probs if p is not None)
-        pairs = zip(probs, rows.response.lengths.tolist(), strict=True)
-        found[LOG_PROBS] = [np.full(n, np.nan, dtype) if p is None else p for p, n in pairs]
-    if any(reward is not None for reward in rollouts.rewards):
-        found[REWARDS] = [np.nan if r is None else r for r in rollouts.rewards]
-    return found
-
-
 def _rows_of_text(rollouts: Rollouts) -> Rows:
     """Rows whose tokens are the characters of their prompts and answers.
 
-    Without a known answer a row is all that it has but its reward, which is a number by itself.
+    Without a known answer a row is all that it has but its reward.
     """
     reward = rollouts.columns.name_of("reward")
     columns = {n: values(c) for n, c in rollouts.columns.columns.items()}
     found: dict[str, list[np.ndarray]] = {"prompt_ids": [], "completion_ids": []}
     for i, row in enumerate(rollouts):
-        said = recorded(row, "user"), recorded(row, "assistant")
-        if said[1] is None:
-            known = {n for n in (reward,) if rollouts.rewards[i] is not None}
-            cells = {n: plain(cells[i]) for n, cells in columns.items() if n not in known}
-            said = said[0], repr(cells)
-        for name, text in zip(found, said, strict=True):
+        asked, said = recorded(row, "user"), recorded(row, "assistant")
+        if said is None:
+            known = None if rollouts.rewards[i] is None else reward
+            said = repr({n: plain(cells[i]) for n, cells in columns.items() if n != known})
+        for name, text in zip(found, (asked, said), strict=True):
             codes = "" if text is None else text if isinstance(text, str) else repr(text)
             found[name].append(np.array([ord(one) for one in codes], np.int64))
     rows = Tokens.of(rollout_columns(found)).rows
@@ -101,12 +93,11 @@ def _rows_of_text(rollouts: Rollouts) -> Rows:
 class RowValues:
     """What a job recorded of the rows of one step, for the rows of some of its rollouts.
 
-    Rows with equal tokens have the records one after the other. ``names`` are the stages that have
-    values of rows.
+    Rows with equal tokens have the records one after the other.
     """
 
     def __init__(self, records: StepRecords | None, rollouts: Rollouts) -> None:
-        self._value_of = functools.cache(Record.load)
+        self._value_of = functools.cache(lambda record: record.load())
         # By stage and row of the rollouts the record, and the row in it.
         self._places: dict[str, dict[int, tuple[Record, int]]] = {}
         # The rows' hashes are not needed where nothing was recorded.
@@ -124,6 +115,7 @@ class RowValues:
 
     @property
     def names(self) -> list[str]:
+        """The stages that have values of rows."""
         return list(self._places)
 
     def single(self, name: str, i: int) -> float | None:

@@ -3,11 +3,10 @@
 The rule, which docs/compare.md explains: two results of a reduction over `n` terms in a format of
 unit roundoff `u` may differ by :data:`LAMBDA` sqrt(n) u times their scale.
 
-Rounding errors that are independent and of mean zero exceed lambda sqrt(n) u with a probability of
-at most 2 exp(-lambda^2 / 2) for each term (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019). Both
-results have such errors, of 2 n terms together: LAMBDA sqrt(n) is lambda sqrt(2 n) with lambda =
-5.7. A sum that cancels keeps the error of its terms, so the values around it count in its scale. Of
-two formats the finer one counts, so that a coarser one shows.
+Independent rounding errors of mean zero exceed lambda sqrt(n) u with a probability of at most
+2 exp(-lambda^2 / 2) for each term (Higham and Mary, 2019). Both results have such errors: LAMBDA
+sqrt(n) is lambda sqrt(2 n) with lambda = 5.7. A sum that cancels keeps the error of its terms, so
+the values around it count in its scale. Of two formats the finer one counts.
 """
 
 from __future__ import annotations
@@ -42,27 +41,22 @@ class Rounding:
     atol: float | None = None
 
     @property
-    def is_given(self) -> bool:
-        return self.rtol is not None or self.atol is not None
-
-    @property
     def rule(self) -> str:
         """The rule in words."""
-        if self.is_given:
-            return f"|a - b| <= {self.atol or 0:g} + {self.rtol or 0:g} max(|a|, |b|)"
-        return f"|a - b| <= {LAMBDA:g} sqrt(n) u max(|a|, |b|, scale without fills)"
+        if self.rtol is None and self.atol is None:
+            return f"|a - b| <= {LAMBDA:g} sqrt(n) u max(|a|, |b|, scale without fills)"
+        return f"|a - b| <= {self.atol or 0:g} + {self.rtol or 0:g} max(|a|, |b|)"
 
     def allowed(
         self, a: np.ndarray, b: np.ndarray, dtypes: tuple[str, str], n: int, around: float
     ) -> np.ndarray:
         """The largest difference that counts as rounding, for each pair of float64 values.
 
-        `dtypes` is what each side computed in, `n` the terms of the reduction, `around` the scale
-        of the values around them.
+        `n` are the terms of the reduction, `around` is the scale of the values around them.
         """
         largest = np.maximum(np.abs(a), np.abs(b))
         largest = np.where(np.isfinite(largest), largest, 0.0)  # no NaN is within rounding
-        if self.is_given:
+        if self.rtol is not None or self.atol is not None:
             return (self.atol or 0.0) + (self.rtol or 0.0) * largest
         # Whole numbers and texts are not rounded.
         unit = min(_ROUNDOFF.get(dtype, 0.0) for dtype in dtypes)
@@ -70,10 +64,9 @@ class Rounding:
 
 
 def scale(values: np.ndarray) -> float:
-    """How large float64 values are, fills and infinities aside; 0 without any.
+    """The root mean square of float64 values, fills and infinities aside; 0 without any.
 
-    It is their root mean square, to which each adds at most what :func:`most` says: one value
-    cannot make all others count as rounded.
+    Each adds at most what :func:`most` says: one cannot make all others count as rounded.
     """
     sizes = np.abs(values[np.isfinite(values) & ~fills(values)])
     return float(np.sqrt(np.square(np.minimum(sizes, most(sizes))).mean())) if sizes.size else 0.0
@@ -85,8 +78,3 @@ def differences(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         found = np.abs(a - b)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     return np.where(same, 0.0, np.where(np.isnan(found), np.inf, found))
-
-
-def other_zeros(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Where one value is 0.0 and the other -0.0: equal numbers, but not to the bit."""
-    return np.asarray((a == 0) & (b == 0) & (np.signbit(a) != np.signbit(b)))

@@ -34,7 +34,6 @@ class Side:
     _decode: Decode | None = None
 
     def steps(self) -> list[int]:
-        """The steps that were recorded, ascending."""
         return sorted(families(self.directory))
 
     def records(self, step: int) -> StepRecords:
@@ -45,9 +44,9 @@ class Side:
     def run(self) -> Run | None:
         """The run whose rollouts it trained on; None where dumps are not beside the records."""
         dump_dir = self.directory.parent.parent
-        names = _runs_of(dump_dir, self.directory.name)
+        names = sorted(_runs_of(dump_dir, self.directory.name))
         runs = (Run(dump_dir / name, decode=self._decode) for name in names)
-        return next((run for run in runs if run.steps()), None)
+        return next(filter(len, runs), None)
 
     @property
     def recorded(self) -> Side | None:
@@ -59,8 +58,8 @@ class Side:
 class Dumps:
     """A run, a step or a call, whose rollouts are compared as records are.
 
-    Its only step is compared under a `number`; None: its own. ``has_texts`` tells whether some of
-    what was read is text, without tokens.
+    A step is compared under a `number`, by default its own. ``has_texts``: some of them have no
+    tokens.
     """
 
     name: str
@@ -74,7 +73,7 @@ class Dumps:
         names = [one.name for one in (a, b)]
         if a.name == b.name:  # in two dump_dirs
             names = [f"{one.name} in {one.run.dump_dir}" for one in (a, b)]
-        number = None if isinstance(a, Run) or isinstance(b, Run) else _step_of(a).number
+        number = a.number if isinstance(a, Step) and isinstance(b, Step) else None
         return cls(names[0], a, number), cls(names[1], b, number)
 
     def steps(self) -> list[int]:
@@ -82,7 +81,7 @@ class Dumps:
         if isinstance(self.target, Run):
             return self.target.steps()
         next(self.target.iter_dumps())
-        return [_step_of(self.target).number if self.number is None else self.number]
+        return [self.target.number if self.number is None else self.number]
 
     def records(self, step: int) -> StepRecords:
         """The rollouts of a step; raises DumpError."""
@@ -96,10 +95,8 @@ class Dumps:
     @property
     def run(self) -> Run:
         """The run, with the step alone that was named."""
-        if isinstance(self.target, Run):
-            return self.target
-        step = _step_of(self.target)
-        return step.run[step.number : step.number + 1]
+        step = self.target
+        return step if isinstance(step, Run) else step.run[step.number : step.number + 1]
 
     @property
     def recorded(self) -> Side | None:
@@ -108,11 +105,6 @@ class Dumps:
             return find_side(str(self.run.directory), self.run.dump_dir)
         except NoSuchPlaceError:
             return None
-
-
-def _step_of(target: Target) -> Step:
-    assert not isinstance(target, Run)
-    return target if isinstance(target, Step) else target.step
 
 
 def find_sides(
@@ -126,10 +118,10 @@ def find_sides(
 
 
 def find_side(name: str, within: Path, decode: Decode | None = None) -> Side:
-    """The job that `name` means; raises NoSuchPlaceError where nothing was recorded there.
+    """The job in the dump_dir `within`, or at a path, that `name` means; raises NoSuchPlaceError.
 
-    It is the name of a job in the dump_dir `within`, or the path of its records, of its Hydra
-    output, of a run or a directory of runs that it used, or of a dump_dir: then the newest job.
+    A path is that of its records, of its Hydra output, of runs that it used, or of a dump_dir: then
+    the newest job.
     """
     path = Path(name).expanduser()
     path = (path if path.exists() else within / STAGES / name).resolve()
@@ -141,8 +133,7 @@ def find_side(name: str, within: Path, decode: Decode | None = None) -> Side:
     if recorded != path:
         what = f"they were in {recorded}"
         raise NoSuchPlaceError("the records of this job are gone", str(path), what)
-    jobs = _jobs(path)
-    if not jobs:
+    if not (jobs := _jobs(path)):
         remedy = "record them: run the job again with +record=stages"
         raise NoSuchPlaceError("no stages were recorded here", name, remedy)
     more = f" (job {jobs[-1].name}, the newest of {len(jobs)})" if len(jobs) > 1 else ""
@@ -151,10 +142,8 @@ def find_side(name: str, within: Path, decode: Decode | None = None) -> Side:
 
 def has_records(directory: Path) -> bool:
     """Whether a directory holds the steps of a job's records."""
-    metas = (
-        dump.meta for step in sorted(families(directory)) for dump in dumps_of(directory, step)
-    )
-    first = next((meta for meta in metas if meta is not None), None)  # others are damaged
+    dumps = (dump for step in sorted(families(directory)) for dump in dumps_of(directory, step))
+    first = next((dump.meta for dump in dumps if dump.meta is not None), None)  # others are damaged
     return first is not None and MARK in first.info
 
 
@@ -165,10 +154,9 @@ def compare_sides(
     wanted: Steps,
     progress: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> Comparison:
-    """Compare two jobs or dumps by step: what is in memory at a time does not grow with them.
+    """Compare two jobs or dumps, one step in memory at a time; `progress` shows how far it is.
 
-    `progress` returns the steps that it is given, and shows how far it is. Raises NoSuchPlaceError
-    where they have none of the `wanted` steps in common, DumpError where none can be read.
+    Raises NoSuchPlaceError without a common step among the `wanted`, DumpError where none is read.
     """
     mine, theirs = ({step for step in side.steps() if step in wanted} for side in (a, b))
     if not mine & theirs:
@@ -213,5 +201,5 @@ def _jobs(path: Path) -> list[Path]:
     return [job for job in every if has_records(job) and used(job)]
 
 
-def _runs_of(dump_dir: Path, job: str) -> list[str]:
-    return sorted({event.run for event in read_events(dump_dir, job) if event.run})
+def _runs_of(dump_dir: Path, job: str) -> set[str]:
+    return {event.run for event in read_events(dump_dir, job) if event.run}

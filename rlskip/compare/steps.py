@@ -1,11 +1,10 @@
-"""One step of two jobs compared: rollouts first, then stage by stage."""
+"""One step of two jobs compared, stage by stage: the rollouts are the first."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-import operator
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -14,12 +13,11 @@ import attrs
 import numpy as np
 
 from rlskip.batch.row_parts import token_places
-from rlskip.compare.records import Record, StepRecords
-from rlskip.compare.rounding import Rounding, differences, other_zeros, scale
+from rlskip.compare.records import HASHED, Record, StepRecords
+from rlskip.compare.rounding import Rounding, differences, scale
 from rlskip.compare.verdict import (
     DIFFERS,
     EQUAL,
-    MASK,
     ROLLOUTS,
     ROUNDING,
     UNPAIRED,
@@ -33,136 +31,60 @@ from rlskip.stages.parts import DIGEST, ROWS
 
 def compare_step(step: int, a: StepRecords, b: StepRecords, rounding: Rounding) -> StepResult:
     """Compare what two jobs recorded at a step; raises DumpError where a value cannot be read."""
-    found = _compare_rollouts(step, a, b)
-    for name, mine in a.stages.items():
-        if name in b.stages:
-            found.append(_compare_stage(step, a, mine, b.stages[name], rounding))
+    both = {name: (a.stages[name], b.stages[name]) for name in a.stages if name in b.stages}
+    of_rows = [n for n, pair in both.items() if all(one.has_rows for some in pair for one in some)]
+    mine, theirs = a.rollouts(of_rows), b.rollouts(of_rows)
+    rollouts = zip(mine, theirs, strict=True) if mine and theirs else ()
+    pairs = *rollouts, *both.values()
+    found = [_compare_stage(step, a, one, other, rounding) for one, other in pairs]
     only_a, only_b = ([n for n in x.stages if n not in y.stages] for x, y in ((a, b), (b, a)))
     return StepResult(step, found, only_a, only_b)
-
-
-# -- the rows themselves -------------------------------------------------------------------------
-
-
-def _compare_rollouts(step: int, a: StepRecords, b: StepRecords) -> list[StageResult]:
-    if a.rows is None or b.rows is None:
-        return []
-    mine, theirs = _copies(a, b)
-    only_a, only_b = mine - theirs, theirs - mine
-    off = max(only_a.total(), only_b.total())
-    rollouts = StageResult(step, ROLLOUTS, EQUAL, -2, compared=(mine & theirs).total() + off)
-    if off:
-        note = f"{only_a.total()} rows only in A, {only_b.total()} only in B"
-        at = _first_other_token(a, b, sorted(only_a), sorted(only_b))
-        rollouts = attrs.evolve(rollouts, state=DIFFERS, off=off, note=note, at=at)
-    both, i, j = np.intersect1d(a.rows.keys, b.rows.keys, return_indices=True)
-    if not len(both):
-        return [rollouts]
-    other = np.flatnonzero(a.rows.masks[i] != b.rows.masks[j])
-    mask = StageResult(step, MASK, EQUAL, -1, compared=len(both), off=len(other))
-    if len(other):
-        at = _first_other_mask(a, b, int(i[other[0]]), int(j[other[0]]))
-        note = "which tokens were sampled"
-        mask = attrs.evolve(mask, state=DIFFERS, largest=1.0, note=note, at=at)
-    return [rollouts, mask]
-
-
-def _copies(a: StepRecords, b: StepRecords) -> list[Counter[int]]:
-    """How many rows of each key there are in A, and in B, which both have rows.
-
-    A stage may have all of them once an epoch: of the stages of rows that both recorded, the one
-    with the fewest tells; and each row that is described is there once.
-    """
-    shared = a.stages.keys() & b.stages.keys()
-    named = [n for n in shared if all(one.has_rows for one in (*a.stages[n], *b.stages[n]))]
-    found: list[Counter[int]] = []
-    for side in (a, b):
-        assert side.rows is not None
-        every: list[Counter[int]] = [
-            Counter(key for key, _ in _named_rows(side.stages[name]).values()) for name in named
-        ]
-        fewest: Counter[int] = functools.reduce(operator.and_, every) if every else Counter[int]()
-        once: Counter[int] = Counter(side.rows.keys.tolist())
-        found.append(fewest | once)
-    return found
-
-
-def _first_other_token(
-    a: StepRecords, b: StepRecords, of_a: Sequence[int], of_b: Sequence[int]
-) -> Place | None:
-    """Where a row that A has more often, with a key `of_a`, first differs from one `of_b` with the
-    same prompt."""
-    assert a.rows is not None
-    assert b.rows is not None
-    mine, theirs = a.rows.find(of_a), b.rows.find(of_b)
-    for i in mine.tolist():
-        alike = theirs[b.rows.prompts[theirs] == a.rows.prompts[i]]
-        if not len(alike):
-            continue
-        is_same = (b.rows.sessions[alike] == a.rows.sessions[i]) & (
-            b.rows.turns[alike] == a.rows.turns[i]
-        )
-        ours, others = a.tokens_of(i), b.tokens_of(int(alike[is_same.argmax()]))
-        if ours is None or others is None:
-            return a.where(Place(), i)
-        x, y = ours[0], others[0]
-        upto = min(len(x), len(y))
-        at = next(iter(np.flatnonzero(x[:upto] != y[:upto]).tolist()), upto)
-        one, two = (int(row[at]) if at < len(row) else None for row in (x, y))
-        return a.where(Place(one, two), i, at)
-    return a.where(Place(), int(mine[0])) if len(mine) else None
-
-
-def _first_other_mask(a: StepRecords, b: StepRecords, i: int, j: int) -> Place:
-    ours, others = a.tokens_of(i), b.tokens_of(j)
-    # A mask that does not fit its tokens is not that of which nothing was sampled.
-    if ours is None or others is None or np.array_equal(ours[1], others[1]):
-        return a.where(Place(), i)
-    at = int(np.flatnonzero(ours[1] != others[1])[0])
-    return a.where(Place(bool(ours[1][at]), bool(others[1][at])), i, at)
-
-
-# -- which rows of two stages belong together, wherever the batches put them --------------------
 
 
 Pair = tuple[int, int, int, int]
 """The record and the row in it, of A, then of B."""
 
+# What names a row, the closest first: a session may have another number in the other run. Of the
+# rollouts themselves rows of one prompt are paired last, whatever their tokens are.
+_NAMES = (("keys", "sessions"), ("keys",), ("prompts", "sessions", "turns"), ("prompts",))
 
-def pair_rows(a: Sequence[Record], b: Sequence[Record]) -> tuple[list[Pair], int, int]:
-    """Rows of A and of B that are the same row, and how many rows each has that the other lacks.
 
-    Rows with equal tokens are paired, first those of one session where both sides number sessions:
-    the same session may have another number in the other run. Where a row was recorded several
-    times, or several sessions have the same tokens, the first is paired with the first.
+def pair_rows(
+    a: Sequence[Record], b: Sequence[Record]
+) -> tuple[list[Pair], list[tuple[int, int]], list[tuple[int, int]]]:
+    """Rows of A and of B that are the same row, and the rows of each that the other lacks.
+
+    Rows of one name are paired, the first with the first: several sessions may have equal tokens,
+    and a row may have been recorded several times.
     """
-    mine, theirs = _named_rows(a), _named_rows(b)
+    keys = ([one.keys for one in some if one.keys is not None] for some in (a, b))
+    mine, theirs = (
+        [(i, row) for i, of_one in enumerate(some) for row in range(len(of_one))] for some in keys
+    )
     pairs: list[Pair] = []
-    by_session = all(record.sessions is not None for record in (*a, *b))
-    for parts in (2, 1) if by_session else (1,):  # of the name: key and session, or the key
+    for columns in _NAMES:
+        of_a, of_b = _names(a, columns), _names(b, columns)
+        if not (mine and theirs and of_a and of_b):
+            continue
         waiting: dict[Any, deque[tuple[int, int]]] = defaultdict(deque)
-        for place, name in theirs.items():
-            waiting[name[:parts]].append(place)
-        for place, name in [*mine.items()]:
-            if same := waiting[name[:parts]]:
-                pairs.append((*place, *same[0]))
-                del mine[place], theirs[same.popleft()]
-    return sorted(pairs), len(mine), len(theirs)
+        for i, row in theirs:
+            waiting[of_b[i][row]].append((i, row))
+        left = []
+        for i, row in mine:
+            if same := waiting[of_a[i][row]]:
+                pairs.append((i, row, *same.popleft()))
+            else:
+                left.append((i, row))
+        mine, theirs = left, sorted(itertools.chain(*waiting.values()))
+    return sorted(pairs), mine, theirs
 
 
-def _named_rows(records: Sequence[Record]) -> dict[tuple[int, int], tuple[int, int | None]]:
-    """Key and session of each row of a stage, by the record and the place in it."""
-    found: dict[tuple[int, int], tuple[int, int | None]] = {}
-    for number, record in enumerate(records):
-        assert record.keys is not None
-        keys, given = record.keys.tolist(), record.sessions
-        sessions = [None] * len(keys) if given is None else given.tolist()
-        for row, name in enumerate(zip(keys, sessions, strict=True)):
-            found[number, row] = name
-    return found
-
-
-# -- a stage -------------------------------------------------------------------------------------
+def _names(records: Sequence[Record], columns: Sequence[str]) -> list[list[tuple[Any, ...]]]:
+    """The names of the rows of each record, by some columns; none where one lacks a column."""
+    found = [[getattr(one, column) for column in columns] for one in records]
+    if any(column is None for one in found for column in one):
+        return []
+    return [list(zip(*(column.tolist() for column in one), strict=True)) for one in found]
 
 
 _Gap = tuple[float, bool, Place]
@@ -180,7 +102,8 @@ def _compare_stage(
     if len(forms) > 1:
         kinds = " and ".join(sorted({form for form, _ in forms}))
         return attrs.evolve(result, note=f"recorded in two forms: {kinds}")
-    pairs, only_a, only_b = [(i, 0, i, 0) for i in range(len(mine))], 0, 0
+    pairs: list[Pair] = [(i, 0, i, 0) for i in range(len(mine))]
+    only_a, only_b = list[tuple[int, int]](), list[tuple[int, int]]()
     if one.has_rows:
         pairs, only_a, only_b = pair_rows(mine, theirs)
     elif len(mine) != len(theirs):
@@ -196,14 +119,19 @@ def _compare_stage(
             first, worst = record.order, None
         if first in (None, record.order) and (worst is None or size > worst[0]):
             worst = size, record, row, place
-    note = ""
-    if only_a or only_b:
-        note, state = f"{only_a} rows only in A, {only_b} only in B", DIFFERS if off else UNPAIRED
+    note, alone = "", max(len(only_a), len(only_b))
+    if alone:
+        note = f"{len(only_a)} rows only in A, {len(only_b)} only in B"
+        if one.name == ROLLOUTS:  # of another stage it follows from that
+            off += alone
+        state = DIFFERS if off else UNPAIRED
+        if worst is None and only_a:
+            worst = 0.0, mine[only_a[0][0]], only_a[0][1], Place()
     elif state == EQUAL and dtypes[0] != dtypes[1]:
         note = "equal numbers in two dtypes"
     return attrs.evolve(
         result, state=state, order=one.order if first is None else first, off=off, largest=largest,
-        compared=len(pairs) + max(only_a, only_b), note=note, at=worst and _where(a, *worst[1:]),
+        compared=len(pairs) + alone, note=note, at=worst and _where(a, *worst[1:]),
     )  # fmt: skip
 
 
@@ -221,18 +149,34 @@ def _gaps(
         dtypes, x, y = (one.dtype, other.dtype), value_of(one), value_of(other)
         if one.form == ROWS and one.is_single(x):  # a number has the scale of the others
             around = scale(x.astype(np.float64))
+        terms = [a.tokens]
+        if one.keys is not None and a.rows is not None:
+            terms = a.rows.lengths[a.rows.find(one.keys)].tolist()
         for _, row, _, other_row in rows:
-            if one.keys is None or a.rows is None:
-                n = a.tokens
-            else:
-                n = int(a.rows.lengths[a.rows.find(one.keys[row])])
-            allowed = partial(rounding.allowed, dtypes=dtypes, n=n)
-            if one.form == DIGEST:
+            allowed = partial(rounding.allowed, dtypes=dtypes, n=terms[row])
+            if one.form == HASHED:
+                gap = _gap_of_hashed(x, row, y, other_row)
+            elif one.form == DIGEST:
                 gap = _gap_of_digests(_digest(x, row), _digest(y, other_row), dtypes, allowed)
             else:
                 gap = _gap(one.part(x, row), other.part(y, other_row), allowed, around)
             if gap is not None:
                 yield one, row, gap
+
+
+def _gap_of_hashed(a: Any, row: int, b: Any, other_row: int) -> _Gap | None:
+    """Where two rows first differ: tokens are names, and not more or less apart."""
+    (hashes, entries), (other_hashes, other_entries) = a, b
+    if hashes[row] == other_hashes[other_row]:
+        return None
+    x, y = entries(row), other_entries(other_row)
+    # A mask that does not fit its tokens is not that of which nothing was sampled.
+    if x is None or y is None or np.array_equal(x, y):
+        return 0.0, True, Place()
+    upto = min(len(x), len(y))
+    at = next(iter(np.flatnonzero(x[:upto] != y[:upto]).tolist()), upto)
+    one, two = (some[at].item() if at < len(some) else None for some in (x, y))
+    return 0.0, True, Place(one, two, token=at)
 
 
 def _gap(
@@ -249,8 +193,8 @@ def _gap(
     gaps = differences(x, y)
     if a.dtype.kind in "iu" and b.dtype.kind in "iu":  # they may be one number in float64
         gaps = np.maximum(gaps, a != b)
-    if not gaps.any():
-        return (0.0, False, Place()) if other_zeros(x, y).any() else None
+    if not gaps.any():  # 0.0 and -0.0 are equal numbers, but not to the bit
+        return (0.0, False, Place()) if (np.signbit(x) != np.signbit(y))[x == 0].any() else None
     at = np.unravel_index(int(gaps.argmax()), gaps.shape)
     off = bool((gaps > allowed(x, y, around=scale(x) if around is None else around)).any())
     entry = int(at[0]) if gaps.size > 1 else None
@@ -258,7 +202,7 @@ def _gap(
 
 
 def _gap_of_digests(
-    a: _Digest, b: _Digest, dtypes: tuple[str, str], allowed: Callable[..., np.ndarray]
+    a: Sequence[Any], b: Sequence[Any], dtypes: tuple[str, str], allowed: Callable[..., np.ndarray]
 ) -> _Gap | None:
     (checksum, bits, mine), (other_checksum, other_bits, theirs) = a, b
     # Whole numbers and floats have other checksums and bits.
@@ -277,22 +221,19 @@ def _gap_of_digests(
 
 
 _MEANS = np.array([name in ("mean", "order") for name in MOMENTS])
-_Digest = tuple[Any, Any, np.ndarray]
-"""Of one row the checksum, the bits and the moments."""
 
 
-def _digest(value: Any, row: int) -> _Digest:
-    return value["checksums"][row], value["bits"][row], value["moments"][row]
+def _digest(value: Any, row: int) -> list[Any]:
+    return [value[name][row] for name in ("checksums", "bits", "moments")]
 
 
 def _where(a: StepRecords, one: Record, row: int, place: Place) -> Place:
     """The place, in the row of A's record that it is of."""
     if one.keys is None or a.rows is None:
         return place
-    at, token = int(a.rows.find(one.keys[row])), None
-    tokens = None if place.what is not None else a.tokens_of(at)
-    if tokens is not None and one.layout.align is not None:
+    at, align = int(a.rows.find(one.keys[row])), one.layout.align
+    if align is not None and place.what is None and (tokens := a.tokens_of(at)) is not None:
         entry, prompt_length = place.entry or 0, int(a.rows.prompt_lengths[at])
-        places = token_places(one.layout.align, entry + 1, prompt_length, tokens[1])
-        token = int(places[-1]) if len(places) > entry else None
-    return a.where(place, at, token)
+        places = token_places(align, entry + 1, prompt_length, tokens[1])
+        place = attrs.evolve(place, token=int(places[-1]) if len(places) > entry else None)
+    return a.where(place, at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,9 +22,8 @@ ROLLOUTS, MASK = "rollouts", "mask"
 class Place:
     """The largest difference of a stage: the values of both sides, and where they are.
 
-    ``what`` is the moment of a digest that differs most. ``row`` names group or prompt, session and
-    turn; ``entry`` counts within the row's part, and ``token`` within the row, prompt included.
-    ``around`` are the tokens around it, and its place among them. What is not known is None.
+    ``what`` is the moment of a digest that differs most. ``entry`` counts within the row's part,
+    ``token`` within the row. ``around`` are the tokens around it, and its place among them.
     """
 
     a: Any = None
@@ -35,11 +35,8 @@ class Place:
     around: tuple[list[int], int] | None = None
 
     def words(self, decode: Decode | None) -> str:
-        said = ""
-        if self.row is not None:
-            said += f", row ({self.row})"
-        if self.token is not None:
-            said += f", token {self.token}"
+        said = "" if self.row is None else f", row ({self.row})"
+        said += "" if self.token is None else f", token {self.token}"
         if self.a is not None or self.b is not None:
             what = f"{self.what} " if self.what else ""
             a, b = (f"{v:.9g}" if isinstance(v, float) else repr(v) for v in (self.a, self.b))
@@ -53,19 +50,17 @@ def _in_context(tokens: Sequence[int], at: int, decode: Decode | None) -> str:
     """The tokens, the one at `at` between brackets; as text where they can be decoded."""
     parts = [tokens[:at], tokens[at : at + 1], tokens[at + 1 :]]
     if decode is not None:
-        before, one, after = map(decode, parts)
-        return repr(f"{before}[{one}]{after}")
-    before, one, after = (" ".join(map(str, part)) for part in parts)
-    return f"{before} [{one}] {after}".strip()
+        return repr("{}[{}]{}".format(*map(decode, parts)))
+    return "{} [{}] {}".format(*(" ".join(map(str, part)) for part in parts)).strip()
 
 
 @attrs.frozen
 class StageResult:
     """A stage of one step compared.
 
-    ``order`` is that of the first record that differs, among the records of A's step; else of the
-    first one. Of ``compared`` rows or values (``unit``) ``off`` differ beyond rounding, at most by
-    ``largest``: inf where one is NaN and the other is not.
+    ``order`` is that of A's first record that differs, else of the first one. Of ``compared`` rows
+    or values (``unit``) ``off`` differ beyond rounding, at most by ``largest``: inf where one is
+    NaN and the other is not.
     """
 
     step: int
@@ -83,7 +78,7 @@ class StageResult:
 
 @attrs.frozen
 class StepResult:
-    """A step compared: the stages in the order in which A recorded them, and what one side has."""
+    """The stages of a step that both recorded, and the names of those that only one did."""
 
     step: int
     stages: list[StageResult]
@@ -109,9 +104,7 @@ class Comparison:
     @property
     def stages(self) -> list[StageResult]:
         """In the order in which A recorded them; each follows from those before it."""
-        return [
-            stage for step in self.steps for stage in sorted(step.stages, key=lambda one: one.order)
-        ]
+        return [one for step in self.steps for one in sorted(step.stages, key=lambda x: x.order)]
 
     @property
     def first(self) -> StageResult | None:
@@ -121,10 +114,8 @@ class Comparison:
     @property
     def follow(self) -> set[tuple[int, str]]:
         """The stages, by step and name, that come after the first that differs, and differ too."""
-        if self.first is None:
-            return set()
-        later = self.stages[self.stages.index(self.first) + 1 :]
-        return {(one.step, one.stage) for one in later if one.state != EQUAL}
+        after = itertools.dropwhile(lambda one: one.state != DIFFERS, self.stages)
+        return {(one.step, one.stage) for one in [*after][1:] if one.state != EQUAL}
 
     @property
     def only_one_has(self) -> list[str]:
@@ -149,19 +140,13 @@ class Comparison:
         first = self.first
         if first is None:
             return self._verdict_of_equals()
-        where = f"at step {first.step}"
-        if first.stage == ROLLOUTS:
-            said = f"the rollouts differ first, {where}: {first.note}"
-        elif first.stage == MASK:
-            said = f"the masks of {first.off} rows differ first, {where}: {first.note}"
-        else:
-            said = f"{first.stage} differs first, {where}"
-            said += f": in {first.off} of {first.compared} {first.unit}" if first.off else ""
-            said += f" ({first.note})" if first.note else ""
+        differs = "the rollouts differ" if first.stage == ROLLOUTS else f"{first.stage} differs"
+        said = f"{differs} first, at step {first.step}"
+        said += f": in {first.off} of {first.compared} {first.unit}" if first.off else ""
+        said += f" ({first.note})" if first.note else ""
         said += first.at.words(decode) if first.at is not None else ""
-        rollouts = [one for one in self.stages if (one.step, one.stage) == (first.step, ROLLOUTS)]
-        are_equal = any(one.state == EQUAL for one in rollouts)
-        return f"{said}; the rollouts are equal" if are_equal else said
+        equal = {(one.step, one.stage) for one in self.stages if one.state == EQUAL}
+        return f"{said}; the rollouts are equal" if (first.step, ROLLOUTS) in equal else said
 
     def _verdict_of_equals(self) -> str:
         steps = compact([step.step for step in self.steps])
@@ -173,12 +158,9 @@ class Comparison:
             said = said.replace("to the bit", "within rounding", 1)
             said += f"; {first.stage} of step {first.step} is the first that is not equal to the "
             said += f"bit, {by}"
-        if self.is_equal:
-            return said
-        return f"what could be compared is {said}; not everything could be compared"
+        more = f"what could be compared is {said}; not everything could be compared"
+        return said if self.is_equal else more
 
-
-# -- the table -----------------------------------------------------------------------------------
 
 COLUMNS = (">step", "stage", ">compared", ">differ", ">largest", "result")
 
@@ -188,17 +170,17 @@ _NAMED = 3  # stages of a line
 def table_of(found: Comparison) -> list[tuple[str, ...]]:
     """The cells of :data:`COLUMNS`, in the order of the stages.
 
-    The first difference and what is not comparable have a line each. What is equal, within
-    rounding, or follows from the first difference is one line each.
+    What is equal, within rounding, or follows from the first difference is one line each.
     """
     follow = found.follow
     lines: dict[tuple[str, object], list[StageResult]] = {}
     for one in found.stages:
-        words = "equal to the bit" if one.state == EQUAL else one.state
-        follows = (one.step, one.stage) in follow
-        alone = one.state in (DIFFERS, UNPAIRED) and not follows
-        words += ", follows" if follows else ""
-        lines.setdefault((words, id(one) if alone else None), []).append(one)
+        words, alone = "equal to the bit" if one.state == EQUAL else one.state, None
+        if (one.step, one.stage) in follow:
+            words += ", follows"
+        elif one.state in (DIFFERS, UNPAIRED):
+            alone = id(one)
+        lines.setdefault((words, alone), []).append(one)
     return [_line(words, stages) for (words, _), stages in lines.items()]
 
 

@@ -26,10 +26,9 @@ _NEVER_CALLED = ("async_rollout", "rollout_tq")
 
 
 def read_config(config: Any) -> Any:
-    """`config` itself, or the content of the YAML file that it names.
+    """`config` itself, or the content of the YAML file that it names; raises ConfigError.
 
-    None is the file that the environment variable ``RLSKIP_CONFIG`` names; without that
-    variable the result is None. ConfigError names a file that cannot be read, or is not a config.
+    None is the file that the environment variable ``RLSKIP_CONFIG`` names; without it None.
     """
     where = str(config)
     if config is None:
@@ -40,9 +39,8 @@ def read_config(config: Any) -> Any:
     try:
         loaded = OmegaConf.load(Path(config).expanduser())
     except Exception as error:  # OSError, and any error of a YAML parser
-        raise ConfigError(
-            f"{type(error).__name__}: {error}", where, "name a YAML file with a `skip` entry"
-        ) from error
+        remedy = "name a YAML file with a `skip` entry"
+        raise ConfigError(f"{type(error).__name__}: {error}", where, remedy) from error
     if not isinstance(loaded, Mapping) or not loaded.keys() & {"skip", "merge", "record"}:
         raise ConfigError("expected a mapping with an entry `skip`, `merge` or `record`", where)
     return loaded
@@ -53,24 +51,18 @@ def is_on(given: bool, host: str) -> bool:
 
     Every other built-in role that is on is refused by name: none of its stages would be skipped.
     """
+    remedy = f"use skip.{ROLE}.enable=true instead"
     raise_all(
         [
-            Problem(
-                f"skip.{other}.enable",
-                f"{host} never calls a stage {other!r}: nothing would be skipped",
-                f"use skip.{ROLE}.enable=true instead",
-            )
-            for other in SkipManager.skip_instances
-            if other in _NEVER_CALLED
+            Problem(f"skip.{role}.enable", f"{host} never calls a stage {role!r}", remedy)
+            for role in SkipManager.skip_instances
+            if role in _NEVER_CALLED
         ]
     )
     if ROLE in SkipManager.skip_instances:
         return True
     settings = SkipManager.settings
     if given and settings is not None and settings.node is not None:
-        log.warning(
-            "rlskip: NOTHING that %s generates is skipped or cached: skip.enable is false, or "
-            "skip.%s.enable is not true",
-            host, ROLE,
-        )  # fmt: skip
+        what = f"skip.enable is false, or skip.{ROLE}.enable is not true"
+        log.warning("rlskip: NOTHING that %s generates is skipped or cached: %s", host, what)
     return False

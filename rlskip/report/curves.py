@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,18 +27,18 @@ TRAINER = ("old_log_probs", "log_probs")
 
 
 def curves(
-    records: Side, wanted: Sequence[int] | None, problem: Callable[[str, str], None]
-) -> tuple[dict[str, list[Any]], dict[int, float | None]]:
+    records: Side, wanted: Sequence[int] | None
+) -> tuple[dict[str, list[Any]], dict[int, float | None], list[tuple[str, str]]]:
     """The numbers that a job recorded, a value a step: of rows and of several records the mean.
 
     Of the `wanted` steps (None: of all) it returns columns: ``step``, and one for each stage that
-    is not zero everywhere, losses first; and by step how far the trainer's log-probs are from the
-    engine's. `problem` is told of what cannot be read.
+    is not zero everywhere, losses first; by step how far the trainer's log-probs are from the
+    engine's; and what cannot be read.
     """
     recorded = records.steps()
     steps = spread(recorded if wanted is None else sorted({*recorded} & {*wanted}), _STEPS)
     heavy = {*spread(steps, _OF_ROWS)}
-    gaps: dict[int, float | None] = {}
+    gaps, problems = dict[int, float | None](), list[tuple[str, str]]()
     values: dict[str, dict[int, float]] = {}
     for step in steps:
         try:
@@ -46,15 +46,14 @@ def curves(
             gaps[step] = mean_gap(found) if step in heavy else None
             for name, stage in found.stages.items():
                 means = [_mean_of(one) for one in stage if step in heavy or one.form == NUMBER]
-                known = [mean for mean in means if mean is not None and math.isfinite(mean)]
-                if known:
+                if known := [mean for mean in means if mean is not None and math.isfinite(mean)]:
                     values.setdefault(name, {})[step] = float(np.mean(known))
         except DumpError as error:
-            problem(f"records of step {step}", error.what)
+            problems.append((f"records of step {step}", error.what))
     names = [name for name in values if any(values[name].values())]
     names.sort(key=lambda name: next((i for i, w in enumerate(_FIRST) if w in name), 9))
     columns = {name: [values[name].get(step) for step in steps] for name in names[:_MOST]}
-    return {"step": steps, **columns} if columns else {}, gaps
+    return {"step": steps, **columns} if columns else {}, gaps, problems
 
 
 def spread(steps: Sequence[int], most: int) -> list[int]:
@@ -69,9 +68,7 @@ def _mean_of(record: Record) -> float | None:
         return None if isinstance(record.number, str) else float(record.number)
     value = record.load()
     if record.form == DIGEST:
-        moments = value["moments"]
-        weights = moments[:, MOMENTS.index("count")]
-        means = moments[:, MOMENTS.index("mean")]
+        weights, means = (value["moments"][:, MOMENTS.index(name)] for name in ("count", "mean"))
         known = weights > 0
         return float(np.average(means[known], weights=weights[known])) if known.any() else None
     if record.has_rows and record.layout.spans is not None:
@@ -82,9 +79,9 @@ def _mean_of(record: Record) -> float | None:
 
 
 def mean_gap(records: StepRecords) -> float | None:
-    """The mean absolute difference of a step's log-probs, trainer minus engine, by sampled token.
+    """The mean absolute difference of log-probs, trainer minus engine, by sampled token.
 
-    None where either has no value for each token. Raises DumpError where one cannot be read.
+    None where either has no value for each token; raises DumpError.
     """
     stages = {
         name: [one for one in stage if one.form == ROWS and one.layout.align is not None]
@@ -94,7 +91,7 @@ def mean_gap(records: StepRecords) -> float | None:
     trainer = next((stages[name] for name in TRAINER if stages.get(name)), None)
     if not engine or trainer is None or records.rows is None:
         return None
-    value_of, gaps = functools.cache(Record.load), [np.empty(0)]
+    value_of, gaps = functools.cache(lambda record: record.load()), [np.empty(0)]
     for i, row, j, other in pair_rows(engine, trainer)[0]:
         keys = engine[i].keys
         assert keys is not None

@@ -12,7 +12,6 @@ import numpy as np
 
 from rlskip._human import duration, size
 from rlskip.batch.decoding import decoder_at
-from rlskip.compare.records import StepRecords
 from rlskip.compare.rollouts import RowValues
 from rlskip.compare.sides import Dumps, Side
 from rlskip.config.steps import compact
@@ -42,8 +41,7 @@ Progress = Callable[[Sequence[Dump]], Iterable[Dump]]
 class OneRun:
     """One run of a page, with what a job recorded that trained on its rollouts.
 
-    ``shown`` are the sessions that it shows, the first to keep first; a session is its place among
-    all sessions of the run's dumps.
+    ``shown`` are its sessions, the first to keep first, as places among all of the run.
     """
 
     def __init__(
@@ -58,22 +56,21 @@ class OneRun:
         tallies = {} if run is None else tally_steps(run.dump_dir).get(run.name, {})
         self._tally = sum(tallies.values(), Tally())
         counted = [] if run is None else count(run, dumps, progress)
+        self._size = sum(one.dump.size for one in counted)
         self.problems = [(f"dump {one.dump.name}", one.problem) for one in counted if one.problem]
-        found = list(by_step(counted))
+        found = by_step(counted)
         wanted = None if run is None else [step for step, _ in found]
+        self._steps = list(places) if self._is_sampled else wanted or []
         self._curves: dict[str, list[Any]] = {}
         gaps: dict[int, float | None] = {}
         if self._records is not None:
             self._recorded_steps = {*self._records.steps()}
-            self._curves, gaps = curves(
-                self._records, wanted, lambda *problem: self.problems.append(problem)
-            )
+            self._curves, gaps, problems = curves(self._records, wanted)
+            self.problems += problems
         self.steps = [
             (step, step_figures(dumps, success) | {"gap": gaps.get(step)}) for step, dumps in found
         ]
-        self._steps = list(places) if self._is_sampled else wanted or []
         self.dumps = [one for one in counted if one.sessions is not None]
-        self._size = sum(one.dump.size for one in counted)
         known = [one.sessions for one in self.dumps if one.sessions is not None]
         self._every = Sessions.joined(known)
         # Of which dump a session is, and which of the dump's sessions.
@@ -92,8 +89,6 @@ class OneRun:
         self._words: dict[int, Vocabulary] = {}
         self._prompts: dict[int, str] = {}  # by group
 
-    # -- sessions ----------------------------------------------------------------------------
-
     def read_sessions(self, budget: int) -> None:
         """Read sessions that take about `budget` bytes of the page."""
         lengths = np.nan_to_num(self._every.length[self._order])
@@ -105,13 +100,14 @@ class OneRun:
 
     def _read_dump(self, d: int, chosen: Sequence[int]) -> None:
         assert self._run is not None
-        dump = self.dumps[d].dump
+        dump, records = self.dumps[d].dump, self._records
         try:
             rollouts = self._run.read(dump)
             sessions = rollouts.sessions
-            recorded = RowValues(self._recorded(dump.step), rollouts)
-            decode = rollouts.decode or _recorded_decoder(dump)
-            words = self._words[d] = Vocabulary(decode)
+            known = records is not None and dump.step in self._recorded_steps
+            found = records.records(dump.step) if records is not None and known else None
+            recorded = RowValues(found, rollouts)
+            words = self._words[d] = Vocabulary(rollouts.decode or _recorded_decoder(dump))
             for i in chosen:
                 one = sessions[self._place[i]]
                 self._read[i] = session(one, words, recorded)
@@ -121,11 +117,6 @@ class OneRun:
         except (DumpError, IndexError) as error:  # IndexError: it was replaced meanwhile
             problem = error.what if isinstance(error, DumpError) else "it has changed"
             self.problems.append((f"dump {dump.name}", problem))
-
-    def _recorded(self, step: int) -> StepRecords | None:
-        if self._records is None or step not in self._recorded_steps:
-            return None
-        return self._records.records(step)
 
     def chunks(self) -> list[str]:
         """For each dump of which sessions are shown, these in base64."""
@@ -140,8 +131,6 @@ class OneRun:
         parts = (part.tolist() for part in np.split(shown, first[1:]))
         return list(zip(dumps.tolist(), parts, strict=False))
 
-    # -- the index ---------------------------------------------------------------------------
-
     def total(self, name: str) -> float:
         """A figure, summed over the steps that are read."""
         return sum(figures[name] or 0 for _, figures in self.steps)
@@ -153,7 +142,7 @@ class OneRun:
         for number, (_, of_dump) in enumerate(self._shown_by_dump(), first_chunk):
             chunk[of_dump], place[of_dump] = number, np.arange(len(of_dump))
         groups, group = np.unique(self._every.group[listed], return_inverse=True)
-        with_prompt = {*self._every.group[self.shown].tolist()}
+        shown = {*self._every.group[self.shown].tolist()}
         return {
             "name": self.name,
             "facts": self._facts(),
@@ -162,9 +151,7 @@ class OneRun:
             "curves": self._curves,
             "groups": {
                 **_columns([self._groups[g] for g in groups.tolist()]),
-                "prompt": [
-                    self._prompts.get(g) if g in with_prompt else None for g in groups.tolist()
-                ],
+                "prompt": [self._prompts.get(g) if g in shown else None for g in groups.tolist()],
             },
             "sessions": {
                 "group": group.tolist(),

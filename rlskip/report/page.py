@@ -1,8 +1,7 @@
 """The page as one HTML file: figures, and as many sessions as fit, compressed for its script.
 
-The file holds data only as base64: an index (:func:`_index`), and a chunk for each dump with its
-sessions, which the script unpacks when one is opened. The policy in its head lets nothing run but
-the scripts of this package, and nothing load.
+Data is base64: an index, and a chunk for each dump with its sessions, which the script unpacks when
+one is opened. The policy lets nothing run but the scripts of this package, and nothing load.
 """
 
 from __future__ import annotations
@@ -39,9 +38,8 @@ def render(
     """The page of one or two runs, of at most `max_bytes`: sessions that do not fit are left out.
 
     A session succeeds from a reward of `success` on. A `verdict` is ``said`` in a sentence,
-    ``is_equal`` or not, and has a table: ``columns``, of which those that start with ``>`` are
-    aligned to the right, and ``rows``. Returned are the HTML, and how many sessions, groups and
-    steps it shows of how many. Raises RlskipError where not even the figures fit.
+    ``is_equal`` or not, and has a table of ``columns`` and ``rows``. Returned are the HTML, and how
+    many sessions, groups and steps it shows. Raises RlskipError where not even the figures fit.
     """
     sides = [OneRun(one, progress, success, max_bytes // len(shown)) for one in shown]
     head = {"version": __version__, "success": success, "verdict": verdict}
@@ -55,20 +53,14 @@ def render(
         share = (max_bytes - least) / (len(html) - least)
         for side in sides:
             side.shown = side.shown[: int(len(side.shown) * share * 0.97)]
-    return html, {
-        "sessions": int(sum(side.total("sessions") for side in sides)),
-        "groups": int(sum(side.total("groups") for side in sides)),
-        "shown": sum(len(side.shown) for side in sides),
-        "steps": sum(len(side.steps) for side in sides),
-    }
-
-
-# -- the file ------------------------------------------------------------------------------------
+    counts = {n: int(sum(side.total(n) for side in sides)) for n in ("sessions", "groups")}
+    for name in ("shown", "steps"):
+        counts[name] = sum(len(getattr(side, name)) for side in sides)
+    return html, counts
 
 
 def _page(head: dict[str, Any], sides: Sequence[OneRun]) -> bytes:
-    chunks: list[str] = []
-    runs = []
+    chunks, runs = list[str](), []
     for side in sides:
         runs.append(side.index(len(chunks)))
         chunks += side.chunks()
@@ -81,7 +73,7 @@ def _page(head: dict[str, Any], sides: Sequence[OneRun]) -> bytes:
         title=escape(" and ".join(dict.fromkeys(side.name for side in sides))),
         styles="\n".join(f"<style>{style}</style>" for style in styles),
         data="\n".join(
-            f'<script type="text/plain" id="{name}">{part}</script>' for name, part in data.items()
+            f'<script type="text/plain" id="{n}">{part}</script>' for n, part in data.items()
         ),
         scripts="\n".join(f"<script>{script}</script>" for script in scripts),
     )

@@ -1,10 +1,9 @@
 """What a page shows of a session: its turns, token by token, with what was recorded of each token.
 
-A session is a mapping that the page's script reads. ``parts`` are its pieces in order, each with
-``kind`` (one of :data:`KINDS`), ``turn``, ``ids``, ``values`` (by the name of what was recorded,
-one number a token) and, where the vocabulary's texts do not make up its text, ``texts``.
-``messages`` are the chat messages that the run recorded, ``cells`` the values of a first row
-without tokens.
+The page's script reads a mapping. ``parts`` are its pieces in order, each with ``kind`` (one of
+:data:`KINDS`), ``turn``, ``ids``, ``values`` (by the name of what was recorded, one number a token)
+and, where the vocabulary's texts do not make up its text, ``texts``. ``messages`` are the chat
+messages that the run recorded, ``cells`` the values of a first row without tokens.
 """
 
 from __future__ import annotations
@@ -35,27 +34,22 @@ class Vocabulary:
     """The texts of the tokens that a chunk of a page shows, by their ids."""
 
     def __init__(self, decode: Decode | None) -> None:
-        self._decode = decode
+        self.decode = decode
         self.texts: dict[int, str] = {}
-
-    @property
-    def decodes(self) -> bool:
-        return self._decode is not None
 
     def text(self, ids: Sequence[int]) -> str:
         """Tokens as text; without a tokenizer their numbers."""
-        return " ".join(map(str, ids)) if self._decode is None else self._decode(ids)
+        return " ".join(map(str, ids)) if self.decode is None else self.decode(ids)
 
     def add(self, ids: Sequence[int]) -> list[str] | None:
         """Note the tokens; their texts where those of single tokens do not make up the whole."""
-        if self._decode is None:
+        if self.decode is None:
             return None
         for token in set(ids) - self.texts.keys():
-            self.texts[token] = self._decode([token])
-        whole = self._decode(ids)
-        if "".join(self.texts[token] for token in ids) == whole:
+            self.texts[token] = self.decode([token])
+        if "".join(self.texts[token] for token in ids) == self.decode(ids):
             return None
-        return _one_by_one(ids, self._decode)
+        return _one_by_one(ids, self.decode)
 
 
 def _one_by_one(ids: Sequence[int], decode: Decode) -> list[str]:
@@ -87,15 +81,13 @@ def _token_values(row: Mapping[str, Any], piece: Piece, recorded: RowValues) -> 
 
 def session(one: SessionRows, vocabulary: Vocabulary, recorded: RowValues) -> dict[str, Any]:
     """A session for the page; raises DumpError where what was recorded cannot be read."""
-    turns = one.turns
-    pieces = one.pieces
+    turns, pieces = one.turns, one.pieces
     parts: list[dict[str, Any]] = []
     for turn, (row, piece) in enumerate(zip(turns, pieces, strict=False)):
         if piece.added:
             kind = OBSERVED if turn and piece.continues else PROMPT
             parts.append(_part(kind, turn, piece.added, {}, vocabulary))
-        values = _token_values(row, piece, recorded)
-        end = 0
+        values, end = _token_values(row, piece, recorded), 0
         kinds = [UNKNOWN] * len(piece.response)
         if piece.mask is not None:
             kinds = [SAMPLED if flag else OBSERVED for flag in piece.mask]
@@ -106,9 +98,8 @@ def session(one: SessionRows, vocabulary: Vocabulary, recorded: RowValues) -> di
             parts.append(_part(kind, turn, piece.response[span], some, vocabulary))
     found: dict[str, Any] = {"parts": parts, "messages": _messages(turns)}
     if not pieces:
-        named = {name: v for name, v in turns[0].items() if name not in (*PLACE, *ROW)}
-        cells = {name: short(_as_text(value), _CELL) for name, value in named.items()}
-        found["cells"] = list(cells.items())
+        named = ((name, v) for name, v in turns[0].items() if name not in (*PLACE, *ROW))
+        found["cells"] = [(name, short(_as_text(value), _CELL)) for name, value in named]
     return found
 
 
@@ -116,11 +107,9 @@ def prompt_of(one: SessionRows, vocabulary: Vocabulary) -> str:
     """The end of the text of a session's first prompt."""
     tokens = one.turns[0].get("prompt")
     said = next((m["text"] for m in _messages(one.turns) if m["role"] == "user"), None)
-    if tokens is None:
-        said = one.group if said is None else said
-    elif said is None or vocabulary.decodes:
+    if tokens is not None and (said is None or vocabulary.decode is not None):
         said = vocabulary.text(tokens[-_TAIL:])
-    return said[-_TAIL:]
+    return (one.group if said is None else said)[-_TAIL:]
 
 
 def _part(
@@ -129,9 +118,8 @@ def _part(
     part: dict[str, Any] = {"kind": kind, "turn": turn, "ids": ids}
     if (texts := words.add(ids)) is not None:
         part["texts"] = texts
-    known = {name: some for name, some in values.items() if not np.isnan(some).all()}
-    if known:
-        part["values"] = {name: _short(some) for name, some in known.items()}
+    if known := {name: _short(v) for name, v in values.items() if not np.isnan(v).all()}:
+        part["values"] = known
     return part
 
 
@@ -142,17 +130,14 @@ def _short(values: np.ndarray) -> list[float | None]:
 
 def _messages(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """The chat messages that the run recorded: role and text; without texts of a tokenizer."""
-    found = messages_of(turns, None) or []
-    return [
-        {"role": str(message.get("role", "")), "text": _message_text(message)} for message in found
-    ]
-
-
-def _message_text(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
-    more = {k: v for k, v in message.items() if k not in ("role", "content") and v is not None}
-    texts = [] if content is None else [_as_text(content)]
-    return "\n".join([*texts, *(f"{name}: {_as_text(value)}" for name, value in more.items())])
+    found = []
+    for message in messages_of(turns, None) or ():
+        given = {name: _as_text(value) for name, value in message.items() if value is not None}
+        role, content = given.pop("role", ""), given.pop("content", None)
+        texts = [] if content is None else [content]
+        texts += [f"{name}: {text}" for name, text in given.items()]
+        found.append({"role": role, "text": "\n".join(texts)})
+    return found
 
 
 def _as_text(value: Any) -> str:

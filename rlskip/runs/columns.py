@@ -1,12 +1,7 @@
-"""Rollouts of any trainer as columns: what each of them holds, and which rows these are.
-
-A dump describes that (:class:`~rlskip.batch.row_fields.RowFields`); columns of a dump that does not
-have their usual names.
-"""
+"""Rollouts of any trainer as columns: what each of them holds, and which rows these are."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
@@ -31,10 +26,7 @@ Column = Any  # an array or a sequence: one value a row
 
 @attrs.frozen
 class Columns:
-    """Rollouts as columns of `n` values each, and `whole`: what belongs to the whole batch.
-
-    `fields` tells what the columns hold.
-    """
+    """Columns of `n` values, `whole`, what belongs to the batch, and what `fields` these hold."""
 
     n: int
     columns: Mapping[str, Column]
@@ -70,8 +62,7 @@ def rollout_columns(
     """Columns of a DataProto, a TensorDict, a mapping, a queue's part or a list of rows.
 
     The columns within a mapping that is a field have its name before theirs: ``extra.score``.
-    `fields` tell what they hold; None, for dumps that do not describe themselves: as their names
-    are usual. There are `n` rows, where more is known of that than these columns tell.
+    Without `fields` their names tell what they hold, and without `n` how many rows there are.
     """
     batch, named = rollouts, batches.columns_of(rollouts)
     whole: dict[str, Any] = {}
@@ -84,8 +75,7 @@ def rollout_columns(
         named = {"value": list(rollouts)}
     elif not named and not isinstance(rollouts, Mapping):
         whole = {"value": rollouts}
-    if n is None:
-        n = _length_of(batch, fields or RowFields.of(named))
+    n = _length_of(batch, fields or RowFields.of(named)) if n is None else n
     columns: dict[str, Column] = {}
     for name, column in named.items():
         within = column if n and isinstance(column, dict) else {}
@@ -132,8 +122,6 @@ def single(value: Any) -> Any:
     return value.item() if is_single else value
 
 
-# -- the tokens of each row ----------------------------------------------------------------------
-
 Cells = Sequence[np.ndarray | None]
 """An array of one dimension for each row; None where a row has no such value."""
 
@@ -142,9 +130,8 @@ Cells = Sequence[np.ndarray | None]
 class Tokens:
     """For each row its prompt and its response, as :class:`~rlskip.batch.rows.Rows` has them.
 
-    ``mask`` is true for each token of the response that was sampled, ``log_probs`` has its
-    log-prob. What the columns do not have is None, and so is what does not fit the tokens: the
-    `misfits`. `rows` are None if no column holds tokens. `rewards` has where in each row's rewards
+    ``mask`` tells which tokens of the response were sampled. What the columns do not have is None,
+    and so is what does not fit the tokens: the `misfits`. `rewards` has where in each row's rewards
     those of its response are, if it has one for each token.
     """
 
@@ -169,8 +156,7 @@ class Tokens:
         rewards, more = rows.spans(found, "reward")
         mask = probs = None
         if rows.mask is not None:
-            pairs = zip(rows.mask.cells, rows.mask.given, strict=True)
-            mask = [cell if is_given else None for cell, is_given in pairs]
+            mask = [c if g else None for c, g in zip(rows.mask.cells, rows.mask.given, strict=True)]
         if (given := columns.of("log_probs")) is not None and len(given) == len(spans):
             probs = list(map(_cut, given, spans))
         return cls(
@@ -195,31 +181,24 @@ def _cut(cell: object, span: tuple[int, int] | None) -> np.ndarray | None:
 
 
 def if_finite(value: float) -> float | None:
-    """`value`; None for NaN and the infinities."""
     return value if math.isfinite(value) else None
 
 
 def total_of(value: Any, span: tuple[int, int] | None) -> float | None:
     """A reward as one finite number: of one for each token the sum, without what padding has."""
     if isinstance(value, int | float):
-        with contextlib.suppress(OverflowError):
-            return if_finite(float(value))
-        return None
+        return if_finite(float(value))
     if (given := numbers(value)) is None:
         return None
     return if_finite(float(given[slice(*span) if span else slice(None)].sum(dtype=np.float64)))
 
 
-# -- which group, session and turn each row is ---------------------------------------------------
-
-
 def row_names(columns: Columns, tokens: Tokens) -> list[tuple[str, Any, Any]]:
     """Group, session and turn of each row.
 
-    Rows belong to one session if their keys say so (a queue's), or their columns of group and
-    session, or their trajectory ids (SkyRL), or if no earlier row is a session's last step. Else
-    each row is a session. Groups are those of the key, of the column of groups, of as many rows as
-    each prompt has, or of equal prompts.
+    Keys of a queue say so, or columns of group and session, or trajectory ids (SkyRL), or rows that
+    are a session's last; else each row is a session. Groups are those of the key, of the column of
+    groups, of as many rows as each prompt has, or of equal prompts.
     """
     n = columns.n
     keys = [split_trajectory(str(key)) for key in values(columns.columns.get("key", ()))]
@@ -253,10 +232,10 @@ def _groups(columns: Columns) -> list[str] | None:
 
 def _prompts(tokens: Tokens, n: int) -> list[str]:
     """For each row the number of its prompt among the prompts that differ."""
-    if tokens.prompt is None:
-        alike = tokens.response is not None  # responses without prompts are those of one group
-        return [str(0 if alike else i) for i in range(n)]
-    return _numbered(b"" if p is None else p.astype(np.int64).tobytes() for p in tokens.prompt)
+    if tokens.prompt is not None:
+        return _numbered(p.astype(np.int64).tobytes() for p in tokens.prompt)
+    # Responses without prompts are those of one group.
+    return [str(i) if tokens.response is None else "0" for i in range(n)]
 
 
 def _numbered(values: Iterable[Hashable]) -> list[str]:

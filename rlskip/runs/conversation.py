@@ -20,10 +20,8 @@ _SAID = {
 class Piece:
     """A turn of a session, without what the turn before it said.
 
-    Whether its prompt ``continues`` with the turn before it (of the first True), the tokens that it
-    has ``added`` to that, and its response, with an entry for each token: whether the policy
-    sampled it, and its log-prob (None where none was recorded). The mask is None where that of the
-    run does not fit.
+    Whether its prompt ``continues`` with that turn, the tokens that it has ``added``, and its
+    response, with a mask (None: not known) and a log-prob (None: none) for each of its tokens.
     """
 
     continues: bool
@@ -40,8 +38,7 @@ def pieces_of(turns: Turns, unknown: Sequence[bool] = ()) -> list[Piece]:
     """
     if turns[0].get("response") is None:
         return []
-    found: list[Piece] = []
-    whole: list[int] = []
+    found, whole = list[Piece](), list[int]()
     for turn, is_unknown in zip_longest(turns, unknown):
         seen, response = turn.get("prompt") or [], turn["response"]
         continues = seen[: len(whole)] == whole
@@ -57,8 +54,8 @@ def pieces_of(turns: Turns, unknown: Sequence[bool] = ()) -> list[Piece]:
 class Conversation:
     """The first turn's prompt, and what followed it.
 
-    ``mask`` has for each token of the completion whether the policy sampled it; others are
-    observations between the turns. Their log-probs are None. It is None where that of a turn is.
+    ``mask`` has for each token of the completion whether the policy sampled it, or is None where
+    that of a turn is not known; others are observations between the turns, without log-probs.
     """
 
     prompt: list[int]
@@ -68,23 +65,17 @@ class Conversation:
 
     @classmethod
     def of(cls, pieces: Sequence[Piece]) -> Conversation | None:
-        """None if no column holds tokens.
-
-        Where a turn's prompt does not begin with the turn before it, because the context was
-        rewritten, its observations are left out; what was sampled is always there.
-        """
+        """Without the observations of a turn whose context was rewritten; None of no pieces."""
         if not pieces:
             return None
-        completion, mask = list[int](), list[bool]()
-        probs: list[float | None] = []
+        completion, mask, probs = list[int](), list[bool](), list[float | None]()
         for i, piece in enumerate(pieces):
             added = piece.added if i and piece.continues else []
             completion += added + piece.response
             mask += [False] * len(added) + (piece.mask or [])
             probs += [None] * len(added) + piece.log_probs
-        is_known = all(piece.mask is not None for piece in pieces)
-        has_log_probs = any(one is not None for one in probs)
-        known, said = mask if is_known else None, probs if has_log_probs else None
+        known = mask if all(piece.mask is not None for piece in pieces) else None
+        said = probs if any(one is not None for one in probs) else None
         return cls(pieces[0].added, completion, known, said)
 
 
@@ -93,9 +84,8 @@ def messages_of(
 ) -> list[dict[str, Any]] | None:
     """A session's chat messages; None where the run recorded none and no tokenizer makes text.
 
-    The first prompt's are those that the run recorded, else one message of a user. What was
-    observed between the turns is what a later prompt's messages have beyond those before it. Where
-    none say so, its tokens are a message of a user, because nothing says who wrote it.
+    What was observed between turns is what a later prompt's messages have beyond those before it.
+    Where none say so, its tokens are a message of a user, because nothing says who wrote it.
     """
     asked = _chat(recorded(turns[0], "user"), "user")
     answers = [_chat(recorded(turn, "assistant"), "assistant") for turn in turns]
@@ -129,7 +119,6 @@ def _chat(value: Any, role: str) -> list[dict[str, Any]] | None:
     """A value as chat messages, text as one of `role`; None if it is anything else."""
     if isinstance(value, str):
         return [{"role": role, "content": value}]
-    is_chat = isinstance(value, list) and bool(value) and all(
-        isinstance(one, Mapping) and "role" in one for one in value
-    )  # fmt: skip
-    return [dict(one) for one in value] if is_chat else None
+    turns = value if isinstance(value, list) else []
+    is_chat = turns and all(isinstance(one, Mapping) and "role" in one for one in turns)
+    return [dict(one) for one in turns] if is_chat else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -15,16 +15,14 @@ from rlskip.runs.opened import Run
 from rlskip.runs.rollouts import Rollouts
 
 _FIELDS = ("group", "session", "turn", "reward", "response")
-QUARTILES = ("low", "median", "high")
 
 
 @attrs.frozen(eq=False)
 class Sessions:
     """The sessions of a dump, counted: arrays with an entry for each, in the dump's order.
 
-    ``groups`` are the names of the groups, in the order of their first rows, and ``group`` which of
-    them a session belongs to; ``number`` is its number there. ``reward`` and ``length``, in tokens
-    over all turns, are float64, NaN where they are not known; the others int64.
+    ``groups`` are the names of the groups, and ``group`` which of them a session belongs to.
+    ``reward`` and ``length`` are float64, NaN where they are not known; the others int64.
     """
 
     groups: list[str]
@@ -36,17 +34,14 @@ class Sessions:
 
     @classmethod
     def of(cls, rollouts: Rollouts) -> Sessions:
-        found = rollouts.sessions
         numbered: dict[str, int] = {}
-        group = [numbered.setdefault(one.group, len(numbered)) for one in found]
-        return cls(
-            list(numbered),
-            np.array(group, np.int64),
-            np.array([one.number for one in found], np.int64),
-            np.array([one.reward for one in found], np.float64),
-            np.array([one.length for one in found], np.float64),
-            np.array([len(one.rows) for one in found], np.int64),
-        )
+        sessions = [
+            (numbered.setdefault(s.group, len(numbered)), s.number, s.reward, s.length, len(s.rows))
+            for s in rollouts.sessions
+        ]
+        dtypes = (np.int64, np.int64, np.float64, np.float64, np.int64)
+        columns = zip(*sessions, strict=True) if sessions else [()] * len(dtypes)
+        return cls(list(numbered), *map(np.array, columns, dtypes))
 
     @classmethod
     def joined(cls, some: Sequence[Sessions]) -> Sessions:
@@ -86,27 +81,25 @@ def count(
     """Some dumps of a run with their sessions, in their order."""
     found = []
     for dump in progress(dumps):
+        sessions, problem = None, dump.problem
         try:
-            if dump.problem is not None:
-                raise DumpError(dump.problem)
-            found.append(CountedDump(dump, Sessions.of(run.read(dump, _FIELDS))))
+            sessions = None if problem else Sessions.of(run.read(dump, _FIELDS))
         except DumpError as error:
-            found.append(CountedDump(dump, None, error.what))
+            problem = error.what
+        found.append(CountedDump(dump, sessions, problem))
     return found
 
 
-def by_step(counted: Sequence[CountedDump]) -> Iterator[tuple[int, list[CountedDump]]]:
-    for step, dumps in groupby(counted, lambda one: one.dump.step):
-        yield step, list(dumps)
+def by_step(counted: Sequence[CountedDump]) -> list[tuple[int, list[CountedDump]]]:
+    return [(step, list(dumps)) for step, dumps in groupby(counted, lambda one: one.dump.step)]
 
 
 def step_figures(dumps: Sequence[CountedDump], success: float) -> dict[str, float | None]:
     """The figures of a step, over the sessions or the groups of all its dumps; None: not known.
 
-    ``reward`` and ``length`` are means, with the quartiles ``reward_low``, ``_median``, ``_high``;
     ``pass_1`` is the share of sessions with a reward of at least `success`, as the mean of the
     groups; ``pass_k`` the share of groups with such a session; ``no_signal`` the share of groups
-    with several sessions, all of one reward; ``seconds`` the time that generating took.
+    with several sessions, all of one reward.
     """
     every = Sessions.joined([one.sessions for one in dumps if one.sessions is not None])
     groups = [group for group in every.of_group(every.reward) if len(group)]
@@ -129,8 +122,8 @@ def step_figures(dumps: Sequence[CountedDump], success: float) -> dict[str, floa
 def _spread(name: str, values: np.ndarray) -> dict[str, float | None]:
     values = values[~np.isnan(values)]
     found = np.quantile(values, (0.25, 0.5, 0.75)).tolist() if len(values) else [None] * 3
-    quartiles = zip(QUARTILES, found, strict=True)
-    return {name: _mean(values), **{f"{name}_{which}": value for which, value in quartiles}}
+    names = (f"{name}_{which}" for which in ("low", "median", "high"))
+    return {name: _mean(values), **dict(zip(names, found, strict=True))}
 
 
 def _mean(values: Any) -> float | None:
@@ -139,27 +132,23 @@ def _mean(values: Any) -> float | None:
 
 def group_figures(sessions: Sessions) -> list[dict[str, Any]]:
     """For each group its ``name``, and figures over all its sessions."""
+    counts = np.bincount(sessions.group, minlength=len(sessions.groups)).tolist()
+    by_group = map(sessions.of_group, (sessions.reward, sessions.length))
     return [
         {
             "name": name,
-            "sessions": int(count),
+            "sessions": n,
             "reward": _mean(rewards),
             "low": float(rewards.min()) if len(rewards) else None,
             "high": float(rewards.max()) if len(rewards) else None,
             "length": _mean(lengths),
         }
-        for name, count, rewards, lengths in zip(
-            sessions.groups,
-            np.bincount(sessions.group, minlength=len(sessions.groups)),
-            sessions.of_group(sessions.reward),
-            sessions.of_group(sessions.length),
-            strict=True,
-        )
+        for name, n, rewards, lengths in zip(sessions.groups, counts, *by_group, strict=True)
     ]
 
 
 def by_interest(group: np.ndarray, reward: np.ndarray) -> np.ndarray:
-    """The indices of sessions, the first to be shown first; always the same for the same sessions.
+    """The indices of sessions in the order in which to show them, always the same.
 
     A random one of each group comes first, then in turn one of the best, of the worst and of all.
     """
@@ -168,6 +157,5 @@ def by_interest(group: np.ndarray, reward: np.ndarray) -> np.ndarray:
     rewarded = drawn[~np.isnan(reward[drawn])]
     worst = rewarded[np.argsort(reward[rewarded], kind="stable")]
     in_turn = np.stack([worst[::-1], worst, drawn[: len(worst)]], axis=1).reshape(-1)
-    every = np.concatenate([drawn[np.sort(first)], in_turn, drawn])
-    _, at = np.unique(every, return_index=True)
-    return np.asarray(every[np.sort(at)])
+    every = [*drawn[np.sort(first)].tolist(), *in_turn.tolist(), *drawn.tolist()]
+    return np.array(list(dict.fromkeys(every)), np.int64)

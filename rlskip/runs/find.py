@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import attrs
+
 from rlskip.jobs.records import FOLDER
 from rlskip.runs import on_disk
-from rlskip.runs.opened import Call, NoSuchPlaceError, Run, Runs, Step
+from rlskip.runs.opened import NoSuchPlaceError, Run, Runs, Step
 from rlskip.store.layout import STAGES, Place, as_step
 
 if TYPE_CHECKING:
@@ -23,23 +25,15 @@ def open(
     """The runs below a directory, or the run whose own directory it is.
 
     ``rlskip.open(path).run`` is a :class:`~rlskip.runs.opened.Run` for both, if there is one run.
-    Nothing of the dumps is read, no lease is taken, and no code from a dump is ever run.
+    Nothing of the dumps is read, and no code from a dump is ever run.
 
-    Parameters
-    ----------
-    path
-        A ``skip.dump_dir``, a directory below it, or that of one run. Or a file of another program,
-        or the directory of such: verl's ``rollout_data_dir``, ``traces.jsonl`` of verifiers and
-        prime-rl, TRL's completions (Parquet), or JSON lines with ``messages``.
-    tokenizer
-        Makes text of tokens: the directory of a local tokenizer (read by transformers, without code
-        from it), or an object with a method ``decode``. Rows then have ``prompt_text`` and
-        ``response_text``, too.
+    `path` is a ``skip.dump_dir``, a directory below it, or that of one run. Or a file of another
+    program, or the directory of such: verl's ``rollout_data_dir``, ``traces.jsonl`` of verifiers
+    and prime-rl, TRL's completions (Parquet), or JSON lines with ``messages``. Raises
+    NoSuchPlaceError where there is none.
 
-    Raises
-    ------
-    NoSuchPlaceError
-        There is no such directory.
+    `tokenizer` makes ``prompt_text`` and ``response_text`` of tokens: the directory of a local one
+    (read by transformers, without code from it), or an object with a method ``decode``.
     """
     decode = None
     if tokenizer is not None:
@@ -65,12 +59,12 @@ def find_runs(where: Path, decode: Decode | None = None) -> list[Run]:
 
     A run is a directory with dumps. Names with numbers are in natural order.
     """
-    if where.exists() and not where.is_dir():
-        remedy = "give .jsonl or .parquet files of a known program, unpacked; or a directory"
-        raise NoSuchPlaceError("it is not a file of rollouts", str(where), remedy)
     if not where.is_dir():
-        remedy = "name the skip.dump_dir of the job, or a run in it"
-        raise NoSuchPlaceError("no such directory", str(where), remedy)
+        what, remedy = "no such directory", "name the skip.dump_dir of the job, or a run in it"
+        if where.exists():
+            what = "it is not a file of rollouts"
+            remedy = "give .jsonl or .parquet files of a known program, unpacked; or a directory"
+        raise NoSuchPlaceError(what, str(where), remedy)
     # {dump_dir}/{experiment}_{project}/{shape}[/{role}], which "." and ".." do not tell
     runs = [Run(path, decode=decode) for path in _runs_in(where.resolve(), 3)]
     return sorted(runs, key=lambda run: _natural(run.name))
@@ -93,7 +87,7 @@ def _natural(name: str) -> list[str | int]:
     return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", name)]
 
 
-Target: TypeAlias = Run | Step | Call
+Target: TypeAlias = Run | Step
 """What a command names."""
 
 
@@ -104,8 +98,7 @@ def find_target(name: str, within: Path, decode: Decode | None = None) -> Target
     """
     numbers = [as_step(part) for part in name.split("/")] if len(name) < 40 else [None]
     if len(numbers) <= 2 and numbers[0] is not None and numbers[-1] is not None:
-        step = Step(the_run(within, decode), numbers[0])
-        return step if len(numbers) == 1 else Call(step, numbers[1] or 0)
+        return Step(the_run(within, decode), numbers[0], *numbers[1:])
     path = Path(name).expanduser()
     if not path.exists():
         raise NoSuchPlaceError("no such file or directory", name)
@@ -115,7 +108,7 @@ def find_target(name: str, within: Path, decode: Decode | None = None) -> Target
         return the_run(path, decode)
     step = Step(Run(place.root, decode=decode), place.step)
     named = (dump for dump in step.iter_dumps() if dump.place == place and place.call)
-    return next((Call(step, dump.call or 0) for dump in named), step)
+    return next((attrs.evolve(step, call=dump.call or 0) for dump in named), step)
 
 
 def the_run(within: Path, decode: Decode | None = None) -> Run:

@@ -6,14 +6,14 @@ What rows have in common has the names that :mod:`rlskip.runs` knows; other fiel
 from __future__ import annotations
 
 import atexit
-import itertools
+import functools
 import json
 import logging
 import math
 import shutil
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def files_in(path: Path) -> list[Path]:
 def run_of_files(path: Path) -> Path:
     """The directory of a run, gone at exit, with the rows of a file or of those in a directory.
 
-    Raises DumpError where one cannot be read, or nothing tells which program wrote it.
+    Raises DumpError where one cannot be read.
     """
     root = Path(tempfile.mkdtemp(prefix="rlskip-foreign-"))
     atexit.register(shutil.rmtree, root, ignore_errors=True)
@@ -66,48 +66,55 @@ def run_of_files(path: Path) -> Path:
 
 
 def _read(path: Path) -> dict[int, list[Row]]:
-    """The rows of a file by step. The fields of its first row tell the program:
+    """The rows of a file by step: that of its name, else the one that each names, else 0.
 
-    verl's ``trainer.rollout_data_dir`` (its name is the step), ``traces.jsonl`` of verifiers and
-    prime-rl, the completions of TRL, or lines with chat ``messages``. Raises DumpError where it has
-    other fields, or cannot be read.
+    Rows with equal prompts are one group of their step. Raises DumpError where a line cannot be
+    read, or the fields of the first one are those of no known program.
     """
+    steps: dict[int, list[Row]] = defaultdict(list)
+    groups: dict[int, dict[str, str]] = defaultdict(dict)
+    of_file, made, number = as_step(path.stem), None, 1
     try:
-        rows = _lines(path)
-        if path.suffix == ".parquet":
-            rows = iter(extra("pyarrow.parquet").read_table(path).to_pylist())
-        first = next(rows, None)
-        return {} if first is None else _steps_of(path, first, itertools.chain([first], rows))
+        for number, line in _numbered(path):
+            given = json.loads(line) if isinstance(line, str) else line
+            made = made or _program(path, given)
+            for row in made(given, number):
+                named = row.pop("step", None)
+                step = _step_of(named) if of_file is None else of_file
+                asked = json.dumps(row.get("input", row.get("raw_prompt")), sort_keys=True)
+                name = groups[step].setdefault(asked, str(len(groups[step])))
+                steps[step].append({"uid": name, **row})
     except DumpError as error:
-        raise DumpError(error.what, str(path), error.remedy) from error
+        raise DumpError(f"line {number}: {error.what}", str(path), error.remedy) from error
     except (*DAMAGE, RecursionError) as error:
-        raise DumpError(f"it cannot be read: {type(error).__name__}: {error}", str(path)) from error
+        what = f"line {number} cannot be read: {type(error).__name__}: {error}"
+        raise DumpError(what, str(path)) from error
+    return steps
 
 
-def _lines(path: Path) -> Iterator[Row]:
+def _numbered(path: Path) -> Iterator[tuple[int, Any]]:
+    """The lines of a file, or the rows of a table."""
+    if path.suffix == ".parquet":
+        yield from enumerate(extra("pyarrow.parquet").read_table(path).to_pylist(), 1)
+        return
     with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                found = json.loads(line)
-            except ValueError as error:
-                raise DumpError(f"line {number} is not JSON") from error
-            if not isinstance(found, dict):
-                raise DumpError(f"line {number} is not an object")
-            yield found
+        yield from ((n, line) for n, line in enumerate(file, 1) if line.strip())
 
 
-def _steps_of(path: Path, first: Row, rows: Iterator[Row]) -> dict[int, list[Row]]:
+def _program(path: Path, first: Row) -> Callable[[Row, int], Iterable[Row]]:
+    """Makes rows of those of the program that wrote a file, which the fields of its first tell:
+
+    verl's ``trainer.rollout_data_dir``, ``traces.jsonl`` of verifiers and prime-rl, the completions
+    of TRL, or lines with chat ``messages``.
+    """
     if path.name == "traces.jsonl" or "traces" in first:
-        return _of_verifiers(rows)
-    for names, made in (
-        ({"input", "output"}, iter),
-        ({"messages"}, _of_messages),
-        ({"prompt", "completion"}, _of_trl),
-    ):
-        if names <= first.keys():
-            return _by_step(as_step(path.stem), made(_with(rows, names)))
+        return _of_episode
+    if {"input", "output"} <= first.keys():
+        return _of_verl
+    if "messages" in first:
+        return _of_messages
+    if {"prompt", "completion"} <= first.keys():
+        return functools.partial(_of_trl, told=set())
     there = ", ".join(map(str, first))
     raise DumpError(
         f"its fields are those of no known program: {there:.200}",
@@ -116,75 +123,44 @@ def _steps_of(path: Path, first: Row, rows: Iterator[Row]) -> dict[int, list[Row
     )
 
 
-def _with(rows: Iterable[Row], names: set[str]) -> Iterator[Row]:
-    for number, row in enumerate(rows, 1):
-        if lacking := sorted(names - row.keys()):
-            raise DumpError(f"row {number} has no {', '.join(lacking)}, as the first one has")
-        yield row
-
-
-def _by_step(of_file: int | None, rows: Iterable[Row]) -> dict[int, list[Row]]:
-    """By the step that the file's name is, or that each row names; 0 without one.
-
-    Rows with equal prompts are one group of their step.
-    """
-    steps: dict[int, list[Row]] = defaultdict(list)
-    groups: dict[int, dict[str, str]] = defaultdict(dict)
-    for number, row in enumerate(rows, 1):
-        named = row.pop("step", None)
-        step = _step_of(named, f"row {number}") if of_file is None else of_file
-        asked = json.dumps(row.get("input", row.get("raw_prompt")), sort_keys=True, default=str)
-        name = groups[step].setdefault(asked, str(len(groups[step])))
-        steps[step].append({"uid": name, **row})
-    return steps
-
-
-def _step_of(named: Any, whose: str) -> int:
-    """The step that a row or an episode names; 0 without one."""
+def _step_of(named: Any) -> int:
     is_whole = type(named) is int or (isinstance(named, float) and named.is_integer())
     if named is None or (is_whole and 0 <= named < 1 << 63):
         return int(named or 0)
-    raise DumpError(f"{whose} is of step {named!r:.80}, which is not a whole number from 0 on")
+    raise DumpError(f"its step {named!r:.80} is not a whole number from 0 on")
 
 
-def _of_messages(rows: Iterator[Row]) -> Iterator[Row]:
-    """A conversation a line: what follows the messages before the assistant's first is sampled."""
-    for number, row in enumerate(rows, 1):
-        messages = row.pop("messages") or []
-        if not (isinstance(messages, list) and all(isinstance(m, dict) for m in messages)):
-            raise DumpError(f"messages of row {number} are not a list of mappings")
-        roles = [one.get("role") for one in messages]
-        at = roles.index("assistant") if "assistant" in roles else len(messages)
-        yield {"raw_prompt": messages[:at], "completions": messages[at:], **row}
+def _of_verl(row: Row, _: int) -> Iterator[Row]:
+    yield {"input": row["input"], "output": row["output"], **row}
 
 
-def _of_trl(rows: Iterator[Row]) -> Iterator[Row]:
-    """TRL's completions: a reward for each function, whose sum is the session's."""
-    told: set[str] = set()
-    for row in rows:
-        made = {"raw_prompt": row.pop("prompt"), "completions": row.pop("completion"), **row}
-        if not {"reward", "rewards", "score"} & row.keys():
-            earned = {
-                name: value
-                for name, value in row.items()
-                if name not in ("step", "advantage")
-                and type(value) in (int, float)
-                and math.isfinite(value)
-            }
-            made["reward"] = sum(earned.values()) if earned else None
+def _of_messages(row: Row, _: int) -> Iterator[Row]:
+    """A conversation: what follows the messages before the assistant's first is sampled."""
+    messages = row.pop("messages") or []
+    roles = [one.get("role") for one in messages]
+    at = roles.index("assistant") if "assistant" in roles else len(messages)
+    yield {"raw_prompt": messages[:at], "completions": messages[at:], **row}
+
+
+def _of_trl(row: Row, _: int, *, told: set[str]) -> Iterator[Row]:
+    """A completion: a reward for each function, whose sum is the session's.
+
+    The names of several are `told` once.
+    """
+    made = {"raw_prompt": row.pop("prompt"), "completions": row.pop("completion"), **row}
+    if not {"reward", "rewards", "score"} & row.keys():
+        earned = {
+            name: value
+            for name, value in row.items()
+            if name not in ("step", "advantage")
+            and type(value) in (int, float)
+            and math.isfinite(value)
+        }
+        made["reward"] = sum(earned.values()) if earned else None
+        if len(earned) > 1 and not told:
             told |= {*earned}
-        yield made
-    if len(told) > 1:
-        log.warning("rlskip: the reward of each row is the sum of %s", ", ".join(sorted(told)))
-
-
-def _of_verifiers(rows: Iterator[Row]) -> dict[int, list[Row]]:
-    """Saved episodes by the step that they name; 0 without one."""
-    steps: dict[int, list[Row]] = defaultdict(list)
-    for number, line in enumerate(rows):
-        named = ((line.get("run") or {}).get("work") or {}).get("step")
-        steps[_step_of(named, f"episode {number + 1}")] += _of_episode(line, number)
-    return steps
+            log.warning("rlskip: the reward of each row is the sum of %s", ", ".join(sorted(told)))
+    yield made
 
 
 def _of_episode(episode: Row, number: int) -> Iterator[Row]:
@@ -195,18 +171,18 @@ def _of_episode(episode: Row, number: int) -> Iterator[Row]:
     """
     group = (episode.get("group") or {}).get("id")
     about = {name: value for name, value in episode.items() if name != "traces"}
+    step = ((episode.get("run") or {}).get("work") or {}).get("step")
     for k, trace in enumerate(episode["traces"]):
         task = trace.get("task") or {}
-        uid = group or task.get("hash") or (task.get("data") or {}).get("idx", number)
+        uid = group or task.get("hash") or (task.get("data") or {}).get("idx", number - 1)
         rewards = [r for r in (trace.get("rewards") or {}).values() if r is not None]
-        if any(r["score"] is None for r in rewards):
-            raise DumpError(f"a reward of episode {number + 1} has no score")
         reward = sum(r["score"] * r.get("weight", 1.0) for r in rewards) if rewards else None
         rest = {name: value for name, value in trace.items() if name not in ("nodes", "calls")}
         for branch, nodes in enumerate(_branches(trace.get("nodes") or [])):
             yield {
+                "step": step,
                 "uid": str(uid),
-                "session": f"{number}.{k}.{branch}",
+                "session": f"{number - 1}.{k}.{branch}",
                 **_of_nodes(nodes),
                 "reward": reward,
                 "trace": rest,

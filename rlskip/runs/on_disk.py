@@ -38,10 +38,9 @@ if TYPE_CHECKING:
 class Dump:
     """One file of rollouts: a call's of a step, a mini-batch's, or a rank's shard.
 
-    ``meta`` is None if it cannot be read, and ``problem`` is the reason. It lacks the identity, and
-    what is recorded of single prompts (:meth:`full_meta`). ``written`` is in seconds since the
-    epoch, by the file system's clock; ``size`` in bytes on disk. ``call`` is its number among the
-    calls of its step, as they were made, or that of the mini-batch; None where one call was made.
+    ``meta`` is None if it cannot be read, because of a ``problem``; it lacks what `full_meta` has.
+    ``written`` is in seconds since the epoch, ``size`` in bytes on disk. ``call`` is its number
+    among the calls of its step, or that of the mini-batch; None where one call was made.
     """
 
     place: Place
@@ -80,11 +79,9 @@ class Dump:
             return here.read_meta()
 
     def load(self, *, into: Into = "torch", fields: Sequence[str] | None = None) -> Any:
-        """The rollouts, verified.
+        """The rollouts, verified; of the outermost mapping or batch only `fields` are read.
 
-        `into` is ``torch``, or ``numpy``: then torch is not loaded, and tensors and batches come as
-        :mod:`rlskip.format.numpy_maker` says. Of the outermost mapping or batch only `fields` are
-        read. Raises DumpError where it cannot be used; it stays where it is.
+        `into` is ``torch``, or ``numpy``: then torch is not loaded. Raises DumpError.
         """
         from rlskip.format.kinds import rebuild
 
@@ -114,12 +111,12 @@ class Dump:
 
         Raises AbsentDumpError where it was removed since it was listed.
         """
+        problem = "shards of other ranks are missing, or of another call"
         try:
             with self.opened() as (reader, _):
                 reader.verify()
             if self.has_all_shards:
                 return None
-            problem = "shards of other ranks are missing, or of another call"
         except FileNotFoundError:
             problem = "it has no files"
         except DumpError as error:
@@ -149,16 +146,11 @@ def dumps_at(places: Sequence[Place]) -> list[Dump]:
         unknown = 1 << 62 if first.place.call else 0
         return first.meta.info.get("place", 0) if first.meta else unknown, first.place.order
 
-    several = len(groups) > 1 or any(place.call for place in places)
-    return [
-        attrs.evolve(
-            dump,
-            call=number if several else None,
-            has_all_shards=len(group) == dump.place.world_size,
-        )
-        for number, group in enumerate(sorted(groups.values(), key=order))
-        for dump in group
-    ]
+    several, found = len(groups) > 1 or any(place.call for place in places), list[Dump]()
+    for number, group in enumerate(sorted(groups.values(), key=order)):
+        call, are_all = number if several else None, len(group) == group[0].place.world_size
+        found += [attrs.evolve(dump, call=call, has_all_shards=are_all) for dump in group]
+    return found
 
 
 def _read(place: Place) -> Dump | None:

@@ -1,12 +1,12 @@
 """A run, opened: runs, their steps and calls, and the rollouts that these hold.
 
-Nothing is read before it is asked for, and nothing is changed. Opening lists directories; a row
-reads the dump that it is in, and of that only the fields that are asked for.
+Nothing is changed, and nothing is read before it is asked for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -56,7 +56,6 @@ class Scope:
         raise NotImplementedError
 
     def dumps(self) -> list[Dump]:
-        """All dumps, in order."""
         return list(self.iter_dumps())
 
     def fields(self) -> list[str]:
@@ -66,17 +65,10 @@ class Scope:
     def rollouts(self, fields: _Fields = None) -> Iterator[Rollouts]:
         """The rollouts of each dump; one dump is in memory at a time.
 
-        Parameters
-        ----------
-        fields
-            What the rows are to have: ``group``, ``session``, ``turn``, ``uid``, ``prompt``,
-            ``response``, ``mask``, ``log_probs``, ``reward``, or names of the trainer's own fields.
-            Only what these need is read and verified. None for everything.
-
-        Raises
-        ------
-        DumpError
-            A dump cannot be used, or has no such field. It stays where it is.
+        `fields` are what the rows are to have: ``group``, ``session``, ``turn``, ``uid``,
+        ``prompt``, ``response``, ``mask``, ``log_probs``, ``reward``, or names of the trainer's own
+        fields. Only what these need is read and verified; None for everything. Raises DumpError
+        where a dump cannot be used, or has no such field; it stays where it is.
         """
         return (self.read(dump, fields) for dump in self.iter_dumps())
 
@@ -85,14 +77,11 @@ class Scope:
         return self.run.read(dump, fields)
 
     def iter_rows(self, fields: _Fields = None) -> Iterator[dict[str, Any]]:
-        """The rows as mappings, with ``step``, ``call`` and ``row``; `fields` as in `rollouts`.
-
-        Tokens, masks and log-probs are lists without padding.
-        """
-        return (row for part in self.rollouts(fields) for row in part)
+        """The rows as mappings, with ``step``, ``call`` and ``row``; `fields` as in `rollouts`."""
+        return itertools.chain.from_iterable(self.rollouts(fields))
 
     def sessions(self, fields: _Fields = None) -> Iterator[SessionRows]:
-        """The sessions, each with its turns; `fields` are those of the turns, as in `rollouts`."""
+        """The sessions, each with its turns; `fields` are those of the turns."""
         return (session for part in self._named(fields) for session in part.sessions)
 
     def groups(self, fields: _Fields = None) -> Iterator[rlskip.runs.rollouts.Group]:
@@ -104,13 +93,8 @@ class Scope:
         needed = ("group", "session", "turn", "reward", "response")
         return self.rollouts(None if fields is None else [*needed, *fields])
 
-    # -- as tables (the extra `data`) --------------------------------------------------------
-
     def to_arrow(self, fields: _Fields = None) -> pa.Table:
-        """All rows as a table of pyarrow; `fields` and errors as in `rollouts`.
-
-        Raises RlskipError where pyarrow is not installed.
-        """
+        """All rows as a table of pyarrow, which the extra `data` brings; RlskipError without."""
         from rlskip.runs.tables import joined, table_of
 
         return joined(list(map(table_of, self.rollouts(fields))))
@@ -127,43 +111,22 @@ class Scope:
 
 
 @attrs.frozen(repr=False)
-class Call(Scope):
-    """One call of a step, or a mini-batch; of several ranks the shards of all."""
-
-    step: Step
-    number: int
-
-    @property
-    def run(self) -> Run:
-        return self.step.run
-
-    @property
-    def name(self) -> str:
-        return f"{self.step.name}/{self.number}"
-
-    def iter_dumps(self) -> Iterator[Dump]:
-        found = on_disk.dumps_of(self.run.directory, self.step.number, self.number)
-        if not found:
-            raise NoSuchPlaceError("this call has no dump", self.name)
-        return iter(found)
-
-    def __repr__(self) -> str:
-        return f"<call {self.name}>"
-
-
-@attrs.frozen(repr=False)
 class Step(Scope):
-    """A step of a run."""
+    """A step of a run, or one `call` of it: a mini-batch, for example."""
 
     run: Run
     number: int
+    call: int | None = None
 
     @property
     def name(self) -> str:
-        return f"{self.run.name}/{self.number}"
+        name = f"{self.run.name}/{self.number}"
+        return name if self.call is None else f"{name}/{self.call}"
 
     def iter_dumps(self) -> Iterator[Dump]:
-        found = on_disk.dumps_of(self.run.directory, self.number)
+        found = on_disk.dumps_of(self.run.directory, self.number, self.call)
+        if not found and self.call is not None:
+            raise NoSuchPlaceError("this call has no dump", self.name)
         if not found:
             raise self.run._no_step(self.number)
         return iter(found)
@@ -174,16 +137,12 @@ class Step(Scope):
 
 @attrs.frozen(repr=False)
 class Run(Scope):
-    """The dumps of one run, by step.
-
-    ``run[3]`` is step 3, and ``run[1:10]`` the run with its steps 1 to 9 alone: steps are named by
-    their numbers, and a slice excludes its end.
-    """
+    """The dumps of one run, by step: ``run[1:10]`` is the run with its steps 1 to 9 alone."""
 
     directory: Path
     _within: tuple[range, ...] = ()
     _decode: Decode | None = attrs.field(default=None, eq=False)
-    # The fields of which it was said that they do not fit their tokens.
+    # Fields of which it was said that they do not fit their tokens.
     _told: set[str] = attrs.field(factory=set, eq=False)
 
     @property
@@ -206,7 +165,7 @@ class Run(Scope):
 
     def steps(self) -> list[int]:
         """The numbers of the steps that have a dump, ascending; the directory of each is listed."""
-        return [step.number for step in self]
+        return [step for step in self.places() if on_disk.has_dump(self.directory, step)]
 
     def _covers(self, step: int) -> bool:
         return all(step in one for one in self._within)
@@ -215,9 +174,7 @@ class Run(Scope):
         return len(self.steps())
 
     def __iter__(self) -> Iterator[Step]:
-        return (
-            Step(self, step) for step in self.places() if on_disk.has_dump(self.directory, step)
-        )
+        return (Step(self, step) for step in self.steps())
 
     def __contains__(self, step: Any) -> bool:
         return self._covers(step) and on_disk.has_dump(self.directory, step)
@@ -230,7 +187,7 @@ class Run(Scope):
         if isinstance(steps, slice):
             stop = sys.maxsize if steps.stop is None else steps.stop
             within = range(steps.start or 0, stop, steps.step or 1)
-            if min(within.start, within.stop) < 0 or within.step < 1:
+            if min(within.start, within.stop, within.step) < 0:
                 raise ValueError(f"{steps} does not name steps: they are counted upwards from 0")
             return attrs.evolve(self, within=(*self._within, within))
         if steps not in self:
@@ -244,8 +201,7 @@ class Run(Scope):
     def read(self, dump: Dump, fields: _Fields = None, **more: Any) -> Rollouts:
         """As :meth:`Scope.read`; `more` is what each row says of its place besides step and call.
 
-        Where `fields` ask for text, and the run was opened without a tokenizer, that which the dump
-        names makes it.
+        Without a tokenizer that which the dump names makes the text that `fields` ask for.
         """
         from rlskip.batch.decoding import decoder_at
         from rlskip.runs.reading import read_columns
@@ -296,10 +252,7 @@ class Run(Scope):
 
 @attrs.frozen(repr=False)
 class Runs(Scope, Sequence[Run]):
-    """The runs below a directory, in natural order of their names: a sequence.
-
-    ``runs["grpo_tiny/GBS4_N2_in6_out8"]`` is the run of that name. Rows name their ``run``.
-    """
+    """The runs below a directory, in natural order of their names, by which they are found, too."""
 
     directory: Path
     _runs: tuple[Run, ...]
@@ -307,12 +260,12 @@ class Runs(Scope, Sequence[Run]):
     def __getitem__(self, which: int | str) -> Run:  # type: ignore[override]
         if isinstance(which, int):
             return self._runs[which]
-        found = [run for run in self._runs if run.name == which]
-        if not found:
-            names = ", ".join(run.name for run in self._runs[:5])
-            there = f"its runs are {names}" if names else "it has no runs"
-            raise NoSuchPlaceError(f"it has no run {which!r}", str(self.directory), there)
-        return found[0]
+        for run in self._runs:
+            if run.name == which:
+                return run
+        names = ", ".join(run.name for run in self._runs[:5]) or "none"
+        what = f"it has no run {which!r}"
+        raise NoSuchPlaceError(what, str(self.directory), f"its runs are {names}")
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -322,11 +275,9 @@ class Runs(Scope, Sequence[Run]):
         """The only run; raises NoSuchPlaceError for none or several."""
         if len(self) == 1:
             return self[0]
-        if not self:
-            raise NoSuchPlaceError("no run has dumps here", str(self.directory))
-        what = f"{len(self)} runs have dumps here"
-        remedy = f"name one: {', '.join(str(run.directory) for run in self._runs[:5])}"
-        raise NoSuchPlaceError(what, str(self.directory), remedy)
+        names = ", ".join(str(run.directory) for run in self._runs[:5])
+        what = f"{len(self) or 'no'} runs have dumps here"
+        raise NoSuchPlaceError(what, str(self.directory), names and f"name one: {names}")
 
     def iter_dumps(self) -> Iterator[Dump]:
         for run in self._runs:
@@ -337,5 +288,5 @@ class Runs(Scope, Sequence[Run]):
 
     def __repr__(self) -> str:
         shown = [run.name for run in self._runs[:_SHOWN]]
-        more = [f"and {len(self) - _SHOWN} more"] if len(self) > _SHOWN else []
-        return f"<{len(self)} runs in {self.directory}: {', '.join([*shown, *more])}>"
+        shown += [f"and {len(self) - _SHOWN} more"] if len(self) > _SHOWN else []
+        return f"<{len(self)} runs in {self.directory}: {', '.join(shown)}>"

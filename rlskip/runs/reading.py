@@ -1,7 +1,4 @@
-"""A dump's columns, read from its open file: all of them, or what some fields of rows need.
-
-Columns of tokens and masks, which are most of a dump, stay as narrow as the file stores them.
-"""
+"""A dump's columns, read from its open file: all of them, or what some fields of rows need."""
 
 from __future__ import annotations
 
@@ -24,6 +21,7 @@ if TYPE_CHECKING:
 
 _TREE, _FIELDS = "rollouts", "fields"
 _SIZED = ("tensordict", "dataproto")  # they say how many rows they have
+# Most of a dump, which stays as narrow as the file has it.
 _NARROW = ("prompt", "response", "whole", "attention", "prompt_mask", "mask")
 
 
@@ -47,10 +45,7 @@ def _fields(reader: Reader) -> dict[str, Node]:
 
 
 def read_columns(reader: Reader, meta: DumpMeta, fields: Sequence[str] | None) -> Columns:
-    """The columns of a dump, verified: all, or those that `fields` of its rows need.
-
-    Raises DumpError where it has no such field, or cannot be used.
-    """
+    """The columns of a dump, verified: all, or those that `fields` need; raises DumpError."""
     nodes, described = _fields(reader), RowFields.from_meta(meta)
     known = described or RowFields.of(nodes)
     narrow = (nodes.get(getattr(known, what)) for what in _NARROW)
@@ -95,12 +90,12 @@ def _read_some(
 
 def _needed(fields: Iterable[str], names: Mapping[str, Node], described: RowFields) -> list[str]:
     """The columns among `names` that must be read for `fields`, keys of ROW or of their own."""
-    chosen: dict[str, None] = {}
+    chosen: list[str] = []
     for field in fields:
         itself = column_of(field, names)
-        own = [itself] if itself in names and field not in ROW else []
-        chosen.update(dict.fromkeys([*own, *_columns_of(field, names, described)]))
-    return list(chosen)
+        chosen += [itself] if itself in names and field not in ROW else []
+        chosen += _columns_of(field, names, described)
+    return list(dict.fromkeys(chosen))
 
 
 def _columns_of(field: str, names: Mapping[str, Node], described: RowFields) -> list[str]:
@@ -129,6 +124,5 @@ def _columns_of(field: str, names: Mapping[str, Node], described: RowFields) -> 
 def _check(fields: Sequence[str], names: Sequence[str], where: str) -> None:
     own = {column_of(name, names) for name in fields if name not in (*ROW, *TEXTS, *PLACE)}
     if missing := sorted(own - {*names}):
-        there = ", ".join(sorted(names))
         what = f"it has no field {', '.join(map(repr, missing))}"
-        raise DumpError(what, where, f"its own fields are {there}")
+        raise DumpError(what, where, f"its own fields are {', '.join(sorted(names))}")

@@ -46,8 +46,7 @@ class SessionRows:
     """One sampled attempt at a prompt: its rows, in the order of its turns.
 
     ``number`` counts the sessions of its group from 0. ``rows`` are its rows' numbers in the dump.
-    ``reward`` is the sum over the turns, None without a finite one; ``length`` the tokens of the
-    responses over the turns, None if no column holds tokens.
+    ``reward`` and ``length``, in tokens, are sums over the responses; None where not known.
     """
 
     group: str
@@ -69,7 +68,6 @@ class SessionRows:
 
     @property
     def pieces(self) -> list[Piece]:
-        """Its turns, each without what the turn before it said; none if no column holds tokens."""
         rows = self._rollouts.tokens.rows
         return pieces_of(self.turns, [rows is not None and i in rows.unknown for i in self.rows])
 
@@ -103,9 +101,8 @@ class Group:
 class Rollouts:
     """What a stage returned, read: rows as mappings, sessions, groups.
 
-    Rows of one prompt's attempt are one session, whatever the trainer calls them. This is the one
-    place that decides so. `told` has the fields of which it was said that they do not fit their
-    tokens.
+    Rows of one prompt's attempt are one session, whatever the trainer calls them. `told` has the
+    fields of which it was said that they do not fit their tokens.
     """
 
     def __init__(
@@ -144,10 +141,7 @@ class Rollouts:
 
     @functools.cached_property
     def rewards(self) -> list[float | None]:
-        """The reward of each row, summed over its tokens.
-
-        None if it is missing or not finite, or if it is neither one number nor one a token.
-        """
+        """Of each row, summed over its tokens; None where it is missing, not finite or odd."""
         odd = {one.row for one in self.tokens.misfits if one.what == "reward"}
         cells = self.columns.of("reward") or [None] * len(self)
         spans = self.tokens.rewards or [None] * len(self)
@@ -168,12 +162,11 @@ class Rollouts:
         found: dict[tuple[str, Any], list[tuple[Any, int]]] = {}
         for i, (group, session, turn) in enumerate(row_names(self.columns, self.tokens)):
             found.setdefault((group, session), []).append((turn, i))
-        lengths, rewards = self.tokens.lengths, self.rewards
-        count: Counter[str] = Counter()
-        sessions = []
+        lengths = self.tokens.lengths
+        count, sessions = Counter[str](), []
         for (group, _), named in found.items():
             rows = [i for _, i in sorted(named)]
-            earned = [reward for i in rows if (reward := rewards[i]) is not None]
+            earned = [reward for i in rows if (reward := self.rewards[i]) is not None]
             reward = if_finite(math.fsum(earned)) if earned else None
             length = sum(lengths[i] for i in rows) if lengths else None
             sessions.append((group, count[group], rows, reward, length))
@@ -188,8 +181,6 @@ class Rollouts:
             found.setdefault(one.group, []).append(one)
         return [Group(name, sessions) for name, sessions in found.items()]
 
-    # -- rows --------------------------------------------------------------------------------
-
     def row(self, i: int) -> dict[str, Any]:
         """Row `i`: where it is, the keys of ROW, texts where tokens can be decoded, and others."""
         return self.place | {name: self.cell(name, i) for name in self.names}
@@ -203,23 +194,19 @@ class Rollouts:
         if self.fields is None:
             texts = TEXTS if self.decode is not None and self.has_tokens else ()
             return [*ROW, *texts, *self.others]
-        names: dict[str, None] = {"row": None}
-        columns = self.columns.columns
+        names, columns = ["row"], self.columns.columns
         for field in self.fields:
             # Of a mapping of columns those of its entries.
             within = [name for name in columns if name.startswith(f"{field}.")]
-            if field in columns or field in ROW or not within:
-                within = [field]
             if field not in self.place and (field not in PLACE or field in columns):
-                names.update(dict.fromkeys(within))
-        return list(names)
+                names += [field] if field in columns or field in ROW or not within else within
+        return list(dict.fromkeys(names))
 
     @functools.cached_property
     def others(self) -> dict[str, Column]:
-        """Columns other than those of ROW.
+        """Columns other than those of ROW; single values of the whole batch are in every row.
 
-        Where one has the name of another key of the rows and other values, its name begins with
-        ``own_``. A single plain value for the whole batch is in every row.
+        Where one has the name of another key of the rows, and other values, it is ``own_{name}``.
         """
         found: dict[str, Column] = {}
         held = self._held()
@@ -232,8 +219,8 @@ class Rollouts:
             if name in held:
                 continue
             if name in self.place or name in ROW:
-                cells = [plain(cell) for cell in values(column)]
-                if cells == [self._known(name, i) for i in range(len(self))]:
+                known = [self.cell(name, i) for i in range(len(self))]
+                if known == list(map(plain, values(column))):
                     continue
                 name = f"own_{name}"
             found[name] = column
@@ -243,45 +230,19 @@ class Rollouts:
         """The columns of which rows have everything but padding."""
         columns, tokens = self.columns, self.tokens
         held = [what for what in TOKENS if getattr(tokens, what) is not None]
-        if held:
-            held += ["attention", "prompt_mask"]
+        held += ["attention", "prompt_mask"] if held else []
         reward = columns.array("reward")
-        if reward is not None and reward.ndim == 1:
-            held.append("reward")
+        held += ["reward"] if reward is not None and reward.ndim == 1 else []
         found = (columns.array(what) for what in ("prompt", "response", "whole"))
         parts = [part for part in found if part is not None and part.ndim == 2]
-        # verl's input_ids are both, with the padding between them.
-        if {"prompt", "response"} <= {*held} and len(parts) == 3 and np.array_equal(
-            np.concatenate(parts[:2], 1), parts[2]
-        ):  # fmt: skip
-            held.append("whole")
+        if {"prompt", "response"} <= {*held} and len(parts) == 3:
+            # verl's input_ids are both, with the padding between them.
+            both = np.concatenate(parts[:2], 1)
+            held += ["whole"] if np.array_equal(both, parts[2]) else []
         return {columns.name_of(what) for what in held} - {odd.name for odd in tokens.misfits}
 
     def cell(self, name: str, i: int) -> Any:
         """What row `i` has under a key."""
-        if name in ROW:
-            return self._known(name, i)
-        if name in TEXTS:
-            cells = getattr(self.tokens, TEXTS[name])
-            return None if cells is None or not self.decode else self.decode(cells[i].tolist())
-        if name not in self._values:
-            self._values[name] = values(self.column(name))
-        return plain(self._values[name][i])
-
-    def column(self, name: str) -> Column:
-        """A column by its own name, or by its name among the `others`.
-
-        Raises DumpError where there is none that has a value for each row.
-        """
-        columns = self.columns.columns
-        for found in (columns.get(name), self.others.get(name), columns.get(column_of(name, ()))):
-            if found is not None:
-                return found
-        where = f"step {self.place.get('step')}"
-        raise DumpError(f"its field {name!r} has no value for each row", where)
-
-    def _known(self, name: str, i: int) -> Any:
-        """What the key `name` of ROW or of the place is in row `i`."""
         if name in self.place:
             return self.place[name]
         if name == "row":
@@ -290,11 +251,26 @@ class Rollouts:
             return self.rewards[i]
         if name in NAMING:
             return self._naming[name][i]
-        cells = getattr(self.tokens, name)
-        if cells is None or cells[i] is None:
-            return None
-        found = (cells[i] != 0).astype(int) if name == "mask" else cells[i]
-        return found.tolist()
+        if name in TOKENS:
+            cells = getattr(self.tokens, name)
+            if cells is None or cells[i] is None:
+                return None
+            return ((cells[i] != 0).astype(int) if name == "mask" else cells[i]).tolist()
+        if name in TEXTS:
+            cells = getattr(self.tokens, TEXTS[name])
+            return None if cells is None or not self.decode else self.decode(cells[i].tolist())
+        if name not in self._values:
+            self._values[name] = values(self.column(name))
+        return plain(self._values[name][i])
+
+    def column(self, name: str) -> Column:
+        """A column by its own name, or its name among the `others`; raises DumpError without."""
+        columns = self.columns.columns
+        for found in (columns.get(name), self.others.get(name), columns.get(column_of(name, ()))):
+            if found is not None:
+                return found
+        where = f"step {self.place.get('step')}"
+        raise DumpError(f"its field {name!r} has no value for each row", where)
 
     @functools.cached_property
     def _naming(self) -> dict[str, list[Any]]:
@@ -302,8 +278,7 @@ class Rollouts:
         found: dict[str, list[Any]] = {name: [None] * len(self) for name in NAMING}
         for group, number, rows, _, _ in self._sessions:
             for turn, i in enumerate(rows):
-                found["group"][i], found["session"][i] = group, number
-                found["turn"][i] = turn
+                found["group"][i], found["session"][i], found["turn"][i] = group, number, turn
         uids = self.columns.of("group")
         found["uid"] = found["group"] if uids is None else [str(single(uid)) for uid in uids]
         return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,16 +36,11 @@ def joined(found: Sequence[pa.Table]) -> pa.Table:
     Raises RlskipError where no type holds all values of a column.
     """
     pa = extra("pyarrow")
-    schema, where = pa.schema([]), ""
     try:
-        for table in found:
-            where = f"step {next(iter(table['step'].to_pylist()), '?')}"
-            schema = pa.unify_schemas([schema, table.schema], promote_options="permissive")
-        where = ""
         return pa.concat_tables(found, promote_options="permissive") if found else pa.table({})
     except pa.ArrowException as error:
         what = f"a column has values of other kinds than in dumps before: {error}"
-        raise RlskipError(what, where, "choose fields, or read the steps one by one") from error
+        raise RlskipError(what, "", "choose fields, or read the steps one by one") from error
 
 
 def table_of(rollouts: Rollouts) -> pa.Table:
@@ -79,8 +73,7 @@ def _lists(pa: Any, cells: Sequence[np.ndarray | None] | None, n: int, dtype: An
     offsets = np.zeros(n + 1, np.int32)
     np.cumsum([0 if cell is None else len(cell) for cell in cells or ()], out=offsets[1:])
     missing = None if len(given) == n else pa.array([cell is None for cell in cells or ()])
-    dtypes = {cell.dtype for cell in given}
-    dtype = np.dtype(dtype or np.result_type(*map(_dumped, dtypes)))
+    dtype = np.dtype(dtype or np.result_type(*map(_dumped, {cell.dtype for cell in given})))
     # Arrow keeps the memory of tables that are gone, for those to come.
     memory = pa.allocate_buffer(int(offsets[-1]) * dtype.itemsize)
     flat = np.frombuffer(memory, dtype)
@@ -123,9 +116,6 @@ def _dumped(dtype: np.dtype) -> np.dtype:
     return dumped
 
 
-# -- files ---------------------------------------------------------------------------------------
-
-
 def line(value: Any) -> str:
     """`value` on one line. JSON has no NaN and no infinity: null is written."""
     encoded = json.dumps(finite(value), ensure_ascii=False, allow_nan=False)
@@ -133,17 +123,8 @@ def line(value: Any) -> str:
     return encoded.encode("utf-8", "backslashreplace").decode()
 
 
-def write_parquet(table: pa.Table, out: Path) -> int:
-    """Write a table, and return the number of its rows."""
-    extra("pyarrow.parquet").write_table(table, out)
-    return int(table.num_rows)
-
-
 def chats(sessions: Iterable[SessionRows]) -> Iterator[str]:
-    """A line for each session: its chat messages, its reward, and where it is.
-
-    Raises RlskipError where a session has none, and no tokenizer makes text of its tokens.
-    """
+    """A line for each session: its chat messages, its reward, and where it is."""
     for session in sessions:
         messages = session.messages
         if messages is None:

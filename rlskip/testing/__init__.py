@@ -10,7 +10,7 @@ from rich.console import Console
 from rlskip.cli.screen import table
 from rlskip.compare.rounding import Rounding
 from rlskip.compare.sides import compare_sides, find_side
-from rlskip.compare.verdict import COLUMNS, Comparison, table_of
+from rlskip.compare.verdict import COLUMNS, table_of
 from rlskip.config.steps import Steps
 
 __all__ = ["assert_same_training"]
@@ -28,32 +28,19 @@ def assert_same_training(
 ) -> None:
     """Assert that a run computed what a golden run did, at each stage that either recorded.
 
-    Parameters
-    ----------
-    golden, run
-        What ``rlskip compare`` takes: the records of a job, or a Hydra output directory, for
-        example. Golden is A.
-    rtol, atol
-        ``|a - b| <= atol + rtol * max(|a|, |b|)`` is equal; without both, what rounding explains is
-        (:mod:`rlskip.compare.rounding`).
-    steps
-        The steps to compare, such as ``1-3``.
+    `golden`, which is A, and `run` are what ``rlskip compare`` takes: the records of a job, or a
+    Hydra output directory, for example; `steps` those to compare, such as ``1-3``. Equal is
+    ``|a - b| <= atol + rtol * max(|a|, |b|)``; without both, what rounding explains.
 
-    Raises
-    ------
-    AssertionError
-        Its message is the table of stages and the verdict: which stage differs first, and where.
-    RlskipError
-        There is nothing to compare.
+    Raises AssertionError, whose message is the verdict, which stage differs first, and where, and
+    the table of stages; and RlskipError where there is nothing to compare.
     """
     a, b = (find_side(str(one), Path()) for one in (golden, run))
     found = compare_sides(a, b, Rounding(rtol, atol), Steps.parse(steps, "steps"))
-    if not found.is_equal:
-        raise AssertionError(_as_text(found))
-
-
-def _as_text(found: Comparison) -> str:
+    if found.is_equal:
+        return
     console = Console(file=StringIO(), width=_WIDTH)
     with console.capture() as lines:
         console.print(table(COLUMNS, table_of(found)[:_LINES]))
-    return "\n".join([found.verdict(), "", lines.get(), *found.only_one_has, found.rule])
+    said = [found.verdict(), "", lines.get(), *found.only_one_has, found.rule]
+    raise AssertionError("\n".join(said))

@@ -66,24 +66,19 @@ def test_ctrl_c_ends_a_command_without_a_traceback(
     assert (said.code, said.out, said.err) == (130, "", "")
 
 
-@pytest.mark.parametrize(("reader", "read"), [("head -1", "["), ("true", "")])
-def test_the_installed_command_ends_quietly_when_its_reader_does(
-    dumps: Path, reader: str, read: str
-) -> None:
-    command = f"{sys.executable} -m rlskip.cli.main ls --steps {dumps} --json | {reader}"
+def test_the_installed_command_ends_quietly_when_its_reader_does(dumps: Path) -> None:
+    command = f"{sys.executable} -m rlskip.cli.main ls --steps {dumps} --json | true"
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, env=env
     )
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, read, "")
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("command", ["show 1 -d .", "export 1 -d . --to jsonl"])
-def test_a_terminal_may_lack_the_characters_of_rollouts(tmp_path: Path, command: str) -> None:
+def test_a_terminal_may_lack_the_characters_of_rollouts(tmp_path: Path) -> None:
     StepStore(tmp_path / "e_p" / "GBS1_N1_in1_out1").save(1, {"text": ["é中😀"]})
-    run = [sys.executable, "-m", "rlskip.cli.main", *command.split()]
+    run = [sys.executable, "-m", "rlskip.cli.main", "show", "1", "-d", "."]
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(run, capture_output=True, env=env, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, b"")
-    expected = "é中😀".encode() if "export" in command else rb"\xe9\u4e2d\U0001f600"
-    assert expected in done.stdout
+    assert rb"\xe9\u4e2d\U0001f600" in done.stdout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -84,16 +83,12 @@ def hit(**more: object) -> dict[str, object]:
 
 
 DAMAGE: dict[str, Callable[[Path], None]] = {
-    "nothing": lambda run: None,
     "no meta": lambda run: (run / "2" / "meta.json").unlink(),
-    "an empty meta": overwrite("2/meta.json", b""),
     "a deep meta": overwrite("2/meta.json", b"[" * 100_000),
     "a truncated dump": overwrite("2/gen_batch.dp", b"rlskip\r\n"),
     "a dump that is a FIFO": instead("2/gen_batch.dp", os.mkfifo),
     "a meta that is a directory": instead("2/meta.json", Path.mkdir),
-    "a dump that is a link": instead("2/gen_batch.dp", lambda p: p.symlink_to("/dev/zero")),
     "a step that is a link": instead("2", lambda p: p.symlink_to(p.with_name("1"))),
-    "a step with a huge number": instead("9" * 200, Path.mkdir),
     "a call that is a file": instead("2.part-1", lambda p: p.write_text("x")),
     "quarantine with markup": instead("3.bad-[/red]\x1b[2J", Path.mkdir),
     "a run without permission to read": lambda run: run.chmod(0),
@@ -103,9 +98,6 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
         hit(seconds_saved="x"), hit(seconds_saved=None), hit(bytes="x"), hit(bytes=-1),
         hit(step="2"), hit(step=[2]), hit(run=["x"]), hit(role=["x"]), hit(event={}),
         '{"role": "r", "event": "hit", "step": 2, "seconds_saved": NaN, "bytes": 1e999}',
-    ),
-    "records that are a link": instead(
-        "../../records/job/host-1-a.jsonl", lambda p: p.symlink_to("/dev/zero")
     ),
     "records that are a file": instead("../../records", lambda p: p.write_text("x")),
 }  # fmt: skip
@@ -117,7 +109,6 @@ def test_no_command_traces_back(rlskip: Any, dumps: Path, tmp_path: Path, which:
         shutil.rmtree(dumps / "records")
     DAMAGE[which](dumps / RUN)
     try:
-        # One that shows rollouts of each kind; `random damage` runs all.
         check(rlskip, dumps, tmp_path / "out", which, ("ls", "show", "verify", "export", "prune"))
     finally:
         if (dumps / RUN).is_dir():
@@ -161,20 +152,3 @@ def test_rollouts_of_any_content_are_shown(rlskip: Any, dumps: Path, tmp_path: P
     for step, which in steps.items():
         said = rlskip("show", step, "-d", dumps / RUN)
         assert (said.code, said.err) == (0, ""), which
-        assert rlskip("compare", step, step, "-d", dumps / RUN).code == 0, which
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_random_damage(rlskip: Any, dumps: Path, tmp_path: Path, seed: int) -> None:
-    generator = random.Random(seed)
-    files = [path for path in sorted(dumps.rglob("*")) if path.is_file()]
-    for path in generator.sample(files, len(files) // 2):
-        data = bytearray(path.read_bytes())
-        for _ in range(generator.randint(1, 3)):
-            at = generator.randrange(len(data))
-            if generator.random() < 0.5:
-                data[at] ^= 1 << generator.randrange(8)
-            else:
-                del data[at : at + generator.randint(1, 200)]
-        path.write_bytes(data)
-    check(rlskip, dumps, tmp_path / "out", f"seed {seed}")

@@ -31,8 +31,8 @@ OFF = VECTOR + (torch.arange(200) == 199) * 1e-2
     [
         *(
             (filled(fill, at), filled(fill, at, OFF), {}, "differs")
-            for fill in (-1e4, -1e9, 1e9, LEAST, -math.inf, math.nan)
-            for at in (slice(1), slice(5), slice(0, 198), slice(0, 198, 2))
+            for fill in (-1e9, LEAST, math.nan)
+            for at in (slice(1), slice(0, 198))
         ),
         (filled(-1e9, slice(9)), filled(-2e9, slice(9)), {}, "differs"),
         (filled(-1e9, slice(9)), filled(-1e9, slice(9)) * (1 + 2**-23), {}, "within rounding"),

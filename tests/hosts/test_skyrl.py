@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import json
 import random
-import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -208,44 +206,6 @@ def test_merging_without_turns_is_refused(make: Any) -> None:
 
 
 # -- from the command line --------------------------------------------------------------------
-
-
-class OneProcessRay:
-    """The part of `ray` that main() uses, without processes."""
-
-    @staticmethod
-    def remote(**_: Any) -> Any:
-        return lambda func: types.SimpleNamespace(remote=func)
-
-    @staticmethod
-    def get(value: Any) -> Any:
-        return value
-
-
-def test_override_entrypoint(skyrl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SkyRL's genuine main() calls rlskip's, which parses what SkyRL's would."""
-    main_base = skyrl("train.entrypoints.main_base")
-    ran: list[Any] = []
-    monkeypatch.setitem(sys.modules, "ray", OneProcessRay)
-    monkeypatch.setattr(skyrl("train.utils"), "validate_cfg", lambda cfg: None)
-    monkeypatch.setattr(skyrl("train.utils.utils"), "initialize_ray", lambda cfg: None)
-    monkeypatch.setattr(main_base.BasePPOExp, "__init__", lambda self, cfg: ran.append(cfg))
-    monkeypatch.setattr(main_base.BasePPOExp, "run", lambda self: ran.append(type(self)))
-    monkeypatch.setenv("RLSKIP_DIRECTORY", "")  # main sets it, and the test forgets that
-    monkeypatch.delenv("RLSKIP_DIRECTORY")
-    override = "trainer.override_entrypoint=rlskip.hosts.skyrl"
-    monkeypatch.setattr(sys, "argv", ["main_base", override, "trainer.run_name=mine"])
-    with pytest.raises(ConfigError, match="RLSKIP_CONFIG: it is not set"):
-        main_base.main()
-    assert ran == []
-    file = tmp_path / "skip.yaml"
-    file.write_text(json.dumps(on(tmp_path)))
-    monkeypatch.setenv(CONFIG_VARIABLE, str(file))
-    main_base.main()
-    cfg, experiment = ran
-    assert cfg.trainer.run_name == "mine"
-    assert issubclass(experiment, main_base.BasePPOExp)
-    assert "get_generator" in vars(experiment)
 
 
 # -- without an inference engine -------------------------------------------------------------

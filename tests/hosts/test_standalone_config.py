@@ -11,7 +11,7 @@ import pytest
 from rlskip import SkipManager
 from rlskip.errors import ConfigError
 from rlskip.hosts import trl
-from rlskip.hosts.standalone_config import CONFIG_VARIABLE, is_on, read_config
+from rlskip.hosts.standalone_config import CONFIG_VARIABLE, read_config
 
 ARGS = SimpleNamespace(
     output_dir="out", generation_batch_size=8, num_generations=4, max_completion_length=16,
@@ -101,17 +101,3 @@ def test_trl_attached_twice_is_as_if_attached_once(tmp_path: Path, given: bool |
         assert twice._generate.generate is len
         role = SkipManager.skip_instances["rollout"].local_config
         assert role.restore_rng is (given is None)
-
-
-def test_only_the_built_in_roles_that_a_host_never_calls_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    on = {"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}}
-    SkipManager.init(on)
-    (role,) = SkipManager.skip_instances.values()
-    assert is_on(True, "the trainer")
-    monkeypatch.setitem(SkipManager.skip_instances, "critic", role)  # the application's own
-    assert is_on(True, "the trainer")
-    monkeypatch.setitem(SkipManager.skip_instances, "async_rollout", role)
-    with pytest.raises(ConfigError, match=r"skip\.async_rollout\.enable: the trainer never calls"):
-        is_on(True, "the trainer")

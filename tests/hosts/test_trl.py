@@ -85,7 +85,6 @@ def runs(run: Callable[..., Any]) -> Results:
         | {
             "resumed": resumed,
             "other reward": job(name, skip=skip(name), reward="length"),
-            "some steps": job(name, skip=skip(name, steps=[1, 2])),
             "other sampling": other_sampling,
             "installed": job(name, skip=skip(name, **place), installed=True),
             "hole": longer,
@@ -178,10 +177,6 @@ def test_another_reward_function_really_runs(runs: Results) -> None:
 def test_what_hydra_installed_is_attached(runs: Results) -> None:
     assert runs["installed"]["generated"]["train"] == 0
     assert runs["installed"]["log"] == runs["bare once_a_step"]["log"]
-
-
-def test_steps_that_are_not_listed_generate(runs: Results) -> None:
-    assert runs["some steps"]["generated"]["train"] == 2
 
 
 def test_other_sampling_is_refused_before_anything_is_generated(runs: Results) -> None:

@@ -6,14 +6,9 @@ Real trainers of the interpreter that $RLSKIP_TRL names (`.ci/env trl` makes it)
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-from rlskip.batch.row_fields import RowFields
-from rlskip.runs.columns import rollout_columns
-from rlskip.store import StepStore
 
 pytestmark = pytest.mark.trl
 
@@ -30,12 +25,8 @@ def skip(name: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("trl_trainers")
-
-
-@pytest.fixture(scope="module")
-def runs(folder: Path, trl_jobs: Any) -> dict[str, Any]:
+def runs(tmp_path_factory: pytest.TempPathFactory, trl_jobs: Any) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("trl_trainers")
     jobs = {
         f"{which} {name}": {"trainer": name, "skip": None if which == "bare" else skip(name)}
         for name in GENERATE
@@ -57,21 +48,6 @@ def test_the_second_run_generates_nothing_and_logs_the_same(
     assert second["generated"] == 0
     assert len([line for line in bare["log"] if "loss" in line]) == 2
     assert json.dumps(bare["log"]) == json.dumps(first["log"]) == json.dumps(second["log"])
-
-
-@pytest.mark.parametrize("name", GENERATE)
-def test_a_dump_tells_what_its_fields_hold(name: str, runs: dict[str, Any], folder: Path) -> None:
-    (dump, *_) = sorted((folder / "dumps" / name).glob("*/*/[0-9]*"))
-    store, step = StepStore(dump.parent), int(dump.name)
-    meta = store.read_meta(step)
-    described = RowFields.from_meta(meta)
-    assert meta is not None
-    assert described is not None
-    rows = rollout_columns(store.load(step), described)
-    assert rows.n == 8
-    for what in ("prompt", "response"):
-        assert rows.of(what) is not None, what
-    assert meta.info.get("rows_per_prompt") == 1, "as match=prompt needs it"
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from rlskip import SkipManager
 from rlskip.config.settings import read_skip
 from rlskip.hosts import trl
-from rlskip.hosts.trl import _hide_environments as hide
+from rlskip.hosts.trl import _Hidden
 from rlskip.hosts.verl.facts import refuse_old_release
 from rlskip.hosts.verl.trainer_config import judge
 
@@ -27,9 +27,7 @@ def attach(name, **skip):
 
 
 def reads_environments(folder):
-    made = SimpleNamespace(environments=[object()])
-    hide(made)
-    list(made.environments)
+    _Hidden()[0]
 
 
 def v1_of_verl(folder):

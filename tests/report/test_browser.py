@@ -47,10 +47,6 @@ def test_the_first_screen_has_curves_and_the_figures_of_show(
     assert (last["Reward"], last["Length"]) == (
         number(shown["figures"]["reward"]), number(shown["figures"]["length"]),
     )  # fmt: skip
-    window.go("#0/3")
-    facts = dict(zip(window.texts(".facts dt"), window.texts(".facts dd"), strict=True))
-    assert facts["mean reward"] == number(shown["figures"]["reward"])
-    assert facts["mean length"] == number(shown["figures"]["length"])
 
 
 @pytest.fixture
@@ -173,7 +169,7 @@ def test_two_runs_have_their_verdict_and_lead_to_each_other(
     assert rlskip("compare", a, b, "--html", out).code == 1
     window = look(out)
     (verdict,) = window.texts(".verdict p")
-    assert verdict.startswith("Differentthe rollouts differ first, at step 2: 1 rows only in A")
+    assert verdict.startswith("Differentthe rollouts differ first, at step 2: in 1 of 8 rows, ")
     assert window.texts("table[aria-label=steps] tbody td:first-child") == ["1", "2", "3"]
     window.click("table[aria-label=steps] tbody tr:nth-child(2)")
     window.wait("document.documentElement.dataset.view === '#0/2'")

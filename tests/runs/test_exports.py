@@ -102,14 +102,6 @@ def test_chats(rlskip: Any, run: Path) -> None:
     assert (second["session"], second["reward"]) == (1, None)
 
 
-def test_tokens_alone_are_no_chat(rlskip: Any, run_dir: Path, tmp_path: Path) -> None:
-    out = tmp_path / "chats.jsonl"
-    for options in ([], ["--out", out]):
-        said = rlskip("export", run_dir, "--to", "messages", *options)
-        assert (said.code, said.out, "--tokenizer" in said.err) == (2, "", True)
-    assert list(tmp_path.glob("chats*")) == []
-
-
 @pytest.mark.data
 def test_hugging_face_and_pandas_open_parquet(rlskip: Any, run: Path, tmp_path: Path) -> None:
     import datasets

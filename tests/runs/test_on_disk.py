@@ -38,24 +38,6 @@ def test_ls_counts_runs_and_the_hits_of_other_jobs(rlskip: Any, dumps: Path) -> 
     assert second["size"] == sum(p.stat().st_size for p in dumps.glob("grpo_tiny/*/[0-9]*/*"))
 
 
-def test_records_say_which_run_they_are_of(rlskip: Any, tmp_path: Path) -> None:
-    from rlskip import SkipManager
-
-    @SkipManager.annotate(role="rollout")
-    def generate(prompts: list[int]) -> list[int]:
-        return [10 * prompt for prompt in prompts]
-
-    for name in ("one", "two", "one"):
-        config = {"dump_dir": str(tmp_path / "d"), "experiment_name": name}
-        SkipManager.init({"skip": {**config, "rollout": {"enable": True}}})
-        SkipManager.set_step(1)
-        generate([1, 2])
-    hits = {
-        run["run"].split("_")[0]: run["hits"] for run in rlskip("ls", tmp_path / "d", "--json").json
-    }
-    assert hits == {"one": 1, "two": 0}
-
-
 def test_verify_tells_the_bad_ones_and_touches_none(rlskip: Any, run_dir: Path) -> None:
     assert rlskip("verify", "-d", run_dir).code == 0
     damage(run_dir, 2)

@@ -13,8 +13,7 @@ import pytest
 
 from rlskip._human import size
 from rlskip.dispatch.journal import SessionJournal
-from rlskip.runs import on_disk, pruning
-from rlskip.runs.opened import Run
+from rlskip.runs import on_disk
 from rlskip.store import Identity, StepStore, dump, retention
 from rlskip.store.layout import Place
 
@@ -191,14 +190,3 @@ def test_a_journal_that_prune_has_looked_at_is_begun_again(
     journal.append({("prompt", 0, 2): [{"responses": [3]}]})
     journal.close()
     assert [*SessionJournal(path, identity).entries] == [("prompt", 0, 2)]
-
-
-def test_limits_remove_a_step_with_all_its_calls(tmp_path: Path) -> None:
-    run = Run(tmp_path / "a_b" / "GBS1_N1_in1_out1")
-    store = StepStore(run.directory)
-    for step, call in ((1, ""), (2, ""), (2, f"{'b' * 16}-1"), (2, f"{'a' * 16}-1")):
-        store.save(step, [1], call=call)
-    (_, other) = sorted(pruning.choose([run], older_than=-60), key=lambda one: one.name)
-    shutil.rmtree(other.paths[-1])  # another process was quicker with this one
-    pruning.remove(other, really=True)
-    assert [dump.name for dump in run.dumps()] == ["1"]

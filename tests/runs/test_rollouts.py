@@ -83,12 +83,6 @@ def test_text_from_a_dump_cannot_touch_the_terminal(rlskip: Any, tmp_path: Path)
     assert "\x1b" not in out
 
 
-def test_decoding_needs_a_tokenizer_that_is_there(rlskip: Any, run_dir: Path) -> None:
-    said = rlskip("show", 1, "-d", run_dir, "--tokenizer", run_dir / "nowhere")
-    assert said.code == 2
-    assert "transformers" in said.err or "no such directory" in said.err
-
-
 @pytest.mark.verl
 def test_a_tokenizer_makes_text_of_tokens(
     run_dir: Path, tmp_path: Path, python_of: Callable[[str], str]

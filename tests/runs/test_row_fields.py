@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from rlskip.batch.row_fields import RowFields
 from rlskip.hosts.trl.seams import SEAMS
@@ -50,7 +49,6 @@ def test_sessions_are_counted_and_shown(rlskip: Any, tmp_path: Path, trainer: st
     figures = shown["figures"]
     assert (shown["rows"], figures["sessions"], figures["groups"]) == (8, 8, 2)
     assert figures["length"] == sum(map(len, COMPLETIONS)) / 8
-    assert shown["whole"]["num_tokens"] == 99
     first = shown["sample"][0]
     assert (first["prompt"], first["response"]) == (PROMPTS[0], COMPLETIONS[0])
     names = set(shown["fields"])
@@ -68,31 +66,6 @@ def test_sessions_are_counted_and_shown(rlskip: Any, tmp_path: Path, trainer: st
     report = rlskip("report", dumps, "--html", tmp_path / "page.html", "--json").json
     assert (report["sessions"], report["groups"]) == (8, 2)
     assert report["shown"] == 8
-
-
-def padded(rows: list[list[int]], left: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows in one tensor, padded with 0 on one side, and the mask of what is not padding."""
-    width = max(map(len, rows))
-    pads = [[0] * (width - len(row)) for row in rows]
-    tokens = [pad + row if left else row + pad for row, pad in zip(rows, pads, strict=True)]
-    ones = [[1] * len(row) for row in rows]
-    mask = [pad + one if left else one + pad for one, pad in zip(ones, pads, strict=True)]
-    return torch.tensor(tokens), torch.tensor(mask)
-
-
-def test_padded_tensors_are_shown_without_their_padding(rlskip: Any, tmp_path: Path) -> None:
-    prompts, completions = padded(PROMPTS, left=True), padded(COMPLETIONS, left=False)
-    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-    kept = dict(zip(names, (*prompts, *completions), strict=True))
-    dumps = tmp_path
-    info = RowFields.of(kept).to_meta()
-    StepStore(dumps / "run_trl" / "GBS2_N4_inany_out8").save(1, kept, info=info)
-    (shown,) = rlskip("show", 1, "-d", dumps, "--sessions", 8, "--json").json
-    figures = shown["figures"]
-    assert (figures["sessions"], figures["groups"]) == (8, 2)
-    assert figures["length"] == sum(map(len, COMPLETIONS)) / 8
-    assert [row["prompt"] for row in shown["sample"]] == PROMPTS
-    assert [row["response"] for row in shown["sample"]] == COMPLETIONS
 
 
 ROWS = {

@@ -1,11 +1,7 @@
 """SkyRL: the generator of `BasePPOExp` becomes the stage `rollout`, and rlskip merges the turns.
 
-SkyRL does not use Hydra: rlskip's config comes from the YAML file that ``RLSKIP_CONFIG`` names, or
-from an argument. Either start the training through this module,
-
-    python -m skyrl.train.entrypoints.main_base trainer.override_entrypoint=rlskip.hosts.skyrl ...
-
-or wrap your own experiment class in :func:`with_rlskip`.
+Start the training with ``trainer.override_entrypoint=rlskip.hosts.skyrl`` and ``RLSKIP_CONFIG``, or
+wrap your own experiment class in :func:`with_rlskip`.
 """
 
 from __future__ import annotations
@@ -41,13 +37,10 @@ from rlskip.stages import comparable, record
 
 # Training then routes the tokens as the engine did.
 _ROUTES = "trainer.policy.megatron_config.moe_enable_routing_replay"
-
 _OVERRIDE = "trainer.override_entrypoint="
-
 # Seconds per trajectory, and the metrics made of them.
 _TIMES = ("trajectory_generation_times", "trajectory_time_splits")
 _TIME_METRIC = re.compile(r"generate/trajectory_(completion_)?time")
-
 # Parts of the names of metrics that a repetition need not have in common.
 _OF_THE_MACHINE = ("time", "timing/", "per_second", "eval/", "vllm/", "gpu", "epoch")
 
@@ -55,14 +48,11 @@ E = TypeVar("E", bound=type)
 
 
 def with_rlskip(experiment: E, config: Any = None) -> E:
-    """A subclass of `experiment` that skips and merges as configured.
+    """A subclass of `experiment`, SkyRL's ``BasePPOExp`` say, that skips and merges as configured.
 
-    `experiment` is SkyRL's ``BasePPOExp``, or a class with its methods ``get_generator`` and
-    ``get_trainer``. `config` has entries `skip`, `merge` or `record`, or is the path of such a YAML
-    file. None: the file that the environment variable ``RLSKIP_CONFIG`` names; without one,
-    `experiment` is returned unchanged.
-
-    The methods of the returned class raise ConfigError for a bad config, and AttachError for a
+    `config` has entries `skip`, `merge` or `record`, or is the path of such a YAML file. None: the
+    file that the environment variable ``RLSKIP_CONFIG`` names; without one, `experiment` is
+    returned unchanged. Its methods raise ConfigError for a bad config, and AttachError for a
     version of SkyRL without the arguments that merging needs.
     """
     config = read_config(config)
@@ -110,32 +100,21 @@ def _logging(log: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> A
 
 
 def _skip_generation(generator: Any, cfg: Any, settings: SkipSettings) -> None:
-    """Make `generator.generate` a stage of a training with SkyRL's config `cfg`.
-
-    The step is that of the batch's ``batch_metadata``. Evaluation is replayed under
-    ``skip.validation: replay`` only, as role ``rollout_val``. The generator returns rewards, too,
-    so they are replayed.
-    """
+    """Make `generator.generate`, which returns rewards, too, a stage of a training with `cfg`."""
     SkipManager.init(settings.complete(facts_of(cfg)))
     SkipManager.count_rollouts()
     if not is_on(True, "SkyRL's trainer"):
         return
     if look_up(cfg, FULLY_ASYNC):
-        raise ConfigError(
-            "the trainer generates ahead of its steps, at a pace that varies: a group belongs to "
-            "no certain step",
-            FULLY_ASYNC,
-            f"set {FULLY_ASYNC}=false, or train without skip",
+        what = (
+            "the trainer generates ahead of its steps, so that a group belongs to no certain step"
         )
+        raise ConfigError(what, FULLY_ASYNC, f"set {FULLY_ASYNC}=false, or train without skip")
     generator.generate = _skipping(generator.generate, cfg)
 
 
 def check_steps(trainer: Any) -> None:
-    """Refuse all that the trainer would have to generate although it must not, at once.
-
-    Steps are refused where they are known before: not with a checkpoint in a place other than a
-    local ``trainer.ckpt_path``.
-    """
+    """Refuse all that the trainer would have to generate although it must not, if that is known."""
     if (settings := SkipManager.settings) is None:
         return
     steps, validated = steps_of(trainer)
@@ -152,15 +131,11 @@ def main() -> None:
 
     config = read_config(None)
     if config is None:
-        raise ConfigError(
-            "it is not set",
-            CONFIG_VARIABLE,
-            f"{CONFIG_VARIABLE}=/path/to/skip.yaml python -m ...",
-        )
+        remedy = f"{CONFIG_VARIABLE}=/path/to/skip.yaml python -m ..."
+        raise ConfigError("it is not set", CONFIG_VARIABLE, remedy)
     config = OmegaConf.to_container(config, resolve=True)
-    cfg = SkyRLTrainConfig.from_cli_overrides(
-        [arg for arg in sys.argv[1:] if not arg.startswith(_OVERRIDE)]
-    )
+    arguments = [arg for arg in sys.argv[1:] if not arg.startswith(_OVERRIDE)]
+    cfg = SkyRLTrainConfig.from_cli_overrides(arguments)
     validate_cfg(cfg)
     initialize_ray(cfg)
     # Read here and passed on: the training may run on another node, in another directory.
@@ -182,9 +157,9 @@ def _skipping(generate: Callable[..., Any], cfg: Any) -> Callable[..., Any]:
         return compared(cfg, sampling, input_batch.get("env_classes") or ())
 
     def stage(role: str, needs_logprobs: bool) -> Callable[..., Any]:
-        needed = {}
-        if needs_logprobs:
-            needed["rollout_logprobs"] = f"sampling_params.{LOGPROBS} is set"
+        needed = (
+            {"rollout_logprobs": f"sampling_params.{LOGPROBS} is set"} if needs_logprobs else {}
+        )
         if role == ROLE and look_up(cfg, _ROUTES):
             needed["rollout_expert_indices"] = f"{_ROUTES}=true"
         return SkipManager.annotate(
@@ -204,21 +179,17 @@ def _skipping(generate: Callable[..., Any], cfg: Any) -> Callable[..., Any]:
 
     @functools.wraps(generate)
     async def skipping(input_batch: Any, *args: Any, **kwargs: Any) -> Any:
-        metadata = input_batch.get("batch_metadata")
-        if metadata is None:
-            raise AttachError(
-                "the batch has no batch_metadata, which holds the step", "rlskip.hosts.skyrl"
-            )
+        if (metadata := input_batch.get("batch_metadata")) is None:
+            what = "the batch has no batch_metadata, which holds the step"
+            raise AttachError(what, "rlskip.hosts.skyrl")
         role = ROLE if metadata.training_phase == "train" else VALIDATION_ROLE
         if role not in SkipManager.skip_instances:
             return await generate(input_batch, *args, **kwargs)
         SkipManager.set_step(metadata.global_step)
-        asked = input_batch.get("sampling_params") or {}
-        needs_logprobs = asked.get(LOGPROBS) is not None
+        needs_logprobs = (input_batch.get("sampling_params") or {}).get(LOGPROBS) is not None
         output = await replayable[role, needs_logprobs](input_batch, *args, **kwargs)
-        given = input_batch.get("trajectory_ids")
+        given, ids = input_batch.get("trajectory_ids"), output["trajectory_ids"]
         id_class = type(given[0]) if given else TrajectoryID
-        ids = output["trajectory_ids"]
         return {**output, "trajectory_ids": ids and [id_class(**id_) for id_ in ids]}
 
     return skipping
@@ -233,7 +204,6 @@ async def _generating(generate: Callable[..., Any], *args: Any, **kwargs: Any) -
 
 
 def _lacking(needed: Mapping[str, str], output: Mapping[str, Any]) -> list[str]:
-    """The fields of `needed` that `output` does not have, each with what needs it."""
     return [f"{name} ({why})" for name, why in needed.items() if not output.get(name)]
 
 
@@ -256,8 +226,5 @@ def _prompts(input_batch: Any, *_: Any, **__: Any) -> dict[str, Any]:
 def _without_times(output: Mapping[str, Any]) -> dict[str, Any]:
     """A replayed output without the times that the dump's run took; they are optional."""
     metrics = output.get("rollout_metrics")
-    return {
-        **{name: value for name, value in output.items() if name not in _TIMES},
-        "rollout_metrics": metrics
-        and {name: value for name, value in metrics.items() if not _TIME_METRIC.match(name)},
-    }
+    kept = metrics and {name: v for name, v in metrics.items() if not _TIME_METRIC.match(name)}
+    return {n: v for n, v in output.items() if n not in _TIMES} | {"rollout_metrics": kept}

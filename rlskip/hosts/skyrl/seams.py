@@ -39,8 +39,7 @@ def send_no_weights(trainer: Any) -> None:
 def merge_turns(trainer: Any, config: Any) -> None:
     """Make `trainer` merge the turns of its trajectories, configured by ``config["merge"]``.
 
-    Reward metrics are computed before, on the unmerged turns. The merge's metrics are added to
-    the trainer's. SkyRL's own ``generator.merge_stepwise_output`` is turned off.
+    Reward metrics are those of the unmerged turns. SkyRL's own merge is turned off.
     """
     generator = trainer.cfg.generator
     flag = {"merge_stepwise_output": generator.merge_stepwise_output}
@@ -48,18 +47,12 @@ def merge_turns(trainer: Any, config: Any) -> None:
     if not settings.stepwise_output:
         return
     if not generator.step_wise_trajectories:
-        raise ConfigError(
-            "there are no turns to merge",
-            "merge.stepwise_output",
-            "set generator.step_wise_trajectories=true",
-        )
+        remedy = "set generator.step_wise_trajectories=true"
+        raise ConfigError("there are no turns to merge", "merge.stepwise_output", remedy)
     postprocess = trainer.postprocess_generator_output
     if "metrics_generator_output" not in inspect.signature(postprocess).parameters:
-        raise AttachError(
-            "postprocess_generator_output takes no metrics_generator_output",
-            "rlskip.hosts.skyrl",
-            "merging needs SkyRL 0.3",
-        )
+        what = "postprocess_generator_output takes no metrics_generator_output"
+        raise AttachError(what, "rlskip.hosts.skyrl", "merging needs SkyRL 0.3")
     generator.merge_stepwise_output = False
 
     @functools.wraps(postprocess)

@@ -1,8 +1,7 @@
 """TRL: `GRPOTrainer._generate` becomes the stage `rollout`.
 
-Everything below this seam samples (model.generate, vLLM, a `rollout_func`, the tool loop) and is
-skipped. Everything above it is computed again: rewards and their logs, advantages, losses. The next
-method up, `_generate_and_score_completions`, would replay the rewards too.
+What samples is below it and skipped; what is above it is computed again. The next method up,
+`_generate_and_score_completions`, would replay the rewards too.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import Any, NoReturn
 
 import attrs
 
+from rlskip._wrap import around
 from rlskip.config.check import raise_all
 from rlskip.config.facts import HostFacts
 from rlskip.config.other_nodes import read_record
@@ -36,30 +36,18 @@ ROLES = (ROLE, VALIDATION_ROLE)
 def attach(trainer: Any, config: Any = None) -> None:
     """Skip the generation of a trainer of TRL; call this before ``train()``.
 
-    GRPO, RLOO, GMPO, SDPO, SDFT, Distillation and what derives from them.
+    GRPO, RLOO, GMPO, SDPO, SDFT, Distillation and what derives from them. Steps are numbered from
+    1, as the trainer logs them. Evaluation is replayed under ``skip.validation: replay`` only, as
+    role ``rollout_val`` of the step that was trained last. ``skip.restore_rng`` defaults to true
+    here, because the trainer shuffles generated batches with the global random generators.
 
-    Steps are numbered from 1, as the trainer logs them. With ``steps_per_generation`` below
-    ``gradient_accumulation_steps`` a step has several calls. Evaluation is replayed under
-    ``skip.validation: replay`` only, as role ``rollout_val`` of the step that was trained last.
-    ``skip.restore_rng`` defaults to true here, because the trainer shuffles generated batches with
-    the global random generators.
+    `config` is a mapping or DictConfig with a `skip` entry, a SkipManagerConfig, or the path of
+    such a YAML file. None: the file that the environment variable ``RLSKIP_CONFIG`` names; without
+    one, the config that is already installed (``+skip=...`` under Hydra). Nothing but `trainer` is
+    changed.
 
-    Parameters
-    ----------
-    trainer
-        The trainer; nothing but this object is changed.
-    config
-        A mapping or DictConfig with a `skip` entry, a SkipManagerConfig, or the path of such a
-        YAML file. None: the file that the environment variable ``RLSKIP_CONFIG`` names; without
-        one, the config that is already installed (``+skip=...`` under Hydra).
-
-    Raises
-    ------
-    ConfigError
-        Names every problem of the `skip` node, including a role that the trainer never calls.
-    AttachError
-        The trainer has no method that a replay can take the place of: another kind of trainer, or
-        another version.
+    Raises ConfigError, which names every problem of the `skip` node, and AttachError where the
+    trainer, or this version of it, has no method that a replay can take the place of.
     """
     config = read_config(config)
     if config is not None:
@@ -92,10 +80,8 @@ def attached(config: Any = None) -> Iterator[None]:
             trainer = GRPOTrainer(...)
 
     With ``skip.start_engine: false`` a trainer whose `use_vllm` is true starts no engine, and asks
-    for no server (``vllm_mode`` colocate and server): vLLM need not be installed. `use_vllm` stays
-    true, and so does the importance correction.
-
-    `config` and errors are those of :func:`attach`, for every trainer that is made within.
+    for no server: vLLM need not be installed. `use_vllm` stays true, and so does the importance
+    correction. `config` and errors are those of :func:`attach`.
     """
     given = read_config(config)
     settings = given if given is None else read_skip(given, HostFacts())
@@ -107,12 +93,11 @@ def attached(config: Any = None) -> Iterator[None]:
 def _logging(log: Callable[..., Any], trainer: Any) -> Callable[..., Any]:
     """`log` with what was replayed among the metrics of training."""
 
-    @functools.wraps(log)
-    def logging(logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
+    def logging(log: Any, logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
         replayed = SkipManager.logged() if trainer.model.training else {}
         return log({**logs, **replayed}, *args, **kwargs)
 
-    return logging
+    return around(logging)(log)
 
 
 class _Generation:
@@ -123,11 +108,6 @@ class _Generation:
         self.generate = trainer._generate
         self._seam = seam
         self._checked = False
-
-        @functools.wraps(self.generate)  # its code, and not this, is the stage's
-        def generate_and_record(prompts: Any) -> dict[str, Any]:
-            return self._generate_and_record(prompts)
-
         pad = getattr(getattr(trainer, "processing_class", None), "pad_token_id", None)
         self._stages = {
             role: SkipManager.annotate(
@@ -139,7 +119,7 @@ class _Generation:
                 rows={"pad": pad} if isinstance(pad, int) else {},
                 totals={"metrics": lambda rows: {}, "num_tokens": _num_tokens},
                 ignore=[ALL],
-            )(generate_and_record)
+            )(around(self._generate_and_record)(self.generate))
             for role in ROLES
         }
 
@@ -153,7 +133,8 @@ class _Generation:
             self._preflight(step)
         SkipManager.set_step(step)
         done = self._stages[role](prompts)
-        _hide_environments(self.trainer)
+        if getattr(self.trainer, "environments", None):  # a reward that reads one is refused
+            self.trainer.environments = _Hidden()
         # Generated or replayed, it is logged the same way.
         state, metrics = self.trainer.state, self.trainer._metrics["train" if training else "eval"]
         if done["num_tokens"] is not None:
@@ -163,7 +144,7 @@ class _Generation:
             metrics[name] += values
         return self._seam.output(done)
 
-    def _generate_and_record(self, prompts: Any) -> dict[str, Any]:
+    def _generate_and_record(self, generate: Callable[..., Any], prompts: Any) -> dict[str, Any]:
         """What the trainer's own method returns, and what it would have changed in the trainer."""
         state, metrics = self.trainer.state, self.trainer._metrics
         mode = "train" if self.trainer.model.training else "eval"
@@ -171,7 +152,7 @@ class _Generation:
         own: dict[str, list[float]] = defaultdict(list)
         metrics[mode] = own
         try:
-            output = self.generate(prompts)
+            output = generate(prompts)
             num_tokens = state.num_input_tokens_seen - seen
         finally:
             metrics[mode], state.num_input_tokens_seen = logged, seen
@@ -188,9 +169,8 @@ class _Generation:
         self._checked = True
         args, last = self.trainer.args, getattr(self.trainer.state, "max_steps", 0)
         # One generation may serve several steps, and a step may have several.
-        a_step = args.gradient_accumulation_steps
-        served = getattr(args, "steps_per_generation", a_step)
-        served *= getattr(self.trainer, "num_iterations", 1)
+        a_step, times = args.gradient_accumulation_steps, getattr(self.trainer, "num_iterations", 1)
+        served = times * getattr(args, "steps_per_generation", a_step)
         every, irregular = divmod(max(served, a_step), a_step)
         if irregular or getattr(args, "world_size", 1) > 1:  # each rank has a shard of each step
             return
@@ -212,10 +192,11 @@ class _Generation:
     def _lacks(self, done: dict[str, Any]) -> list[str]:
         """The log-probs of the sampled tokens, if the trainer needs them and `done` has none."""
         keys = ("use_vllm", "vllm_importance_sampling_correction")
-        corrects = all(getattr(self.trainer, key, False) for key in keys)
-        if not corrects or "logprobs" not in self._seam.parts or any(done.get("logprobs") or ()):
-            return []
-        return [f"logprobs ({' and '.join(keys)} are on)"]
+        needs = (
+            all(getattr(self.trainer, k, False) for k in keys) and "logprobs" in self._seam.parts
+        )
+        lacks = needs and not any(done.get("logprobs") or ())
+        return [f"logprobs ({' and '.join(keys)} are on)"] if lacks else []
 
 
 def _num_tokens(done: dict[str, Any]) -> int:
@@ -227,13 +208,10 @@ def _check_without_engine(trainer: Any) -> None:
     if not uses_vllm(trainer):
         return  # what generates is the model itself
     if not isinstance(getattr(trainer, "vllm_generation", None), NoGeneration):
-        raise ConfigError(
-            "the trainer has made its engine already",
-            "skip.start_engine=false",
-            "make the trainer within `with rlskip.hosts.trl.attached(config):`, which leaves out "
-            "the engine of GRPO, RLOO and Distillation; for another one set use_vllm=False: then "
-            "it has no engine",
-        )
+        what = "the trainer has made its engine already"
+        remedy = "make it within `with rlskip.hosts.trl.attached(config):`, which leaves out the "
+        remedy += "engine of GRPO, RLOO and Distillation; for another one set use_vllm=False"
+        raise ConfigError(what, "skip.start_engine=false", remedy)
     raise_all(preflight(SkipManager.skip_instances, facts_of(trainer), engine=False))
 
 
@@ -244,21 +222,11 @@ def _restore_rng_by_default() -> None:
             local.restore_rng = local.match != "prompt"  # of several dumps none has the state
 
 
-def _hide_environments(trainer: Any) -> None:
-    """Replace the environments of the present batch, so that a reward that reads one is refused.
-
-    Their methods are the tools that are called while TRL generates. A replay skips these calls.
-    """
-    if getattr(trainer, "environments", None):
-        trainer.environments = _Hidden()
-
-
 class _Hidden:
+    """The environments of the present batch, of which a replay skips the calls of their tools."""
+
     def __getitem__(self, _: Any) -> NoReturn:  # to iterate is to ask for items, too
-        raise ConfigError(
-            "a reward reads `environments`, whose state a replay does not restore, because it "
-            "skips the calls that change it",
-            "rlskip.hosts.trl.attach",
-            "compute the reward from `completions`, which hold the calls of tools and their "
-            "results, or train without skip",
-        )
+        what = "a reward reads `environments`, whose state a replay does not restore"
+        remedy = "compute the reward from `completions`, which hold the calls of tools and their "
+        remedy += "results, or train without skip"
+        raise ConfigError(what, "rlskip.hosts.trl.attach", remedy)

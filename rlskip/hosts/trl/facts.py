@@ -14,17 +14,10 @@ from rlskip.hosts.standalone_config import ROLE
 # The trainer's arguments that shape completions. The seed is not one of them: another draw from
 # the same distribution is an equally good sample.
 _SAMPLING = (
-    "max_completion_length",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "generation_kwargs",
-    "chat_template_kwargs",
-    "max_tool_calling_iterations",
+    "max_completion_length", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
+    "generation_kwargs", "chat_template_kwargs", "max_tool_calling_iterations",
     "vllm_structured_outputs_regex",
-)
+)  # fmt: skip
 # By role the argument that holds the number of completions a prompt.
 _NUMBERS = {ROLE: "num_generations", VALIDATION_ROLE: "num_generations_eval"}
 
@@ -32,13 +25,10 @@ _NUMBERS = {ROLE: "num_generations", VALIDATION_ROLE: "num_generations_eval"}
 def facts_of(trainer: Any) -> HostFacts:
     args = trainer.args
     model = getattr(getattr(trainer.model, "config", None), "_name_or_path", None)
-    evaluates = (
-        ("eval_strategy", eval_strategy(args) != "no", "'no'"),
-        ("eval_on_start", getattr(args, "eval_on_start", False), "False"),
-    )
+    validates = {"eval_strategy": "'no'"} if eval_strategy(args) != "no" else {}
+    validates |= {"eval_on_start": "False"} if getattr(args, "eval_on_start", False) else {}
     n = getattr(args, "num_generations", None)
-    # Distillation generates for each batch.
-    rows = getattr(args, "generation_batch_size", None) or args.train_batch_size
+    rows = getattr(args, "generation_batch_size", None) or args.train_batch_size  # Distillation's
     return HostFacts(
         experiment=getattr(args, "run_name", None) or Path(args.output_dir).name,
         project="trl",
@@ -48,7 +38,7 @@ def facts_of(trainer: Any) -> HostFacts:
         model=model or None,
         tokenizer=getattr(getattr(trainer, "processing_class", None), "name_or_path", None) or None,
         engine="vllm" if uses_vllm(trainer) else "transformers",
-        validates={key: off for key, does, off in evaluates if does},
+        validates=validates,
     )
 
 
@@ -66,10 +56,11 @@ def sampling(trainer: Any, role: str) -> dict[str, Any]:
     template = getattr(trainer, "chat_template", None) or getattr(
         getattr(trainer, "processing_class", None), "chat_template", None
     )
+    environments = getattr(trainer, "environment_factories", None) or {}
     more = {
         "rollout_func": _name_of(getattr(trainer, "rollout_func", None)),
         "tools": [_name_of(tool) for tool in getattr(trainer, "tools", None) or ()],
-        "environments": _environments_of(trainer),
+        "environments": {str(n or ""): str(_name_of(one)) for n, one in environments.items()},
         "chat_template": template and fingerprint(template),
     }
     return {
@@ -87,18 +78,14 @@ def evaluated(trainer: Any, first: int, last: int) -> list[int]:
         return []
     from transformers import DefaultFlowCallback, TrainerControl
 
-    flow, state, found = DefaultFlowCallback(), copy.copy(trainer.state), []
-    for step in range(first, last + 1):
+    def evaluates(step: int) -> bool:
+        state = copy.copy(trainer.state)
         state.global_step = step
-        if flow.on_step_end(args, state, TrainerControl()).should_evaluate:
-            found.append(step)
-    return found
+        return bool(
+            DefaultFlowCallback().on_step_end(args, state, TrainerControl()).should_evaluate
+        )
 
-
-def _environments_of(trainer: Any) -> dict[str, str]:
-    """The factories of a trainer's environments by name; empty without any."""
-    factories = getattr(trainer, "environment_factories", None) or {}
-    return {str(name or ""): str(_name_of(factory)) for name, factory in factories.items()}
+    return list(filter(evaluates, range(first, last + 1)))
 
 
 def _name_of(function: Any) -> str | None:

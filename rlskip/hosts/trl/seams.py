@@ -18,8 +18,7 @@ from rlskip.errors import NoEngineError
 class Seam:
     """What ``_generate`` of a trainer in `module` returns: its `parts` by name.
 
-    Any further part is ``part_8``, say. `has_engine`: the module has the name of the engine, which
-    the trainer makes.
+    `has_engine`: the module has the name of the engine, which the trainer makes.
     """
 
     module: str
@@ -80,11 +79,9 @@ def seam_of(trainer: Any) -> Seam:
     known = next((name for name in names if name in {*SEAMS, *REFUSED}), None)
     if known in SEAMS and hasattr(trainer, "_generate"):
         return SEAMS[known]
-    raise AttachError(
-        f"rlskip knows no method by which {names[0]} generates, and which a replay could replace",
-        "rlskip.hosts.trl.attach",
-        f"train it without skip, or pass a trainer of TRL 1.x among {', '.join(SEAMS)}",
-    )
+    what = f"rlskip knows no method by which {names[0]} generates, and which a replay could replace"
+    remedy = f"train it without skip, or pass a trainer of TRL 1.x among {', '.join(SEAMS)}"
+    raise AttachError(what, "rlskip.hosts.trl.attach", remedy)
 
 
 def stage_name(trainer: Any) -> str:
@@ -113,8 +110,7 @@ class NoGeneration:
 def constructing(made: Callable[[Any], None], *, engine: bool) -> Iterator[None]:
     """Within it, ``made(trainer)`` ends the construction of each trainer that generates.
 
-    `engine` tells whether the trainers start their engine. AttachError: this version of TRL makes
-    it elsewhere.
+    `engine` tells whether the trainers start theirs. AttachError: this TRL makes it elsewhere.
     """
 
     @around
@@ -127,11 +123,9 @@ def constructing(made: Callable[[Any], None], *, engine: bool) -> Iterator[None]
             return
         if not engine and has_engine:
             if not hasattr(module, _ENGINE):
-                raise AttachError(
-                    f"{module.__name__} has no {_ENGINE}, in whose place rlskip starts no engine",
-                    "skip.start_engine=false",
-                    "use TRL 1.16, or set skip.start_engine=true",
-                )
+                what = f"{module.__name__} has no {_ENGINE}, in whose place rlskip starts no engine"
+                remedy = "use TRL 1.16, or set skip.start_engine=true"
+                raise AttachError(what, "skip.start_engine=false", remedy)
             undo.callback(setattr, module, _ENGINE, getattr(module, _ENGINE))
             setattr(module, _ENGINE, NoGeneration)
         trainer = getattr(module, name)
@@ -141,8 +135,7 @@ def constructing(made: Callable[[Any], None], *, engine: bool) -> Iterator[None]
     left: list[bool] = []
     with contextlib.ExitStack() as undo:
         undo.callback(left.append, True)
-        for name, seam in SEAMS.items():
+        refused = {name: Seam(module, ()) for name, module in REFUSED.items()}
+        for name, seam in (SEAMS | refused).items():
             when_imported(seam.module, functools.partial(follow, name, seam.has_engine))
-        for name, module in REFUSED.items():
-            when_imported(module, functools.partial(follow, name, False))
         yield

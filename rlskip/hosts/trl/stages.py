@@ -22,11 +22,9 @@ _RECORDING = "_rlskip_recording"  # the attribute of a trainer that is recorded
 
 
 def record_stages(trainer: Any, settings: RecordConfig) -> None:
-    """Record what a trainer of TRL computes in training.
+    """Record what a trainer of TRL computes in training, by those of its methods that it has.
 
-    Recorded are the rewards, what :data:`ENTRIES` names, ``log_probs`` of the policy that is
-    trained, and the logged metrics, with the loss and the norm of the gradient. Methods that the
-    trainer does not have are left out.
+    That are the rewards, what :data:`ENTRIES` names, ``log_probs`` of the policy, and the logs.
     """
     if hasattr(trainer, _RECORDING):
         return
@@ -58,17 +56,13 @@ class _Recording:
         done: int = self._trainer.state.global_step
         return done if self._is_over else done + 1
 
-    @property
-    def _trains(self) -> bool:
-        return bool(self._trainer.model.training)
-
     def calculate_rewards(self, method: Any, *args: Any, **kwargs: Any) -> Any:
         self._rewards = method(*args, **kwargs)
         return self._rewards
 
     def generate_and_score_completions(self, method: Any, *args: Any, **kwargs: Any) -> Any:
         output = method(*args, **kwargs)
-        if self._trains:
+        if self._trainer.model.training:
             rewards = self._rewards
             # With several processes they are those of all; each records its own rows.
             if rewards is not None and len(rewards) == len(output["completion_ids"]):
@@ -87,13 +81,13 @@ class _Recording:
 
     def get_per_token_logps_and_entropies(self, method: Any, *args: Any, **kwargs: Any) -> Any:
         found = method(*args, **kwargs)
-        if self._inputs is not None and self._trains:
+        if self._inputs is not None and self._trainer.model.training:
             stages.record("log_probs", found[0], rows=self._inputs)
         return found
 
     def log(self, method: Any, logs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         result = method(logs, *args, **kwargs)
-        if self._trains:
+        if self._trainer.model.training:
             self._is_over = True
             stages.record("metrics", stages.comparable(logs, _OF_THE_MACHINE))
             self._is_over = False
