@@ -58,7 +58,6 @@ class BatchReport:
     succeeded: int = 0
     failed: dict[tuple[str, int], str] = attrs.field(factory=dict)
     attempts: int = 0
-    tokens: int = 0
 
     @property
     def open(self) -> int:
@@ -67,7 +66,6 @@ class BatchReport:
 
     def count(self, job: Job) -> None:
         """A session has ended."""
-        self.tokens += job.tokens
         if job.error:
             self.failed[job.group.uid, job.session_id] = job.error
         else:
@@ -315,6 +313,19 @@ def build_trajectory_info(step: Any, index: Any, validate: Any) -> list[dict[str
         number = info[-1]["rollout_n"] + 1 if again else 0
         info += [{"step": step, "sample_index": i, "rollout_n": number, "validate": validate}]
     return info
+
+
+def tokens_of(rows: Sequence[Mapping[str, Any]]) -> int:
+    """How many tokens were generated, by the response masks, else by the responses; 0: unknown."""
+    tokens = 0
+    for row in rows:
+        mask, responses = row.get("response_mask"), row.get("responses")
+        with contextlib.suppress(Exception):  # fields of these names may hold anything
+            if mask is not None:
+                tokens += int(mask.sum() if hasattr(mask, "sum") else sum(mask))
+            elif responses is not None:
+                tokens += len(responses)
+    return tokens
 
 
 def step_number(step: Any) -> int:

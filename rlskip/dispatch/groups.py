@@ -16,24 +16,23 @@ import time
 from typing import Any
 
 from rlskip.config.other_nodes import DispatchConfig, ReplayConfig
-from rlskip.dispatch.batch import BatchHandle, Group, Prompt, step_number
+from rlskip.dispatch import timeouts
+from rlskip.dispatch.batch import BatchHandle, Group, Prompt, step_number, tokens_of
 from rlskip.dispatch.policies import History, chunk, find_policy
-from rlskip.dispatch.pools import Pool, returned
+from rlskip.dispatch.pools import Pool, Rows, returned
 from rlskip.dispatch.resume import Journals
 from rlskip.dispatch.scheduler import Job, Scheduler
 from rlskip.dispatch.sessions import (
-    NOTHING,
     BatchError,
     DataFailure,
     DispatcherClosedError,
     InfrastructureFailure,
-    Returned,
     as_failure,
     cause_of,
     text_of,
 )
 from rlskip.dispatch.sink import Sink
-from rlskip.dispatch.timeouts import LoopThread, write_seconds
+from rlskip.dispatch.timeouts import LoopThread
 from rlskip.queue import IncompleteRolloutError, ReplayTimeoutError, TrajectoryQueue
 from rlskip.queue.partition import Partition
 from rlskip.queue.readiness import State
@@ -71,7 +70,7 @@ class Groups:
         caps = config.max_concurrent_rollouts_per_worker, pool.slots
         self._scheduler = Scheduler(pool.workers, policy, min(filter(None, caps), default=None))
         self._history = History(policy)
-        self._sink = Sink(queue, journals, write_seconds(config), self._settle)
+        self._sink = Sink(queue, journals, self._settle)
         self._timeout_s = math.inf if (s := config.session_timeout_s) is None else s
         self._alarm: Any = None  # when the next attempts are due
         self._pumps = False  # whether what can run is started in the next turn
@@ -151,13 +150,13 @@ class Groups:
                     within.file(prompt.group)
         if within is None:
             try:
-                self.host.within(self._sink.seconds, self._sink.check, batch)
+                self.host.within(timeouts.WRITE_S, self._sink.check, batch)
             except BaseException:
                 self.batches.discard(batch)
                 raise
         batch.beginning = self.host.ask(self._begin, batch)
         if within is None:  # waits for the journal, and for the queue
-            batch.begun.wait(2 * self._sink.seconds)
+            batch.begun.wait(2 * timeouts.WRITE_S)
 
     async def _begin(self, batch: BatchHandle) -> None:
         """Open its journal, write its roots, and let its sessions wait for workers."""
@@ -167,7 +166,7 @@ class Groups:
                 attempts = {i: self._next_attempts.get((prompt.uid, i), 0) for i in prompt.open}
                 for session, found in resumed.get(prompt.uid, {}).items():
                     job = Job(prompt, session, attempt=attempts.pop(session), tags=found.tags)
-                    job.rows, job.tokens = returned(found.rows)
+                    job.rows = returned(found.rows)
                     batch.report.resumed += 1
                     self._end(job)
                 self._scheduler.add(prompt, attempts)
@@ -198,13 +197,13 @@ class Groups:
         except Exception as error:  # the policy is the user's
             for batch in list(self.batches):
                 self._abort(batch, error)
-        if not self._scheduler.alive:
+        if not self._pool.left:
             for batch in list(self.batches):
                 self._stop(batch, "no worker is left")
 
-    def worker_changed(self, worker: int, state: str) -> None:
-        """A worker is ``away``, ``back`` or ``lost``."""
-        self._scheduler.change(worker, state)
+    def worker_changed(self, worker: int, is_there: bool) -> None:
+        """A worker has gone, or it is back."""
+        self._scheduler.change(worker, is_there)
         self._pump()
 
     def _start(self, job: Job) -> None:
@@ -230,29 +229,27 @@ class Groups:
         for job in running:
             if job.started <= since and job in job.group.batch.running:
                 self._give_up(job)
-                self.returned(job, error=InfrastructureFailure(cause))
+                self.returned(job, None, InfrastructureFailure(cause))
 
     def _give_up(self, job: Job) -> None:
         self._pool.stop(job)
         # It may write rows for a while.
         self._next_attempts[job.group.uid, job.session_id] = job.attempt + 1
 
-    def returned(
-        self, job: Job, result: Returned = NOTHING, error: BaseException | None = None
-    ) -> None:
+    def returned(self, job: Job, rows: Rows | None, error: BaseException | None) -> None:
         """An attempt has ended; another one follows, or its session ends."""
         batch = job.group.batch
         if job not in batch.running:  # it was given up
             return
         del batch.running[job]
         self._pump()
-        job.rows, job.tokens = result
-        if error is None and job.rows is None and batch.within is not None:
+        job.rows = rows
+        if error is None and rows is None and batch.within is not None:
             what = "the worker returned no rows, as one that writes them to a queue itself"
             remedy = "return the rows; or submit() to a dispatcher that has the queue"
             error = DataFailure(what, remedy=remedy)
         if error is None:
-            length = job.tokens or self._loop.time() - job.started
+            length = tokens_of(rows or ()) or self._loop.time() - job.started
             self._history.learn(job.group, length)
             self._scheduler.done(job, length)
             self._end(job)

@@ -31,6 +31,7 @@ import attrs
 import xxhash
 
 from rlskip._files import open_folder
+from rlskip.dispatch import timeouts
 from rlskip.dispatch.sessions import text_of
 from rlskip.dispatch.timeouts import failure_of, in_thread
 from rlskip.format import container
@@ -139,12 +140,11 @@ class SessionJournal:
 
 @attrs.define(eq=False)
 class Appender:
-    """Appends within `seconds`; a fault costs one warning, and never the rows.
+    """Appends within ``WRITE_S``; a fault costs one warning, and never the rows.
 
     After an append that takes longer there are no more.
     """
 
-    _seconds: float
     _hangs: bool = attrs.field(default=False, init=False)
     _warned: str = attrs.field(default="", init=False)
 
@@ -152,7 +152,7 @@ class Appender:
         """Add finished sessions to a journal."""
         if not self._hangs:
             append = in_thread(journal.append, entries, name="rlskip-journal")
-            error = await failure_of(append, self._seconds, "the disk")
+            error = await failure_of(append, timeouts.WRITE_S, "the disk")
             self._hangs = not append.done()
             if error is not None:
                 self.warn(journal.path, text_of(error))

@@ -13,7 +13,7 @@ import inspect
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,19 +23,18 @@ from rlskip.batch.columns import own
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.scheduler import Job, SessionGroup
 from rlskip.dispatch.sessions import (
-    NOTHING,
     DataFailure,
     InfrastructureFailure,
-    Returned,
     Session,
     as_failure,
     text_of,
 )
-from rlskip.dispatch.timeouts import LoopThread, in_thread
+from rlskip.dispatch.timeouts import LoopThread, failure_of, in_thread
 from rlskip.keys import integer
 from rlskip.queue.rows import OwnRow
 
 Worker = Callable[..., Any]
+Rows = list[dict[str, Any]]
 
 THREADS = 16
 """The number of blocking calls that a worker runs at once by default."""
@@ -54,6 +53,8 @@ class Pool(ABC):
         # How many sessions a worker is assigned at once, so that none waits while its deadline
         # runs; None: any number.
         self.slots = threads if is_blocking(worker) else None
+        self.left = {*range(number)}  # the workers that run sessions, or will again
+        self.calls: dict[str, Any] = {}  # the last broadcasts
 
     @abstractmethod
     async def open(self, groups: Any) -> None:
@@ -74,6 +75,14 @@ class Pool(ABC):
     async def broadcast(self, method: str, *args: Any) -> None:
         """Call a method of every worker, e.g. to load a new policy's weights."""
 
+    async def catch_up(self, call: Callable[..., Awaitable[Any]]) -> None:
+        """Call a new worker with all broadcasts so far, those that come meanwhile included."""
+        told: dict[str, Any] = {}
+        while todo := {m: args for m, args in self.calls.items() if told.get(m) is not args}:
+            for method, args in todo.items():
+                await call(method, args)
+            told.update(todo)
+
     @abstractmethod
     async def close(self) -> None:
         """Release the workers; the sessions that run are abandoned."""
@@ -91,95 +100,61 @@ class LocalPool(Pool):
 
     def __init__(self, worker: Worker, workers: int = 4, *, threads: int = THREADS) -> None:
         super().__init__(worker, workers, threads)
-        self._threads: list[_Thread] = []  # of the workers
-        self._calls: dict[str, tuple[Any, ...]] = {}  # the last broadcasts
+        self._hosts: list[LoopThread] = []  # all that were made
+        self._workers: dict[int, tuple[LoopThread, Runner]] = {}
+        self._looks: dict[int, asyncio.Task[None]] = {}  # whether a worker's event loop turns
 
     async def open(self, groups: Any) -> None:
-        self._tell = functools.partial(groups.host.post, groups.returned)
-        self._threads = [_Thread(self.worker, {}, self._tell) for _ in range(self.workers)]
-        await asyncio.gather(*(asyncio.wrap_future(thread.made) for thread in self._threads))
+        self._groups = groups
+        await asyncio.gather(*map(self._make, range(self.workers)))
+
+    async def _make(self, number: int) -> None:
+        host = LoopThread("rlskip-worker")
+        self._hosts.append(host)
+
+        async def make() -> Runner:
+            return Runner(self.worker, functools.partial(groups.host.post, groups.returned))
+
+        groups = self._groups
+        runner: Runner = await asyncio.wrap_future(host.ask(make))
+        await self.catch_up(lambda *call: asyncio.wrap_future(host.ask(runner.call, *call)))
+        self._workers[number] = host, runner
 
     def start(self, job: Job) -> None:
-        self._threads[job.worker].send(job)
+        host, runner = self._workers[job.worker]
+        host.post(runner.start, job, job.group.fields, job.group.sampling, job.session)
 
     def stop(self, job: Job) -> None:
-        number, thread = job.worker, self._threads[job.worker]
-        thread.send(job, stop=True)
-        if thread.asked:
-            return
+        if (number := job.worker) in self._workers:
+            host, runner = self._workers[number]
+            host.post(runner.stop, job)
+            if number not in self._looks:
+                self._looks[number] = asyncio.ensure_future(self._look(number, host))
 
-        def look() -> None:
-            if thread.asked and self._threads[number] is thread:
-                logger.warning("worker %d blocks its event loop, and is replaced", number)
-                thread.close()
-                self._threads[number] = _Thread(self.worker, self._calls, self._tell)
-
-        thread.asked = True
-        thread.post(setattr, thread, "asked", False)
-        asyncio.get_running_loop().call_later(timeouts.TURN_S, look)
+    async def _look(self, number: int, host: LoopThread) -> None:
+        """Replace a worker if its event loop does not turn."""
+        turn = asyncio.wrap_future(host.ask(asyncio.sleep, 0))
+        if await failure_of(turn, timeouts.TURN_S, "its event loop") is not None:
+            logger.warning("worker %d blocks its event loop, and is replaced", number)
+            host.close()
+            del self._workers[number]
+            self._groups.worker_changed(number, False)
+            try:
+                await self._make(number)
+            except Exception as error:
+                logger.error("worker %d is lost: %s", number, text_of(error), exc_info=error)
+                self.left.discard(number)
+            self._groups.worker_changed(number, number in self._workers)
+        del self._looks[number]
 
     async def broadcast(self, method: str, *args: Any) -> None:
-        self._calls[method] = args
-        calls = [thread.ask(thread.call, method, args) for thread in self._threads]
+        self.calls[method] = args
+        calls = [host.ask(runner.call, method, args) for host, runner in self._workers.values()]
         await asyncio.gather(*map(asyncio.wrap_future, calls))
 
     async def close(self) -> None:
-        for thread in self._threads:
-            thread.close()
-
-
-class _Thread(LoopThread):
-    """The thread and the event loop of a worker, which is made there and gets `calls` first.
-
-    Whatever code of the user's does here, it sees the tasks of this worker only, and ends no
-    thread but this one, which goes on. `tell` is called with sessions that have ended.
-    """
-
-    def __init__(
-        self, worker: Worker, calls: Mapping[str, tuple[Any, ...]], tell: Callable[..., None]
-    ) -> None:
-        super().__init__("rlskip-worker")
-        self.asked = False  # whether its loop turns, and it has not answered
-        self._tell = tell
-        self._outbox: list[tuple[Job, bool]] = []
-        self.made = self.ask(self._make, worker, dict(calls))
-
-    def send(self, job: Job, stop: bool = False) -> None:
-        """Run a session, or stop it."""
-        # What is sent in one turn of the dispatcher's loop goes together: the other thread runs
-        # meanwhile, and would have to be woken for each.
-        if not self._outbox:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._outbox.append((job, stop))
-
-    def _flush(self) -> None:
-        outbox, self._outbox = self._outbox, []
-        self.post(self._take, outbox)
-
-    # -- on its thread -------------------------------------------------------------------------
-
-    async def _make(self, worker: Worker, calls: Mapping[str, tuple[Any, ...]]) -> None:
-        self._runner = Runner(worker, self._tell)
-        for method, args in calls.items():
-            await self._runner.call(method, args)
-
-    def _take(self, jobs: list[tuple[Job, bool]]) -> None:
-        if not self.made.done():
-            self.made.add_done_callback(lambda _: self.post(self._take, jobs))
-            return
-        broken = self.made.exception()
-        for job, stop in jobs:
-            if broken is not None:
-                self._tell(job, NOTHING, broken)
-            elif stop:
-                self._runner.stop(job)
-            else:
-                self._runner.start(job, job.group.fields, job.group.sampling, job.session)
-
-    async def call(self, method: str, args: tuple[Any, ...]) -> None:
-        """Call a method of the worker."""
-        await asyncio.wrap_future(self.made)
-        await self._runner.call(method, args)
+        for host in self._hosts:
+            host.close()
 
 
 class Runner:
@@ -194,7 +169,7 @@ class Runner:
         self._worker = worker() if inspect.isclass(made) else worker
         self._blocks = is_blocking(worker)
         self._ended = ended
-        self._tasks: dict[Any, asyncio.Task[Returned]] = {}
+        self._tasks: dict[Any, asyncio.Task[Rows | None]] = {}
         self._pid = os.getpid()
 
     def start(
@@ -208,19 +183,19 @@ class Runner:
         if key in self._tasks:
             self._tasks[key].cancel()
 
-    def _end(self, key: Any, task: asyncio.Task[Returned]) -> None:
+    def _end(self, key: Any, task: asyncio.Task[Rows | None]) -> None:
         del self._tasks[key]
         error = InfrastructureFailure("cancelled") if task.cancelled() else task.exception()
-        self._ended(key, NOTHING if error else task.result(), error)
+        self._ended(key, None if error else task.result(), error)
 
     async def _run(
         self, fields: Mapping[str, Any], sampling: Mapping[str, Any], session: Session
-    ) -> Returned:
+    ) -> Rows | None:
         # Copies: sessions of one prompt share nothing, so none depends on where another ran.
         args = own(dict(fields)), own(dict(sampling)), session
         try:
             if self._blocks:
-                found: Returned = await in_thread(self._call, *args, name="rlskip-worker")
+                found: Rows | None = await in_thread(self._call, *args, name="rlskip-worker")
                 return found
             return returned(await self._worker(*args))
         except asyncio.CancelledError:
@@ -231,7 +206,7 @@ class Runner:
         finally:
             self._end_child()
 
-    def _call(self, *args: Any) -> Returned:
+    def _call(self, *args: Any) -> Rows | None:
         try:
             return returned(self._worker(*args))
         finally:
@@ -261,13 +236,13 @@ def is_blocking(worker: Worker) -> bool:
     return not inspect.iscoroutinefunction(call)
 
 
-def returned(result: Any) -> Returned:
+def returned(result: Any) -> Rows | None:
     """What a worker returned, as rows of its session's own; raises DataFailure if it is not valid.
 
     They are copies: the next session may write into the worker's buffers.
     """
     if result is None:
-        return NOTHING
+        return None
     rows = [result] if isinstance(result, Mapping) else result
     if not isinstance(rows, (list, tuple)) or not all(isinstance(row, Mapping) for row in rows):
         raise DataFailure(
@@ -276,46 +251,26 @@ def returned(result: Any) -> Returned:
         )
     if not rows:
         raise DataFailure("the worker returned no trajectory")
-    kept: list[dict[str, Any]] = []
-    tokens = 0
-    for i, row in enumerate(rows):
-        try:
-            kept.append(_kept(row))
-            tokens += _tokens(kept[-1])
-        except Exception as error:
-            text = f"{type(error).__name__}: " if not isinstance(error, DataFailure) else ""
-            raise DataFailure(f"row {i}: {text}{text_of(error)}") from error
-    return kept, tokens
+    return [_kept(row, f"row {i}") for i, row in enumerate(rows)]
 
 
-def _kept(row: Mapping[Any, Any]) -> OwnRow:
+def _kept(row: Mapping[Any, Any], where: str) -> OwnRow:
     kept = OwnRow()
     for name in row.keys():  # noqa: SIM118 - to iterate over a TensorDict gives its rows
         value = row[name]
-        if not isinstance(name, str):
-            raise DataFailure(f"the name {name!r:.80} of a field is not a string")
-        if type(value) is torch.Tensor:  # as nearly always
+        if type(value) is torch.Tensor and type(name) is str:  # as nearly always
             kept[name] = value.detach().clone()
             continue
+        if not isinstance(name, str):
+            raise DataFailure(f"{where}: the name {name!r:.80} of a field is not a string")
         if is_tensor_collection(value) and not is_non_tensor(value):
             what = f"field {name!r} is a nested {type(value).__name__}; return its fields flat"
-            raise DataFailure(what)
+            raise DataFailure(f"{where}: {what}")
         try:
             kept[name] = own(value)
         except Exception as error:
-            what = f"field {name!r} cannot be copied: {type(error).__name__}: {text_of(error)}"
-            raise DataFailure(what) from error
+            why = f"{type(error).__name__}: {text_of(error)}"
+            raise DataFailure(f"{where}: field {name!r} cannot be copied: {why}") from error
     if not kept:
-        raise DataFailure("it has no fields")
+        raise DataFailure(f"{where}: it has no fields")
     return kept
-
-
-def _tokens(row: Mapping[str, Any]) -> int:
-    """The number of tokens that were generated, by the response mask, else by the responses."""
-    mask, responses = row.get("response_mask"), row.get("responses")
-    try:
-        if mask is not None:
-            return int(mask.sum() if hasattr(mask, "sum") else sum(mask))
-        return 0 if responses is None else len(responses)
-    except TypeError:  # fields of these names that hold something else
-        return 0

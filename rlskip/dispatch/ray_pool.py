@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-import itertools
 import logging
 import pickle
 from collections.abc import Mapping
 from typing import Any
 
-import attrs
 import ray
 import torch
 from ray import cloudpickle
@@ -19,13 +17,12 @@ from ray.exceptions import RayActorError
 
 from rlskip.batch.columns import own
 from rlskip.dispatch import timeouts
-from rlskip.dispatch.pools import THREADS, Pool, Runner, Worker
+from rlskip.dispatch.pools import THREADS, Pool, Rows, Runner, Worker
 from rlskip.dispatch.scheduler import Job
 from rlskip.dispatch.sessions import (
-    NOTHING,
     DataFailure,
     InfrastructureFailure,
-    Returned,
+    NoAnswerError,
     SessionFailure,
     WorkerLostError,
     as_failure,
@@ -61,9 +58,7 @@ class RayPool(Pool):
         super().__init__(worker, workers, threads)
         usual = {"max_concurrency": 10_000, "scheduling_strategy": "SPREAD"}
         self.options = {**usual, **(options or {})}
-        self.restarts = [restarts] * self.workers  # of each that are left
-        self.calls: dict[str, Any] = {}  # the last broadcasts; a new actor gets them first
-        self.ids = itertools.count()
+        self._restarts = [restarts] * self.workers  # of each that are left
         self._drivers: dict[int, _Driver] = {}  # of the workers that are not lost
 
     async def open(self, groups: Any) -> None:
@@ -77,22 +72,9 @@ class RayPool(Pool):
             started = LoopThread("rlskip-ray").ask(start)
             await self._until(ends, asyncio.wrap_future(started), "Ray did not start")
         self.groups = groups
-        first = [_Driver(i, self) for i in range(self.workers)]
-        self._drivers.update(enumerate(first))
-        # An actor that cannot start raises in its first call.
-        waits = [wait for one in first for wait in (one.actor.hello.remote(), one.ready.wait())]
-        await self._until(ends, asyncio.gather(*waits), "Ray did not start all actors")
-
-    def replace(self, number: int) -> str:
-        """A worker's actor has ended; returns what becomes of the worker."""
-        if self.restarts[number] > 0:
-            self.restarts[number] -= 1
-            self._drivers[number] = _Driver(number, self)
-        else:
-            del self._drivers[number]
-        is_back = number in self._drivers
-        self.groups.worker_changed(number, "away" if is_back else "lost")
-        return "replaced" if is_back else "lost"
+        self._drivers = {i: _Driver(i, self) for i in range(self.workers)}
+        ready = asyncio.gather(*(driver.ready for driver in self._drivers.values()))
+        await self._until(ends, ready, "Ray did not start all actors")
 
     async def _until(self, ends: float, started: asyncio.Future[Any], what: str) -> None:
         """Wait for Ray; the error names what was asked of it, and what it has."""
@@ -109,6 +91,20 @@ class RayPool(Pool):
                 "set fewer workers, ask less for each (RayPool(options=...)), or give Ray more; "
                 "`ray status` says what waits",
             ) from error
+
+    def replace(self, number: int, cause: BaseException) -> WorkerLostError:
+        """A worker's actor has ended; returns what its sessions fail with."""
+        self._restarts[number] -= 1
+        if self._restarts[number] >= 0 and not isinstance(cause, NoAnswerError):
+            self._drivers[number] = _Driver(number, self)
+        else:
+            del self._drivers[number]
+            self.left.discard(number)
+        self.groups.worker_changed(number, False)
+        why = " ".join(text_of(as_failure(cause)).split())
+        what = "replaced" if number in self.left else "lost"
+        logger.warning("worker %d ended: %s; it is %s", number, why, what)
+        return WorkerLostError(f"worker {number} died: {why}")
 
     def start(self, job: Job) -> None:
         self._drivers[job.worker].start(job)
@@ -148,92 +144,68 @@ class _Driver:
         self._number = number
         self._pool = pool
         self.actor: Any = ray.remote(Actor).options(**pool.options).remote(pool.worker)
-        self._up = False  # whether it takes sessions
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._known: set[int] = set()  # the prompts that it has
-        self._running: dict[int, Job] = {}
-        self._message = _Message()
-        self._timer: asyncio.Handle | None = None
-        self._asked = False  # whether its loop turns, and it has not answered
-        self.ready = asyncio.Event()  # set once it is up, or has ended
+        self._running: dict[tuple[int, int], Job] = {}  # by session and attempt
+        self._message: list[tuple[Any, ...]] = []  # what it is told next: methods and arguments
+        self._look: asyncio.Task[None] | None = None  # whether its event loop turns
         self._task = asyncio.ensure_future(self._serve())
 
     async def _serve(self) -> None:
+        """Make it ready, and take its results until it ends."""
         try:
-            cause = await self._take_results()
-        except RayActorError as error:
-            cause = " ".join(str(error).split())
-        except Exception as error:  # a broadcast failed, or results cannot be read
-            logger.exception("worker %d is given up", self._number)
-            cause = f"{type(error).__name__}: {text_of(error)}"
-        ray.kill(self.actor)
-        self._up = False
-        self.ready.set()
-        what = self._pool.replace(self._number)
-        logger.warning("worker %d ended: %s; it is %s", self._number, cause, what)
-        lost = WorkerLostError(f"worker {self._number} died: {cause}")
-        for number in list(self._running):
-            self._settle(number, lost)
-
-    async def _take_results(self) -> str:
-        """Take its results until it ends; returns why it does not begin."""
-        try:
-            await asyncio.wait_for(self.actor.hello.remote(), timeouts.START_S)
-        except asyncio.TimeoutError:
-            self._pool.restarts[self._number] = 0
-            has = await resources()
-            return f"Ray did not place it within {timeouts.START_S:g} s; there is: {has}"
-        told: dict[str, Any] = {}
-        calls = self._pool.calls
-        while todo := {m: args for m, args in calls.items() if told.get(m) is not args}:
-            for method, args in todo.items():
-                await self.actor.call.remote(method, args)
-            told.update(todo)
-        self._up = True
-        self.ready.set()
-        self._pool.groups.worker_changed(self._number, "back")
-        self._soon()
-        while True:
-            for number, packed in pickle.loads(await self.actor.results.remote()):
-                self._settle(number, packed and unpack(packed, "its result cannot be read"))
+            placed = asyncio.ensure_future(self.actor.hello.remote())
+            if error := await failure_of(placed, timeouts.START_S, "Ray, asked to place it,"):
+                raise error
+            await self._pool.catch_up(self.actor.call.remote)
+            self.ready.set_result(None)
+            self._pool.groups.worker_changed(self._number, True)
+            while True:
+                for key, packed in pickle.loads(await self.actor.results.remote()):
+                    self._settle(key, packed and unpack(packed, "its result cannot be read"))
+        except Exception as error:  # it died, a broadcast failed, or results cannot be read
+            ray.kill(self.actor)
+            if not self.ready.done():
+                self.ready.set_exception(error)
+                self.ready.exception()  # nobody else may look at it
+            lost = self._pool.replace(self._number, error)
+            for key in list(self._running):
+                self._settle(key, lost)
 
     def start(self, job: Job) -> None:
-        number, prompt = next(self._pool.ids), job.group
-        self._running[number] = job
-        try:
-            if prompt.id not in self._known:
+        prompt = job.group
+        key = job.number, job.attempt
+        self._running[key] = job
+        if prompt.id not in self._known:
+            try:
                 prompt.packed = prompt.packed or pack(prompt.fields)  # once for all actors
-                self._message.prompts[prompt.id] = prompt.packed
-                self._known.add(prompt.id)
-        except Exception as error:
-            self._settle(number, DataFailure(f"its prompt cannot be sent: {text_of(error)}"))
-            return
-        self._message.sessions.append((number, prompt.id, prompt.sampling, job.session))
-        self._soon()
+            except Exception as error:
+                self._settle(key, DataFailure(f"its prompt cannot be sent: {text_of(error)}"))
+                return
+            self._known.add(prompt.id)
+            self._tell("know", prompt.id, prompt.packed)
+        self._tell("start", key, prompt.id, prompt.sampling, job.session)
 
     def stop(self, job: Job) -> None:
-        self._message.stopped += [n for n, other in self._running.items() if other is job]
-        self._soon()
-        if self._up and not self._asked:
-            self._asked = True
-            self._asking = asyncio.ensure_future(self._ask())
+        self._tell("stop", (job.number, job.attempt))
+        if self._look is None:
+            self._look = asyncio.ensure_future(self._kill_blocked())
 
-    async def _ask(self) -> None:
+    async def _kill_blocked(self) -> None:
         """End an actor whose event loop does not answer; another one replaces it."""
-        with contextlib.suppress(RayActorError):  # it has died, which is noticed elsewhere
-            try:
-                await asyncio.wait_for(self.actor.hello.remote(), timeouts.ASK_S)
-            except asyncio.TimeoutError:
-                logger.warning("worker %d blocks its event loop, and is replaced", self._number)
-                ray.kill(self.actor)
-            self._asked = False
+        turn = asyncio.ensure_future(self.actor.hello.remote())
+        if isinstance(await failure_of(turn, timeouts.ASK_S, "it"), NoAnswerError):
+            logger.warning("worker %d blocks its event loop, and is replaced", self._number)
+            ray.kill(self.actor)
+        self._look = None
 
     def forget(self, prompt: int) -> None:
         if prompt in self._known:
             self._known.discard(prompt)
-            self._message.forgotten.append(prompt)
+            self._tell("forget", prompt)
 
     async def call(self, method: str, args: Any) -> None:
-        if self._up:
+        if self.ready.done():
             with contextlib.suppress(RayActorError):  # its successor gets the call first
                 await self.actor.call.remote(method, args)
 
@@ -241,36 +213,26 @@ class _Driver:
         self._task.cancel()
         ray.kill(self.actor)
 
-    def _soon(self) -> None:
-        """Send what has gathered, in a moment."""
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(COALESCE_S, self._flush)
+    def _tell(self, method: str, *args: Any) -> None:
+        """Call a method of the actor in a moment, with what else has gathered by then."""
+        if not self._message:
+            asyncio.get_running_loop().call_later(COALESCE_S, self._flush)
+        self._message.append((method, *args))
 
     def _flush(self) -> None:
-        self._timer = None
-        if self._up:
-            message, self._message = self._message, _Message()
-            try:
-                # As bytes: Ray would walk through a list of tuples in Python.
-                self.actor.take.remote(pack(message))
-            except Exception as error:  # what cannot be sent
-                for number, *_ in message.sessions:
-                    self._settle(number, as_failure(error))
+        message, self._message = self._message, []
+        try:
+            # As bytes: Ray would walk through a list of tuples in Python.
+            self.actor.take.remote(pack(message))
+        except Exception as error:  # what cannot be sent
+            for method, key, *_ in message:
+                if method == "start":
+                    self._settle(key, as_failure(error))
 
-    def _settle(self, number: int, result: Any) -> None:
-        error = result if isinstance(result, SessionFailure) else None
-        found = NOTHING if error or result is None else result
-        self._pool.groups.returned(self._running.pop(number), found, error)
-
-
-@attrs.define
-class _Message:
-    """What an actor is sent at once."""
-
-    sessions: list[tuple[Any, ...]] = attrs.field(factory=list)
-    prompts: dict[int, bytes] = attrs.field(factory=dict)  # those of them that it has not yet
-    stopped: list[int] = attrs.field(factory=list)
-    forgotten: list[int] = attrs.field(factory=list)
+    def _settle(self, key: tuple[int, int], result: Any) -> None:
+        failed = isinstance(result, SessionFailure)
+        rows, error = (None, result) if failed else (result, None)
+        self._pool.groups.returned(self._running.pop(key), rows, error)
 
 
 class Actor:
@@ -279,26 +241,31 @@ class Actor:
     def __init__(self, worker: Worker) -> None:
         self._runner = Runner(worker, self._ended)
         self._prompts: dict[int, Any] = {}
-        self._results: list[tuple[int, bytes | None]] = []
+        self._results: list[tuple[Any, bytes | None]] = []
         self._some = asyncio.Event()
 
     async def hello(self) -> None: ...
 
-    async def take(self, packed: bytes) -> None:
-        message: _Message = pickle.loads(packed)
-        for key, fields in message.prompts.items():
-            self._prompts[key] = unpack(fields, "its prompt cannot be read in the actor")
-        for number, key, sampling, session in message.sessions:
-            if isinstance(prompt := self._prompts[key], SessionFailure):
-                self._ended(number, NOTHING, prompt)
-            else:
-                self._runner.start(number, prompt, sampling, session)
-        for number in message.stopped:
-            self._runner.stop(number)
-        for key in message.forgotten:
-            self._prompts.pop(key, None)
+    async def take(self, message: bytes) -> None:
+        for method, *args in pickle.loads(message):
+            getattr(self, f"_{method}")(*args)
 
-    def _ended(self, number: int, result: Returned, error: BaseException | None) -> None:
+    def _know(self, prompt: int, fields: bytes) -> None:
+        self._prompts[prompt] = unpack(fields, "its prompt cannot be read in the actor")
+
+    def _start(self, key: Any, prompt: int, sampling: Any, session: Any) -> None:
+        if isinstance(fields := self._prompts[prompt], SessionFailure):
+            self._ended(key, None, fields)
+        else:
+            self._runner.start(key, fields, sampling, session)
+
+    def _stop(self, key: Any) -> None:
+        self._runner.stop(key)
+
+    def _forget(self, prompt: int) -> None:
+        self._prompts.pop(prompt, None)
+
+    def _ended(self, key: Any, rows: Rows | None, error: BaseException | None) -> None:
         packed = None  # as short as what most workers of verl's return
         try:
             if error is not None:
@@ -306,11 +273,11 @@ class Actor:
                 is_machine = isinstance(as_failure(error), InfrastructureFailure)
                 kind = InfrastructureFailure if is_machine else DataFailure
                 packed = pack(kind(text_of(as_failure(error))))
-            elif result != NOTHING:
-                packed = pack(result)
+            elif rows is not None:
+                packed = pack(rows)
         except Exception as refused:  # each on its own, so that what cannot be sent fails alone
             packed = pack(DataFailure(f"its result cannot be sent: {text_of(refused)}"))
-        self._results.append((number, packed))
+        self._results.append((key, packed))
         self._some.set()
 
     async def results(self) -> bytes:

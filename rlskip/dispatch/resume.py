@@ -68,7 +68,7 @@ class Journaled:
         """
         with contextlib.suppress(Exception):
             found = cls(*entry)
-            if returned(found.rows)[0] and len(found.tags) in (0, len(found.rows)):
+            if returned(found.rows) and len(found.tags) in (0, len(found.rows)):
                 for row in found.rows:
                     if "uid" in prompt.fields and str(plain(row.get("uid"))) == found.uid:
                         is_text = isinstance(row["uid"], str)
@@ -205,9 +205,9 @@ class Journals:
             return f"weights of step {min(first)} {now}: {more}"
         return None
 
-    def of_worker(self, seconds: float) -> WorkerJournal:
+    def of_worker(self) -> WorkerJournal:
         """The journal for workers."""
-        return WorkerJournal(self._store.directory, self.identity, Appender(seconds))
+        return WorkerJournal(self._store.directory, self.identity)
 
     def _path(self, step: int) -> Path:
         return self._store.directory / journal_name(step)
@@ -232,7 +232,7 @@ class WorkerJournal:
 
     _directory: Path
     _identity: Identity
-    _appender: Appender
+    _appender: Appender = attrs.field(factory=Appender, init=False)
 
     async def add(
         self, session: Session, rows: list[dict[str, Any]], tags: Sequence[Mapping[str, Any]]

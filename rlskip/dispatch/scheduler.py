@@ -62,7 +62,6 @@ class Job:
     session: Any = None
     started: float = 0.0
     rows: list[dict[str, Any]] | None = None
-    tokens: int = 0
     tags: Sequence[Mapping[str, Any]] = ()
     error: str = ""
 
@@ -74,25 +73,21 @@ class Job:
 class Scheduler:
     """Assigns sessions to workers ``0 .. workers-1``, at most `per_worker` at once to each.
 
-    `policy` decides where each session goes, and when.
+    `policy` decides where each session goes, and when. Nothing starts on a worker that is not
+    among those that are `there`.
     """
 
     def __init__(self, workers: int, policy: Policy, per_worker: int | None = None) -> None:
         self.workers = workers
+        self.there = {*range(workers)}
         self._policy = policy
         self._per_worker = per_worker or math.inf
-        self._load = dict.fromkeys(range(workers), 0)  # of each live worker
-        self._away: set[int] = set()
+        self._load = dict.fromkeys(range(workers), 0)
         self._numbers = itertools.count()
         # A session waits here, to be tried again, or by the worker that it must go to (None: any),
         # as rank, number and job: the number orders equal ranks.
         self._again: list[Job] = []
         self._waiting: dict[int | None, list[tuple[float, int, Job]]] = {None: []}
-
-    @property
-    def alive(self) -> list[int]:
-        """The workers that are not lost."""
-        return list(self._load)
 
     def add(self, group: SessionGroup, attempts: Mapping[int, int] | None = None) -> None:
         """Queue sessions of `group`, each from an attempt of this number on; None: all, from 0."""
@@ -106,11 +101,10 @@ class Scheduler:
         """What to start next; None without a pending session or a free slot."""
         if not self._again and not any(self._waiting.values()):
             return None
-        present = self._present()
-        free = [worker for worker in present if self._load[worker] < self._per_worker]
+        free = [worker for worker in self.there if self._load[worker] < self._per_worker]
         free.sort(key=self._load.__getitem__)
         for job in self._again:  # what is tried again goes first, elsewhere if it can
-            others = [w for w in free if w != job.avoid or len(present) == 1]
+            others = [w for w in free if w != job.avoid or len(self.there) == 1]
             if others:
                 self._again.remove(job)
                 return self._assign(job, others[0])
@@ -136,8 +130,7 @@ class Scheduler:
 
     def done(self, job: Job, length: float | None = None) -> None:
         """`job` has finished; `length` is what it produced, None when it failed."""
-        if job.worker in self._load:
-            self._load[job.worker] -= 1
+        self._load[job.worker] -= 1
         if length is not None:
             job.group.finished += 1
             job.group.length += length
@@ -156,26 +149,20 @@ class Scheduler:
             heap[:] = [entry for entry in heap if entry[2].group not in groups]
             heapq.heapify(heap)
 
-    def change(self, worker: int, state: str) -> None:
-        """`worker` is ``lost`` for good, or ``away``: nothing starts there until it is ``back``.
+    def change(self, worker: int, is_there: bool) -> None:
+        """A worker has gone, and what waits for it goes to the others; or it is back.
 
-        What waited for it goes to the others. What ran on it must still be reported, with `done`
-        or `retry`.
+        What ran on it must still be reported, with `done` or `retry`.
         """
-        self._away.discard(worker)
-        if state == "lost":
-            self._load.pop(worker, None)
-        elif state == "away":
-            self._away.add(worker)
-        if state != "back":
-            for rank, _, job in self._waiting.pop(worker, ()):
-                self._wait(job, rank, None)
-
-    def _present(self) -> list[int]:
-        return [worker for worker in self._load if worker not in self._away]
+        if is_there:
+            self.there.add(worker)
+            return
+        self.there.discard(worker)
+        for rank, _, job in self._waiting.pop(worker, ()):
+            self._wait(job, rank, None)
 
     def _wait(self, job: Job, rank: float, worker: int | None) -> None:
-        heap = self._waiting.setdefault(worker if worker in self._present() else None, [])
+        heap = self._waiting.setdefault(worker if worker in self.there else None, [])
         heapq.heappush(heap, (rank, job.number, job))
 
     def _place(self, job: Job) -> Placement:

@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
+from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle
 from rlskip.dispatch.journal import Appender, SessionJournal
 from rlskip.dispatch.resume import Journaled, Journals, to_journal
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Sink:
-    """The only writer of a dispatcher: it writes from a thread, each time within `seconds`.
+    """The only writer of a dispatcher: it writes from a thread, each time within ``WRITE_S``.
 
     A write that takes longer is given up; nothing more is written until it returns.
     """
@@ -36,14 +37,12 @@ class Sink:
         self,
         queue: TrajectoryQueue | None,
         journals: Journals | None,
-        seconds: float,
         written: Callable[[Job, Exception | None], object],
     ) -> None:
-        self.seconds = seconds
         self._written = written
         self._queue: Any = queue  # which is there for batches that have a sink
         self._journals = journals
-        self._appender = Appender(seconds)
+        self._appender = Appender()
         # `_writing` runs while something is gathered, and is None otherwise. What was gathered is
         # written in this order, and `_written` called once for each, with what kept its marker out.
         self._gathered: deque[Job] = deque()
@@ -78,7 +77,7 @@ class Sink:
         if self._journals is not None and not batch.validate:
             self._journals.number(batch)
             opened = in_thread(self._journals.open, batch.step)
-            if error := await failure_of(opened, self.seconds, "the disk"):
+            if error := await failure_of(opened, timeouts.WRITE_S, "the disk"):
                 batch.unjournaled = text_of(error)
             else:
                 batch.journal = opened.result()
@@ -129,9 +128,9 @@ class Sink:
         """Write something; returns what the queue raised, or that it did not answer."""
         async with self._one:
             if self._put is not None and not self._put.done():  # it had its time
-                return NoAnswerError(f"the queue did not answer within {self.seconds:g} s")
+                return NoAnswerError(f"the queue did not answer within {timeouts.WRITE_S:g} s")
             self._put = in_thread(put, what, name="rlskip-queue")
-            return await failure_of(self._put, self.seconds, "the queue")
+            return await failure_of(self._put, timeouts.WRITE_S, "the queue")
 
     def _put_all(self, jobs: list[Job]) -> None:
         # Rows are grouped by their fields, because a put takes rows of the same fields. Readers see

@@ -19,25 +19,17 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import wait
 from typing import Any
 
-from rlskip.config.other_nodes import DispatchConfig
 from rlskip.dispatch.sessions import InfrastructureFailure, NoAnswerError, portable
 
 logger = logging.getLogger(__name__)
 
-WRITE_S = (5.0, 60.0)  # the least and the most; a session's deadline in between
+WRITE_S = 60.0  # for the queue, and for the disk of a journal
 TURN_S = 1.0  # for a worker's event loop, after a session's deadline
 ASK_S = 5.0  # the same under Ray
 START_S = 280.0  # for Ray and all actors, placement groups included
 OPEN_S = 300.0  # for starting workers, and for calling all of them
 CLOSE_S = 20.0
 EXIT_S = 2.0
-
-
-def write_seconds(config: DispatchConfig) -> float:
-    """How long a write to the queue or the journal may take."""
-    least, most = WRITE_S
-    seconds = config.session_timeout_s
-    return most if seconds is None else min(max(seconds, least), most)
 
 
 def in_thread(call: Callable[..., Any], *args: Any, name: str = "rlskip") -> asyncio.Future[Any]:

@@ -15,7 +15,7 @@ HANGS = """
     from rlskip.dispatch import LocalPool, RolloutDispatcher, timeouts
     from rlskip.queue import MemoryQueue
 
-    timeouts.WRITE_S, timeouts.CLOSE_S, timeouts.EXIT_S = (0.2, 0.2), 0.5, 0.5
+    timeouts.WRITE_S, timeouts.CLOSE_S, timeouts.EXIT_S = 0.2, 0.5, 0.5
     what, closing = sys.argv[1:]
     forever = threading.Event()
 

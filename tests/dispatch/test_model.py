@@ -37,15 +37,6 @@ from rlskip.queue.transfer_queue import PollingWatch
 RETRIES, DATA_RETRIES = 2, 1
 
 
-class Raises:
-    """Raises whatever is asked of it."""
-
-    def _fail(self, *args):
-        raise RuntimeError("odd")
-
-    __len__ = __iter__ = sum = _fail
-
-
 class Unprintable(Exception):
     def __str__(self):
         raise RuntimeError("no text")
@@ -82,9 +73,6 @@ DATA = {
     "a nested row": lambda buffer: {"x": TensorDict({"a": buffer}, [])},
     "text": lambda buffer: "text",
     "a number as a name": lambda buffer: {1: buffer},
-    "NaN mask": lambda buffer: {"response_mask": torch.tensor([1.0, float("nan")])},
-    "meta mask": lambda buffer: {"response_mask": torch.ones(3, device="meta")},
-    "mask that raises": lambda buffer: {"response_mask": Raises()},
 }
 MACHINE = {
     "io": raises(ConnectionError, "no route"),

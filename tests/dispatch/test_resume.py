@@ -163,7 +163,7 @@ def test_prompts_that_cannot_be_compared_cost_one_warning_and_no_session(tmp_pat
 @pytest.mark.parametrize("call", ["__init__", "append"])
 def test_a_disk_that_hangs_costs_one_warning(tmp_path, make_prompts, caplog, monkeypatch, call):
     released, calls = threading.Event(), []
-    monkeypatch.setattr("rlskip.dispatch.timeouts.WRITE_S", (0.3, 0.3))
+    monkeypatch.setattr("rlskip.dispatch.timeouts.WRITE_S", 0.3)
     monkeypatch.setattr(
         SessionJournal, call, lambda *args: (calls.append(args), released.wait(60))[0]
     )

@@ -35,7 +35,6 @@ class AnyOrder(RuleBasedStateMachine):
         self.cap = per_worker or 10**9
         self.expected: dict[SessionGroup, set[int]] = {}  # not ended yet
         self.running: list[Job] = []
-        self.lost: set[int] = set()
         self.away: set[int] = set()
         self.failed_on: dict[tuple[SessionGroup, int], int] = {}
         self.added = 0
@@ -53,11 +52,11 @@ class AnyOrder(RuleBasedStateMachine):
         if job is None:
             return
         place = job.group, job.session_id
-        assert job.worker not in self.lost | self.away
+        assert job.worker not in self.away
         assert job.session_id in self.expected[job.group]
         assert place not in [(other.group, other.session_id) for other in self.running]
         if self.failed_on.get(place) == job.worker:
-            assert set(self.scheduler.alive) - self.away == {job.worker}
+            assert self.scheduler.there == {job.worker}
         self.running.append(job)
 
     @rule(data=st.data(), length=st.none() | st.floats(0, 9))
@@ -85,23 +84,17 @@ class AnyOrder(RuleBasedStateMachine):
             del self.expected[group]
 
     @rule(data=st.data())
-    def die(self, data):
-        if len(self.scheduler.alive) > 1:
-            worker = data.draw(st.sampled_from(self.scheduler.alive))
-            self.scheduler.change(worker, "lost")
-            self.lost.add(worker)
-
-    @rule(data=st.data())
     def leave(self, data):
-        worker = data.draw(st.sampled_from(self.scheduler.alive))
-        self.scheduler.change(worker, "away")
-        self.away.add(worker)
+        if len(self.scheduler.there) > 1:
+            worker = data.draw(st.sampled_from(sorted(self.scheduler.there)))
+            self.scheduler.change(worker, False)
+            self.away.add(worker)
 
     @rule(data=st.data())
     def come_back(self, data):
         if self.away:
             worker = data.draw(st.sampled_from(sorted(self.away)))
-            self.scheduler.change(worker, "back")
+            self.scheduler.change(worker, True)
             self.away.discard(worker)
 
     @invariant()
@@ -117,7 +110,8 @@ class AnyOrder(RuleBasedStateMachine):
             return
         state = self.scheduler
         assert state._load == {
-            worker: sum(job.worker == worker for job in self.running) for worker in state.alive
+            worker: sum(job.worker == worker for job in self.running)
+            for worker in range(state.workers)
         }
         waiting = [job for heap in state._waiting.values() for *_, job in heap]
         waiting += state._again
@@ -126,7 +120,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def teardown(self):
         for worker in getattr(self, "away", ()):
-            self.scheduler.change(worker, "back")
+            self.scheduler.change(worker, True)
         while hasattr(self, "scheduler"):
             while (job := self.scheduler.next()) is not None:
                 self.running.append(job)

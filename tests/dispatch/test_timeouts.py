@@ -34,7 +34,7 @@ RAISED = [asyncio.CancelledError, SystemExit, StopIteration, MemoryError]
 
 @pytest.fixture(autouse=True)
 def short_deadlines(monkeypatch):
-    monkeypatch.setattr(timeouts, "WRITE_S", (0.3, 0.3))
+    monkeypatch.setattr(timeouts, "WRITE_S", 0.3)
     monkeypatch.setattr(timeouts, "TURN_S", 0.2)
     monkeypatch.setattr(timeouts, "OPEN_S", 0.5)
     monkeypatch.setattr(timeouts, "CLOSE_S", 0.3)
@@ -240,7 +240,7 @@ def test_the_list_of_waits_is_that_of_the_code():
     write, close = values["WRITE_S"], values["CLOSE_S"]
     start = values["START_S"]
     assert listed == [
-        values["TURN_S"], values["ASK_S"], *write, values["OPEN_S"], start, transfer_queue.START_S,
+        values["TURN_S"], values["ASK_S"], write, values["OPEN_S"], start, transfer_queue.START_S,
         transfer_queue.CALL_S, close, close, values["EXIT_S"],
     ]  # fmt: skip
     assert start < values["OPEN_S"], "the error that names what Ray has comes first"
