@@ -120,7 +120,6 @@ class Prompt(SessionGroup):
     sampled: bool  # or greedy
     info: Mapping[str, Any]
     known_as: str | None = None  # in the history of lengths
-    content: str | None = None
     journal_key: tuple[str, int] | None = None
     packed: bytes | None = None  # for Ray's actors
     open: set[int]
@@ -151,11 +150,11 @@ class BatchHandle:
     ``report`` has the outcome so far.
     """
 
-    def __init__(self, groups: Any, step: int, partition: str, validate: bool) -> None:
+    def __init__(self, groups: Any, step: int, validate: bool) -> None:
         self.step = step
-        self.partition = partition
+        self.partition = VAL if validate else TRAIN
         self.validate = validate
-        self.report = BatchReport(step, partition)
+        self.report = BatchReport(step, self.partition)
         # Where calls find its groups: those that any call takes, or those of one call. None: rows
         # and markers go to the dispatcher's queue.
         self.within: Partition | None = None
@@ -163,14 +162,12 @@ class BatchHandle:
         self.running: dict[Job, None] = {}
         self.journal: SessionJournal | None = None
         self.needs = needs.get(Needs())  # of the stage that submits it
-        self.unjournaled = ""  # why some of its prompts cannot be journaled
         self.error: BaseException | None = None  # why it was given up
         self.stopped = ""  # why its sessions that have no outcome fail
         self.begun = threading.Event()  # set once its roots are in the queue, or cannot be
         self.future: Future[BatchReport] = Future()
         # A caller that stops waiting must not cancel the future for the others.
         self.future.set_running_or_notify_cancel()
-        self.beginning: Future[None] | None = None  # asyncio keeps no reference to its task
         self._groups = groups  # which run it
 
     def groups(self, timeout: float | None = None) -> list[Group]:
@@ -213,7 +210,6 @@ def read_batch(
     groups: Any,
     step: int | None,
     validate: bool | None,
-    partition: str | None,
 ) -> BatchHandle:
     """Read what ``RolloutDispatcher.submit`` takes; raises :class:`BatchError`."""
     if isinstance(prompts, TensorDictBase) and prompts.batch_dims != 1:
@@ -226,7 +222,7 @@ def read_batch(
     validate = bool(_common("validate", samples, False)) if validate is None else validate
     index = [sample.get("index", i) for i, sample in enumerate(samples)]
     infos = build_trajectory_info(step, index, validate)
-    batch = BatchHandle(groups, step, partition or (VAL if validate else TRAIN), validate)
+    batch = BatchHandle(groups, step, validate)
     usual = dict((config.val_sampling if validate else config.sampling) or {})
     greedy = {**usual, **GREEDY}
     for i, (sample, info) in enumerate(zip(samples, infos, strict=True)):

@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import threading
 import time
-from typing import Any
 
-from rlskip.config.other_nodes import DispatchConfig, ReplayConfig
+from rlskip.config.other_nodes import DispatchConfig
 from rlskip.dispatch import timeouts
-from rlskip.dispatch.batch import BatchHandle, Group, Prompt, step_number, tokens_of
-from rlskip.dispatch.policies import History, chunk, find_policy
+from rlskip.dispatch.batch import BatchHandle, Group, Prompt, tokens_of
 from rlskip.dispatch.pools import Pool, Rows, returned
 from rlskip.dispatch.resume import Journals
-from rlskip.dispatch.scheduler import Job, Scheduler
+from rlskip.dispatch.scheduler import History, Job, Scheduler, chunk, find_policy
 from rlskip.dispatch.sessions import (
     BatchError,
     DataFailure,
@@ -51,7 +48,6 @@ class Groups:
         pool: Pool,
         queue: TrajectoryQueue | None,
         config: DispatchConfig,
-        replay: ReplayConfig,
         journals: Journals | None,
     ) -> None:
         # `changed` is held while `closed`, `batches` or a partition changes, and notified when a
@@ -60,45 +56,25 @@ class Groups:
         self.changed = threading.Condition()
         self.closed = False
         self.batches: set[BatchHandle] = set()
-        self._ahead: dict[str, Partition] = {}
-        self._wait_for_some = 0
         self.host = LoopThread("rlskip-dispatch")
+        self._wait_for_some = 0
         self._loop, self._pool = self.host.loop, pool
         self._config = config
-        self._replay = replay
         policy = find_policy(config.policy) if config.rollout_level else chunk
         caps = config.max_concurrent_rollouts_per_worker, pool.slots
         self._scheduler = Scheduler(pool.workers, policy, min(filter(None, caps), default=None))
         self._history = History(policy)
+        self._journals = journals
         self._sink = Sink(queue, journals, self._settle)
-        self._timeout_s = math.inf if (s := config.session_timeout_s) is None else s
-        self._alarm: Any = None  # when the next attempts are due
         self._pumps = False  # whether what can run is started in the next turn
         # At the sessions given up, which may still write: a prompt that is submitted again does
         # not begin with the number of such an attempt.
         self._next_attempts: dict[tuple[str, int], int] = {}
 
-    def ahead(self, partition: str) -> Partition:
-        """The groups of a partition that any call may take."""
-        return self._ahead.setdefault(partition, Partition(partition, self._replay))
+    # -- what callers ask ----------------------------------------------------------------------
 
-    def collect(
-        self, batch: BatchHandle | None, step: Any, partition: str, size: int | None
-    ) -> tuple[list[Group], dict[str, float]]:
-        """Submit a batch, wait for groups, and take them: those of the batch, or `size` of any."""
-        own = batch if size is None else None
-        within = self.ahead(partition) if own is None else Partition(partition, self._replay)
-        call = SampleCall(self._replay, within, step_number(step), size, time.monotonic())
-        if batch is not None:
-            self.submit(batch, within)
-        try:
-            return self._take(call, own), call.metrics()
-        except BaseException:
-            if own is not None:  # else its groups are there for the next call
-                own.cancel()
-            raise
-
-    def _take(self, call: SampleCall, own: BatchHandle | None) -> list[Group]:
+    def take(self, call: SampleCall, own: BatchHandle | None) -> list[Group]:
+        """Wait for groups, and take them: those of the batch `own`, or some of any."""
         within, is_for_some = call.partition, call.batch_size is not None
         with self.changed:
             self._wait_for_some += is_for_some
@@ -118,24 +94,28 @@ class Groups:
                             within.remove(group.uid for group in groups)
                             return groups
                     self.changed.wait(call.check_time(time.monotonic()))
-            except ReplayTimeoutError:
-                raise
-            except IncompleteRolloutError as error:  # which has them
-                within.remove(prompt.uid for prompt in error.prompts)
+            except BaseException as error:
+                if own is not None:  # else its groups are there for the next call
+                    own.cancel()
+                elif isinstance(error, IncompleteRolloutError) and not isinstance(
+                    error, ReplayTimeoutError
+                ):  # which has them
+                    within.remove(prompt.uid for prompt in error.prompts)
                 raise
             finally:
                 self._wait_for_some -= is_for_some
 
-    def submit(self, batch: BatchHandle, within: Partition | None) -> None:
-        """Run a batch; calls find its groups `within`. None: in the queue, with its roots now."""
+    def submit(self, batch: BatchHandle, ahead: Partition, within: Partition | None) -> None:
+        """Run a batch; calls find its groups `within`. None: in the queue, with its roots now.
+
+        Any call takes the groups of `ahead`.
+        """
         batch.within = within
-        self._history.look_up(batch.prompts)
         with self.changed:
             if self.closed:
                 raise DispatcherClosedError("this dispatcher is closed")
             others = [other for other in self.batches if other.partition == batch.partition]
             held = {p.uid for other in others for p in other.prompts if p.group.running}
-            ahead = self.ahead(batch.partition)
             for prompt in batch.prompts:
                 if prompt.uid in held or ahead.find(prompt.uid):
                     raise BatchError(
@@ -148,15 +128,33 @@ class Groups:
             if within is not None:
                 for prompt in batch.prompts:
                     within.file(prompt.group)
-        if within is None:
-            try:
+        try:
+            if within is None:
                 self.host.within(timeouts.WRITE_S, self._sink.check, batch)
-            except BaseException:
-                self.batches.discard(batch)
-                raise
-        batch.beginning = self.host.ask(self._begin, batch)
+            self._history.look_up(batch.prompts)
+            if self._journals is not None and not batch.validate:
+                self._journals.name(batch)
+        except BaseException as error:
+            self.release(batch)
+            self.finish(batch, error)
+            raise
+        self.host.ask(self._begin, batch)
         if within is None:  # waits for the journal, and for the queue
             batch.begun.wait(2 * timeouts.WRITE_S)
+
+    def release(self, batch: BatchHandle) -> None:
+        """Calls find the groups of a batch no more."""
+        groups = [prompt.group for prompt in batch.prompts]
+        with self.changed:
+            if (within := batch.within) is not None:
+                within.remove(g.uid for g in groups if within.find(g.uid) is g)
+
+    def cancel(self, batch: BatchHandle) -> None:
+        """Stop a batch."""
+        self.release(batch)
+        self.host.post(self._stop, batch, "cancelled")
+
+    # -- on the event loop ---------------------------------------------------------------------
 
     async def _begin(self, batch: BatchHandle) -> None:
         """Open its journal, write its roots, and let its sessions wait for workers."""
@@ -166,7 +164,7 @@ class Groups:
                 attempts = {i: self._next_attempts.get((prompt.uid, i), 0) for i in prompt.open}
                 for session, found in resumed.get(prompt.uid, {}).items():
                     job = Job(prompt, session, attempt=attempts.pop(session), tags=found.tags)
-                    job.rows = returned(found.rows)
+                    job.rows, job.is_resumed = returned(found.rows), True
                     batch.report.resumed += 1
                     self._end(job)
                 self._scheduler.add(prompt, attempts)
@@ -212,26 +210,19 @@ class Groups:
         prompt.batch.running[job] = None
         job.session = prompt.session(job, self._config.seed or 0)
         job.started = self._loop.time()
+        if (seconds := self._config.session_timeout_s) is not None:
+            job.alarm = self._loop.call_later(seconds, self._expire, job, seconds)
         self._pool.start(job)
-        # One alarm serves all: nearly every attempt ends long before it is due.
-        if self._alarm is None and self._timeout_s < math.inf:
-            self._alarm = self._loop.call_at(job.started + self._timeout_s, self._expire)
 
-    def _expire(self) -> None:
-        """Give up the attempts that are due."""
-        since = self._loop.time() - self._timeout_s
-        running = [job for batch in self.batches for job in batch.running]
-        then = min((job.started for job in running if job.started > since), default=None)
-        self._alarm = None
-        if then is not None:
-            self._alarm = self._loop.call_at(then + self._timeout_s, self._expire)
-        cause = f"passed its deadline of {self._timeout_s:g} s (dispatch.session_timeout_s)"
-        for job in running:
-            if job.started <= since and job in job.group.batch.running:
-                self._give_up(job)
-                self.returned(job, None, InfrastructureFailure(cause))
+    def _expire(self, job: Job, seconds: float) -> None:
+        """Give up an attempt that has not ended by its deadline."""
+        if job in job.group.batch.running:
+            self._give_up(job)
+            what = f"passed its deadline of {seconds:g} s (dispatch.session_timeout_s)"
+            self.returned(job, None, InfrastructureFailure(what))
 
     def _give_up(self, job: Job) -> None:
+        job.ended()
         self._pool.stop(job)
         # It may write rows for a while.
         self._next_attempts[job.group.uid, job.session_id] = job.attempt + 1
@@ -242,6 +233,7 @@ class Groups:
         if job not in batch.running:  # it was given up
             return
         del batch.running[job]
+        job.ended()
         self._pump()
         job.rows = rows
         if error is None and rows is None and batch.within is not None:
@@ -313,18 +305,6 @@ class Groups:
                     batch.future.set_exception(error)
             self.changed.notify_all()
         batch.begun.set()
-
-    def release(self, batch: BatchHandle) -> None:
-        """Calls find the groups of a batch no more."""
-        groups = [prompt.group for prompt in batch.prompts]
-        with self.changed:
-            if (within := batch.within) is not None:
-                within.remove(g.uid for g in groups if within.find(g.uid) is g)
-
-    def cancel(self, batch: BatchHandle) -> None:
-        """Stop a batch, from any thread."""
-        self.release(batch)
-        self.host.post(self._stop, batch, "cancelled")
 
     def _abort(self, batch: BatchHandle, error: BaseException) -> None:
         """The batch cannot go on: its caller gets `error`, once every session is marked failed."""

@@ -25,11 +25,13 @@ import xxhash
 
 from rlskip.batch.meta import plain
 from rlskip.config.other_nodes import DispatchConfig
+from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle, Prompt
 from rlskip.dispatch.journal import Appender, SessionJournal
 from rlskip.dispatch.pools import returned
 from rlskip.dispatch.scheduler import Job
-from rlskip.dispatch.sessions import Session
+from rlskip.dispatch.sessions import Session, text_of
+from rlskip.dispatch.timeouts import failure_of, in_thread
 from rlskip.format.prompt_digests import digests_of
 from rlskip.jobs.served import enclosing, ledger_of
 from rlskip.keys import DO_SAMPLE, GLOBAL_STEPS, IS_PROMPT, TRAIN, WEIGHT_TAGS, integer
@@ -96,12 +98,72 @@ class Journals:
     identity: Identity
     _queue: TrajectoryQueue | None
     _max_span: int | None = None
-    _partitions: set[str] = attrs.field(factory=lambda: {TRAIN}, init=False)  # of prompts
+    appender: Appender = attrs.field(factory=Appender, init=False)
 
-    def open(self, step: int) -> SessionJournal:
-        """Remove the earlier journals that are done with, and open that of `step`."""
+    def name(self, batch: BatchHandle) -> None:
+        """Set what the journal knows prompts by: content and call, and number among the step's.
+
+        The call is the enclosing one of a stage. A uid and the like count if a prompt has no other
+        field. A prompt that is submitted again has another number, in this run and in the next: a
+        run never resumes what it has generated itself.
+        """
+        calls = {role: name for role, name in enclosing.get({}).items() if name}
+        contents: dict[Prompt, str] = {}
+        for prompt in batch.prompts:
+            try:
+                (digest,) = digests_of([prompt.fields])
+                if digest is None:
+                    digest = fingerprint(prompt.fields, volatile=())
+            except UnsupportedTypeError as error:
+                self.appender.warn(f"step {batch.step}", f"{error.where}: {error.what}")
+                continue
+            made = canonical({**calls, DO_SAMPLE: prompt.sampled})
+            contents[prompt] = xxhash.xxh3_128_hexdigest(f"{digest} {made}".encode())
+        ledger = ledger_of(self._store.directory)
+        with ledger.lock:  # dispatchers of one store may submit side by side
+            if batch.step in ledger.journaled and batch.step not in ledger.copies:
+                return  # it comes back too late, and is not journaled
+            ledger.copies[batch.step] = copies = ledger.copies.pop(batch.step, Counter())
+            for old in list(ledger.copies)[:-_OPEN]:
+                del ledger.copies[old]
+            for prompt, content in contents.items():
+                prompt.journal_key = content, copies[content]
+                copies[content] += 1
+
+    async def resume(self, batch: BatchHandle) -> dict[str, dict[int, Journaled]]:
+        """Open the step's journal for a batch; returns its sessions there, by uid and number."""
+        opened = in_thread(self._open, batch.step)
+        if error := await failure_of(opened, timeouts.WRITE_S, "the disk"):
+            self.appender.warn(f"step {batch.step}", text_of(error))
+            return {}
+        batch.journal = journal = opened.result()
+        journaled = ledger_of(self._store.directory).journaled
+        is_new = batch.step not in journaled  # else its journal holds sessions of this run, too
+        journaled.add(batch.step)
+        found = defaultdict[str, dict[int, Journaled]](dict)
+        refused: Counter[str] = Counter()
+        for prompt in batch.prompts:
+            for session in sorted(prompt.open) if prompt.journal_key else ():
+                key = (*(prompt.journal_key or ()), session)
+                if (entry := Journaled.unpacked(journal.entries.get(key), prompt)) is None:
+                    continue
+                why_not = self._why_not(entry, batch.step)
+                if why_not := why_not or batch.needs.why_not(entry.rows, entry.lacks):
+                    refused[why_not] += 1
+                else:
+                    found[prompt.uid][session] = entry
+        if count := sum(map(len, found.values())):
+            text = "step %d: %d of %d sessions are resumed from %s"
+            logger.info(text, batch.step, count, batch.report.sessions, journal.path)
+        elif not refused and is_new and journal.entries:
+            refused["they are of other prompts"] = len(journal.entries)
+        for cause, number in refused.items():
+            logger.warning("%s: %d sessions are not resumed: %s", journal.path, number, cause)
+        return found
+
+    def _open(self, step: int) -> SessionJournal:
         self.tidy(before=step)
-        return SessionJournal(self._path(step), self.identity)
+        return SessionJournal(self._store.directory / journal_name(step), self.identity)
 
     def tidy(self, before: float = math.inf) -> None:
         """Remove the journals that are done with, of steps `before` this one."""
@@ -111,81 +173,13 @@ class Journals:
         whole = {step for step, meta in metas.items() if meta and "groups" not in meta.info}
         done = {step for step in there if metas[step]} - whole
         if done and self._queue is not None:
-            for partition in tuple(self._partitions):
-                tags = self._queue.list(partition).values()
-                done -= {tag.get(GLOBAL_STEPS) for tag in tags if tag.get(IS_PROMPT)}
+            tags = self._queue.list(TRAIN).values()
+            done -= {tag.get(GLOBAL_STEPS) for tag in tags if tag.get(IS_PROMPT)}
         for step in done | whole:
             with contextlib.suppress(OSError):
-                self._path(step).unlink()
+                (self._store.directory / journal_name(step)).unlink()
 
-    def name_contents(self, batch: BatchHandle) -> None:
-        """Set what journals know prompts by, among those of the enclosing call of a stage.
-
-        Its uid and the like count if a prompt has no other field.
-        """
-        calls = {role: name for role, name in enclosing.get({}).items() if name}
-        for prompt in batch.prompts:
-            try:
-                (digest,) = digests_of([prompt.fields])
-                if digest is None:
-                    digest = fingerprint(prompt.fields, volatile=())
-            except UnsupportedTypeError as error:
-                batch.unjournaled = f"{error.where}: {error.what}"
-                continue
-            made = canonical({**calls, DO_SAMPLE: prompt.sampled})
-            prompt.content = xxhash.xxh3_128_hexdigest(f"{digest} {made}".encode())
-
-    def number(self, batch: BatchHandle) -> None:
-        """Name prompts for the journal: by content, and by number among those of the step.
-
-        A prompt that is submitted again has another number, in this run and in the next: a run
-        never resumes what it has generated itself. A step that comes back too late is not
-        journaled.
-        """
-        self._partitions.add(batch.partition)
-        ledger = ledger_of(self._store.directory)
-        with ledger.lock:  # dispatchers of one store may submit side by side
-            if batch.step in ledger.journaled and batch.step not in ledger.copies:
-                return
-            ledger.copies[batch.step] = copies = ledger.copies.pop(batch.step, Counter())
-            for old in list(ledger.copies)[:-_OPEN]:
-                del ledger.copies[old]
-            for prompt in batch.prompts:
-                if prompt.content is not None:
-                    prompt.journal_key = prompt.content, copies[prompt.content]
-                    copies[prompt.content] += 1
-
-    def resume(self, batch: BatchHandle) -> dict[str, dict[int, Journaled]]:
-        """The sessions of `batch` that its journal holds, by uid and number."""
-        journal, found = batch.journal, defaultdict[str, dict[int, Journaled]](dict)
-        if journal is None:
-            return found
-        journaled = ledger_of(self._store.directory).journaled
-        is_new = batch.step not in journaled  # else its journal holds sessions of this run, too
-        journaled.add(batch.step)
-        refused: Counter[str] = Counter()
-        for prompt in batch.prompts:
-            for session in sorted(prompt.open) if prompt.journal_key else ():
-                key = (*(prompt.journal_key or ()), session)
-                entry = Journaled.unpacked(journal.entries.get(key), prompt)
-                if entry is not None:
-                    why_not = self.why_not(entry, batch.step)
-                    why_not = why_not or batch.needs.why_not(entry.rows, entry.lacks)
-                    if not why_not:
-                        found[prompt.uid][session] = entry
-                        continue
-                    refused[why_not] += 1
-                journal.entries.pop(key, None)  # what is generated instead is journaled
-        if count := sum(map(len, found.values())):
-            text = "step %d: %d of %d sessions are resumed from %s"
-            logger.info(text, batch.step, count, batch.report.sessions, journal.path)
-        elif not refused and is_new and journal.entries:
-            refused["they are of other prompts"] = len(journal.entries)
-        for why_not, number in refused.items():
-            logger.warning("%s: %d sessions are not resumed: %s", journal.path, number, why_not)
-        return found
-
-    def why_not(self, entry: Journaled, step: int) -> str | None:
+    def _why_not(self, entry: Journaled, step: int) -> str | None:
         """Why a session is not resumed at `step`; None if it is.
 
         Rows that are tagged with the weights that sampled them are resumed only if the trainer
@@ -209,21 +203,15 @@ class Journals:
         """The journal for workers."""
         return WorkerJournal(self._store.directory, self.identity)
 
-    def _path(self, step: int) -> Path:
-        return self._store.directory / journal_name(step)
-
 
 def to_journal(job: Job) -> dict[Hashable, Any]:
-    """What the dispatcher adds to the batch's journal: a session that is not in it."""
+    """What the dispatcher journals of a session: nothing of one that failed, or is there."""
     prompt: Prompt = job.group
-    journal = prompt.batch.journal
-    if journal is None or prompt.journal_key is None or job.rows is None:
-        return {}
-    key = (*prompt.journal_key, job.session_id)
-    if key in journal.entries:
+    if prompt.journal_key is None or job.rows is None or job.is_resumed:
         return {}
     lacks = prompt.batch.needs.lacking(job.rows)
-    return {key: Journaled(job.rows, list(job.tags), prompt.uid, lacks).packed()}
+    entry = Journaled(job.rows, list(job.tags), prompt.uid, lacks)
+    return {(*prompt.journal_key, job.session_id): entry.packed()}
 
 
 @attrs.define(eq=False)

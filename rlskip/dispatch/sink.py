@@ -14,10 +14,10 @@ from typing import Any
 
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle
-from rlskip.dispatch.journal import Appender, SessionJournal
+from rlskip.dispatch.journal import SessionJournal
 from rlskip.dispatch.resume import Journaled, Journals, to_journal
 from rlskip.dispatch.scheduler import Job
-from rlskip.dispatch.sessions import BatchError, NoAnswerError, as_failure, cause_of, text_of
+from rlskip.dispatch.sessions import BatchError, NoAnswerError, as_failure, cause_of
 from rlskip.dispatch.timeouts import failure_of, in_thread
 from rlskip.keys import ROWS_PER_ATTEMPT, row_tag, session_key, session_tag, trajectory_key, uid_of
 from rlskip.queue import TrajectoryQueue
@@ -41,8 +41,7 @@ class Sink:
     ) -> None:
         self._written = written
         self._queue: Any = queue  # which is there for batches that have a sink
-        self._journals = journals
-        self._appender = Appender()
+        self._journals: Any = journals  # as well
         # `_writing` runs while something is gathered, and is None otherwise. What was gathered is
         # written in this order, and `_written` called once for each, with what kept its marker out.
         self._gathered: deque[Job] = deque()
@@ -54,8 +53,7 @@ class Sink:
 
     async def check(self, batch: BatchHandle) -> None:
         """Refuse a prompt of which the queue has sessions: those of two would be mixed."""
-        listing = in_thread(self._queue.list, batch.partition, name="rlskip-queue")
-        keys = {*await listing}
+        keys = {*await in_thread(self._queue.list, batch.partition, name="rlskip-queue")}
         uids = {prompt.uid: uid_of(prompt.uid) for prompt in batch.prompts}
         if held := uids.keys() & {uid_of(key) for key in keys}:
             raise BatchError(
@@ -73,17 +71,8 @@ class Sink:
 
     async def open(self, batch: BatchHandle) -> dict[str, dict[int, Journaled]]:
         """Open the batch's journal, and write its roots; returns the sessions that are resumed."""
-        resumed: dict[str, dict[int, Journaled]] = {}
-        if self._journals is not None and not batch.validate:
-            self._journals.number(batch)
-            opened = in_thread(self._journals.open, batch.step)
-            if error := await failure_of(opened, timeouts.WRITE_S, "the disk"):
-                batch.unjournaled = text_of(error)
-            else:
-                batch.journal = opened.result()
-                resumed = self._journals.resume(batch)
-            if batch.unjournaled:
-                self._appender.warn(f"step {batch.step}", batch.unjournaled)
+        journaled = self._journals is not None and not batch.validate
+        resumed = await self._journals.resume(batch) if journaled else {}
         if batch.within is None:
             roots = {prompt.uid: prompt.root_tag() for prompt in batch.prompts}
             if error := await self._try(self._put_tags, {batch.partition: roots}):
@@ -101,11 +90,10 @@ class Sink:
             jobs = [self._gathered.popleft() for _ in range(min(len(self._gathered), _MOST))]
             entries: dict[SessionJournal, dict[Any, Any]] = defaultdict(dict)
             for job in jobs:
-                if (journal := job.group.batch.journal) is not None:
-                    entries[journal].update(to_journal(job))
+                if (journal := job.group.batch.journal) is not None and (entry := to_journal(job)):
+                    entries[journal].update(entry)
             for journal, found in entries.items():
-                if found:
-                    await self._appender.append(journal, found)
+                await self._journals.appender.append(journal, found)
             queued = [job for job in jobs if job.group.batch.within is None]
             error = await self._try(self._put_all, queued) if queued else None
             for job in jobs:

@@ -199,7 +199,8 @@ def make_worker(plan: Plan) -> type:
 )
 def test_each_caller_gets_its_own_rows(plan, polled, n, policy, cap):
     dispatch = {
-        "rollout_level": True, "n": n, "policy": policy, "max_concurrent_rollouts_per_worker": cap,
+        "rollout_level": True, "n": n, "val_n": n, "policy": policy,
+        "max_concurrent_rollouts_per_worker": cap,
         "max_retries": RETRIES, "max_data_retries": DATA_RETRIES, "session_timeout_s": 60,
         "fill_missing": True,
     }  # fmt: skip
@@ -242,12 +243,12 @@ def test_each_caller_gets_its_own_rows(plan, polled, n, policy, cap):
 
     def cancel() -> None:
         prompts = [{"uid": f"2-0-{i}"} for i in range(3)]
-        batch = dispatcher.submit(prompts, step=1, partition="cancelled")
+        batch = dispatcher.submit(prompts, step=1, validate=True)
         time.sleep(random.Random(plan.seed).random() / 200)
         batch.cancel()
         report = batch.result(60)
         assert report.succeeded + len(report.failed) == report.sessions == 3 * n
-        buffer.evict([f"2-0-{i}" for i in range(3)], "cancelled")
+        buffer.evict([f"2-0-{i}" for i in range(3)], "val")
 
     def ahead() -> None:
         """Calls take what no other one has taken; no uid is in flight twice."""
@@ -282,7 +283,7 @@ def test_each_caller_gets_its_own_rows(plan, polled, n, policy, cap):
     state = dispatcher._groups
     assert not state.batches
     assert not any(state._scheduler._load.values())
-    assert not any(state.ahead(name)._groups for name in ("train", "cancelled"))
+    assert not any(ahead._groups for ahead in dispatcher._ahead.values())
     assert queue.list("train") == {}
     for uid, keys in queue.puts.items():
         assert keys[0] == uid, "its root is put first"

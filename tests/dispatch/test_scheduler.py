@@ -9,8 +9,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from benchmarks.dispatch import SLOTS, WORKERS, draw, makespan
 from rlskip.dispatch import POLICIES, PendingSession, Placement
-from rlskip.dispatch.policies import chunk, find_policy, longest_first, round_robin
-from rlskip.dispatch.scheduler import Job, Scheduler, SessionGroup
+from rlskip.dispatch.scheduler import (
+    Job,
+    Scheduler,
+    SessionGroup,
+    chunk,
+    find_policy,
+    longest_first,
+    round_robin,
+)
 from rlskip.errors import ConfigError
 
 
@@ -181,7 +188,7 @@ def test_a_policy_is_a_function_of_ones_own():
     for i in range(3):
         scheduler.add(SessionGroup(i, 3, 1))
     assert [group.prompt for _, group, _ in drain(scheduler)] == [2, 1, 0]
-    assert find_policy("rlskip.dispatch.policies:chunk") is chunk
+    assert find_policy("rlskip.dispatch.scheduler:chunk") is chunk
 
 
 @pytest.mark.parametrize("name", ["longest", "no.such.module:f", "json:nothing", "json:__name__"])
