@@ -34,8 +34,7 @@ from tensordict import NonTensorStack, TensorDict
 
 from benchmarks._report import Goal, Row, arguments, best_of, report, versions
 from rlskip.dispatch import POLICIES, Policy
-from rlskip.dispatch.journal import SessionJournal
-from rlskip.dispatch.resume import Journaled
+from rlskip.dispatch.journal import Journaled, SessionJournal
 from rlskip.dispatch.scheduler import Scheduler, SessionGroup, least_loaded, longest_first
 from rlskip.store import Identity
 

@@ -8,7 +8,6 @@ dispatcher's event loop, where no worker's code does.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -199,8 +198,15 @@ class Groups:
             for batch in list(self.batches):
                 self._stop(batch, "no worker is left")
 
-    def worker_changed(self, worker: int, is_there: bool) -> None:
-        """A worker has gone, or it is back."""
+    def worker_ended(self, worker: int, error: InfrastructureFailure) -> None:
+        """A worker is not there for now: nothing starts on it, and what runs on it has failed."""
+        self._scheduler.change(worker, False)
+        for job in [job for batch in self.batches for job in batch.running]:
+            if job.worker == worker:
+                self._fail(job, error)
+
+    def worker_replaced(self, worker: int, is_there: bool) -> None:
+        """A worker is there again, or is lost for good."""
         self._scheduler.change(worker, is_there)
         self._pump()
 
@@ -217,9 +223,12 @@ class Groups:
     def _expire(self, job: Job, seconds: float) -> None:
         """Give up an attempt that has not ended by its deadline."""
         if job in job.group.batch.running:
-            self._give_up(job)
             what = f"passed its deadline of {seconds:g} s (dispatch.session_timeout_s)"
-            self.returned(job, None, InfrastructureFailure(what))
+            self._fail(job, InfrastructureFailure(what))
+
+    def _fail(self, job: Job, error: InfrastructureFailure) -> None:
+        self._give_up(job)
+        self.returned(job, None, error)
 
     def _give_up(self, job: Job) -> None:
         job.ended()
@@ -290,8 +299,7 @@ class Groups:
                     self.changed.notify_all()
         if batch.report.open == 0:
             if batch.journal is not None:
-                with contextlib.suppress(OSError):
-                    batch.journal.close()
+                batch.journal.close()
             self.finish(batch, batch.error)
 
     def finish(self, batch: BatchHandle, error: BaseException | None) -> None:

@@ -1,7 +1,9 @@
-"""The session journal: the finished sessions of a step whose dump does not exist yet.
+"""The journal of a step: its finished sessions, from which a killed step resumes.
 
-There is one file per step, next to the step's dump, which is removed once the dump exists. Each
-session is a line of text, its *frame*, between two line ends::
+There is one file a step, next to the step's dump. Sessions are appended as they finish: by the
+dispatcher if it writes their rows, else by the worker that does. The next run that submits the step
+takes them by the call of a stage that submits them, the content of their prompt and their number,
+and generates the others. Each session is a line of text, its *frame*, between two line ends::
 
     checksum    XXH3-128 of what follows the space, in hex
     identity    what the session was generated under: JSON
@@ -23,7 +25,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,23 +34,38 @@ import xxhash
 
 from rlskip._files import open_folder
 from rlskip.dispatch import timeouts
-from rlskip.dispatch.sessions import text_of
+from rlskip.dispatch.sessions import Session, text_of
 from rlskip.dispatch.timeouts import failure_of, in_thread
 from rlskip.format import container
 from rlskip.format.kinds import Packer, rebuild
 from rlskip.store import retention
 from rlskip.store.identity import Identity
-from rlskip.store.layout import journaled_step
+from rlskip.store.layout import journal_name, journaled_step
 
 logger = logging.getLogger(__name__)
-
-Entry = tuple[Identity, Hashable, Any]
-"""What a frame holds: the identity that the session was generated under, its key and its value."""
 
 MAX_BYTES = 64 << 30
 """Larger journals are refused without being read."""
 MAX_FRAME = 1 << 30
 """A larger session is not journaled, and a longer line is damage."""
+
+
+@attrs.frozen
+class Journaled:
+    """A finished session: its rows, and what else of it must be known to resume it.
+
+    `tags` are those of the rows, if a worker wrote them itself; `uid` is its prompt's; `lacks` is
+    what it lacked of what its stage needed (:class:`rlskip.jobs.served.Needs`).
+    """
+
+    rows: list[dict[str, Any]]
+    tags: Sequence[Mapping[str, Any]] = ()
+    uid: str | None = None
+    lacks: Sequence[str] = ()
+
+    def packed(self) -> tuple[Any, ...]:
+        """What a journal holds of it: plain mappings, as the format keeps no other."""
+        return [{**row} for row in self.rows], list(self.tags), self.uid, self.lacks
 
 
 class SessionJournal:
@@ -61,14 +78,12 @@ class SessionJournal:
 
     def __init__(self, path: str | Path, identity: Identity, *, read: bool = True) -> None:
         self.path = Path(path)
-        self.entries: dict[Hashable, Any] = {}
         self._identity = identity
         self._written_as = json.dumps(identity.as_json()).encode()
         self._file: IO[bytes] | None = None
         self._held = contextlib.ExitStack()  # the mark that it grows, for `rlskip prune`, and it
         self._busy = threading.Lock()
-        if read:
-            self._recover()
+        self.entries = self._recovered() if read else {}
 
     def append(self, entries: Mapping[Hashable, Any]) -> None:
         """Add finished sessions; once this returns, they survive the death of the process.
@@ -92,11 +107,10 @@ class SessionJournal:
     def close(self) -> None:
         """Close the file; an append that hangs keeps it open."""
         if self._busy.acquire(blocking=False):
-            try:
+            with contextlib.suppress(OSError):
                 self._held.close()
-            finally:
-                self._file = None
-                self._busy.release()
+            self._file = None
+            self._busy.release()
 
     def _open(self) -> IO[bytes]:
         """The file at `path`, even after another process removed an earlier one."""
@@ -110,13 +124,13 @@ class SessionJournal:
                 self._file = self._held.enter_context(folder.open(self.path.name, "a", buffering=0))
         return self._file
 
-    def _recover(self) -> None:
+    def _recovered(self) -> dict[Hashable, Any]:
         try:
             with open_folder(self.path.parent) as folder:
                 file = folder.open(self.path.name, max_bytes=MAX_BYTES)
         except FileNotFoundError:
-            return
-        refused, allowed, damaged = set(), set(), 0
+            return {}
+        entries, refused, allowed, damaged = {}, set[str](), set[str](), 0
         with file:
             for _, frame, entry in frames(file, str(self.path)):
                 if entry is None:
@@ -127,7 +141,7 @@ class SessionJournal:
                 refused.update(must)
                 if not must:
                     allowed.update(warn)
-                    self.entries[key] = value
+                    entries[key] = value
         for what, differences in (
             ("was resumed although it differs", allowed),
             ("holds sessions of another run, which are not resumed", refused),
@@ -136,6 +150,65 @@ class SessionJournal:
                 logger.warning("%s %s: %s", self.path, what, "; ".join(sorted(differences)))
         if damaged:
             logger.warning("%s: skipped %d damaged bytes", self.path, damaged)
+        return entries
+
+
+def _frame(identity: bytes, key: Hashable, value: Any) -> bytes:
+    packer = Packer()
+    record = packer.node([key, value])
+    body = io.BytesIO()
+    container.write(body, {"record": record}, packer.arrays)
+    text = b"%s %s" % (identity, base64.b64encode(body.getbuffer()))
+    if len(text) > MAX_FRAME:
+        raise OSError(errno.EFBIG, f"a session of {len(text)} bytes is too large")
+    # A line end on either side: a frame without its own end costs no other one.
+    return b"\n%s %s\n" % (_checksum(text), text)
+
+
+def _checksum(text: bytes) -> bytes:
+    return xxhash.xxh3_128_hexdigest(text).encode()
+
+
+def frames(file: IO[bytes], where: str) -> Iterator[tuple[int, bytes, Any]]:
+    """The frames of a journal: where each begins, and its identity, key and value.
+
+    None for these if it is damaged. Sound frames that this process cannot load are left out, with a
+    warning.
+    """
+    at = 0
+    for line in iter(functools.partial(file.readline, MAX_FRAME + 64), b""):
+        start, at = at, at + len(line)
+        checksum, _, text = line.rstrip(b"\n").partition(b" ")
+        if not checksum:  # between two frames
+            continue
+        if checksum != _checksum(text):
+            yield start, line, None
+            continue
+        try:
+            entry = _entry(text, where)
+        except Exception as error:  # another version may have written it, or memory is short
+            logger.warning("%s: the frame at %d is not resumed: %s", where, start, error)
+        else:
+            yield start, line, entry
+
+
+def _entry(text: bytes, where: str) -> tuple[Identity, Hashable, Any]:
+    identity, _, record = text.rpartition(b" ")
+    key, value = rebuild(container.Reader(base64.b64decode(record), where), "record")
+    hash(key)
+    return _identity(identity), key, value
+
+
+@functools.lru_cache(maxsize=4)  # all frames of a run have one
+def _identity(written: bytes) -> Identity:
+    return Identity.from_json(json.loads(written))
+
+
+def _is_at(path: Path, file: IO[bytes]) -> bool:
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(file.fileno()))
+    except OSError:
+        return False
 
 
 @attrs.define(eq=False)
@@ -164,58 +237,20 @@ class Appender:
             logger.warning("%s: sessions are not journaled: %s", where, cause)
 
 
-def _frame(identity: bytes, key: Hashable, value: Any) -> bytes:
-    packer = Packer()
-    record = packer.node([key, value])
-    body = io.BytesIO()
-    container.write(body, {"record": record}, packer.arrays)
-    text = b"%s %s" % (identity, base64.b64encode(body.getbuffer()))
-    if len(text) > MAX_FRAME:
-        raise OSError(errno.EFBIG, f"a session of {len(text)} bytes is too large")
-    # A line end on either side: a frame without its own end costs no other one.
-    return b"\n%s %s\n" % (_checksum(text), text)
+@attrs.define(eq=False)
+class WorkerJournal(Appender):
+    """For a worker that writes its rows itself; it can be sent to another process."""
 
+    directory: Path
+    identity: Identity
 
-def _checksum(text: bytes) -> bytes:
-    return xxhash.xxh3_128_hexdigest(text).encode()
-
-
-def frames(file: IO[bytes], where: str) -> Iterator[tuple[int, bytes, Entry | None]]:
-    """The frames of a journal: where each begins, and what it holds; None if it is damaged.
-
-    Sound frames that this process cannot load are left out, with a warning.
-    """
-    at = 0
-    for line in iter(functools.partial(file.readline, MAX_FRAME + 64), b""):
-        start, at = at, at + len(line)
-        checksum, _, text = line.rstrip(b"\n").partition(b" ")
-        if not checksum:  # between two frames
-            continue
-        if checksum != _checksum(text):
-            yield start, line, None
-            continue
-        try:
-            entry = _entry(text, where)
-        except Exception as error:  # another version may have written it, or memory is short
-            logger.warning("%s: the frame at %d is not resumed: %s", where, start, error)
-        else:
-            yield start, line, entry
-
-
-def _entry(text: bytes, where: str) -> Entry:
-    identity, _, record = text.rpartition(b" ")
-    key, value = rebuild(container.Reader(base64.b64decode(record), where), "record")
-    hash(key)
-    return _identity(identity), key, value
-
-
-@functools.lru_cache(maxsize=4)  # all frames of a run have one
-def _identity(written: bytes) -> Identity:
-    return Identity.from_json(json.loads(written))
-
-
-def _is_at(path: Path, file: IO[bytes]) -> bool:
-    try:
-        return os.path.samestat(os.lstat(path), os.fstat(file.fileno()))
-    except OSError:
-        return False
+    async def add(
+        self, session: Session, rows: list[dict[str, Any]], tags: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Append a finished session."""
+        if session.prompt_key is not None:
+            path = self.directory / journal_name(session.step)
+            journal = SessionJournal(path, self.identity, read=False)
+            key = (*session.prompt_key, session.session_id)
+            await self.append(journal, {key: Journaled(rows, tags, session.uid).packed()})
+            journal.close()

@@ -11,9 +11,10 @@ import asyncio
 import functools
 import inspect
 import logging
+import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,11 +22,13 @@ from tensordict import is_non_tensor, is_tensor_collection
 
 from rlskip.batch.columns import own
 from rlskip.dispatch import timeouts
-from rlskip.dispatch.scheduler import Job, SessionGroup
+from rlskip.dispatch.scheduler import Job
 from rlskip.dispatch.sessions import (
     DataFailure,
     InfrastructureFailure,
+    NoAnswerError,
     Session,
+    WorkerLostError,
     as_failure,
     text_of,
 )
@@ -43,9 +46,17 @@ logger = logging.getLogger(__name__)
 
 
 class Pool(ABC):
-    """Workers ``0 .. workers-1``; every call comes from one event loop and must not block it."""
+    """Workers ``0 .. workers-1``, each with an event loop of its own.
 
-    def __init__(self, worker: Worker, workers: int, threads: int) -> None:
+    Every call comes from the dispatcher's event loop, and must not block it. A worker that has
+    ended, or whose event loop stands still, is replaced; its successor gets the last broadcasts
+    before its first session.
+    """
+
+    passing: tuple[type[Exception], ...] = ()
+    """What may keep a successor from starting, and may not keep the next one."""
+
+    def __init__(self, worker: Worker, workers: int, threads: int, restarts: float) -> None:
         if (number := integer(workers)) is None or number < 1:
             raise ValueError(f"a pool needs at least one worker, got {workers!r:.80}")
         self.workers = number
@@ -53,108 +64,143 @@ class Pool(ABC):
         # How many sessions a worker is assigned at once, so that none waits while its deadline
         # runs; None: any number.
         self.slots = threads if is_blocking(worker) else None
-        self.left = {*range(number)}  # the workers that run sessions, or will again
-        self.calls: dict[str, Any] = {}  # the last broadcasts
+        self.left = {*range(number)}  # the workers that are there, or will be again
+        self._restarts = [restarts] * number  # of each that are left
+        self._calls: dict[str, Any] = {}  # the last broadcasts
+        self._made: list[Any] = []  # all workers that were made
+        self._there: dict[int, Any] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # that look at a worker, or replace it
 
     @abstractmethod
+    def _make(self, number: int) -> Any:
+        """Make a worker, to be awaited by its method ``ready``."""
+
     async def open(self, groups: Any) -> None:
         """Make the workers; the groups of a dispatcher are told how sessions and workers end."""
+        self.groups = groups
+        await asyncio.gather(*map(self._hire, range(self.workers)))
 
-    @abstractmethod
+    async def _hire(self, number: int) -> None:
+        worker = self._make(number)
+        self._made.append(worker)
+        await worker.ready()
+        told: dict[str, Any] = {}  # those that come meanwhile are among them
+        while todo := {m: args for m, args in self._calls.items() if told.get(m) is not args}:
+            for method, args in todo.items():
+                await worker.call(method, args)
+            told.update(todo)
+        self._there[number] = worker
+        worker.serve()
+
     def start(self, job: Job) -> None:
         """Run a session; that of a worker that died has a WorkerLostError."""
+        self._there[job.worker].start(job)
 
-    @abstractmethod
     def stop(self, job: Job) -> None:
         """Stop a session, as far as it can be, and replace a worker that does not answer."""
+        if (number := job.worker) in self._there:
+            worker = self._there[number]
+            worker.stop(job)
+            if number not in self._tasks:
+                self._tasks[number] = asyncio.ensure_future(self._look(number, worker))
 
-    def forget(self, prompt: SessionGroup) -> None:  # noqa: B027 - may do nothing
+    async def _look(self, number: int, worker: Any) -> None:
+        if isinstance(await worker.failure(), NoAnswerError):
+            self.ended(number, worker, InfrastructureFailure("it blocks its event loop"))
+        elif number in self._there:  # else it is being replaced
+            del self._tasks[number]
+
+    def ended(self, number: int, worker: Any, cause: Exception) -> None:
+        """A worker is given up: its sessions fail, and another one takes its place."""
+        if number in self._there and self._there[number] is worker:
+            self._there.pop(number).close()
+            why = " ".join(text_of(as_failure(cause)).split())
+            logger.warning("worker %d ended: %s", number, why)
+            self.groups.worker_ended(number, WorkerLostError(f"worker {number} died: {why}"))
+            self._tasks[number] = asyncio.ensure_future(self._replace(number))
+
+    async def _replace(self, number: int) -> None:
+        while number not in self._there and self._restarts[number] > 0:
+            self._restarts[number] -= 1
+            try:
+                await self._hire(number)
+            except Exception as error:
+                logger.warning("worker %d is not replaced: %s", number, text_of(error))
+                if not isinstance(error, self.passing):
+                    break
+        if number not in self._there:
+            self.left.discard(number)
+        self.groups.worker_replaced(number, number in self._there)
+        del self._tasks[number]
+
+    def forget(self, prompt: Any) -> None:  # noqa: B027 - may do nothing
         """No more sessions of this prompt will run."""
 
-    @abstractmethod
     async def broadcast(self, method: str, *args: Any) -> None:
         """Call a method of every worker, e.g. to load a new policy's weights."""
+        self._calls[method] = args = self._sendable(args)
+        calls = (worker.call(method, args) for worker in self._there.values())
+        for error in await asyncio.gather(*calls, return_exceptions=True):
+            if error is not None and not isinstance(error, self.passing):
+                raise error
 
-    async def catch_up(self, call: Callable[..., Awaitable[Any]]) -> None:
-        """Call a new worker with all broadcasts so far, those that come meanwhile included."""
-        told: dict[str, Any] = {}
-        while todo := {m: args for m, args in self.calls.items() if told.get(m) is not args}:
-            for method, args in todo.items():
-                await call(method, args)
-            told.update(todo)
+    def _sendable(self, args: Any) -> Any:
+        return args
 
-    @abstractmethod
     async def close(self) -> None:
         """Release the workers; the sessions that run are abandoned."""
+        for worker in self._made:
+            worker.close()
 
 
 class LocalPool(Pool):
     """Workers in this process.
 
     Each worker has an event loop and a thread of its own: what it cancels or blocks costs the
-    sessions that run on it, by their deadline. Then another one takes its place, which gets the
-    last broadcasts first. A `worker` is an async function, a blocking one, or a class with
+    sessions that run on it. A `worker` is an async function, a blocking one, or a class with
     ``__call__`` (or a partial of it), made once a worker. A blocking one runs as many `threads` at
     once, besides those that were given up and have not returned.
     """
 
     def __init__(self, worker: Worker, workers: int = 4, *, threads: int = THREADS) -> None:
-        super().__init__(worker, workers, threads)
-        self._hosts: list[LoopThread] = []  # all that were made
-        self._workers: dict[int, tuple[LoopThread, Runner]] = {}
-        self._looks: dict[int, asyncio.Task[None]] = {}  # whether a worker's event loop turns
+        super().__init__(worker, workers, threads, restarts=math.inf)
 
-    async def open(self, groups: Any) -> None:
-        self._groups = groups
-        await asyncio.gather(*map(self._make, range(self.workers)))
+    def _make(self, number: int) -> _Local:
+        return _Local(self)
 
-    async def _make(self, number: int) -> None:
-        host = LoopThread("rlskip-worker")
-        self._hosts.append(host)
 
+class _Local(LoopThread):
+    """A worker on a thread.
+
+    Whatever code of the user's does here, it sees the tasks of this worker only, and ends no
+    thread but this one, which goes on.
+    """
+
+    def __init__(self, pool: LocalPool) -> None:
+        super().__init__("rlskip-worker")
+        self._pool = pool
+
+    async def ready(self) -> None:
         async def make() -> Runner:
-            return Runner(self.worker, functools.partial(groups.host.post, groups.returned))
+            return Runner(self._pool.worker, functools.partial(groups.host.post, groups.returned))
 
-        groups = self._groups
-        runner: Runner = await asyncio.wrap_future(host.ask(make))
-        await self.catch_up(lambda *call: asyncio.wrap_future(host.ask(runner.call, *call)))
-        self._workers[number] = host, runner
+        groups = self._pool.groups
+        self._runner: Runner = await asyncio.wrap_future(self.ask(make))
+
+    def serve(self) -> None: ...
 
     def start(self, job: Job) -> None:
-        host, runner = self._workers[job.worker]
-        host.post(runner.start, job, job.group.fields, job.group.sampling, job.session)
+        self.post(self._runner.start, job, job.group.fields, job.group.sampling, job.session)
 
     def stop(self, job: Job) -> None:
-        if (number := job.worker) in self._workers:
-            host, runner = self._workers[number]
-            host.post(runner.stop, job)
-            if number not in self._looks:
-                self._looks[number] = asyncio.ensure_future(self._look(number, host))
+        self.post(self._runner.stop, job)
 
-    async def _look(self, number: int, host: LoopThread) -> None:
-        """Replace a worker if its event loop does not turn."""
-        turn = asyncio.wrap_future(host.ask(asyncio.sleep, 0))
-        if await failure_of(turn, timeouts.TURN_S, "its event loop") is not None:
-            logger.warning("worker %d blocks its event loop, and is replaced", number)
-            host.close()
-            del self._workers[number]
-            self._groups.worker_changed(number, False)
-            try:
-                await self._make(number)
-            except Exception as error:
-                logger.error("worker %d is lost: %s", number, text_of(error), exc_info=error)
-                self.left.discard(number)
-            self._groups.worker_changed(number, number in self._workers)
-        del self._looks[number]
+    async def call(self, method: str, args: tuple[Any, ...]) -> None:
+        await asyncio.wrap_future(self.ask(self._runner.call, method, args))
 
-    async def broadcast(self, method: str, *args: Any) -> None:
-        self.calls[method] = args
-        calls = [host.ask(runner.call, method, args) for host, runner in self._workers.values()]
-        await asyncio.gather(*map(asyncio.wrap_future, calls))
-
-    async def close(self) -> None:
-        for host in self._hosts:
-            host.close()
+    async def failure(self) -> Exception | None:
+        turn = asyncio.wrap_future(self.ask(asyncio.sleep, 0))
+        return await failure_of(turn, timeouts.TURN_S, "its event loop")
 
 
 class Runner:

@@ -22,9 +22,7 @@ from rlskip.dispatch.scheduler import Job
 from rlskip.dispatch.sessions import (
     DataFailure,
     InfrastructureFailure,
-    NoAnswerError,
     SessionFailure,
-    WorkerLostError,
     as_failure,
     text_of,
 )
@@ -46,6 +44,8 @@ class RayPool(Pool):
     unless it is already.
     """
 
+    passing = (RayActorError,)
+
     def __init__(
         self,
         worker: Worker,
@@ -55,11 +55,9 @@ class RayPool(Pool):
         options: Mapping[str, Any] | None = None,
         restarts: int = 3,
     ) -> None:
-        super().__init__(worker, workers, threads)
+        super().__init__(worker, workers, threads, restarts)
         usual = {"max_concurrency": 10_000, "scheduling_strategy": "SPREAD"}
         self.options = {**usual, **(options or {})}
-        self._restarts = [restarts] * self.workers  # of each that are left
-        self._drivers: dict[int, _Driver] = {}  # of the workers that are not lost
 
     async def open(self, groups: Any) -> None:
         ends = asyncio.get_running_loop().time() + timeouts.START_S
@@ -71,10 +69,8 @@ class RayPool(Pool):
             # On a thread that stays: Ray's processes end with the thread that started them.
             started = LoopThread("rlskip-ray").ask(start)
             await self._until(ends, asyncio.wrap_future(started), "Ray did not start")
-        self.groups = groups
-        self._drivers = {i: _Driver(i, self) for i in range(self.workers)}
-        ready = asyncio.gather(*(driver.ready for driver in self._drivers.values()))
-        await self._until(ends, ready, "Ray did not start all actors")
+        opened = asyncio.ensure_future(super().open(groups))
+        await self._until(ends, opened, "Ray did not start all actors")
 
     async def _until(self, ends: float, started: asyncio.Future[Any], what: str) -> None:
         """Wait for Ray; the error names what was asked of it, and what it has."""
@@ -92,39 +88,16 @@ class RayPool(Pool):
                 "`ray status` says what waits",
             ) from error
 
-    def replace(self, number: int, cause: BaseException) -> WorkerLostError:
-        """A worker's actor has ended; returns what its sessions fail with."""
-        self._restarts[number] -= 1
-        if self._restarts[number] >= 0 and not isinstance(cause, NoAnswerError):
-            self._drivers[number] = _Driver(number, self)
-        else:
-            del self._drivers[number]
-            self.left.discard(number)
-        self.groups.worker_changed(number, False)
-        why = " ".join(text_of(as_failure(cause)).split())
-        what = "replaced" if number in self.left else "lost"
-        logger.warning("worker %d ended: %s; it is %s", number, why, what)
-        return WorkerLostError(f"worker {number} died: {why}")
+    def _make(self, number: int) -> _Driver:
+        return _Driver(number, self)
 
-    def start(self, job: Job) -> None:
-        self._drivers[job.worker].start(job)
-
-    def stop(self, job: Job) -> None:
-        if job.worker in self._drivers:
-            self._drivers[job.worker].stop(job)
+    def _sendable(self, args: Any) -> Any:
+        return ray.put(args)
 
     def forget(self, prompt: Any) -> None:
         prompt.packed = None
-        for driver in self._drivers.values():
+        for driver in self._there.values():
             driver.forget(prompt.id)
-
-    async def broadcast(self, method: str, *args: Any) -> None:
-        self.calls[method] = packed = ray.put(args)
-        await asyncio.gather(*(one.call(method, packed) for one in self._drivers.values()))
-
-    async def close(self) -> None:
-        for driver in self._drivers.values():
-            driver.close()
 
 
 async def resources() -> str:
@@ -138,39 +111,32 @@ async def resources() -> str:
 
 
 class _Driver:
-    """The driver's side of an actor, which serves until that ends."""
+    """The driver's side of an actor."""
 
     def __init__(self, number: int, pool: RayPool) -> None:
         self._number = number
         self._pool = pool
-        self.actor: Any = ray.remote(Actor).options(**pool.options).remote(pool.worker)
-        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._actor: Any = ray.remote(Actor).options(**pool.options).remote(pool.worker)
         self._known: set[int] = set()  # the prompts that it has
         self._running: dict[tuple[int, int], Job] = {}  # by session and attempt
         self._message: list[tuple[Any, ...]] = []  # what it is told next: methods and arguments
-        self._look: asyncio.Task[None] | None = None  # whether its event loop turns
-        self._task = asyncio.ensure_future(self._serve())
 
-    async def _serve(self) -> None:
-        """Make it ready, and take its results until it ends."""
+    async def ready(self) -> None:
+        placed = asyncio.ensure_future(self._actor.hello.remote())
+        if error := await failure_of(placed, timeouts.START_S, "Ray, asked to place it,"):
+            ray.kill(self._actor)
+            raise error
+
+    def serve(self) -> None:
+        self._task = asyncio.ensure_future(self._take_results())
+
+    async def _take_results(self) -> None:
         try:
-            placed = asyncio.ensure_future(self.actor.hello.remote())
-            if error := await failure_of(placed, timeouts.START_S, "Ray, asked to place it,"):
-                raise error
-            await self._pool.catch_up(self.actor.call.remote)
-            self.ready.set_result(None)
-            self._pool.groups.worker_changed(self._number, True)
             while True:
-                for key, packed in pickle.loads(await self.actor.results.remote()):
+                for key, packed in pickle.loads(await self._actor.results.remote()):
                     self._settle(key, packed and unpack(packed, "its result cannot be read"))
-        except Exception as error:  # it died, a broadcast failed, or results cannot be read
-            ray.kill(self.actor)
-            if not self.ready.done():
-                self.ready.set_exception(error)
-                self.ready.exception()  # nobody else may look at it
-            lost = self._pool.replace(self._number, error)
-            for key in list(self._running):
-                self._settle(key, lost)
+        except Exception as error:  # it died, or results cannot be read
+            self._pool.ended(self._number, self, error)
 
     def start(self, job: Job) -> None:
         prompt = job.group
@@ -188,16 +154,6 @@ class _Driver:
 
     def stop(self, job: Job) -> None:
         self._tell("stop", (job.number, job.attempt))
-        if self._look is None:
-            self._look = asyncio.ensure_future(self._kill_blocked())
-
-    async def _kill_blocked(self) -> None:
-        """End an actor whose event loop does not answer; another one replaces it."""
-        turn = asyncio.ensure_future(self.actor.hello.remote())
-        if isinstance(await failure_of(turn, timeouts.ASK_S, "it"), NoAnswerError):
-            logger.warning("worker %d blocks its event loop, and is replaced", self._number)
-            ray.kill(self.actor)
-        self._look = None
 
     def forget(self, prompt: int) -> None:
         if prompt in self._known:
@@ -205,13 +161,14 @@ class _Driver:
             self._tell("forget", prompt)
 
     async def call(self, method: str, args: Any) -> None:
-        if self.ready.done():
-            with contextlib.suppress(RayActorError):  # its successor gets the call first
-                await self.actor.call.remote(method, args)
+        await self._actor.call.remote(method, args)
+
+    async def failure(self) -> Exception | None:
+        turn = asyncio.ensure_future(self._actor.hello.remote())
+        return await failure_of(turn, timeouts.ASK_S, "its event loop")
 
     def close(self) -> None:
-        self._task.cancel()
-        ray.kill(self.actor)
+        ray.kill(self._actor)
 
     def _tell(self, method: str, *args: Any) -> None:
         """Call a method of the actor in a moment, with what else has gathered by then."""
@@ -223,7 +180,7 @@ class _Driver:
         message, self._message = self._message, []
         try:
             # As bytes: Ray would walk through a list of tuples in Python.
-            self.actor.take.remote(pack(message))
+            self._actor.take.remote(pack(message))
         except Exception as error:  # what cannot be sent
             for method, key, *_ in message:
                 if method == "start":

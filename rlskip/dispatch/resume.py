@@ -1,9 +1,6 @@
-"""Resuming a step that was interrupted: a run's journals, and the sessions that they hold.
+"""Resuming a step that was interrupted, from its journal; and when journals go.
 
-Sessions are appended as they finish: by the dispatcher if it writes their rows, else by the worker
-that does (:class:`WorkerJournal`). The next run that submits the step takes them by the call of a
-stage that submits them, the content of their prompt and their number, and generates the others. A
-journal is removed once
+A journal is removed once
 
 - the dump of its step is there,
 - a later step is submitted, or a batch was sampled: a dump may be that of another call, and
@@ -16,8 +13,7 @@ import contextlib
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Hashable
 from typing import Any
 
 import attrs
@@ -27,10 +23,10 @@ from rlskip.batch.meta import plain
 from rlskip.config.other_nodes import DispatchConfig
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle, Prompt
-from rlskip.dispatch.journal import Appender, SessionJournal
+from rlskip.dispatch.journal import Journaled, SessionJournal, WorkerJournal
 from rlskip.dispatch.pools import returned
 from rlskip.dispatch.scheduler import Job
-from rlskip.dispatch.sessions import Session, text_of
+from rlskip.dispatch.sessions import text_of
 from rlskip.dispatch.timeouts import failure_of, in_thread
 from rlskip.format.prompt_digests import digests_of
 from rlskip.jobs.served import enclosing, ledger_of
@@ -45,47 +41,12 @@ logger = logging.getLogger(__name__)
 _OPEN = 8  # steps whose batches may run at once
 
 
-@attrs.frozen
-class Journaled:
-    """A finished session: its rows, and what else of it must be known to resume it.
-
-    `tags` are those of the rows, if a worker wrote them itself; `uid` is its prompt's; `lacks` is
-    what it lacked of what its stage needed (:class:`rlskip.jobs.served.Needs`).
-    """
-
-    rows: list[dict[str, Any]]
-    tags: Sequence[Mapping[str, Any]] = ()
-    uid: str | None = None
-    lacks: Sequence[str] = ()
-
-    def packed(self) -> tuple[Any, ...]:
-        """What a journal holds of it: plain mappings, as the format keeps no other."""
-        return [{**row} for row in self.rows], self.tags, self.uid, self.lacks
-
-    @classmethod
-    def unpacked(cls, entry: Any, prompt: Prompt) -> Journaled | None:
-        """A session of `prompt`; rows that name the earlier prompt's uid name its.
-
-        None for what is not one: a file may hold anything.
-        """
-        with contextlib.suppress(Exception):
-            found = cls(*entry)
-            if returned(found.rows) and len(found.tags) in (0, len(found.rows)):
-                for row in found.rows:
-                    if "uid" in prompt.fields and str(plain(row.get("uid"))) == found.uid:
-                        is_text = isinstance(row["uid"], str)
-                        row["uid"] = prompt.uid if is_text else prompt.fields["uid"]
-                return found
-        return None
-
-
 def journal_identity(identity: Identity, config: DispatchConfig) -> Identity:
     """What sessions depend on besides their prompts: `identity` and parts of `config`."""
     sampling = {f"sampling.{name}": value for name, value in (config.sampling or {}).items()}
     return identity.adding({"n": config.n, **sampling, "dispatch.seed": config.seed})
 
 
-@attrs.define(eq=False)
 class Journals:
     """The journals of a run, next to the dumps of its `store`.
 
@@ -94,11 +55,21 @@ class Journals:
     None any number. `queue` is where the prompts are; None: in memory, until they are taken.
     """
 
-    _store: StepStore
-    identity: Identity
-    _queue: TrajectoryQueue | None
-    _max_span: int | None = None
-    appender: Appender = attrs.field(factory=Appender, init=False)
+    def __init__(
+        self,
+        store: StepStore,
+        identity: Identity,
+        queue: TrajectoryQueue | None,
+        max_span: int | None = None,
+    ) -> None:
+        self.written = WorkerJournal(store.directory, identity)
+        self._store = store
+        self._queue = queue
+        self._max_span = max_span
+
+    def of_worker(self) -> WorkerJournal:
+        """The journal for workers."""
+        return attrs.evolve(self.written)
 
     def name(self, batch: BatchHandle) -> None:
         """Set what the journal knows prompts by: content and call, and number among the step's.
@@ -112,10 +83,9 @@ class Journals:
         for prompt in batch.prompts:
             try:
                 (digest,) = digests_of([prompt.fields])
-                if digest is None:
-                    digest = fingerprint(prompt.fields, volatile=())
+                digest = digest or fingerprint(prompt.fields, volatile=())
             except UnsupportedTypeError as error:
-                self.appender.warn(f"step {batch.step}", f"{error.where}: {error.what}")
+                self.written.warn(f"step {batch.step}", f"{error.where}: {error.what}")
                 continue
             made = canonical({**calls, DO_SAMPLE: prompt.sampled})
             contents[prompt] = xxhash.xxh3_128_hexdigest(f"{digest} {made}".encode())
@@ -134,7 +104,7 @@ class Journals:
         """Open the step's journal for a batch; returns its sessions there, by uid and number."""
         opened = in_thread(self._open, batch.step)
         if error := await failure_of(opened, timeouts.WRITE_S, "the disk"):
-            self.appender.warn(f"step {batch.step}", text_of(error))
+            self.written.warn(f"step {batch.step}", text_of(error))
             return {}
         batch.journal = journal = opened.result()
         journaled = ledger_of(self._store.directory).journaled
@@ -145,7 +115,7 @@ class Journals:
         for prompt in batch.prompts:
             for session in sorted(prompt.open) if prompt.journal_key else ():
                 key = (*(prompt.journal_key or ()), session)
-                if (entry := Journaled.unpacked(journal.entries.get(key), prompt)) is None:
+                if (entry := _read(journal.entries.get(key), prompt)) is None:
                     continue
                 why_not = self._why_not(entry, batch.step)
                 if why_not := why_not or batch.needs.why_not(entry.rows, entry.lacks):
@@ -163,7 +133,25 @@ class Journals:
 
     def _open(self, step: int) -> SessionJournal:
         self.tidy(before=step)
-        return SessionJournal(self._store.directory / journal_name(step), self.identity)
+        return SessionJournal(self._store.directory / journal_name(step), self.written.identity)
+
+    def _why_not(self, entry: Journaled, step: int) -> str | None:
+        """Why a session is not resumed at `step`; None if it is.
+
+        Rows that are tagged with the weights that sampled them are resumed only if the trainer
+        could have sampled them now: by weights that it has had, and not too stale.
+        """
+        first, last = (
+            [weights for tag in entry.tags if (weights := integer(tag.get(name))) is not None]
+            for name in WEIGHT_TAGS
+        )
+        now = f"sampled them, and those are of step {step - 1}"
+        if last and max(last) >= step:
+            return f"weights of step {max(last)} {now}"
+        if first and self._max_span is not None and step - min(first) > self._max_span:
+            more = f"more than {self._max_span} steps (max_off_policy_threshold)"
+            return f"weights of step {min(first)} {now}: {more}"
+        return None
 
     def tidy(self, before: float = math.inf) -> None:
         """Remove the journals that are done with, of steps `before` this one."""
@@ -179,29 +167,21 @@ class Journals:
             with contextlib.suppress(OSError):
                 (self._store.directory / journal_name(step)).unlink()
 
-    def _why_not(self, entry: Journaled, step: int) -> str | None:
-        """Why a session is not resumed at `step`; None if it is.
 
-        Rows that are tagged with the weights that sampled them are resumed only if the trainer
-        could have sampled them now: by weights that it has had, and not too stale.
-        """
-        first, last = (
-            [weights for tag in entry.tags if (weights := integer(tag.get(name))) is not None]
-            for name in WEIGHT_TAGS
-        )
-        if not first or not last:
-            return None
-        now = f"sampled them, and those are of step {step - 1}"
-        if max(last) >= step:
-            return f"weights of step {max(last)} {now}"
-        if self._max_span is not None and step - min(first) > self._max_span:
-            more = f"more than {self._max_span} steps (max_off_policy_threshold)"
-            return f"weights of step {min(first)} {now}: {more}"
-        return None
+def _read(entry: Any, prompt: Prompt) -> Journaled | None:
+    """A session of `prompt`; rows that name the earlier prompt's uid name its.
 
-    def of_worker(self) -> WorkerJournal:
-        """The journal for workers."""
-        return WorkerJournal(self._store.directory, self.identity)
+    None for what is not one: a file may hold anything.
+    """
+    with contextlib.suppress(Exception):
+        found = Journaled(*entry)
+        if returned(found.rows) and len(found.tags) in (0, len(found.rows)):
+            for row in found.rows:
+                if "uid" in prompt.fields and str(plain(row.get("uid"))) == found.uid:
+                    is_text = isinstance(row["uid"], str)
+                    row["uid"] = prompt.uid if is_text else prompt.fields["uid"]
+            return found
+    return None
 
 
 def to_journal(job: Job) -> dict[Hashable, Any]:
@@ -210,26 +190,5 @@ def to_journal(job: Job) -> dict[Hashable, Any]:
     if prompt.journal_key is None or job.rows is None or job.is_resumed:
         return {}
     lacks = prompt.batch.needs.lacking(job.rows)
-    entry = Journaled(job.rows, list(job.tags), prompt.uid, lacks)
+    entry = Journaled(job.rows, job.tags, prompt.uid, lacks)
     return {(*prompt.journal_key, job.session_id): entry.packed()}
-
-
-@attrs.define(eq=False)
-class WorkerJournal:
-    """For a worker that writes its rows itself; it can be sent to another process."""
-
-    _directory: Path
-    _identity: Identity
-    _appender: Appender = attrs.field(factory=Appender, init=False)
-
-    async def add(
-        self, session: Session, rows: list[dict[str, Any]], tags: Sequence[Mapping[str, Any]]
-    ) -> None:
-        """Append a finished session."""
-        if session.prompt_key is not None:
-            path = self._directory / journal_name(session.step)
-            journal = SessionJournal(path, self._identity, read=False)
-            key = (*session.prompt_key, session.session_id)
-            entry = Journaled(rows, tags, session.uid).packed()
-            await self._appender.append(journal, {key: entry})
-            journal.close()

@@ -14,8 +14,8 @@ from typing import Any
 
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle
-from rlskip.dispatch.journal import SessionJournal
-from rlskip.dispatch.resume import Journaled, Journals, to_journal
+from rlskip.dispatch.journal import Journaled, SessionJournal
+from rlskip.dispatch.resume import Journals, to_journal
 from rlskip.dispatch.scheduler import Job
 from rlskip.dispatch.sessions import BatchError, NoAnswerError, as_failure, cause_of
 from rlskip.dispatch.timeouts import failure_of, in_thread
@@ -93,7 +93,7 @@ class Sink:
                 if (journal := job.group.batch.journal) is not None and (entry := to_journal(job)):
                     entries[journal].update(entry)
             for journal, found in entries.items():
-                await self._journals.appender.append(journal, found)
+                await self._journals.written.append(journal, found)
             queued = [job for job in jobs if job.group.batch.within is None]
             error = await self._try(self._put_all, queued) if queued else None
             for job in jobs:

@@ -20,7 +20,8 @@ from rlskip.config.check import look_up
 from rlskip.config.other_nodes import DispatchConfig, ReplayConfig
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.dispatch import Session
-from rlskip.dispatch.resume import Journals, WorkerJournal, journal_identity
+from rlskip.dispatch.journal import WorkerJournal
+from rlskip.dispatch.resume import Journals, journal_identity
 from rlskip.hosts.verl.facts import MODE_KEY, NEEDED, SAMPLER_KEY, verl_release
 from rlskip.hosts.verl.handshake import leave_token, refuse_unshared
 from rlskip.jobs.records import job_id

@@ -17,7 +17,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from rlskip.config.nodes import read_node
 from rlskip.config.other_nodes import DispatchConfig
 from rlskip.dispatch import RayPool, RolloutDispatcher, Session
-from rlskip.dispatch.resume import WorkerJournal
+from rlskip.dispatch.journal import WorkerJournal
 from rlskip.dispatch.sessions import DataFailure
 from rlskip.hosts.verl.queue import AttemptKeys, run_queue, running, sharing, start_journals
 
