@@ -23,11 +23,9 @@ from rlskip.dispatch.sessions import BatchError, Session, session_seed
 from rlskip.jobs.served import Needs, needs
 from rlskip.keys import (
     DO_SAMPLE,
-    EXPECTED_ROLLOUTS,
     ROLLOUT_N,
     TRAIN,
     VAL,
-    prompt_tag,
     trajectory_key,
 )
 from rlskip.queue import PromptOutcome
@@ -63,13 +61,6 @@ class BatchReport:
     def open(self) -> int:
         """How many sessions have not ended."""
         return self.sessions - self.succeeded - len(self.failed)
-
-    def count(self, job: Job) -> None:
-        """A session has ended."""
-        if job.error:
-            self.failed[job.group.uid, job.session_id] = job.error
-        else:
-            self.succeeded += 1
 
 
 @attrs.define(eq=False)
@@ -139,18 +130,15 @@ class Prompt(SessionGroup):
             **self.info,
         )
 
-    def root_tag(self) -> dict[str, Any]:
-        """The tag of its key: the number of markers to count to."""
-        return {**prompt_tag(self.batch.step, self.n), EXPECTED_ROLLOUTS: self.n}
 
-
-class BatchHandle:
+class BatchHandle(Future[BatchReport]):
     """A submitted batch. Wait for it with :meth:`result`, or await it.
 
     ``report`` has the outcome so far.
     """
 
     def __init__(self, groups: Any, step: int, validate: bool) -> None:
+        super().__init__()
         self.step = step
         self.partition = VAL if validate else TRAIN
         self.validate = validate
@@ -159,15 +147,12 @@ class BatchHandle:
         # and markers go to the dispatcher's queue.
         self.within: Partition | None = None
         self.prompts: list[Prompt] = []
-        self.running: dict[Job, None] = {}
+        self.attempts: dict[Job, asyncio.TimerHandle | None] = {}  # with what ends it
         self.journal: SessionJournal | None = None
         self.needs = needs.get(Needs())  # of the stage that submits it
         self.error: BaseException | None = None  # why it was given up
         self.stopped = ""  # why its sessions that have no outcome fail
         self.begun = threading.Event()  # set once its roots are in the queue, or cannot be
-        self.future: Future[BatchReport] = Future()
-        # A caller that stops waiting must not cancel the future for the others.
-        self.future.set_running_or_notify_cancel()
         self._groups = groups  # which run it
 
     def groups(self, timeout: float | None = None) -> list[Group]:
@@ -187,21 +172,19 @@ class BatchHandle:
             What kept the batch from being written to the queue.
         """
         # Future.result() raises a class of its own before Python 3.11.
-        if not wait([self.future], timeout).done:
+        if not wait([self], timeout).done:
             unended = f"{self.report.open} of {self.report.sessions} sessions"
             raise TimeoutError(f"step {self.step}: {unended} have not ended after {timeout:g} s")
-        return self.future.result()
+        return super().result()
 
     def __await__(self) -> Generator[Any, None, BatchReport]:
-        return asyncio.wrap_future(self.future).__await__()
+        # A caller that stops waiting must not cancel it for the others.
+        return asyncio.shield(asyncio.wrap_future(self)).__await__()
 
-    def done(self) -> bool:
-        """Whether :meth:`result` returns at once."""
-        return self.future.done()
-
-    def cancel(self) -> None:
+    def cancel(self) -> bool:
         """Stop its sessions: each one without an outcome fails, and ``collect()`` has none."""
         self._groups.cancel(self)
+        return False  # it has a report all the same
 
 
 def read_batch(

@@ -17,8 +17,8 @@ from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle, joined, read_batch, step_number
 from rlskip.dispatch.groups import Groups
 from rlskip.dispatch.pools import THREADS, LocalPool, Pool, Worker
-from rlskip.dispatch.resume import Journals, journal_identity
 from rlskip.dispatch.sessions import DispatcherClosedError, text_of
+from rlskip.dispatch.sink import Journals, journal_identity
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import TRAIN, VAL
 from rlskip.queue import TrajectoryQueue

@@ -16,7 +16,6 @@ from rlskip.config.other_nodes import DispatchConfig
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle, Group, Prompt, tokens_of
 from rlskip.dispatch.pools import Pool, Rows, returned
-from rlskip.dispatch.resume import Journals
 from rlskip.dispatch.scheduler import History, Job, Scheduler, chunk, find_policy
 from rlskip.dispatch.sessions import (
     BatchError,
@@ -27,7 +26,7 @@ from rlskip.dispatch.sessions import (
     cause_of,
     text_of,
 )
-from rlskip.dispatch.sink import Sink
+from rlskip.dispatch.sink import Journals, Sink
 from rlskip.dispatch.timeouts import LoopThread
 from rlskip.queue import IncompleteRolloutError, ReplayTimeoutError, TrajectoryQueue
 from rlskip.queue.partition import Partition
@@ -51,7 +50,7 @@ class Groups:
     ) -> None:
         # `changed` is held while `closed`, `batches` or a partition changes, and notified when a
         # batch has ended and, while a call waits for some, with every group. A session waits in the
-        # scheduler, or is an attempt in `running` of its batch, or has left `open` of its prompt.
+        # scheduler, or is an attempt in `attempts` of its batch, or has left `open` of its prompt.
         self.changed = threading.Condition()
         self.closed = False
         self.batches: set[BatchHandle] = set()
@@ -201,7 +200,7 @@ class Groups:
     def worker_ended(self, worker: int, error: InfrastructureFailure) -> None:
         """A worker is not there for now: nothing starts on it, and what runs on it has failed."""
         self._scheduler.change(worker, False)
-        for job in [job for batch in self.batches for job in batch.running]:
+        for job in [job for batch in self.batches for job in batch.attempts]:
             if job.worker == worker:
                 self._fail(job, error)
 
@@ -213,25 +212,23 @@ class Groups:
     def _start(self, job: Job) -> None:
         prompt: Prompt = job.group
         prompt.batch.report.attempts += 1
-        prompt.batch.running[job] = None
+        seconds, alarm = self._config.session_timeout_s, None
+        if seconds is not None:
+            alarm = self._loop.call_later(seconds, self._expire, job, seconds)
+        prompt.batch.attempts[job] = alarm
         job.session = prompt.session(job, self._config.seed or 0)
         job.started = self._loop.time()
-        if (seconds := self._config.session_timeout_s) is not None:
-            job.alarm = self._loop.call_later(seconds, self._expire, job, seconds)
         self._pool.start(job)
 
     def _expire(self, job: Job, seconds: float) -> None:
-        """Give up an attempt that has not ended by its deadline."""
-        if job in job.group.batch.running:
-            what = f"passed its deadline of {seconds:g} s (dispatch.session_timeout_s)"
-            self._fail(job, InfrastructureFailure(what))
+        what = f"passed its deadline of {seconds:g} s (dispatch.session_timeout_s)"
+        self._fail(job, InfrastructureFailure(what))
 
     def _fail(self, job: Job, error: InfrastructureFailure) -> None:
         self._give_up(job)
         self.returned(job, None, error)
 
     def _give_up(self, job: Job) -> None:
-        job.ended()
         self._pool.stop(job)
         # It may write rows for a while.
         self._next_attempts[job.group.uid, job.session_id] = job.attempt + 1
@@ -239,10 +236,10 @@ class Groups:
     def returned(self, job: Job, rows: Rows | None, error: BaseException | None) -> None:
         """An attempt has ended; another one follows, or its session ends."""
         batch = job.group.batch
-        if job not in batch.running:  # it was given up
+        if job not in batch.attempts:  # it was given up
             return
-        del batch.running[job]
-        job.ended()
+        if (alarm := batch.attempts.pop(job)) is not None:
+            alarm.cancel()
         self._pump()
         job.rows = rows
         if error is None and rows is None and batch.within is not None:
@@ -287,10 +284,11 @@ class Groups:
         if error is not None:
             self._abort(batch, error)
         with self.changed:
-            batch.report.count(job)
             if job.error:
+                batch.report.failed[group.uid, job.session_id] = job.error
                 group.failed[job.session_id] = job.error
             else:  # rows in the queue are not kept twice
+                batch.report.succeeded += 1
                 group.rows[job.session_id] = [] if batch.within is None else job.rows or []
             within = None if group.running else batch.within
             if within is not None and within.find(group.uid) is group:
@@ -308,9 +306,9 @@ class Groups:
             self.batches.discard(batch)
             if not batch.done():
                 if error is None:
-                    batch.future.set_result(batch.report)
+                    batch.set_result(batch.report)
                 else:
-                    batch.future.set_exception(error)
+                    batch.set_exception(error)
             self.changed.notify_all()
         batch.begun.set()
 
@@ -324,10 +322,12 @@ class Groups:
         batch.stopped = batch.stopped or cause
         if batch.begun.is_set():
             self._scheduler.cancel({*batch.prompts})
-            for job in batch.running:
+            for job, alarm in batch.attempts.items():
+                if alarm is not None:
+                    alarm.cancel()
                 self._give_up(job)
                 self._scheduler.done(job)
-            batch.running.clear()
+            batch.attempts.clear()
             for prompt in batch.prompts:
                 for session in sorted(prompt.open):
                     self._end(Job(prompt, session, error=batch.stopped))

@@ -172,8 +172,7 @@ def _checksum(text: bytes) -> bytes:
 def frames(file: IO[bytes], where: str) -> Iterator[tuple[int, bytes, Any]]:
     """The frames of a journal: where each begins, and its identity, key and value.
 
-    None for these if it is damaged. Sound frames that this process cannot load are left out, with a
-    warning.
+    None for these if it is damaged, or cannot be loaded here.
     """
     at = 0
     for line in iter(functools.partial(file.readline, MAX_FRAME + 64), b""):
@@ -181,22 +180,14 @@ def frames(file: IO[bytes], where: str) -> Iterator[tuple[int, bytes, Any]]:
         checksum, _, text = line.rstrip(b"\n").partition(b" ")
         if not checksum:  # between two frames
             continue
-        if checksum != _checksum(text):
-            yield start, line, None
-            continue
-        try:
-            entry = _entry(text, where)
-        except Exception as error:  # another version may have written it, or memory is short
-            logger.warning("%s: the frame at %d is not resumed: %s", where, start, error)
-        else:
-            yield start, line, entry
-
-
-def _entry(text: bytes, where: str) -> tuple[Identity, Hashable, Any]:
-    identity, _, record = text.rpartition(b" ")
-    key, value = rebuild(container.Reader(base64.b64decode(record), where), "record")
-    hash(key)
-    return _identity(identity), key, value
+        entry = None
+        if checksum == _checksum(text):
+            identity, _, record = text.rpartition(b" ")
+            with contextlib.suppress(Exception):  # another version may have written it
+                key, value = rebuild(container.Reader(base64.b64decode(record), where), "record")
+                hash(key)
+                entry = _identity(identity), key, value
+        yield start, line, entry
 
 
 @functools.lru_cache(maxsize=4)  # all frames of a run have one

@@ -10,7 +10,6 @@ finished by then.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import heapq
 import itertools
@@ -161,12 +160,6 @@ class Job:
     tags: Sequence[Mapping[str, Any]] = ()
     is_resumed: bool = False
     error: str = ""
-    alarm: asyncio.TimerHandle | None = None  # at its deadline
-
-    def ended(self) -> None:
-        """No deadline is to come."""
-        if self.alarm is not None:
-            self.alarm.cancel()
 
     def __str__(self) -> str:
         where = f"(attempt {self.attempt}, worker {self.worker})"

@@ -13,7 +13,7 @@ import torch
 from rlskip.config.nodes import read_node
 from rlskip.config.other_nodes import DispatchConfig
 from rlskip.dispatch import LocalPool, RolloutDispatcher
-from rlskip.dispatch.resume import Journals, journal_identity
+from rlskip.dispatch.sink import Journals, journal_identity
 from rlskip.jobs.served import forget_served
 from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import MemoryQueue

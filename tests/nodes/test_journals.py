@@ -17,7 +17,7 @@ import torch
 
 from rlskip.dispatch import LocalPool, RolloutDispatcher
 from rlskip.dispatch.journal import WorkerJournal, frames
-from rlskip.dispatch.resume import Journals
+from rlskip.dispatch.sink import Journals
 from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import MemoryQueue
 from rlskip.store import Identity, StepStore

@@ -2,7 +2,7 @@
 
 With rollout-level dispatch and ``dispatch.journal=true`` workers append each session to its step's
 journal before they put it, beside the dumps of role ``rollout_tq``. The dispatcher of the next run
-takes them (:mod:`rlskip.dispatch.resume`): a killed run resumes in mid-step.
+takes them (:mod:`rlskip.dispatch.sink`): a killed run resumes in mid-step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rlskip.config.other_nodes import DispatchConfig, ReplayConfig
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.dispatch import Session
 from rlskip.dispatch.journal import WorkerJournal
-from rlskip.dispatch.resume import Journals, journal_identity
+from rlskip.dispatch.sink import Journals, journal_identity
 from rlskip.hosts.verl.facts import MODE_KEY, NEEDED, SAMPLER_KEY, verl_release
 from rlskip.hosts.verl.handshake import leave_token, refuse_unshared
 from rlskip.jobs.records import job_id
