@@ -113,24 +113,6 @@ def test_the_next_run_generates_what_is_missing(tmp_path: Path, returns: bool) -
 
 
 @pytest.mark.parametrize("returns", [False, True])
-def test_prompts_of_equal_content_have_their_own_sessions(
-    tmp_path: Path, caplog: Any, returns: bool
-) -> None:
-    first, second = prompts(1, 1), prompts(1, of="v")
-    run = Run(tmp_path, returns=returns)
-    run.submit(first, second)
-    again = Run(tmp_path, returns=returns)
-    assert [report.resumed for report in again.submit(first, second)] == [2 * N, N]
-    assert again.ran == []
-    assert again.queue.list("train").keys() == run.queue.list("train").keys()
-    assert "not resumed" not in caplog.text, "the first batch is not another run's"
-    once = Run(tmp_path / "once")
-    once.submit(first)
-    twice = Run(tmp_path / "once")
-    assert [report.resumed for report in twice.submit(first, second)] == [2 * N, 0]
-
-
-@pytest.mark.parametrize("returns", [False, True])
 def test_a_run_resumes_nothing_of_its_own(tmp_path: Path, returns: bool) -> None:
     """Under one uid or another, also after many later steps; the next run resumes each batch."""
     again, others = prompts(1), [prompts(1, step=step, of=f"{step}-") for step in range(10, 20)]

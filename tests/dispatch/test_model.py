@@ -32,7 +32,6 @@ from rlskip.dispatch import (
 )
 from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import IncompleteRolloutError, MemoryQueue, ReplayBuffer
-from rlskip.queue.transfer_queue import PollingWatch
 
 RETRIES, DATA_RETRIES = 2, 1
 
@@ -88,6 +87,7 @@ FINE = {
     "a mapping of another kind": lambda buffer: UserDict(x=buffer),
     "a TensorDict": lambda buffer: TensorDict({"x": buffer}, []),
     "rows": lambda buffer: [{"x": buffer, "turn": i} for i in range(3)],
+    "a field that only shares the name": lambda buffer: {"x": buffer, "response_mask": 7},
 }
 
 
@@ -118,33 +118,10 @@ class Plan:
         return attempt, False
 
 
-class Pool(LocalPool):
-    """Checks that a prompt is forgotten once, after its last session."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.known: set[int] = set()
-        self.forgotten: list[int] = []
-
-    def start(self, job: Any) -> None:
-        assert job.group.id not in self.forgotten
-        self.known.add(job.group.id)
-        super().start(job)
-
-    def forget(self, prompt: Any) -> None:
-        self.forgotten.append(prompt.id)
-
-
 class Logged(MemoryQueue):
-    def __init__(self, polled: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.polled = polled  # watched as TransferQueue is
         self.puts: dict[str, list[str]] = defaultdict(list)  # by prompt
-
-    def watch(self) -> Any:
-        if not self.polled:
-            return super().watch()
-        return PollingWatch(lambda: {name: self.list(name) for name in list(self._partitions)})
 
     def put(self, keys: Any, partition: Any, fields: Any = None, tags: Any = None) -> Any:
         meta = super().put(keys, partition, fields, tags)
@@ -192,12 +169,11 @@ def make_worker(plan: Plan) -> type:
         blocking=st.booleans(),
         cancels=st.booleans(),
     ),
-    polled=st.booleans(),
     n=st.integers(1, 3),
     policy=st.sampled_from(["chunk", "round_robin", "least_loaded", "longest_first"]),
     cap=st.sampled_from([None, 1, 2]),
 )
-def test_each_caller_gets_its_own_rows(plan, polled, n, policy, cap):
+def test_each_caller_gets_its_own_rows(plan, n, policy, cap):
     dispatch = {
         "rollout_level": True, "n": n, "val_n": n, "policy": policy,
         "max_concurrent_rollouts_per_worker": cap,
@@ -205,8 +181,8 @@ def test_each_caller_gets_its_own_rows(plan, polled, n, policy, cap):
         "fill_missing": True,
     }  # fmt: skip
     config = {"dispatch": dispatch, "replay": {"timeout_s": 60}}
-    queue, pool = Logged(polled), Pool(make_worker(plan), 2)
-    dispatcher = RolloutDispatcher(pool, queue, config)
+    queue = Logged()
+    dispatcher = RolloutDispatcher(LocalPool(make_worker(plan), 2), queue, config)
     buffer = ReplayBuffer(queue, config)
 
     def collect(caller: int) -> None:
@@ -292,8 +268,6 @@ def test_each_caller_gets_its_own_rows(plan, polled, n, policy, cap):
         for session in range(n):
             mine = [k for k in keys if (split_trajectory(k) or ("", -1))[1] == session]
             assert all(keys.index(k) < keys.index(f"{uid}_sess{session}") for k in mine)
-    assert len(pool.forgotten) == len(set(pool.forgotten))
-    assert pool.known <= set(pool.forgotten)
 
 
 @pytest.mark.parametrize("first", range(8))
@@ -312,7 +286,7 @@ def test_a_fault_of_the_queue_is_an_error_and_costs_no_marker_twice(first, count
         return {"x": torch.tensor(session.session_id)}
 
     config = {"dispatch": {"rollout_level": True, "n": 3, "max_concurrent_rollouts_per_worker": 1}}
-    queue = Faulty(False)
+    queue = Faulty()
     with RolloutDispatcher(LocalPool(worker, 2), queue, config) as dispatcher:
         batch = dispatcher.submit([{"uid": f"u{i}"} for i in range(2)], step=1)
         try:
@@ -337,7 +311,7 @@ def test_a_hundred_thousand_faulty_sessions_all_end(blocking, caplog):
         "rollout_level": True, "n": n, "max_retries": RETRIES, "max_data_retries": DATA_RETRIES,
         "session_timeout_s": 60, "max_concurrent_rollouts_per_worker": 16,
     }  # fmt: skip
-    queue = Logged(False)
+    queue = Logged()
     with RolloutDispatcher(
         LocalPool(make_worker(plan), 4), queue, {"dispatch": dispatch}
     ) as dispatcher:

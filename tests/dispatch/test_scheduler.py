@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from benchmarks.dispatch import SLOTS, WORKERS, draw, makespan
-from rlskip.dispatch import POLICIES, PendingSession, Placement
+from rlskip.dispatch import POLICIES, Placement
 from rlskip.dispatch.scheduler import (
     Job,
     Scheduler,
     SessionGroup,
-    chunk,
     find_policy,
     longest_first,
     round_robin,
@@ -145,50 +144,11 @@ AnyOrder.TestCase.settings = settings(
 TestAnyOrder = AnyOrder.TestCase
 
 
-def test_chunk_keeps_a_prompt_on_one_worker_and_its_order():
-    scheduler = Scheduler(3, chunk)
-    for i in range(6):
-        scheduler.add(SessionGroup(i, 6, 4))
-    handed = drain(scheduler)
-    assert {(group.prompt, worker) for worker, group, _ in handed} == {
-        (i, i // 2) for i in range(6)
-    }
-    of_first = [(group.prompt, session) for worker, group, session in handed if worker == 0]
-    assert of_first == [(i, session) for i in range(2) for session in range(4)]
-
-
 def test_round_robin_goes_on_where_the_last_batch_ended():
     scheduler = Scheduler(4, round_robin)
     for expected in ([0, 1, 2], [0, 1, 3]):
         scheduler.add(SessionGroup(0, 1, 3))
         assert sorted(worker for worker, _, _ in drain(scheduler)) == expected
-
-
-def test_longest_first_probes_every_unknown_prompt_and_then_takes_the_longest():
-    scheduler = Scheduler(1, longest_first)
-    known, unknown, other = (
-        SessionGroup(0, 3, 2, expected=5.0),
-        SessionGroup(1, 3, 2),
-        SessionGroup(2, 3, 2),
-    )
-    for group in (known, unknown, other):
-        scheduler.add(group)
-    probes = [scheduler.next(), scheduler.next()]
-    assert [job.group for job in probes] == [unknown, other]
-    scheduler.done(probes[1], length=9.0)
-    # `unknown` outlives the probe of 9: it is expected to be the longest.
-    assert [group for _, group, _ in drain(scheduler)] == [unknown, other, known, known]
-
-
-def test_a_policy_is_a_function_of_ones_own():
-    def reversed_order(session: PendingSession) -> Placement:
-        return Placement(rank=-session.number)
-
-    scheduler = Scheduler(1, reversed_order)
-    for i in range(3):
-        scheduler.add(SessionGroup(i, 3, 1))
-    assert [group.prompt for _, group, _ in drain(scheduler)] == [2, 1, 0]
-    assert find_policy("rlskip.dispatch.scheduler:chunk") is chunk
 
 
 @pytest.mark.parametrize("name", ["longest", "no.such.module:f", "json:nothing", "json:__name__"])

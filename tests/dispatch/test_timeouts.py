@@ -5,10 +5,8 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
-import gc
 import re
 import threading
-import warnings
 from pathlib import Path
 
 import pytest
@@ -65,18 +63,6 @@ def fault(request):
     fault.released.set()
 
 
-@pytest.fixture
-def awaited():
-    """The test, its dispatcher's close() included, leaves nothing that was never awaited."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        gc.freeze()  # what is there already need not be looked through
-        yield
-        gc.collect()
-        gc.unfreeze()
-    assert not [w for w in caught if "never awaited" in str(w.message)]
-
-
 class Faulty(MemoryQueue):
     """Its puts have the fault where `where` says so of their keys."""
 
@@ -119,7 +105,6 @@ PUTS = {
 }
 
 
-@pytest.mark.usefixtures("awaited")
 @pytest.mark.parametrize("what", PUTS)
 def test_a_write_to_the_queue(fault, make_prompts, what):
     queue = Faulty(fault, PUTS[what])
@@ -187,7 +172,6 @@ def test_without_a_deadline_close_ends_what_a_worker_holds(make_prompts, queue):
     released.set()
 
 
-@pytest.mark.usefixtures("awaited")
 def test_a_policy(fault, make_prompts, queue, monkeypatch):
     monkeypatch.setitem(POLICIES, "odd", fault)
     with RolloutDispatcher(LocalPool(answer, 2), queue, config(policy="odd")) as dispatcher:
