@@ -110,7 +110,7 @@ class Prompt(SessionGroup):
     sampling: Mapping[str, Any]
     sampled: bool  # or greedy
     info: Mapping[str, Any]
-    known_as: str | None = None  # in the history of lengths
+    known: list[float] | None = None  # the history of its lengths
     journal_key: tuple[str, int] | None = None
     packed: bytes | None = None  # for Ray's actors
     open: set[int]

@@ -203,14 +203,28 @@ def _is_at(path: Path, file: IO[bytes]) -> bool:
 
 
 @attrs.define(eq=False)
-class Appender:
-    """Appends within ``WRITE_S``; a fault costs one warning, and never the rows.
+class JournalWriter:
+    """Appends to the journals of a run within ``WRITE_S``; can be sent to another process.
 
-    After an append that takes longer there are no more.
+    A fault costs one warning, and never the rows. After an append that takes longer there are no
+    more.
     """
 
+    directory: Path
+    identity: Identity
     _hangs: bool = attrs.field(default=False, init=False)
     _warned: str = attrs.field(default="", init=False)
+
+    async def add(
+        self, session: Session, rows: list[dict[str, Any]], tags: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Append a finished session, for a worker that writes its rows itself."""
+        if session.prompt_key is not None:
+            path = self.directory / journal_name(session.step)
+            journal = SessionJournal(path, self.identity, read=False)
+            key = (*session.prompt_key, session.session_id)
+            await self.append(journal, {key: Journaled(rows, tags, session.uid).packed()})
+            journal.close()
 
     async def append(self, journal: SessionJournal, entries: Mapping[Hashable, Any]) -> None:
         """Add finished sessions to a journal."""
@@ -226,22 +240,3 @@ class Appender:
         if cause != self._warned:
             self._warned = cause
             logger.warning("%s: sessions are not journaled: %s", where, cause)
-
-
-@attrs.define(eq=False)
-class WorkerJournal(Appender):
-    """For a worker that writes its rows itself; it can be sent to another process."""
-
-    directory: Path
-    identity: Identity
-
-    async def add(
-        self, session: Session, rows: list[dict[str, Any]], tags: Sequence[Mapping[str, Any]]
-    ) -> None:
-        """Append a finished session."""
-        if session.prompt_key is not None:
-            path = self.directory / journal_name(session.step)
-            journal = SessionJournal(path, self.identity, read=False)
-            key = (*session.prompt_key, session.session_id)
-            await self.append(journal, {key: Journaled(rows, tags, session.uid).packed()})
-            journal.close()

@@ -108,7 +108,7 @@ class Pool(ABC):
         if isinstance(await worker.failure(), NoAnswerError):
             self.ended(number, worker, InfrastructureFailure("it blocks its event loop"))
         elif number in self._there:  # else it is being replaced
-            del self._tasks[number]
+            self._tasks.pop(number, None)
 
     def ended(self, number: int, worker: Any, cause: Exception) -> None:
         """A worker is given up: its sessions fail, and another one takes its place."""
@@ -130,8 +130,8 @@ class Pool(ABC):
                     break
         if number not in self._there:
             self.left.discard(number)
+        self._tasks.pop(number, None)
         self.groups.worker_replaced(number, number in self._there)
-        del self._tasks[number]
 
     def forget(self, prompt: Any) -> None:  # noqa: B027 - may do nothing
         """No more sessions of this prompt will run."""

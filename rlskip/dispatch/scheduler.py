@@ -101,18 +101,15 @@ POLICIES: dict[str, Policy] = {policy.__name__: policy for policy in (*BLIND, lo
 
 def find_policy(name: str) -> Policy:
     """The policy called `name`, or the function that ``package.module:function`` names."""
-    if name in POLICIES:
-        return POLICIES[name]
-    if ":" not in name:
-        remedy = f"{did_you_mean(name, POLICIES)}; name your own as package.module:function"
-        raise ConfigError(f"there is no policy {name!r}", "dispatch.policy", remedy)
     try:
-        found: Policy = pkgutil.resolve_name(name)
+        found: Any = POLICIES.get(name) or pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{name!r} cannot be imported: {error}", "dispatch.policy") from error
+        remedy = f"{did_you_mean(name, POLICIES)}; name your own as package.module:function"
+        what = f"there is no policy {name!r}: {error}"
+        raise ConfigError(what, "dispatch.policy", remedy) from error
     if not callable(found):
         raise ConfigError(f"{name!r} is not a function", "dispatch.policy")
-    return found
+    return found  # type: ignore[no-any-return]
 
 
 @attrs.define(eq=False)
@@ -287,19 +284,18 @@ class History:
 
     def __init__(self, policy: Policy) -> None:
         self._is_used = policy not in BLIND
-        self._lengths: dict[str, float] = defaultdict(float)
-        self._counts: Counter[str] = Counter()
+        self._known: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])  # number, and in all
 
     def look_up(self, prompts: Sequence[Any]) -> None:
         """Set what is known of prompts: nothing of one that cannot be compared."""
         for prompt in prompts if self._is_used else ():
             with contextlib.suppress(UnsupportedTypeError):
-                prompt.known_as = name = fingerprint(prompt.fields)
-                if count := self._counts[name]:
-                    prompt.expected = self._lengths[name] / count
+                prompt.known = known = self._known[fingerprint(prompt.fields)]
+                if known[0]:
+                    prompt.expected = known[1] / known[0]
 
     def learn(self, prompt: Any, length: float) -> None:
         """Record the length of one more session of the prompt."""
-        if prompt.known_as is not None:
-            self._lengths[prompt.known_as] += length
-            self._counts[prompt.known_as] += 1
+        if prompt.known is not None:
+            prompt.known[0] += 1
+            prompt.known[1] += length

@@ -24,7 +24,7 @@ from rlskip.batch.meta import plain
 from rlskip.config.other_nodes import DispatchConfig
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle, Prompt
-from rlskip.dispatch.journal import Journaled, SessionJournal, WorkerJournal
+from rlskip.dispatch.journal import Journaled, JournalWriter, SessionJournal
 from rlskip.dispatch.pools import returned
 from rlskip.dispatch.scheduler import Job
 from rlskip.dispatch.sessions import BatchError, NoAnswerError, as_failure, cause_of, text_of
@@ -79,14 +79,14 @@ class Journals:
         queue: TrajectoryQueue | None,
         max_span: int | None = None,
     ) -> None:
-        self.written = WorkerJournal(store.directory, identity)
+        self.writer = JournalWriter(store.directory, identity)
         self._store = store
         self._queue = queue
         self._max_span = max_span
 
-    def of_worker(self) -> WorkerJournal:
+    def of_worker(self) -> JournalWriter:
         """The journal for workers."""
-        return attrs.evolve(self.written)
+        return attrs.evolve(self.writer)
 
     def name(self, batch: BatchHandle) -> None:
         """Set what the journal knows prompts by: content and call, and number among the step's.
@@ -102,7 +102,7 @@ class Journals:
                 (digest,) = digests_of([prompt.fields])
                 digest = digest or fingerprint(prompt.fields, volatile=())
             except UnsupportedTypeError as error:
-                self.written.warn(f"step {batch.step}", f"{error.where}: {error.what}")
+                self.writer.warn(f"step {batch.step}", f"{error.where}: {error.what}")
                 continue
             made = canonical({**calls, DO_SAMPLE: prompt.sampled})
             contents[prompt] = xxhash.xxh3_128_hexdigest(f"{digest} {made}".encode())
@@ -121,7 +121,7 @@ class Journals:
         """Open the step's journal for a batch; returns its sessions there, by uid and number."""
         opened = in_thread(self._open, batch.step)
         if error := await failure_of(opened, timeouts.WRITE_S, "the disk"):
-            self.written.warn(f"step {batch.step}", text_of(error))
+            self.writer.warn(f"step {batch.step}", text_of(error))
             return {}
         batch.journal = journal = opened.result()
         journaled = ledger_of(self._store.directory).journaled
@@ -150,7 +150,7 @@ class Journals:
 
     def _open(self, step: int) -> SessionJournal:
         self.tidy(before=step)
-        return SessionJournal(self._store.directory / journal_name(step), self.written.identity)
+        return SessionJournal(self._store.directory / journal_name(step), self.writer.identity)
 
     def _why_not(self, entry: Journaled, step: int) -> str | None:
         """Why a session is not resumed at `step`; None if it is.
@@ -282,7 +282,7 @@ class Sink:
                 if (journal := job.group.batch.journal) is not None and (entry := to_journal(job)):
                     entries[journal].update(entry)
             for journal, found in entries.items():
-                await self._journals.written.append(journal, found)
+                await self._journals.writer.append(journal, found)
             queued = [job for job in jobs if job.group.batch.within is None]
             error = await self._try(self._put_all, queued) if queued else None
             for job in jobs:

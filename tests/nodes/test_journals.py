@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from rlskip.dispatch import LocalPool, RolloutDispatcher
-from rlskip.dispatch.journal import WorkerJournal, frames
+from rlskip.dispatch.journal import JournalWriter, frames
 from rlskip.dispatch.sink import Journals
 from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import MemoryQueue
@@ -40,7 +40,7 @@ class Worker:
     With a `journal` it journals its sessions itself, and no row leaves it.
     """
 
-    def __init__(self, directory: str, journal: WorkerJournal | None = None) -> None:
+    def __init__(self, directory: str, journal: JournalWriter | None = None) -> None:
         self.directory = directory
         self.journal = journal
 

@@ -20,7 +20,7 @@ from rlskip.config.check import look_up
 from rlskip.config.other_nodes import DispatchConfig, ReplayConfig
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.dispatch import Session
-from rlskip.dispatch.journal import WorkerJournal
+from rlskip.dispatch.journal import JournalWriter
 from rlskip.dispatch.sink import Journals, journal_identity
 from rlskip.hosts.verl.facts import MODE_KEY, NEEDED, SAMPLER_KEY, verl_release
 from rlskip.hosts.verl.handshake import leave_token, refuse_unshared
@@ -75,7 +75,7 @@ class AttemptKeys:
     the rows of the attempt that counts. Rows are first added to the `journal`, if there is one.
     """
 
-    def __init__(self, inner: Any, journal: WorkerJournal | None = None) -> None:
+    def __init__(self, inner: Any, journal: JournalWriter | None = None) -> None:
         self._inner = inner
         self._journal = journal
 

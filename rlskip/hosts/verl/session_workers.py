@@ -17,7 +17,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from rlskip.config.nodes import read_node
 from rlskip.config.other_nodes import DispatchConfig
 from rlskip.dispatch import RayPool, RolloutDispatcher, Session
-from rlskip.dispatch.journal import WorkerJournal
+from rlskip.dispatch.journal import JournalWriter
 from rlskip.dispatch.sessions import DataFailure
 from rlskip.hosts.verl.queue import AttemptKeys, run_queue, running, sharing, start_journals
 
@@ -29,7 +29,7 @@ class SessionWorker(_VerlWorker):
     """verl's agent-loop worker, called once a session; it writes rows to TransferQueue itself."""
 
     def __init__(
-        self, *args: Any, journal: WorkerJournal | None, shares: Callable[[], None] | None
+        self, *args: Any, journal: JournalWriter | None, shares: Callable[[], None] | None
     ) -> None:
         if shares is not None:
             shares()
