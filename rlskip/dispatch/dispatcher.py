@@ -204,7 +204,7 @@ class RolloutDispatcher:
 
     def _check_open(self) -> None:
         if self._groups.closed or self._process != os.getpid():
-            what = "this dispatcher is closed, or of a process from which this one was forked"
+            what = "this dispatcher is closed, or was made before this process was forked"
             raise DispatcherClosedError(what, remedy="make a new one")
 
     def close(self) -> None:

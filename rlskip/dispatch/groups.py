@@ -93,12 +93,11 @@ class Groups:
                             return groups
                     self.changed.wait(call.check_time(time.monotonic()))
             except BaseException as error:
+                is_late = isinstance(error, ReplayTimeoutError)
+                if isinstance(error, IncompleteRolloutError) and not is_late:  # which has them
+                    within.remove(prompt.uid for prompt in error.prompts)
                 if own is not None:  # else its groups are there for the next call
                     own.cancel()
-                elif isinstance(error, IncompleteRolloutError) and not isinstance(
-                    error, ReplayTimeoutError
-                ):  # which has them
-                    within.remove(prompt.uid for prompt in error.prompts)
                 raise
             finally:
                 self._wait_for_some -= is_for_some

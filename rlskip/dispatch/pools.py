@@ -138,17 +138,17 @@ class Pool(ABC):
 
     async def broadcast(self, method: str, *args: Any) -> None:
         """Call a method of every worker, e.g. to load a new policy's weights."""
-        self._calls[method] = args = self._sendable(args)
+        self._calls[method] = args
         calls = (worker.call(method, args) for worker in self._there.values())
         for error in await asyncio.gather(*calls, return_exceptions=True):
             if error is not None and not isinstance(error, self.passing):
                 raise error
 
-    def _sendable(self, args: Any) -> Any:
-        return args
-
     async def close(self) -> None:
         """Release the workers; the sessions that run are abandoned."""
+        self._there.clear()  # first: who ends now is not replaced
+        for task in self._tasks.values():
+            task.cancel()
         for worker in self._made:
             worker.close()
 

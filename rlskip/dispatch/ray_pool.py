@@ -91,8 +91,8 @@ class RayPool(Pool):
     def _make(self, number: int) -> _Driver:
         return _Driver(number, self)
 
-    def _sendable(self, args: Any) -> Any:
-        return ray.put(args)
+    async def broadcast(self, method: str, *args: Any) -> None:
+        await super().broadcast(method, ray.put(args))  # once for all actors
 
     def forget(self, prompt: Any) -> None:
         prompt.packed = None
@@ -160,8 +160,8 @@ class _Driver:
             self._known.discard(prompt)
             self._tell("forget", prompt)
 
-    async def call(self, method: str, args: Any) -> None:
-        await self._actor.call.remote(method, args)
+    async def call(self, method: str, args: tuple[Any, ...]) -> None:
+        await self._actor.call.remote(method, *args)
 
     async def failure(self) -> Exception | None:
         turn = asyncio.ensure_future(self._actor.hello.remote())

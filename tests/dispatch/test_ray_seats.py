@@ -132,6 +132,8 @@ def test_nothing_waits_for_a_successor_that_ray_cannot_place(make, make_prompts)
     assert report.attempts > report.sessions == 16
     assert len(ray.actors) == 3
     assert dispatcher.submit(make_prompts(2, of="v"), step=2).result().failed == {}
+    dispatcher.close()
+    assert len(ray.actors) == 3, "who ends then is not replaced"
 
 
 def test_an_actor_that_blocks_its_event_loop_is_replaced(make, make_prompts, monkeypatch):
