@@ -179,6 +179,7 @@ class _Local(LoopThread):
     def __init__(self, pool: LocalPool) -> None:
         super().__init__("rlskip-worker")
         self._pool = pool
+        self._outbox: list[Job] = []
 
     async def ready(self) -> None:
         async def make() -> Runner:
@@ -190,9 +191,22 @@ class _Local(LoopThread):
     def serve(self) -> None: ...
 
     def start(self, job: Job) -> None:
-        self.post(self._runner.start, job, job.group.fields, job.group.sampling, job.session)
+        # What is sent in one turn of the dispatcher's loop goes together: the other thread runs
+        # meanwhile, and would have to be woken for each.
+        if not self._outbox:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outbox.append(job)
+
+    def _flush(self) -> None:
+        outbox, self._outbox = self._outbox, []
+        self.post(self._start_all, outbox)
+
+    def _start_all(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            self._runner.start(job, job.group.fields, job.group.sampling, job.session)
 
     def stop(self, job: Job) -> None:
+        self._flush()  # it may be among them
         self.post(self._runner.stop, job)
 
     async def call(self, method: str, args: tuple[Any, ...]) -> None:
