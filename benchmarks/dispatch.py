@@ -34,10 +34,8 @@ from tensordict import NonTensorStack, TensorDict
 
 from benchmarks._report import Goal, Row, arguments, best_of, report, versions
 from rlskip.dispatch import POLICIES, Policy
-from rlskip.dispatch.journal import SessionJournal
-from rlskip.dispatch.policies import least_loaded, longest_first
-from rlskip.dispatch.resume import Journaled
-from rlskip.dispatch.scheduler import Scheduler, SessionGroup
+from rlskip.dispatch.journal import Journaled, SessionJournal
+from rlskip.dispatch.scheduler import Scheduler, SessionGroup, least_loaded, longest_first
 from rlskip.store import Identity
 
 WORKERS, SLOTS = 16, 8

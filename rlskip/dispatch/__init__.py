@@ -18,8 +18,8 @@ from rlskip.dispatch.batch import (
     extract_sample,
 )
 from rlskip.dispatch.dispatcher import RolloutDispatcher
-from rlskip.dispatch.policies import POLICIES, PendingSession, Placement, Policy
 from rlskip.dispatch.pools import LocalPool, Pool
+from rlskip.dispatch.scheduler import POLICIES, PendingSession, Placement, Policy
 from rlskip.dispatch.sessions import (
     BatchError,
     DataFailure,

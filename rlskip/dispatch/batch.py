@@ -23,11 +23,9 @@ from rlskip.dispatch.sessions import BatchError, Session, session_seed
 from rlskip.jobs.served import Needs, needs
 from rlskip.keys import (
     DO_SAMPLE,
-    EXPECTED_ROLLOUTS,
     ROLLOUT_N,
     TRAIN,
     VAL,
-    prompt_tag,
     trajectory_key,
 )
 from rlskip.queue import PromptOutcome
@@ -58,20 +56,11 @@ class BatchReport:
     succeeded: int = 0
     failed: dict[tuple[str, int], str] = attrs.field(factory=dict)
     attempts: int = 0
-    tokens: int = 0
 
     @property
     def open(self) -> int:
         """How many sessions have not ended."""
         return self.sessions - self.succeeded - len(self.failed)
-
-    def count(self, job: Job) -> None:
-        """A session has ended."""
-        self.tokens += job.tokens
-        if job.error:
-            self.failed[job.group.uid, job.session_id] = job.error
-        else:
-            self.succeeded += 1
 
 
 @attrs.define(eq=False)
@@ -121,8 +110,7 @@ class Prompt(SessionGroup):
     sampling: Mapping[str, Any]
     sampled: bool  # or greedy
     info: Mapping[str, Any]
-    known_as: str | None = None  # in the history of lengths
-    content: str | None = None
+    known: list[float] | None = None  # the history of its lengths
     journal_key: tuple[str, int] | None = None
     packed: bytes | None = None  # for Ray's actors
     open: set[int]
@@ -142,37 +130,29 @@ class Prompt(SessionGroup):
             **self.info,
         )
 
-    def root_tag(self) -> dict[str, Any]:
-        """The tag of its key: the number of markers to count to."""
-        return {**prompt_tag(self.batch.step, self.n), EXPECTED_ROLLOUTS: self.n}
 
-
-class BatchHandle:
+class BatchHandle(Future[BatchReport]):
     """A submitted batch. Wait for it with :meth:`result`, or await it.
 
     ``report`` has the outcome so far.
     """
 
-    def __init__(self, groups: Any, step: int, partition: str, validate: bool) -> None:
+    def __init__(self, groups: Any, step: int, validate: bool) -> None:
+        super().__init__()
         self.step = step
-        self.partition = partition
+        self.partition = VAL if validate else TRAIN
         self.validate = validate
-        self.report = BatchReport(step, partition)
+        self.report = BatchReport(step, self.partition)
         # Where calls find its groups: those that any call takes, or those of one call. None: rows
         # and markers go to the dispatcher's queue.
         self.within: Partition | None = None
         self.prompts: list[Prompt] = []
-        self.running: dict[Job, None] = {}
+        self.attempts: dict[Job, asyncio.TimerHandle | None] = {}  # with what ends it
         self.journal: SessionJournal | None = None
         self.needs = needs.get(Needs())  # of the stage that submits it
-        self.unjournaled = ""  # why some of its prompts cannot be journaled
         self.error: BaseException | None = None  # why it was given up
         self.stopped = ""  # why its sessions that have no outcome fail
         self.begun = threading.Event()  # set once its roots are in the queue, or cannot be
-        self.future: Future[BatchReport] = Future()
-        # A caller that stops waiting must not cancel the future for the others.
-        self.future.set_running_or_notify_cancel()
-        self.beginning: Future[None] | None = None  # asyncio keeps no reference to its task
         self._groups = groups  # which run it
 
     def groups(self, timeout: float | None = None) -> list[Group]:
@@ -192,21 +172,19 @@ class BatchHandle:
             What kept the batch from being written to the queue.
         """
         # Future.result() raises a class of its own before Python 3.11.
-        if not wait([self.future], timeout).done:
+        if not wait([self], timeout).done:
             unended = f"{self.report.open} of {self.report.sessions} sessions"
             raise TimeoutError(f"step {self.step}: {unended} have not ended after {timeout:g} s")
-        return self.future.result()
+        return super().result()
 
     def __await__(self) -> Generator[Any, None, BatchReport]:
-        return asyncio.wrap_future(self.future).__await__()
+        # A caller that stops waiting must not cancel it for the others.
+        return asyncio.shield(asyncio.wrap_future(self)).__await__()
 
-    def done(self) -> bool:
-        """Whether :meth:`result` returns at once."""
-        return self.future.done()
-
-    def cancel(self) -> None:
+    def cancel(self) -> bool:
         """Stop its sessions: each one without an outcome fails, and ``collect()`` has none."""
         self._groups.cancel(self)
+        return False  # it has a report all the same
 
 
 def read_batch(
@@ -215,7 +193,6 @@ def read_batch(
     groups: Any,
     step: int | None,
     validate: bool | None,
-    partition: str | None,
 ) -> BatchHandle:
     """Read what ``RolloutDispatcher.submit`` takes; raises :class:`BatchError`."""
     if isinstance(prompts, TensorDictBase) and prompts.batch_dims != 1:
@@ -228,7 +205,7 @@ def read_batch(
     validate = bool(_common("validate", samples, False)) if validate is None else validate
     index = [sample.get("index", i) for i, sample in enumerate(samples)]
     infos = build_trajectory_info(step, index, validate)
-    batch = BatchHandle(groups, step, partition or (VAL if validate else TRAIN), validate)
+    batch = BatchHandle(groups, step, validate)
     usual = dict((config.val_sampling if validate else config.sampling) or {})
     greedy = {**usual, **GREEDY}
     for i, (sample, info) in enumerate(zip(samples, infos, strict=True)):
@@ -315,6 +292,19 @@ def build_trajectory_info(step: Any, index: Any, validate: Any) -> list[dict[str
         number = info[-1]["rollout_n"] + 1 if again else 0
         info += [{"step": step, "sample_index": i, "rollout_n": number, "validate": validate}]
     return info
+
+
+def tokens_of(rows: Sequence[Mapping[str, Any]]) -> int:
+    """How many tokens were generated, by the response masks, else by the responses; 0: unknown."""
+    tokens = 0
+    for row in rows:
+        mask, responses = row.get("response_mask"), row.get("responses")
+        with contextlib.suppress(Exception):  # fields of these names may hold anything
+            if mask is not None:
+                tokens += int(mask.sum() if hasattr(mask, "sum") else sum(mask))
+            elif responses is not None:
+                tokens += len(responses)
+    return tokens
 
 
 def step_number(step: Any) -> int:

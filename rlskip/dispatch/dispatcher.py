@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -15,23 +14,21 @@ from tensordict import TensorDict, TensorDictBase
 from rlskip.config.nodes import read_node
 from rlskip.config.other_nodes import DispatchConfig, ReplayConfig
 from rlskip.dispatch import timeouts
-from rlskip.dispatch.batch import BatchHandle, joined, read_batch
+from rlskip.dispatch.batch import BatchHandle, joined, read_batch, step_number
 from rlskip.dispatch.groups import Groups
 from rlskip.dispatch.pools import THREADS, LocalPool, Pool, Worker
-from rlskip.dispatch.resume import Journals, journal_identity
 from rlskip.dispatch.sessions import DispatcherClosedError, text_of
+from rlskip.dispatch.sink import Journals, journal_identity
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import TRAIN, VAL
 from rlskip.queue import TrajectoryQueue
+from rlskip.queue.partition import Partition
+from rlskip.queue.sampling import SampleCall
 from rlskip.store import Identity, StepStore
 
 Batch: TypeAlias = TensorDictBase | Sequence[Mapping[str, Any]]
 
 logger = logging.getLogger(__name__)
-
-# The last dispatcher of each queue that is open, by the queue's id: a queue of the user's may have
-# no hash. The id is nobody else's, because a dispatcher keeps its queue.
-_last: weakref.WeakValueDictionary[int, RolloutDispatcher] = weakref.WeakValueDictionary()
 
 
 class RolloutDispatcher:
@@ -76,12 +73,12 @@ class RolloutDispatcher:
                     "store of an enabled role (+skip=rollout_cache)",
                 )
             journals = Journals(store, journal_identity(Identity(), self.config), queue)
-        self._journals = journals
         self._replay = read_node(ReplayConfig, config)
-        self._groups = Groups(pool, queue, self.config, self._replay, journals)
+        self._ahead = {name: Partition(name, self._replay) for name in (TRAIN, VAL)}
+        self._groups = Groups(pool, queue, self.config, journals)
         self._host = self._groups.host
         if queue is not None:
-            _last[id(queue)] = self
+            queue.dispatcher = self
         try:
             self._host.within(timeouts.OPEN_S, pool.open, self._groups)
         except BaseException:
@@ -106,7 +103,6 @@ class RolloutDispatcher:
         *,
         step: int | None = None,
         validate: bool | None = None,
-        partition: str | None = None,
         batch_size: int | None = None,
     ) -> tuple[TensorDict, dict[str, float]]:
         """Generate, wait for complete groups, and return their rows.
@@ -115,7 +111,7 @@ class RolloutDispatcher:
 
         Parameters
         ----------
-        prompts, step, validate, partition
+        prompts, step, validate
             As in :meth:`submit`. Without prompts, nothing is submitted and `step` is required.
         batch_size
             None: the groups of these prompts; without prompts, those of this step that nobody has
@@ -148,11 +144,16 @@ class RolloutDispatcher:
             )
         batch = None
         if prompts is not None:
-            batch = self._read(prompts, step, validate, partition)
-            step, partition = batch.step, batch.partition
-        partition = partition or (VAL if validate else TRAIN)
-        groups, metrics = self._groups.collect(batch, step, partition, batch_size)
-        return joined(groups, partition, self.config.fill_missing), metrics
+            batch = self._read(prompts, step, validate)
+            step, validate = batch.step, batch.validate
+        partition = VAL if validate else TRAIN
+        own = batch if batch_size is None else None
+        within = self._ahead[partition] if own is None else Partition(partition, self._replay)
+        call = SampleCall(self._replay, within, step_number(step), batch_size, time.monotonic())
+        if batch is not None:
+            self._groups.submit(batch, self._ahead[partition], within)
+        groups = self._groups.take(call, own)
+        return joined(groups, partition, self.config.fill_missing), call.metrics()
 
     def submit(
         self,
@@ -160,7 +161,6 @@ class RolloutDispatcher:
         *,
         step: int | None = None,
         validate: bool | None = None,
-        partition: str | None = None,
     ) -> BatchHandle:
         """Start generating; with a queue, return once a buffer of it knows of all these prompts.
 
@@ -171,9 +171,9 @@ class RolloutDispatcher:
             names each prompt until its group has ended and, without a queue, was taken. Optional
             fields: ``__rollout_n__``, how many sessions a prompt gets; ``__do_sample__``, false for
             greedy sampling in training; ``index``, its number in the data set.
-        step, validate, partition
-            The trainer's step, whether to use ``val_n`` and ``val_sampling``, and where rows go.
-            None: the batch's fields ``global_steps`` and ``validate``, and ``train`` or ``val``.
+        step, validate
+            The trainer's step, and whether to use ``val_n`` and ``val_sampling``. None: the
+            batch's fields ``global_steps`` and ``validate``.
 
         Raises
         ------
@@ -183,24 +183,19 @@ class RolloutDispatcher:
         DispatcherClosedError
             After :meth:`close`.
         """
-        batch = self._read(prompts, step, validate, partition)
-        ahead = self._groups.ahead(batch.partition)
-        self._groups.submit(batch, ahead if self.queue is None else None)
+        batch = self._read(prompts, step, validate)
+        ahead = self._ahead[batch.partition]
+        self._groups.submit(batch, ahead, ahead if self.queue is None else None)
         return batch
 
-    def _read(
-        self, prompts: Batch, step: int | None, validate: bool | None, partition: str | None
-    ) -> BatchHandle:
+    def _read(self, prompts: Batch, step: int | None, validate: bool | None) -> BatchHandle:
         self._check_open()
-        if self.queue is not None and _last.get(id(self.queue), self) is not self:
+        if self.queue is not None and self.queue.dispatcher not in (None, self):
             raise RlskipError(
                 "another RolloutDispatcher was made for this queue",
                 remedy="use that one, or close it; or give each a queue of its own",
             )
-        batch = read_batch(prompts, self.config, self._groups, step, validate, partition)
-        if self._journals is not None and not batch.validate:
-            self._journals.name_contents(batch)
-        return batch
+        return read_batch(prompts, self.config, self._groups, step, validate)
 
     def broadcast(self, method: str, *args: Any) -> None:
         """Call a method of every worker and wait, e.g. to load a new policy's weights."""
@@ -208,11 +203,9 @@ class RolloutDispatcher:
         self._host.within(timeouts.OPEN_S, self._pool.broadcast, method, *args)
 
     def _check_open(self) -> None:
-        if self._process != os.getpid():
-            what = f"this dispatcher is of process {self._process}, from which this one was forked"
-            raise DispatcherClosedError(what, remedy="make one here")
-        if self._groups.closed:
-            raise DispatcherClosedError("this dispatcher is closed", remedy="make a new one")
+        if self._groups.closed or self._process != os.getpid():
+            what = "this dispatcher is closed, or was made before this process was forked"
+            raise DispatcherClosedError(what, remedy="make a new one")
 
     def close(self) -> None:
         """Cancel the batches that run, and release the workers, within a bounded time."""
@@ -225,8 +218,8 @@ class RolloutDispatcher:
             self._groups.closed = True
             self._groups.changed.notify_all()
             batches = list(self._groups.batches)
-        if self.queue is not None and _last.get(id(self.queue)) is self:
-            del _last[id(self.queue)]
+        if self.queue is not None and self.queue.dispatcher is self:
+            self.queue.dispatcher = None
         deadline = time.monotonic() + timeouts.CLOSE_S
         for batch in batches:
             batch.cancel()

@@ -8,32 +8,26 @@ dispatcher's event loop, where no worker's code does.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import math
 import threading
 import time
-from typing import Any
 
-from rlskip.config.other_nodes import DispatchConfig, ReplayConfig
-from rlskip.dispatch.batch import BatchHandle, Group, Prompt, step_number
-from rlskip.dispatch.policies import History, chunk, find_policy
-from rlskip.dispatch.pools import Pool, returned
-from rlskip.dispatch.resume import Journals
-from rlskip.dispatch.scheduler import Job, Scheduler
+from rlskip.config.other_nodes import DispatchConfig
+from rlskip.dispatch import timeouts
+from rlskip.dispatch.batch import BatchHandle, Group, Prompt, tokens_of
+from rlskip.dispatch.pools import Pool, Rows, returned
+from rlskip.dispatch.scheduler import History, Job, Scheduler, chunk, find_policy
 from rlskip.dispatch.sessions import (
-    NOTHING,
     BatchError,
     DataFailure,
     DispatcherClosedError,
     InfrastructureFailure,
-    Returned,
     as_failure,
     cause_of,
     text_of,
 )
-from rlskip.dispatch.sink import Sink
-from rlskip.dispatch.timeouts import LoopThread, write_seconds
+from rlskip.dispatch.sink import Journals, Sink
+from rlskip.dispatch.timeouts import LoopThread
 from rlskip.queue import IncompleteRolloutError, ReplayTimeoutError, TrajectoryQueue
 from rlskip.queue.partition import Partition
 from rlskip.queue.readiness import State
@@ -52,54 +46,33 @@ class Groups:
         pool: Pool,
         queue: TrajectoryQueue | None,
         config: DispatchConfig,
-        replay: ReplayConfig,
         journals: Journals | None,
     ) -> None:
         # `changed` is held while `closed`, `batches` or a partition changes, and notified when a
         # batch has ended and, while a call waits for some, with every group. A session waits in the
-        # scheduler, or is an attempt in `running` of its batch, or has left `open` of its prompt.
+        # scheduler, or is an attempt in `attempts` of its batch, or has left `open` of its prompt.
         self.changed = threading.Condition()
         self.closed = False
         self.batches: set[BatchHandle] = set()
-        self._ahead: dict[str, Partition] = {}
-        self._wait_for_some = 0
         self.host = LoopThread("rlskip-dispatch")
+        self._wait_for_some = 0
         self._loop, self._pool = self.host.loop, pool
         self._config = config
-        self._replay = replay
         policy = find_policy(config.policy) if config.rollout_level else chunk
         caps = config.max_concurrent_rollouts_per_worker, pool.slots
         self._scheduler = Scheduler(pool.workers, policy, min(filter(None, caps), default=None))
         self._history = History(policy)
-        self._sink = Sink(queue, journals, write_seconds(config), self._settle)
-        self._timeout_s = math.inf if (s := config.session_timeout_s) is None else s
-        self._alarm: Any = None  # when the next attempts are due
+        self._journals = journals
+        self._sink = Sink(queue, journals, self._settle)
         self._pumps = False  # whether what can run is started in the next turn
         # At the sessions given up, which may still write: a prompt that is submitted again does
         # not begin with the number of such an attempt.
         self._next_attempts: dict[tuple[str, int], int] = {}
 
-    def ahead(self, partition: str) -> Partition:
-        """The groups of a partition that any call may take."""
-        return self._ahead.setdefault(partition, Partition(partition, self._replay))
+    # -- what callers ask ----------------------------------------------------------------------
 
-    def collect(
-        self, batch: BatchHandle | None, step: Any, partition: str, size: int | None
-    ) -> tuple[list[Group], dict[str, float]]:
-        """Submit a batch, wait for groups, and take them: those of the batch, or `size` of any."""
-        own = batch if size is None else None
-        within = self.ahead(partition) if own is None else Partition(partition, self._replay)
-        call = SampleCall(self._replay, within, step_number(step), size, time.monotonic())
-        if batch is not None:
-            self.submit(batch, within)
-        try:
-            return self._take(call, own), call.metrics()
-        except BaseException:
-            if own is not None:  # else its groups are there for the next call
-                own.cancel()
-            raise
-
-    def _take(self, call: SampleCall, own: BatchHandle | None) -> list[Group]:
+    def take(self, call: SampleCall, own: BatchHandle | None) -> list[Group]:
+        """Wait for groups, and take them: those of the batch `own`, or some of any."""
         within, is_for_some = call.partition, call.batch_size is not None
         with self.changed:
             self._wait_for_some += is_for_some
@@ -119,24 +92,27 @@ class Groups:
                             within.remove(group.uid for group in groups)
                             return groups
                     self.changed.wait(call.check_time(time.monotonic()))
-            except ReplayTimeoutError:
-                raise
-            except IncompleteRolloutError as error:  # which has them
-                within.remove(prompt.uid for prompt in error.prompts)
+            except BaseException as error:
+                is_late = isinstance(error, ReplayTimeoutError)
+                if isinstance(error, IncompleteRolloutError) and not is_late:  # which has them
+                    within.remove(prompt.uid for prompt in error.prompts)
+                if own is not None:  # else its groups are there for the next call
+                    own.cancel()
                 raise
             finally:
                 self._wait_for_some -= is_for_some
 
-    def submit(self, batch: BatchHandle, within: Partition | None) -> None:
-        """Run a batch; calls find its groups `within`. None: in the queue, with its roots now."""
+    def submit(self, batch: BatchHandle, ahead: Partition, within: Partition | None) -> None:
+        """Run a batch; calls find its groups `within`. None: in the queue, with its roots now.
+
+        Any call takes the groups of `ahead`.
+        """
         batch.within = within
-        self._history.look_up(batch.prompts)
         with self.changed:
             if self.closed:
                 raise DispatcherClosedError("this dispatcher is closed")
             others = [other for other in self.batches if other.partition == batch.partition]
             held = {p.uid for other in others for p in other.prompts if p.group.running}
-            ahead = self.ahead(batch.partition)
             for prompt in batch.prompts:
                 if prompt.uid in held or ahead.find(prompt.uid):
                     raise BatchError(
@@ -149,15 +125,33 @@ class Groups:
             if within is not None:
                 for prompt in batch.prompts:
                     within.file(prompt.group)
-        if within is None:
-            try:
-                self.host.within(self._sink.seconds, self._sink.check, batch)
-            except BaseException:
-                self.batches.discard(batch)
-                raise
-        batch.beginning = self.host.ask(self._begin, batch)
+        try:
+            if within is None:
+                self.host.within(timeouts.WRITE_S, self._sink.check, batch)
+            self._history.look_up(batch.prompts)
+            if self._journals is not None and not batch.validate:
+                self._journals.name(batch)
+        except BaseException as error:
+            self.release(batch)
+            self.finish(batch, error)
+            raise
+        self.host.ask(self._begin, batch)
         if within is None:  # waits for the journal, and for the queue
-            batch.begun.wait(2 * self._sink.seconds)
+            batch.begun.wait(2 * timeouts.WRITE_S)
+
+    def release(self, batch: BatchHandle) -> None:
+        """Calls find the groups of a batch no more."""
+        groups = [prompt.group for prompt in batch.prompts]
+        with self.changed:
+            if (within := batch.within) is not None:
+                within.remove(g.uid for g in groups if within.find(g.uid) is g)
+
+    def cancel(self, batch: BatchHandle) -> None:
+        """Stop a batch."""
+        self.release(batch)
+        self.host.post(self._stop, batch, "cancelled")
+
+    # -- on the event loop ---------------------------------------------------------------------
 
     async def _begin(self, batch: BatchHandle) -> None:
         """Open its journal, write its roots, and let its sessions wait for workers."""
@@ -167,7 +161,7 @@ class Groups:
                 attempts = {i: self._next_attempts.get((prompt.uid, i), 0) for i in prompt.open}
                 for session, found in resumed.get(prompt.uid, {}).items():
                     job = Job(prompt, session, attempt=attempts.pop(session), tags=found.tags)
-                    job.rows, job.tokens = returned(found.rows)
+                    job.rows, job.is_resumed = returned(found.rows), True
                     batch.report.resumed += 1
                     self._end(job)
                 self._scheduler.add(prompt, attempts)
@@ -198,61 +192,61 @@ class Groups:
         except Exception as error:  # the policy is the user's
             for batch in list(self.batches):
                 self._abort(batch, error)
-        if not self._scheduler.alive:
+        if not self._pool.left:
             for batch in list(self.batches):
                 self._stop(batch, "no worker is left")
 
-    def worker_changed(self, worker: int, state: str) -> None:
-        """A worker is ``away``, ``back`` or ``lost``."""
-        self._scheduler.change(worker, state)
+    def worker_ended(self, worker: int, error: InfrastructureFailure) -> None:
+        """A worker is not there for now: nothing starts on it, and what runs on it has failed."""
+        self._scheduler.change(worker, False)
+        for job in [job for batch in self.batches for job in batch.attempts]:
+            if job.worker == worker:
+                self._fail(job, error)
+
+    def worker_replaced(self, worker: int, is_there: bool) -> None:
+        """A worker is there again, or is lost for good."""
+        self._scheduler.change(worker, is_there)
         self._pump()
 
     def _start(self, job: Job) -> None:
         prompt: Prompt = job.group
         prompt.batch.report.attempts += 1
-        prompt.batch.running[job] = None
+        seconds, alarm = self._config.session_timeout_s, None
+        if seconds is not None:
+            alarm = self._loop.call_later(seconds, self._expire, job, seconds)
+        prompt.batch.attempts[job] = alarm
         job.session = prompt.session(job, self._config.seed or 0)
         job.started = self._loop.time()
         self._pool.start(job)
-        # One alarm serves all: nearly every attempt ends long before it is due.
-        if self._alarm is None and self._timeout_s < math.inf:
-            self._alarm = self._loop.call_at(job.started + self._timeout_s, self._expire)
 
-    def _expire(self) -> None:
-        """Give up the attempts that are due."""
-        since = self._loop.time() - self._timeout_s
-        running = [job for batch in self.batches for job in batch.running]
-        then = min((job.started for job in running if job.started > since), default=None)
-        self._alarm = None
-        if then is not None:
-            self._alarm = self._loop.call_at(then + self._timeout_s, self._expire)
-        cause = f"passed its deadline of {self._timeout_s:g} s (dispatch.session_timeout_s)"
-        for job in running:
-            if job.started <= since and job in job.group.batch.running:
-                self._give_up(job)
-                self.returned(job, error=InfrastructureFailure(cause))
+    def _expire(self, job: Job, seconds: float) -> None:
+        what = f"passed its deadline of {seconds:g} s (dispatch.session_timeout_s)"
+        self._fail(job, InfrastructureFailure(what))
+
+    def _fail(self, job: Job, error: InfrastructureFailure) -> None:
+        self._give_up(job)
+        self.returned(job, None, error)
 
     def _give_up(self, job: Job) -> None:
         self._pool.stop(job)
         # It may write rows for a while.
         self._next_attempts[job.group.uid, job.session_id] = job.attempt + 1
 
-    def returned(
-        self, job: Job, result: Returned = NOTHING, error: BaseException | None = None
-    ) -> None:
+    def returned(self, job: Job, rows: Rows | None, error: BaseException | None) -> None:
         """An attempt has ended; another one follows, or its session ends."""
         batch = job.group.batch
-        if job not in batch.running:  # it was given up
+        if job not in batch.attempts:  # it was given up
             return
-        del batch.running[job]
+        if (alarm := batch.attempts.pop(job)) is not None:
+            alarm.cancel()
         self._pump()
-        job.rows, job.tokens = result
-        if error is None and job.rows is None and batch.within is not None:
+        job.rows = rows
+        if error is None and rows is None and batch.within is not None:
             what = "the worker returned no rows, as one that writes them to a queue itself"
             remedy = "return the rows; or submit() to a dispatcher that has the queue"
             error = DataFailure(what, remedy=remedy)
         if error is None:
-            length = job.tokens or self._loop.time() - job.started
+            length = tokens_of(rows or ()) or self._loop.time() - job.started
             self._history.learn(job.group, length)
             self._scheduler.done(job, length)
             self._end(job)
@@ -289,10 +283,11 @@ class Groups:
         if error is not None:
             self._abort(batch, error)
         with self.changed:
-            batch.report.count(job)
             if job.error:
+                batch.report.failed[group.uid, job.session_id] = job.error
                 group.failed[job.session_id] = job.error
             else:  # rows in the queue are not kept twice
+                batch.report.succeeded += 1
                 group.rows[job.session_id] = [] if batch.within is None else job.rows or []
             within = None if group.running else batch.within
             if within is not None and within.find(group.uid) is group:
@@ -301,8 +296,7 @@ class Groups:
                     self.changed.notify_all()
         if batch.report.open == 0:
             if batch.journal is not None:
-                with contextlib.suppress(OSError):
-                    batch.journal.close()
+                batch.journal.close()
             self.finish(batch, batch.error)
 
     def finish(self, batch: BatchHandle, error: BaseException | None) -> None:
@@ -311,23 +305,11 @@ class Groups:
             self.batches.discard(batch)
             if not batch.done():
                 if error is None:
-                    batch.future.set_result(batch.report)
+                    batch.set_result(batch.report)
                 else:
-                    batch.future.set_exception(error)
+                    batch.set_exception(error)
             self.changed.notify_all()
         batch.begun.set()
-
-    def release(self, batch: BatchHandle) -> None:
-        """Calls find the groups of a batch no more."""
-        groups = [prompt.group for prompt in batch.prompts]
-        with self.changed:
-            if (within := batch.within) is not None:
-                within.remove(g.uid for g in groups if within.find(g.uid) is g)
-
-    def cancel(self, batch: BatchHandle) -> None:
-        """Stop a batch, from any thread."""
-        self.release(batch)
-        self.host.post(self._stop, batch, "cancelled")
 
     def _abort(self, batch: BatchHandle, error: BaseException) -> None:
         """The batch cannot go on: its caller gets `error`, once every session is marked failed."""
@@ -339,10 +321,12 @@ class Groups:
         batch.stopped = batch.stopped or cause
         if batch.begun.is_set():
             self._scheduler.cancel({*batch.prompts})
-            for job in batch.running:
+            for job, alarm in batch.attempts.items():
+                if alarm is not None:
+                    alarm.cancel()
                 self._give_up(job)
                 self._scheduler.done(job)
-            batch.running.clear()
+            batch.attempts.clear()
             for prompt in batch.prompts:
                 for session in sorted(prompt.open):
                     self._end(Job(prompt, session, error=batch.stopped))

@@ -1,7 +1,9 @@
-"""The session journal: the finished sessions of a step whose dump does not exist yet.
+"""The journal of a step: its finished sessions, from which a killed step resumes.
 
-There is one file per step, next to the step's dump, which is removed once the dump exists. Each
-session is a line of text, its *frame*, between two line ends::
+There is one file a step, next to the step's dump. Sessions are appended as they finish: by the
+dispatcher if it writes their rows, else by the worker that does. The next run that submits the step
+takes them by the call of a stage that submits them, the content of their prompt and their number,
+and generates the others. Each session is a line of text, its *frame*, between two line ends::
 
     checksum    XXH3-128 of what follows the space, in hex
     identity    what the session was generated under: JSON
@@ -23,7 +25,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,23 +33,39 @@ import attrs
 import xxhash
 
 from rlskip._files import open_folder
-from rlskip.dispatch.sessions import text_of
+from rlskip.dispatch import timeouts
+from rlskip.dispatch.sessions import Session, text_of
 from rlskip.dispatch.timeouts import failure_of, in_thread
 from rlskip.format import container
 from rlskip.format.kinds import Packer, rebuild
 from rlskip.store import retention
 from rlskip.store.identity import Identity
-from rlskip.store.layout import journaled_step
+from rlskip.store.layout import journal_name, journaled_step
 
 logger = logging.getLogger(__name__)
-
-Entry = tuple[Identity, Hashable, Any]
-"""What a frame holds: the identity that the session was generated under, its key and its value."""
 
 MAX_BYTES = 64 << 30
 """Larger journals are refused without being read."""
 MAX_FRAME = 1 << 30
 """A larger session is not journaled, and a longer line is damage."""
+
+
+@attrs.frozen
+class Journaled:
+    """A finished session: its rows, and what else of it must be known to resume it.
+
+    `tags` are those of the rows, if a worker wrote them itself; `uid` is its prompt's; `lacks` is
+    what it lacked of what its stage needed (:class:`rlskip.jobs.served.Needs`).
+    """
+
+    rows: list[dict[str, Any]]
+    tags: Sequence[Mapping[str, Any]] = ()
+    uid: str | None = None
+    lacks: Sequence[str] = ()
+
+    def packed(self) -> tuple[Any, ...]:
+        """What a journal holds of it: plain mappings, as the format keeps no other."""
+        return [{**row} for row in self.rows], list(self.tags), self.uid, self.lacks
 
 
 class SessionJournal:
@@ -60,14 +78,12 @@ class SessionJournal:
 
     def __init__(self, path: str | Path, identity: Identity, *, read: bool = True) -> None:
         self.path = Path(path)
-        self.entries: dict[Hashable, Any] = {}
         self._identity = identity
         self._written_as = json.dumps(identity.as_json()).encode()
         self._file: IO[bytes] | None = None
         self._held = contextlib.ExitStack()  # the mark that it grows, for `rlskip prune`, and it
         self._busy = threading.Lock()
-        if read:
-            self._recover()
+        self.entries = self._recovered() if read else {}
 
     def append(self, entries: Mapping[Hashable, Any]) -> None:
         """Add finished sessions; once this returns, they survive the death of the process.
@@ -91,11 +107,10 @@ class SessionJournal:
     def close(self) -> None:
         """Close the file; an append that hangs keeps it open."""
         if self._busy.acquire(blocking=False):
-            try:
+            with contextlib.suppress(OSError):
                 self._held.close()
-            finally:
-                self._file = None
-                self._busy.release()
+            self._file = None
+            self._busy.release()
 
     def _open(self) -> IO[bytes]:
         """The file at `path`, even after another process removed an earlier one."""
@@ -109,13 +124,13 @@ class SessionJournal:
                 self._file = self._held.enter_context(folder.open(self.path.name, "a", buffering=0))
         return self._file
 
-    def _recover(self) -> None:
+    def _recovered(self) -> dict[Hashable, Any]:
         try:
             with open_folder(self.path.parent) as folder:
                 file = folder.open(self.path.name, max_bytes=MAX_BYTES)
         except FileNotFoundError:
-            return
-        refused, allowed, damaged = set(), set(), 0
+            return {}
+        entries, refused, allowed, damaged = {}, set[str](), set[str](), 0
         with file:
             for _, frame, entry in frames(file, str(self.path)):
                 if entry is None:
@@ -126,7 +141,7 @@ class SessionJournal:
                 refused.update(must)
                 if not must:
                     allowed.update(warn)
-                    self.entries[key] = value
+                    entries[key] = value
         for what, differences in (
             ("was resumed although it differs", allowed),
             ("holds sessions of another run, which are not resumed", refused),
@@ -135,33 +150,7 @@ class SessionJournal:
                 logger.warning("%s %s: %s", self.path, what, "; ".join(sorted(differences)))
         if damaged:
             logger.warning("%s: skipped %d damaged bytes", self.path, damaged)
-
-
-@attrs.define(eq=False)
-class Appender:
-    """Appends within `seconds`; a fault costs one warning, and never the rows.
-
-    After an append that takes longer there are no more.
-    """
-
-    _seconds: float
-    _hangs: bool = attrs.field(default=False, init=False)
-    _warned: str = attrs.field(default="", init=False)
-
-    async def append(self, journal: SessionJournal, entries: Mapping[Hashable, Any]) -> None:
-        """Add finished sessions to a journal."""
-        if not self._hangs:
-            append = in_thread(journal.append, entries, name="rlskip-journal")
-            error = await failure_of(append, self._seconds, "the disk")
-            self._hangs = not append.done()
-            if error is not None:
-                self.warn(journal.path, text_of(error))
-
-    def warn(self, where: object, cause: str) -> None:
-        """Say that sessions are not journaled: if killed, the step starts over."""
-        if cause != self._warned:
-            self._warned = cause
-            logger.warning("%s: sessions are not journaled: %s", where, cause)
+        return entries
 
 
 def _frame(identity: bytes, key: Hashable, value: Any) -> bytes:
@@ -180,10 +169,10 @@ def _checksum(text: bytes) -> bytes:
     return xxhash.xxh3_128_hexdigest(text).encode()
 
 
-def frames(file: IO[bytes], where: str) -> Iterator[tuple[int, bytes, Entry | None]]:
-    """The frames of a journal: where each begins, and what it holds; None if it is damaged.
+def frames(file: IO[bytes], where: str) -> Iterator[tuple[int, bytes, Any]]:
+    """The frames of a journal: where each begins, and its identity, key and value.
 
-    Sound frames that this process cannot load are left out, with a warning.
+    None for these if it is damaged, or cannot be loaded here.
     """
     at = 0
     for line in iter(functools.partial(file.readline, MAX_FRAME + 64), b""):
@@ -191,22 +180,14 @@ def frames(file: IO[bytes], where: str) -> Iterator[tuple[int, bytes, Entry | No
         checksum, _, text = line.rstrip(b"\n").partition(b" ")
         if not checksum:  # between two frames
             continue
-        if checksum != _checksum(text):
-            yield start, line, None
-            continue
-        try:
-            entry = _entry(text, where)
-        except Exception as error:  # another version may have written it, or memory is short
-            logger.warning("%s: the frame at %d is not resumed: %s", where, start, error)
-        else:
-            yield start, line, entry
-
-
-def _entry(text: bytes, where: str) -> Entry:
-    identity, _, record = text.rpartition(b" ")
-    key, value = rebuild(container.Reader(base64.b64decode(record), where), "record")
-    hash(key)
-    return _identity(identity), key, value
+        entry = None
+        if checksum == _checksum(text):
+            identity, _, record = text.rpartition(b" ")
+            with contextlib.suppress(Exception):  # another version may have written it
+                key, value = rebuild(container.Reader(base64.b64decode(record), where), "record")
+                hash(key)
+                entry = _identity(identity), key, value
+        yield start, line, entry
 
 
 @functools.lru_cache(maxsize=4)  # all frames of a run have one
@@ -219,3 +200,43 @@ def _is_at(path: Path, file: IO[bytes]) -> bool:
         return os.path.samestat(os.lstat(path), os.fstat(file.fileno()))
     except OSError:
         return False
+
+
+@attrs.define(eq=False)
+class JournalWriter:
+    """Appends to the journals of a run within ``WRITE_S``; can be sent to another process.
+
+    A fault costs one warning, and never the rows. After an append that takes longer there are no
+    more.
+    """
+
+    directory: Path
+    identity: Identity
+    _hangs: bool = attrs.field(default=False, init=False)
+    _warned: str = attrs.field(default="", init=False)
+
+    async def add(
+        self, session: Session, rows: list[dict[str, Any]], tags: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Append a finished session, for a worker that writes its rows itself."""
+        if session.prompt_key is not None:
+            path = self.directory / journal_name(session.step)
+            journal = SessionJournal(path, self.identity, read=False)
+            key = (*session.prompt_key, session.session_id)
+            await self.append(journal, {key: Journaled(rows, tags, session.uid).packed()})
+            journal.close()
+
+    async def append(self, journal: SessionJournal, entries: Mapping[Hashable, Any]) -> None:
+        """Add finished sessions to a journal."""
+        if not self._hangs:
+            append = in_thread(journal.append, entries, name="rlskip-journal")
+            error = await failure_of(append, timeouts.WRITE_S, "the disk")
+            self._hangs = not append.done()
+            if error is not None:
+                self.warn(journal.path, text_of(error))
+
+    def warn(self, where: object, cause: str) -> None:
+        """Say that sessions are not journaled: if killed, the step starts over."""
+        if cause != self._warned:
+            self._warned = cause
+            logger.warning("%s: sessions are not journaled: %s", where, cause)

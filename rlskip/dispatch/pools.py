@@ -11,6 +11,7 @@ import asyncio
 import functools
 import inspect
 import logging
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -21,21 +22,22 @@ from tensordict import is_non_tensor, is_tensor_collection
 
 from rlskip.batch.columns import own
 from rlskip.dispatch import timeouts
-from rlskip.dispatch.scheduler import Job, SessionGroup
+from rlskip.dispatch.scheduler import Job
 from rlskip.dispatch.sessions import (
-    NOTHING,
     DataFailure,
     InfrastructureFailure,
-    Returned,
+    NoAnswerError,
     Session,
+    WorkerLostError,
     as_failure,
     text_of,
 )
-from rlskip.dispatch.timeouts import LoopThread, in_thread
+from rlskip.dispatch.timeouts import LoopThread, failure_of, in_thread
 from rlskip.keys import integer
 from rlskip.queue.rows import OwnRow
 
 Worker = Callable[..., Any]
+Rows = list[dict[str, Any]]
 
 THREADS = 16
 """The number of blocking calls that a worker runs at once by default."""
@@ -44,9 +46,17 @@ logger = logging.getLogger(__name__)
 
 
 class Pool(ABC):
-    """Workers ``0 .. workers-1``; every call comes from one event loop and must not block it."""
+    """Workers ``0 .. workers-1``, each with an event loop of its own.
 
-    def __init__(self, worker: Worker, workers: int, threads: int) -> None:
+    Every call comes from the dispatcher's event loop, and must not block it. A worker that has
+    ended, or whose event loop stands still, is replaced; its successor gets the last broadcasts
+    before its first session.
+    """
+
+    passing: tuple[type[Exception], ...] = ()
+    """What may keep a successor from starting, and may not keep the next one."""
+
+    def __init__(self, worker: Worker, workers: int, threads: int, restarts: float) -> None:
         if (number := integer(workers)) is None or number < 1:
             raise ValueError(f"a pool needs at least one worker, got {workers!r:.80}")
         self.workers = number
@@ -54,132 +64,157 @@ class Pool(ABC):
         # How many sessions a worker is assigned at once, so that none waits while its deadline
         # runs; None: any number.
         self.slots = threads if is_blocking(worker) else None
+        self.left = {*range(number)}  # the workers that are there, or will be again
+        self._restarts = [restarts] * number  # of each that are left
+        self._calls: dict[str, Any] = {}  # the last broadcasts
+        self._made: list[Any] = []  # all workers that were made
+        self._there: dict[int, Any] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # that look at a worker, or replace it
 
     @abstractmethod
+    def _make(self, number: int) -> Any:
+        """Make a worker, to be awaited by its method ``ready``."""
+
     async def open(self, groups: Any) -> None:
         """Make the workers; the groups of a dispatcher are told how sessions and workers end."""
+        self.groups = groups
+        await asyncio.gather(*map(self._hire, range(self.workers)))
 
-    @abstractmethod
+    async def _hire(self, number: int) -> None:
+        worker = self._make(number)
+        self._made.append(worker)
+        await worker.ready()
+        told: dict[str, Any] = {}  # those that come meanwhile are among them
+        while todo := {m: args for m, args in self._calls.items() if told.get(m) is not args}:
+            for method, args in todo.items():
+                await worker.call(method, args)
+            told.update(todo)
+        self._there[number] = worker
+        worker.serve()
+
     def start(self, job: Job) -> None:
         """Run a session; that of a worker that died has a WorkerLostError."""
+        self._there[job.worker].start(job)
 
-    @abstractmethod
     def stop(self, job: Job) -> None:
         """Stop a session, as far as it can be, and replace a worker that does not answer."""
+        if (number := job.worker) in self._there:
+            worker = self._there[number]
+            worker.stop(job)
+            if number not in self._tasks:
+                self._tasks[number] = asyncio.ensure_future(self._look(number, worker))
 
-    def forget(self, prompt: SessionGroup) -> None:  # noqa: B027 - may do nothing
+    async def _look(self, number: int, worker: Any) -> None:
+        if isinstance(await worker.failure(), NoAnswerError):
+            self.ended(number, worker, InfrastructureFailure("it blocks its event loop"))
+        elif number in self._there:  # else it is being replaced
+            self._tasks.pop(number, None)
+
+    def ended(self, number: int, worker: Any, cause: Exception) -> None:
+        """A worker is given up: its sessions fail, and another one takes its place."""
+        if number in self._there and self._there[number] is worker:
+            self._there.pop(number).close()
+            why = " ".join(text_of(as_failure(cause)).split())
+            logger.warning("worker %d ended: %s", number, why)
+            self.groups.worker_ended(number, WorkerLostError(f"worker {number} died: {why}"))
+            self._tasks[number] = asyncio.ensure_future(self._replace(number))
+
+    async def _replace(self, number: int) -> None:
+        while number not in self._there and self._restarts[number] > 0:
+            self._restarts[number] -= 1
+            try:
+                await self._hire(number)
+            except Exception as error:
+                logger.warning("worker %d is not replaced: %s", number, text_of(error))
+                if not isinstance(error, self.passing):
+                    break
+        if number not in self._there:
+            self.left.discard(number)
+        self._tasks.pop(number, None)
+        self.groups.worker_replaced(number, number in self._there)
+
+    def forget(self, prompt: Any) -> None:  # noqa: B027 - may do nothing
         """No more sessions of this prompt will run."""
 
-    @abstractmethod
     async def broadcast(self, method: str, *args: Any) -> None:
         """Call a method of every worker, e.g. to load a new policy's weights."""
+        self._calls[method] = args
+        calls = (worker.call(method, args) for worker in self._there.values())
+        for error in await asyncio.gather(*calls, return_exceptions=True):
+            if error is not None and not isinstance(error, self.passing):
+                raise error
 
-    @abstractmethod
     async def close(self) -> None:
         """Release the workers; the sessions that run are abandoned."""
+        self._there.clear()  # first: who ends now is not replaced
+        for task in self._tasks.values():
+            task.cancel()
+        for worker in self._made:
+            worker.close()
 
 
 class LocalPool(Pool):
     """Workers in this process.
 
     Each worker has an event loop and a thread of its own: what it cancels or blocks costs the
-    sessions that run on it, by their deadline. Then another one takes its place, which gets the
-    last broadcasts first. A `worker` is an async function, a blocking one, or a class with
+    sessions that run on it. A `worker` is an async function, a blocking one, or a class with
     ``__call__`` (or a partial of it), made once a worker. A blocking one runs as many `threads` at
     once, besides those that were given up and have not returned.
     """
 
     def __init__(self, worker: Worker, workers: int = 4, *, threads: int = THREADS) -> None:
-        super().__init__(worker, workers, threads)
-        self._threads: list[_Thread] = []  # of the workers
-        self._calls: dict[str, tuple[Any, ...]] = {}  # the last broadcasts
+        super().__init__(worker, workers, threads, restarts=math.inf)
 
-    async def open(self, groups: Any) -> None:
-        self._tell = functools.partial(groups.host.post, groups.returned)
-        self._threads = [_Thread(self.worker, {}, self._tell) for _ in range(self.workers)]
-        await asyncio.gather(*(asyncio.wrap_future(thread.made) for thread in self._threads))
-
-    def start(self, job: Job) -> None:
-        self._threads[job.worker].send(job)
-
-    def stop(self, job: Job) -> None:
-        number, thread = job.worker, self._threads[job.worker]
-        thread.send(job, stop=True)
-        if thread.asked:
-            return
-
-        def look() -> None:
-            if thread.asked and self._threads[number] is thread:
-                logger.warning("worker %d blocks its event loop, and is replaced", number)
-                thread.close()
-                self._threads[number] = _Thread(self.worker, self._calls, self._tell)
-
-        thread.asked = True
-        thread.post(setattr, thread, "asked", False)
-        asyncio.get_running_loop().call_later(timeouts.TURN_S, look)
-
-    async def broadcast(self, method: str, *args: Any) -> None:
-        self._calls[method] = args
-        calls = [thread.ask(thread.call, method, args) for thread in self._threads]
-        await asyncio.gather(*map(asyncio.wrap_future, calls))
-
-    async def close(self) -> None:
-        for thread in self._threads:
-            thread.close()
+    def _make(self, number: int) -> _Local:
+        return _Local(self)
 
 
-class _Thread(LoopThread):
-    """The thread and the event loop of a worker, which is made there and gets `calls` first.
+class _Local(LoopThread):
+    """A worker on a thread.
 
     Whatever code of the user's does here, it sees the tasks of this worker only, and ends no
-    thread but this one, which goes on. `tell` is called with sessions that have ended.
+    thread but this one, which goes on.
     """
 
-    def __init__(
-        self, worker: Worker, calls: Mapping[str, tuple[Any, ...]], tell: Callable[..., None]
-    ) -> None:
+    def __init__(self, pool: LocalPool) -> None:
         super().__init__("rlskip-worker")
-        self.asked = False  # whether its loop turns, and it has not answered
-        self._tell = tell
-        self._outbox: list[tuple[Job, bool]] = []
-        self.made = self.ask(self._make, worker, dict(calls))
+        self._pool = pool
+        self._outbox: list[Job] = []
 
-    def send(self, job: Job, stop: bool = False) -> None:
-        """Run a session, or stop it."""
+    async def ready(self) -> None:
+        async def make() -> Runner:
+            return Runner(self._pool.worker, functools.partial(groups.host.post, groups.returned))
+
+        groups = self._pool.groups
+        self._runner: Runner = await asyncio.wrap_future(self.ask(make))
+
+    def serve(self) -> None: ...
+
+    def start(self, job: Job) -> None:
         # What is sent in one turn of the dispatcher's loop goes together: the other thread runs
         # meanwhile, and would have to be woken for each.
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._outbox.append((job, stop))
+        self._outbox.append(job)
 
     def _flush(self) -> None:
         outbox, self._outbox = self._outbox, []
-        self.post(self._take, outbox)
+        self.post(self._start_all, outbox)
 
-    # -- on its thread -------------------------------------------------------------------------
+    def _start_all(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            self._runner.start(job, job.group.fields, job.group.sampling, job.session)
 
-    async def _make(self, worker: Worker, calls: Mapping[str, tuple[Any, ...]]) -> None:
-        self._runner = Runner(worker, self._tell)
-        for method, args in calls.items():
-            await self._runner.call(method, args)
-
-    def _take(self, jobs: list[tuple[Job, bool]]) -> None:
-        if not self.made.done():
-            self.made.add_done_callback(lambda _: self.post(self._take, jobs))
-            return
-        broken = self.made.exception()
-        for job, stop in jobs:
-            if broken is not None:
-                self._tell(job, NOTHING, broken)
-            elif stop:
-                self._runner.stop(job)
-            else:
-                self._runner.start(job, job.group.fields, job.group.sampling, job.session)
+    def stop(self, job: Job) -> None:
+        self._flush()  # it may be among them
+        self.post(self._runner.stop, job)
 
     async def call(self, method: str, args: tuple[Any, ...]) -> None:
-        """Call a method of the worker."""
-        await asyncio.wrap_future(self.made)
-        await self._runner.call(method, args)
+        await asyncio.wrap_future(self.ask(self._runner.call, method, args))
+
+    async def failure(self) -> Exception | None:
+        turn = asyncio.wrap_future(self.ask(asyncio.sleep, 0))
+        return await failure_of(turn, timeouts.TURN_S, "its event loop")
 
 
 class Runner:
@@ -194,7 +229,7 @@ class Runner:
         self._worker = worker() if inspect.isclass(made) else worker
         self._blocks = is_blocking(worker)
         self._ended = ended
-        self._tasks: dict[Any, asyncio.Task[Returned]] = {}
+        self._tasks: dict[Any, asyncio.Task[Rows | None]] = {}
         self._pid = os.getpid()
 
     def start(
@@ -208,19 +243,19 @@ class Runner:
         if key in self._tasks:
             self._tasks[key].cancel()
 
-    def _end(self, key: Any, task: asyncio.Task[Returned]) -> None:
+    def _end(self, key: Any, task: asyncio.Task[Rows | None]) -> None:
         del self._tasks[key]
         error = InfrastructureFailure("cancelled") if task.cancelled() else task.exception()
-        self._ended(key, NOTHING if error else task.result(), error)
+        self._ended(key, None if error else task.result(), error)
 
     async def _run(
         self, fields: Mapping[str, Any], sampling: Mapping[str, Any], session: Session
-    ) -> Returned:
+    ) -> Rows | None:
         # Copies: sessions of one prompt share nothing, so none depends on where another ran.
         args = own(dict(fields)), own(dict(sampling)), session
         try:
             if self._blocks:
-                found: Returned = await in_thread(self._call, *args, name="rlskip-worker")
+                found: Rows | None = await in_thread(self._call, *args, name="rlskip-worker")
                 return found
             return returned(await self._worker(*args))
         except asyncio.CancelledError:
@@ -231,7 +266,7 @@ class Runner:
         finally:
             self._end_child()
 
-    def _call(self, *args: Any) -> Returned:
+    def _call(self, *args: Any) -> Rows | None:
         try:
             return returned(self._worker(*args))
         finally:
@@ -261,13 +296,13 @@ def is_blocking(worker: Worker) -> bool:
     return not inspect.iscoroutinefunction(call)
 
 
-def returned(result: Any) -> Returned:
+def returned(result: Any) -> Rows | None:
     """What a worker returned, as rows of its session's own; raises DataFailure if it is not valid.
 
     They are copies: the next session may write into the worker's buffers.
     """
     if result is None:
-        return NOTHING
+        return None
     rows = [result] if isinstance(result, Mapping) else result
     if not isinstance(rows, (list, tuple)) or not all(isinstance(row, Mapping) for row in rows):
         raise DataFailure(
@@ -276,46 +311,26 @@ def returned(result: Any) -> Returned:
         )
     if not rows:
         raise DataFailure("the worker returned no trajectory")
-    kept: list[dict[str, Any]] = []
-    tokens = 0
-    for i, row in enumerate(rows):
-        try:
-            kept.append(_kept(row))
-            tokens += _tokens(kept[-1])
-        except Exception as error:
-            text = f"{type(error).__name__}: " if not isinstance(error, DataFailure) else ""
-            raise DataFailure(f"row {i}: {text}{text_of(error)}") from error
-    return kept, tokens
+    return [_kept(row, f"row {i}") for i, row in enumerate(rows)]
 
 
-def _kept(row: Mapping[Any, Any]) -> OwnRow:
+def _kept(row: Mapping[Any, Any], where: str) -> OwnRow:
     kept = OwnRow()
     for name in row.keys():  # noqa: SIM118 - to iterate over a TensorDict gives its rows
         value = row[name]
-        if not isinstance(name, str):
-            raise DataFailure(f"the name {name!r:.80} of a field is not a string")
-        if type(value) is torch.Tensor:  # as nearly always
+        if type(value) is torch.Tensor and type(name) is str:  # as nearly always
             kept[name] = value.detach().clone()
             continue
+        if not isinstance(name, str):
+            raise DataFailure(f"{where}: the name {name!r:.80} of a field is not a string")
         if is_tensor_collection(value) and not is_non_tensor(value):
             what = f"field {name!r} is a nested {type(value).__name__}; return its fields flat"
-            raise DataFailure(what)
+            raise DataFailure(f"{where}: {what}")
         try:
             kept[name] = own(value)
         except Exception as error:
-            what = f"field {name!r} cannot be copied: {type(error).__name__}: {text_of(error)}"
-            raise DataFailure(what) from error
+            why = f"{type(error).__name__}: {text_of(error)}"
+            raise DataFailure(f"{where}: field {name!r} cannot be copied: {why}") from error
     if not kept:
-        raise DataFailure("it has no fields")
+        raise DataFailure(f"{where}: it has no fields")
     return kept
-
-
-def _tokens(row: Mapping[str, Any]) -> int:
-    """The number of tokens that were generated, by the response mask, else by the responses."""
-    mask, responses = row.get("response_mask"), row.get("responses")
-    try:
-        if mask is not None:
-            return int(mask.sum() if hasattr(mask, "sum") else sum(mask))
-        return 0 if responses is None else len(responses)
-    except TypeError:  # fields of these names that hold something else
-        return 0

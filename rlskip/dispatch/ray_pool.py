@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-import itertools
 import logging
 import pickle
 from collections.abc import Mapping
 from typing import Any
 
-import attrs
 import ray
 import torch
 from ray import cloudpickle
@@ -19,15 +17,12 @@ from ray.exceptions import RayActorError
 
 from rlskip.batch.columns import own
 from rlskip.dispatch import timeouts
-from rlskip.dispatch.pools import THREADS, Pool, Runner, Worker
+from rlskip.dispatch.pools import THREADS, Pool, Rows, Runner, Worker
 from rlskip.dispatch.scheduler import Job
 from rlskip.dispatch.sessions import (
-    NOTHING,
     DataFailure,
     InfrastructureFailure,
-    Returned,
     SessionFailure,
-    WorkerLostError,
     as_failure,
     text_of,
 )
@@ -49,6 +44,8 @@ class RayPool(Pool):
     unless it is already.
     """
 
+    passing = (RayActorError,)
+
     def __init__(
         self,
         worker: Worker,
@@ -58,13 +55,9 @@ class RayPool(Pool):
         options: Mapping[str, Any] | None = None,
         restarts: int = 3,
     ) -> None:
-        super().__init__(worker, workers, threads)
+        super().__init__(worker, workers, threads, restarts)
         usual = {"max_concurrency": 10_000, "scheduling_strategy": "SPREAD"}
         self.options = {**usual, **(options or {})}
-        self.restarts = [restarts] * self.workers  # of each that are left
-        self.calls: dict[str, Any] = {}  # the last broadcasts; a new actor gets them first
-        self.ids = itertools.count()
-        self._drivers: dict[int, _Driver] = {}  # of the workers that are not lost
 
     async def open(self, groups: Any) -> None:
         ends = asyncio.get_running_loop().time() + timeouts.START_S
@@ -76,23 +69,8 @@ class RayPool(Pool):
             # On a thread that stays: Ray's processes end with the thread that started them.
             started = LoopThread("rlskip-ray").ask(start)
             await self._until(ends, asyncio.wrap_future(started), "Ray did not start")
-        self.groups = groups
-        first = [_Driver(i, self) for i in range(self.workers)]
-        self._drivers.update(enumerate(first))
-        # An actor that cannot start raises in its first call.
-        waits = [wait for one in first for wait in (one.actor.hello.remote(), one.ready.wait())]
-        await self._until(ends, asyncio.gather(*waits), "Ray did not start all actors")
-
-    def replace(self, number: int) -> str:
-        """A worker's actor has ended; returns what becomes of the worker."""
-        if self.restarts[number] > 0:
-            self.restarts[number] -= 1
-            self._drivers[number] = _Driver(number, self)
-        else:
-            del self._drivers[number]
-        is_back = number in self._drivers
-        self.groups.worker_changed(number, "away" if is_back else "lost")
-        return "replaced" if is_back else "lost"
+        opened = asyncio.ensure_future(super().open(groups))
+        await self._until(ends, opened, "Ray did not start all actors")
 
     async def _until(self, ends: float, started: asyncio.Future[Any], what: str) -> None:
         """Wait for Ray; the error names what was asked of it, and what it has."""
@@ -110,25 +88,16 @@ class RayPool(Pool):
                 "`ray status` says what waits",
             ) from error
 
-    def start(self, job: Job) -> None:
-        self._drivers[job.worker].start(job)
+    def _make(self, number: int) -> _Driver:
+        return _Driver(number, self)
 
-    def stop(self, job: Job) -> None:
-        if job.worker in self._drivers:
-            self._drivers[job.worker].stop(job)
+    async def broadcast(self, method: str, *args: Any) -> None:
+        await super().broadcast(method, ray.put(args))  # once for all actors
 
     def forget(self, prompt: Any) -> None:
         prompt.packed = None
-        for driver in self._drivers.values():
+        for driver in self._there.values():
             driver.forget(prompt.id)
-
-    async def broadcast(self, method: str, *args: Any) -> None:
-        self.calls[method] = packed = ray.put(args)
-        await asyncio.gather(*(one.call(method, packed) for one in self._drivers.values()))
-
-    async def close(self) -> None:
-        for driver in self._drivers.values():
-            driver.close()
 
 
 async def resources() -> str:
@@ -142,135 +111,85 @@ async def resources() -> str:
 
 
 class _Driver:
-    """The driver's side of an actor, which serves until that ends."""
+    """The driver's side of an actor."""
 
     def __init__(self, number: int, pool: RayPool) -> None:
         self._number = number
         self._pool = pool
-        self.actor: Any = ray.remote(Actor).options(**pool.options).remote(pool.worker)
-        self._up = False  # whether it takes sessions
+        self._actor: Any = ray.remote(Actor).options(**pool.options).remote(pool.worker)
         self._known: set[int] = set()  # the prompts that it has
-        self._running: dict[int, Job] = {}
-        self._message = _Message()
-        self._timer: asyncio.Handle | None = None
-        self._asked = False  # whether its loop turns, and it has not answered
-        self.ready = asyncio.Event()  # set once it is up, or has ended
-        self._task = asyncio.ensure_future(self._serve())
+        self._running: dict[tuple[int, int], Job] = {}  # by session and attempt
+        self._message: list[tuple[Any, ...]] = []  # what it is told next: methods and arguments
 
-    async def _serve(self) -> None:
-        try:
-            cause = await self._take_results()
-        except RayActorError as error:
-            cause = " ".join(str(error).split())
-        except Exception as error:  # a broadcast failed, or results cannot be read
-            logger.exception("worker %d is given up", self._number)
-            cause = f"{type(error).__name__}: {text_of(error)}"
-        ray.kill(self.actor)
-        self._up = False
-        self.ready.set()
-        what = self._pool.replace(self._number)
-        logger.warning("worker %d ended: %s; it is %s", self._number, cause, what)
-        lost = WorkerLostError(f"worker {self._number} died: {cause}")
-        for number in list(self._running):
-            self._settle(number, lost)
+    async def ready(self) -> None:
+        placed = asyncio.ensure_future(self._actor.hello.remote())
+        if error := await failure_of(placed, timeouts.START_S, "Ray, asked to place it,"):
+            ray.kill(self._actor)
+            raise error
 
-    async def _take_results(self) -> str:
-        """Take its results until it ends; returns why it does not begin."""
+    def serve(self) -> None:
+        self._task = asyncio.ensure_future(self._take_results())
+
+    async def _take_results(self) -> None:
         try:
-            await asyncio.wait_for(self.actor.hello.remote(), timeouts.START_S)
-        except asyncio.TimeoutError:
-            self._pool.restarts[self._number] = 0
-            has = await resources()
-            return f"Ray did not place it within {timeouts.START_S:g} s; there is: {has}"
-        told: dict[str, Any] = {}
-        calls = self._pool.calls
-        while todo := {m: args for m, args in calls.items() if told.get(m) is not args}:
-            for method, args in todo.items():
-                await self.actor.call.remote(method, args)
-            told.update(todo)
-        self._up = True
-        self.ready.set()
-        self._pool.groups.worker_changed(self._number, "back")
-        self._soon()
-        while True:
-            for number, packed in pickle.loads(await self.actor.results.remote()):
-                self._settle(number, packed and unpack(packed, "its result cannot be read"))
+            while True:
+                for key, packed in pickle.loads(await self._actor.results.remote()):
+                    self._settle(key, packed and unpack(packed, "its result cannot be read"))
+        except Exception as error:  # it died, or results cannot be read
+            self._pool.ended(self._number, self, error)
 
     def start(self, job: Job) -> None:
-        number, prompt = next(self._pool.ids), job.group
-        self._running[number] = job
-        try:
-            if prompt.id not in self._known:
+        prompt = job.group
+        key = job.number, job.attempt
+        self._running[key] = job
+        if prompt.id not in self._known:
+            try:
                 prompt.packed = prompt.packed or pack(prompt.fields)  # once for all actors
-                self._message.prompts[prompt.id] = prompt.packed
-                self._known.add(prompt.id)
-        except Exception as error:
-            self._settle(number, DataFailure(f"its prompt cannot be sent: {text_of(error)}"))
-            return
-        self._message.sessions.append((number, prompt.id, prompt.sampling, job.session))
-        self._soon()
+            except Exception as error:
+                self._settle(key, DataFailure(f"its prompt cannot be sent: {text_of(error)}"))
+                return
+            self._known.add(prompt.id)
+            self._tell("know", prompt.id, prompt.packed)
+        self._tell("start", key, prompt.id, prompt.sampling, job.session)
 
     def stop(self, job: Job) -> None:
-        self._message.stopped += [n for n, other in self._running.items() if other is job]
-        self._soon()
-        if self._up and not self._asked:
-            self._asked = True
-            self._asking = asyncio.ensure_future(self._ask())
-
-    async def _ask(self) -> None:
-        """End an actor whose event loop does not answer; another one replaces it."""
-        with contextlib.suppress(RayActorError):  # it has died, which is noticed elsewhere
-            try:
-                await asyncio.wait_for(self.actor.hello.remote(), timeouts.ASK_S)
-            except asyncio.TimeoutError:
-                logger.warning("worker %d blocks its event loop, and is replaced", self._number)
-                ray.kill(self.actor)
-            self._asked = False
+        self._tell("stop", (job.number, job.attempt))
 
     def forget(self, prompt: int) -> None:
         if prompt in self._known:
             self._known.discard(prompt)
-            self._message.forgotten.append(prompt)
+            self._tell("forget", prompt)
 
-    async def call(self, method: str, args: Any) -> None:
-        if self._up:
-            with contextlib.suppress(RayActorError):  # its successor gets the call first
-                await self.actor.call.remote(method, args)
+    async def call(self, method: str, args: tuple[Any, ...]) -> None:
+        await self._actor.call.remote(method, *args)
+
+    async def failure(self) -> Exception | None:
+        turn = asyncio.ensure_future(self._actor.hello.remote())
+        return await failure_of(turn, timeouts.ASK_S, "its event loop")
 
     def close(self) -> None:
-        self._task.cancel()
-        ray.kill(self.actor)
+        ray.kill(self._actor)
 
-    def _soon(self) -> None:
-        """Send what has gathered, in a moment."""
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(COALESCE_S, self._flush)
+    def _tell(self, method: str, *args: Any) -> None:
+        """Call a method of the actor in a moment, with what else has gathered by then."""
+        if not self._message:
+            asyncio.get_running_loop().call_later(COALESCE_S, self._flush)
+        self._message.append((method, *args))
 
     def _flush(self) -> None:
-        self._timer = None
-        if self._up:
-            message, self._message = self._message, _Message()
-            try:
-                # As bytes: Ray would walk through a list of tuples in Python.
-                self.actor.take.remote(pack(message))
-            except Exception as error:  # what cannot be sent
-                for number, *_ in message.sessions:
-                    self._settle(number, as_failure(error))
+        message, self._message = self._message, []
+        try:
+            # As bytes: Ray would walk through a list of tuples in Python.
+            self._actor.take.remote(pack(message))
+        except Exception as error:  # what cannot be sent
+            for method, key, *_ in message:
+                if method == "start":
+                    self._settle(key, as_failure(error))
 
-    def _settle(self, number: int, result: Any) -> None:
-        error = result if isinstance(result, SessionFailure) else None
-        found = NOTHING if error or result is None else result
-        self._pool.groups.returned(self._running.pop(number), found, error)
-
-
-@attrs.define
-class _Message:
-    """What an actor is sent at once."""
-
-    sessions: list[tuple[Any, ...]] = attrs.field(factory=list)
-    prompts: dict[int, bytes] = attrs.field(factory=dict)  # those of them that it has not yet
-    stopped: list[int] = attrs.field(factory=list)
-    forgotten: list[int] = attrs.field(factory=list)
+    def _settle(self, key: tuple[int, int], result: Any) -> None:
+        failed = isinstance(result, SessionFailure)
+        rows, error = (None, result) if failed else (result, None)
+        self._pool.groups.returned(self._running.pop(key), rows, error)
 
 
 class Actor:
@@ -279,26 +198,31 @@ class Actor:
     def __init__(self, worker: Worker) -> None:
         self._runner = Runner(worker, self._ended)
         self._prompts: dict[int, Any] = {}
-        self._results: list[tuple[int, bytes | None]] = []
+        self._results: list[tuple[Any, bytes | None]] = []
         self._some = asyncio.Event()
 
     async def hello(self) -> None: ...
 
-    async def take(self, packed: bytes) -> None:
-        message: _Message = pickle.loads(packed)
-        for key, fields in message.prompts.items():
-            self._prompts[key] = unpack(fields, "its prompt cannot be read in the actor")
-        for number, key, sampling, session in message.sessions:
-            if isinstance(prompt := self._prompts[key], SessionFailure):
-                self._ended(number, NOTHING, prompt)
-            else:
-                self._runner.start(number, prompt, sampling, session)
-        for number in message.stopped:
-            self._runner.stop(number)
-        for key in message.forgotten:
-            self._prompts.pop(key, None)
+    async def take(self, message: bytes) -> None:
+        for method, *args in pickle.loads(message):
+            getattr(self, f"_{method}")(*args)
 
-    def _ended(self, number: int, result: Returned, error: BaseException | None) -> None:
+    def _know(self, prompt: int, fields: bytes) -> None:
+        self._prompts[prompt] = unpack(fields, "its prompt cannot be read in the actor")
+
+    def _start(self, key: Any, prompt: int, sampling: Any, session: Any) -> None:
+        if isinstance(fields := self._prompts[prompt], SessionFailure):
+            self._ended(key, None, fields)
+        else:
+            self._runner.start(key, fields, sampling, session)
+
+    def _stop(self, key: Any) -> None:
+        self._runner.stop(key)
+
+    def _forget(self, prompt: int) -> None:
+        self._prompts.pop(prompt, None)
+
+    def _ended(self, key: Any, rows: Rows | None, error: BaseException | None) -> None:
         packed = None  # as short as what most workers of verl's return
         try:
             if error is not None:
@@ -306,11 +230,11 @@ class Actor:
                 is_machine = isinstance(as_failure(error), InfrastructureFailure)
                 kind = InfrastructureFailure if is_machine else DataFailure
                 packed = pack(kind(text_of(as_failure(error))))
-            elif result != NOTHING:
-                packed = pack(result)
+            elif rows is not None:
+                packed = pack(rows)
         except Exception as refused:  # each on its own, so that what cannot be sent fails alone
             packed = pack(DataFailure(f"its result cannot be sent: {text_of(refused)}"))
-        self._results.append((number, packed))
+        self._results.append((key, packed))
         self._some.set()
 
     async def results(self) -> bytes:

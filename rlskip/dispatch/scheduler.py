@@ -1,23 +1,115 @@
-"""Which session runs next, and on which worker: a state machine without clock or I/O.
+"""Which session runs next, and on which worker: policies, and a state machine without clock or I/O.
 
-It holds the sessions that wait, counts those that run, and forgets those that have ended. Its
-driver is a dispatcher, or a simulation.
+A policy is a function from a :class:`PendingSession` to a :class:`Placement`. It is called when
+a session starts to wait, and for its rank again before it runs: other sessions of its prompt have
+finished by then.
+
+>>> def easy_prompts_first(session: PendingSession) -> Placement:
+...     return Placement(rank=session.expected or 0.0)
 """
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import math
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+import operator
+import pkgutil
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import attrs
 
-from rlskip.dispatch.policies import ANYWHERE, PendingSession, Placement, Policy, least_loaded
+from rlskip.config.check import did_you_mean
 from rlskip.dispatch.sessions import portable
 from rlskip.errors import ConfigError
+from rlskip.store import UnsupportedTypeError, fingerprint
+
+
+@attrs.frozen
+class PendingSession:
+    """A session that waits, as policies see it.
+
+    Its prompt's position in the batch and the batch's number of `prompts`; its id and its prompt's
+    number `n` of sessions; its `number` among all sessions submitted so far; the number of
+    `workers`; how many of its prompt's sessions have `started`; and their mean length, from those
+    that have finished and from the history, or None when unknown (`expected`).
+    """
+
+    prompt: int
+    prompts: int
+    session: int
+    n: int
+    number: int
+    workers: int
+    started: int
+    expected: float | None
+
+
+@attrs.frozen
+class Placement:
+    """Where and when a session runs.
+
+    `worker` runs it (another one if that is lost); None for the worker that runs the fewest
+    sessions. Lower ranks go first; equal ranks in order of arrival.
+    """
+
+    worker: int | None = attrs.field(
+        default=None, converter=attrs.converters.optional(operator.index)
+    )
+    rank: float = attrs.field(default=0.0, converter=float)
+
+
+Policy = Callable[[PendingSession], Placement]
+
+ANYWHERE = Placement()
+
+
+def chunk(session: PendingSession) -> Placement:
+    """Split the batch into one run of prompts per worker: a prompt stays on one worker."""
+    return Placement(worker=session.prompt * session.workers // session.prompts)
+
+
+def round_robin(session: PendingSession) -> Placement:
+    """Assign sessions to workers in turn; the next batch continues where this one ended."""
+    return Placement(worker=session.number % session.workers)
+
+
+def least_loaded(session: PendingSession) -> Placement:
+    """The next free slot takes the next session."""
+    return ANYWHERE
+
+
+def longest_first(session: PendingSession) -> Placement:
+    """Start the sessions with the longest expected length first, so that no long one runs last.
+
+    For a prompt without known lengths, one session runs first as a probe. While the probe runs,
+    the prompt counts as longer than every known one, because it has outlived their probes.
+    """
+    if session.expected is not None:
+        return Placement(rank=-session.expected)
+    return Placement(rank=-math.inf if session.started == 0 else -1e300)
+
+
+BLIND = (chunk, round_robin, least_loaded)
+"""Policies that use no lengths."""
+
+POLICIES: dict[str, Policy] = {policy.__name__: policy for policy in (*BLIND, longest_first)}
+
+
+def find_policy(name: str) -> Policy:
+    """The policy called `name`, or the function that ``package.module:function`` names."""
+    try:
+        found: Any = POLICIES.get(name) or pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        remedy = f"{did_you_mean(name, POLICIES)}; name your own as package.module:function"
+        what = f"there is no policy {name!r}: {error}"
+        raise ConfigError(what, "dispatch.policy", remedy) from error
+    if not callable(found):
+        raise ConfigError(f"{name!r} is not a function", "dispatch.policy")
+    return found  # type: ignore[no-any-return]
 
 
 @attrs.define(eq=False)
@@ -62,8 +154,8 @@ class Job:
     session: Any = None
     started: float = 0.0
     rows: list[dict[str, Any]] | None = None
-    tokens: int = 0
     tags: Sequence[Mapping[str, Any]] = ()
+    is_resumed: bool = False
     error: str = ""
 
     def __str__(self) -> str:
@@ -74,25 +166,22 @@ class Job:
 class Scheduler:
     """Assigns sessions to workers ``0 .. workers-1``, at most `per_worker` at once to each.
 
-    `policy` decides where each session goes, and when.
+    It holds the sessions that wait, counts those that run, and forgets those that have ended.
+    `policy` decides where each session goes, and when. Nothing starts on a worker that is not
+    among those that are `there`.
     """
 
     def __init__(self, workers: int, policy: Policy, per_worker: int | None = None) -> None:
         self.workers = workers
+        self.there = {*range(workers)}
         self._policy = policy
         self._per_worker = per_worker or math.inf
-        self._load = dict.fromkeys(range(workers), 0)  # of each live worker
-        self._away: set[int] = set()
+        self._load = dict.fromkeys(range(workers), 0)
         self._numbers = itertools.count()
         # A session waits here, to be tried again, or by the worker that it must go to (None: any),
         # as rank, number and job: the number orders equal ranks.
         self._again: list[Job] = []
         self._waiting: dict[int | None, list[tuple[float, int, Job]]] = {None: []}
-
-    @property
-    def alive(self) -> list[int]:
-        """The workers that are not lost."""
-        return list(self._load)
 
     def add(self, group: SessionGroup, attempts: Mapping[int, int] | None = None) -> None:
         """Queue sessions of `group`, each from an attempt of this number on; None: all, from 0."""
@@ -106,11 +195,10 @@ class Scheduler:
         """What to start next; None without a pending session or a free slot."""
         if not self._again and not any(self._waiting.values()):
             return None
-        present = self._present()
-        free = [worker for worker in present if self._load[worker] < self._per_worker]
+        free = [worker for worker in self.there if self._load[worker] < self._per_worker]
         free.sort(key=self._load.__getitem__)
         for job in self._again:  # what is tried again goes first, elsewhere if it can
-            others = [w for w in free if w != job.avoid or len(present) == 1]
+            others = [w for w in free if w != job.avoid or len(self.there) == 1]
             if others:
                 self._again.remove(job)
                 return self._assign(job, others[0])
@@ -136,8 +224,7 @@ class Scheduler:
 
     def done(self, job: Job, length: float | None = None) -> None:
         """`job` has finished; `length` is what it produced, None when it failed."""
-        if job.worker in self._load:
-            self._load[job.worker] -= 1
+        self._load[job.worker] -= 1
         if length is not None:
             job.group.finished += 1
             job.group.length += length
@@ -156,26 +243,20 @@ class Scheduler:
             heap[:] = [entry for entry in heap if entry[2].group not in groups]
             heapq.heapify(heap)
 
-    def change(self, worker: int, state: str) -> None:
-        """`worker` is ``lost`` for good, or ``away``: nothing starts there until it is ``back``.
+    def change(self, worker: int, is_there: bool) -> None:
+        """A worker has gone, and what waits for it goes to the others; or it is back.
 
-        What waited for it goes to the others. What ran on it must still be reported, with `done`
-        or `retry`.
+        What ran on it must still be reported, with `done` or `retry`.
         """
-        self._away.discard(worker)
-        if state == "lost":
-            self._load.pop(worker, None)
-        elif state == "away":
-            self._away.add(worker)
-        if state != "back":
-            for rank, _, job in self._waiting.pop(worker, ()):
-                self._wait(job, rank, None)
-
-    def _present(self) -> list[int]:
-        return [worker for worker in self._load if worker not in self._away]
+        if is_there:
+            self.there.add(worker)
+            return
+        self.there.discard(worker)
+        for rank, _, job in self._waiting.pop(worker, ()):
+            self._wait(job, rank, None)
 
     def _wait(self, job: Job, rank: float, worker: int | None) -> None:
-        heap = self._waiting.setdefault(worker if worker in self._present() else None, [])
+        heap = self._waiting.setdefault(worker if worker in self.there else None, [])
         heapq.heappush(heap, (rank, job.number, job))
 
     def _place(self, job: Job) -> Placement:
@@ -196,3 +277,25 @@ class Scheduler:
             "dispatch.policy",
             "return a Placement: the number of a worker, or None, and a rank",
         )
+
+
+class History:
+    """The mean length of a prompt's earlier sessions in this process, by its content."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._is_used = policy not in BLIND
+        self._known: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])  # number, and in all
+
+    def look_up(self, prompts: Sequence[Any]) -> None:
+        """Set what is known of prompts: nothing of one that cannot be compared."""
+        for prompt in prompts if self._is_used else ():
+            with contextlib.suppress(UnsupportedTypeError):
+                prompt.known = known = self._known[fingerprint(prompt.fields)]
+                if known[0]:
+                    prompt.expected = known[1] / known[0]
+
+    def learn(self, prompt: Any, length: float) -> None:
+        """Record the length of one more session of the prompt."""
+        if prompt.known is not None:
+            prompt.known[0] += 1
+            prompt.known[1] += length

@@ -13,12 +13,6 @@ from rlskip.keys import TrajectoryKey, row_tag
 
 _LONGEST = 2000  # characters of an error's text
 
-Returned = tuple["list[dict[str, Any]] | None", int]
-"""The rows of a session, or None, and the number of their tokens."""
-
-NOTHING: Returned = None, 0
-"""Of a session whose worker has written its rows to the queue itself."""
-
 
 @attrs.frozen
 class Session:

@@ -1,49 +1,233 @@
-"""What a batch and its sessions leave outside the process: in a queue, and in the step's journal.
+"""What a batch and its sessions leave outside the process, and what a killed step takes back.
 
-While one write runs, what is to be written next gathers, so the number of writes depends on how
-long they take and not on the number of sessions.
+Sessions go to a queue, and to the step's journal, which is removed once
+
+- the dump of its step is there,
+- a later step is submitted, or a batch was sampled: a dump may be that of another call, and
+- no prompt of its step is in the queue any more, where groups are sampled one by one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections import defaultdict, deque
-from collections.abc import Callable
+import math
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Hashable
 from typing import Any
 
-from rlskip.dispatch.batch import BatchHandle
-from rlskip.dispatch.journal import Appender, SessionJournal
-from rlskip.dispatch.resume import Journaled, Journals, to_journal
+import attrs
+import xxhash
+
+from rlskip.batch.meta import plain
+from rlskip.config.other_nodes import DispatchConfig
+from rlskip.dispatch import timeouts
+from rlskip.dispatch.batch import BatchHandle, Prompt
+from rlskip.dispatch.journal import Journaled, JournalWriter, SessionJournal
+from rlskip.dispatch.pools import returned
 from rlskip.dispatch.scheduler import Job
 from rlskip.dispatch.sessions import BatchError, NoAnswerError, as_failure, cause_of, text_of
 from rlskip.dispatch.timeouts import failure_of, in_thread
-from rlskip.keys import ROWS_PER_ATTEMPT, row_tag, session_key, session_tag, trajectory_key, uid_of
+from rlskip.format.prompt_digests import digests_of
+from rlskip.jobs.served import enclosing, ledger_of
+from rlskip.keys import (
+    DO_SAMPLE,
+    EXPECTED_ROLLOUTS,
+    GLOBAL_STEPS,
+    IS_PROMPT,
+    ROWS_PER_ATTEMPT,
+    TRAIN,
+    WEIGHT_TAGS,
+    integer,
+    prompt_tag,
+    row_tag,
+    session_key,
+    session_tag,
+    trajectory_key,
+    uid_of,
+)
 from rlskip.queue import TrajectoryQueue
-
-_MOST = 1024  # sessions of one write
+from rlskip.store import Identity, StepStore, UnsupportedTypeError, fingerprint
+from rlskip.store.comparable import canonical
+from rlskip.store.layout import journal_name, journaled_steps
 
 logger = logging.getLogger(__name__)
 
+_MOST = 1024  # sessions of one write
+_OPEN = 8  # steps whose batches may run at once
+
+
+def journal_identity(identity: Identity, config: DispatchConfig) -> Identity:
+    """What sessions depend on besides their prompts: `identity` and parts of `config`."""
+    sampling = {f"sampling.{name}": value for name, value in (config.sampling or {}).items()}
+    return identity.adding({"n": config.n, **sampling, "dispatch.seed": config.seed})
+
+
+class Journals:
+    """The journals of a run, next to the dumps of its `store`.
+
+    Sessions of another `identity` are not resumed, nor those that span more than `max_span` steps,
+    from the first that their weights could generate to the one that resumes them: 1 is on-policy,
+    None any number. `queue` is where the prompts are; None: in memory, until they are taken.
+    """
+
+    def __init__(
+        self,
+        store: StepStore,
+        identity: Identity,
+        queue: TrajectoryQueue | None,
+        max_span: int | None = None,
+    ) -> None:
+        self.writer = JournalWriter(store.directory, identity)
+        self._store = store
+        self._queue = queue
+        self._max_span = max_span
+
+    def of_worker(self) -> JournalWriter:
+        """The journal for workers."""
+        return attrs.evolve(self.writer)
+
+    def name(self, batch: BatchHandle) -> None:
+        """Set what the journal knows prompts by: content and call, and number among the step's.
+
+        The call is the enclosing one of a stage. A uid and the like count if a prompt has no other
+        field. A prompt that is submitted again has another number, in this run and in the next: a
+        run never resumes what it has generated itself.
+        """
+        calls = {role: name for role, name in enclosing.get({}).items() if name}
+        contents: dict[Prompt, str] = {}
+        for prompt in batch.prompts:
+            try:
+                (digest,) = digests_of([prompt.fields])
+                digest = digest or fingerprint(prompt.fields, volatile=())
+            except UnsupportedTypeError as error:
+                self.writer.warn(f"step {batch.step}", f"{error.where}: {error.what}")
+                continue
+            made = canonical({**calls, DO_SAMPLE: prompt.sampled})
+            contents[prompt] = xxhash.xxh3_128_hexdigest(f"{digest} {made}".encode())
+        ledger = ledger_of(self._store.directory)
+        with ledger.lock:  # dispatchers of one store may submit side by side
+            if batch.step in ledger.journaled and batch.step not in ledger.copies:
+                return  # it comes back too late, and is not journaled
+            ledger.copies[batch.step] = copies = ledger.copies.pop(batch.step, Counter())
+            for old in list(ledger.copies)[:-_OPEN]:
+                del ledger.copies[old]
+            for prompt, content in contents.items():
+                prompt.journal_key = content, copies[content]
+                copies[content] += 1
+
+    async def resume(self, batch: BatchHandle) -> dict[str, dict[int, Journaled]]:
+        """Open the step's journal for a batch; returns its sessions there, by uid and number."""
+        opened = in_thread(self._open, batch.step)
+        if error := await failure_of(opened, timeouts.WRITE_S, "the disk"):
+            self.writer.warn(f"step {batch.step}", text_of(error))
+            return {}
+        batch.journal = journal = opened.result()
+        journaled = ledger_of(self._store.directory).journaled
+        is_new = batch.step not in journaled  # else its journal holds sessions of this run, too
+        journaled.add(batch.step)
+        found = defaultdict[str, dict[int, Journaled]](dict)
+        refused: Counter[str] = Counter()
+        for prompt in batch.prompts:
+            for session in sorted(prompt.open) if prompt.journal_key else ():
+                key = (*(prompt.journal_key or ()), session)
+                if (entry := _read(journal.entries.get(key), prompt)) is None:
+                    continue
+                why_not = self._why_not(entry, batch.step)
+                if why_not := why_not or batch.needs.why_not(entry.rows, entry.lacks):
+                    refused[why_not] += 1
+                else:
+                    found[prompt.uid][session] = entry
+        if count := sum(map(len, found.values())):
+            text = "step %d: %d of %d sessions are resumed from %s"
+            logger.info(text, batch.step, count, batch.report.sessions, journal.path)
+        elif not refused and is_new and journal.entries:
+            refused["they are of other prompts"] = len(journal.entries)
+        for cause, number in refused.items():
+            logger.warning("%s: %d sessions are not resumed: %s", journal.path, number, cause)
+        return found
+
+    def _open(self, step: int) -> SessionJournal:
+        self.tidy(before=step)
+        return SessionJournal(self._store.directory / journal_name(step), self.writer.identity)
+
+    def _why_not(self, entry: Journaled, step: int) -> str | None:
+        """Why a session is not resumed at `step`; None if it is.
+
+        Rows that are tagged with the weights that sampled them are resumed only if the trainer
+        could have sampled them now: by weights that it has had, and not too stale.
+        """
+        first, last = (
+            [weights for tag in entry.tags if (weights := integer(tag.get(name))) is not None]
+            for name in WEIGHT_TAGS
+        )
+        now = f"sampled them, and those are of step {step - 1}"
+        if last and max(last) >= step:
+            return f"weights of step {max(last)} {now}"
+        if first and self._max_span is not None and step - min(first) > self._max_span:
+            more = f"more than {self._max_span} steps (max_off_policy_threshold)"
+            return f"weights of step {min(first)} {now}: {more}"
+        return None
+
+    def tidy(self, before: float = math.inf) -> None:
+        """Remove the journals that are done with, of steps `before` this one."""
+        there = [step for step in journaled_steps(self._store.directory) if step < before]
+        metas = {step: self._store.read_meta(step) for step in there}
+        # Of a queue's step single groups are dumped: others of it may still be generated.
+        whole = {step for step, meta in metas.items() if meta and "groups" not in meta.info}
+        done = {step for step in there if metas[step]} - whole
+        if done and self._queue is not None:
+            tags = self._queue.list(TRAIN).values()
+            done -= {tag.get(GLOBAL_STEPS) for tag in tags if tag.get(IS_PROMPT)}
+        for step in done | whole:
+            with contextlib.suppress(OSError):
+                (self._store.directory / journal_name(step)).unlink()
+
+
+def _read(entry: Any, prompt: Prompt) -> Journaled | None:
+    """A session of `prompt`; rows that name the earlier prompt's uid name its.
+
+    None for what is not one: a file may hold anything.
+    """
+    with contextlib.suppress(Exception):
+        found = Journaled(*entry)
+        if returned(found.rows) and len(found.tags) in (0, len(found.rows)):
+            for row in found.rows:
+                if "uid" in prompt.fields and str(plain(row.get("uid"))) == found.uid:
+                    is_text = isinstance(row["uid"], str)
+                    row["uid"] = prompt.uid if is_text else prompt.fields["uid"]
+            return found
+    return None
+
+
+def to_journal(job: Job) -> dict[Hashable, Any]:
+    """What the dispatcher journals of a session: nothing of one that failed, or is there."""
+    prompt: Prompt = job.group
+    if prompt.journal_key is None or job.rows is None or job.is_resumed:
+        return {}
+    lacks = prompt.batch.needs.lacking(job.rows)
+    entry = Journaled(job.rows, job.tags, prompt.uid, lacks)
+    return {(*prompt.journal_key, job.session_id): entry.packed()}
+
 
 class Sink:
-    """The only writer of a dispatcher: it writes from a thread, each time within `seconds`.
+    """The only writer of a dispatcher: it writes from a thread, each time within ``WRITE_S``.
 
-    A write that takes longer is given up; nothing more is written until it returns.
+    A write that takes longer is given up; nothing more is written until it returns. While one
+    runs, what is to be written next gathers, so the number of writes depends on how long they take
+    and not on the number of sessions.
     """
 
     def __init__(
         self,
         queue: TrajectoryQueue | None,
         journals: Journals | None,
-        seconds: float,
         written: Callable[[Job, Exception | None], object],
     ) -> None:
-        self.seconds = seconds
         self._written = written
         self._queue: Any = queue  # which is there for batches that have a sink
-        self._journals = journals
-        self._appender = Appender(seconds)
+        self._journals: Any = journals  # as well
         # `_writing` runs while something is gathered, and is None otherwise. What was gathered is
         # written in this order, and `_written` called once for each, with what kept its marker out.
         self._gathered: deque[Job] = deque()
@@ -55,8 +239,7 @@ class Sink:
 
     async def check(self, batch: BatchHandle) -> None:
         """Refuse a prompt of which the queue has sessions: those of two would be mixed."""
-        listing = in_thread(self._queue.list, batch.partition, name="rlskip-queue")
-        keys = {*await listing}
+        keys = {*await in_thread(self._queue.list, batch.partition, name="rlskip-queue")}
         uids = {prompt.uid: uid_of(prompt.uid) for prompt in batch.prompts}
         if held := uids.keys() & {uid_of(key) for key in keys}:
             raise BatchError(
@@ -74,19 +257,13 @@ class Sink:
 
     async def open(self, batch: BatchHandle) -> dict[str, dict[int, Journaled]]:
         """Open the batch's journal, and write its roots; returns the sessions that are resumed."""
-        resumed: dict[str, dict[int, Journaled]] = {}
-        if self._journals is not None and not batch.validate:
-            self._journals.number(batch)
-            opened = in_thread(self._journals.open, batch.step)
-            if error := await failure_of(opened, self.seconds, "the disk"):
-                batch.unjournaled = text_of(error)
-            else:
-                batch.journal = opened.result()
-                resumed = self._journals.resume(batch)
-            if batch.unjournaled:
-                self._appender.warn(f"step {batch.step}", batch.unjournaled)
+        journaled = self._journals is not None and not batch.validate
+        resumed = await self._journals.resume(batch) if journaled else {}
         if batch.within is None:
-            roots = {prompt.uid: prompt.root_tag() for prompt in batch.prompts}
+            roots = {
+                prompt.uid: {**prompt_tag(batch.step, prompt.n), EXPECTED_ROLLOUTS: prompt.n}
+                for prompt in batch.prompts
+            }
             if error := await self._try(self._put_tags, {batch.partition: roots}):
                 raise error
         return resumed
@@ -102,11 +279,10 @@ class Sink:
             jobs = [self._gathered.popleft() for _ in range(min(len(self._gathered), _MOST))]
             entries: dict[SessionJournal, dict[Any, Any]] = defaultdict(dict)
             for job in jobs:
-                if (journal := job.group.batch.journal) is not None:
-                    entries[journal].update(to_journal(job))
+                if (journal := job.group.batch.journal) is not None and (entry := to_journal(job)):
+                    entries[journal].update(entry)
             for journal, found in entries.items():
-                if found:
-                    await self._appender.append(journal, found)
+                await self._journals.writer.append(journal, found)
             queued = [job for job in jobs if job.group.batch.within is None]
             error = await self._try(self._put_all, queued) if queued else None
             for job in jobs:
@@ -129,9 +305,9 @@ class Sink:
         """Write something; returns what the queue raised, or that it did not answer."""
         async with self._one:
             if self._put is not None and not self._put.done():  # it had its time
-                return NoAnswerError(f"the queue did not answer within {self.seconds:g} s")
+                return NoAnswerError(f"the queue did not answer within {timeouts.WRITE_S:g} s")
             self._put = in_thread(put, what, name="rlskip-queue")
-            return await failure_of(self._put, self.seconds, "the queue")
+            return await failure_of(self._put, timeouts.WRITE_S, "the queue")
 
     def _put_all(self, jobs: list[Job]) -> None:
         # Rows are grouped by their fields, because a put takes rows of the same fields. Readers see

@@ -1,8 +1,7 @@
 """Deadlines for every wait of the dispatcher (docs/dispatch.md lists them), and threads for them.
 
-Each call that may hang (a blocking worker, the queue, the disk) has a daemon thread of its own: one
-that is joined when the interpreter exits, as a ThreadPoolExecutor's are, would keep the process
-alive, and one that others wait for would delay them.
+Each call that may hang has a daemon thread of its own: a ThreadPoolExecutor's threads, which are
+joined when the interpreter exits, would keep the process alive.
 """
 
 from __future__ import annotations
@@ -16,15 +15,14 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from typing import Any
 
-from rlskip.config.other_nodes import DispatchConfig
 from rlskip.dispatch.sessions import InfrastructureFailure, NoAnswerError, portable
 
 logger = logging.getLogger(__name__)
 
-WRITE_S = (5.0, 60.0)  # the least and the most; a session's deadline in between
+WRITE_S = 60.0  # for the queue, and for the disk of a journal
 TURN_S = 1.0  # for a worker's event loop, after a session's deadline
 ASK_S = 5.0  # the same under Ray
 START_S = 280.0  # for Ray and all actors, placement groups included
@@ -33,30 +31,19 @@ CLOSE_S = 20.0
 EXIT_S = 2.0
 
 
-def write_seconds(config: DispatchConfig) -> float:
-    """How long a write to the queue or the journal may take."""
-    least, most = WRITE_S
-    seconds = config.session_timeout_s
-    return most if seconds is None else min(max(seconds, least), most)
-
-
 def in_thread(call: Callable[..., Any], *args: Any, name: str = "rlskip") -> asyncio.Future[Any]:
     """Run ``call(*args)`` on a daemon thread; the future belongs to the running event loop.
 
-    What the call raises becomes an Exception (:func:`portable`). A call cannot be stopped: whoever
-    gives it up cancels the future, or leaves it.
+    What the call raises becomes an Exception (:func:`portable`).
     """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()  # a caller that gives it up leaves it as it is
 
     def work() -> None:
         try:
-            result = None if _exiting else call(*args)
-            settle: tuple[Callable[[Any], None], Any] = future.set_result, result
+            future.set_result(None if _exiting else call(*args))
         except BaseException as raised:
-            settle = future.set_exception, portable(raised)
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(lambda: future.done() or settle[0](settle[1]))
+            future.set_exception(portable(raised))
 
     thread = threading.Thread(target=work, name=name, daemon=True)
     _threads.add(thread)  # before it starts: the end of the process waits for it
@@ -64,7 +51,7 @@ def in_thread(call: Callable[..., Any], *args: Any, name: str = "rlskip") -> asy
         thread.start()
     except RuntimeError as error:  # there are too many
         future.set_exception(InfrastructureFailure(f"{error}"))
-    return future
+    return asyncio.wrap_future(future)
 
 
 async def failure_of(future: asyncio.Future[Any], seconds: float, what: str) -> Exception | None:

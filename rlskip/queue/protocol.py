@@ -83,6 +83,7 @@ class TrajectoryQueue(ABC):
     """
 
     buffer: Any = None  # the last ReplayBuffer that was made for it
+    dispatcher: Any = None  # the last RolloutDispatcher, while that is open
 
     @abstractmethod
     def put(

@@ -64,7 +64,7 @@ def echo():
 def clock(monkeypatch):
     """The clock of dispatchers made from now on: the deadlines of sessions go by it."""
     clock = MockClock()
-    monkeypatch.setattr("rlskip.dispatch.timeouts.WRITE_S", (1e9, 1e9))  # writes take real time
+    monkeypatch.setattr("rlskip.dispatch.timeouts.WRITE_S", 1e9)  # writes take real time
     monkeypatch.setattr(asyncio, "new_event_loop", clock.new_event_loop)
     return clock
 

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import pytest
 from omegaconf import OmegaConf
 
 from rlskip.config.nodes import read_node
 from rlskip.config.other_nodes import DispatchConfig
-from rlskip.errors import NotInstalledError
 
 
 def test_without_a_node_it_is_the_legacy_path():
@@ -39,8 +37,3 @@ def test_the_host_s_keys_mean_the_same():
     assert (config.workers, config.n, config.val_n, config.seed) == (3, 8, 2, 5)
     assert config.sampling == {"temperature": 0.7, "top_p": 0.9}
     assert config.val_sampling == {"temperature": 0}
-
-
-def test_a_string_means_that_the_plug_in_is_missing():
-    with pytest.raises(NotInstalledError, match="plain string"):
-        read_node(DispatchConfig, {"dispatch": "rollout_level"})

@@ -84,11 +84,3 @@ def test_a_cancelled_batch_stops_its_sessions_and_starts_no_more(
     batch = dispatcher.submit(make_prompts(1, of="v"), step=1)
     batch.cancel()
     assert batch.result(10).sessions == 4
-
-
-def test_fields_that_only_share_the_name_count_no_tokens(make_dispatcher, make_prompts):
-    async def worker(prompt, sampling, session):
-        return {"response_mask": None, "responses": 7} if session.session_id else {"other": 1}
-
-    report = make_dispatcher(worker, n=2).submit(make_prompts(1), step=1).result()
-    assert (report.failed, report.tokens) == ({}, 0)

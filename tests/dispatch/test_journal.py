@@ -13,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlskip.dispatch import journal as journal_module
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.store import Identity
 
@@ -91,25 +90,6 @@ def test_a_longer_line_than_a_frame_may_have_is_damage(tmp_path, monkeypatch):
         journal.append({("content", 0, 3): os.urandom(1 << 16), ("content", 0, 4): 4})
     journal.close()
     assert steps_of(SessionJournal(path, IDENTITY)) == [0, 1, 2, 4]
-
-
-def test_a_frame_that_this_process_cannot_load_is_no_damage(tmp_path, monkeypatch, caplog):
-    path = tmp_path / "3.journal"
-    write(path, 2)
-    load, content = journal_module._entry, path.read_bytes()
-    failures = iter([MemoryError()])
-
-    def fail_once(*args):
-        for failure in failures:
-            raise failure
-        return load(*args)
-
-    monkeypatch.setattr(journal_module, "_entry", fail_once)
-    assert steps_of(SessionJournal(path, IDENTITY)) == [1]
-    assert "the frame at 1 is not resumed" in caplog.text
-    assert list(tmp_path.glob("[!.]*")) == [path]
-    assert path.read_bytes() == content
-    assert steps_of(SessionJournal(path, IDENTITY)) == [0, 1], "once it can be loaded"
 
 
 # -- several processes -----------------------------------------------------------------------

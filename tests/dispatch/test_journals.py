@@ -13,7 +13,7 @@ import torch
 from rlskip.config.nodes import read_node
 from rlskip.config.other_nodes import DispatchConfig
 from rlskip.dispatch import LocalPool, RolloutDispatcher
-from rlskip.dispatch.resume import Journals, journal_identity
+from rlskip.dispatch.sink import Journals, journal_identity
 from rlskip.jobs.served import forget_served
 from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import MemoryQueue
@@ -50,7 +50,7 @@ class Run:
     def submit(self, *batches: list[dict[str, Any]], step: int | None = 3) -> list[Any]:
         """Generate batches one after the other, of one step or of the steps that they name."""
         journals = self.journals()
-        journal = journals.of_worker(5.0)
+        journal = journals.of_worker()
 
         async def worker(prompt: Any, sampling: Any, session: Any) -> Any:
             if len(self.ran) >= self.stop_at:
@@ -110,24 +110,6 @@ def test_the_next_run_generates_what_is_missing(tmp_path: Path, returns: bool) -
     (report,) = Run(tmp_path, returns=returns).submit(prompts(1, 2))
     assert (report.resumed, report.attempts) == (2 * N, 0)
     assert (tmp_path / "3.journal").stat().st_size == size, "each session is journaled once"
-
-
-@pytest.mark.parametrize("returns", [False, True])
-def test_prompts_of_equal_content_have_their_own_sessions(
-    tmp_path: Path, caplog: Any, returns: bool
-) -> None:
-    first, second = prompts(1, 1), prompts(1, of="v")
-    run = Run(tmp_path, returns=returns)
-    run.submit(first, second)
-    again = Run(tmp_path, returns=returns)
-    assert [report.resumed for report in again.submit(first, second)] == [2 * N, N]
-    assert again.ran == []
-    assert again.queue.list("train").keys() == run.queue.list("train").keys()
-    assert "not resumed" not in caplog.text, "the first batch is not another run's"
-    once = Run(tmp_path / "once")
-    once.submit(first)
-    twice = Run(tmp_path / "once")
-    assert [report.resumed for report in twice.submit(first, second)] == [2 * N, 0]
 
 
 @pytest.mark.parametrize("returns", [False, True])

@@ -32,18 +32,8 @@ from rlskip.dispatch import (
 )
 from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import IncompleteRolloutError, MemoryQueue, ReplayBuffer
-from rlskip.queue.transfer_queue import PollingWatch
 
 RETRIES, DATA_RETRIES = 2, 1
-
-
-class Raises:
-    """Raises whatever is asked of it."""
-
-    def _fail(self, *args):
-        raise RuntimeError("odd")
-
-    __len__ = __iter__ = sum = _fail
 
 
 class Unprintable(Exception):
@@ -82,9 +72,6 @@ DATA = {
     "a nested row": lambda buffer: {"x": TensorDict({"a": buffer}, [])},
     "text": lambda buffer: "text",
     "a number as a name": lambda buffer: {1: buffer},
-    "NaN mask": lambda buffer: {"response_mask": torch.tensor([1.0, float("nan")])},
-    "meta mask": lambda buffer: {"response_mask": torch.ones(3, device="meta")},
-    "mask that raises": lambda buffer: {"response_mask": Raises()},
 }
 MACHINE = {
     "io": raises(ConnectionError, "no route"),
@@ -100,6 +87,7 @@ FINE = {
     "a mapping of another kind": lambda buffer: UserDict(x=buffer),
     "a TensorDict": lambda buffer: TensorDict({"x": buffer}, []),
     "rows": lambda buffer: [{"x": buffer, "turn": i} for i in range(3)],
+    "a field that only shares the name": lambda buffer: {"x": buffer, "response_mask": 7},
 }
 
 
@@ -130,33 +118,10 @@ class Plan:
         return attempt, False
 
 
-class Pool(LocalPool):
-    """Checks that a prompt is forgotten once, after its last session."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.known: set[int] = set()
-        self.forgotten: list[int] = []
-
-    def start(self, job: Any) -> None:
-        assert job.group.id not in self.forgotten
-        self.known.add(job.group.id)
-        super().start(job)
-
-    def forget(self, prompt: Any) -> None:
-        self.forgotten.append(prompt.id)
-
-
 class Logged(MemoryQueue):
-    def __init__(self, polled: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.polled = polled  # watched as TransferQueue is
         self.puts: dict[str, list[str]] = defaultdict(list)  # by prompt
-
-    def watch(self) -> Any:
-        if not self.polled:
-            return super().watch()
-        return PollingWatch(lambda: {name: self.list(name) for name in list(self._partitions)})
 
     def put(self, keys: Any, partition: Any, fields: Any = None, tags: Any = None) -> Any:
         meta = super().put(keys, partition, fields, tags)
@@ -204,20 +169,20 @@ def make_worker(plan: Plan) -> type:
         blocking=st.booleans(),
         cancels=st.booleans(),
     ),
-    polled=st.booleans(),
     n=st.integers(1, 3),
     policy=st.sampled_from(["chunk", "round_robin", "least_loaded", "longest_first"]),
     cap=st.sampled_from([None, 1, 2]),
 )
-def test_each_caller_gets_its_own_rows(plan, polled, n, policy, cap):
+def test_each_caller_gets_its_own_rows(plan, n, policy, cap):
     dispatch = {
-        "rollout_level": True, "n": n, "policy": policy, "max_concurrent_rollouts_per_worker": cap,
+        "rollout_level": True, "n": n, "val_n": n, "policy": policy,
+        "max_concurrent_rollouts_per_worker": cap,
         "max_retries": RETRIES, "max_data_retries": DATA_RETRIES, "session_timeout_s": 60,
         "fill_missing": True,
     }  # fmt: skip
     config = {"dispatch": dispatch, "replay": {"timeout_s": 60}}
-    queue, pool = Logged(polled), Pool(make_worker(plan), 2)
-    dispatcher = RolloutDispatcher(pool, queue, config)
+    queue = Logged()
+    dispatcher = RolloutDispatcher(LocalPool(make_worker(plan), 2), queue, config)
     buffer = ReplayBuffer(queue, config)
 
     def collect(caller: int) -> None:
@@ -254,12 +219,12 @@ def test_each_caller_gets_its_own_rows(plan, polled, n, policy, cap):
 
     def cancel() -> None:
         prompts = [{"uid": f"2-0-{i}"} for i in range(3)]
-        batch = dispatcher.submit(prompts, step=1, partition="cancelled")
+        batch = dispatcher.submit(prompts, step=1, validate=True)
         time.sleep(random.Random(plan.seed).random() / 200)
         batch.cancel()
         report = batch.result(60)
         assert report.succeeded + len(report.failed) == report.sessions == 3 * n
-        buffer.evict([f"2-0-{i}" for i in range(3)], "cancelled")
+        buffer.evict([f"2-0-{i}" for i in range(3)], "val")
 
     def ahead() -> None:
         """Calls take what no other one has taken; no uid is in flight twice."""
@@ -294,7 +259,7 @@ def test_each_caller_gets_its_own_rows(plan, polled, n, policy, cap):
     state = dispatcher._groups
     assert not state.batches
     assert not any(state._scheduler._load.values())
-    assert not any(state.ahead(name)._groups for name in ("train", "cancelled"))
+    assert not any(ahead._groups for ahead in dispatcher._ahead.values())
     assert queue.list("train") == {}
     for uid, keys in queue.puts.items():
         assert keys[0] == uid, "its root is put first"
@@ -303,8 +268,6 @@ def test_each_caller_gets_its_own_rows(plan, polled, n, policy, cap):
         for session in range(n):
             mine = [k for k in keys if (split_trajectory(k) or ("", -1))[1] == session]
             assert all(keys.index(k) < keys.index(f"{uid}_sess{session}") for k in mine)
-    assert len(pool.forgotten) == len(set(pool.forgotten))
-    assert pool.known <= set(pool.forgotten)
 
 
 @pytest.mark.parametrize("first", range(8))
@@ -323,7 +286,7 @@ def test_a_fault_of_the_queue_is_an_error_and_costs_no_marker_twice(first, count
         return {"x": torch.tensor(session.session_id)}
 
     config = {"dispatch": {"rollout_level": True, "n": 3, "max_concurrent_rollouts_per_worker": 1}}
-    queue = Faulty(False)
+    queue = Faulty()
     with RolloutDispatcher(LocalPool(worker, 2), queue, config) as dispatcher:
         batch = dispatcher.submit([{"uid": f"u{i}"} for i in range(2)], step=1)
         try:
@@ -348,7 +311,7 @@ def test_a_hundred_thousand_faulty_sessions_all_end(blocking, caplog):
         "rollout_level": True, "n": n, "max_retries": RETRIES, "max_data_retries": DATA_RETRIES,
         "session_timeout_s": 60, "max_concurrent_rollouts_per_worker": 16,
     }  # fmt: skip
-    queue = Logged(False)
+    queue = Logged()
     with RolloutDispatcher(
         LocalPool(make_worker(plan), 4), queue, {"dispatch": dispatch}
     ) as dispatcher:

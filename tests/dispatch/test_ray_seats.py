@@ -101,15 +101,13 @@ class Worker:
 def make(monkeypatch, queue):
     made = []
 
-    def make(room=2, start_s=100.0, workers=2, worker=Worker, session_timeout_s=100.0):
+    def make(room=2, start_s=100.0, workers=2, worker=Worker, restarts=3, **dispatch):
         ray = Ray(room)
         monkeypatch.setattr(ray_pool, "ray", ray)
         monkeypatch.setattr("rlskip.dispatch.timeouts.START_S", start_s)
-        config = {
-            "rollout_level": True, "n": 4, "max_concurrent_rollouts_per_worker": 2,
-            "session_timeout_s": session_timeout_s,
-        }  # fmt: skip
-        pool = ray_pool.RayPool(worker, workers)
+        config = {"rollout_level": True, "n": 4, "max_concurrent_rollouts_per_worker": 2}
+        config |= {"session_timeout_s": 100.0, **dispatch}
+        pool = ray_pool.RayPool(worker, workers, restarts=restarts)
         made.append(RolloutDispatcher(pool, queue, {"dispatch": config}))
         return ray, made[-1]
 
@@ -134,6 +132,8 @@ def test_nothing_waits_for_a_successor_that_ray_cannot_place(make, make_prompts)
     assert report.attempts > report.sessions == 16
     assert len(ray.actors) == 3
     assert dispatcher.submit(make_prompts(2, of="v"), step=2).result().failed == {}
+    dispatcher.close()
+    assert len(ray.actors) == 3, "who ends then is not replaced"
 
 
 def test_an_actor_that_blocks_its_event_loop_is_replaced(make, make_prompts, monkeypatch):
@@ -150,6 +150,58 @@ def test_an_actor_that_blocks_its_event_loop_is_replaced(make, make_prompts, mon
     dispatcher.submit(make_prompts(1), step=1).result(60)
     assert eventually(lambda: len(ray.actors) == 4)
     assert dispatcher.submit(make_prompts(1, of="v"), step=2).result(60).succeeded == 4
+
+
+def test_a_prompt_is_sent_to_an_actor_once_and_forgotten(make, make_prompts, monkeypatch):
+    sent, pack = [], ray_pool.pack
+
+    def counting(value):
+        if isinstance(value, list):  # what an actor is told
+            sent.extend(args[0] for method, *args in value if method == "know")
+        return pack(value)
+
+    monkeypatch.setattr(ray_pool, "pack", counting)
+    ray, dispatcher = make(policy="round_robin")
+    assert dispatcher.submit(make_prompts(6), step=1).result(60).failed == {}
+    assert (len(set(sent)), len(sent)) == (6, 6 * 2)
+    assert eventually(lambda: not any(actor._made._prompts for actor in ray.actors))
+
+
+@pytest.mark.parametrize("how", ["deadline", "cancelled"])
+def test_what_is_given_up_is_cancelled_in_the_actor(make, make_prompts, how):
+    began, cancelled = [], []
+
+    class Waits:
+        async def __call__(self, prompt, sampling, session):
+            began.append(session)
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                cancelled.append(session)
+                raise
+
+    seconds = 0.2 if how == "deadline" else 60
+    _, dispatcher = make(worker=Waits, session_timeout_s=seconds, max_retries=1)
+    batch = dispatcher.submit(make_prompts(1), step=1)
+    if how == "cancelled":
+        assert eventually(lambda: len(began) == 4)
+        batch.cancel()
+    report = batch.result(60)
+    assert all(how in cause for cause in report.failed.values())
+    assert eventually(lambda: {*cancelled} == {*began})
+    assert report.attempts == len(began) == (8 if how == "deadline" else 4)
+
+
+def test_a_worker_is_replaced_as_often_as_restarts_allow(make):
+    class Dies:
+        async def __call__(self, prompt, sampling, session):
+            ray.actors[-1].die()
+            await asyncio.sleep(60)
+
+    ray, dispatcher = make(9, workers=1, worker=Dies, restarts=1, max_retries=5)
+    report = dispatcher.submit([{"uid": "u"}], step=1).result(60)
+    assert len(ray.actors) == 2
+    assert {*report.failed.values()} == {"no worker is left"}
 
 
 def test_a_successor_gets_the_broadcasts_that_it_missed(make, make_prompts, queue):

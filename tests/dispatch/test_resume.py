@@ -46,18 +46,17 @@ def test_a_journal_goes_once_the_dump_is_there(tmp_path, make_prompts, info):
     assert store.steps() == [1, 2]
 
 
-@pytest.mark.parametrize("partition", ["train", "of my own"])
-def test_a_journal_stays_while_a_prompt_of_its_step_is_queued(tmp_path, make_prompts, partition):
-    """Whichever partition that is in: what is dumped of the step may be its other groups."""
+def test_a_journal_stays_while_a_prompt_of_its_step_is_queued(tmp_path, make_prompts):
+    """What is dumped of the step may be its other groups."""
     queue, store = MemoryQueue(), StepStore(tmp_path)
     config = {"dispatch": {"rollout_level": True, "journal": True}}
     with RolloutDispatcher(LocalPool(worker, 2), queue, config, store=store) as dispatcher:
-        dispatcher.submit(make_prompts(2), step=1, partition=partition).result()
+        dispatcher.submit(make_prompts(2), step=1).result()
         store.save(1, {"rollouts": torch.ones(3)}, info={"groups": 2})
-        dispatcher.submit(make_prompts(1, of="later"), step=2, partition=partition).result()
+        dispatcher.submit(make_prompts(1, of="later"), step=2).result()
         assert Path(tmp_path, "1.journal").exists()
-        evict(queue, ["u_0", "u_1"], partition)
-        dispatcher.submit(make_prompts(1, of="last"), step=3, partition=partition).result()
+        evict(queue, ["u_0", "u_1"])
+        dispatcher.submit(make_prompts(1, of="last"), step=3).result()
         assert not Path(tmp_path, "1.journal").exists()
 
 
@@ -163,7 +162,7 @@ def test_prompts_that_cannot_be_compared_cost_one_warning_and_no_session(tmp_pat
 @pytest.mark.parametrize("call", ["__init__", "append"])
 def test_a_disk_that_hangs_costs_one_warning(tmp_path, make_prompts, caplog, monkeypatch, call):
     released, calls = threading.Event(), []
-    monkeypatch.setattr("rlskip.dispatch.timeouts.WRITE_S", (0.3, 0.3))
+    monkeypatch.setattr("rlskip.dispatch.timeouts.WRITE_S", 0.3)
     monkeypatch.setattr(
         SessionJournal, call, lambda *args: (calls.append(args), released.wait(60))[0]
     )

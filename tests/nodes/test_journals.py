@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from rlskip.dispatch import LocalPool, RolloutDispatcher
-from rlskip.dispatch.journal import frames
-from rlskip.dispatch.resume import Journals, WorkerJournal
+from rlskip.dispatch.journal import JournalWriter, frames
+from rlskip.dispatch.sink import Journals
 from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import MemoryQueue
 from rlskip.store import Identity, StepStore
@@ -40,7 +40,7 @@ class Worker:
     With a `journal` it journals its sessions itself, and no row leaves it.
     """
 
-    def __init__(self, directory: str, journal: WorkerJournal | None = None) -> None:
+    def __init__(self, directory: str, journal: JournalWriter | None = None) -> None:
         self.directory = directory
         self.journal = journal
 
@@ -80,7 +80,7 @@ def drive(dumps: str, attempts: str, who_journals: str) -> dict[str, Any]:
     Path(attempts, f"driver.{os.getpid()}").touch()
     queue = Logged()
     journals = Journals(StepStore(dumps), Identity(), queue)
-    journal = journals.of_worker(60.0) if who_journals == "the workers" else None
+    journal = journals.of_worker() if who_journals == "the workers" else None
     # One worker a node.
     options = {"num_cpus": 0, "resources": {"worker": 1}}
     pool = RayPool(functools.partial(Worker, attempts, journal), 2, options=options)

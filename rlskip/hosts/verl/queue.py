@@ -2,7 +2,7 @@
 
 With rollout-level dispatch and ``dispatch.journal=true`` workers append each session to its step's
 journal before they put it, beside the dumps of role ``rollout_tq``. The dispatcher of the next run
-takes them (:mod:`rlskip.dispatch.resume`): a killed run resumes in mid-step.
+takes them (:mod:`rlskip.dispatch.sink`): a killed run resumes in mid-step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from rlskip.config.check import look_up
 from rlskip.config.other_nodes import DispatchConfig, ReplayConfig
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.dispatch import Session
-from rlskip.dispatch.resume import Journals, WorkerJournal, journal_identity
+from rlskip.dispatch.journal import JournalWriter
+from rlskip.dispatch.sink import Journals, journal_identity
 from rlskip.hosts.verl.facts import MODE_KEY, NEEDED, SAMPLER_KEY, verl_release
 from rlskip.hosts.verl.handshake import leave_token, refuse_unshared
 from rlskip.jobs.records import job_id
@@ -74,7 +75,7 @@ class AttemptKeys:
     the rows of the attempt that counts. Rows are first added to the `journal`, if there is one.
     """
 
-    def __init__(self, inner: Any, journal: WorkerJournal | None = None) -> None:
+    def __init__(self, inner: Any, journal: JournalWriter | None = None) -> None:
         self._inner = inner
         self._journal = journal
 

@@ -17,9 +17,8 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from rlskip.config.nodes import read_node
 from rlskip.config.other_nodes import DispatchConfig
 from rlskip.dispatch import RayPool, RolloutDispatcher, Session
-from rlskip.dispatch.resume import WorkerJournal
+from rlskip.dispatch.journal import JournalWriter
 from rlskip.dispatch.sessions import DataFailure
-from rlskip.dispatch.timeouts import write_seconds
 from rlskip.hosts.verl.queue import AttemptKeys, run_queue, running, sharing, start_journals
 
 # The class behind the ``ray.remote`` that verl puts on it.
@@ -30,7 +29,7 @@ class SessionWorker(_VerlWorker):
     """verl's agent-loop worker, called once a session; it writes rows to TransferQueue itself."""
 
     def __init__(
-        self, *args: Any, journal: WorkerJournal | None, shares: Callable[[], None] | None
+        self, *args: Any, journal: JournalWriter | None, shares: Callable[[], None] | None
     ) -> None:
         if shares is not None:
             shares()
@@ -70,7 +69,7 @@ class SessionManager(AgentLoopManagerTQ):
         dispatch = read_node(DispatchConfig, self.config)
         journals = start_journals(self.config, dispatch, run_queue())
         theirs = self.config, self.llm_client, self.teacher_client, self.reward_loop_worker_handles
-        journal = None if journals is None else journals.of_worker(write_seconds(dispatch))
+        journal = None if journals is None else journals.of_worker()
         shares = None if journals is None else sharing()
         worker = functools.partial(SessionWorker, *theirs, journal=journal, shares=shares)
         pool = RayPool(worker, dispatch.workers or 1)
