@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Collection
 from typing import Any
 
@@ -15,22 +14,8 @@ _SCORES = {"rm_scores", "token_level_scores", "token_level_rewards", "scores", "
 
 
 def field_names(batch: Any) -> set[str]:
-    """Names of the fields of a batch, a dataclass or a named tuple; empty for other values."""
-    if is_tensordict(batch):
-        return set(batch.keys())
-    own = _own_fields(batch)
-    if own is None and isinstance(batch, list | tuple):
-        own = {name for row in batch for name in _own_fields(row) or ()}
-    return {str(name) for name in columns_of(batch)} | (own or set())
-
-
-def _own_fields(value: Any) -> set[str] | None:
-    """The fields of a dataclass or a named tuple; None for any other value."""
-    if is_data_proto(value) or isinstance(value, type):  # verl's DataProto is a dataclass
-        return None
-    if dataclasses.is_dataclass(value):
-        return {field.name for field in dataclasses.fields(value)}
-    return set(value._fields) if isinstance(value, tuple) and hasattr(value, "_fields") else None
+    """Names of the fields of a batch; empty for other values."""
+    return set(batch.keys()) if is_tensordict(batch) else {str(name) for name in columns_of(batch)}
 
 
 def score_fields(batch: Any) -> list[str]:
@@ -39,20 +24,10 @@ def score_fields(batch: Any) -> list[str]:
 
 
 def drop_fields(batch: Any, names: Collection[str]) -> Any:
-    """`batch` without the fields in `names`; the same object when there is nothing to drop.
-
-    An instance of a dataclass or of a named tuple cannot lack a field: there it is None.
-    """
+    """`batch` without the fields in `names`; the same object when there is nothing to drop."""
     names = set(names) & field_names(batch)
     if not names:
         return batch
-    if _own_fields(batch) is not None:
-        if isinstance(batch, tuple):
-            return batch._replace(**dict.fromkeys(names))  # type: ignore[attr-defined]
-        kept = copy.copy(batch)
-        for name in names:
-            object.__setattr__(kept, name, None)  # it may be frozen
-        return kept
     if is_tensordict(batch):
         return batch.exclude(*names)
     if is_data_proto(batch):

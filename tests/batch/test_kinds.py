@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -192,27 +191,6 @@ def test_dropped_fields_leave_the_batch_as_it_was(kind: str) -> None:
     ]
     assert drop_fields(batch, ["unknown"]) is batch
     assert score_fields({"reward": [1], "scores": [1], "x": [1]}) == ["reward", "scores"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Scored:
-    text: str
-    reward: float | None
-
-
-class Pair(NamedTuple):
-    text: str
-    reward: float | None
-
-
-@pytest.mark.parametrize("kind", [Scored, Pair])
-def test_a_field_of_a_dataclass_or_a_named_tuple_that_is_dropped_is_none(kind: Any) -> None:
-    one, other = kind("a", 1.0), kind("b", 2.0)
-    assert score_fields(one) == score_fields([one, other]) == ["reward"]
-    assert drop_fields(one, ["reward", "unknown"]) == kind("a", None)
-    assert drop_fields([one, other], ["reward"]) == [kind("a", None), kind("b", None)]
-    assert one == kind("a", 1.0)
-    assert drop_fields(one, ["unknown"]) is one
 
 
 def test_rows_of_different_shapes_are_cells_of_a_lazy_stack() -> None:
