@@ -33,7 +33,7 @@ from rlskip.dispatch.sessions import (
 )
 from rlskip.dispatch.timeouts import LoopThread, in_thread
 from rlskip.keys import integer
-from rlskip.queue.rows import OwnRow
+from rlskip.queue.protocol import OwnRow
 
 Worker = Callable[..., Any]
 

@@ -22,9 +22,12 @@ from rlskip.queue.protocol import (
     Tags,
     TrajectoryQueue,
     Watch,
+    check_fields,
     check_put,
+    one_batch,
+    to_batch,
+    to_rows,
 )
-from rlskip.queue.rows import check_fields, one_batch, to_batch, to_rows
 
 Listing = Mapping[str, Mapping[str, Tag]]
 

@@ -146,7 +146,7 @@ class QueueTests:
     @pytest.mark.parametrize(
         ("keys", "fields", "tags", "message"),
         [
-            ([], None, [], "no keys"),
+            ([], None, [], "nothing to put"),
             (["a"], None, None, "nothing to put"),
             (["a", "a"], None, [{}, {}], "given twice: a"),
             (["a", "b"], None, [{}], "2 keys, but 1 tags"),

@@ -37,7 +37,6 @@ def test_a_root_deleted_and_put_again_is_a_new_prompt(buffer, rollouts, queue, s
     ("arguments", "message"),
     [
         *(({"batch_size": size}, f"at least 1, or None, got {size!r}") for size in (0, 1.5, True)),
-        *(({"uids": uids}, "uids must be a set of prompts") for uids in (set(), ["u"], {1})),
         ({"step": "1"}, "whole number, got '1'"),
     ],
 )
