@@ -189,12 +189,11 @@ class ReplayBuffer:
     def _evict(self, found: Eviction, call: SampleCall) -> None:
         """Replace, tell of and delete groups: what raises leaves them to another call."""
         groups, known = [group for some in found.values() for group in some], call.partition
-        replaced = call.replaced(found)
-        uids = self._replacements([group.outcome() for group, _ in replaced], call)
+        replaced = [group.outcome() for group in call.replaced(found)]
+        uids = self._replacements(replaced, call)
         if self._on_evict is not None and not known.validates:
             self._on_evict(_batch(groups, known.name, failed=True))
         self._delete(groups, known)
-        known.refills |= {uid: count for uid, (_, count) in zip(uids, replaced, strict=True)}
         call.evicted(found, len(uids))
 
     def _replacements(self, prompts: list[PromptOutcome], call: SampleCall) -> list[str]:

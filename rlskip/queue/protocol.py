@@ -31,7 +31,7 @@ from tensordict import (
 
 from rlskip.batch.columns import columns_of, rows_of
 from rlskip.errors import RlskipError
-from rlskip.keys import ATTEMPT, ROWS_PER_ATTEMPT, integer, split_trajectory
+from rlskip.keys import split_trajectory
 
 Tag = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -154,10 +154,7 @@ class TrajectoryQueue(ABC):
 
 
 def check_put(keys: Sequence[str], fields: Fields, tags: Tags) -> None:
-    """Raise PutError where no queue accepts a put: of nothing, of a key twice, of unequal lengths.
-
-    Nor may a row's tag name another attempt than its key.
-    """
+    """Raise PutError where no queue accepts a put: of nothing, a key twice, or unequal lengths."""
     if isinstance(keys, str):
         raise PutError(f"expected a sequence of keys, got the string {keys!r}")
     if not keys or (fields is None and tags is None):
@@ -167,14 +164,6 @@ def check_put(keys: Sequence[str], fields: Fields, tags: Tags) -> None:
     for name, values in (("fields", fields), ("tags", tags)):
         if values is not None and len(values) != len(keys):
             raise PutError(f"{len(keys)} keys, but {len(values)} {name}")
-    for key, tag in zip(keys, tags or (), strict=False):
-        attempt, parts = integer(tag.get(ATTEMPT)), split_trajectory(key)
-        if attempt is not None and parts is not None and parts[2] // ROWS_PER_ATTEMPT != attempt:
-            raise PutError(
-                f"{key!r} is not a key of attempt {attempt}, and may be that of another one's row",
-                remedy="write rows under session.key(i), with session.tag(); or under "
-                "TrajectoryKey.of_attempt(uid, session_id, index, attempt)",
-            )
 
 
 # -- rows ----------------------------------------------------------------------------------------

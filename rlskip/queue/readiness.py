@@ -29,8 +29,6 @@ from rlskip.errors import RlskipError
 from rlskip.queue.protocol import Tag
 
 _MOST_SESSIONS = 10**6  # of a prompt; a root tag that says more is invalid
-# By these a key of no known form is a prompt's, though its tag does not say ``is_prompt``.
-_OF_PROMPTS = {keys.N, keys.EXPECTED_ROLLOUTS, keys.STATUS}
 
 
 class State(Enum):
@@ -230,8 +228,6 @@ class Partition:
         self.name = name
         self.validates = name == keys.VAL
         self.usual = config.val_n if self.validates else config.n
-        # How many refills in a row led to a prompt, until it is sampled or deleted.
-        self.refills: dict[str, int] = {}
         self._viable = config.min_viable if config.on_incomplete == "min_viable" else None
         self._groups: dict[str, tuple[State, Any]] = {}  # in order of appearance
 
@@ -243,7 +239,6 @@ class Partition:
         """Forget these groups."""
         for uid in uids:
             self._groups.pop(uid, None)
-            self.refills.pop(uid, None)
 
     def find(self, uid: str) -> Any:
         """The group of `uid`, or None."""
@@ -272,9 +267,7 @@ class Partition:
             form = keys.split_trajectory(key) or keys.split_session(key)
             # A uid may look like a row or a marker of another uid. Such a key moves when a tag
             # that names its kind arrives.
-            is_root = tag is not None and (
-                tag.get(keys.IS_PROMPT) or (form is None and not _OF_PROMPTS.isdisjoint(tag))
-            )
+            is_root = tag is not None and (tag.get(keys.IS_PROMPT) or form is None)
             if is_root or key in touched or key in self._groups:
                 set_tag(key, (), tag if is_root else None)
             if form is not None:

@@ -128,50 +128,40 @@ class SampleCall:
 
     def decide(self) -> Eviction:
         """Which groups to evict; empty: none."""
-        policy, most = self.config.on_incomplete, self.config.max_refills
-        found: Eviction = {"stale": self.stale(self.groups(State.COMPLETE, State.INCOMPLETE))}
-        incomplete = [g for g in self.groups(State.INCOMPLETE) if g not in found["stale"]]
+        policy, name = self.config.on_incomplete, self.partition.name
+        stale = self.stale(self.groups(State.COMPLETE, State.INCOMPLETE))
+        incomplete = [g for g in self.groups(State.INCOMPLETE) if g not in stale]
         if incomplete and policy not in ("drop", "refill"):
             raise self._error("incomplete groups:", incomplete)
+        complete = [g for g in self.groups(State.COMPLETE) if g not in stale]
+        rejected = self.group_filter.rejected(name, complete) if self.group_filter else []
         # A refill submits a training prompt, which must not stand in for one of validation.
         refills = policy == "refill" and not self.partition.validates
-        found["refilled" if refills else "dropped"] = incomplete
-        if spent := [group for group, count in self.replaced(found) if count > most]:
-            what = f"stale or incomplete groups after {most} refills (replay.max_refills):"
-            raise self._error(what, spent)
-        if self.group_filter is not None:
-            found["rejected"] = self._rejected(self.group_filter, found["stale"])
+        handled = "refilled" if refills else "dropped"
+        found = {"stale": stale, handled: incomplete, "rejected": rejected}
+        self._refuse_endless(found, len(complete) - len(rejected))
         return {cause: groups for cause, groups in found.items() if groups}
 
-    def replaced(self, found: Eviction) -> list[tuple[Any, int]]:
-        """The groups to replace, each with the refills in a row that its replacement will have."""
-        causes = ("refilled", "stale") if self._replaces_stale else ("refilled",)
-        again = [group for cause in causes for group in found.get(cause, ())]
-        counted = [(group, self.partition.refills.get(group.uid, 0) + 1) for group in again]
-        return counted + [(group, 0) for group in found.get("rejected", ())]
+    def replaced(self, found: Eviction) -> list[Any]:
+        """The groups that refills replace."""
+        causes = ("refilled", "rejected", *(["stale"] if self._replaces_stale else []))
+        return [group for cause in causes for group in found.get(cause, ())]
 
-    def _rejected(self, group_filter: GroupFilter, stale: list[Any]) -> list[Any]:
-        """Groups that teach nothing.
-
-        Without a bound a filter that rejects everything would generate until the timeout.
-        """
-        complete = [g for g in self.groups(State.COMPLETE) if g not in stale]
-        rejected = group_filter.rejected(self.partition.name, complete)
-        passed = len(complete) - len(rejected)
-        there = len(self.prompts())
+    def _refuse_endless(self, found: Eviction, passed: int) -> None:
+        """Bound the refills: where everything fails or is rejected, they would go on for ever."""
+        there, replaced = len(self.groups(*_THERE)), self.replaced(found)
         wanted = self.batch_size or there
         most = self.config.max_refills * max(wanted, there)
-        if passed < wanted and self._submitted + len(rejected) > most:
-            self._gone["rejected"] += rejected
+        if passed < wanted and self._submitted + len(replaced) > most:
+            self._gone["rejected"] += found["rejected"]
+            rejections = f"; {self._rejections()}" if self._gone["rejected"] else ""
             raise self._error(
-                f"{passed} of {wanted} groups passed the filter, and {self._submitted} more "
-                f"prompts were submitted, of the {most} allowed; {self._rejections()}",
-                rejected,
-                "are the prompts too easy or too hard? Raise replay.max_refills: so many refills "
-                "are allowed for each prompt",
-                names=False,
+                f"{passed} of {wanted} groups can be sampled, and {self._submitted} more prompts "
+                f"were submitted, of the {most} allowed{rejections}",
+                replaced,
+                "find out why they fail, or are too easy or too hard; or raise replay.max_refills: "
+                "so many refills are allowed for each prompt",
             )
-        return rejected
 
     def evicted(self, found: Eviction, refills: int = 0) -> None:
         """Log and count what was evicted, and the prompts that replace it."""
@@ -277,11 +267,9 @@ class SampleCall:
         remedy: str = "find the cause in the logs of the sessions; replay.on_incomplete can drop, "
         "refill or accept such groups (raise, drop, refill, min_viable)",
         kind: type[IncompleteRolloutError] = IncompleteRolloutError,
-        *,
-        names: bool = True,
     ) -> IncompleteRolloutError:
         prompts = _outcomes(groups)
-        error = kind(what + (_names(prompts) if names else ""), str(self), remedy)
+        error = kind(what + _names([p for p in prompts if not p.complete]), str(self), remedy)
         error.partition, error.step, error.prompts = self.partition.name, self.step, tuple(prompts)
         return error
 

@@ -31,7 +31,6 @@ from rlskip.queue import IncompleteRolloutError, MemoryQueue, ReplayBuffer, Repl
 UIDS = st.integers(0, 4)  # a place among the uids, which refills add to
 SESSIONS = st.integers(0, 2)
 STEPS = st.integers(1, 2)
-MAX_REFILLS = 2
 VIABLE = 2
 
 
@@ -50,7 +49,6 @@ class BufferAgainstModel(RuleBasedStateMachine):
         self.attempts = {}  # (uid, session) -> its attempt now
         self.sampled = set()
         self.uids = ["a", "b_1_2", "c_sess1"]
-        self.refills = {}
         self.replacing = {}  # uid -> that of the prompt that replaces it
         self.batches = []  # sampled and not deleted
         self.delivered = set()  # their keys
@@ -64,7 +62,6 @@ class BufferAgainstModel(RuleBasedStateMachine):
         replay = {
             "on_incomplete": policy,
             "min_viable": VIABLE,
-            "max_refills": MAX_REFILLS,
             "timeout_s": 0.001,
         }
         self.buffer = ReplayBuffer(self.queue, {"replay": replay}, refill=self.refill)
@@ -81,7 +78,6 @@ class BufferAgainstModel(RuleBasedStateMachine):
         for key in self.keys_of(uid):
             del self.tags[key]
         self.sampled.discard(uid)
-        self.refills.pop(uid, None)
 
     def refill(self, partition, prompts):
         assert partition == self.partition
@@ -192,17 +188,13 @@ class BufferAgainstModel(RuleBasedStateMachine):
             incomplete = {uid for uid in scope if self.finished(uid) and not self.enough(uid)}
             if incomplete and self.policy in ("raise", "min_viable"):
                 return incomplete, None
-            exhausted = {uid for uid in incomplete if self.refills.get(uid, 0) >= MAX_REFILLS}
-            if exhausted and self.policy == "refill":
-                return exhausted, None
             for uid in incomplete:
-                refills, at = self.refills.get(uid, 0), self.step(uid)
+                at = self.step(uid)
                 self.forget(uid)
                 if self.policy == "refill":
                     new = f"{uid}-{len(self.uids)}"
                     self.uids.append(new)
                     self.replacing[uid], self.tags[new] = new, prompt_tag(at, 1)
-                    self.refills[new] = refills + 1
                 else:
                     dropped.add(uid)
             if incomplete:

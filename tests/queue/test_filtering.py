@@ -83,7 +83,7 @@ def test_a_filter_that_rejects_everything_ends_without_a_limit_of_its_own(prompt
         prompts.buffer.sample(1, "train", size)
     assert not isinstance(error.value, ReplayTimeoutError)
     assert sum(prompts.asked) == 2 * 3
-    assert "0 of 2 groups passed the filter, and 6 more prompts" in error.value.what
+    assert "0 of 2 groups can be sampled, and 6 more prompts" in error.value.what
     assert error.value.what.endswith(": 1 in 8")
     assert "replay.max_refills" in error.value.remedy
     # What could not be replaced is replaced by the next call.

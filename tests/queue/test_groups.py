@@ -158,7 +158,6 @@ def test_tags_without_a_kind_are_read_by_the_form_of_their_key(buffer, rollouts)
     ("key", "tag"),
     [
         ("bare", {"status": "finished"}),
-        ("stray", {"global_steps": 1}),
         ("other_0_0", {"is_session": True, "status": "failure"}),
         ("other_sess0", {"status": "failure"}),
         ("step", {"is_prompt": True, "global_steps": "one", "status": "finished"}),

@@ -100,6 +100,27 @@ def test_a_step_waits_for_its_refills(make_buffer, make_rollouts, clock):
     assert buffer.sample(1, "train")[0].extra_info["rollout_root_keys"] == ["complete", "later"]
 
 
+@pytest.mark.parametrize("size", [None, 2])
+def test_refills_that_all_fail_end_at_the_bound(make_buffer, rollouts, size):
+    asked = []
+
+    def refill(partition, prompts):
+        uids = [f"r{len(asked)}-{i}" for i in range(len(prompts))]
+        asked.extend(uids)
+        for uid in uids:
+            rollouts.counted(uid, error="boom")
+        return uids
+
+    buffer = make_buffer(refill, on_incomplete="refill", max_refills=2)
+    for uid in ("a", "b"):
+        rollouts.counted(uid, error="boom")
+    with pytest.raises(IncompleteRolloutError, match="r2-1: expected 2, got 0") as error:
+        buffer.sample(1, "train", size)
+    assert "0 of 2 groups can be sampled, and 4 more prompts" in error.value.what
+    assert "replay.max_refills" in error.value.remedy
+    assert (len(asked), len(error.value.prompts)) == (4, 2)
+
+
 class Trainer:
     """Refills prompts, filters, and is told of evictions; one of the first two fails once."""
 
