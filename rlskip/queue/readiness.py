@@ -127,7 +127,6 @@ class PromptGroup:
     # These are of the present root: submitted again, at another step, it may be sampled again.
     sampled: bool = False
     varies: bool | None = None  # whether a filter lets it pass; None: not judged yet
-    metric: float = 0.0  # of its first row, for such a filter
 
     @property
     def root(self) -> Tag:
@@ -179,13 +178,11 @@ class PromptGroup:
 
     def outcome(self) -> PromptOutcome:
         """The outcome so far."""
-        root, expected = self.root, self.usual
+        root = self.root
         status = None if keys.N in root or keys.STATUS not in root else str(root[keys.STATUS])
-        for name in (keys.N, keys.EXPECTED_ROLLOUTS):  # the second one takes precedence
-            if (number := root.get(name)) is not None and expected != 0:
-                expected = _positive(number) or 0
-                if not expected:  # it does not say how many to expect: nothing is complete
-                    status = f"invalid: {name}={number!r:.40}"
+        number = root.get(keys.EXPECTED_ROLLOUTS, root.get(keys.N))
+        # Of 0, as of what is not a number of sessions, nothing is complete.
+        expected = self.usual if number is None else _positive(number) or 0
         succeeded, failed = self._tally()
         ended = tuple(succeeded), tuple(failed.items())
         return PromptOutcome(self.uid, self.step, status, expected, *ended)

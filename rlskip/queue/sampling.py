@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 from typing import Any
@@ -31,15 +30,8 @@ log = logging.getLogger(__name__)
 _THERE = State.COMPLETE, State.RUNNING, State.INCOMPLETE
 _NAMED = 20  # prompts in a message; the attribute `prompts` of its error holds all of them
 
-#: Why groups are evicted, as a warning says it. Every prompt has one cause.
-_CAUSES = {
-    "stale": "stale prompts",
-    "dropped": "incomplete prompts, which are dropped",
-    "refilled": "incomplete prompts, which are refilled",
-    "rejected": "prompts with a row whose metric is not a number",
-}
 Eviction = dict[str, list[Any]]
-"""Groups to evict, by cause."""
+"""Groups to evict, by cause: stale, dropped, refilled or rejected. Every prompt has one."""
 
 
 @attrs.frozen
@@ -66,11 +58,12 @@ class GroupFilter:
         rest = iter(values)
         for group, keys in new:
             its = [next(rest) for _ in keys]
+            group.varies = len(its) == 1 or len({*its}) > 1
             # One NaN makes the advantages of its whole group NaN. It equals nothing, itself
             # neither, so it would count as variance.
-            odd = [value for value in its if not math.isfinite(value)]
-            group.varies = not odd and (len(its) == 1 or len({*its}) > 1)
-            group.metric = [*odd, *its][0]
+            if odd := [value for value in its if not math.isfinite(value)]:
+                group.varies = False
+                log.warning("prompt %s is rejected: the metric of a row is %s", group.uid, odd[0])
         return [group for group in groups if not group.varies]
 
 
@@ -100,7 +93,7 @@ class SampleCall:
         self._only_step = step if batch_size is None else None
         self._strategy = config.max_off_policy_strategy if trains and batch_size else ""
         self._replaces_stale = replaces_stale
-        self._gone: Eviction = {cause: [] for cause in _CAUSES}
+        self._gone: Eviction = {"stale": [], "dropped": [], "refilled": [], "rejected": []}
         self._started = self._logged = started
         self._submitted = self._short = 0
 
@@ -154,10 +147,9 @@ class SampleCall:
         most = self.config.max_refills * max(wanted, there)
         if passed < wanted and self._submitted + len(replaced) > most:
             self._gone["rejected"] += found["rejected"]
-            rejections = f"; {self._rejections()}" if self._gone["rejected"] else ""
             raise self._error(
                 f"{passed} of {wanted} groups can be sampled, and {self._submitted} more prompts "
-                f"were submitted, of the {most} allowed{rejections}",
+                f"were submitted, of the {most} allowed{self._rejections()}",
                 replaced,
                 "find out why they fail, or are too easy or too hard; or raise replay.max_refills: "
                 "so many refills are allowed for each prompt",
@@ -168,10 +160,8 @@ class SampleCall:
         self._submitted += refills
         for cause, groups in found.items():
             self._gone[cause] += groups
-            if cause == "rejected":
-                groups = [group for group in groups if not math.isfinite(group.metric)]
-            if groups:
-                log.warning("%s: evicting %s:%s", self, _CAUSES[cause], _names(_outcomes(groups)))
+            if cause != "rejected":
+                log.warning("%s: prompts are %s:%s", self, cause, _names(_outcomes(groups)))
 
     # -- which groups are sampled --------------------------------------------------------------
 
@@ -235,8 +225,7 @@ class SampleCall:
             said = f"{complete} of {wanted} prompts are complete, {len(running)} are running"
             if self._waits_for_old():
                 said += "; running prompts that are about to be stale come first"
-            if self._gone["rejected"]:
-                said += f"; {self._rejections()}"
+            said += self._rejections()
             if waited >= timeout_s:
                 raise self._error(
                     f"no batch after {waited:.1f} s; {said}",
@@ -252,13 +241,10 @@ class SampleCall:
 
     def _rejections(self) -> str:
         """How many groups were rejected, and by what."""
-        metric = self.group_filter and self.group_filter.metric
-        counts = Counter(f"{group.metric:g}" for group in self._gone["rejected"])
-        return (
-            f"the filter {getattr(metric, '__name__', type(metric).__name__)!r} rejected "
-            f"{counts.total()} groups (a metric that is the same in all rows, or not a number): "
-            f"{', '.join(f'{value} in {count}' for value, count in sorted(counts.items()))}"
-        )
+        metric, rejected = self.group_filter and self.group_filter.metric, self._gone["rejected"]
+        name = getattr(metric, "__name__", type(metric).__name__)
+        why = "a metric that is the same in all rows, or not a number"
+        return f"; the filter {name!r} rejected {len(rejected)} groups ({why})" if rejected else ""
 
     def _error(
         self,

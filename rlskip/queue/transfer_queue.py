@@ -12,6 +12,7 @@ from typing import Any
 
 from tensordict import NonTensorData, TensorDict
 
+from rlskip.config.check import look_up
 from rlskip.queue.protocol import (
     Changes,
     Fields,
@@ -146,37 +147,27 @@ class TransferQueueAdapter(TrajectoryQueue):
 class PollingWatch(Watch):
     """Compares each full listing, of all partitions, with the previous one."""
 
-    # Polls run one after the other, so that each change is reported to one caller; a wait needs no
-    # lock, because it only reads `_pause_s`.
-
     def __init__(self, listing: Callable[[], Listing]) -> None:
         self._list = listing
         self._pause_s = POLL_S[0]
         self._listing: Listing = {}
-        self._lock = threading.Lock()
 
     def poll(self) -> Changes:
-        with self._lock:
-            before, self._listing = self._listing, self._list()
-            changes = difference(before, self._listing)
-            self._pause_s = POLL_S[0] if changes else min(2 * self._pause_s, POLL_S[1])
+        before, now = self._listing, self._list()
+        changes: Changes = {}
+        for partition in before.keys() | now.keys():
+            old, new = before.get(partition, {}), now.get(partition, {})
+            changed: dict[str, Tag | None] = {k: tag for k, tag in new.items() if old.get(k) != tag}
+            if len(old) > len(new) - sum(key not in old for key in changed):  # as is rare
+                changed.update(dict.fromkeys(old.keys() - new.keys()))
+            if changed:
+                changes[partition] = changed
+        self._listing = now
+        self._pause_s = POLL_S[0] if changes else min(2 * self._pause_s, POLL_S[1])
         return changes
 
     def wait_change(self, timeout: float) -> None:
         time.sleep(min(self._pause_s, timeout))
-
-
-def difference(before: Listing, now: Listing) -> Changes:
-    """Return the changes between two listings."""
-    changes: Changes = {}
-    for partition in before.keys() | now.keys():
-        old, new = before.get(partition, {}), now.get(partition, {})
-        changed: dict[str, Tag | None] = {k: tag for k, tag in new.items() if old.get(k) != tag}
-        if len(old) > len(new) - sum(key not in old for key in changed):  # as is rare
-            changed.update(dict.fromkeys(old.keys() - new.keys()))
-        if changed:
-            changes[partition] = changed
-    return changes
 
 
 def _within(seconds: float, name: str, call: Callable[..., Any], *args: Any, **more: Any) -> Any:
@@ -205,13 +196,11 @@ def _resources(conf: Any) -> str:
     """What TransferQueue asks of Ray, and what Ray has."""
     import ray
 
-    backend = (conf or {}).get("backend", {}) if hasattr(conf or {}, "get") else {}
-    units = backend.get("SimpleStorage", {}).get("num_data_storage_units", 2)
+    units = look_up(conf or {}, "backend.SimpleStorage.num_data_storage_units") or 2
     has, free = ray.cluster_resources().get("CPU", 0), ray.available_resources().get("CPU", 0)
     return (
         f"it starts a controller and {units} storage units, which take a CPU each: {units + 1} in "
-        f"all. Ray has {has:g} CPUs, of which {free:g} are free. Give it more: "
-        f"ray.init(num_cpus=...)"
+        f"all. Ray has {has:g} CPUs, of which {free:g} are free: ray.init(num_cpus=...)"
     )
 
 

@@ -84,7 +84,6 @@ def test_a_filter_that_rejects_everything_ends_without_a_limit_of_its_own(prompt
     assert not isinstance(error.value, ReplayTimeoutError)
     assert sum(prompts.asked) == 2 * 3
     assert "0 of 2 groups can be sampled, and 6 more prompts" in error.value.what
-    assert error.value.what.endswith(": 1 in 8")
     assert "replay.max_refills" in error.value.remedy
     # What could not be replaced is replaced by the next call.
     batch, metrics = prompts.buffer.sample(1, "train", size)
@@ -95,7 +94,7 @@ def test_a_filter_that_rejects_everything_ends_without_a_limit_of_its_own(prompt
 def test_a_timeout_says_what_was_rejected(prompts, clock):
     prompts.finish("a", SAME)
     prompts.scores = [()]  # a refill that runs
-    with pytest.raises(ReplayTimeoutError, match=r"'metric' rejected 1 groups .*: 1 in 1"):
+    with pytest.raises(ReplayTimeoutError, match="'metric' rejected 1 groups"):
         prompts.buffer.sample(1, "train")
 
 
@@ -108,7 +107,7 @@ def test_a_metric_that_is_no_number_is_rejected_by_name(prompts, odd, scores, ca
     batch, metrics = prompts.buffer.sample(1, "train", 2)
     assert not [key for key in batch.keys if key.startswith("a_")]
     assert metrics["training/filter_groups/evicted_samples"] == 1
-    assert "not a number:\n  a: expected" in caplog.text
+    assert "prompt a is rejected" in caplog.text
 
 
 @pytest.mark.parametrize(
