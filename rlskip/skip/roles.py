@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from rlskip.batch.columns import columns_of
-from rlskip.batch.prompts import first_uid
+from rlskip.batch.columns import columns_of, first_uid
 from rlskip.config.application import application_facts
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import SKIP_REGISTRY, VALIDATION_ROLE, RoleConfig

@@ -15,8 +15,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rlskip.batch.columns import select
-from rlskip.batch.prompts import uids_of
+from rlskip.batch.columns import select, uids_of
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import QUEUE_OPTIONS, SkipAction, to_generate
 from rlskip.errors import ConfigError, MismatchError, MissError

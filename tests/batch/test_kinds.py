@@ -13,17 +13,21 @@ from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from rlskip.batch.columns import (
+    PromptsError,
     cells_of,
     column_length,
     columns_of,
+    drop_fields,
+    field_names,
+    first_uid,
     is_data_proto,
     length_of,
     rows_of,
+    score_fields,
     select,
+    uids_of,
 )
-from rlskip.batch.fields import drop_fields, field_names, score_fields
 from rlskip.batch.meta import is_validation, meta_of, plain
-from rlskip.batch.prompts import PromptsError, first_uid, uids_of
 from rlskip.batch.tables import DataProtoParts, Ragged, Table, Whole
 
 Row = dict[str, Any]
