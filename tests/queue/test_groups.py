@@ -105,14 +105,6 @@ def test_expectations_missing_from_the_tag_come_from_the_config(make_buffer, mak
         buffer.sample(1, "train")
 
 
-def test_a_marker_without_a_status_does_not_count(buffer, rollouts):
-    rollouts.counted("u", n=1)
-    rollouts.tag("u", {"n": 2})
-    rollouts.tag("u_sess1", {"is_session": True, "session_id": 1})
-    with pytest.raises(ReplayTimeoutError, match="expected 2, got 1 "):
-        buffer.sample(1, "train")
-
-
 # -- whose a key is --------------------------------------------------------------------------
 
 
