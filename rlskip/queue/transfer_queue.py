@@ -85,14 +85,15 @@ class TransferQueueAdapter(TrajectoryQueue):
         def get(keys: Sequence[str], names: Sequence[str]) -> TensorDict:
             return self._call("kv_batch_get", list(keys), partition, select_fields=[*names])
 
+        if not keys:
+            return to_batch([])
         # Of unequal rows TransferQueue returns those fields that all hold.
         held = self._held(keys, partition)
         alike = defaultdict[tuple[str, ...], list[str]](list)
         for key, names in held.items():
             alike[names].append(key)
         if len(alike) < 2 or not fill_missing:
-            wanted = check_fields(held, partition, fields)
-            return get(keys, wanted) if wanted else to_batch([])
+            return get(keys, check_fields(held, partition, fields))
         rows: dict[str, Row] = {key: {} for key in keys}
         for names, some in alike.items():
             if names:
@@ -127,12 +128,10 @@ class TransferQueueAdapter(TrajectoryQueue):
                     if "changed size during iteration" not in str(error):
                         raise
 
-        there = _within(CALL_S, "get_partition_snapshot", snapshot) if keys else None
+        there = _within(CALL_S, "get_partition_snapshot", snapshot)
         places = {} if there is None else there.keys_mapping
         if missing := [key for key in keys if key not in places]:
             raise MissingKeysError.of_keys(missing, partition)
-        if there is None:
-            return {}
         held = there.production_status[[places[key] for key in keys]] == 1
         columns = there.field_name_mapping
         return {

@@ -274,7 +274,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
 
 
 TestBufferAgainstModel = BufferAgainstModel.TestCase
-TestBufferAgainstModel.settings = settings(max_examples=150, stateful_step_count=40)
+TestBufferAgainstModel.settings = settings(max_examples=80, stateful_step_count=40)
 
 
 @pytest.mark.ray

@@ -11,11 +11,7 @@ from rlskip.config.nodes import read_node
 from rlskip.config.other_nodes import ReplayConfig
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import prompt_tag
-from rlskip.queue import (
-    KVBatchMeta,
-    ReplayBuffer,
-    UnequalFieldsError,
-)
+from rlskip.queue import KVBatchMeta, ReplayBuffer, UnequalFieldsError
 
 
 def test_clearing_what_was_not_sampled_is_refused(buffer):
@@ -129,15 +125,6 @@ def test_others_may_count_and_clear_while_one_waits(make_buffer, rollouts, clock
 
 
 # -- the `replay` node -------------------------------------------------------------------------
-
-
-def test_the_number_of_sessions_comes_from_the_host():
-    host = {"rollout": {"n": 8, "val_kwargs": {"n": 2}}}
-    config = {"actor_rollout_ref": host}
-    assert (read_node(ReplayConfig, config).n, read_node(ReplayConfig, config).val_n) == (8, 2)
-    own = read_node(ReplayConfig, {"actor_rollout_ref": host, "replay": {"n": 4}})
-    assert (own.n, own.val_n) == (4, 2)
-    assert read_node(ReplayConfig, {}).on_incomplete == "raise"
 
 
 @pytest.mark.parametrize(
