@@ -145,7 +145,7 @@ class SampleCall:
         there, replaced = len(self.groups(*_THERE)), self.replaced(found)
         wanted = self.batch_size or there
         most = self.config.max_refills * max(wanted, there)
-        if passed < wanted and self._submitted + len(replaced) > most:
+        if replaced and passed < wanted and self._submitted + len(replaced) > most:
             self._gone["rejected"] += found["rejected"]
             raise self._error(
                 f"{passed} of {wanted} groups can be sampled, and {self._submitted} more prompts "

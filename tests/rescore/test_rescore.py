@@ -70,7 +70,9 @@ def test_a_cached_function_has_its_own_version_and_directory(judges: Path, rlski
     assert (refused.code, "leave --version out" in refused.err) == (2, True)
 
 
-@pytest.mark.parametrize(("name", "workers"), [("one", "4"), ("trl", "1")])
+@pytest.mark.parametrize(
+    ("name", "workers"), [("one", "4"), pytest.param("trl", "1", marks=pytest.mark.slow)]
+)
 def test_two_at_once_and_a_kill_ask_for_each_verdict_once(
     judges: Path, python: Any, rlskip: Any, monkeypatch: pytest.MonkeyPatch,
     name: str, workers: str,
