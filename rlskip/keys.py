@@ -11,9 +11,9 @@ session marker          ``{uid}_sess{session_id}``         at the last ``_sess``
 A uid may hold underscores, so a key is never split from the left. The grammar is verl's
 (trainer V1). Where a tag names the kind of its key, the tag decides.
 
-A session that fails may be tried again. Each *attempt* has its own rows: their indices start at
-``attempt * 10**6``, so a late write of an attempt that was given up meets no row of another. The
-marker names the attempt that counts and the number of its rows.
+A session that fails may be tried again. The rows of each *attempt* have indices from
+``attempt * 10**6``, so a late write of one that was given up meets no row of another. The marker
+names the attempt that counts and the number of its rows.
 """
 
 from __future__ import annotations
@@ -40,8 +40,6 @@ __all__ = [
 
 # Tags: the small dict stored with a key.
 IS_PROMPT = "is_prompt"
-IS_SESSION = "is_session"
-SESSION_ID = "session_id"
 STATUS = "status"
 GLOBAL_STEPS = "global_steps"
 WEIGHT_TAGS = ("min_global_steps", "max_global_steps")  # of its begin and its end: verl's names
@@ -97,8 +95,7 @@ class TrajectoryKey:
         if not 0 <= index < ROWS_PER_ATTEMPT or split_trajectory(str(key)) != attrs.astuple(key):
             raise KeyFormatError(
                 f"row {index!r} of attempt {attempt!r} at session {session_id!r} of {uid!r}",
-                remedy="a session is a whole number from 0, and an attempt has at most "
-                f"{ROWS_PER_ATTEMPT} rows, counted from 0",
+                remedy=f"number sessions from 0, and rows from 0 to {ROWS_PER_ATTEMPT - 1}",
             )
         return key
 
@@ -106,9 +103,7 @@ class TrajectoryKey:
     def parse(cls, key: str) -> TrajectoryKey:
         """Read ``{uid}_{session_id}_{index}``; raises :class:`KeyFormatError`."""
         if (parts := split_trajectory(key)) is None:
-            raise KeyFormatError(
-                f"{key!r} is not a trajectory key", remedy="expected {uid}_{session_id}_{index}"
-            )
+            raise KeyFormatError(f"expected {{uid}}_{{session_id}}_{{index}}, got {key!r}")
         return cls(*parts)
 
 
@@ -154,7 +149,7 @@ def status_tag(step: int, status: str, expected: int | None = None) -> dict[str,
     """The root tag of a prompt that is finished by its own status (verl's way).
 
     A later put of ``{"status": ...}`` changes the status; the last one is ``finished`` or
-    ``failure``. `expected` sessions are recorded as ``expected_rollouts``.
+    ``failure``. `expected` is the number of its sessions.
     """
     tag: dict[str, Any] = {IS_PROMPT: True, GLOBAL_STEPS: step, STATUS: status}
     return tag if expected is None else {**tag, EXPECTED_ROLLOUTS: expected}
@@ -170,13 +165,12 @@ def session_tag(
 ) -> dict[str, Any]:
     """The tag of a session's marker, written once per session and after its rows.
 
-    Only rows of `attempt` count; `error` is why the session failed. A group in which another number
-    of `rows` is found than the attempt wrote is incomplete; None: the writer does not know it.
+    Only rows of `attempt` count. A session has failed that has an `error`, or not as many `rows`;
+    None: their number is not known.
     """
-    tag: dict[str, Any] = {IS_SESSION: True, SESSION_ID: session_id, ATTEMPT: attempt}
-    if rows is not None:
-        tag[ROWS] = rows
-    return {**tag, STATUS: SUCCESS} if error is None else {**tag, STATUS: FAILURE, ERROR: error}
+    ended = {STATUS: SUCCESS} if error is None else {STATUS: FAILURE, ERROR: error}
+    counted = {} if rows is None else {ROWS: rows}
+    return {"is_session": True, "session_id": session_id, ATTEMPT: attempt, **counted, **ended}
 
 
 def dump_tag(step: int, position: int, content: str | None) -> dict[str, Any]:

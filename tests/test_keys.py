@@ -52,19 +52,7 @@ def test_a_parsed_key_prints_unchanged(key):
 
 
 @pytest.mark.parametrize(
-    "key",
-    [
-        "",
-        "u",
-        "_0_0",
-        "u_0",
-        "u_0_",
-        "u_00_1",
-        "u_-1_0",
-        "u_1_²",
-        "u_0_" + "9" * 19,
-        "u_0_" + "9" * 5000,
-    ],
+    "key", ["", "u", "_0_0", "u_0", "u_0_", "u_00_1", "u_-1_0", "u_1_²", "u_0_" + "9" * 19]
 )
 def test_other_keys_are_refused_as_trajectory_keys(key):
     assert split_trajectory(key) is None
@@ -77,10 +65,12 @@ def test_other_keys_are_refused_as_session_markers(key):
     assert split_session(key) is None
 
 
-@pytest.mark.parametrize("bad", [-1, 1.0, "1", 10**18])
-def test_ids_are_small_non_negative_integers(bad):
+@pytest.mark.parametrize(
+    ("session", "index"), [(-1, 0), (1.0, 0), ("1", 0), (10**18, 0), (0, -1), (0, 10**6)]
+)
+def test_a_row_of_an_attempt_has_small_numbers_and_never_the_key_of_the_next(session, index):
     with pytest.raises(KeyFormatError):
-        TrajectoryKey.of_attempt("u", bad, 0, 0)
+        TrajectoryKey.of_attempt("u", session, index, 1)
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**6 - 1), st.integers(0, 99)), unique=True))
@@ -88,12 +78,6 @@ def test_no_two_attempts_share_a_key(rows):
     keys = {str(TrajectoryKey.of_attempt("u", 3, *row)) for row in rows}
     assert len(keys) == len(rows)
     assert str(TrajectoryKey.of_attempt("u", 3, 2, 0)) == "u_3_2"
-
-
-@pytest.mark.parametrize("index", [-1, 10**6])
-def test_rows_of_one_attempt_never_reach_the_keys_of_the_next(index):
-    with pytest.raises(KeyFormatError):
-        TrajectoryKey.of_attempt("u", 0, index, 1)
 
 
 @pytest.mark.parametrize(
@@ -108,12 +92,8 @@ def test_tags_are_spelled_once():
     assert prompt_tag(3, n=8) == {"is_prompt": True, "global_steps": 3, "n": 8}
     assert status_tag(3, "pending") == {"is_prompt": True, "global_steps": 3, "status": "pending"}
     assert status_tag(3, "running", expected=8)["expected_rollouts"] == 8
-    assert row_tag(3, attempt=1, reward=0.5) == {
-        "status": "success",
-        "global_steps": 3,
-        "attempt": 1,
-        "reward": 0.5,
-    }
+    row = {"status": "success", "global_steps": 3, "attempt": 1, "reward": 0.5}
+    assert row_tag(3, attempt=1, reward=0.5) == row
     marker = {"is_session": True, "session_id": 2, "attempt": 0}
     assert session_tag(2) == {**marker, "status": "success"}
     assert session_tag(2, attempt=1, rows=3)["rows"] == 3

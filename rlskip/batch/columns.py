@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
+from rlskip.batch.meta import plain
 from rlskip.batch.tables import Table, Whole, loaded
+from rlskip.errors import RlskipError
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +25,13 @@ _IMMUTABLE = (int, float, str, bool, bytes, type(None))
 
 UIDS = ("uid", "uids")
 """Names of the column that identifies a batch's prompts."""
+
+# Names under which trainers keep what a reward function returned.
+_SCORES = {"rm_scores", "token_level_scores", "token_level_rewards", "scores", "rewards", "reward"}
+
+
+class PromptsError(RlskipError, ValueError):
+    """Prompts that cannot be distinguished."""
 
 
 def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
@@ -209,3 +218,75 @@ def own(value: Any) -> Any:
     # copy.deepcopy of a tensorclass, such as NonTensorData, copies nothing.
     is_collection = loaded("tensordict", "is_tensor_collection")
     return value.clone() if is_collection and is_collection(value) else copy.deepcopy(value)
+
+
+# -- fields and uids ---------------------------------------------------------------------------
+
+
+def field_names(batch: Any) -> set[str]:
+    """Names of the fields of a batch; empty for other values."""
+    return set(batch.keys()) if is_tensordict(batch) else {str(name) for name in columns_of(batch)}
+
+
+def score_fields(batch: Any) -> list[str]:
+    """The fields that hold scores, sorted."""
+    return sorted(field_names(batch) & _SCORES)
+
+
+def drop_fields(batch: Any, names: Collection[str]) -> Any:
+    """`batch` without the fields in `names`; the same object when there is nothing to drop."""
+    names = set(names) & field_names(batch)
+    if not names:
+        return batch
+    if is_tensordict(batch):
+        return batch.exclude(*names)
+    if is_data_proto(batch):
+        kept = copy.copy(batch)
+        kept.batch = drop_fields(batch.batch, names)
+        kept.non_tensor_batch = drop_fields(batch.non_tensor_batch, names)
+        return kept
+    if isinstance(batch, list | tuple):
+        return type(batch)(drop_fields(row, names) for row in batch)
+    kept = {key: value for key, value in batch.items() if key not in names}
+    return Table(kept, batch.batch_size) if isinstance(batch, Table) else kept
+
+
+def uids_of(prompts: Any) -> list[str]:
+    """The prompts' uids, in order.
+
+    Raises
+    ------
+    PromptsError
+        There is not one uid for each prompt, or a uid occurs twice.
+    """
+    uids = cells_of(_uid_column(prompts))
+    if uids is None:
+        raise PromptsError(
+            f"these prompts have no uids (they are a {type(prompts).__name__})",
+            remedy="give them a field `uid`, one for each; or name the argument that holds the "
+            "prompts: annotate(prompts=...)",
+        )
+    uids = named(uids)
+    if len(set(uids)) < len(uids):
+        twice = sorted({uid for uid in uids if uids.count(uid) > 1})
+        raise PromptsError(f"uids given twice: {', '.join(twice)}", remedy="submit each once")
+    return uids
+
+
+def named(uids: Iterable[Any]) -> list[str]:
+    """Uids as queues and dumps name them: numbers, tensors and the like as text."""
+    return [str(plain(uid)) for uid in uids]
+
+
+def first_uid(values: Iterable[Any]) -> str | None:
+    """The first row's uid of the first of `values` that is a batch with uids."""
+    for value in values:
+        uids = plain(_uid_column(value))
+        if uids is not None:
+            return uids if isinstance(uids, str) else str(next(iter(uids), None))
+    return None
+
+
+def _uid_column(prompts: Any) -> Any:
+    columns = columns_of(prompts)
+    return next((columns[name] for name in UIDS if name in columns), None)

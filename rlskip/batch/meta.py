@@ -22,8 +22,9 @@ def is_validation(batch: Any) -> bool:
     for each row, all must be true. A string does not count.
     """
     for place in (meta_of(batch), batch):
-        flag = place.get("validate", None) if hasattr(place, "get") else None
-        if flag is not None and _is_true(plain(flag)):
+        flag = plain(place.get("validate", None)) if hasattr(place, "get") else None
+        flags = flag if isinstance(flag, list | tuple) else [flag]
+        if flags and all(isinstance(one, int | float) and one for one in flags):
             return True
     return False
 
@@ -31,9 +32,3 @@ def is_validation(batch: Any) -> bool:
 def plain(value: Any) -> Any:
     """A tensor, an array, a scalar of numpy or a NonTensorData as plain Python."""
     return value.tolist() if hasattr(value, "tolist") else value
-
-
-def _is_true(flag: Any) -> bool:
-    if isinstance(flag, list | tuple):
-        return bool(flag) and all(map(_is_true, flag))
-    return isinstance(flag, int | float) and bool(flag)

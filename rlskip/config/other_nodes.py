@@ -99,7 +99,8 @@ class ReplayConfig:
         metadata={**_positive, "at_most": "n", "needed_by": ("on_incomplete", ["min_viable"])},
     )
 
-    # With on_incomplete: refill, how often one prompt is replaced before its group raises.
+    # Refills of incomplete, stale and rejected groups that one call may ask for, for each prompt
+    # that it samples, before it raises.
     max_refills: int = field(default=3, metadata=_positive)
 
     # Sessions to expect of a prompt whose root tag has no number of sessions;

@@ -130,7 +130,6 @@ class RoleConfig:
     ignore: list[str] | None = None
 
     # Fields to leave out of a replayed result, so that the host computes them again: [rm_scores].
-    # A field of a dataclass or a named tuple becomes None.
     drop_fields: list[str] | None = None
 
     # Restore the global python, numpy and torch generators to their state after the stage. null:

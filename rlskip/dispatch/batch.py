@@ -29,9 +29,8 @@ from rlskip.keys import (
     trajectory_key,
 )
 from rlskip.queue import PromptOutcome
-from rlskip.queue.partition import Partition
-from rlskip.queue.readiness import State
-from rlskip.queue.rows import one_batch
+from rlskip.queue.protocol import one_batch
+from rlskip.queue.readiness import Partition, State
 
 if TYPE_CHECKING:
     from rlskip.dispatch.journal import SessionJournal

@@ -22,7 +22,7 @@ from rlskip.dispatch.sink import Journals, journal_identity
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import TRAIN, VAL
 from rlskip.queue import TrajectoryQueue
-from rlskip.queue.partition import Partition
+from rlskip.queue.readiness import Partition
 from rlskip.queue.sampling import SampleCall
 from rlskip.store import Identity, StepStore
 

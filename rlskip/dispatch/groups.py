@@ -29,8 +29,7 @@ from rlskip.dispatch.sessions import (
 from rlskip.dispatch.sink import Journals, Sink
 from rlskip.dispatch.timeouts import LoopThread
 from rlskip.queue import IncompleteRolloutError, ReplayTimeoutError, TrajectoryQueue
-from rlskip.queue.partition import Partition
-from rlskip.queue.readiness import State
+from rlskip.queue.readiness import Partition, State
 from rlskip.queue.sampling import SampleCall
 
 _A_TURN = 512  # the most sessions that one turn of the event loop starts
@@ -85,12 +84,13 @@ class Groups:
                         raise DispatcherClosedError(what)
                     # The error of a whole step names all that are incomplete.
                     if is_for_some or not call.groups(State.RUNNING):
-                        if (dropped := call.decide()) is not None:
-                            within.remove(group.uid for group in dropped.groups)
+                        if dropped := call.decide():
+                            for groups in dropped.values():
+                                within.remove(group.uid for group in groups)
                             call.evicted(dropped)
-                        if (groups := call.choose()) is not None:
-                            within.remove(group.uid for group in groups)
-                            return groups
+                        if (chosen := call.choose()) is not None:
+                            within.remove(group.uid for group in chosen)
+                            return chosen
                     self.changed.wait(call.check_time(time.monotonic()))
             except BaseException as error:
                 is_late = isinstance(error, ReplayTimeoutError)

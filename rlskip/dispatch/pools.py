@@ -34,7 +34,7 @@ from rlskip.dispatch.sessions import (
 )
 from rlskip.dispatch.timeouts import LoopThread, failure_of, in_thread
 from rlskip.keys import integer
-from rlskip.queue.rows import OwnRow
+from rlskip.queue.protocol import OwnRow
 
 Worker = Callable[..., Any]
 Rows = list[dict[str, Any]]

@@ -9,10 +9,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from rlskip.batch.columns import UIDS, columns_of, is_data_proto, is_tensordict
+from rlskip.batch.columns import UIDS, columns_of, is_data_proto, is_tensordict, named
 from rlskip.batch.meta import plain
 from rlskip.batch.padding import refuse
-from rlskip.batch.prompts import named
 from rlskip.batch.ragged import numbers
 from rlskip.batch.row_fields import CONVENTION, RowFields
 from rlskip.errors import RlskipError

@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from rlskip.batch.prompts import named
+from rlskip.batch.columns import named
 from rlskip.batch.row_fields import RowFields
 from rlskip.config.dump_dir import parse_dump_dir
 from rlskip.doctor.explain import directory_of

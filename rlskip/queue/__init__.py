@@ -12,9 +12,9 @@ from rlskip.queue.protocol import (
     TrajectoryQueue,
     UnequalFieldsError,
     Watch,
+    to_rows,
 )
 from rlskip.queue.readiness import IncompleteRolloutError, PromptOutcome, ReplayTimeoutError
-from rlskip.queue.rows import to_rows
 from rlskip.queue.sampling import GroupFilter
 from rlskip.queue.transfer_queue import TransferQueueAdapter
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
@@ -14,17 +13,15 @@ from rlskip.config.nodes import read_node
 from rlskip.config.other_nodes import DispatchConfig, ReplayConfig
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import ROLLOUT_ROOT_KEYS, integer
-from rlskip.queue.partition import Partition
-from rlskip.queue.protocol import KVBatchMeta, MissingKeysError, Row, TrajectoryQueue
-from rlskip.queue.readiness import PromptGroup, PromptOutcome, State
-from rlskip.queue.rows import to_rows
+from rlskip.queue.protocol import KVBatchMeta, TrajectoryQueue
+from rlskip.queue.readiness import Partition, PromptGroup, PromptOutcome, State
 from rlskip.queue.sampling import Eviction, GroupFilter, SampleCall
 
-#: Called with the partition and the prompts just evicted. It submits their replacements and
-#: returns the new uids, one per prompt and in order, or None if the prompts run again under their
-#: own uids. If it raises, or returns another number of uids, the prompts are in the queue again as
-#: they were. The buffer is locked during the call, so it must not wait for a thread that uses it.
-Refill = Callable[[str, list[PromptOutcome]], "Sequence[str] | None"]
+#: Called with the partition and the prompts that are about to be evicted. It submits a new prompt
+#: for each, and returns their uids once they are in the queue. If it raises, or returns other uids,
+#: nothing is evicted. The buffer is locked during the call, so it must not wait for a thread that
+#: uses it.
+Refill = Callable[[str, list[PromptOutcome]], Sequence[str]]
 
 # Another thread that uses the same buffer may poll the change that this thread waits for.
 _LONGEST_WAIT_S = 1.0
@@ -79,11 +76,7 @@ class ReplayBuffer:
         queue.buffer = self  # what this one samples, an earlier one has not marked
 
     def sample(
-        self,
-        step: int,
-        partition: str,
-        batch_size: int | None = None,
-        uids: set[str] | None = None,
+        self, step: int, partition: str, batch_size: int | None = None
     ) -> tuple[KVBatchMeta, dict[str, float]]:
         """Wait for complete groups and sample them; no group is sampled twice.
 
@@ -93,9 +86,6 @@ class ReplayBuffer:
             None: all prompts submitted at `step`, once all of them have finished.
             A number: that many prompts of any step, the oldest first; in ``val``, less those
             that were dropped.
-        uids
-            Sample these prompts only; without a batch size, wait for all of them. The set stays
-            the one to ask for: an evicted prompt leaves it, and one that replaces it is added.
 
         Returns
         -------
@@ -118,21 +108,16 @@ class ReplayBuffer:
                 "twice",
                 remedy="use that one, or a queue for each",
             )
-        if not (uids is None or (isinstance(uids, set) and uids and _are_texts(uids))):
-            raise ValueError(f"uids must be a set of prompts, or None for all, got {uids!r:.80}")
         with self._lock:
-            call = self._call(step, partition, batch_size, uids)
+            call = self._call(step, partition, batch_size)
         while True:
             with self._lock:
                 self._sync()
                 if evicted := call.decide():
-                    # Replacements may have finished already, and be evicted in turn. The time is
-                    # checked after they are there: no evicted prompt is left without one.
-                    self._evict(evicted, call)
+                    self._evict(evicted, call)  # replacements may have finished already
                 elif groups := call.choose():
                     for group in groups:  # it stays in the partition, and is never sampled again
                         group.sampled = True
-                        call.partition.refills.pop(group.uid, None)
                         call.partition.file(group)
                     return _batch(groups, partition), call.metrics()
                 patience = call.check_time(monotonic())
@@ -173,18 +158,16 @@ class ReplayBuffer:
         """Delete prompts in any state from the queue: roots, rows and markers."""
         with self._lock:
             self._sync()
-            known, names = self._partition(partition), [*uids]
-            self._delete([group for uid in names if (group := known.find(uid))], known)
-            for uid in names:
-                known.refills.pop(uid, None)  # one that has not arrived is not awaited either
+            known = self._partition(partition)
+            self._delete([group for uid in uids if (group := known.find(uid))], known)
 
     # -- within --------------------------------------------------------------------------------
 
-    def _call(self, step: int, name: str, size: int | None, uids: Any = None) -> SampleCall:
+    def _call(self, step: int, name: str, size: int | None) -> SampleCall:
         if (number := integer(step)) is None:  # no prompt would ever be of this step
             raise ValueError(f"step must be a whole number, got {step!r}")
-        now, known, replaces = monotonic(), self._partition(name), self._refill is not None
-        return SampleCall(self.config, known, number, size, now, uids, self._filter, replaces)
+        known, replaces = self._partition(name), self._refill is not None
+        return SampleCall(self.config, known, number, size, monotonic(), self._filter, replaces)
 
     def _partition(self, name: str) -> Partition:
         if name not in self._partitions:
@@ -196,64 +179,38 @@ class ReplayBuffer:
         for name, changes in self._watch.poll().items():
             self._partition(name).apply(changes)
 
-    def _delete(self, groups: Sequence[PromptGroup], known: Partition) -> None:
+    def _delete(self, groups: Iterable[PromptGroup], known: Partition) -> None:
         # In this order: if the queue raises, the keys are still known, and can be deleted later.
         self._queue.delete([key for group in groups for key in group.by_key()], known.name)
         known.remove(group.uid for group in groups)
-        # A polling watch must see them deleted before a refill puts the same keys again.
+        # A watch that polls must see them deleted before somebody puts the same keys again.
         self._sync()
 
     def _evict(self, found: Eviction, call: SampleCall) -> None:
-        """Evict and replace, all or nothing."""
-        groups, replaced, known = found.groups, call.replaced(found), call.partition
-        new = [group for group in groups if not group.told]
-        if new and self._on_evict is not None and not known.validates:
-            self._on_evict(_batch(new, known.name, failed=True))
-            for group in new:
-                group.told = True
-        tags = {key: tag for group in groups for key, tag in group.by_key().items()}
-        rows: dict[str, list[Row]] = {}
-        for key in tags if replaced else ():
-            with contextlib.suppress(MissingKeysError):  # it holds a tag alone
-                rows[key] = [*to_rows(self._queue.get([key], known.name))]
-        there = {*known.refills, *(group.uid for group in known.groups(*State))}
-        # In this order: a prompt may run again under its own uid, so its keys must be gone before
-        # the callback submits it. If the callback fails, they are put again.
+        """Replace, tell of and delete groups: what raises leaves them to another call."""
+        groups, known = [group for some in found.values() for group in some], call.partition
+        replaced = [group.outcome() for group in call.replaced(found)]
+        uids = self._replacements(replaced, call)
+        if self._on_evict is not None and not known.validates:
+            self._on_evict(_batch(groups, known.name, failed=True))
         self._delete(groups, known)
-        try:
-            uids = self._submit([prompt for prompt, _ in replaced], known.name, there)
-        except BaseException:
-            for key, tag in tags.items():
-                self._queue.put([key], known.name, rows.get(key), [tag])
-            self._sync()
-            for group in groups:  # it is what it was
-                known.file(group)
-            raise
-        for group in groups:
-            known.refills.pop(group.uid, None)
-        for uid, (_, count) in zip(uids, replaced, strict=True):
-            known.refills[uid] = call.only_step, count
-        call.evicted(found, uids)
+        call.evicted(found, len(uids))
 
-    def _submit(self, evicted: list[PromptOutcome], name: str, there: set[str]) -> list[str]:
-        """Have the callback submit replacements; returns their uids."""
-        found = self._refill(name, evicted) if self._refill is not None and evicted else None
-        if found is None:
-            return [outcome.uid for outcome in evicted]
-        uids = [*found]
-        # A prompt that was there before replaces none: the step would be short of one.
-        new = {*uids} - there
-        if not (len(uids) == len(new) == len(evicted) and _are_texts(uids)):
+    def _replacements(self, prompts: list[PromptOutcome], call: SampleCall) -> list[str]:
+        """Have the callback replace prompts; the uids of the new ones, which the call samples."""
+        if self._refill is None or not prompts:
+            return []
+        before, name = call.prompts(), call.partition.name
+        uids = [*self._refill(name, prompts)]
+        self._sync()
+        new = {*uids} & (call.prompts() - before)
+        if not len(prompts) == len(uids) == len(new):  # else the step would be short of one
             raise RlskipError(
-                f"the refill callback returned {len(new)} new uids for {len(evicted)} prompts, "
-                f"which stay in the queue: {found!r:.200}",
-                remedy="return one uid of a new prompt for each, in order, or None",
+                f"the refill callback returned {uids!r:.200} for {len(prompts)} prompts, which "
+                f"stay in the queue; of these, {len(new)} are new prompts that {call} can sample",
+                remedy="submit a new prompt for each, and return their uids",
             )
         return uids
-
-
-def _are_texts(uids: Iterable[Any]) -> bool:
-    return all(isinstance(uid, str) for uid in uids)
 
 
 def _batch(groups: Sequence[PromptGroup], partition: str, *, failed: bool = False) -> KVBatchMeta:

@@ -9,37 +9,38 @@ from typing import Any
 from tensordict import TensorDict
 
 from rlskip.batch.columns import own
-from rlskip.errors import RlskipError
 from rlskip.queue.protocol import (
     Changes,
     Fields,
     MissingKeysError,
+    OwnRow,
     Row,
     Tag,
     Tags,
     TrajectoryQueue,
     Watch,
     check_put,
+    one_batch,
+    to_rows,
 )
-from rlskip.queue.rows import OwnRow, one_batch, to_rows
 
 
-class MemoryQueue(TrajectoryQueue):
-    """A trajectory queue inside this process.
+class MemoryQueue(TrajectoryQueue, Watch):
+    """A trajectory queue inside this process, which cannot be pickled.
 
     Values are copied on the way in and on the way out. A change wakes a waiting reader, and the
-    cost of a watch depends on what changed, not on what the queue holds.
+    cost of a poll depends on what changed, not on what the queue holds.
     """
 
-    # `_changed` is held whenever the state below is read or written. A key is noted before it
-    # changes. A put makes a new tag and a new row, so those that a reader holds never change.
+    # `_changed` is held whenever the state below is read or written. A put makes a new tag and a
+    # new row, so those that a reader holds never change.
 
     def __init__(self) -> None:
         self._partitions: dict[str, dict[str, tuple[Tag, Row]]] = {}
         self._changed = threading.Condition()
-        # What the watch has not polled yet: by partition, each key and whether it existed at the
-        # last poll. One that did not and was deleted again is forgotten, so that a watch that
-        # nobody polls does not grow.
+        # What was not polled yet: by partition, each key and whether it existed at the last poll.
+        # One that did not and was deleted again is forgotten, so that a watch that nobody polls
+        # does not grow.
         self._noted: dict[str, dict[str, bool]] = {}
 
     def put(
@@ -70,9 +71,8 @@ class MemoryQueue(TrajectoryQueue):
     ) -> TensorDict:
         with self._changed:
             held = self._partitions.get(partition, {})
-            missing = [key for key in keys if key not in held]
-            rows = {} if missing else {key: held[key][1] for key in keys}
-        if missing:
+            rows = {key: held[key][1] for key in keys if key in held}
+        if missing := [key for key in keys if key not in rows]:
             raise MissingKeysError.of_keys(missing, partition)
         return one_batch(rows, partition, fill_missing, fields=fields)
 
@@ -95,31 +95,18 @@ class MemoryQueue(TrajectoryQueue):
             self._noted = {
                 name: dict.fromkeys(held, False) for name, held in self._partitions.items()
             }
-        return _MemoryWatch(self)
-
-    def __reduce__(self) -> Any:
-        raise RlskipError(
-            "a MemoryQueue belongs to one process and cannot be sent to another",
-            remedy="use TransferQueueAdapter between processes",
-        )
-
-
-class _MemoryWatch(Watch):
-    def __init__(self, queue: MemoryQueue) -> None:
-        self._queue = queue
+        return self
 
     def poll(self) -> Changes:
-        queue = self._queue
-        with queue._changed:
-            noted, queue._noted = queue._noted, {}
+        with self._changed:
+            noted, self._noted = self._noted, {}
             changes: Changes = {}
-            for partition, keys in noted.items():
+            for name, keys in noted.items():
                 if keys:
-                    held = queue._partitions.get(partition, {})
-                    changes[partition] = {k: held[k][0] if k in held else None for k in keys}
+                    held = self._partitions.get(name, {})
+                    changes[name] = {key: held[key][0] if key in held else None for key in keys}
             return changes
 
     def wait_change(self, timeout: float) -> None:
-        queue = self._queue
-        with queue._changed:
-            queue._changed.wait_for(lambda: any(queue._noted.values()), timeout)
+        with self._changed:
+            self._changed.wait_for(lambda: any(self._noted.values()), timeout)

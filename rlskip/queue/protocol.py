@@ -1,22 +1,37 @@
-"""The trajectory queue: five calls, and a watch that reports changes.
+"""The trajectory queue: five calls, and a watch that reports changes; and the rows in it.
 
 A queue holds, per partition, keys (:mod:`rlskip.keys`) with a *tag* (a small flat mapping) and
 *fields* (the row's data). Sessions write to it; the replay buffer and the trainer read from it.
+
+A row is a mapping. The tensors of rows may differ in length; a batch holds them as a jagged nested
+tensor. The rules are TransferQueue's (0.1.11, `AsyncSimpleStorageManager._pack_field_values`), so
+that batches of all queues look the same.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import itertools
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from tensordict import TensorDict
+import numpy as np
+import torch
+from tensordict import (
+    NonTensorStack,
+    TensorDict,
+    TensorDictBase,
+    is_non_tensor,
+    is_tensor_collection,
+)
 
+from rlskip.batch.columns import columns_of, rows_of
 from rlskip.errors import RlskipError
-from rlskip.keys import ATTEMPT, ROWS_PER_ATTEMPT, integer, split_trajectory
+from rlskip.keys import split_trajectory
 
 Tag = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -91,23 +106,10 @@ class TrajectoryQueue(ABC):
     ) -> None:
         """Create or update keys: tags and fields are merged into the existing ones.
 
-        A reader that sees the new tag also finds the new fields.
-
-        Parameters
-        ----------
-        keys
-            At least one key, without duplicates.
-        fields
-            One row per key: a TensorDict of batch size ``(len(keys),)``, or one mapping per
-            key, whose tensors may differ in length. Copied.
-        tags
-            One tag per key. Give fields, tags or both.
-
-        Raises
-        ------
-        PutError
-            There is nothing to put, a key is given twice, lengths differ, or a row's tag names
-            another attempt than its key.
+        Give fields, tags or both: one for each key, of which there is at least one, without
+        duplicates. Fields are a TensorDict of batch size ``(len(keys),)``, or mappings, whose
+        tensors may differ in length; they are copied. A reader that sees the new tag also finds
+        the new fields. Raises :class:`PutError` as :func:`check_put` does.
         """
 
     @abstractmethod
@@ -119,10 +121,10 @@ class TrajectoryQueue(ABC):
         *,
         fill_missing: bool = False,
     ) -> TensorDict:
-        """Return the rows at `keys`, in that order.
+        """Return the rows at `keys`, in that order: these `fields`, or all.
 
-        Those of `fields`, or all. With `fill_missing` (``dispatch.fill_missing``) a field that
-        some rows lack is None there, unless it is a tensor; else all rows must hold the fields.
+        With `fill_missing` (``dispatch.fill_missing``) a field that some rows lack is None there,
+        unless it is a tensor; else all rows must hold the fields.
 
         Returns
         -------
@@ -153,23 +155,118 @@ class TrajectoryQueue(ABC):
 
 
 def check_put(keys: Sequence[str], fields: Fields, tags: Tags) -> None:
-    """Refuse arguments of a put that no queue accepts; raises :class:`PutError`."""
+    """Raise PutError where no queue accepts a put: of nothing, a key twice, or unequal lengths."""
     if isinstance(keys, str):
         raise PutError(f"expected a sequence of keys, got the string {keys!r}")
-    if not keys:
-        raise PutError("no keys to put")
+    if not keys or (fields is None and tags is None):
+        raise PutError("nothing to put", remedy="give keys, and fields, tags, or both")
     if twice := [key for key, count in Counter(keys).items() if count > 1]:
         raise PutError(f"keys given twice: {', '.join(twice)}")
-    if fields is None and tags is None:
-        raise PutError("nothing to put", remedy="give fields, tags, or both")
     for name, values in (("fields", fields), ("tags", tags)):
         if values is not None and len(values) != len(keys):
             raise PutError(f"{len(keys)} keys, but {len(values)} {name}")
-    for key, tag in zip(keys, tags or (), strict=False):
-        attempt, parts = integer(tag.get(ATTEMPT)), split_trajectory(key)
-        if attempt is not None and parts is not None and parts[2] // ROWS_PER_ATTEMPT != attempt:
-            raise PutError(
-                f"{key!r} is not a key of attempt {attempt}, and may be that of another one's row",
-                remedy="write rows under session.key(i), with session.tag(); or under "
-                "TrajectoryKey.of_attempt(uid, session_id, index, attempt)",
-            )
+
+
+# -- rows ----------------------------------------------------------------------------------------
+
+
+class OwnRow(dict[str, Any]):
+    """A row that shares no memory with anything: a queue of this process need not copy it."""
+
+
+def to_rows(fields: TensorDictBase | Sequence[Row]) -> list[dict[str, Any]]:
+    """One mapping per row; tensors are views into the batch.
+
+    A value for the whole batch (NonTensorData) belongs to every row. Raises PutError where a field
+    is itself a TensorDict or a tensorclass, or the mappings hold different fields.
+    """
+    rows = rows_of(fields)
+    parts = [columns_of(fields)] if isinstance(fields, TensorDictBase) else rows
+    for name, value in itertools.chain.from_iterable(part.items() for part in parts):
+        if is_tensor_collection(value) and not is_non_tensor(value):
+            what = f"field {name!r} is a nested {type(value).__name__}"
+            raise PutError(what, remedy="put its fields flat")
+    for row in rows:
+        if row.keys() != rows[0].keys():
+            odd = ", ".join(sorted(row.keys() ^ rows[0].keys()))
+            remedy = "put rows with different fields separately"
+            raise PutError(f"some rows hold {odd} and some do not", remedy=remedy)
+    return rows
+
+
+def one_batch(
+    rows: Mapping[str, Row],
+    partition: str,
+    fill_missing: bool = False,
+    *,
+    fields: Sequence[str] | None = None,
+    own: bool = False,
+) -> TensorDict:
+    """These `fields`, or all, of rows by key as one batch: every reader's rule for unequal rows.
+
+    A field that some rows lack is an error (:func:`check_fields`). With `fill_missing` it is None
+    there, unless any row holds a tensor or an array under its name: a missing tensor has no None.
+    `own`: nobody else has the rows, so only tensors are copied.
+    """
+    filled: set[str] = set()
+    if fill_missing:
+        items = list(itertools.chain.from_iterable(row.items() for row in rows.values()))
+        dense = {name for name, value in items if isinstance(value, (torch.Tensor, np.ndarray))}
+        filled = {name for name, _ in items} - dense
+    names = check_fields(rows, partition, fields, filled)
+    return to_batch([{name: row.get(name) for name in names} for row in rows.values()], own=own)
+
+
+def check_fields(
+    rows: Mapping[str, Collection[str]],
+    partition: str,
+    fields: Sequence[str] | None = None,
+    filled: Collection[str] = (),
+) -> list[str]:
+    """The fields of a batch of rows, each of which has these names of fields, by key.
+
+    Raises MissingKeysError where a row holds nothing, and UnequalFieldsError where one lacks a
+    field that is not `filled`: of the fields that the fewest rows lack, it names one of these rows,
+    which is the row to look at.
+    """
+    where = f"partition {partition!r}"
+    if empty := [key for key, names in rows.items() if not names]:
+        raise MissingKeysError(f"{', '.join(map(repr, empty[:10]))}: no field is there", where)
+    counts = Counter(itertools.chain.from_iterable(rows.values()))
+    wanted = list(counts if fields is None else fields)
+    lacked = [name for name in wanted if counts[name] < len(rows) and name not in filled]
+    if lacked:
+        field = max(lacked, key=counts.__getitem__)
+        lacking = [key for key, names in rows.items() if field not in names]
+        form = split_trajectory(lacking[0])
+        who = f" (session {form[1]} of prompt {form[0]!r})" if form else ""
+        more = f", and so do {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        held = ", ".join(name for name, count in counts.items() if count == len(rows)) or "none"
+        raise UnequalFieldsError(
+            f"the rows do not hold the same fields: {lacking[0]!r}{who} lacks {field!r}{more}",
+            where,
+            f"return the same fields from every session, or read those that all rows hold: {held}",
+        )
+    return wanted
+
+
+def to_batch(rows: Sequence[Row], *, own: bool = False) -> TensorDict:
+    """Rows that hold the same fields as one TensorDict, which shares no memory with them.
+
+    Its layout is that of :meth:`TrajectoryQueue.get`; tensors whose shapes or dtypes do not allow a
+    nested one are in a NonTensorStack. `own` is that of :func:`one_batch`.
+    """
+    names = rows[0] if rows else ()
+    batch = {name: _pack([row[name] for row in rows], own) for name in names}
+    return TensorDict(batch, batch_size=[len(rows)])
+
+
+def _pack(values: list[Any], own: bool) -> torch.Tensor | NonTensorStack:
+    if all(isinstance(value, torch.Tensor) for value in values):
+        if all(value.dim() == 0 for value in values):
+            return torch.stack(values)
+        try:
+            return torch.nested.as_nested_tensor(values, layout=torch.jagged)
+        except RuntimeError:  # ragged in more than the first dimension, or of several dtypes
+            pass
+    return NonTensorStack(*(values if own else copy.deepcopy(values)))

@@ -1,4 +1,4 @@
-"""Whether a prompt's group is finished, and whether it is complete: pure functions of its tags.
+"""The groups of a partition: which are finished, and which of those are complete.
 
 There are two models; the root tag shows which one a prompt uses:
 
@@ -9,25 +9,26 @@ prompt status
     The tag holds no ``n``. The group is finished when its ``status`` is ``finished`` or
     ``failure``. A session succeeded if it wrote a row and no marker says that it failed.
 
-Only rows of the attempt that counts count, and only those whose status is success.
+Only rows of the attempt that counts count, and only those whose status is success. The cost of an
+update depends on what changed, not on what the partition holds.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any
 
 import attrs
 
 from rlskip import keys
+from rlskip.config.other_nodes import ReplayConfig
 from rlskip.errors import RlskipError
 from rlskip.queue.protocol import Tag
 
 _MOST_SESSIONS = 10**6  # of a prompt; a root tag that says more is invalid
-_NAMED = 20  # prompts in a message; the attribute `prompts` of its error holds all of them
 
 
 class State(Enum):
@@ -44,19 +45,88 @@ Place = tuple[Any, ...]
 """Where in a group a tag is: () the root's, (session,) a marker's, (session, index) a row's."""
 
 
+@attrs.frozen
+class PromptOutcome:
+    """The outcome of one prompt, for errors, callbacks and log lines.
+
+    `status` is that of its root tag, or None with session counting. `expected` sessions are those
+    of its tag, else of the config: None if neither has a number, 0 if that of its tag is invalid.
+    `succeeded` has the ids of distinct sessions, `failed` ids with a reason, which may be empty.
+    """
+
+    uid: str
+    step: int | None
+    status: str | None
+    expected: int | None
+    succeeded: tuple[int, ...]
+    failed: tuple[tuple[int, str], ...]
+
+    @property
+    def actual(self) -> int:
+        """How many distinct sessions succeeded."""
+        return len(self.succeeded)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Sessions with no outcome yet, as many as are missing from `expected`."""
+        expected, known = self.expected or 0, {*self.succeeded, *dict(self.failed)}
+        unknown = (i for i in range(expected) if i not in known)
+        return tuple(itertools.islice(unknown, max(0, expected - len(known))))
+
+    @property
+    def complete(self) -> bool:
+        """No session failed, is missing or too many; without an expected number, one is enough."""
+        if self.status == keys.FAILURE or self.failed:
+            return False
+        return self.actual >= 1 and self.expected in (None, self.actual)
+
+    def accepted(self, viable: int | None) -> bool:
+        """Whether it is complete, or has `viable` sessions, or as many of those as are expected."""
+        if self.complete or viable is None:
+            return self.complete
+        if self.expected is None:
+            return viable <= self.actual
+        # Sessions above the expected number are never trained on: its root was changed.
+        return 0 < min(viable, self.expected) <= self.actual <= self.expected
+
+    def __str__(self) -> str:
+        expected = "some" if self.expected is None else self.expected
+        causes = [f"session {i} failed{f': {why}' if why else ''}" for i, why in self.failed]
+        if self.missing:
+            plural = "s" if len(self.missing) > 1 else ""
+            causes.append(f"session{plural} {', '.join(map(str, self.missing))} missing")
+        if self.status is not None:
+            causes.append(f"status {self.status}")
+        why = f" ({'; '.join(causes)})" if causes else ""
+        return f"{self.uid}: expected {expected}, got {self.actual}{why}"
+
+
+class IncompleteRolloutError(RlskipError, RuntimeError):
+    """Finished groups are incomplete, and ``replay.on_incomplete`` does not accept them.
+
+    `prompts` has a :class:`PromptOutcome` for each prompt concerned, of this `partition` and the
+    call's `step`.
+    """
+
+    partition: str = ""
+    step: int | None = None
+    prompts: tuple[PromptOutcome, ...] = ()
+
+
+class ReplayTimeoutError(IncompleteRolloutError, TimeoutError):
+    """``replay.timeout_s`` has passed; `prompts` are those with missing sessions."""
+
+
 @attrs.define(eq=False)
 class PromptGroup:
     """One prompt's tags, by place."""
 
-    # `sampled` and `varies` are of the present root: a prompt that is submitted again, at another
-    # step, may be sampled again.
     uid: str
     usual: int | None = None  # the sessions of a prompt whose root tag has no number of them
     tags: dict[Place, Tag] = attrs.field(factory=dict)
-    told: bool = False  # on_evict was called for it, and a refill that failed brought it back
+    # These are of the present root: submitted again, at another step, it may be sampled again.
     sampled: bool = False
     varies: bool | None = None  # whether a filter lets it pass; None: not judged yet
-    metric: float = 0.0  # of its first row, for such a filter
 
     @property
     def root(self) -> Tag:
@@ -69,12 +139,12 @@ class PromptGroup:
 
     def set(self, place: Place, tag: Tag | None) -> None:
         """Set a tag; None removes it."""
-        step = None if place else self.step
+        step = self.step
         if tag is None:
             self.tags.pop(place, None)
         else:
             self.tags[place] = tag
-        if not place and self.step != step:  # submitted again, or deleted
+        if not place and self.step != step:
             self.sampled, self.varies = False, None
 
     def by_key(self) -> dict[str, Tag]:
@@ -108,13 +178,11 @@ class PromptGroup:
 
     def outcome(self) -> PromptOutcome:
         """The outcome so far."""
-        root, expected = self.root, self.usual
+        root = self.root
         status = None if keys.N in root or keys.STATUS not in root else str(root[keys.STATUS])
-        for name in (keys.N, keys.EXPECTED_ROLLOUTS):  # the second one takes precedence
-            if (number := root.get(name)) is not None and expected != 0:
-                expected = _positive(number) or 0
-                if not expected:  # it does not say how many to expect: nothing is complete
-                    status = f"invalid: {name}={number!r:.40}"
+        number = root.get(keys.EXPECTED_ROLLOUTS, root.get(keys.N))
+        # Of 0, as of what is not a number of sessions, nothing is complete.
+        expected = self.usual if number is None else _positive(number) or 0
         succeeded, failed = self._tally()
         ended = tuple(succeeded), tuple(failed.items())
         return PromptOutcome(self.uid, self.step, status, expected, *ended)
@@ -122,11 +190,8 @@ class PromptGroup:
     def _tally(self) -> tuple[dict[int, list[Place]], dict[int, str]]:
         """By session id: the rows of each session that succeeded, and why each other failed."""
         sessions: dict[int, list[Place]] = {}
-        for place in sorted(self.tags):
-            if place:
-                rows = sessions.setdefault(place[0], [])
-                if len(place) == 2:
-                    rows.append(place)
+        for place in sorted(filter(None, self.tags)):
+            sessions.setdefault(place[0], []).extend([place] if len(place) == 2 else [])
         succeeded: dict[int, list[Place]] = {}
         failed: dict[int, str] = {}
         for session_id, rows in sessions.items():
@@ -144,86 +209,68 @@ class PromptGroup:
         return succeeded, failed
 
 
-@attrs.frozen
-class PromptOutcome:
-    """The outcome of one prompt, for errors, callbacks and log lines.
-
-    `status` is that of its root tag, or None with session counting. `expected` sessions are those
-    of its tag, else of the config: None if neither has a number, 0 if that of its tag is invalid.
-    `succeeded` has the ids of distinct sessions, `failed` ids with a reason, which may be empty.
-    """
-
-    uid: str
-    step: int | None
-    status: str | None
-    expected: int | None
-    succeeded: tuple[int, ...]
-    failed: tuple[tuple[int, str], ...]
-
-    @property
-    def actual(self) -> int:
-        """How many distinct sessions succeeded."""
-        return len(self.succeeded)
-
-    @property
-    def missing(self) -> tuple[int, ...]:
-        """Sessions with no outcome yet, as many as are missing from `expected`."""
-        known = {*self.succeeded, *dict(self.failed)}
-        unknown = (i for i in range(self.expected or 0) if i not in known)
-        return tuple(itertools.islice(unknown, max(0, (self.expected or 0) - len(known))))
-
-    @property
-    def complete(self) -> bool:
-        """No session failed, is missing or too many; without an expected number, one is enough."""
-        if self.status == keys.FAILURE or self.failed:
-            return False
-        return self.actual >= 1 and self.expected in (None, self.actual)
-
-    def accepted(self, viable: int | None) -> bool:
-        """Whether it is complete, or has `viable` sessions, or as many of those as are expected."""
-        if self.complete or viable is None:
-            return self.complete
-        if self.expected is None:
-            return viable <= self.actual
-        # Sessions above the expected number are never trained on: its root was changed.
-        return 0 < min(viable, self.expected) <= self.actual <= self.expected
-
-    def __str__(self) -> str:
-        expected = "some" if self.expected is None else self.expected
-        causes = [f"session {i} failed{f': {why}' if why else ''}" for i, why in self.failed]
-        if self.missing:
-            plural = "s" if len(self.missing) > 1 else ""
-            causes.append(f"session{plural} {', '.join(map(str, self.missing))} missing")
-        if self.status is not None:
-            causes.append(f"status {self.status}")
-        why = f" ({'; '.join(causes)})" if causes else ""
-        return f"{self.uid}: expected {expected}, got {self.actual}{why}"
-
-
 def _positive(value: Any) -> int | None:
     number = keys.integer(value)
     return number if number is not None and 0 < number <= _MOST_SESSIONS else None
 
 
-class IncompleteRolloutError(RlskipError, RuntimeError):
-    """Finished groups are incomplete, and ``replay.on_incomplete`` does not accept them.
+class Partition:
+    """Groups by uid and state, of a queue or of a dispatcher, as a call samples them.
 
-    `prompts` has a :class:`PromptOutcome` for each prompt concerned, of this `partition` and the
-    call's `step`.
+    A group is a :class:`PromptGroup`, or a dispatcher's: it has a `uid`, a `step`, a
+    ``state(viable)`` and an ``outcome()``.
     """
 
-    partition: str = ""
-    step: int | None = None
-    prompts: tuple[PromptOutcome, ...] = ()
+    def __init__(self, name: str, config: ReplayConfig) -> None:
+        self.name = name
+        self.validates = name == keys.VAL
+        self.usual = config.val_n if self.validates else config.n
+        self._viable = config.min_viable if config.on_incomplete == "min_viable" else None
+        self._groups: dict[str, tuple[State, Any]] = {}  # in order of appearance
 
+    def file(self, group: Any) -> None:
+        """Add a group, or note that it has changed."""
+        self._groups[group.uid] = group.state(self._viable), group
 
-class ReplayTimeoutError(IncompleteRolloutError, TimeoutError):
-    """``replay.timeout_s`` has passed; `prompts` are those with missing sessions."""
+    def remove(self, uids: Iterable[str]) -> None:
+        """Forget these groups."""
+        for uid in uids:
+            self._groups.pop(uid, None)
 
+    def find(self, uid: str) -> Any:
+        """The group of `uid`, or None."""
+        return self._groups[uid][1] if uid in self._groups else None
 
-def name_prompts(prompts: Sequence[PromptOutcome]) -> str:
-    """One indented line per prompt, for the first twenty."""
-    lines = [f"\n  {prompt}" for prompt in prompts[:_NAMED]]
-    if len(prompts) > _NAMED:
-        lines.append(f"\n  and {len(prompts) - _NAMED} more")
-    return "".join(lines)
+    def groups(self, *states: State, step: int | None = None) -> list[Any]:
+        """The groups in these states, of one step or of any: by step, then as they appeared."""
+        found = [
+            group
+            for state, group in self._groups.values()
+            if state in states and (step is None or group.step == step)
+        ]
+        return sorted(found, key=lambda group: -math.inf if group.step is None else group.step)
+
+    def apply(self, changes: Mapping[str, Tag | None]) -> None:
+        """Apply what a watch reported: a key's current tag, or None for a deleted key."""
+        touched: dict[str, PromptGroup] = {}
+
+        def set_tag(uid: str, place: Place, tag: Tag | None) -> None:
+            group = touched.get(uid) or self.find(uid)
+            if group is not None or tag is not None:
+                touched[uid] = group = group or PromptGroup(uid, self.usual)
+                group.set(place, tag)
+
+        for key, tag in changes.items():
+            form = keys.split_trajectory(key) or keys.split_session(key)
+            # A uid may look like a row or a marker of another uid. Such a key moves when a tag
+            # that names its kind arrives.
+            is_root = tag is not None and (tag.get(keys.IS_PROMPT) or form is None)
+            if is_root or key in touched or key in self._groups:
+                set_tag(key, (), tag if is_root else None)
+            if form is not None:
+                set_tag(form[0], form[1:], None if is_root else tag)
+        for uid, group in touched.items():
+            if group.tags:
+                self.file(group)
+            else:
+                self.remove([uid])

@@ -1,4 +1,4 @@
-"""One call that samples groups: what it may sample, what it evicts, its metrics and its errors.
+"""One call that samples groups: which it waits for, what it evicts, its metrics and its errors.
 
 ``ReplayBuffer.sample`` and ``RolloutDispatcher.collect`` follow the same rules, which are here.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -17,19 +16,22 @@ import attrs
 from rlskip.config.other_nodes import ReplayConfig
 from rlskip.errors import RlskipError
 from rlskip.keys import TRAIN, integer
-from rlskip.queue.partition import Partition
 from rlskip.queue.readiness import (
     IncompleteRolloutError,
+    Partition,
     PromptGroup,
     PromptOutcome,
     ReplayTimeoutError,
     State,
-    name_prompts,
 )
 
 log = logging.getLogger(__name__)
 
 _THERE = State.COMPLETE, State.RUNNING, State.INCOMPLETE
+_NAMED = 20  # prompts in a message; the attribute `prompts` of its error holds all of them
+
+Eviction = dict[str, list[Any]]
+"""Groups to evict, by cause: stale, dropped, refilled or rejected. Every prompt has one."""
 
 
 @attrs.frozen
@@ -56,56 +58,43 @@ class GroupFilter:
         rest = iter(values)
         for group, keys in new:
             its = [next(rest) for _ in keys]
+            group.varies = len(its) == 1 or len({*its}) > 1
             # One NaN makes the advantages of its whole group NaN. It equals nothing, itself
             # neither, so it would count as variance.
-            odd = [value for value in its if not math.isfinite(value)]
-            group.varies = not odd and (len(its) == 1 or len({*its}) > 1)
-            group.metric = [*odd, *its][0]
+            if odd := [value for value in its if not math.isfinite(value)]:
+                group.varies = False
+                log.warning("prompt %s is rejected: the metric of a row is %s", group.uid, odd[0])
         return [group for group in groups if not group.varies]
 
 
-@attrs.define
-class Eviction:
-    """The groups that a call evicts, by cause."""
-
-    stale: list[Any] = attrs.field(factory=list)
-    dropped: list[Any] = attrs.field(factory=list)
-    refilled: list[Any] = attrs.field(factory=list)
-    rejected: list[PromptGroup] = attrs.field(factory=list)
-
-    @property
-    def groups(self) -> list[Any]:
-        return [*self.stale, *self.dropped, *self.refilled, *self.rejected]
-
-
-@attrs.define(eq=False, slots=False)
 class SampleCall:
     """One call: its arguments, when it began, and what it evicted.
 
-    `uids` are the prompts to sample, or None for all. Every prompt that it evicts is counted once:
-    as stale, dropped, refilled or rejected.
+    `step` is whose prompts are sampled, or with a `batch_size` from when their age counts.
     """
 
-    config: ReplayConfig
-    partition: Partition
-    step: int
-    batch_size: int | None
-    started: float
-    uids: set[str] | None = None
-    group_filter: GroupFilter | None = None
-    replaces_stale: bool = False
-
-    def __attrs_post_init__(self) -> None:
-        if self.batch_size is not None and (integer(self.batch_size) or 0) < 1:
-            what = f"batch_size must be at least 1, or None, got {self.batch_size!r:.80}"
-            raise ValueError(what)
-        trains = not self.partition.validates
-        self.group_filter = self.group_filter if trains else None
-        self._strategy = self.config.max_off_policy_strategy if trains and self.batch_size else ""
+    def __init__(
+        self,
+        config: ReplayConfig,
+        partition: Partition,
+        step: int,
+        batch_size: int | None,
+        started: float,
+        group_filter: GroupFilter | None = None,
+        replaces_stale: bool = False,
+    ) -> None:
+        if batch_size is not None and (integer(batch_size) or 0) < 1:
+            raise ValueError(f"batch_size must be at least 1, or None, got {batch_size!r:.80}")
+        trains = not partition.validates
+        self.config, self.partition, self.step = config, partition, step
+        self.batch_size = batch_size
+        self.group_filter = group_filter if trains else None
         # The step whose prompts are sampled; None for any step.
-        self.only_step = self.step if self.batch_size is None else None
-        self.gone = Eviction()  # all that was evicted
-        self._logged = self.started
+        self._only_step = step if batch_size is None else None
+        self._strategy = config.max_off_policy_strategy if trains and batch_size else ""
+        self._replaces_stale = replaces_stale
+        self._gone: Eviction = {"stale": [], "dropped": [], "refilled": [], "rejected": []}
+        self._started = self._logged = started
         self._submitted = self._short = 0
 
     def __str__(self) -> str:
@@ -113,17 +102,13 @@ class SampleCall:
 
     def groups(self, *states: State) -> list[Any]:
         """The groups in these states that the call may sample, the oldest first."""
-        return self.partition.groups(*states, step=self.only_step, uids=self.uids)
+        return self.partition.groups(*states, step=self._only_step)
 
-    def absent(self) -> list[str]:
-        """What a call for a whole step waits for and is not there: refills, or named prompts."""
-        if self.only_step is None:
-            return []
-        refills = {uid for uid, (step, _) in self.partition.refills.items() if step == self.step}
-        awaited = refills if self.uids is None else self.uids
-        return sorted(awaited - {group.uid for group in self.groups(*_THERE)}) if awaited else []
+    def prompts(self) -> set[str]:
+        """The prompts that it may sample, now or once they have finished."""
+        return {group.uid for group in self.groups(*_THERE)}
 
-    def span(self, group: Any) -> int:
+    def _span(self, group: Any) -> int:
         """The steps that a group spans: 1 is on-policy."""
         return self.step - int(group.step) + 1
 
@@ -132,123 +117,96 @@ class SampleCall:
     def stale(self, groups: list[Any]) -> list[Any]:
         """Those of these groups that are too old."""
         most = self.config.max_off_policy_threshold or 0  # which a strategy needs
-        return [g for g in groups if self._strategy == "drop" and self.span(g) > most]
+        return [g for g in groups if self._strategy == "drop" and self._span(g) > most]
 
-    def decide(self) -> Eviction | None:
-        """Which groups to evict; None: none."""
-        policy, most = self.config.on_incomplete, self.config.max_refills
-        found = Eviction(self.stale(self.groups(State.COMPLETE, State.INCOMPLETE)))
-        incomplete = [g for g in self.groups(State.INCOMPLETE) if g not in found.stale]
-        if policy == "refill" and not self.partition.validates:
-            found.refilled = incomplete
-        elif policy in ("drop", "refill"):
-            # A refill submits a training prompt, which must not stand in for one of validation.
-            found.dropped = incomplete
-        elif incomplete:
-            outcomes = [group.outcome() for group in incomplete]
-            raise self._error(f"incomplete groups:{name_prompts(outcomes)}", outcomes)
-        if spent := [prompt for prompt, count in self.replaced(found) if count > most]:
-            what = f"stale or incomplete groups after {most} refills (replay.max_refills):"
-            raise self._error(what + name_prompts(spent), spent)
-        if self.group_filter is not None:
-            self._reject(self.group_filter, found)
-        return found if found.groups else None
+    def decide(self) -> Eviction:
+        """Which groups to evict; empty: none."""
+        policy, name = self.config.on_incomplete, self.partition.name
+        stale = self.stale(self.groups(State.COMPLETE, State.INCOMPLETE))
+        incomplete = [g for g in self.groups(State.INCOMPLETE) if g not in stale]
+        if incomplete and policy not in ("drop", "refill"):
+            raise self._error("incomplete groups:", incomplete)
+        complete = [g for g in self.groups(State.COMPLETE) if g not in stale]
+        rejected = self.group_filter.rejected(name, complete) if self.group_filter else []
+        # A refill submits a training prompt, which must not stand in for one of validation.
+        refills = policy == "refill" and not self.partition.validates
+        handled = "refilled" if refills else "dropped"
+        found = {"stale": stale, handled: incomplete, "rejected": rejected}
+        self._refuse_endless(found, len(complete) - len(rejected))
+        return {cause: groups for cause, groups in found.items() if groups}
 
-    def replaced(self, found: Eviction) -> list[tuple[PromptOutcome, int]]:
-        """The prompts to replace, each with the refills in a row that its replacement will have."""
-        refills = self.partition.refills
-        again = [*(found.stale if self.replaces_stale else ()), *found.refilled]
-        counted = [(group.outcome(), refills.get(group.uid, (None, 0))[1] + 1) for group in again]
-        return counted + [(group.outcome(), 0) for group in found.rejected]
+    def replaced(self, found: Eviction) -> list[Any]:
+        """The groups that refills replace."""
+        causes = ("refilled", "rejected", *(["stale"] if self._replaces_stale else []))
+        return [group for cause in causes for group in found.get(cause, ())]
 
-    def _reject(self, group_filter: GroupFilter, found: Eviction) -> None:
-        """Evict groups that teach nothing.
-
-        Without a bound a filter that rejects everything would generate until the timeout.
-        """
-        complete = [g for g in self.groups(State.COMPLETE) if g not in found.stale]
-        found.rejected = group_filter.rejected(self.partition.name, complete)
-        passed = len(complete) - len(found.rejected)
-        there = len(self.groups(*_THERE)) + len(self.absent())
+    def _refuse_endless(self, found: Eviction, passed: int) -> None:
+        """Bound the refills: where everything fails or is rejected, they would go on for ever."""
+        there, replaced = len(self.groups(*_THERE)), self.replaced(found)
         wanted = self.batch_size or there
         most = self.config.max_refills * max(wanted, there)
-        if passed < wanted and self._submitted + len(found.rejected) > most:
-            self.gone.rejected += found.rejected
+        if replaced and passed < wanted and self._submitted + len(replaced) > most:
+            self._gone["rejected"] += found["rejected"]
             raise self._error(
-                f"{passed} of {wanted} groups passed the filter, and {self._submitted} more "
-                f"prompts were submitted, of the {most} allowed; {self._rejections()}",
-                [group.outcome() for group in found.rejected],
-                "are the prompts too easy or too hard? Raise replay.max_refills: so many refills "
-                "are allowed for each prompt",
+                f"{passed} of {wanted} groups can be sampled, and {self._submitted} more prompts "
+                f"were submitted, of the {most} allowed{self._rejections()}",
+                replaced,
+                "find out why they fail, or are too easy or too hard; or raise replay.max_refills: "
+                "so many refills are allowed for each prompt",
             )
 
-    def evicted(self, found: Eviction, uids: Sequence[str] = ()) -> None:
-        """Log and count what was evicted, and wait for the prompts `uids` that replace it."""
-        no_number = [group for group in found.rejected if not math.isfinite(group.metric)]
-        for kind, groups in (
-            ("stale prompts", found.stale),
-            ("incomplete prompts, which are dropped", found.dropped),
-            ("incomplete prompts, which are refilled", found.refilled),
-            ("prompts with a row whose metric is not a number", no_number),
-        ):
-            if groups:
-                names = name_prompts([group.outcome() for group in groups])
-                log.warning("%s: evicting %s:%s", self, kind, names)
-        for cause in ("stale", "dropped", "refilled", "rejected"):
-            getattr(self.gone, cause).extend(getattr(found, cause))
-        self._submitted += len(uids)
-        if self.uids is not None:
-            self.uids.difference_update(group.uid for group in found.groups)
-            self.uids.update(uids)
+    def evicted(self, found: Eviction, refills: int = 0) -> None:
+        """Log and count what was evicted, and the prompts that replace it."""
+        self._submitted += refills
+        for cause, groups in found.items():
+            self._gone[cause] += groups
+            if cause != "rejected":
+                log.warning("%s: prompts are %s:%s", self, cause, _names(_outcomes(groups)))
 
     # -- which groups are sampled --------------------------------------------------------------
 
     def choose(self) -> list[Any] | None:
         """The groups to return, or None to go on waiting."""
         if self.batch_size is None:  # waits for all that was submitted
-            if self.groups(State.RUNNING) or self.absent():
+            if self.groups(State.RUNNING):
                 return None
         elif self._waits_for_old():
             return None
-        complete = self.groups(State.COMPLETE)
+        complete, dropped = self.groups(State.COMPLETE), self._gone["dropped"]
         size = self.batch_size or max(1, len(complete))
-        dropped = [group.outcome() for group in self.gone.dropped]
         if self.partition.validates and self.batch_size:
             # Nothing replaces a dropped prompt of a validation batch, so nothing is waited for.
             size -= len(dropped)
         if size <= 0 or (dropped and not complete and self.batch_size is None):
-            what = f"incomplete groups (every prompt was dropped):{name_prompts(dropped)}"
-            raise self._error(what, dropped)
+            raise self._error("incomplete groups (every prompt was dropped):", dropped)
         if len(complete) < size:
             return None
-        short = [outcome for g in complete[:size] if not (outcome := g.outcome()).complete]
+        short = [outcome for outcome in _outcomes(complete[:size]) if not outcome.complete]
         if short:
             self._short = len(short)
-            log.warning("%s: returning groups with missing sessions:%s", self, name_prompts(short))
+            log.warning("%s: returning groups with missing sessions:%s", self, _names(short))
         return complete[:size]
 
     def _waits_for_old(self) -> bool:
         """Whether to wait for a running prompt that has reached the threshold."""
         most = self.config.max_off_policy_threshold or 0
         running = self.partition.groups(State.RUNNING) if self._strategy == "wait" else ()
-        return any(self.span(group) >= most for group in running)
+        return any(self._span(group) >= most for group in running)
 
     def metrics(self) -> dict[str, float]:
         """What the call evicted, and the groups with missing sessions, as verl names them."""
-        gone = self.gone
+        spans = [self._span(group) for group in self._gone["stale"]]
+        counts = {cause: len(groups) for cause, groups in self._gone.items()}
         metrics: dict[str, float] = {
-            "off_policy/evicted_samples": len(gone.stale),
-            "rollout_failure/evicted_samples": len(gone.dropped) + len(gone.refilled),
-            "rollout_failure/refilled_samples": len(gone.refilled),
+            "off_policy/evicted_samples": len(spans),
+            "rollout_failure/evicted_samples": counts["dropped"] + counts["refilled"],
+            "rollout_failure/refilled_samples": counts["refilled"],
             "rollout_failure/short_samples": self._short,
         }
-        if gone.stale:
-            for name, of in (("mean", fmean), ("max", max), ("min", min)):
-                metrics[f"off_policy/evicted_samples_staleness/{name}"] = of(
-                    map(self.span, gone.stale)
-                )
-        if gone.rejected:
-            metrics["filter_groups/evicted_samples"] = len(gone.rejected)
+        for name, of in (("mean", fmean), ("max", max), ("min", min)) if spans else ():
+            metrics[f"off_policy/evicted_samples_staleness/{name}"] = of(spans)
+        if counts["rejected"]:
+            metrics["filter_groups/evicted_samples"] = counts["rejected"]
         prefix = "training" if self.partition.name == TRAIN else "validation"
         return {f"{prefix}/{name}": value for name, value in metrics.items()}
 
@@ -260,55 +218,55 @@ class SampleCall:
         Raises ReplayTimeoutError when ``replay.timeout_s`` has passed.
         """
         timeout_s, interval_s = self.config.timeout_s, self.config.progress_interval_s
-        waited = now - self.started
+        waited = now - self._started
         if waited >= timeout_s or now >= self._logged + interval_s:
-            said, missing = self._situation()
+            complete, running = len(self.groups(State.COMPLETE)), self.groups(State.RUNNING)
+            wanted = self.batch_size or complete + len(running)
+            said = f"{complete} of {wanted} prompts are complete, {len(running)} are running"
+            if self._waits_for_old():
+                said += "; running prompts that are about to be stale come first"
+            said += self._rejections()
             if waited >= timeout_s:
                 raise self._error(
                     f"no batch after {waited:.1f} s; {said}",
-                    missing,
+                    running,
                     "find out why the sessions are missing; raise replay.timeout_s if they are "
                     "only slow",
                     ReplayTimeoutError,
                 )
             self._logged = now
+            said += _names(_outcomes(running))
             log.info("%s: waiting for %.0f of %.0f s; %s", self, waited, timeout_s, said)
-        return min(self.started + timeout_s, self._logged + interval_s) - now
-
-    def _situation(self) -> tuple[str, list[PromptOutcome]]:
-        """What there is to sample and what is missing, in words; and the latter as outcomes."""
-        complete, running = self.groups(State.COMPLETE), self.groups(State.RUNNING)
-        absent, usual = self.absent(), self.partition.usual
-        wanted = self.batch_size or len(complete) + len(running) + len(absent)
-        said = f"{len(complete)} of {wanted} prompts are complete, {len(running)} are running"
-        if self._waits_for_old():
-            said += "; running prompts that are about to be stale come first"
-        if absent:
-            said += f"; not submitted at this step, or deleted: {', '.join(absent[:10])}"
-        if self.gone.rejected:
-            said += f"; {self._rejections()}"
-        late = running + [self.partition.find(uid) or PromptGroup(uid, usual) for uid in absent]
-        missing = [group.outcome() for group in late]
-        return said + name_prompts(missing), missing
+        return min(self._started + timeout_s, self._logged + interval_s) - now
 
     def _rejections(self) -> str:
         """How many groups were rejected, and by what."""
-        metric = self.group_filter and self.group_filter.metric
-        counts = Counter(f"{group.metric:g}" for group in self.gone.rejected)
-        return (
-            f"the filter {getattr(metric, '__name__', type(metric).__name__)!r} rejected "
-            f"{counts.total()} groups (a metric that is the same in all rows, or not a number): "
-            f"{', '.join(f'{value} in {count}' for value, count in sorted(counts.items()))}"
-        )
+        metric, rejected = self.group_filter and self.group_filter.metric, self._gone["rejected"]
+        name = getattr(metric, "__name__", type(metric).__name__)
+        why = "a metric that is the same in all rows, or not a number"
+        return f"; the filter {name!r} rejected {len(rejected)} groups ({why})" if rejected else ""
 
     def _error(
         self,
         what: str,
-        prompts: Sequence[PromptOutcome],
+        groups: Sequence[Any],
         remedy: str = "find the cause in the logs of the sessions; replay.on_incomplete can drop, "
         "refill or accept such groups (raise, drop, refill, min_viable)",
         kind: type[IncompleteRolloutError] = IncompleteRolloutError,
     ) -> IncompleteRolloutError:
-        error = kind(what, str(self), remedy)
+        prompts = _outcomes(groups)
+        error = kind(what + _names([p for p in prompts if not p.complete]), str(self), remedy)
         error.partition, error.step, error.prompts = self.partition.name, self.step, tuple(prompts)
         return error
+
+
+def _outcomes(groups: Iterable[Any]) -> list[PromptOutcome]:
+    return [group.outcome() for group in groups]
+
+
+def _names(prompts: Sequence[PromptOutcome]) -> str:
+    """One indented line per prompt, for the first twenty."""
+    lines = [f"\n  {prompt}" for prompt in prompts[:_NAMED]]
+    if len(prompts) > _NAMED:
+        lines.append(f"\n  and {len(prompts) - _NAMED} more")
+    return "".join(lines)

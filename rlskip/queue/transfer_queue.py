@@ -12,6 +12,7 @@ from typing import Any
 
 from tensordict import NonTensorData, TensorDict
 
+from rlskip.config.check import look_up
 from rlskip.queue.protocol import (
     Changes,
     Fields,
@@ -22,9 +23,12 @@ from rlskip.queue.protocol import (
     Tags,
     TrajectoryQueue,
     Watch,
+    check_fields,
     check_put,
+    one_batch,
+    to_batch,
+    to_rows,
 )
-from rlskip.queue.rows import check_fields, one_batch, to_batch, to_rows
 
 Listing = Mapping[str, Mapping[str, Tag]]
 
@@ -81,14 +85,15 @@ class TransferQueueAdapter(TrajectoryQueue):
         def get(keys: Sequence[str], names: Sequence[str]) -> TensorDict:
             return self._call("kv_batch_get", list(keys), partition, select_fields=[*names])
 
+        if not keys:
+            return to_batch([])
         # Of unequal rows TransferQueue returns those fields that all hold.
         held = self._held(keys, partition)
         alike = defaultdict[tuple[str, ...], list[str]](list)
         for key, names in held.items():
             alike[names].append(key)
         if len(alike) < 2 or not fill_missing:
-            wanted = check_fields(held, partition, fields)
-            return get(keys, wanted) if wanted else to_batch([])
+            return get(keys, check_fields(held, partition, fields))
         rows: dict[str, Row] = {key: {} for key in keys}
         for names, some in alike.items():
             if names:
@@ -123,12 +128,10 @@ class TransferQueueAdapter(TrajectoryQueue):
                     if "changed size during iteration" not in str(error):
                         raise
 
-        there = _within(CALL_S, "get_partition_snapshot", snapshot) if keys else None
+        there = _within(CALL_S, "get_partition_snapshot", snapshot)
         places = {} if there is None else there.keys_mapping
         if missing := [key for key in keys if key not in places]:
             raise MissingKeysError.of_keys(missing, partition)
-        if there is None:
-            return {}
         held = there.production_status[[places[key] for key in keys]] == 1
         columns = there.field_name_mapping
         return {
@@ -143,37 +146,27 @@ class TransferQueueAdapter(TrajectoryQueue):
 class PollingWatch(Watch):
     """Compares each full listing, of all partitions, with the previous one."""
 
-    # Polls run one after the other, so that each change is reported to one caller; a wait needs no
-    # lock, because it only reads `_pause_s`.
-
     def __init__(self, listing: Callable[[], Listing]) -> None:
         self._list = listing
         self._pause_s = POLL_S[0]
         self._listing: Listing = {}
-        self._lock = threading.Lock()
 
     def poll(self) -> Changes:
-        with self._lock:
-            before, self._listing = self._listing, self._list()
-            changes = difference(before, self._listing)
-            self._pause_s = POLL_S[0] if changes else min(2 * self._pause_s, POLL_S[1])
+        before, now = self._listing, self._list()
+        changes: Changes = {}
+        for partition in before.keys() | now.keys():
+            old, new = before.get(partition, {}), now.get(partition, {})
+            changed: dict[str, Tag | None] = {k: tag for k, tag in new.items() if old.get(k) != tag}
+            if len(old) > len(new) - sum(key not in old for key in changed):  # as is rare
+                changed.update(dict.fromkeys(old.keys() - new.keys()))
+            if changed:
+                changes[partition] = changed
+        self._listing = now
+        self._pause_s = POLL_S[0] if changes else min(2 * self._pause_s, POLL_S[1])
         return changes
 
     def wait_change(self, timeout: float) -> None:
         time.sleep(min(self._pause_s, timeout))
-
-
-def difference(before: Listing, now: Listing) -> Changes:
-    """Return the changes between two listings."""
-    changes: Changes = {}
-    for partition in before.keys() | now.keys():
-        old, new = before.get(partition, {}), now.get(partition, {})
-        changed: dict[str, Tag | None] = {k: tag for k, tag in new.items() if old.get(k) != tag}
-        if len(old) > len(new) - sum(key not in old for key in changed):  # as is rare
-            changed.update(dict.fromkeys(old.keys() - new.keys()))
-        if changed:
-            changes[partition] = changed
-    return changes
 
 
 def _within(seconds: float, name: str, call: Callable[..., Any], *args: Any, **more: Any) -> Any:
@@ -202,13 +195,11 @@ def _resources(conf: Any) -> str:
     """What TransferQueue asks of Ray, and what Ray has."""
     import ray
 
-    backend = (conf or {}).get("backend", {}) if hasattr(conf or {}, "get") else {}
-    units = backend.get("SimpleStorage", {}).get("num_data_storage_units", 2)
+    units = look_up(conf or {}, "backend.SimpleStorage.num_data_storage_units") or 2
     has, free = ray.cluster_resources().get("CPU", 0), ray.available_resources().get("CPU", 0)
     return (
         f"it starts a controller and {units} storage units, which take a CPU each: {units + 1} in "
-        f"all. Ray has {has:g} CPUs, of which {free:g} are free. Give it more: "
-        f"ray.init(num_cpus=...)"
+        f"all. Ray has {has:g} CPUs, of which {free:g} are free: ray.init(num_cpus=...)"
     )
 
 

@@ -136,13 +136,12 @@ class Judge:
             with self.verdicts.claims() as claim:
                 mine = []
                 for key in rows.keys() - found.keys():
-                    value = self.verdicts.find(key)
-                    if value is ABSENT and claim(key):
-                        value = self.verdicts.find(key)  # its last owner may have kept it since
-                        if value is ABSENT:
-                            mine.append(key)
+                    is_mine = claim(key)
+                    value = self.verdicts.find(key)  # only now: its last owner may have kept it
                     if value is not ABSENT:
                         found[key] = value
+                    elif is_mine:
+                        mine.append(key)
                 if mine:
                     mine.sort(key=rows.__getitem__)
                     reply = await call(**self._call(arguments, [rows[key] for key in mine]))

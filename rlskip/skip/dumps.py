@@ -13,8 +13,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from rlskip.batch.columns import column_length, columns_of
-from rlskip.batch.fields import drop_fields, field_names
+from rlskip.batch.columns import column_length, columns_of, drop_fields, field_names
 from rlskip.batch.row_fields import RowFields, RowsError
 from rlskip.batch.rows import RecordError, RowColumns
 from rlskip.config.check import look_up

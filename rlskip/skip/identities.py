@@ -11,8 +11,8 @@ import attrs
 import xxhash
 
 from rlskip._version import __version__
+from rlskip.batch.columns import uids_of
 from rlskip.batch.meta import meta_of
-from rlskip.batch.prompts import uids_of
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.skip.arguments import Arguments, FirstValues, read_arguments

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from rlskip._human import age, short
-from rlskip.batch.fields import field_names, score_fields
+from rlskip.batch.columns import field_names, score_fields
 from rlskip.config.check import is_below
 from rlskip.config.facts import HostFacts, seems_to_shape
 from rlskip.config.skip import BUILT_IN_ROLES, TRAINING_ROLES, VALIDATION_ROLE, SkipAction, as_given

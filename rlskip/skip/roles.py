@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rlskip.batch.prompts import first_uid
+from rlskip.batch.columns import first_uid
 from rlskip.config.application import application_facts
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import SKIP_REGISTRY, VALIDATION_ROLE, RoleConfig

@@ -17,8 +17,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rlskip.batch.columns import select
-from rlskip.batch.prompts import uids_of
+from rlskip.batch.columns import select, uids_of
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import QUEUE_OPTIONS, SkipAction
 from rlskip.errors import ConfigError, MismatchError

@@ -88,7 +88,13 @@ class Entry:
         value, layout = self.value, self.layout
         if self.form in (NUMBER, DIGEST) or not math.prod(value.shape):
             return self
-        shape, raw = tuple(value.shape), raw_bytes(value)
+        shape = tuple(value.shape)
+        if is_tensor(value):
+            from rlskip.format.torch_maker import flat_bytes
+
+            raw = flat_bytes(value)
+        else:
+            raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
         if layout is None or layout.spans is None:
             found, _ = gathered(raw, np.array([[0, len(raw)]]), memory)
         else:
@@ -159,15 +165,6 @@ def _as_number(value: Any) -> tuple[Any, str] | None:
         return value.item(), value.dtype.name
     kinds = {bool: "bool", int: "int64", str: "text"}
     return (value, kinds[type(value)]) if type(value) in kinds else None
-
-
-def raw_bytes(value: Any) -> np.ndarray:
-    """The elements of a tensor or an array in row-major order, as bytes: a view if possible."""
-    if is_tensor(value):
-        from rlskip.format.torch_maker import flat_bytes
-
-        return flat_bytes(value)
-    return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
 
 def _refuse_spread(value: torch.Tensor) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,17 +13,22 @@ from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from rlskip.batch.columns import (
+    PromptsError,
     cells_of,
     column_length,
     columns_of,
+    drop_fields,
+    field_names,
+    first_uid,
     is_data_proto,
     length_of,
+    own,
     rows_of,
+    score_fields,
     select,
+    uids_of,
 )
-from rlskip.batch.fields import drop_fields, field_names, score_fields
 from rlskip.batch.meta import is_validation, meta_of, plain
-from rlskip.batch.prompts import PromptsError, first_uid, uids_of
 from rlskip.batch.tables import DataProtoParts, Ragged, Table, Whole
 
 Row = dict[str, Any]
@@ -194,27 +198,6 @@ def test_dropped_fields_leave_the_batch_as_it_was(kind: str) -> None:
     assert score_fields({"reward": [1], "scores": [1], "x": [1]}) == ["reward", "scores"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Scored:
-    text: str
-    reward: float | None
-
-
-class Pair(NamedTuple):
-    text: str
-    reward: float | None
-
-
-@pytest.mark.parametrize("kind", [Scored, Pair])
-def test_a_field_of_a_dataclass_or_a_named_tuple_that_is_dropped_is_none(kind: Any) -> None:
-    one, other = kind("a", 1.0), kind("b", 2.0)
-    assert score_fields(one) == score_fields([one, other]) == ["reward"]
-    assert drop_fields(one, ["reward", "unknown"]) == kind("a", None)
-    assert drop_fields([one, other], ["reward"]) == [kind("a", None), kind("b", None)]
-    assert one == kind("a", 1.0)
-    assert drop_fields(one, ["unknown"]) is one
-
-
 def test_rows_of_different_shapes_are_cells_of_a_lazy_stack() -> None:
     rows: list[Row] = [
         {"uid": "a", "x": 1, "ids": [1, 2], "tools": []},
@@ -283,3 +266,32 @@ def test_meta_is_found_in_every_kind(wrap: Callable[[Any], Any]) -> None:
     assert not is_validation(wrap({"validate": False}))
     assert meta_of({"meta_info": 7}) == {}
     assert meta_of(7) == {}
+
+
+@pytest.mark.parametrize(
+    ("wrap", "unwrap"),
+    [
+        (lambda x: {"a": [(x, 1)]}, lambda x: x["a"][0][0]),
+        (NonTensorData, lambda x: x.data),
+        (lambda x: TensorDict({"a": NonTensorData(x)}, []), lambda x: x["a"]),
+    ],
+)
+@pytest.mark.parametrize("value", [[1, 2], np.array([1, 2])])
+@pytest.mark.filterwarnings("error")
+def test_a_copy_keeps_its_values(
+    value: Any, wrap: Callable[[Any], Any], unwrap: Callable[[Any], Any]
+) -> None:
+    inner = value.copy()
+    copied = own(wrap(inner))
+    inner[0] = 7
+    assert list(unwrap(copied)) == [1, 2]
+
+
+@pytest.mark.parametrize("view", [lambda t: t[1], lambda t: t.T, lambda t: t[:1].expand(4, 3)])
+def test_a_view_is_copied_without_what_it_views(view: Callable[[Any], Any]) -> None:
+    base = torch.arange(6).reshape(2, 3)
+    expected = view(base).tolist()
+    copied = own(view(base))
+    base.zero_()
+    assert copied.tolist() == expected
+    assert copied.untyped_storage().nbytes() == 8 * copied.numel()

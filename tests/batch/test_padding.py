@@ -42,12 +42,10 @@ def table(columns: dict[str, Any]) -> TensorDict:
 FORMS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "tensors": (torch.tensor, dict),
     "arrays": (np.array, dict),
-    "tensors of a TensorDict": (torch.tensor, table),
     "jagged tensors of a TensorDict": (nested, table),
     "lists of a TensorDict": (list, table),
     "tensors of a DataProto": (torch.tensor, lambda c: DataProtoParts(table(c), {}, {})),
     "arrays of a DataProto": (arrays, lambda c: DataProtoParts(None, c, {})),
-    "lists": (list, dict),
     "objects": (objects_of, dict),
     "rows": (list, lambda c: [{k: v[i] for k, v in c.items()} for i in range(2)]),
 }

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-from rlskip.batch.prompts import uids_of
+from rlskip.batch.columns import uids_of
 from rlskip.dispatch import BatchError
 from rlskip.errors import RlskipError
 from rlskip.queue import ReplayBuffer

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rlskip.batch.fields import field_names
+from rlskip.batch.columns import field_names
 from rlskip.batch.tables import DataProtoParts
 from rlskip.errors import MismatchError
 from rlskip.hosts.verl.facts import lacking, without_times

@@ -14,10 +14,6 @@ def sample(errors):
     ReplayBuffer(queue, {"replay": {"timeout_s": 0.01}}).sample(1, "train")
 
 
-def sample_deleted(_):
-    ReplayBuffer(MemoryQueue(), {"replay": {"timeout_s": 0.01}}).sample(1, "train", uids={"u"})
-
-
 def sample_from_earlier(_):
     queue = MemoryQueue()
     earlier, _later = ReplayBuffer(queue), ReplayBuffer(queue)
@@ -26,7 +22,6 @@ def sample_from_earlier(_):
 
 CASES = [
     ("a second buffer of a queue", sample_from_earlier),
-    ("a named prompt that is not there", sample_deleted),
     ("a group that does not arrive", lambda _: sample([None])),
     ("a session that failed", lambda _: sample([None, "tool died"])),
 ]

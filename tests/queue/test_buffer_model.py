@@ -28,11 +28,9 @@ from rlskip.keys import (
 )
 from rlskip.queue import IncompleteRolloutError, MemoryQueue, ReplayBuffer, ReplayTimeoutError
 
-UID_NAMES = ["a", "b_1_2", "c_sess1"]
-UIDS = st.sampled_from(UID_NAMES)
+UIDS = st.integers(0, 4)  # a place among the uids, which refills add to
 SESSIONS = st.integers(0, 2)
 STEPS = st.integers(1, 2)
-MAX_REFILLS = 2
 VIABLE = 2
 
 
@@ -50,8 +48,8 @@ class BufferAgainstModel(RuleBasedStateMachine):
         self.tags = {}  # what the queue must hold
         self.attempts = {}  # (uid, session) -> its attempt now
         self.sampled = set()
-        self.refills = {}
-        self.refilled_for = {}  # uid -> the step that waits for it
+        self.uids = ["a", "b_1_2", "c_sess1"]
+        self.replacing = {}  # uid -> that of the prompt that replaces it
         self.batches = []  # sampled and not deleted
         self.delivered = set()  # their keys
 
@@ -64,7 +62,6 @@ class BufferAgainstModel(RuleBasedStateMachine):
         replay = {
             "on_incomplete": policy,
             "min_viable": VIABLE,
-            "max_refills": MAX_REFILLS,
             "timeout_s": 0.001,
         }
         self.buffer = ReplayBuffer(self.queue, {"replay": replay}, refill=self.refill)
@@ -81,17 +78,20 @@ class BufferAgainstModel(RuleBasedStateMachine):
         for key in self.keys_of(uid):
             del self.tags[key]
         self.sampled.discard(uid)
-        self.refills.pop(uid, None)
-        self.refilled_for.pop(uid, None)
 
     def refill(self, partition, prompts):
         assert partition == self.partition
-        for prompt in prompts:
-            assert not self.keys_of(prompt.uid, self.queue.list(partition))
-            self.queue.put([prompt.uid], partition, [{"x": 0}], [prompt_tag(1, 1)])
+        uids = [self.replacing.pop(prompt.uid) for prompt in prompts]
+        for uid in uids:
+            self.queue.put([uid], partition, [{"x": 0}], [self.tags[uid]])
+        return uids
+
+    def uid(self, place):
+        return self.uids[-1 - place % len(self.uids)]
 
     @rule(uid=UIDS, step=STEPS, n=st.integers(1, 3), counted=st.booleans())
     def submit(self, uid, step, n, counted):
+        uid = self.uid(uid)
         if "is_prompt" not in self.tags.get(uid, {}):
             self.put(uid, prompt_tag(step, n) if counted else status_tag(step, "pending", n))
 
@@ -103,6 +103,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
     )
     def run_session(self, uid, session, rows, error):
         """A session that ran; with a marker already there, as the next attempt."""
+        uid = self.uid(uid)
         marker = session_key(uid, session)
         attempt = self.tags[marker]["attempt"] + 1 if marker in self.tags else 0
         for index in range(rows):
@@ -114,15 +115,17 @@ class BufferAgainstModel(RuleBasedStateMachine):
     def run_what_is_missing(self, uid, step, n, counted, rows):
         """All missing sessions of one prompt succeed."""
         self.submit(uid, step, n, counted)
-        root = self.tags[uid]
+        name = self.uid(uid)
+        root = self.tags[name]
         for session in range(root["n"] if "n" in root else root["expected_rollouts"]):
-            if not self.session_rows(uid, session):
+            if not self.session_rows(name, session):
                 self.run_session(uid, session, rows, None)
         if "n" not in root:
-            self.put(uid, {"status": "finished"})
+            self.put(name, {"status": "finished"})
 
     @rule(uid=UIDS, session=SESSIONS, rows=st.integers(1, 2))
     def run_session_without_marker(self, uid, session, rows):
+        uid = self.uid(uid)
         if session_key(uid, session) not in self.tags:
             for index in range(rows):
                 self.put(str(TrajectoryKey(uid, session, index)), row_tag(1))
@@ -130,29 +133,24 @@ class BufferAgainstModel(RuleBasedStateMachine):
     @rule(uid=UIDS, status=st.sampled_from(["running", "finished", "finished", "failure"]))
     def set_status(self, uid, status):
         """A worker's bare tag, sometimes before its prompt."""
+        uid = self.uid(uid)
         # Without `is_prompt` the other uids read as a row and a marker.
         if uid in self.tags or uid == "a":
             self.put(uid, {"status": status})
 
     # -- what the trainer does -----------------------------------------------------------------
-    @rule(
-        step=STEPS,
-        size=st.sampled_from([None, 1, 2]),
-        uids=st.sampled_from([None, None, {"a"}, {"a", "b_1_2"}]),
-    )
-    def sample(self, step, size, uids):
-        uids = uids and set(uids)
-        refused, expected, absent = self.expect(step, size, uids and set(uids))
+    @rule(step=STEPS, size=st.sampled_from([None, 1, 2]))
+    def sample(self, step, size):
+        refused, expected = self.expect(step, size)
         if expected is None:
             with pytest.raises(IncompleteRolloutError) as error:
-                self.buffer.sample(step, self.partition, size, uids)
+                self.buffer.sample(step, self.partition, size)
             timed_out = isinstance(error.value, ReplayTimeoutError)
-            missing = {uid for uid in self.prompts(step, size, uids) if not self.finished(uid)}
+            missing = {uid for uid in self.prompts(step, size) if not self.finished(uid)}
             assert timed_out == (refused is None)
-            named = missing | absent if timed_out else refused
-            assert {p.uid for p in error.value.prompts} == named
+            assert {p.uid for p in error.value.prompts} == (missing if timed_out else refused)
             return
-        batch, _ = self.buffer.sample(step, self.partition, size, uids)
+        batch, _ = self.buffer.sample(step, self.partition, size)
         roots = batch.extra_info["rollout_root_keys"]
         assert len(roots) == len(expected) if size else set(roots) == set(expected)
         assert [self.step(uid) for uid in roots] == [self.step(uid) for uid in expected]
@@ -162,9 +160,6 @@ class BufferAgainstModel(RuleBasedStateMachine):
         assert not self.delivered & set(batch.keys), "a row was sampled twice"
         assert all(self.enough(uid) for uid in roots), "a short group"
         self.sampled.update(roots)
-        for uid in roots:
-            self.refills.pop(uid, None)
-            self.refilled_for.pop(uid, None)
         self.delivered |= set(batch.keys)
         self.batches.append(batch)
 
@@ -179,55 +174,42 @@ class BufferAgainstModel(RuleBasedStateMachine):
 
     @rule(uid=UIDS)
     def evict(self, uid):
+        uid = self.uid(uid)
         if uid not in self.sampled:
             self.buffer.evict([uid], self.partition)
             self.forget(uid)
 
     # -- the model: reads all tags each time -----------------------------------------------------
-    def expect(self, step, size, uids):
-        """(uids an error names, uids of a batch, named ones that are not there to sample).
-
-        The first two are None when the call must time out.
-        """
+    def expect(self, step, size):
+        """(uids an error names, uids of a batch); both are None when the call must time out."""
         dropped = set()
         while True:
-            scope = self.prompts(step, size, uids)
+            scope = self.prompts(step, size)
             incomplete = {uid for uid in scope if self.finished(uid) and not self.enough(uid)}
             if incomplete and self.policy in ("raise", "min_viable"):
-                return incomplete, None, None
-            exhausted = {uid for uid in incomplete if self.refills.get(uid, 0) >= MAX_REFILLS}
-            if exhausted and self.policy == "refill":
-                return exhausted, None, None
+                return incomplete, None
             for uid in incomplete:
-                refills = self.refills.get(uid, 0)
+                at = self.step(uid)
                 self.forget(uid)
                 if self.policy == "refill":
-                    self.tags[uid] = prompt_tag(1, 1)
-                    self.refills[uid] = refills + 1
-                    self.refilled_for[uid] = None if size else step
-                    if uids:
-                        uids.add(uid)
+                    new = f"{uid}-{len(self.uids)}"
+                    self.uids.append(new)
+                    self.replacing[uid], self.tags[new] = new, prompt_tag(at, 1)
                 else:
                     dropped.add(uid)
-                    if uids:
-                        uids.discard(uid)
             if incomplete:
                 continue
             complete = sorted((uid for uid in scope if self.finished(uid)), key=self.step)
             if size is not None:
-                return None, complete[:size] if len(complete) >= size else None, set()
-            # A refill is of step 1, whatever is sampled.
-            waits = {uid for uid, at in self.refilled_for.items() if at == step}
-            absent = (waits if uids is None else uids) - set(scope)
-            if len(complete) < len(scope) or absent:
-                return None, None, absent
+                return None, complete[:size] if len(complete) >= size else None
+            if len(complete) < len(scope):
+                return None, None
             if not complete and dropped:
-                return dropped, None, None
-            return None, complete or None, set()
+                return dropped, None
+            return None, complete or None
 
-    def keys_of(self, uid, tags=None):
-        keys = self.tags if tags is None else tags
-        return [key for key in keys if key == uid or (uid_of(key) == uid and key not in UID_NAMES)]
+    def keys_of(self, uid):
+        return [k for k in self.tags if k == uid or (uid_of(k) == uid and k not in self.uids)]
 
     def submitted(self):
         return [uid for uid, tag in self.tags.items() if "is_prompt" in tag]
@@ -235,12 +217,11 @@ class BufferAgainstModel(RuleBasedStateMachine):
     def step(self, uid):
         return self.tags[uid]["global_steps"]
 
-    def prompts(self, step, size, uids=None):
+    def prompts(self, step, size):
         return [
             uid
             for uid in self.submitted()
             if uid not in self.sampled and (size is not None or self.step(uid) == step)
-            if uids is None or uid in uids
         ]
 
     def finished(self, uid):
@@ -293,7 +274,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
 
 
 TestBufferAgainstModel = BufferAgainstModel.TestCase
-TestBufferAgainstModel.settings = settings(max_examples=150, stateful_step_count=40)
+TestBufferAgainstModel.settings = settings(max_examples=80, stateful_step_count=40)
 
 
 @pytest.mark.ray

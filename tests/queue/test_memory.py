@@ -1,10 +1,7 @@
 """The conformance suite on a MemoryQueue, and what only the embedded queue promises."""
 
-import pickle
-
 import pytest
 
-from rlskip.errors import RlskipError
 from rlskip.queue import MemoryQueue
 from tests.queue.queue_tests import PolledQueue, QueueTests
 
@@ -24,8 +21,3 @@ def test_an_idle_watch_does_not_grow():
         queue.delete([f"u{i}"], "train")
     assert queue._noted == {"train": {"stays": False}}
     assert watch.poll() == {"train": {"stays": {}}}
-
-
-def test_it_cannot_be_pickled():
-    with pytest.raises(RlskipError, match=r"one process.*\n.*TransferQueueAdapter"):
-        pickle.dumps(MemoryQueue())

@@ -71,57 +71,65 @@ def test_min_viable_takes_the_sessions_that_succeeded(make_buffer, rollouts, que
 # -- refill ------------------------------------------------------------------------------------
 
 
-def test_a_refill_with_equal_tags_is_seen_by_a_watch_that_polls(make_rollouts):
+def test_a_prompt_put_again_with_equal_tags_is_seen_by_a_watch_that_polls(make_rollouts):
     """Deleted and put again between two listings."""
     queue = PolledQueue()
-    rollouts = make_rollouts(queue=queue)
-    config = {"replay": {"on_incomplete": "refill", "timeout_s": 2}}
-    rollouts.counted("u", n=1, error="oops")
-    buffer = ReplayBuffer(queue, config, refill=lambda *_: rollouts.counted("u", n=1))
-    assert buffer.sample(1, "train")[0].keys == ["u_0_0"]
+    rollouts, buffer = make_rollouts(queue=queue), ReplayBuffer(queue)
+    for _ in range(2):
+        rollouts.counted("u", n=1)
+        batch, _ = buffer.sample(1, "train")
+        assert batch.keys == ["u_0_0"]
+        buffer.clear(batch)
 
 
-def test_a_step_waits_for_refills_that_have_not_arrived(make_buffer, make_rollouts, clock):
-    buffer = make_buffer(lambda partition, prompts: ["later"], on_incomplete="refill")
+def test_a_step_waits_for_its_refills(make_buffer, make_rollouts, clock):
     rollouts, validation = make_rollouts("train"), make_rollouts("val")
-    rollouts.counted("complete")
-    rollouts.counted("u", error="boom")
-    with pytest.raises(ReplayTimeoutError, match="not submitted at this step, or deleted: later"):
-        buffer.sample(1, "train")
-    validation.counted("v")
-    assert buffer.sample(1, "val")[0].extra_info["rollout_root_keys"] == ["v"]  # not delayed
-    clock.at(0, lambda: rollouts.counted("later"))
-    assert buffer.sample(1, "train")[0].extra_info["rollout_root_keys"] == ["complete", "later"]
 
-
-@pytest.mark.parametrize("named", [False, True])
-def test_a_refill_of_another_step_leaves_no_short_step(make_buffer, rollouts, named):
     def refill(partition, prompts):
-        rollouts.counted("late", step=2)
-        return ["late"]
+        rollouts.tag("later", prompt_tag(1, 1))
+        return ["later"]
 
     buffer = make_buffer(refill, on_incomplete="refill")
     rollouts.counted("complete")
     rollouts.counted("u", error="boom")
-    uids = {"complete", "u"} if named else None
-    for _ in range(2):
-        with pytest.raises(ReplayTimeoutError, match="at this step, or deleted: late"):
-            buffer.sample(1, "train", uids=uids)
-    rollouts.tag("late", {"global_steps": 1})
-    batch, _ = buffer.sample(1, "train", uids=uids)
-    assert batch.extra_info["rollout_root_keys"] == ["complete", "late"]
-    assert uids in (None, {"complete", "late"})
+    with pytest.raises(ReplayTimeoutError, match="later: expected 1, got 0"):
+        buffer.sample(1, "train")
+    validation.counted("v")
+    assert buffer.sample(1, "val")[0].extra_info["rollout_root_keys"] == ["v"]  # not delayed
+    clock.at(0, lambda: rollouts.session("later", 0))
+    assert buffer.sample(1, "train")[0].extra_info["rollout_root_keys"] == ["complete", "later"]
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_refills_that_all_fail_end_at_the_bound(make_buffer, rollouts, size):
+    asked = []
+
+    def refill(partition, prompts):
+        uids = [f"r{len(asked)}-{i}" for i in range(len(prompts))]
+        asked.extend(uids)
+        for uid in uids:
+            rollouts.counted(uid, error="boom")
+        return uids
+
+    buffer = make_buffer(refill, on_incomplete="refill", max_refills=2)
+    for uid in ("a", "b"):
+        rollouts.counted(uid, error="boom")
+    with pytest.raises(IncompleteRolloutError, match="r2-1: expected 2, got 0") as error:
+        buffer.sample(1, "train", size)
+    assert "0 of 2 groups can be sampled, and 4 more prompts" in error.value.what
+    assert "replay.max_refills" in error.value.remedy
+    assert (len(asked), len(error.value.prompts)) == (4, 2)
 
 
 class Trainer:
-    """Refills prompts, filters, and is told of evictions; one of them fails once."""
+    """Refills prompts, filters, and is told of evictions; one of the first two fails once."""
 
     def __init__(self, rollouts, fails):
         self.rollouts, self.fails, self.told = rollouts, dict([fails]), []
 
     def refill(self, partition, prompts):
         if "refill" in self.fails:
-            return self.fails.pop("refill")()
+            return self.fails.pop("refill")(self.rollouts)
         uids = [f"new-{prompt.uid}" for prompt in prompts]
         for uid in uids:
             self.rollouts.counted(uid, step=5)
@@ -131,22 +139,26 @@ class Trainer:
         return self.fails.pop("metric", lambda: range(len(keys)))()
 
     def on_evict(self, batch):
-        self.fails.pop("on_evict", int)()
         self.told += batch.extra_info["rollout_root_keys"]
 
 
-def end_of_data():
+def end_of_data(*_):
     raise StopIteration("the data set is at its end")
+
+
+def of_another_step(rollouts):
+    rollouts.queue.put(["other"], "val", None, [prompt_tag(5, 1)])
+    return ["other", "another"]
 
 
 FAILS = {
     "the refill raises": ("refill", end_of_data),
-    "it returns too few": ("refill", lambda: ["one"]),
-    "it returns one twice": ("refill", lambda: ["one", "one"]),
-    "it returns no uids": ("refill", lambda: [None]),
-    "it returns a prompt that is there": ("refill", lambda: ["fine", "one"]),
+    "it returns too few": ("refill", lambda _: ["one"]),
+    "it returns one twice": ("refill", lambda _: ["one", "one"]),
+    "it returns no uids": ("refill", lambda _: [None]),
+    "it returns a prompt that is there": ("refill", lambda _: ["fine", "one"]),
+    "it returns what is not in the partition": ("refill", of_another_step),
     "the filter raises": ("metric", end_of_data),
-    "who is told raises": ("on_evict", end_of_data),
 }
 EVICTED = {
     "incomplete": ({"on_incomplete": "refill"}, lambda r, u: r.counted(u, step=5, error="boom")),
@@ -157,10 +169,9 @@ EVICTED = {
 }
 
 
-@pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("how", FAILS)
 @pytest.mark.parametrize("kind", EVICTED)
-def test_what_raises_leaves_the_step_as_it_was(queue, rollouts, clock, kind, how, named):
+def test_what_raises_leaves_the_step_as_it_was(queue, rollouts, clock, kind, how):
     replay, write = EVICTED[kind]
     trainer = Trainer(rollouts, FAILS[how])
     buffer = ReplayBuffer(
@@ -171,16 +182,14 @@ def test_what_raises_leaves_the_step_as_it_was(queue, rollouts, clock, kind, how
     for uid in ("a", "b"):
         write(rollouts, uid)
     queue.put(["a_0_0"], "train", [{"only here": 1}])  # its rows hold different fields
-    uids = {"fine", "a", "b"} if named else None
     before = queue.list("train")
     rows = {key: to_rows(queue.get([key], "train")) for key in before if split_trajectory(key)}
     with pytest.raises((RlskipError, StopIteration)):
-        buffer.sample(5, "train", 3, uids)
+        buffer.sample(5, "train", 3)
     assert queue.list("train") == before
     assert rows == {key: to_rows(queue.get([key], "train")) for key in rows}
-    assert uids in (None, {"fine", "a", "b"})
 
-    batch, metrics = buffer.sample(5, "train", 3, uids)
+    batch, metrics = buffer.sample(5, "train", 3)
     assert {*batch.extra_info["rollout_root_keys"]} == {"fine", "new-a", "new-b"}
     assert sorted(trainer.told) == ["a", "b"], "each is told once"
     assert sum(value for name, value in metrics.items() if name.endswith("evicted_samples")) == 2

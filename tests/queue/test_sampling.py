@@ -1,6 +1,5 @@
 """What a call may ask for, how long it waits, and what others may do meanwhile."""
 
-import gc
 import logging
 import threading
 
@@ -11,11 +10,7 @@ from rlskip.config.nodes import read_node
 from rlskip.config.other_nodes import ReplayConfig
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import prompt_tag
-from rlskip.queue import (
-    KVBatchMeta,
-    ReplayBuffer,
-    UnequalFieldsError,
-)
+from rlskip.queue import KVBatchMeta, ReplayBuffer, UnequalFieldsError
 
 
 def test_clearing_what_was_not_sampled_is_refused(buffer):
@@ -37,7 +32,6 @@ def test_a_root_deleted_and_put_again_is_a_new_prompt(buffer, rollouts, queue, s
     ("arguments", "message"),
     [
         *(({"batch_size": size}, f"at least 1, or None, got {size!r}") for size in (0, 1.5, True)),
-        *(({"uids": uids}, "uids must be a set of prompts") for uids in (set(), ["u"], {1})),
         ({"step": "1"}, "whole number, got '1'"),
     ],
 )
@@ -48,10 +42,9 @@ def test_arguments_that_name_no_groups_are_refused(buffer, rollouts, arguments, 
     assert len(buffer.sample(torch.tensor(1), "train")[0]) == 2
 
 
-def test_a_buffer_stays_superseded_once_the_later_one_is_gone(buffer, rollouts, queue):
+def test_a_buffer_is_superseded_by_a_later_one(buffer, rollouts, queue):
     rollouts.counted("u")
     assert len(ReplayBuffer(queue).sample(1, "train")[0]) == 2
-    gc.collect()
     with pytest.raises(RlskipError, match="another ReplayBuffer was made"):
         buffer.sample(1, "train")
 
@@ -130,15 +123,6 @@ def test_others_may_count_and_clear_while_one_waits(make_buffer, rollouts, clock
 
 
 # -- the `replay` node -------------------------------------------------------------------------
-
-
-def test_the_number_of_sessions_comes_from_the_host():
-    host = {"rollout": {"n": 8, "val_kwargs": {"n": 2}}}
-    config = {"actor_rollout_ref": host}
-    assert (read_node(ReplayConfig, config).n, read_node(ReplayConfig, config).val_n) == (8, 2)
-    own = read_node(ReplayConfig, {"actor_rollout_ref": host, "replay": {"n": 4}})
-    assert (own.n, own.val_n) == (4, 2)
-    assert read_node(ReplayConfig, {}).on_incomplete == "raise"
 
 
 @pytest.mark.parametrize(

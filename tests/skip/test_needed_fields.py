@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlskip import SkipManager
-from rlskip.batch.fields import field_names
+from rlskip.batch.columns import field_names
 from rlskip.dispatch import LocalPool, RolloutDispatcher
 from rlskip.errors import MismatchError
 from rlskip.queue import IncompleteRolloutError

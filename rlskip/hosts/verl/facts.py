@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from rlskip._compat import version_of
-from rlskip.batch.fields import field_names
+from rlskip.batch.columns import field_names
 from rlskip.config.application import TOTAL_STEPS
 from rlskip.config.check import look_up
 from rlskip.config.facts import HostFacts

@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from rlskip.batch.prompts import uids_of
+from rlskip.batch.columns import uids_of
 from rlskip.config.check import look_up
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.hosts.verl.facts import FILTER_KEY, SCORES
