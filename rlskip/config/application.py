@@ -1,7 +1,4 @@
-"""The facts of a plain Hydra application: one whose config has verl's keys, as far as it has them.
-
-This is the only module outside ``hosts/verl`` that knows them.
-"""
+"""The facts of a plain Hydra application, by verl's keys, which only ``hosts/verl`` knows, too."""
 
 from __future__ import annotations
 
@@ -70,11 +67,11 @@ _OF_NODES = {
     "workers": [f"{ROLLOUT}.agent.num_workers"],
     "rollout_level": ["trainer.v1.rollout_level_dispatch"],
     "max_concurrent_rollouts_per_worker": ["trainer.v1.max_concurrent_rollouts_per_worker"],
+    "sampling": [ROLLOUT],
+    "val_sampling": [f"{ROLLOUT}.val_kwargs"],
     "seed": ["data.seed", "seed"],
     "stepwise_output": ["generator.merge_stepwise_output"],  # SkyRL's
 }
-_SAMPLING = {"sampling": ROLLOUT, "val_sampling": f"{ROLLOUT}.val_kwargs"}
-_SAMPLED = ("temperature", "top_p", "top_k")
 
 
 def application_facts(config: Any) -> HostFacts:
@@ -94,10 +91,10 @@ def application_facts(config: Any) -> HostFacts:
     # The keys of val_kwargs replace those of the same name, and add `n`.
     of_validation = leaves(look_up(config, f"{ROLLOUT}.val_kwargs"))
     own = {name: value for name, value in of_validation if name and name != "_target_"}
-    teachers = DISTILLATION if look_up(config, f"{DISTILLATION}.enabled") else "none"
+    teachers = look_up(config, DISTILLATION) if look_up(config, f"{DISTILLATION}.enabled") else {}
     of_teachers = {
         f"{DISTILLATION}.{key}": value
-        for key, value in leaves(look_up(config, teachers))
+        for key, value in leaves(teachers)
         if value is not None and any(fnmatchcase(key, name) for name in OF_TEACHERS)
     }
     return HostFacts(
@@ -113,13 +110,15 @@ def application_facts(config: Any) -> HostFacts:
 
 def of_host(config: Any, names: Iterable[str]) -> Mapping[str, tuple[str, Any]]:
     """For those of the `names` of a node's keys that have one: the host's key, and its value."""
-    config, found = readable(config), {}
+    config, found = readable(config), dict[str, tuple[str, Any]]()
     for name in names:
-        if keys := _OF_NODES.get(name):
-            found[name] = keys[0], look_up(config, *keys)
-        elif node := _SAMPLING.get(name):
-            given = {key: look_up(config, f"{node}.{key}") for key in _SAMPLED}
-            found[name] = node, {key: value for key, value in given.items() if value is not None}
+        for key in _OF_NODES.get(name, ()):
+            value = look_up(config, key)
+            if name in ("sampling", "val_sampling"):
+                given = {one: look_up(value, one) for one in ("temperature", "top_p", "top_k")}
+                value = {one: each for one, each in given.items() if each is not None}
+            if value is not None:
+                found.setdefault(name, (key, value))
     return found
 
 
@@ -142,10 +141,9 @@ def retire_legacy_flag(config: Any) -> None:
     node = look_up(config, f"{ROLLOUT}.skip")
     with read_write(node) if isinstance(node, DictConfig) else nullcontext():
         node["enable"] = False
-    what = f"{LEGACY_FLAG} and skip.rollout.enable are both true; rlskip acts and the legacy flag "
-    warnings.warn(
-        f"{what}is forced to False. Remove {LEGACY_FLAG}.", LegacyFlagWarning, stacklevel=3
-    )
+    said = f"{LEGACY_FLAG} and skip.rollout.enable are both true; rlskip acts and the legacy flag "
+    said += f"is forced to False. Remove {LEGACY_FLAG}."
+    warnings.warn(said, LegacyFlagWarning, stacklevel=3)
 
 
 def refuse_legacy_flag(config: Any) -> None:

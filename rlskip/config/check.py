@@ -12,6 +12,7 @@ import difflib
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import attrs
@@ -114,18 +115,13 @@ def leaves(node: Any, at: str = "", *, resolve: bool = True) -> Iterator[tuple[s
         node = OmegaConf.to_container(node, resolve=False)
     if is_node(node) and not isinstance(node, Mapping):
         node = vars(node)
-    try:
+    with suppress(OmegaConfBaseException):
         if not (isinstance(node, Mapping) and node):
             yield at, OmegaConf.to_container(node) if OmegaConf.is_config(node) else node
             return
-    except OmegaConfBaseException:
-        return
-    for name in list(node):
-        try:
-            value = node[name]
-        except OmegaConfBaseException:  # unresolved, or ???
-            continue
-        yield from leaves(value, f"{at}.{name}" if at else str(name), resolve=resolve)
+        for name in list(node):
+            with suppress(OmegaConfBaseException):  # unresolved, or ???
+                yield from leaves(node[name], f"{at}.{name}" if at else str(name), resolve=resolve)
 
 
 def is_below(key: str, keys: Iterable[str]) -> bool:
@@ -152,7 +148,6 @@ def read(
     - ``parse``: a function of a value (not None) and its full key that returns what the field
       holds, or raises ConfigError
     - ``needed_by``: another field, and the values of it that need one here
-    - ``at_most``: another field, which this one does not exceed
     - ``null``: what null means where a host has no value either
     """
     fields = {f.name: f for f in dataclasses.fields(schema)}  # type: ignore[arg-type]
@@ -160,7 +155,7 @@ def read(
     # A default is parsed, too.
     given = {n: (f"{at}.{n}", getattr(made, n)) for n in fields if "parse" in fields[n].metadata}
     given |= {str(name): (f"{at}.{name}", value) for name, value in node.items()}
-    given |= {name: there for name, there in (of_host or {}).items() if there[1] is not None}
+    given |= of_host or {}
     for name, (key, value) in given.items():
         if name not in fields:
             problems.append(Problem(key, "unknown key", did_you_mean(name, fields, at, otherwise)))
@@ -175,10 +170,13 @@ def read(
             meant = "" if is_told else _meaning(schema, name)
             problems.append(Problem(key, str(error).splitlines()[0], meant))
     for name, field in fields.items():
-        if getattr(made, name) is None:
-            setattr(made, name, field.metadata.get("null"))
-        if wrong := _beside_others(made, name, field.metadata):
-            problems.append(Problem(f"{at}.{name}", wrong, _meaning(schema, name)))
+        if getattr(made, name) is not None:
+            continue
+        setattr(made, name, field.metadata.get("null"))
+        other, values = field.metadata.get("needed_by", (name, ()))
+        if (asks := getattr(made, other)) in values:
+            what = f"{other}: {asks} needs a value here"
+            problems.append(Problem(f"{at}.{name}", what, _meaning(schema, name)))
     return made
 
 
@@ -207,23 +205,6 @@ def _checked(value: Any, field: dataclasses.Field[Any], key: str) -> Any:
     return rules["parse"](value, key) if "parse" in rules else value
 
 
-def _beside_others(made: Any, name: str, rules: Mapping[str, Any]) -> str:
-    """What is wrong with a field beside others; empty if nothing is."""
-    value, most = getattr(made, name), getattr(made, rules.get("at_most", ""), None)
-    other, values = rules.get("needed_by", ("", ()))
-    if value is None and other and getattr(made, other) in values:
-        return f"{other}: {getattr(made, other)} needs a value here"
-    if value is not None and most is not None and value > most:
-        return f"must be at most {rules['at_most']}, {most}, got {value}"
-    return ""
-
-
-def _meaning(schema: type, name: str) -> str:
-    """The first sentence of a field's comment."""
-    first = re.split(r"[.] ", comments(schema).get(name, ""), maxsplit=1)[0].rstrip(".")
-    return first[:1].lower() + first[1:]
-
-
 def comments(schema: type) -> dict[str, str]:
     """The comment above each field of a dataclass and of its bases; empty without the source."""
     bases = [base for base in reversed(schema.__mro__) if dataclasses.is_dataclass(base)]
@@ -234,10 +215,15 @@ def comments(schema: type) -> dict[str, str]:
     return {name: " ".join(re.findall(r"# (.*)", text)) for text, name in _FIELD.findall(source)}
 
 
+def _meaning(schema: type, name: str) -> str:
+    """The first sentence of a field's comment."""
+    first = re.split(r"[.] ", comments(schema).get(name, ""), maxsplit=1)[0].rstrip(".")
+    return first[:1].lower() + first[1:]
+
+
 def did_you_mean(name: str, known: Iterable[str], at: str = "", otherwise: str = "") -> str:
     """The remedy for an unknown name: the nearest known one, else `otherwise`, else all of them."""
-    known = list(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name, known := list(known), n=1, cutoff=0.6)
     if near:
         return f"did you mean {at + '.' if at else ''}{near[0]}?"
     return (otherwise or f"known: {', '.join(known)}") + if_own(at.partition(".")[0])

@@ -1,16 +1,20 @@
-"""What a host says of its run, in rlskip's words, and names by which anybody's keys shape it."""
+"""What a host says of its run, where that comes from, and names of keys that shape rollouts."""
 
 from __future__ import annotations
 
 import functools
+import json
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import attrs
 
 from rlskip.config.check import did_you_mean, is_below, leaves, look_up, readable
-from rlskip.config.origin import Origin
+from rlskip.config.dump_dir import hydra_config, original_directory
 from rlskip.errors import ConfigError
 
 # Names by which any application calls what shapes a rollout: the last names of a key.
@@ -45,6 +49,60 @@ OTHER_NODES = frozenset(
     ("critic", "reward", "reward_model", "judge", "teacher", "ref", "val", "validation", "eval",
      "logger", "logging", "wandb", "mlflow", "optimizer")
 )  # fmt: skip
+
+
+# For the processes that a job starts: their own script is another one.
+ORIGIN_VARIABLE = "RLSKIP_ORIGIN"
+
+_ROOTS = (".git", ".hg", "pyproject.toml", "setup.py")
+_INSTALLED = {"site-packages", "dist-packages"}
+# Ray copies a working_dir into a directory whose name is a hash of what is in it.
+_OF_RAY = "_ray_pkg_"
+
+
+@attrs.frozen
+class Origin:
+    """Where a run comes from."""
+
+    name: str  #: of its Hydra job, else of its script, else of the working directory
+    project: str  #: the name of the project's root directory
+    place: str  #: the script, else the working directory, in full
+
+    @classmethod
+    def of(cls, config: Any) -> Origin:
+        """That of a run with this full config: its job may have started this process."""
+        # A worker of joblib's has its own `__main__`, and the arguments of the script.
+        files = (getattr(sys.modules.get("__main__"), "__file__", None), sys.argv[0])
+        scripts = (Path(os.path.abspath(file)) for file in files if file)
+        inherited = os.environ.get(ORIGIN_VARIABLE)
+        if inherited:
+            found = cls(*json.loads(inherited))
+        else:
+            found = cls.at(next(filter(is_own, scripts), None))
+        job = look_up(config, "hydra.job.name") or look_up(hydra_config(), "hydra.job.name")
+        return attrs.evolve(found, name=str(job)) if job else found
+
+    @classmethod
+    def at(cls, script: Path | None) -> Origin:
+        """That of a script, or of what has none: a notebook, ``-c``, an installed command."""
+        folder = Path(os.path.realpath(script.parent if script else original_directory()))
+        above = (folder, *folder.parents)
+        root = next((f for f in above if any(os.path.exists(f / name) for name in _ROOTS)), folder)
+        parts = (folder / script.name if script else folder).parts
+        copied = next((i for i, part in enumerate(parts) if part.startswith(_OF_RAY)), 0)
+        names = ["ray" if f.name.startswith(_OF_RAY) else f.name or "root" for f in (folder, root)]
+        name = script.stem if script and script.stem != "__main__" else names[0]
+        return cls(name, names[1], os.path.join(*parts[copied:]))
+
+    def to_variable(self) -> str:
+        """As :data:`ORIGIN_VARIABLE` hands it to other processes."""
+        return json.dumps(attrs.astuple(self))
+
+
+def is_own(script: Path) -> bool:
+    """Whether a file is a script of the user's, and not an installed command or module."""
+    in_environment = script.parent.name == "bin" and script.suffix != ".py"
+    return script.is_file() and not in_environment and _INSTALLED.isdisjoint(script.parts)
 
 
 @attrs.frozen(eq=False)

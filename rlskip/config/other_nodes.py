@@ -1,20 +1,13 @@
-"""The nodes beside `skip`: their dataclasses, and what is said of a node `record`."""
+"""The nodes beside `skip`: their dataclasses."""
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
-from rlskip.config.check import look_up
-from rlskip.config.dump_dir import DEFAULT_DUMP_DIR, parse_directory
-from rlskip.config.nodes import chosen_options, find_node, read_node
+from rlskip.config.dump_dir import parse_directory
 from rlskip.config.steps import Steps
-from rlskip.errors import ConfigError, RlskipError
-
-log = logging.getLogger(__name__)
+from rlskip.errors import ConfigError
 
 _not_negative = {"min": 0}
 _positive = {"min": 1}
@@ -95,8 +88,7 @@ class ReplayConfig:
     # With on_incomplete: min_viable, the fewest successful sessions a group may have; a group
     # with fewer raises.
     min_viable: int | None = field(
-        default=None,
-        metadata={**_positive, "at_most": "n", "needed_by": ("on_incomplete", ["min_viable"])},
+        default=None, metadata={**_positive, "needed_by": ("on_incomplete", ["min_viable"])}
     )
 
     # With on_incomplete: refill, how often one prompt is replaced before its group raises.
@@ -178,43 +170,3 @@ class RecordConfig:
     # Directory of the records; null: skip.dump_dir. ~ is expanded; a relative path starts at the
     # original working directory.
     dump_dir: str | None = field(default=None, metadata={"parse": parse_directory})
-
-
-def read_record(config: Any) -> RecordConfig:
-    """The `record` node of a config; if it is on, ``dump_dir`` is an absolute path."""
-    settings = read_node(RecordConfig, config)
-    if settings.enable and settings.dump_dir is None:
-        dumps = look_up(config, "skip.dump_dir") or DEFAULT_DUMP_DIR
-        settings.dump_dir = parse_directory(str(dumps), "skip.dump_dir")
-    return settings
-
-
-def read_record_of(config: Any) -> RecordConfig | None:
-    """As :func:`read_record`; None without such a node, or with one that is not rlskip's.
-
-    A DictConfig is an application's, whose own key may be called `record`. Which options were
-    chosen is not known here.
-    """
-    try:
-        return None if find_node(config, "record") is None else read_record(config)
-    except RlskipError as error:
-        if not isinstance(config, DictConfig):
-            raise
-        log.warning("rlskip: `record` is taken for the application's own key: %s", error)
-        return None
-
-
-def record_chosen_by(config: Any, *, enabled: bool = False) -> str | None:
-    """The option or key by which the node `record` of a job is rlskip's; None where it is not.
-
-    Without an option, a node with a key that rlskip does not know is the application's own.
-    `config` is the job's, or Hydra's runtime config, where the parent of `hydra` is the job's. With
-    `enabled`, a node that does not enable recording is none.
-    """
-    node = OmegaConf.select(config["hydra"], "..record", throw_on_resolution_failure=False)
-    if enabled and look_up(node, "enable") is not True:
-        return None
-    if chosen := chosen_options(config, "record"):
-        return f"record: {chosen[0][0]}"
-    known = {field.name for field in fields(RecordConfig)}
-    return "record.enable: true" if OmegaConf.is_dict(node) and known.issuperset(node) else None

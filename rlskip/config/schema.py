@@ -7,38 +7,30 @@ only one that names a config pays for it.
 
 from __future__ import annotations
 
-import functools
-
 from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip_conf import NODES, SCHEMAS
-
-# What names one of these gets rlskip's callback, as with its options.
-_WITH_CALLBACK = ("skip", "record")
-_CALLBACK = [f"/{SCHEMAS}/callback@_global_.hydra.callbacks", "_self_"]
 
 
 class LazyNode(ConfigNode):
     """A dataclass in the store that is imported and made when an application loads it."""
 
     def __init__(self, name: str) -> None:
-        self._made: DictConfig | None = None
         super().__init__(f"{name}.yaml", None, SCHEMAS, package=name, provider="rlskip")  # type: ignore[arg-type]
 
-    # The store copies this object at each load, then sets `node` of the copy to a copy of `node`.
+    # The store copies this object at each load, then sets `node` of the copy.
     @property
     def node(self) -> DictConfig:  # type: ignore[override]
-        if self._made is None:
-            self._made = _make(self.name.removesuffix(".yaml"))
-        return self._made
+        if self._node is None:
+            self._node = _make(str(self.package))
+        return self._node
 
     @node.setter
     def node(self, value: DictConfig | None) -> None:
-        self._made = value
+        self._node = value
 
 
-@functools.cache  # the store gives copies away
 def _make(name: str) -> DictConfig:
     """A typed node that takes further keys, such as roles; rlskip's reader finds typos."""
     from rlskip.config import other_nodes, skip  # which cost more than a start may
@@ -48,8 +40,8 @@ def _make(name: str) -> DictConfig:
     for opened in (node, *node.values()):
         if isinstance(opened, DictConfig):
             OmegaConf.set_struct(opened, False)
-    if name in _WITH_CALLBACK:
-        node.defaults = _CALLBACK
+    if name in ("skip", "record"):  # as their options do
+        node.defaults = [f"/{SCHEMAS}/callback@_global_.hydra.callbacks", "_self_"]
     return node
 
 

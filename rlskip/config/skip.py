@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-import attrs
-
 from rlskip.config.dump_dir import DEFAULT_DUMP_DIR, parse_directory
 from rlskip.config.steps import Steps
-from rlskip.errors import ConfigError
 
 
 class SkipAction(str, enum.Enum):
@@ -37,30 +33,12 @@ _steps = {"parse": Steps.parse}
 _directory = {"parse": parse_directory}
 
 _NAMES = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
-_TARGET = rf"({_NAMES}):({_NAMES})"
+_TARGET = f"{_NAMES}:{_NAMES}"
 # After the first name, a part may also be a key of a mapping or an index.
 _PATH = r"[^\W\d]\w*(?:\.\w+)*"
 _FUNCTION = "package.module:Class.method or package.module:function"
 _path = {"pattern": _PATH, "like": "a path, such as self.state.global_step"}
 _step = {"pattern": f"{_PATH}|{_TARGET}", "like": f"{_path['like']}, or {_FUNCTION}"}
-
-
-@attrs.frozen
-class Target:
-    """``package.module:function`` or ``package.module:Class.method``."""
-
-    module: str
-    path: str
-
-    @classmethod
-    def parse(cls, text: str) -> Target:
-        """Parse `text`; raises ConfigError."""
-        if match := re.fullmatch(_TARGET, text):
-            return cls(match[1], match[2])
-        raise ConfigError(f"{text!r} does not name a function", remedy=f"write {_FUNCTION}")
-
-    def __str__(self) -> str:
-        return f"{self.module}:{self.path}"
 
 
 @dataclass
@@ -216,6 +194,9 @@ class RolloutValSkipConfig(RoleConfig):
     # Not inherited, because ``skip.steps`` lists steps of training.
     steps: Any = field(default="all", metadata=_steps)
 
+    # Not run: the dump of another step shows another model.
+    match: str | None = field(default=None, metadata={"choices": ("step", "prompt")})
+
 
 @dataclass
 class SkipManagerConfig(RoleConfig):
@@ -271,31 +252,11 @@ VALIDATION_ROLE = "rollout_val"
 BUILT_IN_ROLES = (*TRAINING_ROLES, VALIDATION_ROLE)
 SHARED_KEYS = tuple(f.name for f in fields(SkipManagerConfig) if f.name not in BUILT_IN_ROLES)
 
-# The options of ``annotate`` that the role for groups has.
-QUEUE_OPTIONS = frozenset({"queue", "partition_id", "phase"})
-
-
-@attrs.frozen
-class RoleSpec:
-    """What the class of a built-in role says, which has the attributes of ``BaseSkip``."""
-
-    config_class: type[RoleConfig] = RoleConfig
-    support_actions: tuple[SkipAction, ...] = (SkipAction.CACHE, SkipAction.REPEAT)
-    stage_options: frozenset[str] = frozenset()
-    support_online_step: bool = False
-
-
-BUILT_IN_SPECS: Mapping[str, RoleSpec] = {
-    "rollout": RoleSpec(RolloutSkipConfig),
-    "async_rollout": RoleSpec(AsyncRolloutSkipConfig, support_online_step=True),
-    "rollout_tq": RoleSpec(RolloutTqSkipConfig, stage_options=QUEUE_OPTIONS),
-    VALIDATION_ROLE: RoleSpec(RolloutValSkipConfig),
-}
-
 # The class of each role that has one of the user's own, a :class:`rlskip.BaseSkip`.
 SKIP_REGISTRY: dict[str, Any] = {}
 
 
-def role_specs() -> dict[str, Any]:
-    """What is known of every role, built in or registered: a :class:`RoleSpec`, or its class."""
-    return {**BUILT_IN_SPECS, **SKIP_REGISTRY}
+def role_configs() -> dict[str, type[RoleConfig]]:
+    """The dataclass of every role, built in or registered."""
+    own = {name: role.config_class for name, role in SKIP_REGISTRY.items()}
+    return {name: type(getattr(SkipManagerConfig(), name)) for name in BUILT_IN_ROLES} | own

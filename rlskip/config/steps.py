@@ -45,8 +45,6 @@ class Steps:
     @classmethod
     def parse(cls, value: Any, key: str = "steps") -> Steps:
         """Parse the value of config key `key`; ConfigError names the first item that fails."""
-        if isinstance(value, Steps):
-            return value
         if isinstance(value, str) and value.strip() == "all":
             return cls(ranges=(range(sys.maxsize),), text="all")
         items = value if isinstance(value, list | tuple) else [value]

@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from rlskip.config.origin import is_own
+from rlskip.config.facts import is_own
 from rlskip.errors import RlskipError
 
 TIMEOUT_S = 300.0
@@ -64,7 +64,7 @@ class Command:
             path = self.module.replace(".", os.sep)
             ends = (f"{path}.py", f"{path}/__main__.py")
             files = [os.path.join(folder, end) for folder in ("", *sys.path) for end in ends]
-        return next((Path(file) for file in map(os.path.abspath, files) if is_own(file)), None)
+        return next(filter(is_own, (Path(os.path.abspath(file)) for file in files)), None)
 
 
 def _sweep_of(argument: str) -> tuple[str, str] | None:

@@ -13,11 +13,10 @@ import attrs
 from omegaconf import DictConfig
 
 from rlskip.config.check import look_up
-from rlskip.config.facts import HostFacts
+from rlskip.config.facts import HostFacts, Origin
 from rlskip.config.nodes import ADD_CALLBACK, find_node
-from rlskip.config.origin import Origin
 from rlskip.config.settings import SkipSettings, read_skip, why_off
-from rlskip.config.skip import RoleConfig, role_specs, to_generate
+from rlskip.config.skip import RoleConfig, role_configs, to_generate
 from rlskip.config.steps import compact
 from rlskip.doctor import ERROR, NOTE, OK, WARNING, Finding
 from rlskip.doctor.command import CannotComposeError, Command, compose, run_command
@@ -160,7 +159,7 @@ def _settings(config: DictConfig) -> tuple[SkipSettings, list[Finding]]:
             role
             for role, value in (find_node(config, "skip") or {}).items()
             if isinstance(value, Mapping) and value.get("enable") is True
-            if role not in role_specs() and value.keys() - known
+            if role not in role_configs() and value.keys() - known
         ]
         for role in foreign:
             del ours.skip[role]

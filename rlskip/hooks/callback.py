@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from rlskip.config.application import retire_legacy_flag
 from rlskip.config.check import look_up
-from rlskip.config.origin import Origin
+from rlskip.config.facts import Origin
 from rlskip.hooks.job import end, refuse, start, warn_of_roles_that_are_off
 from rlskip.hooks.summary import log_jobs
 

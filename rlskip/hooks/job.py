@@ -15,9 +15,8 @@ from omegaconf import DictConfig
 from rlskip import stages
 from rlskip.config.application import refuse_legacy_flag
 from rlskip.config.dump_dir import DIRECTORY_VARIABLE
-from rlskip.config.facts import HostFacts
-from rlskip.config.origin import ORIGIN_VARIABLE, Origin
-from rlskip.config.other_nodes import read_record, record_chosen_by
+from rlskip.config.facts import ORIGIN_VARIABLE, HostFacts, Origin
+from rlskip.config.nodes import read_record, record_chosen_by
 from rlskip.config.settings import SkipSettings, has_own_key, read_skip, why_off
 from rlskip.errors import RlskipAbort, RlskipError
 from rlskip.hooks.summary import log_roles, write_summary

@@ -18,7 +18,7 @@ from typing import Any
 from rlskip.batch.columns import select
 from rlskip.batch.prompts import uids_of
 from rlskip.config.facts import HostFacts
-from rlskip.config.skip import QUEUE_OPTIONS, SkipAction, to_generate
+from rlskip.config.skip import SkipAction, to_generate
 from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.keys import RUNNING, STATUS, dump_tag
 from rlskip.skip.call import Call
@@ -53,7 +53,7 @@ class GroupRole(GroupDumps):
     ``submit`` (default), ``refill``, ``sample`` or ``evict``.
     """
 
-    stage_options = QUEUE_OPTIONS
+    stage_options = frozenset({"queue", "partition_id", "phase"})
 
     def __init__(self, role: str, local_config: Any, facts: HostFacts) -> None:
         super().__init__(role, local_config, facts)

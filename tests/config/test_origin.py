@@ -17,7 +17,7 @@ from rlskip.store import Identity
 
 SAY = """
 import json
-from rlskip.config.origin import Origin
+from rlskip.config.facts import Origin
 def say(*_):
     return json.dumps(Origin.of(None).to_variable())
 """

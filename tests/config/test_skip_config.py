@@ -11,9 +11,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlskip import RoleConfig, SkipAction
-from rlskip.config.origin import Origin
+from rlskip.config.facts import Origin
 from rlskip.config.settings import read_skip
-from rlskip.config.skip import SKIP_REGISTRY, role_specs
+from rlskip.config.skip import SKIP_REGISTRY, role_configs
 from rlskip.errors import ConfigError
 
 
@@ -192,7 +192,7 @@ def test_refused(skip: dict[str, Any], message: str) -> None:
 
 def test_a_wrong_shared_key_is_reported_once() -> None:
     with pytest.raises(ConfigError, match=r"^skip\.steps: "):
-        read_roles({"skip": {"steps": "1-", **{role: {} for role in role_specs()}}})
+        read_roles({"skip": {"steps": "1-", **{role: {} for role in role_configs()}}})
 
 
 def test_on_miss_error_contradicts_on_mismatch_regenerate() -> None:

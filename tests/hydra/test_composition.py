@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import rlskip_conf
 from rlskip import RoleConfig
-from rlskip.config.origin import Origin
+from rlskip.config.facts import Origin
 from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError
 from rlskip_conf import NODES, options

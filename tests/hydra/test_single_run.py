@@ -16,8 +16,7 @@ from omegaconf import OmegaConf
 import rlskip
 from rlskip import SkipManager
 from rlskip.config.dump_dir import DIRECTORY_VARIABLE
-from rlskip.config.facts import HostFacts
-from rlskip.config.origin import ORIGIN_VARIABLE
+from rlskip.config.facts import ORIGIN_VARIABLE, HostFacts
 from rlskip.config.settings import read_skip
 from rlskip.hooks import SkipCallback
 from rlskip.jobs.records import JOB_VARIABLE

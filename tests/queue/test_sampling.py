@@ -145,7 +145,6 @@ def test_the_number_of_sessions_comes_from_the_host():
     ("node", "key"),
     [
         ({"on_incomplete": "min_viable"}, "min_viable"),
-        ({"on_incomplete": "min_viable", "min_viable": 5, "n": 4}, "min_viable"),
         ({"max_off_policy_strategy": "wait"}, "max_off_policy_threshold"),
         ({"max_refills": 0}, "max_refills"),
         ({"timeout_s": 1e10}, "timeout_s"),  # longer than a thread can wait
