@@ -45,20 +45,15 @@ class Problem:
 def raise_all(problems: list[Problem]) -> None:
     """Raise one :class:`ConfigError` that lists `problems`; do nothing when there are none."""
     if len(problems) == 1:
-        only = problems[0]
-        raise ConfigError(only.what, only.key, only.remedy)
+        raise ConfigError(problems[0].what, problems[0].key, problems[0].remedy)
     if problems:
         lines = "".join(f"\n  - {problem}" for problem in problems)
         raise ConfigError(f"{len(problems)} problems in the configuration:{lines}")
 
 
-def calls_own_resolver(value: Any) -> bool:
-    """Whether a text calls a resolver of the application's own, which may count or draw."""
-    return isinstance(value, str) and _OWN_RESOLVER.search(value) is not None
-
-
 def refuse_own_resolver(value: Any, key: str) -> None:
-    if calls_own_resolver(value):
+    """Raise if a value calls a resolver of the application's own, which may count or draw."""
+    if _OWN_RESOLVER.search(str(value)):
         what = f"{value!r} needs a resolver of the application's own, which rlskip does not call"
         raise ConfigError(what, key, f"give the value: {key}=...")
 
@@ -66,7 +61,7 @@ def refuse_own_resolver(value: Any, key: str) -> None:
 def readable(config: Any) -> Any:
     """A config in which interpolations by the application's own resolvers are plain texts."""
     registered = getattr(BaseContainer, "_resolvers", ("unknown",))
-    may_call = any(calls_own_resolver(f"${{{name}:") for name in registered)
+    may_call = any(_OWN_RESOLVER.match(f"${{{name}:") for name in registered)
     if not (may_call and isinstance(config, DictConfig)):
         return config
 
@@ -75,7 +70,8 @@ def readable(config: Any) -> Any:
             return {key: escaped(part) for key, part in value.items()}
         if isinstance(value, list):
             return [*map(escaped, value)]
-        return value.replace("${", r"\${") if calls_own_resolver(value) else value
+        is_own = isinstance(value, str) and _OWN_RESOLVER.search(value)
+        return value.replace("${", r"\${") if is_own else value
 
     return OmegaConf.create(escaped(OmegaConf.to_container(config, resolve=False)))
 
@@ -142,13 +138,9 @@ def read(
 
     A key that is wrong or missing keeps its default, so that reading continues. `of_host` has a key
     of the host's and its value for keys that are null; `otherwise` is as in :func:`did_you_mean`.
-    The metadata of a field may have
-
-    - ``choices``, numbers under ``min`` and ``max``, and a ``pattern`` of texts that are ``like``
-    - ``parse``: a function of a value (not None) and its full key that returns what the field
-      holds, or raises ConfigError
-    - ``needed_by``: another field, and the values of it that need one here
-    - ``null``: what null means where a host has no value either
+    The metadata of a field may have ``choices``, ``min``, ``max``, a ``pattern`` of texts that are
+    ``like``, and ``parse`` (of a value and its full key; it may raise ConfigError); ``needed_by``,
+    another field and its values that need one here; ``null``, what that means without a host's.
     """
     fields = {f.name: f for f in dataclasses.fields(schema)}  # type: ignore[arg-type]
     made, typed = schema(), OmegaConf.structured(schema)
@@ -190,10 +182,7 @@ def _checked(value: Any, field: dataclasses.Field[Any], key: str) -> Any:
             raise ValueError(f"no value was given (null); the default is {field.default}")
         return None
     if value not in rules.get("choices", (value,)):
-        known = [*map(str, rules["choices"])]
-        near = difflib.get_close_matches(str(value), known, n=1)
-        hint = f", did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{value!r} is not one of {', '.join(known)}{hint}")
+        raise ValueError(f"{value!r} is not one of {', '.join(map(str, rules['choices']))}")
     # As `not >=`, which holds for nan.
     if "min" in rules and not value >= rules["min"]:
         raise ValueError(f"must be at least {rules['min']}, got {value!r}")
@@ -206,12 +195,11 @@ def _checked(value: Any, field: dataclasses.Field[Any], key: str) -> Any:
 
 
 def comments(schema: type) -> dict[str, str]:
-    """The comment above each field of a dataclass and of its bases; empty without the source."""
-    bases = [base for base in reversed(schema.__mro__) if dataclasses.is_dataclass(base)]
-    try:
+    """The comment above each field of a dataclass and of its bases; without the source none."""
+    source = ""
+    with suppress(OSError, TypeError):
+        bases = [base for base in reversed(schema.__mro__) if dataclasses.is_dataclass(base)]
         source = "".join(map(inspect.getsource, bases))
-    except (OSError, TypeError):
-        return {}
     return {name: " ".join(re.findall(r"# (.*)", text)) for text, name in _FIELD.findall(source)}
 
 

@@ -12,8 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlskip.config import check
-from rlskip.config.application import of_host
 from rlskip.config.dump_dir import DEFAULT_DUMP_DIR, hydra_config, parse_directory
+from rlskip.config.facts import of_host
 from rlskip.config.other_nodes import RecordConfig
 from rlskip.errors import ConfigError, NotInstalledError, RlskipError
 from rlskip_conf import SCHEMAS, options
@@ -28,14 +28,12 @@ ADD_CALLBACK = "add hydra/callbacks=rlskip"
 def overrides_of(config: Any, kind: str = "task") -> list[str]:
     """The overrides of a job, as they were typed: resolved in the list, each has another place."""
     given: Any = OmegaConf.select(config, f"hydra.overrides.{kind}") or []
-    return list(OmegaConf.to_container(given) if OmegaConf.is_config(given) else given)
+    plain: Any = OmegaConf.to_container(given) if OmegaConf.is_config(given) else given
+    return list(plain)
 
 
 def chosen_options(config: Any, group: str) -> list[tuple[str, str]]:
-    """Those of rlskip's options of a group that a job chose, each with the package of its node.
-
-    An application may have a group of that name, and options of its own in it.
-    """
+    """Those of rlskip's own options of a group that a job chose, and the package of their node."""
     ours = options(group)
     choices = OmegaConf.select(config, "hydra.runtime.choices") or {}
     chosen = [(str(choices[key]), key) for key in choices if key.partition("@")[0] == group]
@@ -58,10 +56,7 @@ def dropped_callback(config: Any) -> str | None:
 
 
 def refuse_displaced(name: str, config: Any) -> None:
-    """Raise if what a job chose for node `name` is not at key `name`, not alone, or not in order.
-
-    `config` is a job's with its node `hydra`; if it is another, the job is that of this process.
-    """
+    """Raise if what a job chose for node `name` is at another key, not alone, or out of order."""
     is_config = OmegaConf.is_dict(config)
     job = config if is_config and "hydra" in config else hydra_config()
     if job is None:
@@ -94,10 +89,7 @@ def refuse_displaced(name: str, config: Any) -> None:
 
 
 def _composed_of(job: Any, every: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What a job was composed of, in that order: the path of each config, and its full keys.
-
-    Without `every` the primary config alone: to load all of a large application takes its time.
-    """
+    """The path of each config that a job was composed of, or of the primary one, and its keys."""
     from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
 
@@ -106,7 +98,7 @@ def _composed_of(job: Any, every: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     loader = GlobalHydra.instance().config_loader()
     config_name = OmegaConf.select(job, "hydra.job.config_name")
     places = [(config_name, "")]
-    if every:
+    if every:  # which takes its time for a large application
         given = [*overrides_of(job, "hydra"), *overrides_of(job)]
         listed = loader.compute_defaults_list(config_name, given, RunMode.RUN).defaults
         places = [(one.config_path, one.package or "") for one in listed]
@@ -121,8 +113,7 @@ def _composed_of(job: Any, every: bool) -> Iterator[tuple[str, dict[str, Any]]]:
 def find_node(config: Any, name: str, schema: type | None = None) -> dict[str, Any] | None:
     """The top-level node `name` as a plain mapping with interpolations resolved; None without.
 
-    `config` is a full one (a DictConfig, a mapping, or an instance of a dataclass), an instance of
-    `schema`, which is the node itself, or None.
+    `config` is a full one (a DictConfig, a mapping or a dataclass), or the node as a `schema`.
     """
     if config is not None and not check.is_node(config):
         what = f"expected a config with an entry {name!r}, got {config!r}"
@@ -136,19 +127,17 @@ def find_node(config: Any, name: str, schema: type | None = None) -> dict[str, A
             plain: Any = OmegaConf.to_container(node, resolve=True)
         else:  # no part of a config: there is nothing that it could refer to
             made: Any = OmegaConf.create({name: node}, flags={"allow_objects": True})
-            plain = OmegaConf.to_container(made)[name]  # type: ignore[index]
+            plain = OmegaConf.to_container(made)[name]  # type: ignore[index,call-overload]
     except OmegaConfBaseException as error:  # of its own, a part knows no full key
         where = str(error.full_key) if str(error.full_key).startswith(name) else name
         raise ConfigError(str(error).splitlines()[0], where) from error
     for key, text in check.leaves(plain, name):
-        check.refuse_own_resolver(str(text), key)
+        check.refuse_own_resolver(text, key)
     if isinstance(plain, str):
-        raise NotInstalledError(
-            f"{plain!r} arrived as a plain string, so Hydra did not discover rlskip's plug-in",
-            name,
-            "install rlskip into the environment that runs this application and check with `python "
-            "<app> --info plugins` (look for RlskipSearchPathPlugin)" + check.if_own(name),
-        )
+        what = f"{plain!r} arrived as a plain string, so Hydra did not discover rlskip's plug-in"
+        remedy = "install rlskip into the environment that runs this application and check with "
+        remedy += "`python <app> --info plugins` (look for RlskipSearchPathPlugin)"
+        raise NotInstalledError(what, name, remedy + check.if_own(name))
     if plain is not None and not isinstance(plain, dict):
         what = f"expected a mapping, got {plain!r}"
         raise ConfigError(what, name, check.if_own(name).removeprefix("; "))
@@ -158,8 +147,7 @@ def find_node(config: Any, name: str, schema: type | None = None) -> dict[str, A
 def read_node(schema: type[T], config: Any) -> T:
     """The node `dispatch` of a config as its dataclass DispatchConfig, and so on.
 
-    Without that node it has the defaults. Keys that are null take the host's values. The config is
-    as for :func:`find_node`. One ConfigError names *every* problem by its full key.
+    Keys that are null take the host's values. ConfigError names *every* problem by its full key.
     """
     name, problems = schema.__name__.removesuffix("Config").lower(), list[check.Problem]()
     node = find_node(config, name, schema) or {}
@@ -179,31 +167,23 @@ def read_record(config: Any) -> RecordConfig:
 
 
 def read_record_of(config: Any) -> RecordConfig | None:
-    """As :func:`read_record`; None without such a node, or with one that is not rlskip's.
-
-    A DictConfig is an application's, whose own key may be called `record`. Which options were
-    chosen is not known here.
-    """
+    """As :func:`read_record`; None without such a node, or where it is the application's own."""
     try:
         return None if find_node(config, "record") is None else read_record(config)
     except RlskipError as error:
-        if not isinstance(config, DictConfig):
+        if not isinstance(config, DictConfig):  # which an application has
             raise
         log.warning("rlskip: `record` is taken for the application's own key: %s", error)
         return None
 
 
 def record_chosen_by(config: Any, *, enabled: bool = False) -> str | None:
-    """The option or key by which the node `record` of a job is rlskip's; None where it is not.
-
-    Without an option, a node with a key that rlskip does not know is the application's own. With
-    `enabled`, a node that does not enable recording is none.
-    """
+    """The option or key by which a job's node `record` is rlskip's, and `enabled`; else None."""
     # In Hydra's runtime config, the parent of `hydra` is the job's config.
     node = OmegaConf.select(config["hydra"], "..record", throw_on_resolution_failure=False)
     if enabled and check.look_up(node, "enable") is not True:
         return None
     if chosen := chosen_options(config, "record"):
         return f"record: {chosen[0][0]}"
-    known = vars(RecordConfig())
+    known = vars(RecordConfig())  # one with another key is the application's own
     return "record.enable: true" if OmegaConf.is_dict(node) and {*node} <= {*known} else None

@@ -14,9 +14,8 @@ from typing import Any
 import attrs
 
 from rlskip.config import skip
-from rlskip.config.application import application_facts
 from rlskip.config.check import Problem, did_you_mean, look_up, raise_all, read, refuse_own_resolver
-from rlskip.config.facts import HostFacts
+from rlskip.config.facts import HostFacts, application_facts
 from rlskip.config.nodes import chosen_options, find_node
 from rlskip.config.skip import SHARED_KEYS, VALIDATION_ROLE, AttachConfig, RoleConfig, as_given
 
@@ -26,7 +25,6 @@ _FROM_HOST = {
     "prompt_len": "prompt_len", "response_len": "response_len",
 }  # fmt: skip
 
-# verl fills every leaf of every role with these, so they do not mean that a user set them.
 _OF_VERL = {"enable": False, "steps": [], "dump_dir": "~/.verl/rollout_dump", "action": "cache"}
 
 
@@ -68,32 +66,36 @@ class SkipSettings:
 def read_skip(config: Any, facts: HostFacts | None = None) -> SkipSettings:
     """Read the `skip` node of a config; ConfigError names *every* problem, in any of its roles.
 
-    Parameters
-    ----------
-    config
-        A full config (a DictConfig, a mapping or a dataclass), a :class:`SkipManagerConfig`, or
-        SkipSettings, which are not read again.
-    facts
-        What the host says of the run; None: what a plain application's config says. A host that
-        knows them later passes ``HostFacts()``, then the settings with the facts.
+    `config` is a full one (a DictConfig, a mapping or a dataclass), a SkipManagerConfig, or
+    SkipSettings, which are not read again. Without `facts` those of a plain application count. A
+    host that knows its own later passes ``HostFacts()``, then the settings with the facts.
     """
     if isinstance(config, SkipSettings):
         return config if facts is None else config.complete(facts)
     node = find_node(config, "skip", skip.SkipManagerConfig)
     if node is None:
         return SkipSettings(HostFacts(config))
+    if str(node.pop("_target_", None)).startswith("verl.utils.skip"):
+        for name, value in node.items():  # verl's own defaults do not mean that a user set them
+            if isinstance(value, Mapping):
+                usual = {**_OF_VERL, "_target_": value.get("_target_")}
+                node[name] = {k: v for k, v in value.items() if k not in usual or v != usual[k]}
     whole = {"skip": node} if isinstance(config, skip.SkipManagerConfig) else config
-    settings = _read_roles(_without_host_defaults(node), whole)
+    settings = _read_roles(node, whole)
     return settings.complete(facts or application_facts(config)) if settings.roles else settings
 
 
 def _read_roles(node: dict[str, Any], config: Any) -> SkipSettings:
     """The settings of `node`, the mapping at ``skip`` in `config`, without a host's facts."""
     problems: list[Problem] = []
+
+    def refuse(key: str, what: str, remedy: str = "") -> None:
+        problems.append(Problem(f"skip.{key}", what, remedy))
+
     for_all = {key: node[key] for key in node if key in SHARED_KEYS}
     shared = read(skip.SkipManagerConfig, for_all, "skip", problems)
-    replays_validation = shared.validation == "replay"
     given = {key: node[key] for key in node if key not in SHARED_KEYS}
+    replays_validation = shared.validation == "replay"
     if replays_validation:  # last: it takes its place from the role of training
         given[VALIDATION_ROLE] = given.pop(VALIDATION_ROLE, None) or {}
 
@@ -106,27 +108,25 @@ def _read_roles(node: dict[str, Any], config: Any) -> SkipSettings:
         if isinstance(value, Mapping) and name.isidentifier()
         if not difflib.get_close_matches(name, [*known, "attach"], n=1, cutoff=0.75)
     ]
-    configs = {**dict.fromkeys(bare, RoleConfig), **known}
+    configs: dict[str, Any] = {**dict.fromkeys(bare, RoleConfig), **known}
     attach = _read_attach(shared.attach, configs, problems)
     roles: dict[str, RoleConfig] = {}
     for name, value in given.items():
-        at = f"skip.{name}"
         if name not in configs:
-            keys = [*SHARED_KEYS, *configs]
-            remedy = did_you_mean(name, keys, "skip", "docs/keys.md lists all keys")
-            problems.append(Problem(at, "unknown key", remedy))
+            keys, otherwise = [*SHARED_KEYS, *configs], "docs/keys.md lists all keys"
+            refuse(name, "unknown key", did_you_mean(name, keys, "skip", otherwise))
             continue
         if not isinstance(value, Mapping):
-            problems.append(Problem(at, f"expected a mapping, got {value!r}"))
+            refuse(name, f"expected a mapping, got {value!r}")
             continue
         # Keys of its own need a class.
         register = f"import the module with `@register_skip({name!r}, config=...)` before the job"
         otherwise = f"{register} starts" if name in bare else ""
-        role = read(configs[name], value, at, problems, otherwise=otherwise)
+        role = read(configs[name], value, f"skip.{name}", problems, otherwise=otherwise)
         if name == VALIDATION_ROLE:
             if role.enable and not replays_validation:
-                what, remedy = "skip.validation turns it on", "set skip.validation=replay"
-                problems.append(Problem(f"{at}.enable", what, remedy))
+                how = "set skip.validation=replay"
+                refuse(f"{name}.enable", "skip.validation turns it on", how)
             role.enable = replays_validation
             # It belongs to the run of the role of training.
             training = next((one for one in roles.values() if one.enable), None)
@@ -150,22 +150,22 @@ def _read_attach(
     attached: dict[str, str] = {}
     for role, entry in node.items():
         at = f"skip.attach.{role}"
+        given = entry if isinstance(entry, Mapping) else {"target": entry}
+        one = read(AttachConfig, {"target": "", **given}, at, problems)
+        has_step = getattr(skip.SKIP_REGISTRY.get(role), "support_online_step", False)
         if role not in roles:
             known = did_you_mean(str(role), roles, "skip.attach")
             problems.append(Problem(at, "this role is not registered", known))
         elif role == "rollout_tq":
             remedy = f"decorate them: SkipManager.annotate({role!r}, queue=..., phase=...)"
             problems.append(Problem(at, "its stages need a queue, which no path names", remedy))
-        else:
-            given = entry if isinstance(entry, Mapping) else {"target": entry}
-            one = attach[role] = read(AttachConfig, {"target": "", **given}, at, problems)
-            own = getattr(skip.SKIP_REGISTRY.get(role), "support_online_step", False)
-            if one.step and (own or role == "async_rollout"):
-                what = "this role reads the step from each call"
-                problems.append(Problem(f"{at}.step", what, "leave it out"))
-            if one.target and (other := attached.setdefault(one.target, at)) != at:
-                what = f"{one.target} is already attached at {other}"
-                problems.append(Problem(at, what, "one function is one stage"))
+        elif one.step and (has_step or role == "async_rollout"):
+            what = "this role reads the step from each call"
+            problems.append(Problem(f"{at}.step", what, "leave it out"))
+        elif one.target and (other := attached.setdefault(one.target, at)) != at:
+            what = f"{one.target} is already attached at {other}"
+            problems.append(Problem(at, what, "one function is one stage"))
+        attach[role] = one
     return attach
 
 
@@ -181,9 +181,9 @@ def _inherit(role: RoleConfig, shared: skip.SkipManagerConfig, name: str) -> Ite
     own = frozenset(key for key in keys if getattr(role, key) is not None)
     role.given_keys, role.lacks_engine = own, not shared.start_engine
     _fill(role, {key: getattr(shared, key) for key in keys})
+    on, on_miss = role.enable, role.on_miss
     # Their defaults depend on the host, which looks whether the node gives them.
     role.match, role.restore_rng = role.match or "step", bool(role.restore_rng)
-    on, on_miss = role.enable, role.on_miss
     if name == VALIDATION_ROLE and role.match == "run":
         role.match = "step"
     # A role of another name may be a stage without an engine: there `generate` can be set.
@@ -211,38 +211,26 @@ def _inherit(role: RoleConfig, shared: skip.SkipManagerConfig, name: str) -> Ite
             yield Problem(*(as_given(text, name, role) for text in (f"skip.{key}", *said)))
 
 
-def _without_host_defaults(node: dict[str, Any]) -> dict[str, Any]:
-    """`node` without verl's `_target_` and every leaf of a role that holds verl's own default."""
-    if str(node.pop("_target_", None)).startswith("verl.utils.skip"):
-        for name, value in node.items():
-            if isinstance(value, Mapping):
-                usual = {**_OF_VERL, "_target_": value.get("_target_")}
-                node[name] = {k: v for k, v in value.items() if k not in usual or v != usual[k]}
-    return node
-
-
 def has_own_key(config: Any) -> bool:
     """Whether `skip` at the top of a config has a value, and no key of rlskip's."""
     node = look_up(config, "skip")
-    names = {*SHARED_KEYS, *skip.role_configs()}
-    return node is not None and names.isdisjoint(node if hasattr(node, "keys") else ())
+    given = node if hasattr(node, "keys") else ()
+    return node is not None and {*SHARED_KEYS, *skip.role_configs()}.isdisjoint(given)
 
 
 def why_off(settings: SkipSettings) -> list[Problem]:
     """Why roles that a Hydra job chose are off; one problem at least if no role is on."""
     node = settings.node
     if node is None:
-        what = "the config has no such node"
-        return [Problem("skip", what, "add +skip=rollout_cache to the command")]
+        return [Problem("skip", "the config has no such node", "add +skip=rollout_cache")]
     if node.get("enable") is False:
         return [Problem("skip.enable", "it is false, so every role is off", "set skip.enable=true")]
-    what = "it is false, although the option {0} was chosen: what is composed after it sets it"
-    remedy = "remove that override, or in the defaults list put `- skip: {0}` after it (in verl's "
-    remedy += "ppo_trainer.yaml after `_self_`, or in a config that includes that one)"
-    off = [
-        Problem(f"skip.{role}.enable", what.format(option), remedy.format(option))
-        for option, _ in chosen_options(settings.facts.config, "skip")
-        if (role := option.rpartition("_")[0]) not in settings.roles
-    ]
+    off = []
+    for option, _ in chosen_options(settings.facts.config, "skip"):
+        if (role := option.rpartition("_")[0]) not in settings.roles:
+            what = f"it is false, although the option {option} was chosen: what is composed after "
+            remedy = f"remove that override, or in the defaults list put `- skip: {option}` after "
+            remedy += "it (in verl's ppo_trainer.yaml after `_self_`)"
+            off.append(Problem(f"skip.{role}.enable", f"{what}it sets it", remedy))
     nothing = Problem("skip", "no role is enabled", "choose an option, e.g. +skip=rollout_cache")
     return off or ([] if settings.roles else [nothing])

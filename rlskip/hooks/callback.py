@@ -13,9 +13,8 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from rlskip.config.application import retire_legacy_flag
 from rlskip.config.check import look_up
-from rlskip.config.facts import Origin
+from rlskip.config.facts import Origin, retire_legacy_flag
 from rlskip.hooks.job import end, refuse, start, warn_of_roles_that_are_off
 from rlskip.hooks.summary import log_jobs
 

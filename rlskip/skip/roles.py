@@ -9,8 +9,7 @@ from typing import Any
 
 from rlskip.batch.columns import columns_of
 from rlskip.batch.prompts import first_uid
-from rlskip.config.application import application_facts
-from rlskip.config.facts import HostFacts
+from rlskip.config.facts import HostFacts, application_facts
 from rlskip.config.skip import SKIP_REGISTRY, VALIDATION_ROLE, RoleConfig
 from rlskip.errors import ConfigError
 from rlskip.skip.call import Call
