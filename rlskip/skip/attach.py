@@ -129,6 +129,7 @@ class _Attachment:
             identity if config.identity else None,
             named(func).__qualname__,
             rows=config.rows,
+            ignore=(),  # each argument counts, but for those of skip.ignore
             holder=config.prompts and config.prompts.split(".")[0],
             step_of=functools.partial(self._step, read) if config.step else None,
             no_step=(f"{where}.step", f"name its source: {entry}, {source}"),

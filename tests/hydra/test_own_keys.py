@@ -69,16 +69,6 @@ def test_another_place_is_refused(job: Any, node: str) -> None:
         assert caught.value.remedy == f"choose it with +{node}={option}"
 
 
-def test_an_own_option_of_that_name_is_no_option_of_rlskips(
-    make_app: Callable[..., Any],
-) -> None:
-    app = make_app(task="assert cfg.record.fps == 30\ntrain(cfg)")
-    (app.folder / "conf" / "record").mkdir(parents=True)
-    (app.folder / "conf" / "record" / "video.yaml").write_text("fps: 30\n", encoding="utf-8")
-    run = app.run("+record=video", "+skip=rollout_cache", "skip.dump_dir=dumps")
-    assert "role rollout: 0 hits, 2 misses" in run.out
-
-
 def test_a_job_is_refused_before_it_starts(make_app: Callable[..., Any]) -> None:
     app = make_app(config="a: 1\nskip: 5\n")
     run = app.run("-m", "a=1,2", "+skip=rollout_cache", fails=True)
@@ -99,10 +89,12 @@ def test_a_job_of_another_application(make_app: Callable[..., Any]) -> None:
     assert app.generated == [1, 1, 2, 2]
 
 
-def test_a_job_that_skips_beside_other_own_keys(make_app: Callable[..., Any]) -> None:
-    config = "record: {fps: 30}\nmerge: none\nreplay: 3\ndispatch: spot\n"
+def test_a_job_that_skips_beside_own_keys_and_an_own_option(make_app: Callable[..., Any]) -> None:
+    config = "merge: none\nreplay: 3\ndispatch: spot\n"
     app = make_app(config=config, task="assert cfg.record.fps == 30\ntrain(cfg)")
-    run = app.run("+skip=rollout_cache", "skip.dump_dir=dumps")
+    (app.folder / "conf" / "record").mkdir(parents=True)
+    (app.folder / "conf" / "record" / "video.yaml").write_text("fps: 30\n", encoding="utf-8")
+    run = app.run("+record=video", "+skip=rollout_cache", "skip.dump_dir=dumps")
     assert "role rollout: 0 hits, 2 misses" in run.out
     assert "own key" not in run.said
 

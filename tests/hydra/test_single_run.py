@@ -166,10 +166,10 @@ def test_steps_that_the_run_does_not_reach_are_a_warning(app: Any) -> None:
 
 def test_a_name_with_the_time_in_it_is_a_warning(make_app: Callable[..., Any]) -> None:
     app = make_app(config="stamp: ${now:%Y-%m-%d_%H-%M-%S}\nother: run_${stamp}\n")
-    run = app.run(*ON, "skip.rollout.experiment_name=${other}", "skip.dump_dir=dumps/${stamp}")
-    for key in ("rollout.experiment_name", "dump_dir"):
+    for key, value in (("rollout.experiment_name", "${other}"), ("dump_dir", "dumps/${stamp}")):
+        run = app.run(*ON, f"skip.{key}={value}")
         assert re.search(rf"skip\.{key}, \S+, has the time in it \(\${{now:}}\), so no", run.out)
-    assert "run it again" not in run.out
+        assert "run it again" not in run.out
     run = app.run(*ON, "skip.experiment_name=mine")
     assert "${now:}" not in run.out
     assert "run it again to replay" in run.out
