@@ -18,6 +18,7 @@ class LazyNode(ConfigNode):
     """A dataclass in the store that is imported and made when an application loads it."""
 
     def __init__(self, name: str) -> None:
+        self._node: Any = None
         super().__init__(f"{name}.yaml", None, SCHEMAS, package=name, provider="rlskip")  # type: ignore[arg-type]
 
     # The store copies this object at each load, then sets `node` of the copy.
@@ -39,7 +40,7 @@ class LazyNode(ConfigNode):
 
     @node.setter
     def node(self, value: Any) -> None:
-        self._node: Any = value
+        self._node = value
 
 
 def store_schemas() -> None:

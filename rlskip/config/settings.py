@@ -100,8 +100,7 @@ def _read_roles(node: dict[str, Any], config: Any) -> SkipSettings:
         given[VALIDATION_ROLE] = given.pop(VALIDATION_ROLE, None) or {}
 
     known = skip.role_configs()
-    # A mapping under a name of its own is a role that needs no class. One whose name looks like
-    # that of a known role, or of the key that holds a mapping, is misspelt.
+    # A mapping under a name of its own is a role that needs no class, unless it looks misspelt.
     bare = [
         name
         for name, value in given.items()

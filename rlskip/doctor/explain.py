@@ -92,7 +92,7 @@ def _sweep(config: DictConfig, command: Command) -> Iterator[Finding]:
         return
     # Hydra builds the callbacks of a multirun from the command without what is swept.
     try:
-        unswept = compose(attrs.evolve(command, arguments=command.unswept))
+        unswept = compose(attrs.evolve(command, arguments=[*command.unswept]))
         level, loses = ERROR, not _has_callback(unswept)
     except CannotComposeError:  # then it is not known what brings the callback
         level, loses = WARNING, "rlskip" not in str(choices.get("hydra/callbacks"))
