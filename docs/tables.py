@@ -14,12 +14,18 @@ from typing import Any
 import tomllib
 
 import rlskip
-from rlskip.config.application import COMPARED, DISTILLATION, OF_TEACHERS
 from rlskip.config.check import comments
-from rlskip.config.facts import NEUTRAL_WORDS, OTHER_NODES, SHAPING_NAMES, SHAPING_PATTERNS
+from rlskip.config.facts import COMPARED, DISTILLATION, OF_TEACHERS
 from rlskip.config.skip import AttachConfig
 from rlskip.hosts.verl.seams import TABLE
-from rlskip.skip.names import IGNORED, NEUTRAL_META
+from rlskip.skip.names import (
+    IGNORED,
+    NEUTRAL_META,
+    NEUTRAL_WORDS,
+    OTHER_NODES,
+    SHAPING_NAMES,
+    SHAPING_PATTERNS,
+)  # fmt: skip
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = (
@@ -45,6 +51,7 @@ def _table(config: Any) -> str:
         kind, default = key.type.replace(" | ", " or ").replace("None", "null"), json.dumps
         if dataclasses.is_dataclass(value):  # a role
             kind, default = "role", lambda _: "off"
+            told[key.name] = type(value).__doc__
         shown = default(value).strip('"') or '""'
         rows.append(f"| `{key.name}` | {kind} | `{shown}` | {told[key.name]} |")
     return "\n".join(rows)

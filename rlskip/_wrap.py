@@ -15,8 +15,7 @@ import attrs
 import wrapt
 
 from rlskip._compat import version_of
-from rlskip.config.skip import Target
-from rlskip.errors import RlskipError
+from rlskip.errors import ConfigError, RlskipError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,8 +41,11 @@ def wrap(target: str, decorate: Callable[[F], F], *, key: str) -> None:
     most once. Raises ConfigError where `target` is not such a string, and AttachError where the
     module has no such function: by the import of the module if that comes later.
     """
-    parsed = Target.parse(target)
-    when_imported(parsed.module, lambda module: wrap_in(module, parsed, decorate, key))
+    module, _, path = target.partition(":")
+    if not all(name.isidentifier() for name in f"{module}.{path}".split(".")):
+        remedy = "write package.module:Class.method or package.module:function"
+        raise ConfigError(f"{target!r} does not name a function", remedy=remedy)
+    when_imported(module, lambda module: wrap_in(module, target, decorate, key))
 
 
 @attrs.frozen
@@ -63,8 +65,12 @@ class Seam:
     decorated: bool = False
 
     @property
-    def place(self) -> Target:
-        return Target.parse(self.target)
+    def module(self) -> str:
+        return self.target.partition(":")[0]
+
+    @property
+    def path(self) -> str:
+        return self.target.partition(":")[2]
 
 
 class Seams:
@@ -112,7 +118,7 @@ class Seams:
         The import of a module that lacks a required one raises AttachError.
         """
         for seam in self.table.values():
-            when_imported(seam.place.module, functools.partial(self._attach, seam))
+            when_imported(seam.module, functools.partial(self._attach, seam))
 
     def marked(self, target: str, function: Any) -> Any:
         """`function`, which takes the place of `target`; it is noted when it is called."""
@@ -140,13 +146,13 @@ class Seams:
 
     def _attach(self, seam: Seam, module: ModuleType) -> None:
         try:
-            owner, _ = _look_up(module, seam.place)
+            owner, _ = _look_up(module, seam.target)
             for number, decorate in enumerate(self._bodies[seam.target]):
-                wrap_in(module, seam.place, decorate, f"{seam.target} {number}")
+                wrap_in(module, seam.target, decorate, f"{seam.target} {number}")
             # Around the bodies: one that replays does not call what it is in the place of.
             if seam.role and self._bodies[seam.target]:
-                wrap_in(module, seam.place, self._noting(seam.target), f"noting {seam.target}")
-            found = getattr(owner, seam.place.path.rpartition(".")[2])
+                wrap_in(module, seam.target, self._noting(seam.target), f"noting {seam.target}")
+            found = getattr(owner, seam.path.rpartition(".")[2])
             if (body := self._given.get(seam.target)) is not None:
                 body(found)
             if seam.decorated and seam.target not in getattr(found, _WRAPPED_BY, ()):
@@ -196,17 +202,17 @@ def around(body: Callable[..., Any]) -> Callable[[F], F]:
     return decorate
 
 
-def wrap_in(module: ModuleType, target: Target, decorate: Callable[[F], F], key: str) -> None:
+def wrap_in(module: ModuleType, target: str, decorate: Callable[[F], F], key: str) -> None:
     """Wrap `target` in its `module`, which is imported; the others are those of :func:`wrap`."""
     owner, raw = _look_up(module, target)
-    owners, _, name = target.path.rpartition(".")
+    owners, _, name = target.partition(":")[2].rpartition(".")
     if not isinstance(owner, ModuleType | type):
         of = f"{type(owner).__module__}:{type(owner).__qualname__}.{name}"
-        raise AttachError(f"{owners!r} is an object, not a class", str(target), f"name {of}")
+        raise AttachError(f"{owners!r} is an object, not a class", target, f"name {of}")
     bound = isinstance(raw, (staticmethod, classmethod))
     function: Any = raw.__func__ if bound else raw
     if not inspect.isroutine(function):
-        raise AttachError(f"{name!r} is not a function: {raw!r}", str(target))
+        raise AttachError(f"{name!r} is not a function: {raw!r}", target)
     wrapped_by: frozenset[str] = getattr(function, _WRAPPED_BY, frozenset())
     if key not in wrapped_by:
         wrapped = decorate(function)  # type: ignore[arg-type]
@@ -214,10 +220,10 @@ def wrap_in(module: ModuleType, target: Target, decorate: Callable[[F], F], key:
         setattr(owner, name, type(raw)(wrapped) if bound else wrapped)
 
 
-def _look_up(module: ModuleType, target: Target) -> tuple[Any, Any]:
+def _look_up(module: ModuleType, target: str) -> tuple[Any, Any]:
     """The owner of `target`, and what it holds of that name; raises AttachError without."""
     owner: Any = module
-    names = target.path.split(".")
+    names = target.partition(":")[2].split(".")
     for depth, name in enumerate(names, 1):
         # As it was defined: getattr would bind a class method and unpack a static one.
         look = inspect.getattr_static if depth == len(names) else getattr
@@ -227,7 +233,7 @@ def _look_up(module: ModuleType, target: Target) -> tuple[Any, Any]:
             place = f"{module.__name__}:{above}" if above else f"module {module.__name__}"
             file = getattr(module, "__file__", None) or "built in"
             remedy = f"is it another version? The module is {file}"
-            raise AttachError(f"{place} has no {name!r}", str(target), remedy)
+            raise AttachError(f"{place} has no {name!r}", target, remedy)
         if depth < len(names):
             owner = found
     return owner, found

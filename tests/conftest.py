@@ -25,7 +25,7 @@ import attrs
 import pytest
 
 from rlskip.config.dump_dir import DIRECTORY_VARIABLE
-from rlskip.config.origin import ORIGIN_VARIABLE
+from rlskip.config.facts import ORIGIN_VARIABLE
 from rlskip.jobs.records import JOB_VARIABLE
 
 with contextlib.suppress(ImportError):  # some environments of hosts have no hypothesis
@@ -446,7 +446,7 @@ def job_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     """``job_of(name, body)``: the records of a job that does ``body(step)`` at two steps."""
     from rlskip import stages
     from rlskip.compare.sides import Side
-    from rlskip.config.other_nodes import read_record
+    from rlskip.config.nodes import read_record
 
     def make(
         name: str, body: Callable[[int], object], steps: Any = (1, 2), root: Path = tmp_path,

@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 from rlskip import DispatchConfig, MergeConfig, RecordConfig, ReplayConfig, SkipManagerConfig
-from rlskip.config.nodes import read_node
-from rlskip.config.other_nodes import read_record
+from rlskip.config.nodes import read_node, read_record
 from rlskip.config.settings import read_skip
 
 READERS: dict[str, Callable[[Any], Any]] = {

@@ -13,6 +13,7 @@ import functools
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import attrs
@@ -45,20 +46,15 @@ class Problem:
 def raise_all(problems: list[Problem]) -> None:
     """Raise one :class:`ConfigError` that lists `problems`; do nothing when there are none."""
     if len(problems) == 1:
-        only = problems[0]
-        raise ConfigError(only.what, only.key, only.remedy)
+        raise ConfigError(problems[0].what, problems[0].key, problems[0].remedy)
     if problems:
         lines = "".join(f"\n  - {problem}" for problem in problems)
         raise ConfigError(f"{len(problems)} problems in the configuration:{lines}")
 
 
-def calls_own_resolver(value: Any) -> bool:
-    """Whether a text calls a resolver of the application's own, which may count or draw."""
-    return isinstance(value, str) and _OWN_RESOLVER.search(value) is not None
-
-
 def refuse_own_resolver(value: Any, key: str) -> None:
-    if calls_own_resolver(value):
+    """Raise if a value calls a resolver of the application's own, which may count or draw."""
+    if _OWN_RESOLVER.search(str(value)):
         what = f"{value!r} needs a resolver of the application's own, which rlskip does not call"
         raise ConfigError(what, key, f"give the value: {key}=...")
 
@@ -66,7 +62,7 @@ def refuse_own_resolver(value: Any, key: str) -> None:
 def readable(config: Any) -> Any:
     """A config in which interpolations by the application's own resolvers are plain texts."""
     registered = getattr(BaseContainer, "_resolvers", ("unknown",))
-    may_call = any(calls_own_resolver(f"${{{name}:") for name in registered)
+    may_call = any(_OWN_RESOLVER.match(f"${{{name}:") for name in registered)
     if not (may_call and isinstance(config, DictConfig)):
         return config
 
@@ -75,7 +71,8 @@ def readable(config: Any) -> Any:
             return {key: escaped(part) for key, part in value.items()}
         if isinstance(value, list):
             return [*map(escaped, value)]
-        return value.replace("${", r"\${") if calls_own_resolver(value) else value
+        is_own = isinstance(value, str) and _OWN_RESOLVER.search(value)
+        return value.replace("${", r"\${") if is_own else value
 
     return OmegaConf.create(escaped(OmegaConf.to_container(config, resolve=False)))
 
@@ -115,18 +112,13 @@ def leaves(node: Any, at: str = "", *, resolve: bool = True) -> Iterator[tuple[s
         node = OmegaConf.to_container(node, resolve=False)
     if is_node(node) and not isinstance(node, Mapping):
         node = vars(node)
-    try:
+    with suppress(OmegaConfBaseException):
         if not (isinstance(node, Mapping) and node):
             yield at, OmegaConf.to_container(node) if OmegaConf.is_config(node) else node
             return
-    except OmegaConfBaseException:
-        return
-    for name in list(node):
-        try:
-            value = node[name]
-        except OmegaConfBaseException:  # unresolved, or ???
-            continue
-        yield from leaves(value, f"{at}.{name}" if at else str(name), resolve=resolve)
+        for name in list(node):
+            with suppress(OmegaConfBaseException):  # unresolved, or ???
+                yield from leaves(node[name], f"{at}.{name}" if at else str(name), resolve=resolve)
 
 
 def is_below(key: str, keys: Iterable[str]) -> bool:
@@ -147,21 +139,16 @@ def read(
 
     A key that is wrong or missing keeps its default, so that reading continues. `of_host` has a key
     of the host's and its value for keys that are null; `otherwise` is as in :func:`did_you_mean`.
-    The metadata of a field may have
-
-    - ``choices``, numbers under ``min`` and ``max``, and a ``pattern`` of texts that are ``like``
-    - ``parse``: a function of a value (not None) and its full key that returns what the field
-      holds, or raises ConfigError
-    - ``needed_by``: another field, and the values of it that need one here
-    - ``at_most``: another field, which this one does not exceed
-    - ``null``: what null means where a host has no value either
+    The metadata of a field may have ``choices``, ``min``, ``max``, a ``pattern`` of texts that are
+    ``like``, and ``parse`` (of a value and its full key; it may raise ConfigError); ``needed_by``,
+    another field and its values that need one here; ``null``, what that means without a host's.
     """
     fields = {f.name: f for f in dataclasses.fields(schema)}  # type: ignore[arg-type]
     made, typed = schema(), _typed(schema)  # type: ignore[arg-type]
     # A default is parsed, too.
     given = {n: (f"{at}.{n}", getattr(made, n)) for n in fields if "parse" in fields[n].metadata}
     given |= {str(name): (f"{at}.{name}", value) for name, value in node.items()}
-    given |= {name: there for name, there in (of_host or {}).items() if there[1] is not None}
+    given |= of_host or {}
     for name, (key, value) in given.items():
         if name not in fields:
             problems.append(Problem(key, "unknown key", did_you_mean(name, fields, at, otherwise)))
@@ -176,10 +163,13 @@ def read(
             meant = "" if is_told else _meaning(schema, name)
             problems.append(Problem(key, str(error).splitlines()[0], meant))
     for name, field in fields.items():
-        if getattr(made, name) is None:
-            setattr(made, name, field.metadata.get("null"))
-        if wrong := _beside_others(made, name, field.metadata):
-            problems.append(Problem(f"{at}.{name}", wrong, _meaning(schema, name)))
+        if getattr(made, name) is not None:
+            continue
+        setattr(made, name, field.metadata.get("null"))
+        other, values = field.metadata.get("needed_by", (name, ()))
+        if (asks := getattr(made, other)) in values:
+            what = f"{other}: {asks} needs a value here"
+            problems.append(Problem(f"{at}.{name}", what, _meaning(schema, name)))
     return made
 
 
@@ -202,10 +192,7 @@ def _checked(value: Any, field: dataclasses.Field[Any], key: str) -> Any:
             raise ValueError(f"no value was given (null); the default is {field.default}")
         return None
     if value not in rules.get("choices", (value,)):
-        known = [*map(str, rules["choices"])]
-        near = difflib.get_close_matches(str(value), known, n=1)
-        hint = f", did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{value!r} is not one of {', '.join(known)}{hint}")
+        raise ValueError(f"{value!r} is not one of {', '.join(map(str, rules['choices']))}")
     # As `not >=`, which holds for nan.
     if "min" in rules and not value >= rules["min"]:
         raise ValueError(f"must be at least {rules['min']}, got {value!r}")
@@ -217,15 +204,13 @@ def _checked(value: Any, field: dataclasses.Field[Any], key: str) -> Any:
     return rules["parse"](value, key) if "parse" in rules else value
 
 
-def _beside_others(made: Any, name: str, rules: Mapping[str, Any]) -> str:
-    """What is wrong with a field beside others; empty if nothing is."""
-    value, most = getattr(made, name), getattr(made, rules.get("at_most", ""), None)
-    other, values = rules.get("needed_by", ("", ()))
-    if value is None and other and getattr(made, other) in values:
-        return f"{other}: {getattr(made, other)} needs a value here"
-    if value is not None and most is not None and value > most:
-        return f"must be at most {rules['at_most']}, {most}, got {value}"
-    return ""
+def comments(schema: type) -> dict[str, str]:
+    """The comment above each field of a dataclass and of its bases; without the source none."""
+    source = ""
+    with suppress(OSError, TypeError):
+        bases = [base for base in reversed(schema.__mro__) if dataclasses.is_dataclass(base)]
+        source = "".join(map(inspect.getsource, bases))
+    return {name: " ".join(re.findall(r"# (.*)", text)) for text, name in _FIELD.findall(source)}
 
 
 def _meaning(schema: type, name: str) -> str:
@@ -234,20 +219,9 @@ def _meaning(schema: type, name: str) -> str:
     return first[:1].lower() + first[1:]
 
 
-def comments(schema: type) -> dict[str, str]:
-    """The comment above each field of a dataclass and of its bases; empty without the source."""
-    bases = [base for base in reversed(schema.__mro__) if dataclasses.is_dataclass(base)]
-    try:
-        source = "".join(map(inspect.getsource, bases))
-    except (OSError, TypeError):
-        return {}
-    return {name: " ".join(re.findall(r"# (.*)", text)) for text, name in _FIELD.findall(source)}
-
-
 def did_you_mean(name: str, known: Iterable[str], at: str = "", otherwise: str = "") -> str:
     """The remedy for an unknown name: the nearest known one, else `otherwise`, else all of them."""
-    known = list(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name, known := list(known), n=1, cutoff=0.6)
     if near:
         return f"did you mean {at + '.' if at else ''}{near[0]}?"
     return (otherwise or f"known: {', '.join(known)}") + if_own(at.partition(".")[0])

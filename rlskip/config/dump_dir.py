@@ -20,11 +20,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
 def parse_dump_dir(value: str | Path, key: str = "skip.dump_dir") -> Path:
-    """`value`, that of config key `key`, as a path with ``~`` expanded; a relative one stays so.
-
-    Raises ConfigError where it is empty, a URL, holds too long a name, or names the home of an
-    unknown user.
-    """
+    """`value`, that of config key `key`, as a path with ``~`` expanded; a relative one stays so."""
     text = str(value)
     if not text.strip():
         raise ConfigError("it is empty", key, "name a directory (is a shell variable unset?)")
@@ -36,9 +32,10 @@ def parse_dump_dir(value: str | Path, key: str = "skip.dump_dir") -> Path:
     except RuntimeError as error:  # ~nobody
         raise ConfigError(f"{text!r}: {error}", key, "name the directory in full") from error
     if long := [part for part in path.parts if len(os.fsencode(part)) > _MAX_NAME]:
-        what = f"the name {long[0]:.40}... in it has {len(os.fsencode(long[0]))} bytes"
-        what += f", and no file system allows more than {_MAX_NAME}"
-        raise ConfigError(what, key, "shorten it")
+        what = (
+            f"the name {long[0]:.40}... in it has {len(os.fsencode(long[0]))} bytes, and no file "
+        )
+        raise ConfigError(f"{what}system allows more than {_MAX_NAME}", key, "shorten it")
     return path
 
 

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import re
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlskip.config.application import of_host
-from rlskip.config.check import (
-    Problem,
-    if_own,
-    is_node,
-    leaves,
-    look_up,
-    raise_all,
-    read,
-    readable,
-    refuse_own_resolver,
-)
-from rlskip.config.dump_dir import hydra_config
-from rlskip.errors import ConfigError, NotInstalledError
+from rlskip.config import check
+from rlskip.config.dump_dir import DEFAULT_DUMP_DIR, hydra_config, parse_directory
+from rlskip.config.facts import of_host
+from rlskip.config.other_nodes import RecordConfig
+from rlskip.errors import ConfigError, NotInstalledError, RlskipError
 from rlskip_conf import SCHEMAS, options
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -34,15 +28,12 @@ ADD_CALLBACK = "add hydra/callbacks=rlskip"
 def overrides_of(config: Any, kind: str = "task") -> list[str]:
     """The overrides of a job, as they were typed: resolved in the list, each has another place."""
     given: Any = OmegaConf.select(config, f"hydra.overrides.{kind}") or []
-    typed: Any = OmegaConf.to_container(given) if OmegaConf.is_config(given) else given
-    return list(typed)
+    plain: Any = OmegaConf.to_container(given) if OmegaConf.is_config(given) else given
+    return list(plain)
 
 
 def chosen_options(config: Any, group: str) -> list[tuple[str, str]]:
-    """Those of rlskip's options of a group that a job chose, each with the package of its node.
-
-    An application may have a group of that name, and options of its own in it.
-    """
+    """Those of rlskip's own options of a group that a job chose, and the package of their node."""
     ours = options(group)
     choices = OmegaConf.select(config, "hydra.runtime.choices") or {}
     chosen = [(str(choices[key]), key) for key in choices if key.partition("@")[0] == group]
@@ -65,19 +56,14 @@ def dropped_callback(config: Any) -> str | None:
 
 
 def refuse_displaced(name: str, config: Any) -> None:
-    """Raise if what a job chose for node `name` is not at key `name`, not alone, or not in order.
-
-    `config` is a job's with its node `hydra`; if it is another, the job is that of this process.
-    """
+    """Raise if what a job chose for node `name` is at another key, not alone, or out of order."""
     is_config = OmegaConf.is_dict(config)
     job = config if is_config and "hydra" in config else hydra_config()
     if job is None:
         return
-    there = is_config and name in config  # a struct refuses what is not there
-    typed = there and dataclasses.is_dataclass(OmegaConf.get_type(config, name))
     roles: dict[str, str] = {}
-    option = ""
-    for option, package in chosen_options(job, name):
+    chosen = chosen_options(job, name)
+    for option, package in chosen:
         if package not in ("", "_global_"):
             what = f"it puts the node below `{package}`, where it is not read"
             raise ConfigError(what, f"{name}@{package}", f"choose it with +{name}={option}")
@@ -85,12 +71,14 @@ def refuse_displaced(name: str, config: Any) -> None:
         if other != option and name == "skip":
             what = f"{other} and {option} are options of one role"
             raise ConfigError(what, name, f"choose one of them: +{name}={other}")
+    there = is_config and name in config  # a struct refuses what is not there
+    typed = there and dataclasses.is_dataclass(OmegaConf.get_type(config, name))
     before: dict[str, str] = {}
-    for path, values in _composed_of(job, every=typed) if option or typed else ():
+    for path, values in _composed_of(job, every=typed) if chosen or typed else ():
         own = values.get(name)  # what a mapping of rlskip's replaced
-        if option and own is not None and not re.match(r"\{\}|\$\{|\?\?\?", str(own)):
+        if chosen and own is not None and not re.match(r"\{\}|\$\{|\?\?\?", str(own)):
             what = f"the application's own key `{name}` ({own!r}) is in the place of rlskip's node "
-            what += f"`{name}`, which the option {option} sets"
+            what += f"`{name}`, which the option {chosen[-1][0]} sets"
             raise ConfigError(what, name, "rename the application's key")
         # Hydra merges the entries in their order, so the schema's defaults win in silence.
         if path == f"{SCHEMAS}/{name}" and before:
@@ -101,10 +89,7 @@ def refuse_displaced(name: str, config: Any) -> None:
 
 
 def _composed_of(job: Any, every: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What a job was composed of, in that order: the path of each config, and its full keys.
-
-    Without `every` the primary config alone: to load all of a large application takes its time.
-    """
+    """The path of each config that a job was composed of, or of the primary one, and its keys."""
     from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
 
@@ -113,7 +98,7 @@ def _composed_of(job: Any, every: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     loader = GlobalHydra.instance().config_loader()
     config_name = OmegaConf.select(job, "hydra.job.config_name")
     places = [(config_name, "")]
-    if every:
+    if every:  # which takes its time for a large application
         given = [*overrides_of(job, "hydra"), *overrides_of(job)]
         listed = loader.compute_defaults_list(config_name, given, RunMode.RUN).defaults
         places = [(one.config_path, one.package or "") for one in listed]
@@ -121,58 +106,84 @@ def _composed_of(job: Any, every: bool) -> Iterator[tuple[str, dict[str, Any]]]:
         sources = (one for one in loader.get_sources() if path and one.is_config(path))
         source = next(sources, None)
         if source is not None and not path.startswith("hydra/"):
-            yield path, dict(leaves(source.load_config(path).config, package, resolve=False))
+            config = source.load_config(path).config
+            yield path, dict(check.leaves(config, package, resolve=False))
 
 
 def find_node(config: Any, name: str, schema: type | None = None) -> dict[str, Any] | None:
     """The top-level node `name` as a plain mapping with interpolations resolved; None without.
 
-    `config` is a full one (a DictConfig, a mapping, or an instance of a dataclass), an instance of
-    `schema`, which is the node itself, or None.
+    `config` is a full one (a DictConfig, a mapping or a dataclass), or the node as a `schema`.
     """
-    if config is not None and not is_node(config):
+    if config is not None and not check.is_node(config):
         what = f"expected a config with an entry {name!r}, got {config!r}"
         raise ConfigError(what, name, "give a DictConfig, a mapping or a dataclass")
     node = config
     if schema is None or not isinstance(config, schema):
         refuse_displaced(name, config)
-        node = look_up(readable(config), name)
+        node = check.look_up(check.readable(config), name)
     try:
         if OmegaConf.is_config(node):
             plain: Any = OmegaConf.to_container(node, resolve=True)
         else:  # no part of a config: there is nothing that it could refer to
             made: Any = OmegaConf.create({name: node}, flags={"allow_objects": True})
-            plain = OmegaConf.to_container(made)
-            plain = plain[name]
+            plain = OmegaConf.to_container(made)[name]  # type: ignore[index,call-overload]
     except OmegaConfBaseException as error:  # of its own, a part knows no full key
         where = str(error.full_key) if str(error.full_key).startswith(name) else name
         raise ConfigError(str(error).splitlines()[0], where) from error
-    for key, text in leaves(plain, name):
-        refuse_own_resolver(str(text), key)
+    for key, text in check.leaves(plain, name):
+        check.refuse_own_resolver(text, key)
     if isinstance(plain, str):
-        raise NotInstalledError(
-            f"{plain!r} arrived as a plain string, so Hydra did not discover rlskip's plug-in",
-            name,
-            "install rlskip into the environment that runs this application and check with "
-            "`python <app> --info plugins` (look for RlskipSearchPathPlugin)" + if_own(name),
-        )
-    if plain is None:
-        return None
-    if not isinstance(plain, dict):
+        what = f"{plain!r} arrived as a plain string, so Hydra did not discover rlskip's plug-in"
+        remedy = "install rlskip into the environment that runs this application and check with "
+        remedy += "`python <app> --info plugins` (look for RlskipSearchPathPlugin)"
+        raise NotInstalledError(what, name, remedy + check.if_own(name))
+    if plain is not None and not isinstance(plain, dict):
         what = f"expected a mapping, got {plain!r}"
-        raise ConfigError(what, name, if_own(name).removeprefix("; "))
-    return {str(key): part for key, part in plain.items()}
+        raise ConfigError(what, name, check.if_own(name).removeprefix("; "))
+    return None if plain is None else {str(key): part for key, part in plain.items()}
 
 
 def read_node(schema: type[T], config: Any) -> T:
     """The node `dispatch` of a config as its dataclass DispatchConfig, and so on.
 
-    Without that node it has the defaults. Keys that are null take the host's values. The config is
-    as for :func:`find_node`. One ConfigError names *every* problem by its full key.
+    Keys that are null take the host's values. ConfigError names *every* problem by its full key.
     """
-    name, problems = schema.__name__.removesuffix("Config").lower(), list[Problem]()
+    name, problems = schema.__name__.removesuffix("Config").lower(), list[check.Problem]()
     node = find_node(config, name, schema) or {}
     null = [f.name for f in dataclasses.fields(schema) if node.get(f.name) is None]  # type: ignore[arg-type]
-    settings = read(schema, node, name, problems, of_host=of_host(config, null))
-    raise_all(problems)
+    settings = check.read(schema, node, name, problems, of_host=of_host(config, null))
+    check.raise_all(problems)
     return settings
+
+
+def read_record(config: Any) -> RecordConfig:
+    """The `record` node of a config; if it is on, ``dump_dir`` is an absolute path."""
+    settings = read_node(RecordConfig, config)
+    if settings.enable and settings.dump_dir is None:
+        dumps = check.look_up(config, "skip.dump_dir") or DEFAULT_DUMP_DIR
+        settings.dump_dir = parse_directory(str(dumps), "skip.dump_dir")
+    return settings
+
+
+def read_record_of(config: Any) -> RecordConfig | None:
+    """As :func:`read_record`; None without such a node, or where it is the application's own."""
+    try:
+        return None if find_node(config, "record") is None else read_record(config)
+    except RlskipError as error:
+        if not isinstance(config, DictConfig):  # which an application has
+            raise
+        log.warning("rlskip: `record` is taken for the application's own key: %s", error)
+        return None
+
+
+def record_chosen_by(config: Any, *, enabled: bool = False) -> str | None:
+    """The option or key by which a job's node `record` is rlskip's, and `enabled`; else None."""
+    # In Hydra's runtime config, the parent of `hydra` is the job's config.
+    node = OmegaConf.select(config["hydra"], "..record", throw_on_resolution_failure=False)
+    if enabled and check.look_up(node, "enable") is not True:
+        return None
+    if chosen := chosen_options(config, "record"):
+        return f"record: {chosen[0][0]}"
+    known = vars(RecordConfig())  # one with another key is the application's own
+    return "record.enable: true" if OmegaConf.is_dict(node) and {*node} <= {*known} else None

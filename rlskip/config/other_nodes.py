@@ -1,20 +1,13 @@
-"""The nodes beside `skip`: their dataclasses, and what is said of a node `record`."""
+"""The nodes beside `skip`: their dataclasses."""
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
-from rlskip.config.check import look_up
-from rlskip.config.dump_dir import DEFAULT_DUMP_DIR, parse_directory
-from rlskip.config.nodes import chosen_options, find_node, read_node
+from rlskip.config.dump_dir import parse_directory
 from rlskip.config.steps import Steps
-from rlskip.errors import ConfigError, RlskipError
-
-log = logging.getLogger(__name__)
+from rlskip.errors import ConfigError
 
 _not_negative = {"min": 0}
 _positive = {"min": 1}
@@ -32,17 +25,14 @@ class DispatchConfig:
     # prompt stay on one worker. null: the host's value, else false.
     rollout_level: bool | None = field(default=None, metadata={"null": False})
 
-    # Sessions that run at once on one worker; null: the host's number, else any, on a
-    # blocking worker 16.
+    # Sessions that run at once on one worker; null: the host's number, else any (16 if it blocks).
     max_concurrent_rollouts_per_worker: int | None = field(default=None, metadata=_positive)
 
-    # Which session goes to which worker, and when: chunk, round_robin, least_loaded,
-    # longest_first, or a custom function as package.module:function. Always chunk without
-    # rollout_level.
+    # Which session goes to which worker, and when: chunk, round_robin, least_loaded, longest_first,
+    # or a custom function as package.module:function. Always chunk without rollout_level.
     policy: str = "least_loaded"
 
-    # Where workers run: local (in this process) or ray (actors). This key and the next apply to
-    # ``RolloutDispatcher.from_config``, which makes the pool.
+    # Where ``RolloutDispatcher.from_config`` makes workers: local (in this process), or ray.
     pool: str = field(default="local", metadata={"choices": ("local", "ray")})
 
     # Number of workers; null: the host's number, else 4.
@@ -60,16 +50,14 @@ class DispatchConfig:
     # The same in validation; null: the host's.
     val_sampling: dict[str, Any] | None = None
 
-    # Each session's seed derives from this seed, the step, the prompt and the session.
-    # null: the host's seed, else 0.
+    # Each session's seed derives from it, step, prompt and session; null: the host's, else 0.
     seed: int | None = field(default=None, metadata={"min": 0, "null": 0})
 
     # Rows of a batch that lack a field which others have. false: an error that names field,
     # prompt and session. true: None, unless the field is a tensor, which is always an error.
     fill_missing: bool = False
 
-    # Seconds that one attempt at a session may take; null: no limit, also none for an async worker
-    # that blocks its event loop.
+    # Seconds that an attempt at a session may take (an async worker must not block); null: any.
     session_timeout_s: float | None = field(default=3600.0, metadata=_seconds)
 
     # Further attempts after an infrastructure failure: a lost worker, a deadline, an OSError.
@@ -87,24 +75,20 @@ class DispatchConfig:
 class ReplayConfig:
     """Which groups a :class:`rlskip.queue.ReplayBuffer` returns to the trainer."""
 
-    # A finished group that is incomplete (a failed session, or fewer successful sessions than
-    # expected): raise an IncompleteRolloutError; drop the group; refill it through the buffer's
-    # callback; min_viable: train on it if at least replay.min_viable of its sessions succeeded.
+    # A finished group of which too few sessions succeeded: raise an error that names it, drop it,
+    # refill it by the buffer's callback, or min_viable: train on it if that many succeeded.
     on_incomplete: str = field(default="raise", metadata=_incomplete)
 
-    # With on_incomplete: min_viable, the fewest successful sessions a group may have; a group
-    # with fewer raises.
+    # With on_incomplete: min_viable, the fewest sessions that must succeed; fewer raises.
     min_viable: int | None = field(
-        default=None,
-        metadata={**_positive, "at_most": "n", "needed_by": ("on_incomplete", ["min_viable"])},
+        default=None, metadata={**_positive, "needed_by": ("on_incomplete", ["min_viable"])}
     )
 
     # Refills of incomplete, stale and rejected groups that one call may ask for, for each prompt
     # that it samples, before it raises.
     max_refills: int = field(default=3, metadata=_positive)
 
-    # Sessions to expect of a prompt whose root tag has no number of sessions;
-    # null: the host's number, else the sessions that are there.
+    # Sessions of a prompt whose root tag has no number; null: the host's, else those there are.
     n: int | None = field(default=None, metadata=_positive)
 
     # The same in the partition val.
@@ -121,8 +105,7 @@ class ReplayConfig:
     # threshold, so that it is trained on before it is stale. none: ignore the age.
     max_off_policy_strategy: str = field(default="none", metadata=_stale)
 
-    # Seconds one call of sample() waits before it raises and names what is missing: it never
-    # waits forever.
+    # Seconds that one call of sample() waits before it raises and names what is missing.
     timeout_s: float = field(default=3600.0, metadata=_seconds)
 
     # Seconds between two progress lines of a call that waits.
@@ -169,53 +152,11 @@ class RecordConfig:
     # Steps that are recorded: a list of ints, a string such as "1-128,200,300-400:10", or all.
     steps: Any = field(default="all", metadata={"parse": Steps.parse})
 
-    # all: whole values, so that a difference is named by row and token. digest: of each row a
-    # checksum and moments, which take a few bytes.
+    # all: whole values, to name differences by token. digest: a row's checksum and moments.
     values: str = field(default="all", metadata={"choices": ("all", "digest")})
 
     # How many steps of a job to keep, the last written; null: all.
     keep_last: int | None = field(default=None, metadata=_positive)
 
-    # Directory of the records; null: skip.dump_dir. ~ is expanded; a relative path starts at the
-    # original working directory.
+    # Directory of the records, as skip.dump_dir; null: the same.
     dump_dir: str | None = field(default=None, metadata={"parse": parse_directory})
-
-
-def read_record(config: Any) -> RecordConfig:
-    """The `record` node of a config; if it is on, ``dump_dir`` is an absolute path."""
-    settings = read_node(RecordConfig, config)
-    if settings.enable and settings.dump_dir is None:
-        dumps = look_up(config, "skip.dump_dir") or DEFAULT_DUMP_DIR
-        settings.dump_dir = parse_directory(str(dumps), "skip.dump_dir")
-    return settings
-
-
-def read_record_of(config: Any) -> RecordConfig | None:
-    """As :func:`read_record`; None without such a node, or with one that is not rlskip's.
-
-    A DictConfig is an application's, whose own key may be called `record`. Which options were
-    chosen is not known here.
-    """
-    try:
-        return None if find_node(config, "record") is None else read_record(config)
-    except RlskipError as error:
-        if not isinstance(config, DictConfig):
-            raise
-        log.warning("rlskip: `record` is taken for the application's own key: %s", error)
-        return None
-
-
-def record_chosen_by(config: Any, *, enabled: bool = False) -> str | None:
-    """The option or key by which the node `record` of a job is rlskip's; None where it is not.
-
-    Without an option, a node with a key that rlskip does not know is the application's own.
-    `config` is the job's, or Hydra's runtime config, where the parent of `hydra` is the job's. With
-    `enabled`, a node that does not enable recording is none.
-    """
-    node = OmegaConf.select(config["hydra"], "..record", throw_on_resolution_failure=False)
-    if enabled and look_up(node, "enable") is not True:
-        return None
-    if chosen := chosen_options(config, "record"):
-        return f"record: {chosen[0][0]}"
-    known = {field.name for field in fields(RecordConfig)}
-    return "record.enable: true" if OmegaConf.is_dict(node) and known.issuperset(node) else None

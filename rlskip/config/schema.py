@@ -1,64 +1,53 @@
 """The dataclasses of the nodes in Hydra's ConfigStore, under ``rlskip_schema/``.
 
 ``rlskip_schema/skip``, first in a defaults list, gives the node `skip` its types, its defaults and
-its completion. Every Hydra application of the environment stores these configs at its start, but
-only one that names a config pays for it.
+its completion. Every Hydra application stores these configs; only one that names one pays for it.
 """
 
 from __future__ import annotations
 
-import functools
+from typing import Any
 
 from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from rlskip_conf import NODES, SCHEMAS
 
-# What names one of these gets rlskip's callback, as with its options.
-_WITH_CALLBACK = ("skip", "record")
-_CALLBACK = [f"/{SCHEMAS}/callback@_global_.hydra.callbacks", "_self_"]
-
 
 class LazyNode(ConfigNode):
     """A dataclass in the store that is imported and made when an application loads it."""
 
     def __init__(self, name: str) -> None:
-        self._made: DictConfig | None = None
+        self._node: Any = None
         super().__init__(f"{name}.yaml", None, SCHEMAS, package=name, provider="rlskip")  # type: ignore[arg-type]
 
-    # The store copies this object at each load, then sets `node` of the copy to a copy of `node`.
+    # The store copies this object at each load, then sets `node` of the copy.
     @property
-    def node(self) -> DictConfig:  # type: ignore[override]
-        if self._made is None:
-            self._made = _make(self.name.removesuffix(".yaml"))
-        return self._made
+    def node(self) -> Any:
+        if self._node is None:
+            from rlskip.config import other_nodes, skip  # which cost more than a start may
+
+            name = str(self.package)
+            schema = getattr(other_nodes, f"{name.title()}Config", skip.SkipManagerConfig)
+            node = self._node = OmegaConf.structured(schema)
+            # It takes further keys, such as roles; rlskip's reader finds typos.
+            for opened in (node, *node.values()):
+                if isinstance(opened, DictConfig):
+                    OmegaConf.set_struct(opened, False)
+            if name in ("skip", "record"):  # as their options do
+                node.defaults = [f"/{SCHEMAS}/callback@_global_.hydra.callbacks", "_self_"]
+        return self._node
 
     @node.setter
-    def node(self, value: DictConfig | None) -> None:
-        self._made = value
-
-
-@functools.cache  # the store gives copies away
-def _make(name: str) -> DictConfig:
-    """A typed node that takes further keys, such as roles; rlskip's reader finds typos."""
-    from rlskip.config import other_nodes, skip  # which cost more than a start may
-
-    schema = getattr(other_nodes, f"{name.title()}Config", skip.SkipManagerConfig)
-    node: DictConfig = OmegaConf.structured(schema)
-    for opened in (node, *node.values()):
-        if isinstance(opened, DictConfig):
-            OmegaConf.set_struct(opened, False)
-    if name in _WITH_CALLBACK:
-        node.defaults = _CALLBACK
-    return node
+    def node(self, value: Any) -> None:
+        self._node = value
 
 
 def store_schemas() -> None:
     """Put all nodes, and the open one, into the ConfigStore; may be called several times.
 
-    ``rlskip_schema/open`` is an empty node whose struct flag is off. An option that starts from
-    it makes ``skip.steps=...`` work without ``++`` and keeps what a user's own YAML sets. It is
-    untyped, because hosts convert their node with their own classes.
+    Options start from ``rlskip_schema/open``, an empty node whose struct flag is off, so that
+    ``skip.steps=...`` works without ``++``. It is untyped, because hosts convert theirs.
     """
     # Not by `ConfigStore.store`, which makes a node at once and warns of one that is there.
     group = ConfigStore.instance().repo.setdefault(SCHEMAS, {})

@@ -8,27 +8,16 @@ from __future__ import annotations
 import copy
 import dataclasses
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import attrs
 
-from rlskip.config.application import application_facts
+from rlskip.config import skip
 from rlskip.config.check import Problem, did_you_mean, look_up, raise_all, read, refuse_own_resolver
-from rlskip.config.facts import HostFacts
+from rlskip.config.facts import HostFacts, application_facts
 from rlskip.config.nodes import chosen_options, find_node
-from rlskip.config.skip import (
-    BUILT_IN_ROLES,
-    SHARED_KEYS,
-    VALIDATION_ROLE,
-    AttachConfig,
-    RoleConfig,
-    RoleSpec,
-    SkipAction,
-    SkipManagerConfig,
-    as_given,
-    role_specs,
-)
+from rlskip.config.skip import SHARED_KEYS, VALIDATION_ROLE, AttachConfig, RoleConfig, as_given
 
 # Keys of a role that are null take these facts of the host.
 _FROM_HOST = {
@@ -36,7 +25,6 @@ _FROM_HOST = {
     "prompt_len": "prompt_len", "response_len": "response_len",
 }  # fmt: skip
 
-# verl fills every leaf of every role with these, so they do not mean that a user set them.
 _OF_VERL = {"enable": False, "steps": [], "dump_dir": "~/.verl/rollout_dump", "action": "cache"}
 
 
@@ -78,63 +66,72 @@ class SkipSettings:
 def read_skip(config: Any, facts: HostFacts | None = None) -> SkipSettings:
     """Read the `skip` node of a config; ConfigError names *every* problem, in any of its roles.
 
-    Parameters
-    ----------
-    config
-        A full config (a DictConfig, a mapping or a dataclass), a :class:`SkipManagerConfig`, or
-        SkipSettings, which are not read again.
-    facts
-        What the host says of the run; None: what a plain application's config says. A host that
-        knows them later passes ``HostFacts()``, then the settings with the facts.
+    `config` is a full one (a DictConfig, a mapping or a dataclass), a SkipManagerConfig, or
+    SkipSettings, which are not read again. Without `facts` those of a plain application count. A
+    host that knows its own later passes ``HostFacts()``, then the settings with the facts.
     """
     if isinstance(config, SkipSettings):
         return config if facts is None else config.complete(facts)
-    node = find_node(config, "skip", SkipManagerConfig)
+    node = find_node(config, "skip", skip.SkipManagerConfig)
     if node is None:
         return SkipSettings(HostFacts(config))
-    whole = {"skip": node} if isinstance(config, SkipManagerConfig) else config
-    settings = _read_roles(_without_host_defaults(node), whole)
+    if str(node.pop("_target_", None)).startswith("verl.utils.skip"):
+        for name, value in node.items():  # verl's own defaults do not mean that a user set them
+            if isinstance(value, Mapping):
+                usual = {**_OF_VERL, "_target_": value.get("_target_")}
+                node[name] = {k: v for k, v in value.items() if k not in usual or v != usual[k]}
+    whole = {"skip": node} if isinstance(config, skip.SkipManagerConfig) else config
+    settings = _read_roles(node, whole)
     return settings.complete(facts or application_facts(config)) if settings.roles else settings
 
 
 def _read_roles(node: dict[str, Any], config: Any) -> SkipSettings:
     """The settings of `node`, the mapping at ``skip`` in `config`, without a host's facts."""
     problems: list[Problem] = []
-    bare = _without_class(node)
-    registry = {**role_specs(), **dict.fromkeys(bare, RoleSpec())}
-    for_all = {key: node[key] for key in node if key in SHARED_KEYS}
-    shared = read(SkipManagerConfig, for_all, "skip", problems)
-    attach = _read_attach(shared.attach, registry, problems)
 
+    def refuse(key: str, what: str, remedy: str = "") -> None:
+        problems.append(Problem(f"skip.{key}", what, remedy))
+
+    for_all = {key: node[key] for key in node if key in SHARED_KEYS}
+    shared = read(skip.SkipManagerConfig, for_all, "skip", problems)
     given = {key: node[key] for key in node if key not in SHARED_KEYS}
     replays_validation = shared.validation == "replay"
     if replays_validation:  # last: it takes its place from the role of training
         given[VALIDATION_ROLE] = given.pop(VALIDATION_ROLE, None) or {}
+
+    known = skip.role_configs()
+    # A mapping under a name of its own is a role that needs no class, unless it looks misspelt.
+    bare = [
+        name
+        for name, value in given.items()
+        if isinstance(value, Mapping) and name.isidentifier()
+        if not difflib.get_close_matches(name, [*known, "attach"], n=1, cutoff=0.75)
+    ]
+    configs: dict[str, Any] = {**dict.fromkeys(bare, RoleConfig), **known}
+    attach = _read_attach(shared.attach, configs, problems)
     roles: dict[str, RoleConfig] = {}
     for name, value in given.items():
-        at = f"skip.{name}"
-        if name not in registry:
-            keys = [*SHARED_KEYS, *registry]
-            remedy = did_you_mean(name, keys, "skip", "docs/keys.md lists all keys")
-            problems.append(Problem(at, "unknown key", remedy))
+        if name not in configs:
+            keys, otherwise = [*SHARED_KEYS, *configs], "docs/keys.md lists all keys"
+            refuse(name, "unknown key", did_you_mean(name, keys, "skip", otherwise))
             continue
         if not isinstance(value, Mapping):
-            problems.append(Problem(at, f"expected a mapping, got {value!r}"))
+            refuse(name, f"expected a mapping, got {value!r}")
             continue
         # Keys of its own need a class.
         register = f"import the module with `@register_skip({name!r}, config=...)` before the job"
         otherwise = f"{register} starts" if name in bare else ""
-        role = read(registry[name].config_class, value, at, problems, otherwise=otherwise)
+        role = read(configs[name], value, f"skip.{name}", problems, otherwise=otherwise)
         if name == VALIDATION_ROLE:
             if role.enable and not replays_validation:
-                what, remedy = "skip.validation turns it on", "set skip.validation=replay"
-                problems.append(Problem(f"{at}.enable", what, remedy))
+                how = "set skip.validation=replay"
+                refuse(f"{name}.enable", "skip.validation turns it on", how)
             role.enable = replays_validation
             # It belongs to the run of the role of training.
             training = next((one for one in roles.values() if one.enable), None)
             _fill(role, {key: getattr(training, key, None) for key in ("dump_dir", *_FROM_HOST)})
         roles[name] = role
-        problems += _inherit(role, shared, name, registry[name].support_actions)
+        problems += _inherit(role, shared, name)
     # What contradicts a shared key was found again in each role that inherits it.
     raise_all(list(dict.fromkeys(problems)))
     on = {name: role for name, role in roles.items() if shared.enable and role.enable}
@@ -145,31 +142,29 @@ def _read_roles(node: dict[str, Any], config: Any) -> SkipSettings:
 
 
 def _read_attach(
-    node: Mapping[str, Any], registry: Mapping[str, Any], problems: list[Problem]
+    node: Mapping[str, Any], roles: Collection[str], problems: list[Problem]
 ) -> dict[str, AttachConfig]:
-    """The function of each role of `registry`; `node` is the mapping at ``skip.attach``."""
+    """The function of each of the `roles`; `node` is the mapping at ``skip.attach``."""
     attach: dict[str, AttachConfig] = {}
     attached: dict[str, str] = {}
-
-    def refuse(key: str, what: str, remedy: str) -> None:
-        problems.append(Problem(key, what, remedy))
-
     for role, entry in node.items():
         at = f"skip.attach.{role}"
-        if role not in registry:
-            known = did_you_mean(str(role), registry, "skip.attach")
-            refuse(at, "this role is not registered", known)
-            continue
-        if "queue" in registry[role].stage_options:
-            remedy = f"decorate them: SkipManager.annotate({role!r}, queue=..., phase=...)"
-            refuse(at, "its stages need a queue, which no path names", remedy)
-            continue
         given = entry if isinstance(entry, Mapping) else {"target": entry}
-        one = attach[role] = read(AttachConfig, {"target": "", **given}, at, problems)
-        if one.step and registry[role].support_online_step:
-            refuse(f"{at}.step", "this role reads the step from each call", "leave it out")
-        if one.target and (other := attached.setdefault(one.target, at)) != at:
-            refuse(at, f"{one.target} is already attached at {other}", "one function is one stage")
+        one = read(AttachConfig, {"target": "", **given}, at, problems)
+        has_step = getattr(skip.SKIP_REGISTRY.get(role), "support_online_step", False)
+        if role not in roles:
+            known = did_you_mean(str(role), roles, "skip.attach")
+            problems.append(Problem(at, "this role is not registered", known))
+        elif role == "rollout_tq":
+            remedy = f"decorate them: SkipManager.annotate({role!r}, queue=..., phase=...)"
+            problems.append(Problem(at, "its stages need a queue, which no path names", remedy))
+        elif one.step and (has_step or role == "async_rollout"):
+            what = "this role reads the step from each call"
+            problems.append(Problem(f"{at}.step", what, "leave it out"))
+        elif one.target and (other := attached.setdefault(one.target, at)) != at:
+            what = f"{one.target} is already attached at {other}"
+            problems.append(Problem(at, what, "one function is one stage"))
+        attach[role] = one
     return attach
 
 
@@ -179,33 +174,30 @@ def _fill(role: RoleConfig, values: Mapping[str, Any]) -> None:
             setattr(role, key, value)
 
 
-def _inherit(
-    role: RoleConfig, shared: SkipManagerConfig, name: str, actions: Iterable[SkipAction]
-) -> Iterator[Problem]:
+def _inherit(role: RoleConfig, shared: skip.SkipManagerConfig, name: str) -> Iterator[Problem]:
     """Fill in place what `role` was not given from the shared keys; return what does not fit."""
     keys = [f.name for f in dataclasses.fields(RoleConfig)]
     own = frozenset(key for key in keys if getattr(role, key) is not None)
     role.given_keys, role.lacks_engine = own, not shared.start_engine
     _fill(role, {key: getattr(shared, key) for key in keys})
+    on, on_miss = role.enable, role.on_miss
     # Their defaults depend on the host, which looks whether the node gives them.
     role.match, role.restore_rng = role.match or "step", bool(role.restore_rng)
-    on, asked = role.enable, (role.match, role.on_miss)
     if name == VALIDATION_ROLE and role.match == "run":
-        role.match = "step"  # another step's shows another model
+        role.match = "step"
     # A role of another name may be a stage without an engine: there `generate` can be set.
-    no_engine = not shared.start_engine and (name in BUILT_IN_ROLES or "on_miss" not in own)
+    no_engine = not shared.start_engine and (name in skip.BUILT_IN_ROLES or "on_miss" not in own)
     if no_engine:
         role.on_miss = "error"
     never_runs, because = ("start_engine", "false") if no_engine else ("on_miss", "error")
-    able = [action.value for action in actions]
+    able = getattr(skip.SKIP_REGISTRY.get(name), "support_actions", skip.SkipAction)
     contradictions = (
-        (on and "match" in own and role.match != asked[0], "match",
-         "validation is replayed from the dumps of its own step only", "remove skip.match"),
-        (on and no_engine and "on_miss" in own and asked[1] != "error", "on_miss",
+        (role.action not in [*able] and (on or "action" in own), "action",
+         f"role {name} does not support {role.action!r}",
+         f"use one of {', '.join(action.value for action in able)}"),
+        (on and no_engine and "on_miss" in own and on_miss != "error", "on_miss",
          "skip.start_engine=false leaves no inference engine to generate with",
          "remove one of them"),
-        (role.action not in able and (on or "action" in own), "action",
-         f"role {name} does not support {role.action!r}", f"use one of {', '.join(able)}"),
         (on and role.match == "prompt" and role.restore_rng, "restore_rng",
          "a batch of several dumps has no one state of the generators, and skip.match is prompt",
          "choose one"),
@@ -218,53 +210,26 @@ def _inherit(
             yield Problem(*(as_given(text, name, role) for text in (f"skip.{key}", *said)))
 
 
-def _without_class(node: Mapping[str, Any]) -> list[str]:
-    """The roles of a `skip` mapping that need no class: mappings under a name of their own.
-
-    A name that looks like that of a known role, or of the key that holds a mapping, is none.
-    """
-    known = [*role_specs(), "attach"]
-    return [
-        name
-        for name, value in node.items()
-        if isinstance(value, Mapping) and name.isidentifier() and name not in SHARED_KEYS
-        if not difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-    ]
-
-
-def _without_host_defaults(node: dict[str, Any]) -> dict[str, Any]:
-    """`node` without verl's `_target_` and every leaf of a role that holds verl's own default."""
-    if str(node.pop("_target_", None)).startswith("verl.utils.skip"):
-        for name, value in node.items():
-            if isinstance(value, Mapping):
-                usual = {**_OF_VERL, "_target_": value.get("_target_")}
-                node[name] = {k: v for k, v in value.items() if k not in usual or v != usual[k]}
-    return node
-
-
 def has_own_key(config: Any) -> bool:
     """Whether `skip` at the top of a config has a value, and no key of rlskip's."""
     node = look_up(config, "skip")
-    names = {*SHARED_KEYS, *role_specs()}
-    return node is not None and names.isdisjoint(node if hasattr(node, "keys") else ())
+    given = node if hasattr(node, "keys") else ()
+    return node is not None and {*SHARED_KEYS, *skip.role_configs()}.isdisjoint(given)
 
 
 def why_off(settings: SkipSettings) -> list[Problem]:
     """Why roles that a Hydra job chose are off; one problem at least if no role is on."""
     node = settings.node
     if node is None:
-        what = "the config has no such node"
-        return [Problem("skip", what, "add +skip=rollout_cache to the command")]
+        return [Problem("skip", "the config has no such node", "add +skip=rollout_cache")]
     if node.get("enable") is False:
         return [Problem("skip.enable", "it is false, so every role is off", "set skip.enable=true")]
-    what = "it is false, although the option {0} was chosen: what is composed after it sets it"
-    remedy = "remove that override, or in the defaults list put `- skip: {0}` after it (in verl's "
-    remedy += "ppo_trainer.yaml after `_self_`, or in a config that includes that one)"
-    off = [
-        Problem(f"skip.{role}.enable", what.format(option), remedy.format(option))
-        for option, _ in chosen_options(settings.facts.config, "skip")
-        if (role := option.rpartition("_")[0]) not in settings.roles
-    ]
-    if off or settings.roles:
-        return off
-    return [Problem("skip", "no role is enabled", "choose an option, e.g. +skip=rollout_cache")]
+    off = []
+    for option, _ in chosen_options(settings.facts.config, "skip"):
+        if (role := option.rpartition("_")[0]) not in settings.roles:
+            what = f"it is false, although the option {option} was chosen: what is composed after "
+            remedy = f"remove that override, or in the defaults list put `- skip: {option}` after "
+            remedy += "it (in verl's ppo_trainer.yaml after `_self_`)"
+            off.append(Problem(f"skip.{role}.enable", f"{what}it sets it", remedy))
+    nothing = Problem("skip", "no role is enabled", "choose an option, e.g. +skip=rollout_cache")
+    return off or ([] if settings.roles else [nothing])

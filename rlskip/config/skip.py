@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-import attrs
-
 from rlskip.config.dump_dir import DEFAULT_DUMP_DIR, parse_directory
 from rlskip.config.steps import Steps
-from rlskip.errors import ConfigError
 
 
 class SkipAction(str, enum.Enum):
@@ -28,8 +24,6 @@ class SkipAction(str, enum.Enum):
 _actions = {"choices": ("cache", "repeat")}
 _on_miss = {"choices": ("generate", "error")}
 _on_mismatch = {"choices": ("error", "regenerate")}
-_validation = {"choices": ("generate", "replay")}
-_match = {"choices": ("step", "run", "prompt")}
 _background = {"choices": ("auto", True, False)}
 _positive = {"min": 1}
 _seconds = {"min": 0, "max": 1e9}
@@ -37,7 +31,7 @@ _steps = {"parse": Steps.parse}
 _directory = {"parse": parse_directory}
 
 _NAMES = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
-_TARGET = rf"({_NAMES}):({_NAMES})"
+_TARGET = f"{_NAMES}:{_NAMES}"
 # After the first name, a part may also be a key of a mapping or an index.
 _PATH = r"[^\W\d]\w*(?:\.\w+)*"
 _FUNCTION = "package.module:Class.method or package.module:function"
@@ -45,30 +39,9 @@ _path = {"pattern": _PATH, "like": "a path, such as self.state.global_step"}
 _step = {"pattern": f"{_PATH}|{_TARGET}", "like": f"{_path['like']}, or {_FUNCTION}"}
 
 
-@attrs.frozen
-class Target:
-    """``package.module:function`` or ``package.module:Class.method``."""
-
-    module: str
-    path: str
-
-    @classmethod
-    def parse(cls, text: str) -> Target:
-        """Parse `text`; raises ConfigError."""
-        if match := re.fullmatch(_TARGET, text):
-            return cls(match[1], match[2])
-        raise ConfigError(f"{text!r} does not name a function", remedy=f"write {_FUNCTION}")
-
-    def __str__(self) -> str:
-        return f"{self.module}:{self.path}"
-
-
 @dataclass
 class AttachConfig:
-    """One function under ``skip.attach.<role>``; a plain string is short for `target`.
-
-    A path starts at an argument of the function and continues through attributes and keys.
-    """
+    """One function under ``skip.attach.<role>``; a path starts at one of its arguments."""
 
     # The function: package.module:Class.method or package.module:function.
     target: str = field(default="", metadata={"pattern": _TARGET, "like": _FUNCTION})
@@ -77,15 +50,11 @@ class AttachConfig:
     # the step, or None if the call must not be skipped. null: the step of SkipManager.set_step.
     step: str | None = field(default=None, metadata=_step)
 
-    # Path of the prompts; null: the argument called prompts, else the first after self and
-    # after a step or seed.
+    # Path of the prompts; null: the argument prompts, else the first after self, step and seed.
     prompts: str | None = field(default=None, metadata=_path)
 
     # Paths of other values that must be equal for a dump to replace the call.
     identity: list[str] = field(default_factory=list, metadata=_path)
-
-    # Names of arguments that are not compared, although they are plain data.
-    ignore: list[str] = field(default_factory=list)
 
     # What the fields of the function's rows hold, where their names do not tell: {reward: won}.
     rows: dict[str, Any] = field(default_factory=dict)
@@ -102,8 +71,7 @@ class RoleConfig:
     # A list of ints, a string such as "1-128,200,300-400:10", or all.
     steps: Any = field(default=None, metadata=_steps)
 
-    # Directory of the dumps. ~ is expanded; a relative path starts at the original working
-    # directory; URLs are refused.
+    # Directory of the dumps. ~ is expanded; a relative path starts where the command was typed.
     dump_dir: str | None = field(default=None, metadata=_directory)
 
     # cache: replay the step's own dump. repeat: if it has none, replay another step's.
@@ -117,13 +85,11 @@ class RoleConfig:
     # regenerate (run and replace; the old dump is quarantined).
     on_mismatch: str | None = field(default=None, metadata=_on_mismatch)
 
-    # Where a call's dump is looked for: step (its own step), run (the run's other steps, too), or
-    # prompt (each of its prompts, in any step of the run). null: step, but run for role rollout
-    # with the dynamic sampling of verl and SkyRL.
-    match: str | None = field(default=None, metadata=_match)
+    # Where a call's dump is looked for: step (its own), run (the run's other steps, too), or prompt
+    # (each prompt, in any step). null: step; run for rollout with dynamic sampling.
+    match: str | None = field(default=None, metadata={"choices": ("step", "run", "prompt")})
 
-    # Keys of the config whose values must be those the dump was made with, besides the host's own:
-    # [sampling.temperature]; code: the code of the stage.
+    # Keys of the config to compare besides the host's: [sampling.temperature]; code: the stage's.
     identity: list[str] | None = None
 
     # Names of arguments that are not compared, besides annotate(ignore=...): [tag,self.lr].
@@ -132,24 +98,21 @@ class RoleConfig:
     # Fields to leave out of a replayed result, so that the host computes them again: [rm_scores].
     drop_fields: list[str] | None = None
 
-    # Restore the global python, numpy and torch generators to their state after the stage. null:
-    # false, but true under TRL.
+    # Restore python's, numpy's and torch's generators as after the stage; null: only under TRL.
     restore_rng: bool | None = None
 
-    # Write dumps in a background thread, so that the training thread only copies them: true,
-    # false, or auto (true under the Hydra callback, which flushes at the end of the job).
-    # async_rollout and rollout_tq always write at once.
+    # Write dumps in a background thread: true, false, or auto (true under the Hydra callback, which
+    # flushes at the end of the job). async_rollout and rollout_tq always write at once.
     background_write: Any = field(default=None, metadata=_background)
 
-    # Seconds to wait for another job that generates the same step; 0: not at all. Of several jobs
-    # that lack it one generates it. async_rollout and rollout_tq never wait.
+    # Seconds to wait for another job that generates the same step; 0: not at all. async_rollout and
+    # rollout_tq never wait.
     wait_s: float | None = field(default=None, metadata=_seconds)
 
     # How many steps to keep, the last written, each with all its calls; null: all.
     keep_last: int | None = field(default=None, metadata=_positive)
 
-    # The most bytes of memory that a dump's values may take; one that takes more ends the run.
-    # null: half of the machine's, or of the control group's.
+    # The most bytes that a dump's values may take; more ends the run. null: half of the memory.
     max_bytes: int | None = field(default=None, metadata=_positive)
 
     # First half of the name of the run's directory; null: the host's name of the experiment, else
@@ -172,8 +135,7 @@ class RoleConfig:
     # Longest response in tokens; null: the host's limit.
     response_len: int | None = field(default=None, metadata=_positive)
 
-    # Of a role that was read, for messages: the keys it was given for itself, and whether
-    # skip.start_engine keeps it from generating.
+    # Of a role that was read, for messages: its own keys, and whether it lacks an engine.
     given_keys = frozenset[str]()
     lacks_engine = False
 
@@ -192,28 +154,28 @@ def to_generate(role: str, local: Any) -> str:
 
 @dataclass
 class RolloutSkipConfig(RoleConfig):
-    """Role `rollout`: one call generates a whole step; steps are the trainer's global steps."""
+    """One call generates a whole step; steps are the trainer's global steps."""
 
 
 @dataclass
 class AsyncRolloutSkipConfig(RoleConfig):
-    """Role `async_rollout`: one call generates one sample; steps are feed-order indices."""
+    """One call generates one sample; steps are feed-order indices."""
 
 
 @dataclass
 class RolloutTqSkipConfig(RoleConfig):
-    """Role `rollout_tq`: rollouts travel through a queue and are sampled from a replay buffer."""
+    """Rollouts travel through a queue and are sampled from a replay buffer."""
 
 
 @dataclass
 class RolloutValSkipConfig(RoleConfig):
-    """Role `rollout_val`: a call generates a batch of a validation; ``skip.validation`` enables it.
+    """One call generates a batch of a validation; `validation: replay` turns it on."""
 
-    Steps are the trainer's global steps: 0 before training.
-    """
-
-    # Not inherited, because ``skip.steps`` lists steps of training.
+    # Not inherited, because ``skip.steps`` lists steps of training. Step 0 is before training.
     steps: Any = field(default="all", metadata=_steps)
+
+    # Not run: the dump of another step shows another model.
+    match: str | None = field(default=None, metadata={"choices": ("step", "prompt")})
 
 
 @dataclass
@@ -237,31 +199,23 @@ class SkipManagerConfig(RoleConfig):
     # and in each other that sets none. Only under `skip` itself, as are the next four keys.
     start_engine: bool = True
 
-    # Whether verl, TRL and SkyRL log what was replayed at listed steps: rlskip/replayed (share of
-    # the rollouts), rlskip/off_policy (share generated at another step), rlskip/seconds_saved.
+    # Whether verl, TRL and SkyRL log the shares rlskip/replayed and rlskip/off_policy (generated at
+    # another step) of the rollouts of listed steps, and rlskip/seconds_saved.
     log_metrics: bool = True
 
-    # Whose skip manager reads this node: each option sets it, because verl's own, which does not
-    # know the key, then ends a process that trains without rlskip.
+    # Whose manager reads this node: verl's own refuses the key, so none trains without rlskip.
     provider: str = field(default="rlskip", metadata={"choices": ("rlskip",)})
 
     # Validation: generate, or replay (cached as the role rollout_val, beside any other role).
-    validation: str = field(default="generate", metadata=_validation)
+    validation: str = field(default="generate", metadata={"choices": ("generate", "replay")})
 
-    # Functions of third-party code that are stages: role to "package.module:Class.method", or to
-    # a mapping (rlskip.config.skip.AttachConfig).
+    # Functions of third-party code that are stages: role to its target, or to a mapping.
     attach: dict[str, Any] = field(default_factory=dict)
 
-    # One call generates a whole step; steps are the trainer's global steps.
+    # The roles; the docstrings of their classes say what they are.
     rollout: RolloutSkipConfig = field(default_factory=RolloutSkipConfig)
-
-    # One call generates one sample; steps are feed-order indices.
     async_rollout: AsyncRolloutSkipConfig = field(default_factory=AsyncRolloutSkipConfig)
-
-    # Rollouts travel through a queue and are sampled from a replay buffer.
     rollout_tq: RolloutTqSkipConfig = field(default_factory=RolloutTqSkipConfig)
-
-    # One call generates a batch of a validation; `validation: replay` turns it on.
     rollout_val: RolloutValSkipConfig = field(default_factory=RolloutValSkipConfig)
 
 
@@ -270,31 +224,11 @@ VALIDATION_ROLE = "rollout_val"
 BUILT_IN_ROLES = (*TRAINING_ROLES, VALIDATION_ROLE)
 SHARED_KEYS = tuple(f.name for f in fields(SkipManagerConfig) if f.name not in BUILT_IN_ROLES)
 
-# The options of ``annotate`` that the role for groups has.
-QUEUE_OPTIONS = frozenset({"queue", "partition_id", "phase"})
-
-
-@attrs.frozen
-class RoleSpec:
-    """What the class of a built-in role says, which has the attributes of ``BaseSkip``."""
-
-    config_class: type[RoleConfig] = RoleConfig
-    support_actions: tuple[SkipAction, ...] = (SkipAction.CACHE, SkipAction.REPEAT)
-    stage_options: frozenset[str] = frozenset()
-    support_online_step: bool = False
-
-
-BUILT_IN_SPECS: Mapping[str, RoleSpec] = {
-    "rollout": RoleSpec(RolloutSkipConfig),
-    "async_rollout": RoleSpec(AsyncRolloutSkipConfig, support_online_step=True),
-    "rollout_tq": RoleSpec(RolloutTqSkipConfig, stage_options=QUEUE_OPTIONS),
-    VALIDATION_ROLE: RoleSpec(RolloutValSkipConfig),
-}
-
 # The class of each role that has one of the user's own, a :class:`rlskip.BaseSkip`.
 SKIP_REGISTRY: dict[str, Any] = {}
 
 
-def role_specs() -> dict[str, Any]:
-    """What is known of every role, built in or registered: a :class:`RoleSpec`, or its class."""
-    return {**BUILT_IN_SPECS, **SKIP_REGISTRY}
+def role_configs() -> dict[str, type[RoleConfig]]:
+    """The dataclass of every role, built in or registered."""
+    own = {name: role.config_class for name, role in SKIP_REGISTRY.items()}
+    return {name: type(getattr(SkipManagerConfig(), name)) for name in BUILT_IN_ROLES} | own

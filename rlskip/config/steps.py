@@ -1,12 +1,10 @@
-"""The steps grammar of lists and strings.
+"""The grammar of steps, which are integers >= 0, in lists and strings.
 
 ::
 
     all                       every step
     [1, 2, 3]                 these; an item may itself be a string of the grammar
     "1-128,200,300-400:10"    ranges include both ends; the stride follows the colon
-
-Steps are integers >= 0.
 """
 
 from __future__ import annotations
@@ -32,12 +30,11 @@ _ITEM = re.compile(rf"\s*{_N}\s*(?:-\s*{_N}\s*(?::\s*{_N}\s*)?)?", re.ASCII)
 class Steps:
     """A set of steps: ``3 in Steps.parse("1-128")`` takes one look-up, and one for each range."""
 
-    singles: frozenset[int] = frozenset()
-    ranges: tuple[range, ...] = ()
-    text: str = attrs.field(default="", eq=False)
+    parts: tuple[frozenset[int] | range, ...]
+    text: str = attrs.field(eq=False)
 
     def __contains__(self, step: object) -> bool:
-        return step in self.singles or any(step in part for part in self.ranges)
+        return any(step in part for part in self.parts)
 
     def __str__(self) -> str:
         return self.text
@@ -45,15 +42,14 @@ class Steps:
     @classmethod
     def parse(cls, value: Any, key: str = "steps") -> Steps:
         """Parse the value of config key `key`; ConfigError names the first item that fails."""
-        if isinstance(value, Steps):
-            return value
         if isinstance(value, str) and value.strip() == "all":
-            return cls(ranges=(range(sys.maxsize),), text="all")
+            return cls((range(sys.maxsize),), "all")
         items = value if isinstance(value, list | tuple) else [value]
-        parts = [part for item in items for part in _ranges_of(item, key)]
-        singles = frozenset(part.start for part in parts if len(part) == 1)
-        longer = tuple(part for part in parts if len(part) > 1)
-        return cls(singles, longer, ",".join(map(str, items)))
+        ranges = [part for item in items for part in _ranges_of(item, key)]
+        singles = frozenset(part.start for part in ranges if len(part) == 1)
+        return cls(
+            (singles, *(part for part in ranges if len(part) > 1)), ",".join(map(str, items))
+        )
 
 
 def _ranges_of(item: Any, key: str) -> Iterator[range]:
@@ -81,10 +77,7 @@ def compact(steps: list[int]) -> str:
     while steps:
         first, stride = steps[0], steps[1] - steps[0] if len(steps) > 1 else 1
         run = next((i for i, step in enumerate(steps) if step != first + i * stride), len(steps))
-        if run < 3:
-            run, part = 1, str(first)
-        else:
-            part = f"{first}-{steps[run - 1]}" + (f":{stride}" if stride > 1 else "")
-        parts.append(part)
-        steps = steps[run:]
+        every = f":{stride}" if stride > 1 else ""
+        parts.append(f"{first}-{steps[run - 1]}{every}" if run > 2 else str(first))
+        steps = steps[run if run > 2 else 1 :]
     return ",".join(parts)

@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from rlskip.config.origin import is_own
+from rlskip.config.facts import is_own
 from rlskip.errors import RlskipError
 
 TIMEOUT_S = 300.0
@@ -64,16 +64,16 @@ class Command:
             path = self.module.replace(".", os.sep)
             ends = (f"{path}.py", f"{path}/__main__.py")
             files = [os.path.join(folder, end) for folder in ("", *sys.path) for end in ends]
-        return next((Path(file) for file in map(os.path.abspath, files) if is_own(file)), None)
+        return next(filter(is_own, (Path(os.path.abspath(file)) for file in files)), None)
 
 
 def _sweep_of(argument: str) -> tuple[str, str] | None:
     """The key that an argument of a multirun sweeps, and the argument with its first value."""
     try:
         override = OverridesParser.create().parse_override(argument)
-        if not override.is_sweep_override():
-            return None
     except HydraException:  # an option of Hydra's; of what is wrong, the command itself reports
+        return None
+    if not override.is_sweep_override():
         return None
     try:
         first = next(iter(override.sweep_string_iterator()))
@@ -91,64 +91,50 @@ def _start_of(command: list[str]) -> tuple[list[str], list[str]]:
     """
     program = os.path.basename(command[0])
     if program in _SHELLS or program.endswith(".sh"):
-        raise CannotComposeError(
-            "a shell script cannot be asked for its config without running it",
-            remedy="give the command that it starts the training with: python ...",
-        )
+        what = "a shell script cannot be asked for its config without running it"
+        remedy = "give the command that it starts the training with: python ..."
+        raise CannotComposeError(what, remedy=remedy)
     for i, word in enumerate(command):
         following = "".join(command[i + 1 : i + 2])
-        if word in ("-m", "--module") and _MODULE.fullmatch(following):
-            application = ["-m", following]
-        elif word.endswith(".py") and "=" not in word:
-            application = [word]
-        else:
-            continue
-        start = command[:i] if program.startswith("python") else [sys.executable]
-        return [*start, *application], command[i + len(application) :]
+        is_module = word in ("-m", "--module") and _MODULE.fullmatch(following)
+        if is_module or (word.endswith(".py") and "=" not in word):
+            application = ["-m", following] if is_module else [word]
+            start = command[:i] if program.startswith("python") else [sys.executable]
+            return [*start, *application], command[i + len(application) :]
     return command[:1], command[1:]
 
 
-def compose(command: Command, *, of_multirun: bool = False) -> DictConfig:
+def compose(command: Command) -> DictConfig:
     """The whole config, `hydra` included, as the command composes it.
 
-    Hydra's own ``--cfg all`` prints it and ends before the task starts. `of_multirun`: the config
-    from which a multirun builds its callbacks, and not that of its first job.
-
-    Raises
-    ------
-    CannotComposeError
-        The command fails, takes too long, or is not a Hydra application.
+    Hydra's own ``--cfg all`` prints it and ends before the task starts. CannotComposeError: the
+    command fails, takes too long, or is not a Hydra application.
     """
     # A job's own directory is known when it starts.
-    output_dir = "${hydra.sweep.dir}/0" if command.multirun else "${hydra.run.dir}"
-    given = command.unswept if of_multirun else command.arguments
-    asked = [*command.start, *given, f"hydra.runtime.output_dir={output_dir}", "--cfg", "all"]
+    place = "hydra.runtime.output_dir="
+    place += "${hydra.sweep.dir}/0" if command.multirun else "${hydra.run.dir}"
+    asked = [*command.start, *command.arguments, place, "--cfg", "all"]
     run = run_command([*asked, "--resolve"])
     if run.returncode != 0:  # some interpolations resolve in the job only
         run = run_command(asked)
-    lines = run.stdout.splitlines()
-    first = next((i for i, line in enumerate(lines) if line.startswith("hydra:")), None)
     if run.returncode != 0:
         noise = ("Set the environment variable HYDRA_FULL_ERROR", "Config search path", "provider=")
         errors = [line.strip() for line in run.stderr.splitlines() if line.strip()]
         errors = [line for line in errors if not line.startswith(noise)]
         what = f"it cannot be composed: {' / '.join(errors[-4:]) or 'it printed no error'}"
         raise CannotComposeError(what, remedy="correct the command first")
+    lines = run.stdout.splitlines()
+    first = next((i for i, line in enumerate(lines) if line.startswith("hydra:")), None)
     if first is None:
-        raise CannotComposeError(
-            "it printed no config: this is not a Hydra application",
-            remedy="switch rlskip on in its code: rlskip.SkipManager.init(config)",
-        )
+        what = "it printed no config: this is not a Hydra application"
+        raise CannotComposeError(what, remedy="call rlskip.SkipManager.init(config) in its code")
     loaded = OmegaConf.create("\n".join(lines[first:]))
     assert isinstance(loaded, DictConfig)
     return loaded
 
 
 def run_command(command: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command and return its output.
-
-    Raises CannotComposeError where it cannot be run, or takes longer than `TIMEOUT_S`.
-    """
+    """Run a command and return its output."""
     # It may log anything.
     how: Any = {"capture_output": True, "encoding": "utf-8", "errors": "backslashreplace"}
     try:

@@ -44,21 +44,18 @@ def _plugin() -> Finding:
 
     if any(p.__name__ == _PLUGIN for p in Plugins.instance().discover(SearchPathPlugin)):
         return Finding("plug-in", OK, f"{_PLUGIN} is discovered")
-    remedy = "reinstall rlskip into this environment: pip install --force-reinstall --no-deps PATH"
-    what = f"Hydra does not discover {_PLUGIN}"
-    return Finding("plug-in", ERROR, what, f"{remedy}, the path of its sources")
+    remedy = "reinstall it from its sources: pip install --force-reinstall --no-deps PATH"
+    return Finding("plug-in", ERROR, f"Hydra does not discover {_PLUGIN}", remedy)
 
 
 def _hosts() -> Iterator[Finding]:
-    attached = {
-        "trl": "rlskip.hosts.trl.attach(trainer, config)",
-        "skyrl": "trainer.override_entrypoint=rlskip.hosts.skyrl",
-    }
-    if (verl := _version_of("verl")) is not None:
+    if trl := _version_of("trl"):
+        yield Finding("trl", OK, f"{trl}: attached by rlskip.hosts.trl.attach(trainer, config)")
+    if skyrl := _version_of("skyrl"):
+        how = "trainer.override_entrypoint=rlskip.hosts.skyrl"
+        yield Finding("skyrl", OK, f"{skyrl}: attached by {how}")
+    if verl := _version_of("verl"):
         yield _verl(verl)
-    for host, how in attached.items():
-        if (version := _version_of(host)) is not None:
-            yield Finding(host, OK, f"{version}: attached by {how}")
 
 
 def _verl(version: str) -> Finding:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -13,17 +11,17 @@ import attrs
 from omegaconf import DictConfig
 
 from rlskip.config.check import look_up
-from rlskip.config.facts import HostFacts
+from rlskip.config.facts import HostFacts, Origin
 from rlskip.config.nodes import ADD_CALLBACK, find_node
-from rlskip.config.origin import Origin
 from rlskip.config.settings import SkipSettings, read_skip, why_off
-from rlskip.config.skip import RoleConfig, role_specs, to_generate
+from rlskip.config.skip import RoleConfig, role_configs, to_generate
 from rlskip.config.steps import compact
 from rlskip.doctor import ERROR, NOTE, OK, WARNING, Finding
-from rlskip.doctor.command import CannotComposeError, Command, compose, run_command
+from rlskip.doctor.command import CannotComposeError, Command, compose
 from rlskip.doctor.environment import dump_dir_findings
 from rlskip.errors import RlskipError
 from rlskip.hosts.verl.facts import is_verls
+from rlskip.hosts.verl.handshake import attached_by
 from rlskip.hosts.verl.no_engine import problems
 from rlskip.hosts.verl.trainer_config import judge
 from rlskip.runs.opened import Run
@@ -47,30 +45,22 @@ def explain(command: Sequence[str]) -> list[Finding]:
     settings = _started_by(split, settings)
     roles = settings.roles
     findings = [*_sweep(config, split), *_wiring(config, split, bool(roles)), *about]
-    if not roles:
-        return findings
-    if is_verls(config):
-        try:
+    try:
+        if roles and is_verls(config):
             judge(config.copy(), settings, split.module)
-        except RlskipError as error:
-            findings.append(_refusal("verl", error))
+    except RlskipError as error:
+        findings.append(_refusal("verl", error))
     instances = make_roles(roles, settings.facts)
     for skip in instances.values():
         findings += _role(skip, settings.facts)
-    findings += _engine(settings, instances)
+    findings += _engine(settings, instances) if roles else ()
     for dump_dir in sorted({Path(str(role.dump_dir)) for role in roles.values()}):
         findings += dump_dir_findings(dump_dir)
     return findings
 
 
 def directory_of(command: Sequence[str]) -> Path:
-    """The directory in which the rollouts of a command are looked for; it is not run.
-
-    Raises
-    ------
-    RlskipError
-        It cannot be composed, its config is refused, or it skips no rollouts.
-    """
+    """The directory in which the rollouts of a command are looked for; it is not run."""
     split = Command.parse(command)
     settings = _started_by(split, read_skip(compose(split)))
     for name, skip in make_roles(settings.roles, settings.facts).items():
@@ -92,22 +82,18 @@ def _refusal(topic: str, error: RlskipError) -> Finding:
     return Finding(topic, ERROR, where + error.what.replace("\n", " "), error.remedy)
 
 
-# -- the config ------------------------------------------------------------------------
-
-
 def _sweep(config: DictConfig, command: Command) -> Iterator[Finding]:
-    """Whether Hydra drops the callback, because a swept choice brings it.
-
-    Hydra builds the callbacks of a multirun from the command without what is swept.
-    """
+    """Whether Hydra drops the callback, because a swept choice brings it."""
     choices = look_up(config, "hydra.runtime.choices") or {}
     if command.multirun:
         yield Finding("command", NOTE, "a multirun: its first job is explained")
     groups = {*command.swept} & {str(key).partition("@")[0] for key in choices}
     if not (groups and _has_callback(config)):
         return
+    # Hydra builds the callbacks of a multirun from the command without what is swept.
     try:
-        level, loses = ERROR, not _has_callback(compose(command, of_multirun=True))
+        unswept = compose(attrs.evolve(command, arguments=[*command.unswept]))
+        level, loses = ERROR, not _has_callback(unswept)
     except CannotComposeError:  # then it is not known what brings the callback
         level, loses = WARNING, "rlskip" not in str(choices.get("hydra/callbacks"))
     if loses:
@@ -133,7 +119,7 @@ def _wiring(config: DictConfig, command: Command, on: bool) -> Iterator[Finding]
     yield Finding("plug-in", OK, f"discovered by that command's Hydra {version}")
     if _has_callback(config):
         yield Finding("callback", OK, f"{CALLBACK} starts and ends the job")
-    elif on and is_verls(config) and (way := _attached_by(command)):
+    elif on and is_verls(config) and (way := attached_by()):
         what = f"none, so there is no summary; verl's processes load rlskip by {way}"
         yield Finding("callback", NOTE, what)
     elif on:
@@ -141,14 +127,6 @@ def _wiring(config: DictConfig, command: Command, on: bool) -> Iterator[Finding]
         remedy = f"{ADD_CALLBACK}, or choose an option (+skip=rollout_cache) instead of single "
         remedy += "keys; or call SkipManager.init(cfg) in the application"
         yield Finding("callback", ERROR, what, remedy)
-
-
-def _attached_by(command: Command) -> str:
-    """How verl's processes load rlskip in that command's environment; empty if they do not."""
-    program = command.start[0]
-    python = program if os.path.basename(program).startswith("python") else sys.executable
-    code = "from rlskip.hosts.verl.handshake import attached_by; print(attached_by() or '')"
-    return run_command([python, "-c", code]).stdout.strip()
 
 
 def _settings(config: DictConfig) -> tuple[SkipSettings, list[Finding]]:
@@ -160,7 +138,7 @@ def _settings(config: DictConfig) -> tuple[SkipSettings, list[Finding]]:
             role
             for role, value in (find_node(config, "skip") or {}).items()
             if isinstance(value, Mapping) and value.get("enable") is True
-            if role not in role_specs() and value.keys() - known
+            if role not in role_configs() and value.keys() - known
         ]
         for role in foreign:
             del ours.skip[role]
@@ -177,9 +155,6 @@ def _settings(config: DictConfig) -> tuple[SkipSettings, list[Finding]]:
     return settings, said
 
 
-# -- what a role would do --------------------------------------------------------------
-
-
 def _role(skip: Role, facts: HostFacts) -> Iterator[Finding]:
     name, role = skip.role, skip.local_config
     on = f"on: {role.action} at steps {role.steps}"
@@ -189,9 +164,8 @@ def _role(skip: Role, facts: HostFacts) -> Iterator[Finding]:
     directory = skip.dumps.directory
     yield Finding(name, OK, f"{on}; {directory}")
     dumps = Run(directory).dumps()
-    if bad := [dump.name for dump in dumps if dump.problem is not None]:
-        what = f"unusable: {', '.join(bad[:5])}"
-        yield Finding(name, WARNING, what, "run rlskip verify to see why")
+    if bad := ", ".join(dump.name for dump in dumps if dump.problem is not None):
+        yield Finding(name, WARNING, f"unusable: {bad}", "run rlskip verify to see why")
     # The listed steps among those of the run, where they are known, and those dumped.
     steps = {dump.step for dump in dumps}
     if 0 < len(facts.steps) <= _SHOWN_STEPS:
@@ -205,9 +179,7 @@ def _role(skip: Role, facts: HostFacts) -> Iterator[Finding]:
         what = f"steps {compact(listed)} would be replayed from the dumps of {there}"
         yield Finding(name, OK, what if there else "replayed from another step's dump")
         return
-    reasons: dict[str, list[int]] = {}
-    for step in sorted(why_not):
-        reasons.setdefault(why_not[step], []).append(step)
+    reasons = {why: [s for s in sorted(why_not) if why_not[s] == why] for why in why_not.values()}
     missing = reasons.pop("", [])
     # Where the job would end: it replays no step after that.
     fatal = ("were made",) if role.on_mismatch == "error" else ()
@@ -225,9 +197,8 @@ def _role(skip: Role, facts: HostFacts) -> Iterator[Finding]:
     elif not reasons:
         yield Finding(name, NOTE, "no dump yet: the listed steps are generated")
     for reason, those in reasons.items():
-        level, then = WARNING, "they are generated again"
-        if reason in ends:
-            level, then = ERROR, "the job would end there"
+        then = "the job would end there" if reason in ends else "they are generated again"
+        level = ERROR if reason in ends else WARNING
         yield Finding(name, level, f"the dumps of steps {compact(those)} {reason}: {then}")
     if role.on_miss == "generate" and missing and replayed:
         yield Finding(name, NOTE, f"steps {compact(missing)} would be generated and dumped")
@@ -239,17 +210,15 @@ def _role(skip: Role, facts: HostFacts) -> Iterator[Finding]:
 def _engine(settings: SkipSettings, roles: Mapping[str, Role]) -> Iterator[Finding]:
     """Whether an inference engine is started, and what the job would need one for."""
     starts, verls = settings.start_engine, is_verls(settings.facts.config)
-    found = (
-        problems(settings, roles)
-        if verls
-        else preflight(roles, settings.facts, engine=starts, here=False)
-    )
+    if verls:
+        found = problems(settings, roles)
+    else:
+        found = preflight(roles, settings.facts, engine=starts, here=False)
     for problem in found:
         yield Finding("engine", ERROR, f"{problem.key}: {problem.what}", problem.remedy)
     if not starts:
         then = ": the job refuses to start" if found else ""
-        what = f"no inference engine will be started{then}"
-        yield Finding("engine", NOTE if found else OK, what)
+        yield Finding("engine", NOTE if found else OK, f"no inference engine will be started{then}")
     elif verls:
-        what = "an inference engine will be started: skip.start_engine is true"
-        yield Finding("engine", NOTE, what)
+        said = "an inference engine will be started: skip.start_engine is true"
+        yield Finding("engine", NOTE, said)

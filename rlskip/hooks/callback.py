@@ -6,6 +6,7 @@ everything is read from `config`, and nothing is kept between jobs.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -19,12 +20,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from rlskip import stages
-from rlskip.config.application import refuse_legacy_flag, retire_legacy_flag
 from rlskip.config.check import look_up
 from rlskip.config.dump_dir import DIRECTORY_VARIABLE
-from rlskip.config.facts import HostFacts
-from rlskip.config.origin import ORIGIN_VARIABLE, Origin
-from rlskip.config.other_nodes import read_record, record_chosen_by
+from rlskip.config.facts import ORIGIN_VARIABLE, HostFacts, Origin, retire_legacy_flag
+from rlskip.config.nodes import read_record, record_chosen_by
 from rlskip.config.settings import SkipSettings, has_own_key, read_skip, why_off
 from rlskip.errors import RlskipAbort, RlskipError
 from rlskip.hooks.summary import log_jobs, log_roles, write_summary
@@ -92,12 +91,12 @@ def _start(config: DictConfig, launched_from: Origin | None) -> SkipSettings:
     origin = Origin.of(config)
     if launched_from is not None:
         origin = attrs.evolve(launched_from, name=origin.name)
-    os.environ[ORIGIN_VARIABLE] = origin.to_variable()
+    os.environ[ORIGIN_VARIABLE] = json.dumps(attrs.astuple(origin))
     settings = _read_skip(config)
     recording = read_record(config if record_chosen_by(config) else None)
     if "rollout" in settings.roles:
         # The task has its own copy of the config by now.
-        refuse_legacy_flag(config)
+        retire_legacy_flag(config, reaches_task=False)
     # verl trains in another process, maybe on another machine, and checks there.
     here = not handshake.starts_verl(settings)
     SkipManager._start(settings, flushes=True, checks=here)

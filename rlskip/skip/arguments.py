@@ -2,7 +2,7 @@
 
 An argument that is plain data is compared as a whole. Of any other, and of ``self``, of what a
 partial, a bound method or a closure holds, and of what the stage reads of its module, attributes
-with a name of :data:`~rlskip.config.facts.SHAPING_NAMES` are compared. What has another name and is
+with a name of :data:`~rlskip.skip.names.SHAPING_NAMES` are compared. What has another name and is
 not known to be neutral is only named: it may be a counter, which no replay may stumble over.
 """
 
@@ -24,9 +24,17 @@ import attrs
 from xxhash import xxh3_64_hexdigest
 
 from rlskip.config.check import is_below
-from rlskip.config.facts import OTHER_NODES, SHAPING_NAMES, seems_to_shape
 from rlskip.skip.code import Code, Names
-from rlskip.skip.names import ALL, IGNORED, SELF, SHAPING, read_name
+from rlskip.skip.names import (
+    ALL,
+    IGNORED,
+    OTHER_NODES,
+    SELF,
+    SHAPING,
+    SHAPING_NAMES,
+    read_name,
+    seems_to_shape,
+)  # fmt: skip
 from rlskip.skip.plain import is_data, is_data_proto, is_single, plain_or_not
 from rlskip.skip.stored import (
     UNREAD,

@@ -15,7 +15,7 @@ import attrs
 
 from rlskip._wrap import AttachError, around, when_imported, wrap_in
 from rlskip.batch.row_fields import check
-from rlskip.config.skip import AttachConfig, Target
+from rlskip.config.skip import AttachConfig
 from rlskip.errors import ConfigError
 from rlskip.keys import integer
 from rlskip.skip.call import Call
@@ -58,7 +58,7 @@ def detach() -> None:
 
 def _attach(attachment: _Attachment) -> None:
     name = attachment.config.target
-    target = Target.parse(name)
+    owner = name.partition(":")[0]
     _attached[name] = attachment
 
     @around
@@ -68,14 +68,14 @@ def _attach(attachment: _Attachment) -> None:
 
     def hook(module: ModuleType) -> None:
         if name in _attached:  # else this hook is of an earlier job of this process
-            wrap_in(module, target, stage_if_attached, "skip.attach")
+            wrap_in(module, name, stage_if_attached, "skip.attach")
 
-    when_imported(target.module, hook)
+    when_imported(owner, hook)
     # Other modules would import what runs as ``__main__`` under another name.
     main = sys.modules["__main__"]
     spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     own = spec.name if spec is not None else file and Path(file).stem  # python -m, or a script
-    if target.module == own:
+    if owner == own:
         when_imported("__main__", hook)
 
 
@@ -128,7 +128,7 @@ class _Attachment:
             identity if config.identity else None,
             named(func).__qualname__,
             rows=config.rows,
-            ignore=config.ignore,
+            ignore=(),  # each argument counts, but for those of skip.ignore
             holder=config.prompts and config.prompts.split(".")[0],
             step_of=functools.partial(self._step, read) if config.step else None,
             no_step=(f"{where}.step", f"name its source: {entry}, {source}"),

@@ -17,8 +17,7 @@ from rlskip.batch.columns import column_length, columns_of, drop_fields, field_n
 from rlskip.batch.row_fields import RowFields, RowsError
 from rlskip.batch.rows import RecordError, RowColumns
 from rlskip.config.check import look_up
-from rlskip.config.facts import HostFacts
-from rlskip.config.origin import Origin
+from rlskip.config.facts import HostFacts, Origin
 from rlskip.config.skip import TRAINING_ROLES, as_given, to_generate
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.jobs.records import job_id

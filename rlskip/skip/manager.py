@@ -13,9 +13,9 @@ from typing import Any, ClassVar, TypeVar
 
 from rlskip import stages
 from rlskip.batch import row_fields
-from rlskip.config.application import retire_legacy_flag
 from rlskip.config.check import raise_all
-from rlskip.config.other_nodes import read_record_of
+from rlskip.config.facts import retire_legacy_flag
+from rlskip.config.nodes import read_record_of
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import TRAINING_ROLES
 from rlskip.errors import ConfigError, RlskipError

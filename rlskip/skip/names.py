@@ -1,12 +1,44 @@
-"""Names of arguments and attributes: which are compared, and which never count."""
+"""Names of keys, arguments and attributes: which are compared, and which never count."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
-from rlskip.config.facts import NEUTRAL_WORDS, SHAPING_NAMES
+# Names by which any application calls what shapes a rollout: the last names of a key.
+SHAPING_NAMES = (
+    "temperature", "top_p", "top_k", "min_p", "do_sample", "n", "num_generations",
+    "num_return_sequences", "max_tokens", "max_new_tokens", "stop", "stop_token_ids",
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "length_penalty", "typical_p",
+    "min_tokens", "min_new_tokens", "num_beams", "logit_bias", "bad_words", "ignore_eos",
+    "model.path", "model.name", "model_path", "model_name", "model_name_or_path",
+)  # fmt: skip
+
+# What the last name of other keys looks like, for which only a change of the config is warned. A
+# global of such a name that a stage reads is said to be left.
+SHAPING_PATTERNS = (
+    "model*", "base_model*", "pretrained*", "adapter*", "lora_path*", "tokenizer*", "*temperature*",
+    "system*prompt*", "prompt_prefix", "prompt_suffix", "*template*", "*instruction*",
+    "stop_words*", "stop_str*", "stop_seq*", "max_len*", "max_*len*", "max_*tokens*", "max_turns",
+    "group*", "num_samples*", "n_samples*", "*samples_per_prompt", "*thinking*",
+)  # fmt: skip
+# What such a name may hold that concerns training, and how fast it is.
+_OF_TRAINING = ("dtype", "parallel", "per_gpu")
+
+# Words by which attributes are named that shape no rollout, so that none is said to be left.
+NEUTRAL_WORDS = frozenset(
+    ("accelerator", "callback", "callbacks", "checkpoint", "checkpoints", "ckpt", "counter",
+     "dir", "directory", "elapsed", "epoch", "epochs", "folder", "grad", "history", "log",
+     "logger", "logs", "loss", "losses", "lr", "metric", "metrics", "optimizer", "pbar",
+     "progress", "save", "step", "steps", "timer", "timings", "wandb")
+)  # fmt: skip
+# Nodes of what generates no rollouts of training, where the same names mean something else.
+OTHER_NODES = frozenset(
+    ("critic", "reward", "reward_model", "judge", "teacher", "ref", "val", "validation", "eval",
+     "logger", "logging", "wandb", "mlflow", "optimizer")
+)  # fmt: skip
 
 #: Arguments with these names never shape a rollout, so they are not compared.
 IGNORED = (
@@ -48,3 +80,13 @@ def read_name(name: str) -> tuple[str, bool, bool]:
 
 def shaping_in(fields: Mapping[Any, Any]) -> dict[Any, Any]:
     return {name: part for name, part in fields.items() if read_name(str(name))[1]}
+
+
+@functools.lru_cache(1 << 12)
+def seems_to_shape(key: str) -> bool:
+    """Whether a key shapes rollouts by its name."""
+    *nodes, last = key.split(".")
+    named = f".{key}".endswith(tuple(f".{name}" for name in SHAPING_NAMES))
+    if not named and not any(word in last.lower() for word in _OF_TRAINING):
+        named = any(fnmatchcase(last.lower(), pattern) for pattern in SHAPING_PATTERNS)
+    return named and OTHER_NODES.isdisjoint([*nodes, last])

@@ -15,10 +15,11 @@ import attrs
 from rlskip._human import age, short
 from rlskip.batch.columns import field_names, score_fields
 from rlskip.config.check import is_below
-from rlskip.config.facts import HostFacts, seems_to_shape
+from rlskip.config.facts import HostFacts
 from rlskip.config.skip import BUILT_IN_ROLES, TRAINING_ROLES, VALIDATION_ROLE, SkipAction, as_given
 from rlskip.skip.call import Call
 from rlskip.skip.kept_config import changed_keys, read_config
+from rlskip.skip.names import seems_to_shape
 from rlskip.skip.step_calls import Key
 from rlskip.store import DumpMeta
 from rlskip.store.layout import places_among, shape_of

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlskip.batch.columns import first_uid
-from rlskip.config.application import application_facts
-from rlskip.config.facts import HostFacts
+from rlskip.config.facts import HostFacts, application_facts
 from rlskip.config.skip import SKIP_REGISTRY, VALIDATION_ROLE, RoleConfig
 from rlskip.errors import ConfigError
 from rlskip.skip.call_role import CallRole

@@ -19,7 +19,7 @@ from typing import Any
 
 from rlskip.batch.columns import select, uids_of
 from rlskip.config.facts import HostFacts
-from rlskip.config.skip import QUEUE_OPTIONS, SkipAction
+from rlskip.config.skip import SkipAction
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.jobs.served import ledger_of
 from rlskip.keys import DUMP_CONTENT, DUMP_POSITION, RUNNING, STATUS, dump_tag
@@ -60,7 +60,7 @@ class GroupRole(Role):
     ``submit`` (default), ``refill``, ``sample`` or ``evict``.
     """
 
-    stage_options = QUEUE_OPTIONS
+    stage_options = frozenset({"queue", "partition_id", "phase"})
     dumps: Dumps
 
     def __init__(self, role: str, local_config: Any, facts: HostFacts) -> None:

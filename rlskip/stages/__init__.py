@@ -72,8 +72,7 @@ def _settle() -> None:
 
 def _warn_if_lost(job: Any) -> None:
     """Warn where a job chose to record, and no callback of rlskip's has started that."""
-    from rlskip.config.nodes import ADD_CALLBACK, dropped_callback
-    from rlskip.config.other_nodes import record_chosen_by
+    from rlskip.config.nodes import ADD_CALLBACK, dropped_callback, record_chosen_by
 
     if job is not None and (chosen := record_chosen_by(job, enabled=True)):
         log.warning(

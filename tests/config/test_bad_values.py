@@ -56,7 +56,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @pytest.mark.parametrize("at", READERS)
 @given(data=st.data())
 def test_a_value_is_read_or_refused_by_its_key(at: str, data: st.DataObject) -> None:
@@ -97,23 +97,3 @@ def test_all_bad_keys_are_named_at_once(bad: Any, chosen: set[tuple[str, str]]) 
         for at, key in chosen:
             if at.split(".")[0] == root:
                 assert f"{at}.{key}:" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("node", "problem"),
-    [
-        ({"skip": {"wait_s": float("nan")}}, "skip.wait_s: must be at least 0, got nan"),
-        ({"skip": {"steps": "1-" + "9" * 30}}, "skip.steps: "),
-        (
-            {"skip": {"dump_dir": f"/a/{'é' * 128}/b"}},
-            f"skip.dump_dir: the name {'é' * 40}... in it has 256 bytes, and no file system allows",
-        ),
-        ({"dispatch": {"session_timeout_s": float("nan")}}, "dispatch.session_timeout_s: must be"),
-    ],
-)
-def test_values_that_would_fail_later(node: dict[str, Any], problem: str) -> None:
-    (root,) = node
-    with pytest.raises(RlskipError) as caught:
-        READERS[root][0](node)
-    assert str(caught.value).startswith(problem)
-    assert len(str(caught.value)) < 700

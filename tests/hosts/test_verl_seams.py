@@ -49,8 +49,8 @@ def site(tmp_path: Path, job: None, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 def rename(site: Path, seam: Seam) -> None:
     """As if another release called it something else."""
-    file = site.joinpath(*seam.place.module.split(".")).with_suffix(".py")
-    owner, _, name = seam.place.path.rpartition(".")
+    file = site.joinpath(*seam.module.split(".")).with_suffix(".py")
+    owner, _, name = seam.path.rpartition(".")
     before, mark, after = file.read_text().partition(f"class {owner}:" if owner else "\n")
     kept = re.sub(
         rf"(def |^){name}\b", rf"\1{name}_as_it_is_now", after, count=1, flags=re.MULTILINE
@@ -100,7 +100,7 @@ def test_a_seam_that_is_gone_is_named(
 @pytest.mark.parametrize("target", [t for t, seam in BY_TARGET.items() if seam.decorated])
 def test_a_stage_that_verl_no_longer_decorates_ends_its_import(site: Path, target: str) -> None:
     seam = BY_TARGET[target]
-    file = site.joinpath(*seam.place.module.split(".")).with_suffix(".py")
+    file = site.joinpath(*seam.module.split(".")).with_suffix(".py")
     kept = [line for line in file.read_text().splitlines() if "@SkipManager" not in line]
     file.write_text("\n".join(kept))
     assert target in {gone.target for gone in lacking(site / "verl")}

@@ -41,7 +41,7 @@ def write(site: Path, **replaced: str) -> None:
     """Write a package `verl`; `replaced` gives modules, by the last part of their names."""
     classes: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for seam in TABLE:
-        owner, _, name = seam.place.path.rpartition(".")
+        owner, _, name = seam.path.rpartition(".")
         head = f"{_DECORATED[name]}\n" if seam.decorated else ""
         is_async = "async " * (seam.decorated and name != "sample")
         body = f"{head}{is_async}def {name}(self, *args, **kwargs): ..."
@@ -50,7 +50,7 @@ def write(site: Path, **replaced: str) -> None:
         elif name == "register":
             body = "registered = {}\n@classmethod\ndef register(cls, name, load):\n"
             body += "    cls.registered[name] = load"
-        classes[seam.place.module][owner].append(body)
+        classes[seam.module][owner].append(body)
     for module, owners in classes.items():
         text = "from verl.utils.skip.skip_manager import SkipManager\n"
         for owner, bodies in owners.items():
@@ -77,5 +77,5 @@ def forget() -> None:
 
 def import_all() -> dict[str, ModuleType]:
     """Every module of the table."""
-    names = dict.fromkeys(seam.place.module for seam in TABLE)
+    names = dict.fromkeys(seam.module for seam in TABLE)
     return {name: importlib.import_module(name) for name in names}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import rlskip_conf
 from rlskip import RoleConfig
-from rlskip.config.origin import Origin
+from rlskip.config.facts import Origin
 from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError
 from rlskip_conf import NODES, options
@@ -166,26 +166,6 @@ def test_every_file_composes_alone(composed: Compose, file: Path) -> None:
 @dataclass
 class NoField:
     a: int = 1
-
-
-@dataclass
-class AnyField:
-    skip: Any = None
-
-
-@dataclass
-class DictField:
-    skip: dict[str, Any] = field(default_factory=dict)
-
-
-@pytest.mark.parametrize("schema", [NoField, AnyField, DictField])
-def test_a_dataclass(schema: type) -> None:
-    ConfigStore.instance().store("rlskip_test_typed", schema)
-    given = ["+skip=rollout_repeat", "skip.steps=[3]", "skip.rollout.n=2"]
-    with initialize(version_base=None):
-        config = compose("rlskip_test_typed", given, return_hydra_config=True)
-    role = read_skip(config).roles["rollout"]
-    assert (role.action, str(role.steps), role.n) == ("repeat", "3", 2)
 
 
 @pytest.mark.parametrize("node", NODES)

@@ -11,8 +11,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlskip import SkipManager
-from rlskip.config.application import LEGACY_FLAG as FLAG
-from rlskip.config.application import LegacyFlagWarning
+from rlskip.config.facts import LEGACY_FLAG as FLAG
+from rlskip.config.facts import LegacyFlagWarning
 
 YAML = """
 actor_rollout_ref:

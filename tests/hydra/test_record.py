@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from omegaconf import open_dict
 from rlskip import SkipManager, stages
 from rlskip.errors import RlskipAbort
 from rlskip.hooks import SkipCallback
+from rlskip.jobs.records import JOB_VARIABLE, SUMMARY, begin_job, end_job
 
 TASK = """
 import rlskip
@@ -27,24 +29,14 @@ def recorded(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.glob("dumps/stages/*/[0-9]"))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["+record=stages", "+skip=rollout_cache", "skip.dump_dir=dumps"],
-        ["+record=stages", "record.dump_dir=dumps"],
-    ],
-    ids=["with skip", "alone"],
-)
-def test_a_job_records(make_app: Callable[..., Any], options: list[str]) -> None:
+def test_a_job_records(make_app: Callable[..., Any]) -> None:
     app = make_app(task=TASK)
-    run = app.run(*options)
-    summary = json.loads((app.folder / "out" / "rlskip_summary.json").read_text())
+    run = app.run("+record=stages", "+skip=rollout_cache", "skip.dump_dir=dumps")
+    summary = json.loads((app.folder / "out" / SUMMARY).read_text())
     (job,) = (app.folder / "dumps" / "stages").iterdir()
     assert (summary["stages"], summary["job"]) == (str(job), job.name)
     assert [path.rpartition("/")[2] for path in recorded(app.folder)] == ["1", "2"]
-    alone = len(options) == 2
-    assert ("NOTHING is skipped" in run.said) is False
-    assert ("NEVER CONSULTED" in run.said) is not alone
+    assert "NEVER CONSULTED" in run.said
 
 
 @pytest.fixture
@@ -147,23 +139,32 @@ def test_a_job_without_the_callback_is_told_once(
     ids=["ranks", "alone", "parent"],
 )
 def test_a_name_that_the_user_gave_the_ranks_stays(
-    make_app: Callable[..., Any], name: str, ranks: str, kept: bool
+    monkeypatch: pytest.MonkeyPatch, name: str, ranks: str, kept: bool
 ) -> None:
     """The name that rlskip made up for another process, which started this job, is that one's.
 
     One process needs no name: if it is exported for several runs, each is a job of its own.
     """
-    app = make_app(task=TASK)
-    app.run("+record=stages", "record.dump_dir=dumps", RLSKIP_JOB=name, WORLD_SIZE=ranks)
-    (job,) = (app.folder / "dumps" / "stages").iterdir()
-    assert (job.name == name) is kept
-    if kept:
-        app.run("-m", "+record=stages", "record.dump_dir=swept", "a=1,2", RLSKIP_JOB=name)
-        assert len(list((app.folder / "swept" / "stages").iterdir())) == 2
+    monkeypatch.setenv(JOB_VARIABLE, name)
+    monkeypatch.setenv("WORLD_SIZE", ranks)
+    begin_job(lasts=True)
+    assert (os.environ[JOB_VARIABLE] == name) is kept
+    end_job()
 
 
 def test_rank_0_alone_writes_the_summary(make_app: Callable[..., Any]) -> None:
     app = make_app(task=TASK)
     for rank in ("1", "0"):
-        app.run("+record=stages", "record.dump_dir=dumps", RANK=rank)
-        assert (app.folder / "out" / "rlskip_summary.json").exists() is (rank == "0")
+        named = {"RANK": rank, "WORLD_SIZE": "2", JOB_VARIABLE: "mine"}
+        run = app.run("+record=stages", "record.dump_dir=dumps", **named)
+        assert "NOTHING is skipped" not in run.said
+        assert "NEVER CONSULTED" not in run.said
+        assert (app.folder / "out" / SUMMARY).exists() is (rank == "0")
+    assert [job.name for job in (app.folder / "dumps" / "stages").iterdir()] == ["mine"]
+
+
+def test_each_job_of_a_sweep_has_a_name_of_its_own(make_app: Callable[..., Any]) -> None:
+    app = make_app(task=TASK)
+    named = {"WORLD_SIZE": "2", JOB_VARIABLE: "mine"}
+    app.run("-m", "+record=stages", "record.dump_dir=dumps", "a=1,2", **named)
+    assert len(list((app.folder / "dumps" / "stages").iterdir())) == 2

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra.core.config_store import ConfigStore
 from hydra.errors import ConfigCompositionException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from rlskip import SkipManagerConfig
 from rlskip._hydra import RlskipSearchPathPlugin
@@ -124,9 +123,7 @@ def test_the_callback_refuses_it(make_app: Callable[..., Any]) -> None:
 def test_with_the_schema_keys_alone_turn_a_role_on(make_app: Callable[..., Any]) -> None:
     app = make_app(config="defaults: [rlskip_schema/skip, _self_]\nskip: {dump_dir: dumps}\n")
     assert "rlskip" not in app.run().said, "nothing was chosen"
-    for hits in (0, 2):
-        run = app.run("skip.rollout.enable=true")
-        assert f"role rollout: {hits} hits, {2 - hits} misses" in run.out
+    assert "role rollout: 0 hits, 2 misses" in app.run("skip.rollout.enable=true").out
     assert app.generated == [1, 1, 2, 2]
     # The callback is not the swept option's.
     swept = app.run("-m", "+skip=rollout_cache,rollout_repeat")
@@ -145,16 +142,6 @@ def test_with_the_schema_keys_alone_record(make_app: Callable[..., Any]) -> None
 def test_store_search_path_and_callback_are_three_short_files(part: type) -> None:
     text = Path(inspect.getfile(part)).read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 120
-
-
-# -- an application that names none ----------------------------------------------------------------
-def test_each_load_gives_a_node_of_its_own() -> None:
-    store = ConfigStore.instance()
-    first, second = (store.load("rlskip_schema/skip.yaml").node for _ in range(2))
-    first.steps = "1-3"
-    assert second.steps == "all"
-    assert isinstance(first, DictConfig)
-    assert OmegaConf.get_type(first) is SkipManagerConfig
 
 
 def test_help_of_another_application_gains_one_group(make_app: Callable[..., Any]) -> None:

@@ -28,11 +28,6 @@ OFF = "skip: {rollout: {enable: false}}\n"
             ["+skip=rollout_cache", "skip.rollout.enable=false"],
             ["skip.rollout.enable: it is false, although the option rollout_cache was chosen"],
         ),
-        (
-            "a: 1\n",
-            ["+skip=rollout_cache", "~skip.rollout"],
-            ["skip.rollout.enable: it is false, although the option rollout_cache was chosen"],
-        ),
         ("a: 1\n", ["+skip=rollout_cache", "skip.enable=false"], ["skip.enable: it is false"]),
         # Another role is on; what was chosen is lost all the same.
         (

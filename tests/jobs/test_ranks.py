@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from rlskip import stages
 from rlskip.compare.records import StepRecords
-from rlskip.config.other_nodes import read_record
+from rlskip.config.nodes import read_record
 from rlskip.jobs.lease import SingleFlight
 from rlskip.jobs.ranks import RankError, RankGroup
 from rlskip.jobs.records import job_id

@@ -8,7 +8,7 @@ import torch
 from rlskip import record, stages
 from rlskip.compare.rounding import Rounding
 from rlskip.compare.sides import Side, compare_sides, find_side
-from rlskip.config.other_nodes import read_record
+from rlskip.config.nodes import read_record
 from rlskip.config.steps import Steps
 
 

@@ -129,7 +129,6 @@ def test_others_may_count_and_clear_while_one_waits(make_buffer, rollouts, clock
     ("node", "key"),
     [
         ({"on_incomplete": "min_viable"}, "min_viable"),
-        ({"on_incomplete": "min_viable", "min_viable": 5, "n": 4}, "min_viable"),
         ({"max_off_policy_strategy": "wait"}, "max_off_policy_threshold"),
         ({"max_refills": 0}, "max_refills"),
         ({"timeout_s": 1e10}, "timeout_s"),  # longer than a thread can wait

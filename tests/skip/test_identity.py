@@ -14,7 +14,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlskip import SkipManager
-from rlskip.config.application import LegacyFlagWarning, application_facts
+from rlskip.config.facts import LegacyFlagWarning, application_facts
 from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.jobs.records import tally
 from rlskip.store import StepStore, UnsupportedTypeError

@@ -409,9 +409,8 @@ def test_an_attached_functions_arguments_count_but_those_it_ignores(
     import attached_stage  # type: ignore[import-not-found]
 
     def call(batch: dict[str, Any], tag: str, n: int) -> Any:
-        target = "attached_stage:generate"
-        node = {"target": target, "prompts": "batch.ids", "ignore": ["tag"]}
-        init(attach={"rollout": node}, wait_s=0)
+        node = {"target": "attached_stage:generate", "prompts": "batch.ids"}
+        init(attach={"rollout": node}, ignore=["tag"], wait_s=0)
         SkipManager.set_step(1)
         return attached_stage.generate(print, batch, tag, n)
 

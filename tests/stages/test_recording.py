@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 import rlskip
 from rlskip import SkipManager, stages
 from rlskip.compare.records import StepRecords
-from rlskip.config.other_nodes import read_record
+from rlskip.config.nodes import read_record
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.jobs.records import JOB_VARIABLE
 from rlskip.runs.on_disk import dumps_of, folder_names

@@ -22,7 +22,7 @@ from rlskip._wrap import AttachError, around
 from rlskip.config.check import look_up, raise_all
 from rlskip.config.dump_dir import DIRECTORY_VARIABLE
 from rlskip.config.facts import HostFacts
-from rlskip.config.other_nodes import read_record
+from rlskip.config.nodes import read_record
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError

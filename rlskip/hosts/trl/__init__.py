@@ -17,7 +17,7 @@ import attrs
 from rlskip._wrap import around
 from rlskip.config.check import raise_all
 from rlskip.config.facts import HostFacts
-from rlskip.config.other_nodes import read_record
+from rlskip.config.nodes import read_record
 from rlskip.config.settings import read_skip
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError

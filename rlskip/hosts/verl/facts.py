@@ -11,9 +11,8 @@ import attrs
 
 from rlskip._compat import version_of
 from rlskip.batch.columns import field_names
-from rlskip.config.application import TOTAL_STEPS
 from rlskip.config.check import look_up
-from rlskip.config.facts import HostFacts
+from rlskip.config.facts import TOTAL_STEPS, HostFacts
 from rlskip.errors import ConfigError
 
 _OLDEST = (0, 9)  # it loads plug-ins

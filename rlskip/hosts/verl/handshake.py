@@ -19,7 +19,7 @@ from typing import Any
 from rlskip._wrap import around, wrap
 from rlskip.config.check import raise_all
 from rlskip.config.dump_dir import DIRECTORY_VARIABLE
-from rlskip.config.origin import ORIGIN_VARIABLE
+from rlskip.config.facts import ORIGIN_VARIABLE
 from rlskip.config.settings import SkipSettings
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.hosts.verl.facts import is_old_release, is_verls, refuse_old_release

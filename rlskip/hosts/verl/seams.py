@@ -80,15 +80,15 @@ seams = Seams("verl", TABLE)
 def lacking(package: Path) -> list[Seam]:
     """The seams, with their decorators, that the source in `package` lacks; imports nothing."""
     trees: dict[str, ast.Module] = {}
-    for module in {seam.place.module for seam in TABLE}:
+    for module in {seam.module for seam in TABLE}:
         file = package.joinpath(*module.split(".")[1:]).with_suffix(".py")
         trees[module] = ast.parse(file.read_text(encoding="utf-8") if file.exists() else "")
-    return [seam for seam in TABLE if not _is_in(trees[seam.place.module], seam)]
+    return [seam for seam in TABLE if not _is_in(trees[seam.module], seam)]
 
 
 def _is_in(tree: ast.Module, seam: Seam) -> bool:
     node: ast.AST | None = tree
-    for name in seam.place.path.split("."):
+    for name in seam.path.split("."):
         node = next((n for n in getattr(node, "body", ()) if name in _names(n)), None)
     decorators = " ".join(map(ast.unparse, getattr(node, "decorator_list", ())))
     return node is not None and (not seam.decorated or "SkipManager.annotate" in decorators)

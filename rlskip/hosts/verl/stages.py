@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rlskip import stages
-from rlskip.config.other_nodes import RecordConfig, read_record_of
+from rlskip.config.nodes import read_record_of
+from rlskip.config.other_nodes import RecordConfig
 from rlskip.hosts.verl.facts import rows_of
 from rlskip.hosts.verl.seams import RAY_TRAINER, V0_TRAINER, V1_TRAINER, seams
 from rlskip.skip import SkipManager

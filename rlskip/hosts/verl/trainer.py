@@ -9,9 +9,8 @@ from typing import Any
 
 import attrs
 
-from rlskip.config.application import application_facts
 from rlskip.config.check import raise_all
-from rlskip.config.facts import HostFacts
+from rlskip.config.facts import HostFacts, application_facts
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.errors import NotInstalledError
 from rlskip.hosts.verl.facts import SCORES, lacking
