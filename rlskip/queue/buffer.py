@@ -43,8 +43,8 @@ class ReplayBuffer:
     group_filter
         Rejects complete training groups; `refill` replaces them.
     on_evict
-        Called before :meth:`sample` deletes groups that it does not return, with all their rows.
-        The buffer is locked meanwhile.
+        Called before :meth:`sample` replaces and deletes groups that it does not return, with all
+        their rows; once for each group. The buffer is locked meanwhile.
     """
 
     def __init__(
@@ -187,12 +187,16 @@ class ReplayBuffer:
         self._sync()
 
     def _evict(self, found: Eviction, call: SampleCall) -> None:
-        """Replace, tell of and delete groups: what raises leaves them to another call."""
+        """Tell of, replace and delete groups: what raises leaves them to another call."""
         groups, known = [group for some in found.values() for group in some], call.partition
-        replaced = [group.outcome() for group in call.replaced(found)]
-        uids = self._replacements(replaced, call)
-        if self._on_evict is not None and not known.validates:
-            self._on_evict(_batch(groups, known.name, failed=True))
+        # In this order: if `on_evict` raises, no replacement is in the queue, and the step is what
+        # it was.
+        new = [group for group in groups if not group.told]
+        if new and self._on_evict is not None and not known.validates:
+            self._on_evict(_batch(new, known.name, failed=True))
+            for group in new:
+                group.told = True
+        uids = self._replacements([group.outcome() for group in call.replaced(found)], call)
         self._delete(groups, known)
         call.evicted(found, len(uids))
 

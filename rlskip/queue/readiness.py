@@ -127,6 +127,7 @@ class PromptGroup:
     # These are of the present root: submitted again, at another step, it may be sampled again.
     sampled: bool = False
     varies: bool | None = None  # whether a filter lets it pass; None: not judged yet
+    told: bool = False  # `on_evict` has been called with it
 
     @property
     def root(self) -> Tag:
@@ -145,7 +146,7 @@ class PromptGroup:
         else:
             self.tags[place] = tag
         if not place and self.step != step:
-            self.sampled, self.varies = False, None
+            self.sampled, self.varies, self.told = False, None, False
 
     def by_key(self) -> dict[str, Tag]:
         """Every key that the queue holds of it, with its tag."""

@@ -122,7 +122,7 @@ def test_refills_that_all_fail_end_at_the_bound(make_buffer, rollouts, size):
 
 
 class Trainer:
-    """Refills prompts, filters, and is told of evictions; one of the first two fails once."""
+    """Refills prompts, filters, and is told of evictions; one of these fails once."""
 
     def __init__(self, rollouts, fails):
         self.rollouts, self.fails, self.told = rollouts, dict([fails]), []
@@ -139,6 +139,7 @@ class Trainer:
         return self.fails.pop("metric", lambda: range(len(keys)))()
 
     def on_evict(self, batch):
+        self.fails.pop("on_evict", int)()
         self.told += batch.extra_info["rollout_root_keys"]
 
 
@@ -159,6 +160,7 @@ FAILS = {
     "it returns a prompt that is there": ("refill", lambda _: ["fine", "one"]),
     "it returns what is not in the partition": ("refill", of_another_step),
     "the filter raises": ("metric", end_of_data),
+    "who is told raises": ("on_evict", end_of_data),
 }
 EVICTED = {
     "incomplete": ({"on_incomplete": "refill"}, lambda r, u: r.counted(u, step=5, error="boom")),
