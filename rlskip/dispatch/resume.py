@@ -30,12 +30,12 @@ from rlskip.dispatch.journal import Appender, SessionJournal
 from rlskip.dispatch.pools import returned
 from rlskip.dispatch.scheduler import Job
 from rlskip.dispatch.sessions import Session
+from rlskip.format.fingerprint import canonical
 from rlskip.format.prompt_digests import digests_of
 from rlskip.jobs.served import enclosing, ledger_of
 from rlskip.keys import DO_SAMPLE, GLOBAL_STEPS, IS_PROMPT, TRAIN, WEIGHT_TAGS, integer
 from rlskip.queue import TrajectoryQueue
 from rlskip.store import Identity, StepStore, UnsupportedTypeError, fingerprint
-from rlskip.store.comparable import canonical
 from rlskip.store.layout import journal_name, journaled_steps
 
 logger = logging.getLogger(__name__)

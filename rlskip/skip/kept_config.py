@@ -7,7 +7,6 @@ One file per content. Values that may be secrets are masked.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import os
@@ -21,7 +20,7 @@ import xxhash
 
 from rlskip._files import open_folder
 from rlskip.config.check import leaves, readable
-from rlskip.store.comparable import ABSENT
+from rlskip.store.identity import ABSENT
 
 FOLDER = ".config"
 MASKED = "<masked>"
@@ -45,8 +44,6 @@ def flat_config(config: Any) -> dict[str, Any]:
     Masked are the values of keys that look like secrets, look-ups of environment variables, and
     whatever contains one of these texts, if that is long.
     """
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        config = dataclasses.asdict(config)
     found = {key: _plain(value) for key, value in leaves(readable(config))}
     raw = dict(leaves(config, resolve=False))
     masked = {
@@ -106,15 +103,13 @@ def read_config(directory: Path, name: str) -> dict[str, Any]:
 
 def changed_keys(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The keys whose values differ between two kept configs; masked ones cannot be compared."""
-    return sorted(
-        key
-        for key in {*then, *now}
-        if then.get(key) != now.get(key) and MASKED not in (then.get(key), now.get(key))
-    )
+    pairs = {key: (then.get(key), now.get(key)) for key in {*then, *now}}
+    return sorted(key for key, (a, b) in pairs.items() if a != b and MASKED not in (a, b))
 
 
 def _is_secret(key: str) -> bool:
-    return bool(_SECRET.search(key.lower()) and not _NO_SECRET.search(key.lower()))
+    key = key.lower()
+    return bool(_SECRET.search(key) and not _NO_SECRET.search(key))
 
 
 def _plain(value: Any) -> Any:

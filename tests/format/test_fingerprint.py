@@ -102,10 +102,6 @@ _ROWS = [torch.arange(2), torch.arange(2, 5)]
 _NEGATIVE_NAN = np.array([0xFFF8_0000_0000_0001], "u8").view("f8")
 
 
-class _Level(enum.IntEnum):
-    HIGH = 3
-
-
 class _Split(enum.Enum):
     TRAIN = "train"
     TEST = "test"
@@ -117,7 +113,6 @@ class _Split(enum.Enum):
         (3, np.int64(3)),
         (3, torch.tensor(3)),
         (3, np.array(3)),
-        (3, _Level.HIGH),
         (0.5, torch.tensor(0.5, dtype=torch.bfloat16)),
         (True, torch.tensor(True)),
         ("a", np.str_("a")),
@@ -144,7 +139,7 @@ class _Split(enum.Enum):
             {"x": _ONE_ZERO, "t": ["a", "b"]},
         ),
         (torch.ones(3), torch.nn.Parameter(torch.ones(3))),
-        (range(3), [0, 1, 2]),
+        (Path("a"), "a"),
         (Path("a/b"), PurePosixPath("a/b")),
     ],
     ids=lambda value: type(value).__name__,
@@ -176,8 +171,7 @@ def test_equal_values_have_equal_fingerprints(a: Any, b: Any) -> None:
         (_lazy({"x": 1, "y": 1}, {"x": 1}), _lazy({"x": 1, "y": 2}, {"x": 1})),
         ({"a", "b"}, ["a", "b"]),
         (_Split.TRAIN, _Split.TEST),
-        (Path("a"), "a"),
-        ("\ud83d\ude00", "\U0001f600"),
+        (3, _Split.TRAIN),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -13,7 +13,7 @@ import torch
 from omegaconf import OmegaConf
 
 from rlskip.store import Identity, UnsupportedTypeError
-from rlskip.store.comparable import comparable
+from rlskip.store.identity import comparable
 
 MADE = {
     "prompts": "ab",
