@@ -1,9 +1,8 @@
 """What counts of a call besides its prompts: its arguments, and what shapes rollouts inside them.
 
-An argument that is plain data is compared as a whole. Of any other, and of ``self``, of what a
-partial, a bound method or a closure holds, and of what the stage reads of its module, attributes
-with a name of :data:`~rlskip.config.facts.SHAPING_NAMES` are compared. What has another name and is
-not known to be neutral is only named: it may be a counter, which no replay may stumble over.
+An argument that is plain data is compared as a whole. Inside any other, and inside what else the
+stage holds or reads, attributes with a name of :data:`~rlskip.config.facts.SHAPING_NAMES` are
+compared. What has another name and is not known to be neutral is only named: it may be a counter.
 """
 
 from __future__ import annotations
@@ -267,13 +266,9 @@ class FirstValues:
 
     A replay does not run the stage, nor what changes such an attribute in it. So each dump of a
     job records the first values, at whatever step: jobs that begin alike record the same.
-
-    Parameters
-    ----------
-    changing
-        The names of those that have changed since, here or in a job whose dump was replayed.
     """
 
+    #: Names of those that have changed since, here or in a job whose dump was replayed.
     changing: set[str] = attrs.field(factory=set)
     reads: dict[str, Any] = attrs.field(init=False, factory=dict)
     # Of each stage apart: those that one factory makes share a name, and have their own closures.

@@ -9,7 +9,7 @@ import importlib.util
 import sys
 import types
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
@@ -47,21 +47,16 @@ def _below(value: Any) -> list[Any]:
     return [one for one in below if one is not None]
 
 
-@attrs.frozen
-class Names:
-    """What the code of a function, and of those within it, names.
+class Names(NamedTuple):
+    """What the code of a function, and of those within it, names."""
 
-    `read` has the globals that it reads, `every` all names, among them attributes, `texts` its
-    constants, and `modules` what it imports.
-    """
-
-    read: Sequence[str]
-    every: frozenset[str]
-    texts: Sequence[str]
-    modules: Sequence[str]
+    read: Sequence[str]  # globals
+    every: frozenset[str]  # attributes, too
+    texts: Sequence[str]  # its constants
+    modules: Sequence[str]  # what it imports
 
 
-def names_in(func: types.FunctionType) -> Names:
+def _names_of(func: types.FunctionType) -> Names:
     return _names_in(func.__code__, func.__globals__.get("__package__") or "")
 
 
@@ -112,7 +107,7 @@ class Code:
         found = found[:1] + [one for one in found[1:] if _is_users(one)]
         own, met = len(found), {id(one): one for one in (func, *objects)}
         for one in found:  # which grows meanwhile
-            names, there = names_in(one), one.__globals__
+            names, there = _names_of(one), one.__globals__
             known = [*map(there.get, names.read), *map(sys.modules.get, names.modules)]
             near = [*met.values(), *cells_of(one).values(), *known]
             if isinstance(around := there.get(one.__qualname__.partition(".")[0]), type):
@@ -136,7 +131,7 @@ class Code:
     @functools.cached_property
     def names(self) -> list[Names]:
         """Of each of the functions what it names."""
-        return [*map(names_in, self.functions)]
+        return [*map(_names_of, self.functions)]
 
     @functools.cached_property
     def reads(self) -> set[str]:

@@ -68,14 +68,10 @@ def value_in(flat: Mapping[str, Any], key: str) -> Any:
 def holds_time(config: Any, key: str) -> bool:
     """Whether the value of a key has in it what ``${now:}`` gives, by way of other keys, too."""
     raw = dict(leaves(config, resolve=False))
-    due, seen = [key], set[str]()
+    due = [key]
     for name in due:  # grows
-        text = str(raw.get(name, ""))
-        if "${now:" in text:
-            return True
-        due += [other for other in _REFERENCE.findall(text) if other not in seen]
-        seen.update(due)
-    return False
+        due += [other for other in _REFERENCE.findall(str(raw.get(name))) if other not in due]
+    return any("${now:" in str(raw.get(name)) for name in due)
 
 
 def keep_config(directory: Path, flat: Mapping[str, Any]) -> str:

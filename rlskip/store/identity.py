@@ -96,7 +96,7 @@ class Identity:
         if (place := self.moved_from(other)) and (code is None or code != made_by):
             must.append(
                 f"place: {self.noted[_PLACE]!r} now, {place!r} in the dump, and the function's "
-                "source is not the same; skip.experiment_name=NAME names this run"
+                "code is not the same; skip.experiment_name=NAME names this run"
             )
         both = (self.noted.keys() & other.noted.keys()) - {_DEFAULTS, _CHANGING, _PLACE, GIVEN}
         # The code of two versions of Python says nothing of each other.

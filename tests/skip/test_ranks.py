@@ -1,7 +1,7 @@
 """Several ranks call the stage together: shards, and hit or miss agreed by all.
 
 The ranks are real processes; what such tests cost is why most rules are tested with simulated ones
-(test_calls_stateful.py, test_ranks_cost.py).
+(test_calls_stateful.py, test_ranks_leave_together.py).
 """
 
 from __future__ import annotations

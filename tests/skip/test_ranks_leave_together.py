@@ -1,4 +1,4 @@
-"""No rank leaves while others wait: whatever each of them meets, all do the same."""
+"""No rank leaves while others wait: whatever each of them meets, all do the same, at once."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rlskip.skip.call import Call
 from rlskip.skip.call_role import CallRole
 from rlskip.skip.stage import Stage
 from rlskip.skip.stage_runner import Miss, dump, replay
+from rlskip.store import TooLargeDumpError
 from tests.skip.trainers import Hub, on_ranks
 
 RANKS = 3
@@ -43,16 +44,17 @@ def fail(*args: Any, **kwargs: Any) -> Any:
 
 
 class Job:
-    """Simulated ranks, which wait for each other for at most 20 s."""
+    """Simulated ranks, one thread each."""
 
-    def __init__(self, folder: Path, **skip: Any) -> None:
+    def __init__(self, folder: Path, ranks: int = RANKS, **skip: Any) -> None:
         skip |= {"dump_dir": str(folder), "background_write": False, "restore_rng": True}
-        self.roles = on_ranks(Hub(RANKS, timeout_s=20), **skip)
+        self.hub = Hub(ranks, timeout_s=20 if ranks == RANKS else 600)
+        self.roles = on_ranks(self.hub, **skip)
 
     def call(self, *meets: str) -> list[Any]:
         """What each rank gets: the result of its dump, None if it generates, or an error."""
-        with ThreadPoolExecutor(RANKS) as threads:
-            return list(threads.map(self._call, self.roles, meets))
+        with ThreadPoolExecutor(len(self.roles)) as threads:
+            return list(threads.map(self._call, self.roles, meets or ["its dump"] * 1024))
 
     def _call(self, role: CallRole, meets: str) -> Any:
         def stage(prompts: Any) -> None: ...
@@ -103,7 +105,7 @@ def expected(meets: list[str], skip: dict[str, Any]) -> set[str]:
 def dumped(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[str]], Path]:
     """Makes a folder with step 1 as the ranks are to meet it."""
     source = tmp_path_factory.mktemp("dumps")
-    assert Job(source).call(*["its dump"] * RANKS) == [None] * RANKS
+    assert Job(source).call() == [None] * RANKS
 
     def copy(meets: list[str]) -> Path:
         folder = tmp_path_factory.mktemp("dumps")
@@ -145,8 +147,33 @@ def test_all_ranks_replay_or_generate_or_raise(
 
 
 def test_a_rank_whose_dump_fits_names_the_one_that_makes_another_call(tmp_path: Path) -> None:
-    Job(tmp_path).call(*["its dump"] * RANKS)
+    Job(tmp_path).call()
     got = Job(tmp_path).call("its dump", "other prompts", "its dump")
     assert [type(error) for error in got] == [MismatchError] * RANKS
     assert "row 0 is 'b' now, 'a' in the dump" in str(got[1])
     assert "rank 1 of 3 makes another call than the dump of step 1 was made for" in str(got[0])
+
+
+WORLDS = [
+    2,
+    16,
+    pytest.param(128, marks=pytest.mark.slow),
+    # A thousand threads and one interpreter lock: many minutes on two cores.
+    pytest.param(1024, marks=[pytest.mark.long, pytest.mark.timeout(1800)]),
+]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_hit_takes_one_exchange_whatever_the_number_of_ranks(tmp_path: Path, world: int) -> None:
+    for result in (None, "rollouts", "rollouts"):
+        job = Job(tmp_path, world)
+        assert job.call() == [result] * world
+        assert job.hub.rounds == [7] if result else len(job.hub.rounds) == 3
+
+
+def test_a_shard_that_one_rank_lacks_the_memory_for_is_not_replaced(tmp_path: Path) -> None:
+    Job(tmp_path).call()
+    job = Job(tmp_path)
+    job.roles[1].dumps.store._max_bytes = 1
+    assert {*map(type, job.call())} == {TooLargeDumpError, RankError}
+    assert Job(tmp_path).call() == ["rollouts"] * RANKS
