@@ -81,7 +81,7 @@ class Identities:
             return None
         first = self._first.setdefault(stage.name, FirstValues())
         found = read_arguments(call, self._local_config.ignore or (), first)
-        if stage.identity is None:
+        if stage.identity is None and (found.left or found.changing):
             self._notices.leave(stage.name, found.left, found.changing)
         return found
 
