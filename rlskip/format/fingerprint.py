@@ -215,7 +215,7 @@ class _Conversion:
     def plain(self, value: Any) -> Any:
         kind = type(value)
         if kind in _OF_JSON:
-            return _text(value) if kind is str else value
+            return _text(value) if kind is str and value[:1] == "<" else value
         if kind is float:
             return value + 0  # + 0: no -0.0
         is_list = self._simplify is None and kind in (list, tuple)
