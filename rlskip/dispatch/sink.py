@@ -29,6 +29,7 @@ from rlskip.dispatch.pools import returned
 from rlskip.dispatch.scheduler import Job
 from rlskip.dispatch.sessions import BatchError, NoAnswerError, as_failure, cause_of, text_of
 from rlskip.dispatch.timeouts import failure_of, in_thread
+from rlskip.format.fingerprint import canonical
 from rlskip.format.prompt_digests import digests_of
 from rlskip.jobs.served import enclosing, ledger_of
 from rlskip.keys import (
@@ -49,7 +50,6 @@ from rlskip.keys import (
 )
 from rlskip.queue import TrajectoryQueue
 from rlskip.store import Identity, StepStore, UnsupportedTypeError, fingerprint
-from rlskip.store.comparable import canonical
 from rlskip.store.layout import journal_name, journaled_steps
 
 logger = logging.getLogger(__name__)

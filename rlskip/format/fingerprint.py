@@ -1,12 +1,19 @@
-"""The fingerprint of a value: a hash of its content, whatever kind of batch it is."""
+"""The one rule by which two values are equal: their plain JSON is. A fingerprint is its hash.
+
+docs/skip.md states the rule. Of prompts ``1`` and ``1.0`` are two values, anywhere else one.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import enum
 import json
+import numbers
 import os
-from collections.abc import Iterable, Mapping, Sequence, Set
+import re
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -36,14 +43,26 @@ They do not count in the dicts of the field ``extra_info`` either.
 NOTES = "extra_info"
 
 _REMEDY = (
-    "leave it out of the comparison: annotate(prompts=...) names the argument that holds the "
-    "prompts, or computes them; or register a codec for its type: "
-    "rlskip.store.register_codec(type, name, encode, decode)"
+    "give numbers, strings, arrays, or lists and mappings of these; leave it out of the "
+    "comparison: annotate(prompts=...) names the argument that holds the prompts, or computes "
+    "them; or register a codec for its type: rlskip.store.register_codec(type, name, encode, "
+    "decode)"
 )
+_encoded = json.JSONEncoder(sort_keys=True).encode
 _APART = object()
 """In a path, what has no key: an item of a set."""
-_NAMED = frozenset((str, int, bool, type(None)))
-"""Types of which ``ascii`` gives the canonical text, also within a list."""
+_OF_JSON = frozenset((str, int, bool, type(None)))
+_AS_TEXT = (
+    numbers.Number, range, slice, re.Pattern, uuid.UUID, datetime.date, datetime.time,
+    datetime.timedelta,
+)  # fmt: skip
+
+
+class Marked(str):
+    """A text in angle brackets that stands for a value which JSON lacks, such as ``<bytes ...>``.
+
+    A text of the user's that looks like one is marked itself, so that the two are never equal.
+    """
 
 
 def fingerprint(prompts: Any, volatile: Iterable[str] = VOLATILE) -> str:
@@ -56,8 +75,9 @@ def fingerprint(prompts: Any, volatile: Iterable[str] = VOLATILE) -> str:
 
     A tensor is equal to a numpy array; a scalar of Python to one of numpy and to a 0-d tensor of
     that value, whatever its width; lists, tuples and 1-D object arrays to each other; a jagged
-    tensor to the list of its rows; a DataProto and a TensorDict, lazy or not, to the mapping of
-    their columns. int32 prompts are not int64 prompts. NaN is equal to itself, and 0.0 to -0.0.
+    tensor to the list of its rows; a path to its text; a DataProto and a TensorDict, lazy or not,
+    to the mapping of their columns. int32 prompts are not int64 prompts, nor is 1 equal to 1.0.
+    NaN is equal to itself, and 0.0 to -0.0.
 
     Returns
     -------
@@ -69,21 +89,8 @@ def fingerprint(prompts: Any, volatile: Iterable[str] = VOLATILE) -> str:
     UnsupportedTypeError
         A part of the prompts cannot be compared; the error names its place.
     """
-    path: list[tuple[Any, Any]] = []
-    try:
-        text = _Canonical(path).text(without_volatile(frozenset(volatile), prompts))
-    except MemoryError:
-        raise
-    except Exception as error:
-        places = (f"[{place!r}]" for place, _ in path if place is not _APART)
-        where = f"prompts{''.join(places)}"
-        kind = type(path[-1][1] if path else prompts)
-        what = f"cannot compare a {kind.__module__}.{kind.__qualname__}: {text_of(error)}"
-        if isinstance(error, UnsupportedTypeError):
-            what, where = error.what, f"{where}{error.where}"
-        where = where if len(where) <= 200 else f"{where[:200]}..."
-        raise UnsupportedTypeError(what, where, _REMEDY) from error
-    return xxhash.xxh3_128_hexdigest(text.encode())
+    counted = without_volatile(frozenset(volatile), prompts)
+    return _hash_of(_encoded(plain_json(counted, "prompts")).encode())
 
 
 def without_volatile(volatile: frozenset[str], prompts: Any) -> Any:
@@ -99,7 +106,56 @@ def without_volatile(volatile: frozenset[str], prompts: Any) -> Any:
     return prompts
 
 
+def plain_json(value: Any, where: str, simplify: Callable[[Any], Any] | None = None) -> Any:
+    """`value` as plain JSON that differs for any two values that are not equal.
+
+    Raises UnsupportedTypeError for a part that cannot be compared; `where` is the name of the
+    value. `simplify` is called with each part before it is converted: it returns a simpler value,
+    or raises what ends the conversion.
+    """
+    conversion = _Conversion(simplify)
+    try:
+        return conversion.plain(value)
+    except MemoryError:
+        raise
+    except Exception as error:
+        if simplify is not None:  # who gives one tells its own errors
+            raise
+        path = conversion.path
+        where += "".join(f"[{place!r}]" for place, _ in path if place is not _APART)
+        kind = type(path[-1][1] if path else value)
+        what = f"cannot compare a {kind.__module__}.{kind.__qualname__}: {text_of(error)}"
+        if isinstance(error, UnsupportedTypeError):
+            what, where = error.what, f"{where}{error.where}"
+        where = where if len(where) <= 200 else f"{where[:200]}..."
+        raise UnsupportedTypeError(what, where, _REMEDY) from error
+
+
+def canonical(value: Any) -> str:
+    """The text of plain JSON: the same for values that are equal, and for no others."""
+    return _encoded(_by_value(value))
+
+
+def _by_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _by_value(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [*map(_by_value, value)]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 # -- what a value is -----------------------------------------------------------------------
+
+
+def is_text(cls: type) -> bool:
+    """Whether an object of a class has all that it is in its ``repr``."""
+    return issubclass(cls, _AS_TEXT) or cls.__name__.lower().endswith("dtype")
+
+
+def is_number(array: np.ndarray | np.generic) -> bool:
+    """Whether numpy's elements are numbers without padding, as a long double's are not."""
+    kind, size = array.dtype.kind, array.dtype.itemsize
+    return kind in "biu" or (kind == "f" and size <= 8) or (kind == "c" and size <= 16)
 
 
 def _is_mapping(value: Any) -> bool:
@@ -128,13 +184,11 @@ def _is_of(package: str, value: Any) -> bool:
     return type(value).__module__.split(".")[0] in (package, "tensordict") and not is_masked
 
 
-def scalar_of(value: Any) -> Any:
+def _scalar_of(value: Any) -> Any:
     """A scalar of numpy, a 0-d array or a 0-d tensor as Python's scalar of its value."""
-    if value is None or type(value) in (str, int, float, bool):
-        return value
     is_masked = isinstance(value, np.ma.MaskedArray)
     if isinstance(value, np.ndarray | np.generic) and value.ndim == 0 and not is_masked:
-        return scalar_of(value.item()) if value.dtype.kind in "OSU" or is_number(value) else value
+        return _scalar_of(value.item()) if value.dtype.kind in "OSU" or is_number(value) else value
     if is_tensor(value) and not value.is_nested and value.ndim == 0:
         from rlskip.format.torch_maker import is_plain
 
@@ -143,91 +197,106 @@ def scalar_of(value: Any) -> Any:
     return value
 
 
-def is_number(array: np.ndarray | np.generic) -> bool:
-    """Whether numpy's elements are numbers without padding, as a long double's are not."""
-    kind, size = array.dtype.kind, array.dtype.itemsize
-    return kind in "biu" or (kind == "f" and size <= 8) or (kind == "c" and size <= 16)
+# -- as plain JSON -------------------------------------------------------------------------
 
 
-# -- hashing -------------------------------------------------------------------------------
+class _Conversion:
+    """The walk over a value. Arrays, and what else JSON lacks, are in its result by hash.
 
-
-class _Canonical:
-    """A value as text: equal values, and no others, have equal texts. Arrays are in it by hash.
-
-    The text of a value must not change, because dumps on disk carry fingerprints. `path` has the
-    keys and numbers that lead to the part at hand, each with what is there, also when that raises.
+    The result for a value must not change, because dumps on disk carry it. `path` has the keys
+    and numbers that lead to the part at hand, each with what is there, also when that raises.
     """
 
-    def __init__(self, path: list[tuple[Any, Any]]) -> None:
+    def __init__(self, simplify: Callable[[Any], Any] | None) -> None:
+        self.path: list[tuple[Any, Any]] = []
+        self._simplify = simplify
         self._walk = Walk()
-        self._path = path
 
-    def text(self, value: Any) -> str:
+    def plain(self, value: Any) -> Any:
         kind = type(value)
-        if kind in _NAMED:
-            return ascii(value)
-        if kind is np.ndarray and value.ndim and value.dtype != object:
-            return _array(value)  # at once: rows of tokens are many
-        if kind in (list, tuple) and _NAMED.issuperset(map(type, value)):
-            return ascii([*value])
-        value = scalar_of(value)
-        if isinstance(value, enum.Enum) and not isinstance(value, str | int | float):
-            return f"enum {type(value).__module__}.{type(value).__qualname__} {value.name}"
+        if kind in _OF_JSON:
+            return _text(value) if kind is str and value[:1] == "<" else value
+        if kind is float:
+            return value + 0  # + 0: no -0.0
+        is_list = self._simplify is None and kind in (list, tuple)
+        if is_list and _OF_JSON.issuperset(map(type, value)):  # rows of tokens are many
+            return [_text(part) if type(part) is str else part for part in value]
+        value = _scalar_of(self._simplify(value) if self._simplify else value)
+        kind = type(value)
+        if issubclass(kind, enum.Enum):
+            # A member's name outlives its value.
+            kept = value._value_
+            parts = kept if isinstance(kept, tuple) else (kept,)
+            kept = kept if all(isinstance(part, bool | int | float | str) for part in parts) else ""
+            return f"<{kind.__qualname__}.{value._name_} {kept!r}>"
         if isinstance(value, str):
-            return ascii(str.__str__(value))
+            return _text(value)
         if value is None or isinstance(value, bool):
-            return repr(value)
+            return value
         if isinstance(value, int):
-            return repr(int(value))
+            return int(value)
         if isinstance(value, float):
-            return repr(float(value) + 0)  # + 0: no -0.0
-        if isinstance(value, complex):
-            return repr(complex(value) + 0)
+            return float(value) + 0
+        if isinstance(value, os.PathLike):
+            return _text(os.fspath(value))
+        if issubclass(kind, re.Pattern):  # its own repr shows 200 characters
+            return f"<pattern {value.pattern!r} {value.flags}>"
+        if is_text(kind) and not isinstance(value, np.generic):
+            return f"<{value!r}>"
         if isinstance(value, bytes | bytearray):
-            return f"bytes {xxhash.xxh3_128_hexdigest(value)}"
+            return f"<bytes {_hash_of(value)}>"
+        if why := self._walk.why_endless(len(self.path)):
+            raise UnsupportedTypeError(why)
         return self._composite(value)
 
-    def _composite(self, value: Any) -> str:
-        if why := self._walk.why_endless(len(self._path)):
-            raise UnsupportedTypeError(why)
+    def _composite(self, value: Any) -> Any:
         if is_tensor(value) and _is_of("torch", value):
             return self._sequence(value.unbind()) if value.is_nested else _tensor(value)
         if _is_mapping(value):
-            entries = [(self._part(k, k), self._part(k, v)) for k, v in columns_of(value).items()]
-            return f"{{{', '.join(f'{key}: {part}' for key, part in sorted(entries))}}}"
+            parts = columns_of(value).items()
+            return dict(sorted((self._key(key), self._part(key, part)) for key, part in parts))
         if _is_sequence(value):
             return self._sequence(_rows(value))
         if isinstance(value, np.ndarray | np.generic) and _is_of("numpy", value):
             return _array(np.asarray(value))
         if is_wrapped(value):
-            return self.text(value.data)
+            return self.plain(value.data)
         if isinstance(value, Set):
-            return f"set {sorted(self._part(_APART, item) for item in value)}"
-        if isinstance(value, os.PathLike):
-            return f"path {os.fsencode(value)!r}"
+            return {"<set>": sorted((self._part(_APART, item) for item in value), key=canonical)}
         if isinstance(value, loaded("PIL.Image", "Image")):
             value = value.copy()  # its class says which kind of file it was read from
         packer = Packer()
         node = json.dumps(packer.node(value))
-        arrays = [_hash_of(array.spec, *array.parts) for array in packer.arrays]
-        return f"{type(value).__qualname__} {node} {arrays}"
+        arrays = [f"{array.spec} {_hash_of(*array.parts)}" for array in packer.arrays]
+        return f"<{type(value).__qualname__} {_hash_of(f'{node} {arrays}'.encode())}>"
 
-    def _part(self, place: Any, part: Any) -> str:
-        self._path.append((place, part))
-        text = self.text(part)
-        self._path.pop()
-        return text
+    def _key(self, key: Any) -> str:
+        """A mapping's key as a text; the keys 1 and "1" stay two."""
+        plain = self._part(key, key)
+        return plain if isinstance(plain, str) else f"<key {canonical(plain)}>"
 
-    def _sequence(self, parts: Sequence[Any]) -> str:
-        return f"[{', '.join(self._part(i, part) for i, part in enumerate(parts))}]"
+    def _part(self, place: Any, part: Any) -> Any:
+        self.path.append((place, part))
+        plain = self.plain(part)
+        self.path.pop()
+        return plain
+
+    def _sequence(self, parts: Sequence[Any]) -> list[Any]:
+        return [self._part(i, part) for i, part in enumerate(parts)]
 
 
-def _hash_of(kind: str, *parts: Any) -> str:
+def _text(value: str) -> str:
+    text = str.__str__(value)
+    is_marked = text[:1] == "<" and text.endswith(">") and not isinstance(value, Marked)
+    return f"<str {text}>" if is_marked else text
+
+
+def _hash_of(*parts: Any) -> str:
     digest = xxhash.xxh3_128()
     for part in parts:
-        digest.update(part.view(np.uint8))
-    return f"{kind} {digest.hexdigest()}"
+        data: Any = part.view(np.uint8) if isinstance(part, np.ndarray) else part
+        digest.update(data)
+    return digest.hexdigest()
 
 
 def _tensor(value: Any) -> str:
@@ -240,16 +309,18 @@ def _tensor(value: Any) -> str:
     kind = f"{str(value.dtype).removeprefix('torch.')} {[*value.shape]}"
     if value.is_complex():
         value = torch.view_as_real(value.resolve_conj())
-    if not value.is_floating_point() or value.element_size() == 1:
-        return _hash_of(kind, flat_bytes(value))
-    wide = value if value.dtype is torch.float64 else value.float()  # numpy lacks some types
-    return _hash_of(kind, _equal_floats(flat_bytes(wide).view(f"f{wide.element_size()}")))
+    if value.is_floating_point() and value.element_size() > 1:
+        wide = value if value.dtype is torch.float64 else value.float()  # numpy lacks some types
+        flat = _equal_floats(flat_bytes(wide).view(f"f{wide.element_size()}"))
+    else:
+        flat = flat_bytes(value)
+    return f"<{kind} {_hash_of(flat)}>"
 
 
 def _array(value: np.ndarray) -> str:
     kind = value.dtype.kind
     if kind == "O":
-        return f"objects {[*value.shape]}"  # empty, with that shape
+        return f"<objects {[*value.shape]}>"  # empty, with that shape
     if kind not in "SUmM" and not is_number(value):
         raise UnsupportedTypeError(f"cannot compare an array of dtype {value.dtype}")
     if kind in "SU":  # as wide as its longest, and of one character at least
@@ -257,9 +328,10 @@ def _array(value: np.ndarray) -> str:
         value = value.astype(f"{kind}{max(longest, 1)}")
     if not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="))
-    flat = np.ascontiguousarray(value).reshape(-1)
     name = value.dtype.name if kind in "biufc" else value.dtype.str
-    return _hash_of(f"{name} {[*value.shape]}", _equal_floats(flat) if kind in "fc" else flat)
+    flat = np.ascontiguousarray(value).reshape(-1)
+    digest = _hash_of(_equal_floats(flat) if kind in "fc" else flat)
+    return f"<{name} {[*value.shape]} {digest}>"
 
 
 def _equal_floats(flat: np.ndarray) -> np.ndarray:

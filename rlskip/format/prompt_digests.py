@@ -31,15 +31,8 @@ def digests_of(
 
     Besides what that leaves out, these do not count: padding, that is, what a column
     ``*attention_mask`` marks in columns as wide as it; fields that are None, and an ``extra_info``
-    of which nothing is left; and the layout, a list of mappings or a mapping of columns. A value
-    for the whole batch is part of each prompt.
-
-    Parameters
-    ----------
-    without
-        Further fields that do not count.
-    neutral
-        Names of values for the whole batch that do not.
+    of which nothing is left; the layout; and the fields `without`. A value for the whole batch is
+    part of each prompt, unless its name is `neutral`.
 
     Returns
     -------

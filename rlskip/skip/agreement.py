@@ -40,8 +40,7 @@ class Mismatch:
 class _Shard(NamedTuple):
     """What a rank has for call `place` of `step`, as numbers.
 
-    Its dumps were made for another call (`differs`); or it has `loaded` one: a shard of the call
-    that `generation` names.
+    It has `loaded` a shard of the call that `generation` names, or its dump `differs`.
     """
 
     step: int
@@ -75,7 +74,7 @@ class SeveralRanks:
         mine = _Shard(call.step, call.place)
         try:
             found = look(call)
-            mine = _Shard(call.step, call.place, differs=isinstance(found, Mismatch))
+            mine = _Shard(call.step, call.place, differs=int(isinstance(found, Mismatch)))
             if isinstance(found, Key):  # it is loaded first, so that a hit takes one exchange
                 call.loaded = load(call, found)
                 generation = int(call.loaded[1].info.get("generation", "0"), 16)
@@ -87,7 +86,7 @@ class SeveralRanks:
                 error = raised
             else:
                 self._dumps.notices.unusable(call, raised)
-        given = self.group.exchange(*map(int, mine), what=f"step {call.step}", error=error)
+        given = self.group.exchange(*mine, what=f"step {call.step}", error=error)
         # Rank 0 made it for this exchange: a call that is generated has it as its generation.
         call.generation = self.group.exchange_id
         shards = [_Shard(*shard) for shard in given]
@@ -97,8 +96,8 @@ class SeveralRanks:
                 for rank, shard in enumerate(shards)
             )
             what = f"the ranks call the stage unequally often: {made}"
-            remedy = "let every rank call the stage equally often in each step, one call after the "
-            raise RankTimeoutError(what, f"skip.{self._dumps.role}", f"{remedy}other")
+            remedy = "let every rank call the stage equally often, one call after the other"
+            raise RankTimeoutError(what, f"skip.{self._dumps.role}", remedy)
         if {(one.loaded, one.generation) for one in shards} == {(1, mine.generation)}:
             return found
         call.loaded = None
@@ -106,16 +105,17 @@ class SeveralRanks:
 
     def _mismatch(self, call: Call, found: Any, shards: list[_Shard]) -> Mismatch | None:
         """The mismatch of a call that no dump serves if its dumps are whole, and another call's."""
+        is_whole = all(one.loaded or one.differs for one in shards)
+        if isinstance(found, Mismatch):
+            if not is_whole:
+                why = f"another rank has no whole dump; {call.reason}"
+                self._dumps.notices.generated(call, why)
+            return found if is_whole else None
         if isinstance(found, Key):  # else it would be found again, and be unequal again
             call.visit.take(found)
             call.replaces = found.call
-        if not all(one.loaded or one.differs for one in shards):
-            if isinstance(found, Mismatch):
-                why = f"another rank has no whole dump; {call.reason}"
-                self._dumps.notices.generated(call, why)
+        if not is_whole:
             return None
-        if isinstance(found, Mismatch):
-            return found
         others = [str(rank) for rank, shard in enumerate(shards) if shard.differs]
         if others and self._dumps.local_config.on_mismatch == "error":
             raise MismatchError(

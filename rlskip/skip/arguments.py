@@ -1,9 +1,8 @@
 """What counts of a call besides its prompts: its arguments, and what shapes rollouts inside them.
 
-An argument that is plain data is compared as a whole. Of any other, and of ``self``, of what a
-partial, a bound method or a closure holds, and of what the stage reads of its module, attributes
-with a name of :data:`~rlskip.skip.names.SHAPING_NAMES` are compared. What has another name and is
-not known to be neutral is only named: it may be a counter, which no replay may stumble over.
+An argument that is plain data is compared as a whole. Inside any other, and inside what else the
+stage holds or reads, attributes with a name of :data:`~rlskip.skip.names.SHAPING_NAMES` are
+compared. What has another name and is not known to be neutral is only named: it may be a counter.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ import attrs
 from xxhash import xxh3_64_hexdigest
 
 from rlskip.config.check import is_below
+from rlskip.skip import stored
 from rlskip.skip.code import Code, Names
 from rlskip.skip.names import (
     ALL,
@@ -31,24 +31,11 @@ from rlskip.skip.names import (
     OTHER_NODES,
     SELF,
     SHAPING,
-    SHAPING_NAMES,
     read_name,
     seems_to_shape,
 )  # fmt: skip
 from rlskip.skip.plain import is_data, is_data_proto, is_single, plain_or_not
-from rlskip.skip.stored import (
-    UNREAD,
-    held_by,
-    in_words,
-    inside,
-    is_neutral,
-    is_neutral_module,
-    is_sealed,
-    is_whole_config,
-    kept_by,
-    kind_of,
-    type_of,
-)
+from rlskip.skip.stored import UNREAD, in_words, kind_of, type_of
 
 if TYPE_CHECKING:
     from rlskip.skip.call import Call
@@ -61,7 +48,6 @@ _DEPTH = 3
 _MAX_FIELDS = 256  # of an object
 _MAX_VALUES = 10_000  # of a call
 
-_LAST = {name.rpartition(".")[2] for name in SHAPING_NAMES if "." in name}
 # How deep to look into what is neutral, where sampling may be nevertheless.
 _NEUTRAL = {"weights": 1, "class": 1, "neutral": -1}
 # What a library's object, a progress bar, say, counts, or a method of it.
@@ -78,8 +64,7 @@ class Arguments:
         self.values: dict[str, Any] = {}
         self.usual: set[str] = set()
         self.large: list[str] = []
-        # Attributes that shape rollouts by their names, compared as well, and those of them that
-        # change while stages run, so that no value is right.
+        # Attributes that shape rollouts, compared as well, and those that change while stages run.
         self.attributes: dict[str, Any] = {}
         self.changing: list[str] = []
         # What is neither compared nor known to be neutral: what each is.
@@ -94,7 +79,7 @@ class Arguments:
 
     def at_argument(self, name: str, value: Any, default: Any) -> None:
         """Compare an argument as a whole, or look into it."""
-        from rlskip.store.comparable import canonical  # needs torch
+        from rlskip.format.fingerprint import canonical  # needs torch
 
         is_usual = value is default
         data, why, is_large = plain_or_not(value)
@@ -108,7 +93,7 @@ class Arguments:
             if is_large or is_data_proto(value):
                 self.large.append(name)
             data = NOT_COMPARED
-        elif not is_usual and default is not inspect.Parameter.empty:
+        elif not is_usual and default is not None and default is not inspect.Parameter.empty:
             usual, differs, _ = plain_or_not(default)
             is_usual = not differs and canonical(usual) == canonical(data)
         self.values[name] = data
@@ -127,10 +112,10 @@ class Arguments:
 
         Of a module that counts which names the function has.
         """
-        from rlskip.store.comparable import canonical  # needs torch
+        from rlskip.format.fingerprint import canonical  # needs torch
 
         parts = [(above, name, func.__globals__.get(name)) for name in names.read]
-        for name in [one for one in names.modules if not is_neutral_module(one)]:
+        for name in [one for one in names.modules if not stored.is_neutral_module(one)]:
             self._imported.append(name)
             parts.append(("", name, sys.modules.get(name)))
             if name not in sys.modules and name not in self.ignored:
@@ -139,7 +124,7 @@ class Arguments:
         for place, name, part in parts:  # which grows meanwhile
             if issubclass(type_of(part), types.ModuleType) and id(part) not in modules:
                 modules.add(id(part))
-                own, within = {} if is_neutral(part) else vars(part), _joined(place, name)
+                own, within = {} if stored.is_neutral(part) else vars(part), _joined(place, name)
                 parts += [(within, named, own[named]) for named in sorted(own.keys() & names.every)]
         if {"environ", "getenv"} & names.every or any(part is os.environ for *_, part in parts):
             texts = [*names.texts, *(part for *_, part in parts if type(part) is str)]
@@ -184,12 +169,12 @@ class Arguments:
         levels = min(levels, _NEUTRAL[kind]) if of_library else levels
         if levels < 0 and quiet:
             return
-        fields = inside(value, kind, _MAX_FIELDS + 1, is_stage=not place)
-        if is_whole_config(fields):
+        fields = stored.inside(value, kind, _MAX_FIELDS + 1, is_stage=not place)
+        if stored.is_whole_config(fields):
             return  # skip.identity names keys of it
         self._count += len(fields or ())
         is_over = levels < 0 or len(fields or ()) > _MAX_FIELDS or self._count > _MAX_VALUES
-        is_hidden = fields is None or (not fields and kind == "object" and is_sealed(cls))
+        is_hidden = fields is None or (not fields and kind == "object" and stored.is_sealed(cls))
         if fields is None or is_hidden or (fields and is_over):
             if not quiet or issubclass(cls, threading.local):
                 self.left[place] = in_words(value)
@@ -198,7 +183,7 @@ class Arguments:
         is_object = kind in ("object", "fields", *_NEUTRAL)
         if owner is None and (is_object or not place):
             owner = value
-        of_class = kept_by(value if kind == "class" else cls, fields) if is_object else {}
+        of_class = stored.kept_by(value if kind == "class" else cls, fields) if is_object else {}
         for name, part in {**fields, **of_class}.items():
             if kind == "list" and not isinstance(name, str):
                 if kind_of(type_of(part)) != "leaf":
@@ -213,12 +198,11 @@ class Arguments:
         place = _joined(above, name)
         bare, shapes, is_meaningless = read_name(name)
         if type_of(part) is contextvars.ContextVar and (shapes or read_name(part.name)[1]):
-            shapes, part = True, held_by(part).get("")
+            shapes, part = True, stored.held_by(part).get("")
         if is_meaningless or place in self.ignored:
             return
         kind = kind_of(type_of(part))
-        if not shapes and bare in _LAST:
-            shapes = f"{read_name(above.rpartition('.')[2])[0]}.{bare}" in SHAPING
+        shapes = shapes or f"{read_name(above.rpartition('.')[2])[0]}.{bare}" in SHAPING
         if shapes and kind in ("holder", "function", "class", "neutral"):
             return  # stop(), say
         if part is UNREAD or (shapes and not OTHER_NODES.isdisjoint(place.split("."))):
@@ -289,13 +273,9 @@ class FirstValues:
 
     A replay does not run the stage, nor what changes such an attribute in it. So each dump of a
     job records the first values, at whatever step: jobs that begin alike record the same.
-
-    Parameters
-    ----------
-    changing
-        The names of those that have changed since, here or in a job whose dump was replayed.
     """
 
+    #: Names of those that have changed since, here or in a job whose dump was replayed.
     changing: set[str] = attrs.field(factory=set)
     reads: dict[str, Any] = attrs.field(init=False, factory=dict)
     # Of each stage apart: those that one factory makes share a name, and have their own closures.
@@ -314,11 +294,12 @@ class FirstValues:
         if kind not in codes:
             objects = [value for value in arguments.values() if value is not call.prompts]
             codes[kind] = Code.of(func, objects)
+            call.stage.refuse_unknown_names(call.stage.ignore or (), codes[kind].reads)
         return codes[kind]
 
     def of(self, owner: Any, now: dict[str, Any]) -> dict[str, Any]:
         """The first values of an object's attributes that have these values now."""
-        from rlskip.store.comparable import canonical  # needs numpy
+        from rlskip.format.fingerprint import canonical  # needs numpy
 
         known, key = self._known, id(owner)
         if key not in known:

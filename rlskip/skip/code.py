@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dis
 import functools
 import importlib.util
-import inspect
 import sys
-import textwrap
 import types
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
+from rlskip.skip.plain import plain_or_not
 from rlskip.skip.stored import (
     attributes_of,
     cells_of,
@@ -35,14 +33,6 @@ _MOST_FUNCTIONS, _MOST_OBJECTS = 64, 512
 _MOST = 20  # parts of a list or a mapping
 
 
-def layers_of(func: Any) -> list[Any]:
-    """What a callable runs: what binds or decorates a function, then the function itself."""
-    found = [func]
-    for one in found:  # which grows meanwhile
-        found += _below(one)[:_MOST]
-    return found[:_MOST]
-
-
 def _below(value: Any) -> list[Any]:
     """What a callable passes its calls on to; empty for a function that decorates none."""
     if issubclass(type(value), types.FunctionType):
@@ -57,26 +47,16 @@ def _below(value: Any) -> list[Any]:
     return [one for one in below if one is not None]
 
 
-def innermost(func: Any) -> Any:
-    """The function that a callable runs in the end, without what decorates or binds it."""
-    return layers_of(func)[-1]
+class Names(NamedTuple):
+    """What the code of a function, and of those within it, names."""
+
+    read: Sequence[str]  # globals
+    every: frozenset[str]  # attributes, too
+    texts: Sequence[str]  # its constants
+    modules: Sequence[str]  # what it imports
 
 
-@attrs.frozen
-class Names:
-    """What the code of a function, and of those within it, names.
-
-    `read` has the globals that it reads, `every` all names, among them attributes, `texts` its
-    constants, and `modules` what it imports.
-    """
-
-    read: Sequence[str]
-    every: frozenset[str]
-    texts: Sequence[str]
-    modules: Sequence[str]
-
-
-def names_in(func: types.FunctionType) -> Names:
+def _names_of(func: types.FunctionType) -> Names:
     return _names_in(func.__code__, func.__globals__.get("__package__") or "")
 
 
@@ -88,9 +68,8 @@ def _names_in(code: types.CodeType, package: str) -> Names:
     read, modules = dict[str, None](), dict[str, None]()
     for one in codes:
         level = taken = 0  # of an import: how far up, and which names of the module
-        for part in dis.get_instructions(one):
-            if part.opname == "EXTENDED_ARG":  # of the next one, in code of more than 255 names
-                continue
+        # In code of more than 255 names, the number of one is in two instructions.
+        for part in (part for part in dis.get_instructions(one) if part.opname != "EXTENDED_ARG"):
             if part.opname == "LOAD_GLOBAL":
                 read[part.argval] = None
             elif part.opname == "IMPORT_NAME":
@@ -121,11 +100,14 @@ class Code:
         globals, closures, imports and `objects` by the names in the code: what objects, classes,
         modules, lists and mappings store, step by step.
         """
-        layers = [one for one in layers_of(func) if isinstance(one, types.FunctionType)][::-1]
-        found = layers[:1] + [one for one in layers[1:] if _is_users(one)]
+        layers = [func]  # what binds or decorates the function, then itself
+        for one in layers:  # which grows meanwhile
+            layers += _below(one) if len(layers) < _MOST else []
+        found = [one for one in layers[::-1] if isinstance(one, types.FunctionType)]
+        found = found[:1] + [one for one in found[1:] if _is_users(one)]
         own, met = len(found), {id(one): one for one in (func, *objects)}
         for one in found:  # which grows meanwhile
-            names, there = names_in(one), one.__globals__
+            names, there = _names_of(one), one.__globals__
             known = [*map(there.get, names.read), *map(sys.modules.get, names.modules)]
             near = [*met.values(), *cells_of(one).values(), *known]
             if isinstance(around := there.get(one.__qualname__.partition(".")[0]), type):
@@ -149,25 +131,30 @@ class Code:
     @functools.cached_property
     def names(self) -> list[Names]:
         """Of each of the functions what it names."""
-        return [*map(names_in, self.functions)]
+        return [*map(_names_of, self.functions)]
+
+    @functools.cached_property
+    def reads(self) -> set[str]:
+        """What a place that it reads may begin with."""
+        found = {"os"}  # its environment
+        for one, names in zip(self.functions, self.names, strict=True):
+            modules = {name.partition(".")[0] for name in (str(one.__module__), *names.modules)}
+            found |= {one.__name__, *one.__code__.co_freevars, *names.every, *modules}
+        return found
 
     @functools.cached_property
     def digest(self) -> str | None:
-        """``NAME, source HEX``; None for a function of rlskip's own, or without functions.
+        """``NAME, INTERPRETER HEX``; None for a function of rlskip's own, or without functions.
 
-        Comments and layout do not count, nor how a decorator is called. ``bytecode`` stands for
-        ``source`` where there is none, as in ``python -c``.
+        It is of Python's code, so neither comments and layout count, nor how a decorator is called.
         """
         import xxhash  # a job that skips nothing needs none
 
         if not self.functions or f"{self.functions[0].__module__}.".startswith("rlskip."):
             return None
-        try:
-            kind, texts = "source", sorted(map(_source, self.functions))
-        except (OSError, TypeError):
-            kind, texts = "bytecode", sorted(_bytecode(f.__code__) for f in self.functions)
+        texts = sorted(f"{_text_of(one.__code__)} {_usual_of(one)}" for one in self.functions)
         digest = xxhash.xxh3_64_hexdigest("\n".join(texts).encode())
-        return f"{self.functions[0].__qualname__}, {kind} {digest}"
+        return f"{self.functions[0].__qualname__}, {sys.implementation.cache_tag} {digest}"
 
 
 def _is_users(func: types.FunctionType) -> bool:
@@ -179,15 +166,15 @@ def _is_users(func: types.FunctionType) -> bool:
 def _parts(value: Any, names: frozenset[str]) -> list[Any]:
     """What a value stores by these names, or gives its calls on to, read without calling it."""
     kind = type_of(value)
-    found: dict[Any, Any] = {}
+    found: list[Any] = []
     if kind in (list, tuple, dict):
-        found = dict(enumerate([*(value.values() if kind is dict else value)][:_MOST]))
+        found = [*(value.values() if kind is dict else value)][:_MOST]
     elif issubclass(kind, _CODE):
-        found = dict(enumerate(_below(value)))
+        found = _below(value)
     if kind_of(kind) == "holder":
-        found = held_by(value)
+        found = [*held_by(value).values()]
     elif issubclass(kind, types.ModuleType) and not is_neutral(value):
-        found = {name: vars(value)[name] for name in sorted(names & vars(value).keys())}
+        found = [vars(value)[name] for name in sorted(names & vars(value).keys())]
     elif not found and not is_neutral(owner := value if issubclass(kind, type) else kind):
         spaces = [own for _, own in classes_of(owner)]
         # What declares fields has an `__init__` that is not in its source.
@@ -195,25 +182,26 @@ def _parts(value: Any, names: frozenset[str]) -> list[Any]:
         if owner is kind:
             stored = attributes_of(value)
             spaces = [stored, stored.get("_modules") or {}, *spaces]  # those of torch
+        by_name: dict[str, Any] = {}
         for own in reversed(spaces):
             there = (names | {"__call__", begins}) & own.keys()
-            found |= {name: own[name] for name in sorted(there)}
-    return [part for part in found.values() if kind_of(type_of(part)) != "leaf"]
+            by_name |= {name: own[name] for name in sorted(there)}
+        found = [*by_name.values()]
+    return [part for part in found if kind_of(type_of(part)) != "leaf"]
 
 
-def _source(func: types.FunctionType) -> str:
-    """The source of a function; raises OSError without."""
-    lines, first = inspect.findsource(func)  # unlike `getsource` of what it does not wrap
-    text = textwrap.dedent("".join(inspect.getblock(lines[first:])))
-    try:
-        (tree,) = ast.parse(text).body
-    except (SyntaxError, ValueError):  # a lambda within a call
-        return text
-    if isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef):
-        tree.decorator_list = []
-    return ast.unparse(tree)
+def _text_of(const: Any) -> str:
+    """The text of a constant in code, or of code: the same in every process."""
+    if isinstance(const, types.CodeType):
+        consts = [*map(_text_of, const.co_consts)]
+        return f"{const.co_code.hex()} {consts} {const.co_names}"
+    if isinstance(const, tuple | frozenset):
+        texts = map(_text_of, const)
+        return str([*texts] if isinstance(const, tuple) else sorted(texts))
+    return repr(const)
 
 
-def _bytecode(code: types.CodeType) -> str:
-    consts = [_bytecode(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
-    return f"{code.co_code.hex()} {consts} {code.co_names}"
+def _usual_of(func: types.FunctionType) -> list[Any]:
+    """The defaults of a function's arguments, as far as they are plain data."""
+    usual = [*(func.__defaults__ or ()), *(func.__kwdefaults__ or {}).values()]
+    return [plain_or_not(one)[0] for one in usual]

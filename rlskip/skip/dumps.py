@@ -20,6 +20,7 @@ from rlskip.config.check import look_up
 from rlskip.config.facts import HostFacts, Origin
 from rlskip.config.skip import TRAINING_ROLES, as_given, to_generate
 from rlskip.errors import ConfigError, MismatchError
+from rlskip.format.fingerprint import canonical
 from rlskip.jobs.records import job_id
 from rlskip.skip.call import Call
 from rlskip.skip.identities import Identities
@@ -29,7 +30,7 @@ from rlskip.skip.prompt_rows import rows_per_prompt
 from rlskip.skip.stage import Stage
 from rlskip.skip.step_calls import Key
 from rlskip.store import CorruptDumpError, DumpMeta, StepStore, run_directory
-from rlskip.store.comparable import ABSENT, canonical
+from rlskip.store.identity import ABSENT
 from rlskip.store.index import PROMPTS, ROWS_PER_PROMPT
 from rlskip.store.layout import refuse_links
 

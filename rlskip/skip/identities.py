@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import logging
 from typing import Any
@@ -15,13 +14,14 @@ from rlskip.batch.columns import uids_of
 from rlskip.batch.meta import meta_of
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import VALIDATION_ROLE
+from rlskip.format.fingerprint import canonical
 from rlskip.skip.arguments import Arguments, FirstValues, read_arguments
 from rlskip.skip.call import Call
 from rlskip.skip.names import NEUTRAL_META
 from rlskip.skip.notices import Notices
 from rlskip.skip.plain import plain_or_not
 from rlskip.store import DumpMeta, Identity, UnsupportedTypeError
-from rlskip.store.comparable import canonical, comparable, differences
+from rlskip.store.identity import comparable, differences
 
 #: In ``skip.identity``: the code of the stage.
 _CODE = "code"
@@ -36,10 +36,9 @@ class Identities:
     def __init__(
         self, role: str, local_config: Any, facts: HostFacts, place: str | None, notices: Notices
     ) -> None:
-        self._role, self._local_config, self._facts = role, local_config, facts
-        self._place, self._notices = place, notices
+        self._local_config, self._notices = local_config, notices
         # Read now, as the config is copied now: rlskip may change the config later.
-        self.conditions = self._read_conditions()
+        self.conditions = _conditions(role, local_config, facts, place)
         self._first: dict[str, FirstValues] = {}
 
     def of_call(self, call: Call) -> Identity:
@@ -50,10 +49,10 @@ class Identities:
         from rlskip.format.prompt_digests import digest_of_batch  # needs torch
 
         try:
-            arguments, asked = self.arguments_of(call), self.asked_of(call)
+            arguments, asked = self.arguments_of(call), self._asked_of(call)
             asked["prompts"] = digest_of_batch(call.prompts, call.digests)
         except UnsupportedTypeError as error:
-            self.refuse_uncomparable(call.explained(error))
+            self._refuse_uncomparable(call.explained(error))
             return self.made_by(call, None, {})
         return self.made_by(call, arguments, asked)
 
@@ -66,8 +65,7 @@ class Identities:
         for name, value in {**arguments.values, **arguments.attributes}.items():
             compared[f"arguments.{name}"] = value
         noted = {**self.conditions.noted, "defaults": sorted(arguments.usual)}
-        for name, value in arguments.reads.items():
-            noted[f"reads.{name}"] = value
+        noted |= {f"reads.{name}": value for name, value in arguments.reads.items()}
         if arguments.changing:
             noted["changing"] = arguments.changing
         if (code := arguments.code.digest) is not None:
@@ -77,10 +75,7 @@ class Identities:
         return Identity(compared, noted, arguments.ignored)
 
     def arguments_of(self, call: Call) -> Arguments | None:
-        """What counts of a call besides its prompts: arguments, and attributes that shape rollouts.
-
-        None where they are not known.
-        """
+        """What counts of a call besides its prompts; None where it is not known."""
         stage = call.stage
         if stage.ignore is None:
             return None
@@ -100,7 +95,7 @@ class Identities:
             if call.stage.identity is None:
                 self._notices.leave(call.stage.name, {}, changing)
 
-    def asked_of(self, call: Call) -> dict[str, Any]:
+    def _asked_of(self, call: Call) -> dict[str, Any]:
         """What the call adds to the identity: the stage's own, and what the prompts' meta asks for.
 
         A host may ask for other sampling there, for a greedy baseline, say.
@@ -114,26 +109,6 @@ class Identities:
         for name, value in call.asked.items() if call.stage.identity else ():
             asked[f"identity.{name}"] = comparable(value, f"identity.{name}")
         return asked
-
-    def _read_conditions(self) -> Identity:
-        c, facts = self._local_config, self._facts
-        sampling = dict(facts.val_shaping if self._role == VALIDATION_ROLE else facts.shaping)
-        versions = {"versions.rlskip": __version__, "versions.torch": _torch_version()}
-        if facts.engine is not None:  # another one is logged as a warning, as a version is
-            versions["versions.engine"] = str(facts.engine)
-        place = {"place": self._place} if self._place else {}
-        where, named = f"skip.{self._role}.identity", [k for k in c.identity or () if k != _CODE]
-        return Identity.of(
-            {
-                "role": self._role,
-                "n": sampling.pop("n", c.n),
-                "prompt_len": c.prompt_len,
-                "response_len": c.response_len,
-                **{f"sampling.{name}": value for name, value in sampling.items()},
-                **{f"config.{key}": facts.value_at(key, where) for key in named},
-            },
-            {"model": facts.model, **place, **versions},
-        )
 
     def differences(self, present: Identity, meta: DumpMeta) -> list[str]:
         """What makes the dump another call's. What is only noteworthy is logged."""
@@ -165,14 +140,14 @@ class Identities:
         from rlskip.format.prompt_digests import digests_of  # needs torch
 
         try:
-            asked, arguments = self.asked_of(call), self.arguments_of(call)
+            asked, arguments = self._asked_of(call), self.arguments_of(call)
             if arguments is not None:
                 given = arguments.values.keys() - arguments.usual
                 asked |= {f"arguments.{name}": arguments.values[name] for name in given}
             made = canonical({**asked, "stage": call.stage.stage})
             digests = digests_of(call.prompts, call.stage.prompt_groups, NEUTRAL_META)
         except UnsupportedTypeError as error:
-            self.refuse_uncomparable(error)
+            self._refuse_uncomparable(error)
             return [None] * len(uids_of(call.prompts))
         if None in digests:
             what = "nothing but uids tells the prompts apart, so each is served by the group at its"
@@ -180,15 +155,29 @@ class Identities:
             return [None] * len(digests)
         return [xxhash.xxh3_128_hexdigest(f"{digest} {made}".encode()) for digest in digests]
 
-    def refuse_uncomparable(self, error: UnsupportedTypeError) -> None:
-        """Raise `error`, by which calls cannot be compared, if ``on_mismatch`` is ``error``."""
+    def _refuse_uncomparable(self, error: UnsupportedTypeError) -> None:
         if self._local_config.on_mismatch == "error":
             raise error
         what = f"{error.where}: {error.what}"
         self._notices.once("uncomparable", "calls cannot be compared with dumps: %s", what)
 
 
-@functools.cache
-def _torch_version() -> str:
-    """Without importing it: a job that starts without a call needs none."""
-    return importlib.metadata.version("torch")
+def _conditions(role: str, c: Any, facts: HostFacts, place: str | None) -> Identity:
+    sampling = dict(facts.val_shaping if role == VALIDATION_ROLE else facts.shaping)
+    noted = {"model": facts.model, "versions.rlskip": __version__}
+    noted["versions.torch"] = importlib.metadata.version("torch")  # it may not be imported yet
+    if facts.engine is not None:  # another one is logged as a warning, as a version is
+        noted["versions.engine"] = str(facts.engine)
+    if place:
+        noted["place"] = place
+    compared = {
+        "role": role,
+        "n": sampling.pop("n", c.n),
+        "prompt_len": c.prompt_len,
+        "response_len": c.response_len,
+        **{f"sampling.{name}": value for name, value in sampling.items()},
+    }
+    for key in c.identity or ():
+        if key != _CODE:
+            compared[f"config.{key}"] = facts.value_at(key, f"skip.{role}.identity")
+    return Identity.of(compared, noted)

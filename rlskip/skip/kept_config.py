@@ -7,7 +7,6 @@ One file per content. Values that may be secrets are masked.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import os
@@ -21,7 +20,7 @@ import xxhash
 
 from rlskip._files import open_folder
 from rlskip.config.check import leaves, readable
-from rlskip.store.comparable import ABSENT
+from rlskip.store.identity import ABSENT
 
 FOLDER = ".config"
 MASKED = "<masked>"
@@ -45,8 +44,6 @@ def flat_config(config: Any) -> dict[str, Any]:
     Masked are the values of keys that look like secrets, look-ups of environment variables, and
     whatever contains one of these texts, if that is long.
     """
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        config = dataclasses.asdict(config)
     found = {key: _plain(value) for key, value in leaves(readable(config))}
     raw = dict(leaves(config, resolve=False))
     masked = {
@@ -71,14 +68,10 @@ def value_in(flat: Mapping[str, Any], key: str) -> Any:
 def holds_time(config: Any, key: str) -> bool:
     """Whether the value of a key has in it what ``${now:}`` gives, by way of other keys, too."""
     raw = dict(leaves(config, resolve=False))
-    due, seen = [key], set[str]()
+    due = [key]
     for name in due:  # grows
-        text = str(raw.get(name, ""))
-        if "${now:" in text:
-            return True
-        due += [other for other in _REFERENCE.findall(text) if other not in seen]
-        seen.update(due)
-    return False
+        due += [other for other in _REFERENCE.findall(str(raw.get(name))) if other not in due]
+    return any("${now:" in str(raw.get(name)) for name in due)
 
 
 def keep_config(directory: Path, flat: Mapping[str, Any]) -> str:
@@ -106,15 +99,13 @@ def read_config(directory: Path, name: str) -> dict[str, Any]:
 
 def changed_keys(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The keys whose values differ between two kept configs; masked ones cannot be compared."""
-    return sorted(
-        key
-        for key in {*then, *now}
-        if then.get(key) != now.get(key) and MASKED not in (then.get(key), now.get(key))
-    )
+    pairs = {key: (then.get(key), now.get(key)) for key in {*then, *now}}
+    return sorted(key for key, (a, b) in pairs.items() if a != b and MASKED not in (a, b))
 
 
 def _is_secret(key: str) -> bool:
-    return bool(_SECRET.search(key.lower()) and not _NO_SECRET.search(key.lower()))
+    key = key.lower()
+    return bool(_SECRET.search(key) and not _NO_SECRET.search(key))
 
 
 def _plain(value: Any) -> Any:

@@ -41,13 +41,12 @@ class CallMatching:
         One that records nothing of its call serves any, after those that were made for it.
         """
         visit: StepCalls = call.visit
-        store = self._dumps.store
+        dumps = self._dumps
         unnamed: tuple[Key, DumpMeta] | None = None
-        by_step = self._dumps.local_config.match == "step"
-        served = set[str]() if by_step else {*visit.served(call.name)}
+        served = set[str]() if dumps.local_config.match == "step" else {*visit.served(call.name)}
         call.again = ""
         for key in visit.candidates(call.name, call.place):
-            meta = store.read_meta(key.step, key.call)
+            meta = dumps.store.read_meta(key.step, key.call)
             if meta is None:
                 continue
             is_taken = key in visit.taken
@@ -56,16 +55,16 @@ class CallMatching:
             elif is_taken or self.has_served(key, call):
                 if call.identity.fits(meta.identity):
                     served.add(meta.checksum)
-            elif not self._dumps.identities.differences(call.identity, meta):
+            elif not dumps.identities.differences(call.identity, meta):
                 call.meta = meta
                 return key
         # These draws were trained on already: nor are the sessions resumed that they were made of,
         # if the step's journal is still there. What is generated instead leaves its own there, so
         # the call is named there by all that have served: by the next one there is one more.
         call.again = "-".join(["", *sorted(served)])
-        if unnamed is None or self._dumps.by_prompt:
+        if unnamed is None or dumps.by_prompt:
             return None
-        self._dumps.identities.differences(call.identity, unnamed[1])  # says that it records none
+        dumps.identities.differences(call.identity, unnamed[1])  # says that it records none
         key, call.meta = unnamed
         return key
 
@@ -87,16 +86,16 @@ class CallMatching:
 
         A step without its first dump is none that could be repeated.
         """
-        source, names = call.step, call.visit.in_order
+        source, names, store = call.step, call.visit.in_order, self._dumps.store
         if "" not in names:
-            nearest = self._dumps.store.nearest(call.step)
+            nearest = store.nearest(call.step)
             if nearest is None or nearest == call.step:  # written in this visit
                 return None
-            source, names = nearest, self._dumps.store.in_order(nearest)
+            source, names = nearest, store.in_order(nearest)
         if not names:
             return None
         key = Key(source, names[min(call.place, len(names) - 1)])
-        call.meta = self._dumps.store.read_meta(key.step, key.call)
+        call.meta = store.read_meta(key.step, key.call)
         return None if call.meta is None else key
 
     def has_served(self, key: Key, call: Call) -> bool:
@@ -177,21 +176,23 @@ class CallMatching:
             call.reason = "; ".join(differs)
             dumps.notices.generated(call, call.reason)
             return None
-        n, hint = len(visit.listed), ""
-        of = f", the nearest of its {n} calls," if n > 1 and not call.place else ""
         now, then = call.prompt_rows, PromptRows.recorded(meta.info.get(PROMPTS))
         if how := now.difference(then) if now and then else "":
             differs = [f"prompts: {how}" if d.startswith("prompts: ") else d for d in differs]
+        n = len(visit.listed)
+        of = f", the nearest of its {n} calls," if n > 1 and not call.place else ""
         call.reason = f"the dump of {key}{of} was made for another call: {'; '.join(differs)}"
         if call.identity.prompts is None:
             call.reason = f"the prompts cannot be compared with those of the dump of {key}"
+        elsewhere = None
         if config.on_mismatch == "error" and config.match == "step":
             elsewhere = next(self._run.find(call.identity.prompts, visit.step), None)
-            if elsewhere is not None:
-                call.reason += f"; they are the same prompts as those of {elsewhere}"
-                if dumps.role != VALIDATION_ROLE:
-                    hint = f"skip.{dumps.role}.match=run looks in the run's other steps, too"
-        return Mismatch(key, hint)
+        if elsewhere is None:
+            return Mismatch(key)
+        call.reason += f"; they are the same prompts as those of {elsewhere}"
+        if dumps.role == VALIDATION_ROLE:
+            return Mismatch(key)
+        return Mismatch(key, f"skip.{dumps.role}.match=run looks in the run's other steps, too")
 
     def _nearest(self, call: Call, keys: Iterable[Key]) -> tuple[Key, DumpMeta, list[str]] | None:
         """The dump that differs least from the call, and in what; None where none does.

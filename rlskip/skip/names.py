@@ -73,9 +73,8 @@ def read_name(name: str) -> tuple[str, bool, bool]:
     """A name without underscores at its ends; whether it shapes rollouts, or is neutral."""
     bare = name.rpartition("__")[2].strip("_") if name.startswith("_") else name.rstrip("_")
     bare = bare.lower() if bare.isupper() else bare
-    shapes = bare in SHAPING
     is_neutral = bare in IGNORED or not NEUTRAL_WORDS.isdisjoint(bare.split("_"))
-    return bare, shapes, is_neutral and not shapes
+    return bare, bare in SHAPING, is_neutral and bare not in SHAPING
 
 
 def shaping_in(fields: Mapping[Any, Any]) -> dict[Any, Any]:

@@ -61,24 +61,24 @@ class Notices:
             path = self.directory / getattr(found, "path", "")
             source = f" from {path}, made {age(written)} ago by job {job}"
         if not isinstance(found, Key):
-            log.info("rlskip: step %d replayed: %s (match=prompt)%s", step, found, source)
+            what = f"step {step} replayed: {found} (match=prompt){source}"
         elif found.step == step:
-            log.info("rlskip: %s replayed%s", found, source)
+            what = f"{found} replayed{source}"
         elif repeats:
-            what = "rlskip: step %d REPEATS %s%s; its prompts were not checked"
-            log.info(what, step, found, source)
+            what = f"step {step} REPEATS {found}{source}; its prompts were not checked"
         else:
-            what = "rlskip: a call of step %d replayed from %s (match=run)%s"
-            log.info(what, step, found, source)
-        if self._left and not repeats:  # which compares nothing
+            what = f"a call of step {step} replayed from {found} (match=run){source}"
+        log.info("rlskip: %s", what)
+        if not repeats:  # which compares nothing
             self._say_left()
-        if is_new:
-            if self.role == VALIDATION_ROLE:
-                what = "replayed validation does not show how the weights have changed since"
-                self.once("off-policy", what)
-            elif self.role in TRAINING_ROLES:
-                self.once("off-policy", "replayed rollouts are off-policy for the present weights")
-            self.changed(meta, self.directory)
+        if not is_new:
+            return
+        if self.role == VALIDATION_ROLE:
+            what = "replayed validation does not show how the weights have changed since"
+            self.once("off-policy", what)
+        elif self.role in TRAINING_ROLES:
+            self.once("off-policy", "replayed rollouts are off-policy for the present weights")
+        self.changed(meta, self.directory)
 
     def generated(self, call: Call, why: str) -> None:
         """Say why a call is generated at a step that has dumps."""
@@ -91,10 +91,10 @@ class Notices:
 
     def leave(self, stage: str, left: Mapping[str, str], changing: Iterable[str]) -> None:
         """Note what a call of a stage leaves uncompared, for when a dump is replayed."""
-        noted = {} if f"left of {stage}" in self._given else dict(left)
+        noted = self._left.setdefault(stage, {})
+        if f"left of {stage}" not in self._given:
+            noted.update(left)
         noted.update(dict.fromkeys(changing, "it changes while stages run"))
-        if noted:
-            self._left.setdefault(stage, {}).update(noted)
 
     def _say_left(self) -> None:
         """Warn once of what no replay of a stage compares; of what changes, when it first does."""
@@ -132,34 +132,28 @@ class Notices:
 
     def other_shapes(self) -> Iterator[str]:
         """The run's directories for another batch size or length that have dumps, and why."""
-        for path, differing in self._siblings():
-            steps, run = _steps_in(path), self._run_of(path)
-            if steps and not (self._local_config.match == "prompt" and {*differing} == {"gbs"}):
+        for run, path, differing in self._siblings():
+            if not (self._local_config.match == "prompt" and {*differing} == {"gbs"}):
                 differs = ", ".join(f"{k} is {a} now, {b} there" for k, (a, b) in differing.items())
-                yield f"{run} has dumps of {steps} steps, which are not found: {differs}"
+                has = f"has dumps of {_steps_in(path)} steps, which are not found"
+                yield f"{run} {has}: {differs}"
 
     def other_sizes(self) -> dict[str, Path]:
         """The role's directories of other numbers of prompts a step, by that of the run."""
-        return {
-            self._run_of(path).name: path
-            for path, differing in self._siblings()
-            if {*differing} == {"gbs"} and _steps_in(path)
-        }
+        return {run.name: path for run, path, d in self._siblings() if {*d} == {"gbs"}}
 
-    def _run_of(self, directory: Path) -> Path:
-        """The directory whose name has batch size and lengths."""
-        return directory if self.role in TRAINING_ROLES else directory.parent
+    def _siblings(self) -> Iterator[tuple[Path, Path, dict[str, tuple[str, str]]]]:
+        """The run's directories of other batch sizes or lengths, and the role's there, with dumps.
 
-    def _siblings(self) -> Iterator[tuple[Path, dict[str, tuple[str, str]]]]:
-        """The role's directories of other batch sizes or lengths, and what is other: now, there."""
-        ours = self._run_of(self.directory)
+        With each what is other: now, and there.
+        """
+        ours = self.directory if self.role in TRAINING_ROLES else self.directory.parent
         mine = shape_of(ours.name)
         with contextlib.suppress(OSError):
-            for path in sorted(ours.parent.iterdir()) if mine else ():
-                other = shape_of(path.name)
-                if mine and other and path != ours:
-                    differing = {k: (mine[k], other[k]) for k in mine if mine[k] != other[k]}
-                    yield path / self.directory.relative_to(ours), differing
+            for run in sorted(ours.parent.iterdir()) if mine else ():
+                other, path = shape_of(run.name), run / self.directory.relative_to(ours)
+                if mine and other and run != ours and _steps_in(path):
+                    yield run, path, {k: (mine[k], other[k]) for k in mine if mine[k] != other[k]}
 
     def changed(self, meta: DumpMeta, directory: Path) -> None:
         for level, what in self.changes(meta, directory):

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from omegaconf import DictConfig
 
 from rlskip.batch.tables import loaded
-from rlskip.skip.stored import (
-    NAMESPACES,
-    UNREAD,
-    added_to,
-    attributes_of,
-    in_words,
-    is_array_type,
-    is_whole_config,
-    kind_name,
-    kind_of,
-    parts_of,
-    type_of,
-)
+from rlskip.skip import stored
+from rlskip.skip.stored import in_words, is_array_type, kind_of, parts_of, type_of
 
 # Larger ones are data, and hashing them would take longer than a look at the dumps.
 _MAX_ARRAY = 1 << 16  # bytes
 _MAX_PARTS = 1_000_000
-_SCALARS = (str, int, float, bool, type(None))
 
 
 class _NotPlain(Exception):
@@ -40,14 +27,17 @@ class _TooLarge(_NotPlain):
 
 def plain_or_not(value: Any) -> tuple[Any, str, bool]:
     """A value as plain JSON; or, where it is not plain, what it is, and whether it is too large."""
-    from rlskip.store.comparable import comparable  # needs torch
+    if value is None or type(value) in (bool, int, float):
+        return value, "", False  # at once: most are
+    from rlskip.store.identity import comparable  # needs numpy
 
-    parts = itertools.count(1)
+    parts = 0
 
     def simpler(part: Any) -> Any:
-        if next(parts) > _MAX_PARTS:
+        nonlocal parts
+        if type(part) in (list, tuple, dict) and (parts := parts + len(part)) > _MAX_PARTS:
             raise _TooLarge("large data")
-        return part if type_of(part) in _SCALARS else _simpler(part)
+        return _simpler(part)
 
     try:
         return comparable(value, "", simpler), "", False
@@ -59,7 +49,7 @@ def plain_or_not(value: Any) -> tuple[Any, str, bool]:
 
 def _simpler(value: Any) -> Any:
     """A part as a single value, a small array, or a list or a mapping of parts; else _NotPlain."""
-    from rlskip.store.comparable import Marked  # needs torch
+    from rlskip.format.fingerprint import Marked  # needs numpy
 
     cls = type_of(value)  # isinstance would ask the object for its class
     kind = kind_of(cls)
@@ -73,7 +63,8 @@ def _simpler(value: Any) -> Any:
         raise _NotPlain(in_words(value))
     is_single_or_list = kind == "leaf" or (kind == "list" and not hasattr(cls, "_fields"))
     parts = None if is_single_or_list else parts_of(value, kind)
-    added = added_to(value, parts or {}) if kind in ("leaf", "list", "dict", "fields") else {}
+    is_known = kind in ("leaf", "list", "dict", "fields")
+    added = stored.added_to(value, parts or {}) if is_known else {}
     if added and kind != "fields":  # as an attribute of a text
         raise _NotPlain(f"{in_words(value)} with {', '.join(added)}")
     if is_single_or_list:
@@ -86,14 +77,14 @@ def _simpler(value: Any) -> Any:
         return value
     # A mapping that is not one of Python's says itself what it has.
     parts = value if parts is None else {**parts, **added}
-    if is_whole_config(parts):
+    if stored.is_whole_config(parts):
         raise _NotPlain("the application's config")
-    if any(part is UNREAD for part in parts.values()):
+    if any(part is stored.UNREAD for part in parts.values()):
         raise _NotPlain(f"{in_words(value)} that computes a value")
     # Which sample is drawn does not count; which class it is does, where it declares its fields.
     parts = {key: part for key, part in parts.items() if key != "seed"}
-    is_named = kind in ("fields", "list") and not issubclass(cls, NAMESPACES)
-    return {Marked("<type>"): kind_name(cls), **parts} if is_named else parts
+    is_named = kind in ("fields", "list") and not issubclass(cls, stored.NAMESPACES)
+    return {Marked("<type>"): stored.kind_name(cls), **parts} if is_named else parts
 
 
 def is_single(value: Any) -> bool:
@@ -111,10 +102,10 @@ def is_data(value: Any) -> bool:
             return True
         holders = (Mapping, Sequence, loaded("PIL.Image", "Image"))
         holds = kind == "fields" or (issubclass(cls, holders) and not issubclass(cls, str))
-        return holds and not is_whole_config(parts_of(value, kind))
+        return holds and not stored.is_whole_config(parts_of(value, kind))
     return False
 
 
 def is_data_proto(value: Any) -> bool:
     """Whether a value has the parts of verl's DataProto, which are stored."""
-    return {"batch", "non_tensor_batch"} <= attributes_of(value).keys()
+    return {"batch", "non_tensor_batch"} <= stored.attributes_of(value).keys()

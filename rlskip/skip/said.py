@@ -30,10 +30,10 @@ def warn_of_uncalled(
 ) -> bool:
     """Warn of roles that should have been called up to `step`; returns whether there are any.
 
-    Functions of a role with its own steps may be called in another process. Validation may come
-    later, or alone before the first step of training. `bypassed` are the roles of functions that
-    were called although their role is off, `decorated` those of all decorated functions.
+    `bypassed` are the roles of functions that were called although their role is off, `decorated`
+    those of all decorated functions.
     """
+    # Validation may come later, or alone before the first step of training.
     validated = any(skip.recorder and skip.serves_validation for skip in roles.values())
     if not bypassed and (step == 0 or validated):
         return False
@@ -43,7 +43,7 @@ def warn_of_uncalled(
         role
         for role, skip in roles.items()
         if not (skip.recorder or skip.serves_validation or role in enclosed)
-        if bypassed or not skip.support_online_step
+        if bypassed or not skip.support_online_step  # else perhaps in another process
     ]
     if unused:
         what = "rlskip: role %s is enabled and was NEVER CONSULTED up to step %d: %s"
@@ -101,15 +101,15 @@ def refuse_without_node(config: Any) -> None:
 def refuse_misspelt(role: str) -> None:
     """Refuse a role that is not known and looks like one that is, or has the name of a key."""
     known = {*BUILT_IN_ROLES, *SKIP_REGISTRY}
-    is_name = isinstance(role, str) and role.isidentifier()
-    is_key = is_name and role in SHARED_KEYS
     near = difflib.get_close_matches(str(role), known, n=1, cutoff=0.75)
-    if is_name and not is_key and (role in known or not near):
-        return
-    what = f"there is no role {role!r}" + (f": skip.{role} is a key" if is_key else "")
-    remedy = f"known: {', '.join(sorted(known))}"
+    what, remedy = f"there is no role {role!r}", f"known: {', '.join(sorted(known))}"
     if near:
         remedy = f"did you mean {near[0]!r}? A role of your own needs a name that is less alike"
+    if isinstance(role, str) and role.isidentifier():
+        if role in SHARED_KEYS:
+            what += f": skip.{role} is a key"
+        elif role in known or not near:
+            return
     raise ConfigError(what, "SkipManager.annotate", remedy)
 
 

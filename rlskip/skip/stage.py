@@ -10,7 +10,6 @@ from typing import Any
 import attrs
 
 from rlskip.errors import ConfigError, RlskipError
-from rlskip.skip.code import innermost
 from rlskip.skip.names import ALL, IGNORED, SELF
 
 PromptsSpec = str | Callable[..., Any] | None
@@ -85,15 +84,12 @@ class Stage:
         is_named = self.prompts is not None or self.holder is not None
         return not is_named and bool(self.names) and {*self.names} <= {*IGNORED}
 
-    def refuse_unknown_names(self) -> None:
-        """Raise ConfigError unless the function has the arguments in `ignore` and `holder`."""
+    def refuse_unknown_names(self, names: Collection[str], read: Collection[str] = ()) -> None:
+        """Raise ConfigError unless `names` are of arguments, or of what the stage is to `read`."""
         parameters = self.whole.signature.parameters
         if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             return
-        names = [*(self.ignore or ()), *([self.holder] if self.holder else [])]
-        code = getattr(innermost(self.func), "__code__", None)
-        more = (*code.co_freevars, *code.co_names) if code else ()  # of its closure and its module
-        known = (ALL, *SELF, *parameters, *more)
+        known = {ALL, *SELF, *parameters, *read}
         if unknown := [name for name in names if name.partition(".")[0] not in known]:
             raise ConfigError(
                 f"{self.name} has no argument {', '.join(unknown)}",

@@ -45,8 +45,8 @@ def decorated(manager: Any, stage: Stage) -> Callable[..., Any]:
     func = stage.func
     if inspect.isasyncgenfunction(func) or inspect.isgeneratorfunction(func):
         raise TypeError(f"{stage.name} is a generator; a stage returns its result at once")
-    if stage.ignore or stage.holder:
-        stage.refuse_unknown_names()
+    if stage.holder:
+        stage.refuse_unknown_names([stage.holder])
     called = func if inspect.isroutine(func) else getattr(func, "__call__", func)  # noqa: B004
     is_async = inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(called)
     wrap = _wrap_async if is_async else _wrap_sync

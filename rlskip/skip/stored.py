@@ -80,7 +80,7 @@ _NEUTRAL_METHODS = re.compile(r"__(?!call__|post_init__|getattr)\w+__|_abc_impl"
 @functools.lru_cache(1 << 12)
 def kind_of(cls: Any) -> Kind:
     """The kind of a class's objects: what can be looked into, and how; or that they are neutral."""
-    from rlskip.store.comparable import is_text  # needs numpy
+    from rlskip.format.fingerprint import is_text  # needs numpy
 
     single = (str, bytes, bytearray, enum.Enum, os.PathLike, types.NoneType)
     if issubclass(cls, (*single, *_RUNNING)) or is_text(cls) or is_array_type(cls):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import attrs
 import xxhash
 
-from rlskip.store.comparable import ABSENT, canonical, comparable, differences
+from rlskip._human import short
+from rlskip.format.fingerprint import canonical, plain_json
 
+_LONG = 1 << 12  # characters
 _NAMED = ("role", "stage", "prompts")
 _ARGUMENTS = "arguments."
 _DEFAULTS = "defaults"
@@ -25,17 +28,16 @@ class Identity:
     Parameters
     ----------
     compared
-        What must be equal, as plain JSON: ``prompts`` (their hash), ``role``, ``stage``, ``n``,
-        ``prompt_len``, ``response_len``, ``sampling.NAME``, ``arguments.NAME``, ``meta_info.NAME``,
-        ``identity.NAME``, ``config.KEY``, and ``code`` if ``skip.identity`` names it.
+        What must be equal, as plain JSON: ``prompts`` (their hash), ``role``, ``n``,
+        ``arguments.NAME`` and so on.
     noted
-        A difference is only logged: ``model``, ``versions.NAME``, ``code`` (a digest of the
-        stage's) and ``reads.NAME`` (what it reads of modules), these where both know them. Then
-        ``defaults``, the names of arguments that have their default; without it the arguments are
-        not known. ``changing``: of those that change while stages run, of which no value is right.
-        ``place``, of a run that was given no name: another one, unless it has the same ``code``,
-        is as good as another name. ``given``: the rollouts were not generated, so what is not
-        in `compared` is not compared.
+        What is only logged where both know it: ``model``, ``versions.NAME``, ``code`` (a digest of
+        the stage's), ``reads.NAME`` (what it reads of modules). And what says how to compare:
+        ``defaults``, the arguments that have their default, without which the arguments are not
+        known; ``changing``, those that change while stages run, of which no value is right;
+        ``place``, of a run without a name: another one, unless it has the same ``code``, is as
+        good as another name; ``given``: the rollouts were not generated, so what is not in
+        `compared` is not compared.
     ignored
         Names of arguments that are not compared now, whatever a dump has; ``*`` is all.
     """
@@ -51,10 +53,7 @@ class Identity:
         noted: Mapping[str, Any] | None = None,
         ignored: Collection[str] = (),
     ) -> Identity:
-        """An identity of values of any kind.
-
-        Raises UnsupportedTypeError for a value that cannot be compared, by name.
-        """
+        """Of values of any kind; raises UnsupportedTypeError for one that cannot be compared."""
         return cls(_plain(compared), _plain(noted or {}), ignored)
 
     def adding(self, compared: Mapping[str, Any]) -> Identity:
@@ -89,22 +88,21 @@ class Identity:
         them does not have is equal to one that has its default.
         """
         now, then = self.compared, other.compared
-        if _CODE in now and _CODE in other.noted:  # every dump notes it
-            then = {_CODE: other.noted[_CODE], **then}
-        names = sorted({*now, *then}, key=lambda name: (name != "prompts", name))
-        must = _lines([name for name in names if not self._passes(name, other)], now, then)
-        code = self.noted.get(_CODE)
-        if (place := self.moved_from(other)) and (code is None or code != other.noted.get(_CODE)):
+        code, made_by = self.noted.get(_CODE), other.noted.get(_CODE)
+        if _CODE in now and made_by is not None:  # every dump notes it
+            then = {_CODE: made_by, **then}
+        names = sorted({*now, *then} - self._passed(other), key=lambda n: (n != "prompts", n))
+        must = _lines(names, now, then)
+        if (place := self.moved_from(other)) and (code is None or code != made_by):
             must.append(
                 f"place: {self.noted[_PLACE]!r} now, {place!r} in the dump, and the function's "
-                "source is not the same; skip.experiment_name=NAME names this run"
+                "code is not the same; skip.experiment_name=NAME names this run"
             )
-        either = {*self.noted, *other.noted} - {_DEFAULTS, _CHANGING, _PLACE, GIVEN}
-        both = self.noted.keys() & other.noted.keys()
-        noted = {name for name in either if name in both or not name.startswith("reads.")}
-        if _kind_of_code(self.noted) != _kind_of_code(other.noted):
-            noted.discard(_CODE)
-        warn = _lines(sorted(noted), self.noted, other.noted)
+        both = (self.noted.keys() & other.noted.keys()) - {_DEFAULTS, _CHANGING, _PLACE, GIVEN}
+        # The code of two versions of Python says nothing of each other.
+        if _CODE in both and str(code).split()[-2:-1] != str(made_by).split()[-2:-1]:
+            both.remove(_CODE)
+        warn = _lines(sorted(both), self.noted, other.noted)
         unknown = set[str]()
         if _DEFAULTS not in other.noted:
             unknown = {name for name in now if name.startswith(_ARGUMENTS)} - self._usual
@@ -127,24 +125,25 @@ class Identity:
         """The names of the arguments that have their default."""
         return {f"{_ARGUMENTS}{name}" for name in self.noted.get(_DEFAULTS, ())}
 
-    def _passes(self, name: str, other: Identity) -> bool:
-        """Whether a name is not compared with `other`."""
-        is_here, is_there = name in self.compared, name in other.compared
-        if name == _CODE:
-            return not is_here
-        if other.noted.get(GIVEN) and not is_there and name != "prompts":
-            return True
-        if not name.startswith(_ARGUMENTS):
-            return not (is_here and is_there) and name in ("role", "stage")
-        argument = name.removeprefix(_ARGUMENTS)
-        return (
-            "*" in self.ignored
-            or any(f"{argument}.".startswith(f"{one}.") for one in self.ignored)
-            or argument in self.changing | other.changing
-            or not (_DEFAULTS in self.noted and _DEFAULTS in other.noted)
-            or (not is_there and name in self._usual)
-            or (not is_here and name in other._usual)
-        )
+    def _passed(self, other: Identity) -> set[str]:
+        """The names that are not compared with `other`."""
+        now, then = self.compared.keys(), other.compared.keys()
+        passed = {"role", "stage"} - (now & then)
+        if other.noted.get(GIVEN):
+            passed |= now - then - {"prompts"}
+        if _CODE not in now:
+            passed.add(_CODE)
+        passed |= (self._usual - then) | (other._usual - now)
+        are_known = _DEFAULTS in self.noted and _DEFAULTS in other.noted
+        ignored, changing = {*self.ignored}, self.changing | other.changing
+        for name in now | then:
+            argument = name.removeprefix(_ARGUMENTS)
+            if argument != name:
+                places = itertools.accumulate(argument.split("."), "{}.{}".format)
+                is_ignored = "*" in ignored or not ignored.isdisjoint(places)
+                if is_ignored or not are_known or argument in changing:
+                    passed.add(name)
+        return passed
 
     def digest(self) -> str:
         """Where to look for its dumps: a hash of role, stage and prompts, 16 hex digits."""
@@ -187,6 +186,56 @@ def _lines(names: Iterable[str], now: Mapping[str, Any], then: Mapping[str, Any]
     ]
 
 
-def _kind_of_code(noted: Mapping[str, Any]) -> str:
-    """Whether the code is that of a source or of Python's; empty: none is known."""
-    return str(noted.get(_CODE, "")).rpartition(" ")[0].rpartition(" ")[2]
+# -- single values ----------------------------------------------------------------------
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT = _Absent()
+"""Stands for the value of a name that one of two sides does not have."""
+
+
+def comparable(value: Any, where: str, simplify: Callable[[Any], Any] | None = None) -> Any:
+    """`value` as :func:`~rlskip.format.fingerprint.plain_json`, with hashes of what is long."""
+    return _shortened(plain_json(value, where, simplify))
+
+
+def _shortened(value: Any) -> Any:
+    if len(repr(value)) < _LONG // 6:  # at once: a character takes six at most
+        return value
+    shorter = value
+    if isinstance(value, dict):
+        shorter = {key: _shortened(part) for key, part in value.items()}
+    elif not isinstance(value, str | list):
+        return value
+    if len(canonical(shorter)) <= _LONG:
+        return shorter
+    text = canonical(value)
+    return f"<{type(value).__name__} of {len(value)}: {xxhash.xxh3_128_hexdigest(text.encode())}>"
+
+
+def differences(name: str, now: Any, then: Any) -> list[str]:
+    """How two plain values differ: a line for each place in their mappings.
+
+    >>> differences("sampling", {"top_p": 1, "n": 2}, {"top_p": 1.0})
+    ['sampling.n: 2 now, absent in the dump']
+    """
+    shown, shown_then = repr(now), repr(then)
+    if shown == shown_then:  # most are
+        return []
+    if isinstance(now, dict) and isinstance(then, dict):
+        return [
+            line
+            for key in sorted({*now, *then})
+            for line in differences(f"{name}.{key}", now.get(key, ABSENT), then.get(key, ABSENT))
+        ]
+    if now is not ABSENT and then is not ABSENT and canonical(now) == canonical(then):
+        return []
+    # Of long values, show the part that differs.
+    alike = next((i for i, (a, b) in enumerate(zip(shown, shown_then, strict=False)) if a != b), 0)
+    if start := max(0, alike - 20) if max(len(shown), len(shown_then)) > 60 else 0:
+        shown, shown_then = f"...{shown[start:]}", f"...{shown_then[start:]}"
+    return [f"{name}: {short(shown, 60)} now, {short(shown_then, 60)} in the dump"]

@@ -1,21 +1,25 @@
-"""What counts as the same prompts."""
+"""What is equal: of prompts by their fingerprint, of any other value by its plain JSON."""
 
 from __future__ import annotations
 
 import enum
 import io
+import json
 import time
+from collections.abc import Callable
+from datetime import date
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from omegaconf import OmegaConf
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict
 
-from rlskip.store import UnsupportedTypeError, fingerprint
+from rlskip.batch.tables import DataProtoParts
+from rlskip.store import Identity, UnsupportedTypeError, fingerprint
+from rlskip.store.identity import comparable
 
 
 def _prompts() -> dict[str, Any]:
@@ -28,68 +32,44 @@ def _prompts() -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda p: p.update(uid=["9", "8", "7"]),
-        lambda p: p.update(request_id="r", sample_id="s", global_steps=7, meta_info={"t": 1}),
-        lambda p: p.update(created_at=time.time(), timestamp=[1, 2, 3]),
-        lambda p: [row.update(uid="9", timestamp=time.time()) for row in p["extra_info"]],
-        lambda p: p.update(extra_info=NonTensorStack(*p["extra_info"])),
-        lambda p: p.update(input_ids=p.pop("input_ids")),  # another order of keys
-    ],
-)
-def test_uids_times_and_layout_do_not_change_the_fingerprint(change: Any) -> None:
-    changed = _prompts()
-    change(changed)
-    assert fingerprint(changed) == fingerprint(_prompts())
+_SAME: list[Callable[[Any], Any]] = [
+    lambda p: p.update(uid=["9", "8", "7"]),
+    lambda p: p.update(request_id="r", sample_id="s", global_steps=7, meta_info={"t": 1}),
+    lambda p: p.update(created_at=time.time(), timestamp=[1, 2, 3]),
+    lambda p: [row.update(uid="9", timestamp=time.time()) for row in p["extra_info"]],
+    lambda p: p.update(extra_info=NonTensorStack(*p["extra_info"])),
+    lambda p: p.update(input_ids=p.pop("input_ids")),  # another order of keys
+]
+_OTHER: list[Callable[[Any], Any]] = [
+    lambda p: p["input_ids"].__setitem__((2, 3), 99),
+    lambda p: p.update(input_ids=p["input_ids"][[1, 0, 2]]),  # another order of prompts
+    lambda p: p["raw_prompt"][0][0].update(content="ho"),
+    lambda p: p["raw_prompt"][0][0].update(uid="within a prompt it is content"),
+    lambda p: p["extra_info"][2].update(index=7),
+    lambda p: p.pop("task"),
+    lambda p: p.update(new=None),
+]
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        lambda p: p["input_ids"].__setitem__((2, 3), 99),
-        lambda p: p.update(input_ids=p["input_ids"][[1, 0, 2]]),  # another order of prompts
-        lambda p: p["raw_prompt"][0][0].update(content="ho"),
-        lambda p: p["raw_prompt"][0][0].update(uid="within a prompt it is content"),
-        lambda p: p["extra_info"][2].update(index=7),
-        lambda p: p.pop("task"),
-        lambda p: p.update(new=None),
-    ],
+    ("change", "is_same"), [*((one, True) for one in _SAME), *((one, False) for one in _OTHER)]
 )
-def test_content_changes_the_fingerprint(change: Any) -> None:
+def test_content_counts_and_uids_times_and_layout_do_not(change: Any, is_same: bool) -> None:
     changed = _prompts()
     change(changed)
-    assert fingerprint(changed) != fingerprint(_prompts())
-
-
-@given(st.lists(st.text()), st.lists(st.text()))
-def test_adjacent_parts_are_hashed_separately(a: list[str], b: list[str]) -> None:
-    assert (fingerprint(a) == fingerprint(b)) == (a == b)
-    assert fingerprint([a, b]) != fingerprint([[*a, *b]])
+    assert (fingerprint(changed) == fingerprint(_prompts())) == is_same
 
 
 def test_batches_of_every_kind_are_compared_by_their_fields() -> None:
-    class DataProto:
-        def __init__(self, batch: Any, non_tensor_batch: Any, meta_info: Any) -> None:
-            self.batch, self.non_tensor_batch = batch, non_tensor_batch
-            self.meta_info = meta_info
-
     ids, text = torch.arange(4).reshape(2, 2), np.array(["a", "b"], dtype=object)
     plain = {"ids": ids, "text": text}
     batch = TensorDict({"ids": ids}, [2])
-    proto = DataProto(batch, {"text": text, "uid": text}, {"global_steps": 7})
+    proto = DataProtoParts(batch, {"text": text, "uid": text}, {"global_steps": 7})
     assert fingerprint(proto) == fingerprint(plain)
     batch["text"] = NonTensorStack("a", "b")
     assert fingerprint(batch) == fingerprint(plain)
-    assert fingerprint(DataProto(None, {"text": text}, {})) == fingerprint({"text": text})
-
-
-def test_the_caller_chooses_the_volatile_fields() -> None:
+    assert fingerprint(DataProtoParts(None, {"text": text}, {})) == fingerprint({"text": text})
     assert fingerprint({"a": 1, "b": 2}, volatile=["b"]) == fingerprint({"a": 1}, volatile=[])
-
-
-# -- equal values, dtypes and shapes ------------------------------------------------------
 
 
 def _lazy(*parts: dict[str, Any]) -> LazyStackedTensorDict:
@@ -102,87 +82,121 @@ _ROWS = [torch.arange(2), torch.arange(2, 5)]
 _NEGATIVE_NAN = np.array([0xFFF8_0000_0000_0001], "u8").view("f8")
 
 
-class _Level(enum.IntEnum):
-    HIGH = 3
-
-
 class _Split(enum.Enum):
     TRAIN = "train"
     TEST = "test"
 
 
-@pytest.mark.parametrize(
-    ("a", "b"),
-    [
-        (3, np.int64(3)),
-        (3, torch.tensor(3)),
-        (3, np.array(3)),
-        (3, _Level.HIGH),
-        (0.5, torch.tensor(0.5, dtype=torch.bfloat16)),
-        (True, torch.tensor(True)),
-        ("a", np.str_("a")),
-        (float("nan"), np.float32("nan")),
-        (float("nan"), float(_NEGATIVE_NAN[0])),
-        (np.array([1.0, np.nan]), np.array([1.0, _NEGATIVE_NAN[0]])),
-        (torch.tensor([np.nan], dtype=torch.bfloat16), -torch.tensor([np.nan]).bfloat16()),
-        (torch.tensor([0.0, 1]), torch.tensor([-0.0, 1])),
-        (0.0, -0.0),
-        ({1: "a"}, {np.int64(1): "a"}),
-        (np.array([1, 2], ">i8"), np.array([1, 2], "<i8")),
-        (np.array(["a", ""], "<U5"), np.array(["a", ""], ">U1")),
-        (np.array([b"ab"], "S9"), np.array([b"ab"])),
-        (np.array([1, "a"], object), [1, "a"]),
-        (np.empty(0, object), []),
-        (np.array([[1, 2], [3, 4]], object), [[1, 2], [3, 4]]),
-        (_JAGGED, _ROWS),
-        (_JAGGED, np.array([row.numpy() for row in _ROWS], object)),
-        (TensorDict({"x": _JAGGED}, [2]), {"x": _ROWS}),
-        (_lazy({"x": _ROWS[0]}, {"x": _ROWS[1]}), {"x": _JAGGED}),
-        (_lazy({"x": torch.ones(2)}, {"x": torch.zeros(2)}), {"x": _ONE_ZERO}),
-        (
-            _lazy({"x": torch.ones(2), "t": "a"}, {"x": torch.zeros(2), "t": "b"}),
-            {"x": _ONE_ZERO, "t": ["a", "b"]},
-        ),
-        (torch.ones(3), torch.nn.Parameter(torch.ones(3))),
-        (range(3), [0, 1, 2]),
-        (Path("a/b"), PurePosixPath("a/b")),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_equal_values_have_equal_fingerprints(a: Any, b: Any) -> None:
-    assert fingerprint({"field": a}) == fingerprint({"field": b})
-    assert fingerprint([a]) == fingerprint((b,))
+# Equal in arguments and in the config, and two prompts.
+_BY_VALUE: list[tuple[Any, Any]] = [
+    (1, 1.0), ([1, [2.0]], (1.0, [2])), (2**40, float(2**40)), (2**80, float(2**80)),
+]  # fmt: skip
+_EQUAL: list[tuple[Any, Any]] = [
+    (3, np.int64(3)),
+    (3, torch.tensor(3)),
+    (3, np.array(3)),
+    (0.5, torch.tensor(0.5, dtype=torch.bfloat16)),
+    (True, torch.tensor(True)),
+    ("a", np.str_("a")),
+    (float("nan"), np.float32("nan")),
+    (float("nan"), float(_NEGATIVE_NAN[0])),
+    (np.array([1.0, np.nan]), np.array([1.0, _NEGATIVE_NAN[0]])),
+    (torch.tensor([np.nan], dtype=torch.bfloat16), -torch.tensor([np.nan]).bfloat16()),
+    (torch.tensor([0.0, 1]), torch.tensor([-0.0, 1])),
+    (0.0, -0.0),
+    ({1: 2, "x": [None], 0.0: 3}, {"x": (None,), np.int64(1): 2, -0.0: 3}),
+    (np.array([1, 2], ">i8"), np.array([1, 2], "<i8")),
+    (np.arange(3), torch.arange(3)),
+    (np.array(["a", ""], "<U5"), np.array(["a", ""], ">U1")),
+    (np.array([b"ab"], "S9"), np.array([b"ab"])),
+    (np.array([1, "a"], object), [1, "a"]),
+    (np.empty(0, object), []),
+    (np.array([[1, 2], [3, 4]], object), [[1, 2], [3, 4]]),
+    (_JAGGED, _ROWS),
+    (_JAGGED, np.array([row.numpy() for row in _ROWS], object)),
+    (TensorDict({"x": _JAGGED}, [2]), {"x": _ROWS}),
+    (_lazy({"x": _ROWS[0]}, {"x": _ROWS[1]}), {"x": _JAGGED}),
+    (_lazy({"x": torch.ones(2)}, {"x": torch.zeros(2)}), {"x": _ONE_ZERO}),
+    (
+        _lazy({"x": torch.ones(2), "t": "a"}, {"x": torch.zeros(2), "t": "b"}),
+        {"x": _ONE_ZERO, "t": ["a", "b"]},
+    ),
+    (torch.ones(3), torch.nn.Parameter(torch.ones(3))),
+    (Path("a/b"), PurePosixPath("a/b")),
+    (Path("a"), "a"),
+    ({"b", "a", "c"}, frozenset(["c", "a", "b"])),
+    (OmegaConf.create({"a": [1, {"b": 2}]}), {"a": [1, {"b": 2}]}),
+    (b"ab", bytearray(b"ab")),
+]
+_DIFFERENT: list[tuple[Any, Any]] = [
+    (True, 1),
+    (1, "1"),
+    (None, "None"),
+    (float("nan"), None),
+    (float("nan"), float("inf")),
+    (2**80, 2**80 + 1),
+    ("a", b"a"),
+    (b"a", b"b"),
+    ("a" * 100 + "b" + "a" * 100, "a" * 100 + "c" + "a" * 100),
+    ([], {}),
+    ([1], [1, 1]),
+    (["ab"], ["a", "b"]),
+    ([["a"], ["b"]], [["a", "b"]]),
+    ({"a": None}, {}),
+    ({1: "a"}, {True: "a"}),
+    ({1: "a", "1": "b"}, {1: "b", "1": "a"}),
+    ({1: 2}, {"<key 1>": 2}),
+    ({(1, "a"): 1}, {"(1, 'a')": 1}),
+    ({"a"}, {"<set>": ["a"]}),
+    ({"a", "b"}, ["a", "b"]),
+    ({1, 2}, {1, 3}),
+    (np.array([1, 2]), comparable(np.array([1, 2]), "x")),
+    (b"ab", comparable(b"ab", "x")),
+    (np.array([1, 2]), np.array([1, 2], np.int32)),
+    (np.array([1, 2]), np.array([1, 2], ">i4").astype("<i4")),
+    (np.array([1, 2]), [1, 2]),
+    (np.arange(4).astype(object), np.arange(4).reshape(2, 2).astype(object)),
+    (np.empty((0, 2), object), np.empty(0, object)),
+    (np.zeros(1000), np.where(np.arange(1000) == 500, 1.0, 0.0)),
+    (torch.tensor([np.nan]), torch.tensor([np.inf])),
+    (torch.zeros(2, 3), torch.zeros(3, 2)),
+    (torch.bfloat16, torch.float16),
+    (_JAGGED, [_ROWS[1], _ROWS[0]]),
+    (_JAGGED, torch.arange(5)),
+    (_lazy({"x": _ROWS[0]}, {"x": _ROWS[1]}), _lazy({"x": _ROWS[1]}, {"x": _ROWS[0]})),
+    (_lazy({"x": 1, "y": 1}, {"x": 1}), _lazy({"x": 1, "y": 2}, {"x": 1})),
+    (_Split.TRAIN, _Split.TEST),
+    (Path("a"), Path("b")),
+    (date(2026, 1, 1), date(2026, 1, 2)),
+]
 
 
-@pytest.mark.parametrize(
-    ("a", "b"),
-    [
-        (1, True),
-        (1, 1.0),
-        (1, "1"),
-        ({1: "a"}, {"1": "a"}),
-        ("a", b"a"),
-        (np.array([1, 2]), np.array([1, 2], np.int32)),
-        (np.array([1, 2]), np.array([1, 2], ">i4").astype("<i4")),
-        (np.array([1, 2]), [1, 2]),
-        (np.arange(4).astype(object), np.arange(4).reshape(2, 2).astype(object)),
-        (np.empty((0, 2), object), np.empty(0, object)),
-        (np.zeros(1000), np.where(np.arange(1000) == 500, 1.0, 0.0)),
-        (torch.tensor([np.nan]), torch.tensor([np.inf])),
-        (torch.zeros(2, 3), torch.zeros(3, 2)),
-        (_JAGGED, [_ROWS[1], _ROWS[0]]),
-        (_JAGGED, torch.arange(5)),
-        (_lazy({"x": _ROWS[0]}, {"x": _ROWS[1]}), _lazy({"x": _ROWS[1]}, {"x": _ROWS[0]})),
-        (_lazy({"x": 1, "y": 1}, {"x": 1}), _lazy({"x": 1, "y": 2}, {"x": 1})),
-        ({"a", "b"}, ["a", "b"]),
-        (_Split.TRAIN, _Split.TEST),
-        (Path("a"), "a"),
-        ("\ud83d\ude00", "\U0001f600"),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_different_values_have_different_fingerprints(a: Any, b: Any) -> None:
-    assert fingerprint({"field": a}) != fingerprint({"field": b})
+def _again(identity: Identity) -> Identity:
+    return Identity.from_json(json.loads(json.dumps(identity.as_json())))
+
+
+def test_equal_values_are_equal_everywhere() -> None:
+    for a, b in (*_EQUAL, *_BY_VALUE):
+        one, other = Identity.of({"x": a}), Identity.of({"x": b})
+        for now, then in ((one, other), (other, one), (one, _again(other)), (other, _again(one))):
+            assert now.differences(then) == ([], []), (a, b)
+        assert one.compared_digest() == _again(other).compared_digest()
+        is_prompt = not any(a is x and b is y for x, y in _BY_VALUE)
+        assert (fingerprint({"field": a}) == fingerprint({"field": b})) is is_prompt, (a, b)
+        assert (fingerprint([a]) == fingerprint((b,))) is is_prompt, (a, b)
+
+
+def test_different_values_differ_everywhere_and_the_line_shows_how() -> None:
+    for a, b in _DIFFERENT:
+        one, other = Identity.of({"x": a}), Identity.of({"x": b})
+        for now, then in ((one, other), (other, one), (one, _again(other))):
+            must, warn = now.differences(then)
+            assert (bool(must), warn) == (True, []), (a, b)
+            for line in must:
+                shown = line.removesuffix(" in the dump").split(": ", 1)[1].split(" now, ")
+                assert shown[0] != shown[1]
+                assert len(line) < 200
+        assert fingerprint({"field": a}) != fingerprint({"field": b}), (a, b)
 
 
 def test_of_an_image_its_pixels_count_and_no_notes() -> None:
@@ -195,23 +209,50 @@ def test_of_an_image_its_pixels_count_and_no_notes() -> None:
         images.new("L", (2, 2), pixel).save(file, "PNG", **options)
         return images.open(file)
 
-    assert fingerprint([png()]) == fingerprint([png(dpi=(9, 9), pnginfo=notes)])
-    assert fingerprint([png()]) == fingerprint([images.new("L", (2, 2), 1)])
-    assert fingerprint([png()]) != fingerprint([png(2)])
-    assert fingerprint([png()]) != fingerprint([png().convert("RGB")])
-    assert fingerprint([png()]) != fingerprint([png(transparency=1)])
+    for same in (png(dpi=(9, 9), pnginfo=notes), images.new("L", (2, 2), 1)):
+        assert fingerprint([png()]) == fingerprint([same])
+    for other in (png(2), png().convert("RGB"), png(transparency=1)):
+        assert fingerprint([png()]) != fingerprint([other])
 
 
 def test_an_incomparable_value_is_named(incomparable: Any) -> None:
     with pytest.raises(UnsupportedTypeError, match=r"prompts\[0\]\['field'\]") as caught:
         fingerprint([{"field": incomparable}])
     assert "annotate(prompts=...)" in caught.value.remedy
-    assert len(str(caught.value)) < 800
+    assert len(str(caught.value)) < 900
+    with pytest.raises(UnsupportedTypeError, match=r"^identity\.tool\[0\]"):
+        Identity.of({"identity.tool": [incomparable]})
 
 
-def test_nesting_is_bounded() -> None:
-    value: Any = 1
-    for _ in range(150):
-        value = [value]
-    with pytest.raises(UnsupportedTypeError, match="nested deeper than 100 levels"):
-        fingerprint(value)
+# -- what dumps carry: another value would make all of them mismatch ---------------------------
+
+_CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "é"}]
+_BATCH = TensorDict({"input_ids": _ROWS[0].repeat(2, 1), "prompts": _JAGGED}, [2])
+_BATCH.set("each", NonTensorStack("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("golden", "prompts"),
+    [
+        ("6fe3bef0ba2634357f667e0ed89880b3", torch.arange(12).reshape(3, 4)),
+        ("e268b54ebfc59a48afd483cffa8709c3", torch.linspace(-1, 1, 6, dtype=torch.bfloat16)),
+        ("ce60634b14275b83269c370194e63e55", [[1, 2, 3], [4], []]),
+        ("4c8e5117909b57a6dd11a9a585907fee", np.array([_CHAT, _CHAT[:1]], object)),
+        (
+            "f71dcb68193a053cd03e5fad8e9d1d69",
+            [{"prompt": _CHAT, "n": 8, "temperature": 1.0, "greedy": False, "tools": None}],
+        ),
+        ("8e2166ccebf76629ba45e4fc153548c0", _BATCH),
+        (
+            "0a42cfba1795be3b5ea2419d52f1a9b9",
+            [None, True, 1, 1.5, 2**70, 1e300, float("nan"), 1j, {1: {2, 3}}],
+        ),
+        # Every process gives the texts of a set another order.
+        (
+            "57ffb128e33261d4838f5d19581ff7d7",
+            [{frozenset("abc"): 1, ("t", frozenset("xyz")): 3}, {frozenset("abc"), "u", "v"}],
+        ),
+    ],
+)
+def test_ordinary_prompts_keep_their_fingerprints(golden: str, prompts: Any) -> None:
+    assert fingerprint(prompts) == golden

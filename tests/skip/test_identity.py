@@ -85,56 +85,47 @@ ROLLOUT = "actor_rollout_ref.rollout"
 TEACHERS = "distillation.teacher_models"
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "told"),
-    [
-        (f"{ROLLOUT}.temperature", 0.5, "sampling.temperature: 0.5 now, 1.0 in the dump"),
-        (f"{ROLLOUT}.min_p", 0.1, "sampling.min_p: 0.1 now, absent in the dump"),
-        (f"{ROLLOUT}.stop", ["###"], "sampling.stop: ['###'] now, absent"),
-        (f"{ROLLOUT}.stop_token_ids", [7], "sampling.stop_token_ids"),
-        (f"{ROLLOUT}.agent.default_agent_loop", "tool_agent", "'tool_agent' now, 'single_turn_"),
-        (f"{ROLLOUT}.agent.agent_loop_config_path", "x.yaml", "agent_loop_config_path"),
-        (f"{ROLLOUT}.multi_turn.enable", True, "sampling.multi_turn.enable: True now, False in"),
-        (f"{ROLLOUT}.multi_turn.tool_config_path", "t.yaml", "multi_turn.tool_config_path"),
-        (f"{ROLLOUT}.multi_turn.new_key", 1, "multi_turn.new_key"),
-        ("data.apply_chat_template_kwargs", {"think": True}, "data.apply_chat_template_kwargs"),
-        ("data.tool_config_path", "t.yaml", "data.tool_config_path"),
-        ("actor_rollout_ref.model.custom_chat_template", "x", "custom_chat_template"),
-        (f"{TEACHERS}.one.model_path", "other", "teacher_models.one.model_path: 'other' now, 'la"),
-        (f"{TEACHERS}.two", {"key": "math", "model_path": "m"}, "teacher_models.two.key: 'math'"),
-        ("distillation.distillation_loss.topk", 64, "distillation_loss.topk: 64 now, 32 in the"),
-    ],
-)
-def test_a_key_that_shapes_rollouts_is_compared(run: Run, key: str, value: Any, told: str) -> None:
-    run()
-    run()
-    with pytest.raises(MismatchError) as caught:
-        run({key: value})
-    assert told in str(caught.value)
+SHAPING = [
+    (f"{ROLLOUT}.temperature", 0.5, "sampling.temperature: 0.5 now, 1.0 in the dump"),
+    (f"{ROLLOUT}.min_p", 0.1, "sampling.min_p: 0.1 now, absent in the dump"),
+    (f"{ROLLOUT}.stop", ["###"], "sampling.stop: ['###'] now, absent"),
+    (f"{ROLLOUT}.stop_token_ids", [7], "sampling.stop_token_ids"),
+    (f"{ROLLOUT}.agent.default_agent_loop", "tool_agent", "'tool_agent' now, 'single_turn_"),
+    (f"{ROLLOUT}.agent.agent_loop_config_path", "x.yaml", "agent_loop_config_path"),
+    (f"{ROLLOUT}.multi_turn.enable", True, "sampling.multi_turn.enable: True now, False in"),
+    (f"{ROLLOUT}.multi_turn.new_key", 1, "multi_turn.new_key"),
+    ("data.apply_chat_template_kwargs", {"think": True}, "data.apply_chat_template_kwargs"),
+    ("data.tool_config_path", "t.yaml", "data.tool_config_path"),
+    ("actor_rollout_ref.model.custom_chat_template", "x", "custom_chat_template"),
+    (f"{TEACHERS}.one.model_path", "other", "teacher_models.one.model_path: 'other' now, 'la"),
+    (f"{TEACHERS}.two", {"key": "math", "model_path": "m"}, "teacher_models.two.key: 'math'"),
+    ("distillation.distillation_loss.topk", 64, "distillation_loss.topk: 64 now, 32 in the"),
+]
+NEUTRAL = {
+    f"{ROLLOUT}.seed": 2,
+    f"{ROLLOUT}.gpu_memory_utilization": 0.9,
+    f"{ROLLOUT}.tensor_model_parallel_size": 4,
+    f"{ROLLOUT}.request_timeout_s": 50,
+    f"{ROLLOUT}.agent.num_workers": 2,
+    f"{ROLLOUT}.val_kwargs.temperature": 0.7,
+    f"{ROLLOUT}.multi_turn._target_": "c.D",
+    "data.seed": 2,
+    "data.train_files": "b",
+    "data.dataloader_num_workers": 2,
+}
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        (f"{ROLLOUT}.seed", 2),
-        (f"{ROLLOUT}.gpu_memory_utilization", 0.9),
-        (f"{ROLLOUT}.tensor_model_parallel_size", 4),
-        (f"{ROLLOUT}.request_timeout_s", 50),
-        (f"{ROLLOUT}.agent.num_workers", 2),
-        (f"{ROLLOUT}.val_kwargs.temperature", 0.7),
-        (f"{ROLLOUT}.multi_turn._target_", "c.D"),
-        ("data.seed", 2),
-        ("data.train_files", "b"),
-        ("data.dataloader_num_workers", 2),
-    ],
-)
-def test_a_key_that_does_not_shape_rollouts_is_no_warning(
-    run: Run, key: str, value: Any, caplog: pytest.LogCaptureFixture
+def test_keys_that_shape_rollouts_are_compared_and_others_are_no_warning(
+    run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     run()
+    for key, value, told in SHAPING:
+        with pytest.raises(MismatchError) as caught:
+            run({key: value})
+        assert told in str(caught.value)
     run()
     caplog.clear()
-    assert run({key: value}) == "generated"
+    assert run(NEUTRAL) == "generated"
     assert "changed since" not in caplog.text
     assert "differs" not in caplog.text
 
@@ -195,26 +186,26 @@ def test_keys_of_any_application_that_seem_to_shape_rollouts_are_one_warning(
         run({"sampling.n": 2}, identity=identity)
 
 
-@pytest.mark.parametrize(
-    ("key", "warned"),
-    [
-        ("model", True), ("agent.system_prompt", True), ("data.prompt_template", True),
-        ("max_len", True), ("gen.max_prompt_length", True), ("group", True),
-        ("grpo.group_size", True), ("policy.model_revision", True), ("wandb.group", False),
-        ("critic.model", False), ("judge.template", False), ("model_parallel_size", False),
-        ("trainer.max_len_per_gpu", False), ("optim.warmup", False),
-    ],
-)  # fmt: skip
 def test_a_name_that_the_field_uses_for_what_shapes_rollouts_is_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, key: str, warned: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    shaping = (
+        "model", "agent.system_prompt", "data.prompt_template", "max_len", "group",
+        "gen.max_prompt_length", "grpo.group_size", "policy.model_revision",
+    )  # fmt: skip
+    others = (
+        "wandb.group", "critic.model", "judge.template", "model_parallel_size",
+        "trainer.max_len_per_gpu", "optim.warmup",
+    )  # fmt: skip
     run = Run(tmp_path, LOOP)
-    run({key: "old"})
+    run(dict.fromkeys((*shaping, *others), "old"))
     caplog.set_level(logging.INFO)
-    run({key: "new"})
-    (line,) = [record for record in caplog.records if "changed since" in record.message]
-    assert line.levelname == ("WARNING" if warned else "INFO")
-    assert f"{key} ('old' then, 'new' now)" in line.message
+    run(dict.fromkeys((*shaping, *others), "new"))
+    lines = [record for record in caplog.records if "changed since" in record.message]
+    for line, keys in zip(sorted(lines, key=lambda r: -r.levelno), (shaping, others), strict=True):
+        assert line.levelname == ("WARNING" if keys is shaping else "INFO")
+        for key in keys:
+            assert f"{key} ('old' then, 'new' now)" in line.message
 
 
 # -- keys that the user names --------------------------------------------------------------
@@ -257,20 +248,17 @@ def test_a_key_that_is_named_later_has_the_value_that_the_dump_recorded(
             run({"new": 1}, identity=identity, **{**more, "on_miss": "error"})
 
 
-@pytest.mark.parametrize(
-    ("key", "remedy"),
-    [
-        ("sampling.temprature", "did you mean sampling.temperature?"),
-        ("nowhere", "name a full key of the config"),
-        ("temperature", "did you mean sampling.temperature?"),
-        ("seed.x", "did you mean seed?"),
-    ],
-)
-def test_a_key_that_is_not_there_is_refused(tmp_path: Path, key: str, remedy: str) -> None:
-    what = rf"skip\.rollout\.identity: the config has no key {key}"
-    with pytest.raises(ConfigError, match=what) as caught:
-        Run(tmp_path, OWN)(identity=[key])
-    assert caught.value.remedy == remedy
+def test_a_key_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    for key, remedy in {
+        "sampling.temprature": "did you mean sampling.temperature?",
+        "temperature": "did you mean sampling.temperature?",
+        "seed.x": "did you mean seed?",
+        "nowhere": "name a full key of the config",
+    }.items():
+        what = rf"skip\.rollout\.identity: the config has no key {key}"
+        with pytest.raises(ConfigError, match=what) as caught:
+            Run(tmp_path, OWN)(identity=[key])
+        assert caught.value.remedy == remedy
 
 
 def test_the_config_is_read_before_rlskip_changes_it(tmp_path: Path) -> None:

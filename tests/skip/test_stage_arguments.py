@@ -226,11 +226,12 @@ def test_a_dump_that_was_made_before_a_name_was_ignored_is_replayed(calls: Any) 
         calls(stage(ignore=["n", "temperature"]), [1])
 
 
-def test_an_ignored_name_that_the_function_lacks_is_refused() -> None:
-    def generate(prompts: list[int], temperature: float) -> None: ...
+def test_an_ignored_name_that_the_function_lacks_is_refused(calls: Any) -> None:
+    def generate(ran: list[int], prompts: list[int], temperature: float = 1.0) -> None: ...
 
-    with pytest.raises(ConfigError, match="temprature"):
-        SkipManager.annotate(role="rollout", ignore=["temprature"])(generate)
+    misspelt = SkipManager.annotate(role="rollout", ignore=["ran", "temprature"])(generate)
+    with pytest.raises(ConfigError, match="has no argument temprature"):
+        calls(misspelt, [1])
 
 
 def test_a_default_that_was_edited_is_a_mismatch_and_a_new_one_is_not(calls: Any) -> None:
