@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.store import Identity
 
-IDENTITY = Identity.of({"n": 4, "sampling.temperature": 1.0})
+IDENTITY = Identity.of({"n": 4, "sampling.temperature": 1.0}, {"model": "one"})
 
 
 def write(path: Path, count: int) -> None:

@@ -86,10 +86,8 @@ def test_no_other_steps_dump_shows_a_validation(tmp_path: Path) -> None:
         assert SkipManager.will_replay("rollout_val", [0, 1, 2])
         assert not SkipManager.will_replay("rollout_val", [3])
     assert calls.train() == seen
-    own = {"match": "run"}
-    with pytest.raises(ConfigError, match="its own step only"):
-        init(tmp_path, rollout_val=own)
-    init(tmp_path, validation="generate", rollout_val=own)
+    with pytest.raises(ConfigError, match="is not one of step, prompt"):
+        init(tmp_path, rollout_val={"match": "run"})
 
 
 def test_a_mismatch_of_validation_advises_no_other_step(tmp_path: Path) -> None:

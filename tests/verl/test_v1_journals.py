@@ -66,8 +66,8 @@ def test_journals_are_beside_the_dumps(tmp_path: Path) -> None:
     ],
 )
 def test_what_sessions_depend_on(tmp_path: Path, change: str, named: str) -> None:
-    before = start(verl(tmp_path, *ROLLOUT_LEVEL)).identity
-    after = start(verl(tmp_path, *ROLLOUT_LEVEL, change)).identity
+    before = start(verl(tmp_path, *ROLLOUT_LEVEL)).writer.identity
+    after = start(verl(tmp_path, *ROLLOUT_LEVEL, change)).writer.identity
     (differs,) = after.differences(before)[0]
     assert named in differs
 
@@ -88,9 +88,9 @@ def test_a_worker_that_would_write_journals_elsewhere_is_refused(
 
 
 def test_another_release_of_verl_differs(tmp_path: Path, monkeypatch: Any) -> None:
-    before = start(verl(tmp_path, *ROLLOUT_LEVEL)).identity
+    before = start(verl(tmp_path, *ROLLOUT_LEVEL)).writer.identity
     monkeypatch.setattr(verl_queue, "verl_release", lambda: "0.9.2")
-    assert start(verl(tmp_path, *ROLLOUT_LEVEL)).identity.differences(before)[0]
+    assert start(verl(tmp_path, *ROLLOUT_LEVEL)).writer.identity.differences(before)[0]
 
 
 @pytest.mark.parametrize(
