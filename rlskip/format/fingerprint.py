@@ -66,7 +66,7 @@ class Marked(str):
 
 
 def fingerprint(prompts: Any, volatile: Iterable[str] = VOLATILE) -> str:
-    """Content hash of prompts of any kind that dumps can store.
+    """Content hash of prompts of any kind that dumps can store, 32 hexadecimal digits.
 
     Two values have one fingerprint if their values, dtypes and shapes are equal. These do not
     count: the order of a mapping's keys, devices, strides, byte order, the width of text in arrays,
@@ -79,15 +79,7 @@ def fingerprint(prompts: Any, volatile: Iterable[str] = VOLATILE) -> str:
     to the mapping of their columns. int32 prompts are not int64 prompts, nor is 1 equal to 1.0.
     NaN is equal to itself, and 0.0 to -0.0.
 
-    Returns
-    -------
-    str
-        32 hexadecimal digits.
-
-    Raises
-    ------
-    UnsupportedTypeError
-        A part of the prompts cannot be compared; the error names its place.
+    Raises UnsupportedTypeError for a part that cannot be compared, and names its place.
     """
     counted = without_volatile(frozenset(volatile), prompts)
     return _hash_of(_encoded(plain_json(counted, "prompts")).encode())
@@ -197,9 +189,6 @@ def _scalar_of(value: Any) -> Any:
     return value
 
 
-# -- as plain JSON -------------------------------------------------------------------------
-
-
 class _Conversion:
     """The walk over a value. Arrays, and what else JSON lacks, are in its result by hash.
 
@@ -229,16 +218,14 @@ class _Conversion:
             parts = kept if isinstance(kept, tuple) else (kept,)
             kept = kept if all(isinstance(part, bool | int | float | str) for part in parts) else ""
             return f"<{kind.__qualname__}.{value._name_} {kept!r}>"
-        if isinstance(value, str):
-            return _text(value)
+        if isinstance(value, str | os.PathLike):
+            return _text(os.fspath(value))
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, int):
             return int(value)
         if isinstance(value, float):
             return float(value) + 0
-        if isinstance(value, os.PathLike):
-            return _text(os.fspath(value))
         if issubclass(kind, re.Pattern):  # its own repr shows 200 characters
             return f"<pattern {value.pattern!r} {value.flags}>"
         if is_text(kind) and not isinstance(value, np.generic):
