@@ -112,10 +112,7 @@ def values_at(batch: Any, path: str) -> Sequence[Any] | None:
 
 def objects_of(values: Sequence[Any]) -> np.ndarray:
     """A 1-D object array of `values`; lists among them stay lists."""
-    objects = np.empty(len(values), object)
-    for i, value in enumerate(values):
-        objects[i] = value
-    return objects
+    return np.fromiter(values, object, len(values))
 
 
 def length_of(batch: Any) -> int:
@@ -252,13 +249,7 @@ def drop_fields(batch: Any, names: Collection[str]) -> Any:
 
 
 def uids_of(prompts: Any) -> list[str]:
-    """The prompts' uids, in order.
-
-    Raises
-    ------
-    PromptsError
-        There is not one uid for each prompt, or a uid occurs twice.
-    """
+    """The prompts' uids, in order; raises PromptsError if one is missing or occurs twice."""
     uids = cells_of(_uid_column(prompts))
     if uids is None:
         raise PromptsError(

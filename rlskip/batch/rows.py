@@ -14,14 +14,7 @@ import xxhash
 from rlskip._copies import Memory, fresh
 from rlskip.batch.columns import cells_of, column_length, columns_of, is_tensor, values_at
 from rlskip.batch.meta import plain
-from rlskip.batch.padding import (
-    Misfit,
-    Places,
-    fit,
-    places_of_response,
-    refuse,
-    unpadded,
-)
+from rlskip.batch.padding import Misfit, Places, fit, places_of_response, refuse, unpadded
 from rlskip.batch.ragged import Ragged, is_padded, lengths_of, numbers
 from rlskip.batch.row_fields import RowFields
 from rlskip.errors import RlskipError
