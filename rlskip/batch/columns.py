@@ -27,7 +27,7 @@ UIDS = ("uid", "uids")
 """Names of the column that identifies a batch's prompts."""
 
 # Names under which trainers keep what a reward function returned.
-_SCORES = {"rm_scores", "token_level_scores", "token_level_rewards", "scores", "rewards", "reward"}
+SCORES = {"rm_scores", "token_level_scores", "token_level_rewards", "scores", "rewards", "reward"}
 
 
 class PromptsError(RlskipError, ValueError):
@@ -217,17 +217,9 @@ def own(value: Any) -> Any:
     return value.clone() if is_collection and is_collection(value) else copy.deepcopy(value)
 
 
-# -- fields and uids ---------------------------------------------------------------------------
-
-
 def field_names(batch: Any) -> set[str]:
     """Names of the fields of a batch; empty for other values."""
     return set(batch.keys()) if is_tensordict(batch) else {str(name) for name in columns_of(batch)}
-
-
-def score_fields(batch: Any) -> list[str]:
-    """The fields that hold scores, sorted."""
-    return sorted(field_names(batch) & _SCORES)
 
 
 def drop_fields(batch: Any, names: Collection[str]) -> Any:

@@ -136,9 +136,6 @@ def _by_value(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-# -- what a value is -----------------------------------------------------------------------
-
-
 def is_text(cls: type) -> bool:
     """Whether an object of a class has all that it is in its ``repr``."""
     return issubclass(cls, _AS_TEXT) or cls.__name__.lower().endswith("dtype")
