@@ -96,8 +96,7 @@ class Ragged:
         return attrs.evolve(found, flat=found.flat.view(self.flat.dtype))
 
     def copied(self, memory: Memory) -> Ragged:
-        spans = np.stack([self.starts, self.ends], axis=1)
-        flat, spans = gathered(self.flat, spans, memory)
+        flat, spans = gathered(self.flat, np.stack([self.starts, self.ends], axis=1), memory)
         return Ragged(flat, *spans.T)
 
 

@@ -36,10 +36,7 @@ VOLATILE = frozenset(
     ("uid", "uids", "request_id", "request_ids", "sample_id", "global_step", "global_steps",
      "meta_info", "timing", "timestamp", "timestamps", "created", "created_at", "updated_at")
 )  # fmt: skip
-"""Fields of a batch that record when it was made, not what is in it.
-
-They do not count in the dicts of the field ``extra_info`` either.
-"""
+"""Fields of a batch, and of its ``extra_info``, that record when it was made, not what it holds."""
 NOTES = "extra_info"
 
 _REMEDY = (
@@ -49,8 +46,7 @@ _REMEDY = (
     "decode)"
 )
 _encoded = json.JSONEncoder(sort_keys=True).encode
-_APART = object()
-"""In a path, what has no key: an item of a set."""
+_APART = object()  # in a path, what has no key: an item of a set
 _OF_JSON = frozenset((str, int, bool, type(None)))
 _AS_TEXT = (
     numbers.Number, range, slice, re.Pattern, uuid.UUID, datetime.date, datetime.time,
