@@ -27,7 +27,7 @@ UIDS = ("uid", "uids")
 """Names of the column that identifies a batch's prompts."""
 
 # Names under which trainers keep what a reward function returned.
-_SCORES = {"rm_scores", "token_level_scores", "token_level_rewards", "scores", "rewards", "reward"}
+SCORES = {"rm_scores", "token_level_scores", "token_level_rewards", "scores", "rewards", "reward"}
 
 
 class PromptsError(RlskipError, ValueError):
@@ -112,10 +112,7 @@ def values_at(batch: Any, path: str) -> Sequence[Any] | None:
 
 def objects_of(values: Sequence[Any]) -> np.ndarray:
     """A 1-D object array of `values`; lists among them stay lists."""
-    objects = np.empty(len(values), object)
-    for i, value in enumerate(values):
-        objects[i] = value
-    return objects
+    return np.fromiter(values, object, len(values))
 
 
 def length_of(batch: Any) -> int:
@@ -220,17 +217,9 @@ def own(value: Any) -> Any:
     return value.clone() if is_collection and is_collection(value) else copy.deepcopy(value)
 
 
-# -- fields and uids ---------------------------------------------------------------------------
-
-
 def field_names(batch: Any) -> set[str]:
     """Names of the fields of a batch; empty for other values."""
     return set(batch.keys()) if is_tensordict(batch) else {str(name) for name in columns_of(batch)}
-
-
-def score_fields(batch: Any) -> list[str]:
-    """The fields that hold scores, sorted."""
-    return sorted(field_names(batch) & _SCORES)
 
 
 def drop_fields(batch: Any, names: Collection[str]) -> Any:
@@ -252,13 +241,7 @@ def drop_fields(batch: Any, names: Collection[str]) -> Any:
 
 
 def uids_of(prompts: Any) -> list[str]:
-    """The prompts' uids, in order.
-
-    Raises
-    ------
-    PromptsError
-        There is not one uid for each prompt, or a uid occurs twice.
-    """
+    """The prompts' uids, in order; raises PromptsError if one is missing or occurs twice."""
     uids = cells_of(_uid_column(prompts))
     if uids is None:
         raise PromptsError(

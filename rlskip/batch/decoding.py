@@ -31,10 +31,8 @@ class Decoder:
         return str(self._tokenizer.decode(known, **self._options))
 
 
-@functools.lru_cache(maxsize=1)
-def decoder_at(path: str, *, skip_special: bool = False) -> Decoder:
-    """The decoder of the tokenizer in a directory; raises as `Decoder` does."""
-    return Decoder(path, skip_special=skip_special)
+decoder_at = functools.lru_cache(maxsize=1)(Decoder)
+"""The decoder of the tokenizer in a directory; a second call for it loads nothing."""
 
 
 def _loaded(path: Path) -> Any:

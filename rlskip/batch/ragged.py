@@ -10,6 +10,7 @@ import numpy as np
 
 from rlskip._copies import Memory, gathered, truths
 from rlskip.batch.columns import cells_of, is_tensor
+from rlskip.batch.meta import plain
 
 _NUMBER = (int, float, np.integer, np.floating, np.bool_)
 
@@ -95,8 +96,7 @@ class Ragged:
         return attrs.evolve(found, flat=found.flat.view(self.flat.dtype))
 
     def copied(self, memory: Memory) -> Ragged:
-        spans = np.stack([self.starts, self.ends], axis=1)
-        flat, spans = gathered(self.flat, spans, memory)
+        flat, spans = gathered(self.flat, np.stack([self.starts, self.ends], axis=1), memory)
         return Ragged(flat, *spans.T)
 
 
@@ -144,6 +144,18 @@ def numbers(cell: Any) -> np.ndarray | None:
     else:
         return None
     return array.reshape(-1) if array.dtype.kind in "biuf" else None
+
+
+def holds_numbers(column: Any, *, whole: bool = True) -> bool:
+    """Whether its type tells of a sequence of (`whole`) numbers for each row, as tokens are."""
+    if is_tensor(column):
+        is_whole = not column.dtype.is_floating_point
+        return column.is_nested or (column.dim() == 2 and (is_whole or not whole))
+    if isinstance(column, np.ndarray) and column.dtype != object:
+        return column.ndim == 2 and column.dtype.kind in ("biu" if whole else "biuf")
+    cells = (cell for cell in cells_of(column) or () if cell is not None)
+    cell = plain(next(cells, None))
+    return isinstance(cell, list | tuple) and numbers(cell) is not None
 
 
 def _whole(array: np.ndarray) -> np.ndarray | None:

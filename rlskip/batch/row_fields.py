@@ -9,8 +9,6 @@ import attrs
 
 from rlskip.errors import ConfigError
 
-_ENTRY = "rows"
-
 CONVENTION: dict[str, tuple[str, ...]] = {
     "prompt": ("prompts", "prompt_token_ids", "prompt_ids"),
     "response": ("responses", "response_ids", "completion_ids"),
@@ -127,14 +125,14 @@ class RowFields:
     @classmethod
     def from_meta(cls, meta: Any) -> RowFields | None:
         """The description that a dump's meta records; None without one (`meta` may be None)."""
-        found = getattr(meta, "info", {}).get(_ENTRY)
+        found = getattr(meta, "info", {}).get("rows")
         if not isinstance(found, Mapping):
             return None
         return cls(**{what: found[what] for what in found if _fits(what, found[what])})
 
     def to_meta(self) -> dict[str, Any]:
         """What `info` of a dump's meta records of it."""
-        return {_ENTRY: attrs.asdict(self, filter=lambda _, value: value is not None)}
+        return {"rows": attrs.asdict(self, filter=lambda _, value: value is not None)}
 
 
 _NUMBERS = ("n", "pad")

@@ -1,4 +1,4 @@
-"""The rows of a batch, named by their tokens."""
+"""The rows of a batch, named by their tokens, and where in other values each row's part is."""
 
 from __future__ import annotations
 
@@ -12,23 +12,19 @@ import numpy as np
 import xxhash
 
 from rlskip._copies import Memory, fresh
-from rlskip.batch.columns import cells_of, column_length, columns_of, is_tensor, values_at
+from rlskip.batch.columns import column_length, columns_of, values_at
 from rlskip.batch.meta import plain
-from rlskip.batch.padding import (
-    Misfit,
-    Places,
-    fit,
-    places_of_response,
-    refuse,
-    unpadded,
-)
-from rlskip.batch.ragged import Ragged, is_padded, lengths_of, numbers
+from rlskip.batch.padding import Misfit, Places, fit, places_of_response, refuse, unpadded
+from rlskip.batch.ragged import Ragged, holds_numbers, is_padded, lengths_of, spans_of
 from rlskip.batch.row_fields import RowFields
 from rlskip.errors import RlskipError
 
 _MASKS = ("attention", "prompt_mask", "mask")
 _OF_TOKENS = ("prompt", "response", "whole", *_MASKS)
 _VALUES = ("log_probs", "reward")
+
+#: How a value's entries correspond to a row's tokens.
+RESPONSE, WHOLE, SHIFTED, SAMPLED = "response", "whole", "shifted", "sampled"
 
 
 class RecordError(RlskipError, ValueError):
@@ -83,11 +79,10 @@ class RowColumns:
 
     def refuse_misfits(self, where: str) -> None:
         """Raise LengthError if masks, log-probs or token rewards do not fit their tokens."""
-        if self._fit_as_they_are():
-            return
-        rows = Rows.of(self)
-        misfits = [*rows.misfits, *(odd for what in _VALUES for odd in rows.spans(self, what)[1])]
-        refuse(misfits, where)
+        if not self._fit_as_they_are():
+            rows = Rows.of(self)
+            of_values = (odd for what in _VALUES for odd in rows.spans(self, what)[1])
+            refuse([*rows.misfits, *of_values], where)
 
     def _fit_as_they_are(self) -> bool:
         """Whether all are as long as their tokens, padding included; no value is read."""
@@ -245,18 +240,6 @@ class Rows:
         return np.split(flat, np.cumsum(self.lengths)[:-1]) if len(self) else []
 
 
-def holds_numbers(column: Any, *, whole: bool = True) -> bool:
-    """Whether its type tells of a sequence of (`whole`) numbers for each row, as tokens are."""
-    if is_tensor(column):
-        is_whole = not column.dtype.is_floating_point
-        return column.is_nested or (column.dim() == 2 and (is_whole or not whole))
-    if isinstance(column, np.ndarray) and column.dtype != object:
-        return column.ndim == 2 and column.dtype.kind in ("biu" if whole else "biuf")
-    cells = (cell for cell in cells_of(column) or () if cell is not None)
-    cell = plain(next(cells, None))
-    return isinstance(cell, list | tuple) and numbers(cell) is not None
-
-
 def _lengths_of(what: str, column: Any) -> np.ndarray:
     """How many values for tokens each row has; -1 where it has none."""
     lengths = lengths_of(column)
@@ -274,3 +257,88 @@ def hashes_of(rows: Sequence[np.ndarray]) -> np.ndarray:
     """A hash of the bytes of each of these arrays, uint64 [B]."""
     found = [xxhash.xxh3_64_intdigest(np.ascontiguousarray(row).data) for row in rows]
     return np.array(found, np.uint64)
+
+
+@attrs.frozen(eq=False)
+class Layout:
+    """Where in a value each row's part is.
+
+    ``align`` is what the entries of a part belong to: each token of the response, each token of
+    the row (``whole``), each but the first (``shifted``: the logits before it), or each ``sampled``
+    one; None if a part is not one value a token. ``spans`` are start and end of each row's part,
+    int64 [B, 2]: along the second dimension, or of a flat value along the first; None if a part is
+    one entry of the first dimension.
+    """
+
+    align: str | None = None
+    spans: np.ndarray | None = None
+    flat: bool = False
+
+    def part(self, value: Any, row: int) -> Any:
+        """The part of a value that belongs to a row."""
+        if self.spans is None:
+            return value[row : row + 1]
+        start, end = self.spans[row].tolist()
+        return value[start:end] if self.flat else value[row, start:end]
+
+    @classmethod
+    def of(cls, rows: Rows, shape: Sequence[int], lengths: Sequence[int] | None = None) -> Layout:
+        """That of a value for `rows` which has this shape, or is flat with parts of these lengths.
+
+        Raises RecordError where the value has no part for each row.
+        """
+        n = len(rows)
+        if lengths is None and shape and shape[0] == n:
+            return _padded(rows, shape[1]) if len(shape) > 1 else cls()
+        counts = [int(np.count_nonzero(mask)) for mask in rows.sampled]
+        if lengths is not None and len(lengths) == n:
+            every: dict[str, Any] = {
+                RESPONSE: rows.response.lengths,
+                WHOLE: rows.lengths,
+                SAMPLED: counts,
+            }
+            equal = (align for align, known in every.items() if list(lengths) == list(known))
+            return cls(next(equal, None), spans_of(lengths), flat=True)
+        if len(shape) == 1 and shape[0] == sum(counts):
+            return cls(SAMPLED, spans_of(counts), flat=True)
+        raise RecordError(
+            f"a value of shape {list(shape)} has no part for each of {n} rows",
+            remedy=f"give it {n} entries, or one for each of the {sum(counts)} sampled tokens",
+        )
+
+
+def _padded(rows: Rows, width: int) -> Layout:
+    *alone, whole = rows.places
+    places = [(RESPONSE, one, 0) for one in alone]
+    if (whole.ends - whole.starts == rows.lengths).all():  # no padding within rows
+        places += [(WHOLE, whole, 0), (SHIFTED, whole, 1)]
+    for align, one, less in places:
+        if (one.widths - less == width).all() and len(rows):
+            spans = np.stack([one.starts, np.maximum(one.starts, one.ends - less)], axis=1)
+            return Layout(align, spans)
+    return Layout()
+
+
+def token_places(
+    align: str | None, entries: int, prompt_length: int, sampled: np.ndarray
+) -> np.ndarray:
+    """Which token of a row each entry of its part belongs to, int64; none without an alignment.
+
+    `sampled` tells which of the row's tokens were, bool [T]. An entry beyond them has no place.
+    """
+    if align is None:
+        return np.empty(0, np.int64)
+    if align == SAMPLED:
+        return np.flatnonzero(sampled)[:entries]
+    first = {WHOLE: 0, SHIFTED: 1}.get(align, prompt_length)
+    return np.arange(first, min(first + entries, len(sampled)))
+
+
+def by_token(
+    part: np.ndarray, align: str | None, prompt_length: int, sampled: np.ndarray
+) -> np.ndarray:
+    """A row's part as one float64 for each of the row's tokens; NaN where it has none."""
+    found = np.full(len(sampled), np.nan)
+    places = token_places(align, len(part), prompt_length, sampled)
+    found[places] = part.reshape(len(part), -1)[: len(places), 0] if len(places) else 0
+    return found

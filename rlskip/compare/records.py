@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from rlskip.batch.row_parts import Layout
+from rlskip.batch.rows import Layout
 from rlskip.compare.verdict import MASK, ROLLOUTS, Place
 from rlskip.stages.parts import NUMBER, ROW_COLUMNS
 

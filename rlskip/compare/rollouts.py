@@ -14,8 +14,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from rlskip.batch.row_parts import by_token
-from rlskip.batch.rows import Rows
+from rlskip.batch.rows import Rows, by_token
 from rlskip.compare.records import Record, StepRecords
 from rlskip.runs.columns import Tokens, plain, rollout_columns, values
 from rlskip.runs.conversation import recorded

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from rlskip.batch.row_parts import token_places
+from rlskip.batch.rows import token_places
 from rlskip.compare.records import HASHED, Record, StepRecords
 from rlskip.compare.rounding import Rounding, differences, scale
 from rlskip.compare.verdict import (

@@ -110,7 +110,7 @@ def pack(part: np.ndarray, spec: str) -> bytes:
     """A part as one compressed run of elements of `spec`: a chunk of Blosc2, header of 32 bytes."""
     if part.itemsize != int(spec[1]):
         part = part.astype(spec)
-    packed: bytes = blosc2.compress2(
+    return blosc2.compress2(  # type: ignore[no-any-return]
         part,
         codec=blosc2.Codec.LZ4,
         clevel=5,
@@ -120,7 +120,6 @@ def pack(part: np.ndarray, spec: str) -> bytes:
         blocksize=1 << 18,
         nthreads=1,
     )
-    return packed
 
 
 class _Scratch(threading.local):

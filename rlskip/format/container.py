@@ -16,17 +16,20 @@ before it is allocated, and a compressed run with the index before the decompres
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import xxhash
 
 from rlskip._copies import fresh, share
+from rlskip.errors import ConfigError
 from rlskip.format import chunks
 from rlskip.format.chunks import CHUNK, STORED_AS, Array
 from rlskip.format.dump_errors import (
@@ -36,7 +39,6 @@ from rlskip.format.dump_errors import (
     UnreadableDumpError,
     check_version,
 )
-from rlskip.format.memory import half_of_memory
 
 MAX_RATIO = 1024  # a file declares at most so many times its size; a smaller one is padded
 FLOOR = 64 << 20  # bytes that a file may declare however small it is
@@ -47,7 +49,6 @@ _TAIL = struct.Struct("<QQ16s8s")
 _MAGIC = b"rlskip\r\n"
 _END = b"\r\nend\r\n\x00"
 _BATCH = 16  # chunks packed before they are written
-_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array]) -> str:
@@ -66,7 +67,7 @@ def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array]) -> str
                 size += len(run)
         listing.append((array.nbytes, array.spec, stored_as, runs))
     nbytes = sum(array.nbytes for array in arrays)
-    plain = _encode({**index, "arrays": listing}).encode()
+    plain = json.dumps({**index, "arrays": listing}, separators=(",", ":")).encode()
     stored = chunks.pack(np.frombuffer(plain, np.uint8), "x1")
     if nbytes + len(plain) > FLOOR:
         stored = stored.ljust(-(-(nbytes + len(plain)) // MAX_RATIO) - size, b"\0")
@@ -233,3 +234,32 @@ class Reader:
 
     def _corrupt(self, what: str) -> CorruptDumpError:
         return CorruptDumpError(what, where=self.where)
+
+
+def half_of_memory() -> int:
+    """Half of the bytes that this process may use, unless RLSKIP_MAX_BYTES allows others."""
+    if not (given := os.environ.get("RLSKIP_MAX_BYTES")):
+        return _memory() // 2
+    if not given.isdecimal():
+        raise ConfigError(f"{given!r:.40} is not a number of bytes", "RLSKIP_MAX_BYTES")
+    return int(given)
+
+
+@functools.cache
+def _memory() -> int:
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(machine, *limits(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")))
+
+
+def limits(root: Path, own: Path) -> Iterator[int]:
+    """Those of this process's control group and of the groups above it, of version 1 or 2."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in own.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers in ("", "memory"):
+                # In a container the path may be the host's; the root is then the group itself.
+                group = Path(path.lstrip("/"))
+                for place in (group, *group.parents):
+                    for name in ("memory.max", "memory.limit_in_bytes"):
+                        with contextlib.suppress(OSError, ValueError):  # no such file; "max"
+                            yield int((root / controllers / place / name).read_text())

@@ -36,10 +36,7 @@ VOLATILE = frozenset(
     ("uid", "uids", "request_id", "request_ids", "sample_id", "global_step", "global_steps",
      "meta_info", "timing", "timestamp", "timestamps", "created", "created_at", "updated_at")
 )  # fmt: skip
-"""Fields of a batch that record when it was made, not what is in it.
-
-They do not count in the dicts of the field ``extra_info`` either.
-"""
+"""Fields of a batch, and of its ``extra_info``, that record when it was made, not what it holds."""
 NOTES = "extra_info"
 
 _REMEDY = (
@@ -49,8 +46,7 @@ _REMEDY = (
     "decode)"
 )
 _encoded = json.JSONEncoder(sort_keys=True).encode
-_APART = object()
-"""In a path, what has no key: an item of a set."""
+_APART = object()  # in a path, what has no key: an item of a set
 _OF_JSON = frozenset((str, int, bool, type(None)))
 _AS_TEXT = (
     numbers.Number, range, slice, re.Pattern, uuid.UUID, datetime.date, datetime.time,
@@ -66,7 +62,7 @@ class Marked(str):
 
 
 def fingerprint(prompts: Any, volatile: Iterable[str] = VOLATILE) -> str:
-    """Content hash of prompts of any kind that dumps can store.
+    """Content hash of prompts of any kind that dumps can store, 32 hexadecimal digits.
 
     Two values have one fingerprint if their values, dtypes and shapes are equal. These do not
     count: the order of a mapping's keys, devices, strides, byte order, the width of text in arrays,
@@ -79,15 +75,7 @@ def fingerprint(prompts: Any, volatile: Iterable[str] = VOLATILE) -> str:
     to the mapping of their columns. int32 prompts are not int64 prompts, nor is 1 equal to 1.0.
     NaN is equal to itself, and 0.0 to -0.0.
 
-    Returns
-    -------
-    str
-        32 hexadecimal digits.
-
-    Raises
-    ------
-    UnsupportedTypeError
-        A part of the prompts cannot be compared; the error names its place.
+    Raises UnsupportedTypeError for a part that cannot be compared, and names its place.
     """
     counted = without_volatile(frozenset(volatile), prompts)
     return _hash_of(_encoded(plain_json(counted, "prompts")).encode())
@@ -144,9 +132,6 @@ def _by_value(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-# -- what a value is -----------------------------------------------------------------------
-
-
 def is_text(cls: type) -> bool:
     """Whether an object of a class has all that it is in its ``repr``."""
     return issubclass(cls, _AS_TEXT) or cls.__name__.lower().endswith("dtype")
@@ -197,9 +182,6 @@ def _scalar_of(value: Any) -> Any:
     return value
 
 
-# -- as plain JSON -------------------------------------------------------------------------
-
-
 class _Conversion:
     """The walk over a value. Arrays, and what else JSON lacks, are in its result by hash.
 
@@ -229,16 +211,14 @@ class _Conversion:
             parts = kept if isinstance(kept, tuple) else (kept,)
             kept = kept if all(isinstance(part, bool | int | float | str) for part in parts) else ""
             return f"<{kind.__qualname__}.{value._name_} {kept!r}>"
-        if isinstance(value, str):
-            return _text(value)
+        if isinstance(value, str | os.PathLike):
+            return _text(os.fspath(value))
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, int):
             return int(value)
         if isinstance(value, float):
             return float(value) + 0
-        if isinstance(value, os.PathLike):
-            return _text(os.fspath(value))
         if issubclass(kind, re.Pattern):  # its own repr shows 200 characters
             return f"<pattern {value.pattern!r} {value.flags}>"
         if is_text(kind) and not isinstance(value, np.generic):

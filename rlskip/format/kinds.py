@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlskip.format import batches, objects, plain
-from rlskip.format.codec import USER, Kind, Node, Unpacker, add_kind
-from rlskip.format.codec import Into as Into
+from rlskip.format import batches, plain
+from rlskip.format.codec import USER, Into, Kind, Node, Unpacker, add_kind
 from rlskip.format.codec import Packer as Packer
 from rlskip.format.dump_errors import DumpError, UnknownTypeError, UnreadableDumpError
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 _WITH_FIELDS = ("dict", "ordereddict", "defaultdict", "tensordict", "dataproto")
 
 # A class is of the first kind whose test it passes: some of the hosts' are dataclasses, too.
-for _kind in (*plain.KINDS, *batches.KINDS, *objects.KINDS):
+for _kind in (*batches.KINDS, *plain.KINDS):
     add_kind(_kind)
 
 

@@ -21,7 +21,6 @@ from rlskip.batch.columns import (
 from rlskip.format.fingerprint import NOTES, VOLATILE, fingerprint, without_volatile
 
 DIGITS = 16
-_MASK = "attention_mask"
 
 
 def digests_of(
@@ -29,21 +28,13 @@ def digests_of(
 ) -> list[str | None]:
     """A hash of each of the prompts: the :func:`~rlskip.format.fingerprint.fingerprint` of its row.
 
-    Besides what that leaves out, these do not count: padding, that is, what a column
+    They are 16 hexadecimal digits, or None for a prompt of which nothing is left. What is no batch
+    is a single prompt; the items of a list are one each.
+
+    Besides what a fingerprint leaves out, these do not count: padding, that is, what a column
     ``*attention_mask`` marks in columns as wide as it; fields that are None, and an ``extra_info``
     of which nothing is left; the layout; and the fields `without`. A value for the whole batch is
-    part of each prompt, unless its name is `neutral`.
-
-    Returns
-    -------
-    list
-        16 hexadecimal digits for each prompt; None for one of which nothing is left. What is no
-        batch is a single prompt; the items of a list are one each.
-
-    Raises
-    ------
-    UnsupportedTypeError
-        A part of the prompts cannot be compared; the error names its place.
+    part of each prompt, unless its name is `neutral`. Raises as `fingerprint` does.
     """
     if prompts is None:  # of a stage that takes none
         return [fingerprint(None)[:DIGITS]]
@@ -80,7 +71,7 @@ def _digest_of(row: Any, left_out: Collection[str]) -> str | None:
 def _rows_of(columns: Mapping[Any, Any], n: int, neutral: Collection[str]) -> list[dict[Any, Any]]:
     rows: list[dict[Any, Any]] = [{} for _ in range(n)]
     columns = {name: _on_host(column) for name, column in columns.items()}
-    masks = [column for name, column in columns.items() if str(name).endswith(_MASK)]
+    masks = [column for name, column in columns.items() if str(name).endswith("attention_mask")]
     for name, column in columns.items():
         cells = cells_of(column, n)
         if cells is None:

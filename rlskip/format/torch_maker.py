@@ -88,7 +88,6 @@ wrapped = NonTensorData
 
 
 def tensor(raw: np.ndarray, name: str, shape: list[int], device: str | None) -> torch.Tensor:
-    """A tensor of these bytes, of the dtype of this name."""
     kind = DTYPES.get(name)
     if kind is None:
         raise UnknownTypeError(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlskip.batch.row_parts import by_token
+from rlskip.batch.rows import by_token
 from rlskip.compare.records import Record, StepRecords
 from rlskip.compare.sides import Side
 from rlskip.compare.steps import pair_rows

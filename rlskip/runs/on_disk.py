@@ -30,8 +30,8 @@ from rlskip.store.layout import (
 from rlskip.store.meta import DumpMeta
 
 if TYPE_CHECKING:
+    from rlskip.format.codec import Into
     from rlskip.format.container import Reader
-    from rlskip.format.kinds import Into
 
 
 @attrs.frozen

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from rlskip.batch.ragged import holds_numbers
 from rlskip.batch.row_fields import RowFields
-from rlskip.batch.rows import holds_numbers
 from rlskip.format.codec import Node
 from rlskip.format.dump_errors import DAMAGE, CorruptDumpError, DumpError
 from rlskip.format.kinds import array_of, choosable, is_flat, length_of, rebuild

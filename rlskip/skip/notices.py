@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from rlskip._human import age, short
-from rlskip.batch.columns import field_names, score_fields
+from rlskip.batch.columns import SCORES, field_names
 from rlskip.config.check import is_below
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import BUILT_IN_ROLES, TRAINING_ROLES, VALIDATION_ROLE, SkipAction, as_given
@@ -118,7 +118,7 @@ class Notices:
                 "unknown-fields", "drop_fields names %s, which the dump does not have; it has %s",
                 ", ".join(unknown), ", ".join(sorted(there)),
             )  # fmt: skip
-        if (scores := score_fields(kept)) and self.role in BUILT_IN_ROLES:
+        if (scores := sorted(field_names(kept) & SCORES)) and self.role in BUILT_IN_ROLES:
             self.once(
                 "scores", "scores are replayed with the rollouts (%s); to compute them again: "
                 "%s=[%s]", ", ".join(scores), self.typed("skip.drop_fields"), ",".join(scores),

@@ -25,8 +25,7 @@ import numpy as np
 
 from rlskip._copies import Memory, gathered
 from rlskip.batch.columns import is_tensor
-from rlskip.batch.row_parts import Layout
-from rlskip.batch.rows import RecordError, Rows
+from rlskip.batch.rows import Layout, RecordError, Rows
 
 if TYPE_CHECKING:
     import torch

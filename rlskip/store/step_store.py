@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from rlskip.format.container import half_of_memory
 from rlskip.format.dump_errors import AbsentDumpError, CorruptDumpError, UnreadableDumpError
 from rlskip.format.kinds import Packer, rebuild
-from rlskip.format.memory import half_of_memory
 from rlskip.jobs import alive
 from rlskip.store.dump import NewDump, OpenDump, move_away, opened
 from rlskip.store.identity import Identity

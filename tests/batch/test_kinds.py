@@ -24,7 +24,6 @@ from rlskip.batch.columns import (
     length_of,
     own,
     rows_of,
-    score_fields,
     select,
     uids_of,
 )
@@ -195,7 +194,6 @@ def test_dropped_fields_leave_the_batch_as_it_was(kind: str) -> None:
         for row in rows
     ]
     assert drop_fields(batch, ["unknown"]) is batch
-    assert score_fields({"reward": [1], "scores": [1], "x": [1]}) == ["reward", "scores"]
 
 
 def test_rows_of_different_shapes_are_cells_of_a_lazy_stack() -> None:

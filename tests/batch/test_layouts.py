@@ -10,8 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlskip.batch.row_parts import Layout
-from rlskip.batch.rows import RowColumns, Rows
+from rlskip.batch.rows import Layout, RowColumns, Rows
 from rlskip.runs.columns import rollout_columns
 from rlskip.runs.rollouts import Rollouts
 

@@ -12,7 +12,7 @@ import torch
 import rlskip
 from rlskip import SkipManager
 from rlskip.errors import ConfigError
-from rlskip.format import memory
+from rlskip.format.container import limits as limits_of
 from rlskip.store import StepStore, TooLargeDumpError
 
 MIB = 1 << 20
@@ -102,4 +102,4 @@ def test_the_limits_of_control_groups_count(
     for name, text in limits.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
-    assert min(memory.limits(root, own), default=None) == least
+    assert min(limits_of(root, own), default=None) == least
