@@ -108,6 +108,8 @@ class RolloutDispatcher:
         """Generate, wait for complete groups, and return their rows.
 
         Nothing is written to the queue. All waits together take at most ``replay.timeout_s``.
+        Metrics and errors are those of :meth:`ReplayBuffer.sample`; where a row lacks a field that
+        is not to be filled, UnequalFieldsError is raised.
 
         Parameters
         ----------
@@ -120,19 +122,10 @@ class RolloutDispatcher:
 
         Returns
         -------
-        rows : TensorDict
-            Batch size ``(rows,)``, group by group, each by session and index, packed as
-            :meth:`TrajectoryQueue.get` packs them. Columns ``uid`` and ``session_id`` are added
-            unless the rows have them.
-        metrics : dict
-            As :meth:`ReplayBuffer.sample` returns them.
-
-        Raises
-        ------
-        IncompleteRolloutError, ReplayTimeoutError
-            As :meth:`ReplayBuffer.sample` raises them.
-        UnequalFieldsError
-            A row lacks a field that another one has, which is not to be filled.
+        tuple
+            The rows, group by group, each by session and index, packed as
+            :meth:`TrajectoryQueue.get` packs them, with columns ``uid`` and ``session_id`` unless
+            the rows have them; and the metrics.
         """
         self._check_open()
         if self._replay.on_incomplete == "refill":
@@ -156,11 +149,7 @@ class RolloutDispatcher:
         return joined(groups, partition, self.config.fill_missing), call.metrics()
 
     def submit(
-        self,
-        prompts: Batch,
-        *,
-        step: int | None = None,
-        validate: bool | None = None,
+        self, prompts: Batch, *, step: int | None = None, validate: bool | None = None
     ) -> BatchHandle:
         """Start generating; with a queue, return once a buffer of it knows of all these prompts.
 
@@ -180,8 +169,6 @@ class RolloutDispatcher:
         BatchError
             The batch has no uid, duplicate uids, no step, or a session count below one; or an
             earlier prompt of a uid is in flight, or in the queue.
-        DispatcherClosedError
-            After :meth:`close`.
         """
         batch = self._read(prompts, step, validate)
         ahead = self._ahead[batch.partition]

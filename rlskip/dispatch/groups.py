@@ -213,15 +213,12 @@ class Groups:
         prompt.batch.report.attempts += 1
         seconds, alarm = self._config.session_timeout_s, None
         if seconds is not None:
-            alarm = self._loop.call_later(seconds, self._expire, job, seconds)
+            what = f"passed its deadline of {seconds:g} s (dispatch.session_timeout_s)"
+            alarm = self._loop.call_later(seconds, self._fail, job, InfrastructureFailure(what))
         prompt.batch.attempts[job] = alarm
         job.session = prompt.session(job, self._config.seed or 0)
         job.started = self._loop.time()
         self._pool.start(job)
-
-    def _expire(self, job: Job, seconds: float) -> None:
-        what = f"passed its deadline of {seconds:g} s (dispatch.session_timeout_s)"
-        self._fail(job, InfrastructureFailure(what))
 
     def _fail(self, job: Job, error: InfrastructureFailure) -> None:
         self._give_up(job)

@@ -44,10 +44,8 @@ from rlskip.store.layout import journal_name, journaled_step
 
 logger = logging.getLogger(__name__)
 
-MAX_BYTES = 64 << 30
-"""Larger journals are refused without being read."""
-MAX_FRAME = 1 << 30
-"""A larger session is not journaled, and a longer line is damage."""
+MAX_BYTES = 64 << 30  # larger journals are refused without being read
+MAX_FRAME = 1 << 30  # a larger session is not journaled, and a longer line is damage
 
 
 @attrs.frozen

@@ -39,8 +39,7 @@ from rlskip.queue.protocol import OwnRow
 Worker = Callable[..., Any]
 Rows = list[dict[str, Any]]
 
-THREADS = 16
-"""The number of blocking calls that a worker runs at once by default."""
+THREADS = 16  # the blocking calls that a worker runs at once by default
 
 logger = logging.getLogger(__name__)
 

@@ -74,9 +74,8 @@ class RayPool(Pool):
 
     async def _until(self, ends: float, started: asyncio.Future[Any], what: str) -> None:
         """Wait for Ray; the error names what was asked of it, and what it has."""
-        left = ends - asyncio.get_running_loop().time()
         try:
-            await asyncio.wait_for(started, max(0.0, left))
+            await asyncio.wait_for(started, max(0.0, ends - asyncio.get_running_loop().time()))
         except asyncio.TimeoutError as error:
             needs = {"num_cpus": 1, **self.options}  # as Ray places an actor
             each = ", ".join(f"{k}={v}" for k, v in needs.items() if k != "max_concurrency")

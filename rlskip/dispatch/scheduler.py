@@ -64,8 +64,6 @@ class Placement:
 
 Policy = Callable[[PendingSession], Placement]
 
-ANYWHERE = Placement()
-
 
 def chunk(session: PendingSession) -> Placement:
     """Split the batch into one run of prompts per worker: a prompt stays on one worker."""
@@ -79,7 +77,7 @@ def round_robin(session: PendingSession) -> Placement:
 
 def least_loaded(session: PendingSession) -> Placement:
     """The next free slot takes the next session."""
-    return ANYWHERE
+    return Placement()
 
 
 def longest_first(session: PendingSession) -> Placement:
@@ -93,8 +91,7 @@ def longest_first(session: PendingSession) -> Placement:
     return Placement(rank=-math.inf if session.started == 0 else -1e300)
 
 
-BLIND = (chunk, round_robin, least_loaded)
-"""Policies that use no lengths."""
+BLIND = (chunk, round_robin, least_loaded)  # policies that use no lengths
 
 POLICIES: dict[str, Policy] = {policy.__name__: policy for policy in (*BLIND, longest_first)}
 
@@ -260,8 +257,6 @@ class Scheduler:
         heapq.heappush(heap, (rank, job.number, job))
 
     def _place(self, job: Job) -> Placement:
-        if self._policy is least_loaded:  # which looks at nothing
-            return ANYWHERE
         of = job.group
         counts = of.n, job.number, self.workers, of.started
         try:

@@ -16,7 +16,6 @@ import itertools
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -62,7 +61,7 @@ class QueueUnavailableError(RlskipError, RuntimeError):
     """A dependency of the queue is not installed or not running."""
 
 
-@dataclass
+@dataclasses.dataclass
 class KVBatchMeta:
     """Names a batch of rows without holding their data.
 
@@ -126,12 +125,9 @@ class TrajectoryQueue(ABC):
         With `fill_missing` (``dispatch.fill_missing``) a field that some rows lack is None there,
         unless it is a tensor; else all rows must hold the fields.
 
-        Returns
-        -------
-        TensorDict
-            Batch size ``(len(keys),)``. Scalars form a tensor of shape ``(len(keys),)``, other
-            tensors one jagged nested tensor (rows may differ in length), any other values a
-            NonTensorStack. :func:`rlskip.queue.to_rows` splits it into rows again.
+        The batch size is ``(len(keys),)``. Scalars form a tensor of that shape, other tensors one
+        jagged nested tensor (rows may differ in length), any other values a NonTensorStack.
+        :func:`rlskip.queue.to_rows` splits it into rows again.
 
         Raises
         ------
