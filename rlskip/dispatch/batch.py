@@ -57,10 +57,10 @@ class BatchReport:
 
 @attrs.define(eq=False)
 class Group:
-    """What the `n` sessions of a prompt left.
+    """What the `n` sessions of the prompt `uid` of a `step` left.
 
-    `rows` has those of each session that succeeded, none if they are in a queue; `failed` has why
-    each other one failed.
+    By session, `rows` has those of each one that succeeded (none if they are in a queue), and
+    `failed` why each other one failed.
     """
 
     uid: str
@@ -118,7 +118,7 @@ class Prompt(SessionGroup):
 
 
 class BatchHandle(Future[BatchReport]):
-    """A submitted batch, to wait for or to await; ``report`` has the outcome so far."""
+    """A submitted batch: wait for its :meth:`result`, or await it; ``report`` has it so far."""
 
     def __init__(self, groups: Any, step: int, validate: bool) -> None:
         super().__init__()

@@ -105,11 +105,13 @@ class RolloutDispatcher:
         validate: bool | None = None,
         batch_size: int | None = None,
     ) -> tuple[TensorDict, dict[str, float]]:
-        """Generate, wait for complete groups, and return their rows.
+        """Generate, wait for complete groups, and return their rows, and metrics.
 
+        The rows are a TensorDict, group by group, each by session and index, packed as
+        :meth:`TrajectoryQueue.get` packs them. Columns ``uid`` and ``session_id`` are added unless
+        they have them. Metrics and errors are those of :meth:`ReplayBuffer.sample`; a row that
+        lacks a field that another one has, which is not to be filled, raises UnequalFieldsError.
         Nothing is written to the queue. All waits together take at most ``replay.timeout_s``.
-        Metrics and errors are those of :meth:`ReplayBuffer.sample`; where a row lacks a field that
-        is not to be filled, UnequalFieldsError is raised.
 
         Parameters
         ----------
@@ -119,13 +121,6 @@ class RolloutDispatcher:
             None: the groups of these prompts; without prompts, those of this step that nobody has
             taken. A number: the groups of that many prompts of any step, oldest first, while the
             others go on.
-
-        Returns
-        -------
-        tuple
-            The rows, group by group, each by session and index, packed as
-            :meth:`TrajectoryQueue.get` packs them, with columns ``uid`` and ``session_id`` unless
-            the rows have them; and the metrics.
         """
         self._check_open()
         if self._replay.on_incomplete == "refill":
@@ -153,6 +148,9 @@ class RolloutDispatcher:
     ) -> BatchHandle:
         """Start generating; with a queue, return once a buffer of it knows of all these prompts.
 
+        Raises BatchError if the batch has no uid, duplicate uids, no step, or a session count below
+        one; or if an earlier prompt of a uid is in flight, or in the queue.
+
         Parameters
         ----------
         prompts
@@ -163,12 +161,6 @@ class RolloutDispatcher:
         step, validate
             The trainer's step, and whether to use ``val_n`` and ``val_sampling``. None: the
             batch's fields ``global_steps`` and ``validate``.
-
-        Raises
-        ------
-        BatchError
-            The batch has no uid, duplicate uids, no step, or a session count below one; or an
-            earlier prompt of a uid is in flight, or in the queue.
         """
         batch = self._read(prompts, step, validate)
         ahead = self._ahead[batch.partition]

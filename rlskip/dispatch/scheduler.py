@@ -190,8 +190,6 @@ class Scheduler:
 
     def next(self) -> Job | None:
         """What to start next; None without a pending session or a free slot."""
-        if not self._again and not any(self._waiting.values()):
-            return None
         free = [worker for worker in self.there if self._load[worker] < self._per_worker]
         free.sort(key=self._load.__getitem__)
         for job in self._again:  # what is tried again goes first, elsewhere if it can

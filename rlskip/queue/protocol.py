@@ -125,16 +125,12 @@ class TrajectoryQueue(ABC):
         With `fill_missing` (``dispatch.fill_missing``) a field that some rows lack is None there,
         unless it is a tensor; else all rows must hold the fields.
 
-        The batch size is ``(len(keys),)``. Scalars form a tensor of that shape, other tensors one
-        jagged nested tensor (rows may differ in length), any other values a NonTensorStack.
-        :func:`rlskip.queue.to_rows` splits it into rows again.
+        They are a TensorDict of batch size ``(len(keys),)``. Scalars form a tensor of that shape,
+        other tensors one jagged nested tensor (rows may differ in length), any other values a
+        NonTensorStack. :func:`rlskip.queue.to_rows` splits it into rows again.
 
-        Raises
-        ------
-        MissingKeysError
-            A key is missing, or holds no fields. A shorter batch is never returned.
-        UnequalFieldsError
-            A row lacks a field, which is not to be filled.
+        Raises MissingKeysError if a key is missing, or holds no fields: a shorter batch is never
+        returned. Raises UnequalFieldsError if a row lacks a field, which is not to be filled.
         """
 
     @abstractmethod

@@ -64,7 +64,12 @@ class TransferQueueAdapter(TrajectoryQueue):
         self, keys: Sequence[str], partition: str, fields: Fields = None, tags: Tags = None
     ) -> None:
         check_put(keys, fields, tags)
-        batch = None if fields is None else _as_batch(fields)
+        # One value per row in each field is what TransferQueue takes. A TensorDict that is so
+        # already is not taken apart: a replayed step has a thousand long rows.
+        is_batch = isinstance(fields, TensorDict) and not any(
+            isinstance(value, NonTensorData) for value in fields.values()
+        )
+        batch = fields if fields is None or is_batch else to_batch(to_rows(fields))
         copies = None if tags is None else [dict(tag) for tag in tags]
         self._call("kv_batch_put", list(keys), partition, fields=batch, tags=copies)
 
@@ -211,15 +216,3 @@ def _transfer_queue() -> Any:
             remedy="call ray.init() first",
         )
     return transfer_queue
-
-
-def _as_batch(fields: TensorDict | Sequence[Row]) -> TensorDict:
-    """What TransferQueue takes: a TensorDict with one value per row in each field.
-
-    One that is so already is not taken apart: a replayed step has a thousand long rows.
-    """
-    if isinstance(fields, TensorDict) and not any(
-        isinstance(value, NonTensorData) for value in fields.values()
-    ):
-        return fields
-    return to_batch(to_rows(fields))
