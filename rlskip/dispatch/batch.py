@@ -22,9 +22,8 @@ from rlskip.dispatch.scheduler import Job, SessionGroup
 from rlskip.dispatch.sessions import BatchError, Session, session_seed
 from rlskip.jobs.served import Needs, needs
 from rlskip.keys import DO_SAMPLE, ROLLOUT_N, TRAIN, VAL, trajectory_key
-from rlskip.queue import PromptOutcome
 from rlskip.queue.protocol import one_batch
-from rlskip.queue.readiness import Partition, State
+from rlskip.queue.readiness import Partition, PromptOutcome, State
 
 if TYPE_CHECKING:
     from rlskip.dispatch.journal import SessionJournal

@@ -27,7 +27,6 @@ from rlskip.dispatch.sessions import (
     text_of,
 )
 from rlskip.dispatch.sink import Journals, Sink
-from rlskip.dispatch.timeouts import LoopThread
 from rlskip.queue import IncompleteRolloutError, ReplayTimeoutError, TrajectoryQueue
 from rlskip.queue.readiness import Partition, State
 from rlskip.queue.sampling import SampleCall
@@ -53,7 +52,7 @@ class Groups:
         self.changed = threading.Condition()
         self.closed = False
         self.batches: set[BatchHandle] = set()
-        self.host = LoopThread("rlskip-dispatch")
+        self.host = timeouts.LoopThread("rlskip-dispatch")
         self._wait_for_some = 0
         self._loop, self._pool = self.host.loop, pool
         self._config = config

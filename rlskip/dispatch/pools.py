@@ -32,7 +32,6 @@ from rlskip.dispatch.sessions import (
     as_failure,
     text_of,
 )
-from rlskip.dispatch.timeouts import LoopThread, failure_of, in_thread
 from rlskip.keys import integer
 from rlskip.queue.protocol import OwnRow
 
@@ -168,7 +167,7 @@ class LocalPool(Pool):
         return _Local(self)
 
 
-class _Local(LoopThread):
+class _Local(timeouts.LoopThread):
     """A worker on a thread.
 
     Whatever code of the user's does here, it sees the tasks of this worker only, and ends no
@@ -213,7 +212,7 @@ class _Local(LoopThread):
 
     async def failure(self) -> Exception | None:
         turn = asyncio.wrap_future(self.ask(asyncio.sleep, 0))
-        return await failure_of(turn, timeouts.TURN_S, "its event loop")
+        return await timeouts.failure_of(turn, timeouts.TURN_S, "its event loop")
 
 
 class Runner:
@@ -254,8 +253,7 @@ class Runner:
         args = own(dict(fields)), own(dict(sampling)), session
         try:
             if self._blocks:
-                found: Rows | None = await in_thread(self._call, *args, name="rlskip-worker")
-                return found
+                return await timeouts.in_thread(self._call, *args, name="rlskip-worker")
             return returned(await self._worker(*args))
         except asyncio.CancelledError:
             raise
@@ -280,7 +278,7 @@ class Runner:
     async def call(self, method: str, args: tuple[Any, ...]) -> None:
         """Call a method of the worker."""
         called = getattr(self._worker, method)
-        result = await in_thread(called, *args) if self._blocks else called(*args)
+        result = await timeouts.in_thread(called, *args) if self._blocks else called(*args)
         if inspect.isawaitable(result):
             await result
 
