@@ -21,22 +21,14 @@ from rlskip.config.other_nodes import DispatchConfig
 from rlskip.dispatch.scheduler import Job, SessionGroup
 from rlskip.dispatch.sessions import BatchError, Session, session_seed
 from rlskip.jobs.served import Needs, needs
-from rlskip.keys import (
-    DO_SAMPLE,
-    ROLLOUT_N,
-    TRAIN,
-    VAL,
-    trajectory_key,
-)
-from rlskip.queue import PromptOutcome
+from rlskip.keys import DO_SAMPLE, ROLLOUT_N, TRAIN, VAL, trajectory_key
 from rlskip.queue.protocol import one_batch
-from rlskip.queue.readiness import Partition, State
+from rlskip.queue.readiness import Partition, PromptOutcome, State
 
 if TYPE_CHECKING:
     from rlskip.dispatch.journal import SessionJournal
 
-GREEDY = {"temperature": 0, "top_p": 1.0, "top_k": -1}
-"""Sampling parameters of a training prompt whose ``__do_sample__`` is false."""
+GREEDY = {"temperature": 0, "top_p": 1.0, "top_k": -1}  # for prompts with a false ``__do_sample__``
 
 
 @attrs.define
@@ -64,16 +56,10 @@ class BatchReport:
 
 @attrs.define(eq=False)
 class Group:
-    """What the sessions of a prompt left.
+    """What the `n` sessions of the prompt `uid` of a `step` left.
 
-    Attributes
-    ----------
-    uid, step, n
-        The prompt, its step, and its number of sessions.
-    rows
-        The rows of each session that succeeded, by session; none if they are in a queue.
-    failed
-        Why each other session failed.
+    By session, `rows` has those of each one that succeeded (none if they are in a queue), and
+    `failed` why each other one failed.
     """
 
     uid: str
@@ -131,10 +117,7 @@ class Prompt(SessionGroup):
 
 
 class BatchHandle(Future[BatchReport]):
-    """A submitted batch. Wait for it with :meth:`result`, or await it.
-
-    ``report`` has the outcome so far.
-    """
+    """A submitted batch: wait for its :meth:`result`, or await it; ``report`` has it so far."""
 
     def __init__(self, groups: Any, step: int, validate: bool) -> None:
         super().__init__()
@@ -163,12 +146,8 @@ class BatchHandle(Future[BatchReport]):
     def result(self, timeout: float | None = None) -> BatchReport:
         """Wait until every session has an outcome and, with a queue, its marker.
 
-        Raises
-        ------
-        TimeoutError
-            After `timeout` seconds. The batch goes on.
-        Exception
-            What kept the batch from being written to the queue.
+        Raises TimeoutError after `timeout` seconds, while the batch goes on; or what kept the batch
+        from being written to the queue.
         """
         # Future.result() raises a class of its own before Python 3.11.
         if not wait([self], timeout).done:
@@ -241,13 +220,7 @@ def read_batch(
 
 
 def joined(groups: Sequence[Group], partition: str, fill_missing: bool) -> TensorDict:
-    """The rows of groups as one batch, by group, session and index, with uid and session_id.
-
-    Raises
-    ------
-    UnequalFieldsError
-        A row lacks a field that another one has, and it may not be filled with None.
-    """
+    """Groups as :func:`one_batch`, by group, session and index, with uid and session_id."""
     by_key: dict[str, Any] = {}
     uids: list[NonTensorData] = []
     sessions: list[int] = []

@@ -105,8 +105,12 @@ class RolloutDispatcher:
         validate: bool | None = None,
         batch_size: int | None = None,
     ) -> tuple[TensorDict, dict[str, float]]:
-        """Generate, wait for complete groups, and return their rows.
+        """Generate, wait for complete groups, and return their rows, and metrics.
 
+        The rows are a TensorDict, group by group, each by session and index, packed as
+        :meth:`TrajectoryQueue.get` packs them. Columns ``uid`` and ``session_id`` are added unless
+        they have them. Metrics and errors are those of :meth:`ReplayBuffer.sample`; a row that
+        lacks a field that another one has, which is not to be filled, raises UnequalFieldsError.
         Nothing is written to the queue. All waits together take at most ``replay.timeout_s``.
 
         Parameters
@@ -117,22 +121,6 @@ class RolloutDispatcher:
             None: the groups of these prompts; without prompts, those of this step that nobody has
             taken. A number: the groups of that many prompts of any step, oldest first, while the
             others go on.
-
-        Returns
-        -------
-        rows : TensorDict
-            Batch size ``(rows,)``, group by group, each by session and index, packed as
-            :meth:`TrajectoryQueue.get` packs them. Columns ``uid`` and ``session_id`` are added
-            unless the rows have them.
-        metrics : dict
-            As :meth:`ReplayBuffer.sample` returns them.
-
-        Raises
-        ------
-        IncompleteRolloutError, ReplayTimeoutError
-            As :meth:`ReplayBuffer.sample` raises them.
-        UnequalFieldsError
-            A row lacks a field that another one has, which is not to be filled.
         """
         self._check_open()
         if self._replay.on_incomplete == "refill":
@@ -156,13 +144,12 @@ class RolloutDispatcher:
         return joined(groups, partition, self.config.fill_missing), call.metrics()
 
     def submit(
-        self,
-        prompts: Batch,
-        *,
-        step: int | None = None,
-        validate: bool | None = None,
+        self, prompts: Batch, *, step: int | None = None, validate: bool | None = None
     ) -> BatchHandle:
         """Start generating; with a queue, return once a buffer of it knows of all these prompts.
+
+        Raises BatchError if the batch has no uid, duplicate uids, no step, or a session count below
+        one; or if an earlier prompt of a uid is in flight, or in the queue.
 
         Parameters
         ----------
@@ -174,14 +161,6 @@ class RolloutDispatcher:
         step, validate
             The trainer's step, and whether to use ``val_n`` and ``val_sampling``. None: the
             batch's fields ``global_steps`` and ``validate``.
-
-        Raises
-        ------
-        BatchError
-            The batch has no uid, duplicate uids, no step, or a session count below one; or an
-            earlier prompt of a uid is in flight, or in the queue.
-        DispatcherClosedError
-            After :meth:`close`.
         """
         batch = self._read(prompts, step, validate)
         ahead = self._ahead[batch.partition]

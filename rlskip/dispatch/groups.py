@@ -27,7 +27,6 @@ from rlskip.dispatch.sessions import (
     text_of,
 )
 from rlskip.dispatch.sink import Journals, Sink
-from rlskip.dispatch.timeouts import LoopThread
 from rlskip.queue import IncompleteRolloutError, ReplayTimeoutError, TrajectoryQueue
 from rlskip.queue.readiness import Partition, State
 from rlskip.queue.sampling import SampleCall
@@ -53,7 +52,7 @@ class Groups:
         self.changed = threading.Condition()
         self.closed = False
         self.batches: set[BatchHandle] = set()
-        self.host = LoopThread("rlskip-dispatch")
+        self.host = timeouts.LoopThread("rlskip-dispatch")
         self._wait_for_some = 0
         self._loop, self._pool = self.host.loop, pool
         self._config = config
@@ -213,15 +212,12 @@ class Groups:
         prompt.batch.report.attempts += 1
         seconds, alarm = self._config.session_timeout_s, None
         if seconds is not None:
-            alarm = self._loop.call_later(seconds, self._expire, job, seconds)
+            what = f"passed its deadline of {seconds:g} s (dispatch.session_timeout_s)"
+            alarm = self._loop.call_later(seconds, self._fail, job, InfrastructureFailure(what))
         prompt.batch.attempts[job] = alarm
         job.session = prompt.session(job, self._config.seed or 0)
         job.started = self._loop.time()
         self._pool.start(job)
-
-    def _expire(self, job: Job, seconds: float) -> None:
-        what = f"passed its deadline of {seconds:g} s (dispatch.session_timeout_s)"
-        self._fail(job, InfrastructureFailure(what))
 
     def _fail(self, job: Job, error: InfrastructureFailure) -> None:
         self._give_up(job)

@@ -35,19 +35,15 @@ import xxhash
 from rlskip._files import open_folder
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.sessions import Session, text_of
-from rlskip.dispatch.timeouts import failure_of, in_thread
 from rlskip.format import container
 from rlskip.format.kinds import Packer, rebuild
-from rlskip.store import retention
-from rlskip.store.identity import Identity
+from rlskip.store import Identity, retention
 from rlskip.store.layout import journal_name, journaled_step
 
 logger = logging.getLogger(__name__)
 
-MAX_BYTES = 64 << 30
-"""Larger journals are refused without being read."""
-MAX_FRAME = 1 << 30
-"""A larger session is not journaled, and a longer line is damage."""
+MAX_BYTES = 64 << 30  # larger journals are refused without being read
+MAX_FRAME = 1 << 30  # a larger session is not journaled, and a longer line is damage
 
 
 @attrs.frozen
@@ -132,7 +128,7 @@ class SessionJournal:
             return {}
         entries, refused, allowed, damaged = {}, set[str](), set[str](), 0
         with file:
-            for _, frame, entry in frames(file, str(self.path)):
+            for frame, entry in frames(file, str(self.path)):
                 if entry is None:
                     damaged += len(frame)
                     continue
@@ -169,14 +165,12 @@ def _checksum(text: bytes) -> bytes:
     return xxhash.xxh3_128_hexdigest(text).encode()
 
 
-def frames(file: IO[bytes], where: str) -> Iterator[tuple[int, bytes, Any]]:
-    """The frames of a journal: where each begins, and its identity, key and value.
+def frames(file: IO[bytes], where: str) -> Iterator[tuple[bytes, Any]]:
+    """The frames of a journal, each with its identity, key and value.
 
     None for these if it is damaged, or cannot be loaded here.
     """
-    at = 0
     for line in iter(functools.partial(file.readline, MAX_FRAME + 64), b""):
-        start, at = at, at + len(line)
         checksum, _, text = line.rstrip(b"\n").partition(b" ")
         if not checksum:  # between two frames
             continue
@@ -187,7 +181,7 @@ def frames(file: IO[bytes], where: str) -> Iterator[tuple[int, bytes, Any]]:
                 key, value = rebuild(container.Reader(base64.b64decode(record), where), "record")
                 hash(key)
                 entry = _identity(identity), key, value
-        yield start, line, entry
+        yield line, entry
 
 
 @functools.lru_cache(maxsize=4)  # all frames of a run have one
@@ -229,8 +223,8 @@ class JournalWriter:
     async def append(self, journal: SessionJournal, entries: Mapping[Hashable, Any]) -> None:
         """Add finished sessions to a journal."""
         if not self._hangs:
-            append = in_thread(journal.append, entries, name="rlskip-journal")
-            error = await failure_of(append, timeouts.WRITE_S, "the disk")
+            append = timeouts.in_thread(journal.append, entries, name="rlskip-journal")
+            error = await timeouts.failure_of(append, timeouts.WRITE_S, "the disk")
             self._hangs = not append.done()
             if error is not None:
                 self.warn(journal.path, text_of(error))

@@ -32,15 +32,13 @@ from rlskip.dispatch.sessions import (
     as_failure,
     text_of,
 )
-from rlskip.dispatch.timeouts import LoopThread, failure_of, in_thread
 from rlskip.keys import integer
 from rlskip.queue.protocol import OwnRow
 
 Worker = Callable[..., Any]
 Rows = list[dict[str, Any]]
 
-THREADS = 16
-"""The number of blocking calls that a worker runs at once by default."""
+THREADS = 16  # the blocking calls that a worker runs at once by default
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +167,7 @@ class LocalPool(Pool):
         return _Local(self)
 
 
-class _Local(LoopThread):
+class _Local(timeouts.LoopThread):
     """A worker on a thread.
 
     Whatever code of the user's does here, it sees the tasks of this worker only, and ends no
@@ -214,7 +212,7 @@ class _Local(LoopThread):
 
     async def failure(self) -> Exception | None:
         turn = asyncio.wrap_future(self.ask(asyncio.sleep, 0))
-        return await failure_of(turn, timeouts.TURN_S, "its event loop")
+        return await timeouts.failure_of(turn, timeouts.TURN_S, "its event loop")
 
 
 class Runner:
@@ -255,8 +253,7 @@ class Runner:
         args = own(dict(fields)), own(dict(sampling)), session
         try:
             if self._blocks:
-                found: Rows | None = await in_thread(self._call, *args, name="rlskip-worker")
-                return found
+                return await timeouts.in_thread(self._call, *args, name="rlskip-worker")
             return returned(await self._worker(*args))
         except asyncio.CancelledError:
             raise
@@ -281,7 +278,7 @@ class Runner:
     async def call(self, method: str, args: tuple[Any, ...]) -> None:
         """Call a method of the worker."""
         called = getattr(self._worker, method)
-        result = await in_thread(called, *args) if self._blocks else called(*args)
+        result = await timeouts.in_thread(called, *args) if self._blocks else called(*args)
         if inspect.isawaitable(result):
             await result
 

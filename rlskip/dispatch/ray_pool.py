@@ -26,7 +26,6 @@ from rlskip.dispatch.sessions import (
     as_failure,
     text_of,
 )
-from rlskip.dispatch.timeouts import LoopThread, failure_of, in_thread
 
 COALESCE_S = 0.002  # that a session or a result waits for others to travel with it
 
@@ -67,16 +66,15 @@ class RayPool(Pool):
                 ray.init()
 
             # On a thread that stays: Ray's processes end with the thread that started them.
-            started = LoopThread("rlskip-ray").ask(start)
+            started = timeouts.LoopThread("rlskip-ray").ask(start)
             await self._until(ends, asyncio.wrap_future(started), "Ray did not start")
         opened = asyncio.ensure_future(super().open(groups))
         await self._until(ends, opened, "Ray did not start all actors")
 
     async def _until(self, ends: float, started: asyncio.Future[Any], what: str) -> None:
         """Wait for Ray; the error names what was asked of it, and what it has."""
-        left = ends - asyncio.get_running_loop().time()
         try:
-            await asyncio.wait_for(started, max(0.0, left))
+            await asyncio.wait_for(started, max(0.0, ends - asyncio.get_running_loop().time()))
         except asyncio.TimeoutError as error:
             needs = {"num_cpus": 1, **self.options}  # as Ray places an actor
             each = ", ".join(f"{k}={v}" for k, v in needs.items() if k != "max_concurrency")
@@ -102,8 +100,8 @@ class RayPool(Pool):
 
 async def resources() -> str:
     """What Ray has, and what of it is free."""
-    asked = in_thread(lambda: (ray.cluster_resources(), ray.available_resources()))
-    if await failure_of(asked, timeouts.ASK_S, "Ray") is not None:
+    asked = timeouts.in_thread(lambda: (ray.cluster_resources(), ray.available_resources()))
+    if await timeouts.failure_of(asked, timeouts.ASK_S, "Ray") is not None:
         return "unknown (Ray does not answer)"
     has, free = asked.result()
     named = {k: v for k, v in has.items() if not k.startswith(("node:", "object_store"))}
@@ -123,7 +121,7 @@ class _Driver:
 
     async def ready(self) -> None:
         placed = asyncio.ensure_future(self._actor.hello.remote())
-        if error := await failure_of(placed, timeouts.START_S, "Ray, asked to place it,"):
+        if error := await timeouts.failure_of(placed, timeouts.START_S, "Ray, asked to place it,"):
             ray.kill(self._actor)
             raise error
 
@@ -165,7 +163,7 @@ class _Driver:
 
     async def failure(self) -> Exception | None:
         turn = asyncio.ensure_future(self._actor.hello.remote())
-        return await failure_of(turn, timeouts.ASK_S, "its event loop")
+        return await timeouts.failure_of(turn, timeouts.ASK_S, "its event loop")
 
     def close(self) -> None:
         ray.kill(self._actor)

@@ -64,8 +64,6 @@ class Placement:
 
 Policy = Callable[[PendingSession], Placement]
 
-ANYWHERE = Placement()
-
 
 def chunk(session: PendingSession) -> Placement:
     """Split the batch into one run of prompts per worker: a prompt stays on one worker."""
@@ -79,7 +77,7 @@ def round_robin(session: PendingSession) -> Placement:
 
 def least_loaded(session: PendingSession) -> Placement:
     """The next free slot takes the next session."""
-    return ANYWHERE
+    return Placement()
 
 
 def longest_first(session: PendingSession) -> Placement:
@@ -93,8 +91,7 @@ def longest_first(session: PendingSession) -> Placement:
     return Placement(rank=-math.inf if session.started == 0 else -1e300)
 
 
-BLIND = (chunk, round_robin, least_loaded)
-"""Policies that use no lengths."""
+BLIND = (chunk, round_robin, least_loaded)  # policies that use no lengths
 
 POLICIES: dict[str, Policy] = {policy.__name__: policy for policy in (*BLIND, longest_first)}
 
@@ -193,8 +190,6 @@ class Scheduler:
 
     def next(self) -> Job | None:
         """What to start next; None without a pending session or a free slot."""
-        if not self._again and not any(self._waiting.values()):
-            return None
         free = [worker for worker in self.there if self._load[worker] < self._per_worker]
         free.sort(key=self._load.__getitem__)
         for job in self._again:  # what is tried again goes first, elsewhere if it can
@@ -260,8 +255,6 @@ class Scheduler:
         heapq.heappush(heap, (rank, job.number, job))
 
     def _place(self, job: Job) -> Placement:
-        if self._policy is least_loaded:  # which looks at nothing
-            return ANYWHERE
         of = job.group
         counts = of.n, job.number, self.workers, of.started
         try:

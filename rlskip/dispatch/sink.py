@@ -28,7 +28,6 @@ from rlskip.dispatch.journal import Journaled, JournalWriter, SessionJournal
 from rlskip.dispatch.pools import returned
 from rlskip.dispatch.scheduler import Job
 from rlskip.dispatch.sessions import BatchError, NoAnswerError, as_failure, cause_of, text_of
-from rlskip.dispatch.timeouts import failure_of, in_thread
 from rlskip.format.fingerprint import canonical
 from rlskip.format.prompt_digests import digests_of
 from rlskip.jobs.served import enclosing, ledger_of
@@ -119,8 +118,8 @@ class Journals:
 
     async def resume(self, batch: BatchHandle) -> dict[str, dict[int, Journaled]]:
         """Open the step's journal for a batch; returns its sessions there, by uid and number."""
-        opened = in_thread(self._open, batch.step)
-        if error := await failure_of(opened, timeouts.WRITE_S, "the disk"):
+        opened = timeouts.in_thread(self._open, batch.step)
+        if error := await timeouts.failure_of(opened, timeouts.WRITE_S, "the disk"):
             self.writer.warn(f"step {batch.step}", text_of(error))
             return {}
         batch.journal = journal = opened.result()
@@ -239,7 +238,7 @@ class Sink:
 
     async def check(self, batch: BatchHandle) -> None:
         """Refuse a prompt of which the queue has sessions: those of two would be mixed."""
-        keys = {*await in_thread(self._queue.list, batch.partition, name="rlskip-queue")}
+        keys = {*await timeouts.in_thread(self._queue.list, batch.partition, name="rlskip-queue")}
         uids = {prompt.uid: uid_of(prompt.uid) for prompt in batch.prompts}
         if held := uids.keys() & {uid_of(key) for key in keys}:
             raise BatchError(
@@ -306,8 +305,8 @@ class Sink:
         async with self._one:
             if self._put is not None and not self._put.done():  # it had its time
                 return NoAnswerError(f"the queue did not answer within {timeouts.WRITE_S:g} s")
-            self._put = in_thread(put, what, name="rlskip-queue")
-            return await failure_of(self._put, timeouts.WRITE_S, "the queue")
+            self._put = timeouts.in_thread(put, what, name="rlskip-queue")
+            return await timeouts.failure_of(self._put, timeouts.WRITE_S, "the queue")
 
     def _put_all(self, jobs: list[Job]) -> None:
         # Rows are grouped by their fields, because a put takes rows of the same fields. Readers see

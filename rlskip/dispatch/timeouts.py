@@ -16,11 +16,12 @@ import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, wait
-from typing import Any
+from typing import Any, TypeVar
 
 from rlskip.dispatch.sessions import InfrastructureFailure, NoAnswerError, portable
 
 logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 WRITE_S = 60.0  # for the queue, and for the disk of a journal
 TURN_S = 1.0  # for a worker's event loop, after a session's deadline
@@ -31,7 +32,7 @@ CLOSE_S = 20.0
 EXIT_S = 2.0
 
 
-def in_thread(call: Callable[..., Any], *args: Any, name: str = "rlskip") -> asyncio.Future[Any]:
+def in_thread(call: Callable[..., _T], *args: Any, name: str = "rlskip") -> asyncio.Future[_T]:
     """Run ``call(*args)`` on a daemon thread; the future belongs to the running event loop.
 
     What the call raises becomes an Exception (:func:`portable`).

@@ -80,27 +80,14 @@ class ReplayBuffer:
     ) -> tuple[KVBatchMeta, dict[str, float]]:
         """Wait for complete groups and sample them; no group is sampled twice.
 
-        Parameters
-        ----------
-        batch_size
-            None: all prompts submitted at `step`, once all of them have finished.
-            A number: that many prompts of any step, the oldest first; in ``val``, less those
-            that were dropped.
+        Without a `batch_size` these are all prompts submitted at `step`, once all of them have
+        finished; with one, that many prompts of any step, the oldest first; in ``val``, less those
+        that were dropped.
 
-        Returns
-        -------
-        batch : KVBatchMeta
-            The rows of the successful sessions, group by group, each by session and index.
-            ``extra_info["rollout_root_keys"]`` holds the prompts' keys.
-        metrics : dict
-            The prompts that this call evicted, refilled, and sampled with missing sessions.
-
-        Raises
-        ------
-        IncompleteRolloutError
-            A finished group is incomplete, and ``replay.on_incomplete`` does not accept it.
-        ReplayTimeoutError
-            ``replay.timeout_s`` has passed; the error names the missing prompts and sessions.
+        Returns a :class:`KVBatchMeta` of the rows of the successful sessions, group by group, each
+        by session and index, with the prompts' keys as ``extra_info["rollout_root_keys"]``; and as
+        metrics, how many prompts this call evicted, refilled, and sampled with missing sessions.
+        Raises :class:`IncompleteRolloutError`, or :class:`ReplayTimeoutError`.
         """
         if self._queue.buffer is not self:
             raise RlskipError(

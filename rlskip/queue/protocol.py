@@ -16,7 +16,6 @@ import itertools
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -62,7 +61,7 @@ class QueueUnavailableError(RlskipError, RuntimeError):
     """A dependency of the queue is not installed or not running."""
 
 
-@dataclass
+@dataclasses.dataclass
 class KVBatchMeta:
     """Names a batch of rows without holding their data.
 
@@ -126,19 +125,12 @@ class TrajectoryQueue(ABC):
         With `fill_missing` (``dispatch.fill_missing``) a field that some rows lack is None there,
         unless it is a tensor; else all rows must hold the fields.
 
-        Returns
-        -------
-        TensorDict
-            Batch size ``(len(keys),)``. Scalars form a tensor of shape ``(len(keys),)``, other
-            tensors one jagged nested tensor (rows may differ in length), any other values a
-            NonTensorStack. :func:`rlskip.queue.to_rows` splits it into rows again.
+        They are a TensorDict of batch size ``(len(keys),)``. Scalars form a tensor of that shape,
+        other tensors one jagged nested tensor (rows may differ in length), any other values a
+        NonTensorStack. :func:`rlskip.queue.to_rows` splits it into rows again.
 
-        Raises
-        ------
-        MissingKeysError
-            A key is missing, or holds no fields. A shorter batch is never returned.
-        UnequalFieldsError
-            A row lacks a field, which is not to be filled.
+        Raises MissingKeysError if a key is missing, or holds no fields: a shorter batch is never
+        returned. Raises UnequalFieldsError if a row lacks a field, which is not to be filled.
         """
 
     @abstractmethod

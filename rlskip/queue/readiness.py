@@ -41,8 +41,7 @@ class State(Enum):
     SAMPLED = "sampled, and not deleted yet"
 
 
-Place = tuple[Any, ...]
-"""Where in a group a tag is: () the root's, (session,) a marker's, (session, index) a row's."""
+Place = tuple[Any, ...]  # of a tag: () the root's, (session,) a marker's, (session, index) a row's
 
 
 @attrs.frozen

@@ -89,8 +89,6 @@ class SampleCall:
         self.config, self.partition, self.step = config, partition, step
         self.batch_size = batch_size
         self.group_filter = group_filter if trains else None
-        # The step whose prompts are sampled; None for any step.
-        self._only_step = step if batch_size is None else None
         self._strategy = config.max_off_policy_strategy if trains and batch_size else ""
         self._replaces_stale = replaces_stale
         self._gone: Eviction = {"stale": [], "dropped": [], "refilled": [], "rejected": []}
@@ -102,7 +100,8 @@ class SampleCall:
 
     def groups(self, *states: State) -> list[Any]:
         """The groups in these states that the call may sample, the oldest first."""
-        return self.partition.groups(*states, step=self._only_step)
+        step = self.step if self.batch_size is None else None
+        return self.partition.groups(*states, step=step)
 
     def prompts(self) -> set[str]:
         """The prompts that it may sample, now or once they have finished."""

@@ -32,12 +32,9 @@ from rlskip.queue.protocol import (
 
 Listing = Mapping[str, Mapping[str, Tag]]
 
-START_S = 120.0
-"""Seconds that ``transfer_queue.init`` may take: its actors wait for CPUs without a deadline."""
-CALL_S = 300.0
-"""Seconds that any other call of TransferQueue may take."""
-POLL_S = (0.005, 0.5)
-"""Seconds between two listings: right after a change, and after a long quiet time."""
+START_S = 120.0  # for ``transfer_queue.init``: its actors wait for CPUs without a deadline
+CALL_S = 300.0  # for any other call of TransferQueue
+POLL_S = (0.005, 0.5)  # between two listings: right after a change, and after a long quiet time
 
 
 class TransferQueueAdapter(TrajectoryQueue):
@@ -49,11 +46,8 @@ class TransferQueueAdapter(TrajectoryQueue):
     TransferQueue does not report changes, and it lists either everything or nothing. A watch
     therefore polls, less often the longer nothing changes.
 
-    Raises
-    ------
-    QueueUnavailableError
-        TransferQueue or Ray is not installed, or Ray is not running, or too small for it. A call
-        that TransferQueue does not answer within `CALL_S` seconds raises it, too.
+    Raises QueueUnavailableError if TransferQueue or Ray is not installed, or Ray is not running, or
+    too small for it; and so does a call that is not answered within `CALL_S` seconds.
     """
 
     def __init__(self, conf: Any = None) -> None:
@@ -70,7 +64,12 @@ class TransferQueueAdapter(TrajectoryQueue):
         self, keys: Sequence[str], partition: str, fields: Fields = None, tags: Tags = None
     ) -> None:
         check_put(keys, fields, tags)
-        batch = None if fields is None else _as_batch(fields)
+        # One value per row in each field is what TransferQueue takes. A TensorDict that is so
+        # already is not taken apart: a replayed step has a thousand long rows.
+        is_batch = isinstance(fields, TensorDict) and not any(
+            isinstance(value, NonTensorData) for value in fields.values()
+        )
+        batch = fields if fields is None or is_batch else to_batch(to_rows(fields))
         copies = None if tags is None else [dict(tag) for tag in tags]
         self._call("kv_batch_put", list(keys), partition, fields=batch, tags=copies)
 
@@ -217,15 +216,3 @@ def _transfer_queue() -> Any:
             remedy="call ray.init() first",
         )
     return transfer_queue
-
-
-def _as_batch(fields: TensorDict | Sequence[Row]) -> TensorDict:
-    """What TransferQueue takes: a TensorDict with one value per row in each field.
-
-    One that is so already is not taken apart: a replayed step has a thousand long rows.
-    """
-    if isinstance(fields, TensorDict) and not any(
-        isinstance(value, NonTensorData) for value in fields.values()
-    ):
-        return fields
-    return to_batch(to_rows(fields))
