@@ -15,7 +15,6 @@ from rlskip.cli.options import Dir, Json, Target, Tokenizer, decoder, dump_dir
 from rlskip.cli.screen import Cell, progress, put, table, text
 from rlskip.config.steps import Steps, compact
 from rlskip.errors import ConfigError
-from rlskip.rescore.named import named_function
 from rlskip.runs.find import find_target
 from rlskip.runs.opened import NoSuchPlaceError, Run, Scope
 
@@ -72,9 +71,9 @@ def rescore(
 @contextlib.contextmanager
 def _judge(reward: str, version: str | None) -> Iterator[Judge]:
     """The function, which within the context can be asked."""
-    found = named_function(reward, "--reward")
-    from rlskip.rescore.judge import Judge
+    from rlskip.rescore.judge import Judge, named_function
 
+    found = named_function(reward, "--reward")
     judge: Judge | None = getattr(found, "_rlskip_judge", None)
     if judge is not None:
         if version:

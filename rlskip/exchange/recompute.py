@@ -22,8 +22,7 @@ from rlskip.compare.verdict import DIFFERS, EQUAL, ROUNDING
 from rlskip.errors import ConfigError
 from rlskip.exchange.bundle import Bundle
 from rlskip.rescore.arguments import arguments, score_of
-from rlskip.rescore.judge import Judge
-from rlskip.rescore.named import named_function
+from rlskip.rescore.judge import Judge, named_function
 from rlskip.stages.parts import NUMBER
 
 REWARD, ADVANTAGE, LOSS = "reward", "advantages", "loss"
