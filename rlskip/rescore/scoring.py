@@ -18,9 +18,8 @@ from rlskip.batch.decoding import decoder_at
 from rlskip.format.dump_errors import DumpError
 from rlskip.rescore.arguments import Data, arguments, score_of
 from rlskip.rescore.judge import Judge, RewardError
-from rlskip.runs.on_disk import Dump
 from rlskip.runs.opened import Scope
-from rlskip.runs.rollouts import Decode, Rollouts, SessionRows
+from rlskip.runs.rollouts import Rollouts, SessionRows
 
 SHOWN = 10  # sessions that changed most
 _KEPT_ERRORS = 20
@@ -64,15 +63,6 @@ class Rescored:
             every = [*self.most_changed, {"by": by, **place, "old": old, "new": new}]
             self.most_changed = sorted(every, key=lambda one: -one["by"])[:SHOWN]
 
-    def add_group(
-        self, name: str, old: Sequence[float | None], new: Sequence[float | None]
-    ) -> None:
-        """All sessions of a group, those included that were not scored again."""
-        self.groups += 1
-        before, after = len({*old} - {None}) > 1, len({*new} - {None}) > 1
-        if before != after:
-            (self.gained if after else self.lost).append(name)
-
     def as_json(self) -> dict[str, Any]:
         scores = {"old": _described(self.old), "new": _described(self.new)}
         return attrs.asdict(self, filter=lambda field, _: field.name not in scores) | scores
@@ -113,7 +103,9 @@ def rescore(
                     problem = str(error).partition("\n")[0]
                     rescored.unreadable.append({"dump": dump.name, "problem": problem})
                     continue
-                rollouts.decode = rollouts.decode or _recorded(dump)
+                here = dump.tokenizer
+                if rollouts.decode is None and here and Path(here).is_dir():
+                    rollouts.decode = decoder_at(here, skip_special=True)
                 verdicts = await _verdicts(judge, rollouts, workers, data)
                 _add(rescored, dump.step, rollouts, verdicts)
         return rescored
@@ -136,9 +128,12 @@ def _add(
             new[one.group, one.number] = found
         rescored.add_session(place, one.reward, found)
     for group in rollouts.groups:
-        old = [one.reward for one in group.sessions]
-        now = [new.get((one.group, one.number), one.reward) for one in group.sessions]
-        rescored.add_group(f"{step}/{group.name}", old, now)
+        rescored.groups += 1
+        # With the sessions that were not scored again.
+        before = {one.reward for one in group.sessions} - {None}
+        now = {new.get((one.group, one.number), one.reward) for one in group.sessions} - {None}
+        if (len(before) > 1) != (len(now) > 1):
+            (rescored.gained if len(now) > 1 else rescored.lost).append(f"{step}/{group.name}")
 
 
 async def _verdicts(
@@ -167,9 +162,3 @@ async def _verdicts(
 
     answers = await asyncio.gather(*map(ask, cuts))
     return [score for scores in answers for score in scores]
-
-
-def _recorded(dump: Dump) -> Decode | None:
-    """The decoder of the tokenizer that a dump names, where that is here."""
-    path = dump.tokenizer
-    return decoder_at(path, skip_special=True) if path and Path(path).is_dir() else None

@@ -22,8 +22,7 @@ from rlskip.config.other_nodes import RecordConfig
 from rlskip.errors import RlskipError
 from rlskip.format.kinds import Packer
 from rlskip.jobs.records import job_id, rank_of
-from rlskip.stages.digest import digest
-from rlskip.stages.parts import MARK, ROWS, VERSION, WHOLE, Entry, encode
+from rlskip.stages.parts import MARK, ROWS, VERSION, WHOLE, Entry, digest, encode
 from rlskip.store.layout import part_name, stages_directory
 from rlskip.store.step_store import StepStore
 from rlskip.store.writer import Writer, WriterTimeoutError
