@@ -46,7 +46,6 @@ def rescore(
     again. Exit code 1 if a session has no new score, or a dump cannot be read.
     """
     from rlskip.rescore import scoring
-    from rlskip.rescore.arguments import read_data
 
     target = find_target(what, dump_dir(directory), decoder(tokenizer, skip_special=True))
     wanted = Steps.parse(steps, "--steps")
@@ -57,7 +56,7 @@ def rescore(
         if not chosen:
             there = f"its steps are {compact(target.steps()) or 'none'}"
             raise NoSuchPlaceError(f"it has none of the steps {steps}", target.name, there)
-    more = None if data is None else read_data(data)
+    more = None if data is None else scoring.read_data(data)
     with _judge(reward, version) as judge:
         rescored = scoring.rescore(
             judge, chosen, workers=workers, data=more,
