@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +60,7 @@ def _name_of(prompt: Any) -> str:
 
 
 def arguments(
-    judge: Judge,
-    sessions: Sequence[SessionRows],
-    decode: Decode | None,
-    data: Data | None = None,
+    judge: Judge, sessions: Sequence[SessionRows], decode: Decode | None, data: Data | None = None
 ) -> Any:
     """The arguments of a call of `judge` for these sessions, one if it takes one.
 
@@ -221,8 +216,8 @@ class Rescored:
     sessions: int = 0
     failed: int = 0
     failures: list[dict[str, Any]] = attrs.field(factory=list)
-    old: array[float] = attrs.field(factory=partial(array, "d"))
-    new: array[float] = attrs.field(factory=partial(array, "d"))
+    old: list[float] = attrs.field(factory=list)
+    new: list[float] = attrs.field(factory=list)
     changed: int = 0
     most_changed: list[dict[str, Any]] = attrs.field(factory=list)
     groups: int = 0
@@ -251,7 +246,7 @@ class Rescored:
         return attrs.asdict(self, filter=lambda field, _: field.name not in scores) | scores
 
 
-def _described(scores: array[float]) -> dict[str, Any] | None:
+def _described(scores: list[float]) -> dict[str, Any] | None:
     """``count``, ``mean``, ``std``, ``min``, ``p10``, ``p50``, ``p90``, ``max``."""
     if not scores:
         return None

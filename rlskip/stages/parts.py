@@ -144,7 +144,6 @@ def encode(entries: Sequence[Entry], *, tokens: bool) -> dict[str, Any]:
 
 
 def _described(entries: Sequence[Entry], tokens: bool) -> dict[str, Any]:
-    """The columns ``rows.*``."""
     found = [(one.rows, one.describes) for one in entries if one.rows and one.describes]
     columns: dict[str, Any] = dict.fromkeys((*ROW_COLUMNS, "tokens", "sampled"))
     for name in ROW_COLUMNS:
