@@ -92,17 +92,12 @@ class Judge:
         self._lock = threading.Lock()
 
     def bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name, with defaults."""
+        """The arguments of a call by name, with defaults and without those of ``*args``."""
         found = self._signature.bind(*args, **kwargs)
         found.apply_defaults()
-        by_name: dict[str, Any] = {}
-        for name, value in found.arguments.items():
-            kind = self._signature.parameters[name].kind
-            if kind is inspect.Parameter.VAR_KEYWORD:
-                by_name |= value
-            elif kind is not inspect.Parameter.VAR_POSITIONAL:
-                by_name[name] = value
-        return by_name
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        names = [name for name, p in self._signature.parameters.items() if p.kind in kinds]
+        return {**dict(zip(names, found.args, strict=False)), **found.kwargs}
 
     def ask(self, arguments: Mapping[str, Any]) -> list[Any]:
         """The verdicts of a call, one for each session; of a function that is not async."""

@@ -225,21 +225,39 @@ class Rescored:
     lost: list[str] = attrs.field(factory=list)
     unreadable: list[dict[str, str]] = attrs.field(factory=list)
 
-    def add_session(self, place: dict[str, Any], old: float | None, new: float | Exception) -> None:
-        self.sessions += 1
-        if isinstance(new, Exception):
-            self.failed += 1
-            if self.failed <= _KEPT_ERRORS:
-                self.failures.append({**place, "error": f"{type(new).__name__}: {new}"})
-            return
-        self.new.append(new)
-        if old is not None:
-            self.old.append(old)
-        if old != new:
-            self.changed += 1
-            by = math.inf if old is None else abs(new - old)
-            every = [*self.most_changed, {"by": by, **place, "old": old, "new": new}]
-            self.most_changed = sorted(every, key=lambda one: -one["by"])[:SHOWN]
+    def add(self, step: int, rollouts: Rollouts, verdicts: Sequence[float | Exception]) -> None:
+        """Count a dump's sessions, of each of which there is a verdict."""
+        cells = rollouts.columns.of("reward")
+        dtype = getattr(cells[0], "dtype", None) if cells else None
+        scores: dict[tuple[str, int], float] = {}
+        for one, found in zip(rollouts.sessions, verdicts, strict=True):
+            place = {"step": step, "call": one.place["call"],
+                     "group": one.group, "session": one.number}  # fmt: skip
+            self.sessions += 1
+            if isinstance(found, Exception):
+                self.failed += 1
+                if self.failed <= _KEPT_ERRORS:
+                    self.failures.append({**place, "error": f"{type(found).__name__}: {found}"})
+                continue
+            # As the run's rewards are: 0.1 is another number in float32.
+            new = float(dtype.type(found)) if dtype is not None and dtype.kind == "f" else found
+            old, scores[one.group, one.number] = one.reward, new
+            self.new.append(new)
+            if old is not None:
+                self.old.append(old)
+            if old != new:
+                self.changed += 1
+                by = math.inf if old is None else abs(new - old)
+                every = [*self.most_changed, {"by": by, **place, "old": old, "new": new}]
+                self.most_changed = sorted(every, key=lambda one: -one["by"])[:SHOWN]
+        for group in rollouts.groups:
+            self.groups += 1
+            # With the sessions that were not scored again.
+            before = {one.reward for one in group.sessions}
+            after = {scores.get((one.group, one.number), one.reward) for one in group.sessions}
+            had, has = (len(some - {None}) > 1 for some in (before, after))
+            if had != has:
+                (self.gained if has else self.lost).append(f"{step}/{group.name}")
 
     def as_json(self) -> dict[str, Any]:
         scores = {"old": _described(self.old), "new": _described(self.new)}
@@ -285,33 +303,10 @@ def rescore(
                 if rollouts.decode is None and here and Path(here).is_dir():
                     rollouts.decode = decoder_at(here, skip_special=True)
                 verdicts = await _verdicts(judge, rollouts, workers, data)
-                _add(rescored, dump.step, rollouts, verdicts)
+                rescored.add(dump.step, rollouts, verdicts)
         return rescored
 
     return asyncio.run(run())
-
-
-def _add(
-    rescored: Rescored, step: int, rollouts: Rollouts, verdicts: Sequence[float | Exception]
-) -> None:
-    cells = rollouts.columns.of("reward")
-    dtype = getattr(cells[0], "dtype", None) if cells else None
-    new: dict[tuple[str, int], float] = {}
-    for one, found in zip(rollouts.sessions, verdicts, strict=True):
-        place = {"step": step, "call": one.place["call"],
-                 "group": one.group, "session": one.number}  # fmt: skip
-        if not isinstance(found, Exception):
-            # As the run's rewards are: 0.1 is another number in float32.
-            found = float(dtype.type(found)) if dtype is not None and dtype.kind == "f" else found
-            new[one.group, one.number] = found
-        rescored.add_session(place, one.reward, found)
-    for group in rollouts.groups:
-        rescored.groups += 1
-        # With the sessions that were not scored again.
-        before = {one.reward for one in group.sessions} - {None}
-        now = {new.get((one.group, one.number), one.reward) for one in group.sessions} - {None}
-        if (len(before) > 1) != (len(now) > 1):
-            (rescored.gained if len(now) > 1 else rescored.lost).append(f"{step}/{group.name}")
 
 
 async def _verdicts(

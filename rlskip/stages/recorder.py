@@ -75,7 +75,6 @@ class Recorder:
 
     @cached_property
     def directory(self) -> Path:
-        """Where the job's records are."""
         assert self._settings.dump_dir is not None
         return stages_directory(self._settings.dump_dir, job_id())
 
