@@ -197,10 +197,9 @@ def _as_array(value: Any) -> tuple[Any, list[int] | None]:
             flat = _joined([part.reshape(-1) for part in parts])
             return flat, [len(part) for part in parts] if dims == {1} else None
     kind = str(getattr(value, "dtype", type(value).__name__))
-    raise RecordError(
-        f"a value of type {kind} cannot be recorded",
-        remedy="give a tensor or an array of numbers, a number, or a mapping of these",
-    )
+    what = f"a value of type {kind} cannot be recorded"
+    remedy = "give a tensor or an array of numbers, a number, or a mapping of these"
+    raise RecordError(what, remedy=remedy)
 
 
 def _part(value: Any) -> Any:

@@ -121,11 +121,10 @@ class Recorder:
         log.info("rlskip: compare two runs with `rlskip compare %s OTHER`", self.directory)
 
     def _record(self, name: str, value: Any, rows: Any) -> None:
-        wanted = self._settings.stages
         leaves = [
             (leaf, part)
             for leaf, part in _leaves(name, value)
-            if any(fnmatch.fnmatchcase(leaf, pattern) for pattern in wanted)
+            if any(fnmatch.fnmatchcase(leaf, pattern) for pattern in self._settings.stages)
         ]
         if not leaves:
             return
