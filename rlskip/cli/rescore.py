@@ -15,7 +15,6 @@ from rlskip.cli.options import Dir, Json, Target, Tokenizer, decoder, dump_dir
 from rlskip.cli.screen import Cell, progress, put, table, text
 from rlskip.config.steps import Steps, compact
 from rlskip.errors import ConfigError
-from rlskip.rescore.named import named_function
 from rlskip.runs.find import find_target
 from rlskip.runs.opened import NoSuchPlaceError, Run, Scope
 
@@ -47,7 +46,6 @@ def rescore(
     again. Exit code 1 if a session has no new score, or a dump cannot be read.
     """
     from rlskip.rescore import scoring
-    from rlskip.rescore.arguments import read_data
 
     target = find_target(what, dump_dir(directory), decoder(tokenizer, skip_special=True))
     wanted = Steps.parse(steps, "--steps")
@@ -58,7 +56,7 @@ def rescore(
         if not chosen:
             there = f"its steps are {compact(target.steps()) or 'none'}"
             raise NoSuchPlaceError(f"it has none of the steps {steps}", target.name, there)
-    more = None if data is None else read_data(data)
+    more = None if data is None else scoring.read_data(data)
     with _judge(reward, version) as judge:
         rescored = scoring.rescore(
             judge, chosen, workers=workers, data=more,
@@ -72,9 +70,9 @@ def rescore(
 @contextlib.contextmanager
 def _judge(reward: str, version: str | None) -> Iterator[Judge]:
     """The function, which within the context can be asked."""
-    found = named_function(reward, "--reward")
-    from rlskip.rescore.judge import Judge
+    from rlskip.rescore.judge import Judge, named_function
 
+    found = named_function(reward, "--reward")
     judge: Judge | None = getattr(found, "_rlskip_judge", None)
     if judge is not None:
         if version:

@@ -16,8 +16,7 @@ import math
 import attrs
 import numpy as np
 
-from rlskip.stages.digest import fills, most
-from rlskip.stages.parts import FLOAT
+from rlskip.stages.parts import FLOAT, fills, most
 
 LAMBDA = 8.0
 

@@ -25,8 +25,7 @@ from rlskip.compare.verdict import (
     StageResult,
     StepResult,
 )
-from rlskip.stages.digest import MOMENTS
-from rlskip.stages.parts import DIGEST, ROWS
+from rlskip.stages.parts import DIGEST, MOMENTS, ROWS
 
 
 def compare_step(step: int, a: StepRecords, b: StepRecords, rounding: Rounding) -> StepResult:

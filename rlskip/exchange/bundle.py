@@ -135,8 +135,8 @@ def _rows_of(
         there = ", ".join(sorted(names)[:5])
         raise BundleError(f"it has no group {group!r}", step.name, f"its groups are {there}")
     every = dict.fromkeys(name for row in rows for name in row)
-    absent = {name for name in every if all(row.get(name) is None for row in rows)}
-    return [{name: row.get(name) for name in every if name not in absent} for row in rows]
+    given = [name for name in every if any(row.get(name) is not None for row in rows)]
+    return [{name: row.get(name) for name in given} for row in rows]
 
 
 def _portable_name(name: str, redact: bool) -> str:

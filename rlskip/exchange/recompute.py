@@ -21,9 +21,8 @@ from rlskip.compare.rounding import Rounding, differences
 from rlskip.compare.verdict import DIFFERS, EQUAL, ROUNDING
 from rlskip.errors import ConfigError
 from rlskip.exchange.bundle import Bundle
-from rlskip.rescore.arguments import arguments, score_of
-from rlskip.rescore.judge import Judge
-from rlskip.rescore.named import named_function
+from rlskip.rescore.judge import Judge, named_function
+from rlskip.rescore.scoring import arguments, score_of
 from rlskip.stages.parts import NUMBER
 
 REWARD, ADVANTAGE, LOSS = "reward", "advantages", "loss"
@@ -120,8 +119,7 @@ def recompute(bundle: Bundle, functions: Mapping[str, str]) -> list[Recomputed]:
     """
     values = RowValues(bundle.records, bundle.rollouts)
     stages = {REWARD: _reward, ADVANTAGE: _advantages, LOSS: _loss}
-    wanted = {name: make for name, make in stages.items() if name in functions}
-    return [make(bundle, values, functions[name]) for name, make in wanted.items()]
+    return [make(bundle, values, functions[n]) for n, make in stages.items() if n in functions]
 
 
 def _function(spec: str, own: Mapping[str, Callable[..., Any]], stage: str) -> Callable[..., Any]:

@@ -195,14 +195,6 @@ def _later_turns(rows: Sequence[Row], fields: RowFields) -> list[bool]:
     return [isinstance(turn, int) and turn > least for turn in turns]
 
 
-def in_order(groups: Groups, uids: Sequence[str]) -> Groups:
-    """The groups in the order of these uids, which must be theirs."""
-    if odd := sorted(groups.keys() ^ {*uids}):
-        what = f"the rows and the prompts do not both have {', '.join(odd)[:80]}"
-        raise BadRowError(what, _GIVEN, "give each prompt the uid of its rows")
-    return {uid: groups[uid] for uid in uids}
-
-
 def refuse_other_order(rows: Sequence[Row], digests: Sequence[str]) -> None:
     """Raise BadRowError if prompts with these digests are the rows' own in another order."""
     own = digests_of([_prompt_of(row) for row in rows])

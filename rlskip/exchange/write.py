@@ -16,14 +16,7 @@ from rlskip.batch.row_fields import RowFields
 from rlskip.config.dump_dir import parse_dump_dir
 from rlskip.doctor.explain import directory_of
 from rlskip.errors import ConfigError, RlskipError
-from rlskip.exchange.rows import (
-    BadRowError,
-    groups_of,
-    in_order,
-    known_prompt,
-    refuse_other_order,
-    rows_of,
-)
+from rlskip.exchange.rows import BadRowError, groups_of, known_prompt, refuse_other_order, rows_of
 from rlskip.format.prompt_digests import digest_of_batch, digests_of
 from rlskip.runs.columns import rollout_columns
 from rlskip.runs.find import the_run
@@ -144,7 +137,12 @@ def write(
     if prompts is None:
         prompts = [known_prompt(row) for row in firsts]
     elif (uids := prompt_groups(prompts, fields)) is not None:
-        groups = in_order(groups, named(uids))
+        of_prompts = named(uids)
+        if odd := sorted(groups.keys() ^ {*of_prompts}):
+            what = f"the rows and the prompts do not both have {', '.join(odd)[:80]}"
+            remedy = "give each prompt the uid of its rows"
+            raise BadRowError(what, "rlskip.write(prompts=...)", remedy)
+        groups = {uid: groups[uid] for uid in of_prompts}
     identity, summary = _recorded(prompts, shape)
     if (uids := prompt_groups(prompts, fields)) is None:
         if len(summary.digests) == len(given):  # as TRL gives its stage prompts
@@ -195,7 +193,6 @@ def _directory(
     like: Run | _Path | None,
     for_command: str | Sequence[str] | None,
 ) -> Path:
-    """The run's directory."""
     for size in sizes:
         if size is not None and (type(size) is not int or size < 1):
             what = f"a size is {size!r:.80}, not a whole number from 1 on"

@@ -14,8 +14,7 @@ from rlskip.compare.records import Record, StepRecords
 from rlskip.compare.sides import Side
 from rlskip.compare.steps import pair_rows
 from rlskip.format.dump_errors import DumpError
-from rlskip.stages.digest import MOMENTS
-from rlskip.stages.parts import DIGEST, NUMBER, ROWS
+from rlskip.stages.parts import DIGEST, MOMENTS, NUMBER, ROWS
 
 _STEPS, _OF_ROWS = 400, 64  # steps that are read; and those of which values of rows are read
 _FIRST = ("loss", "grad_norm", "entropy", "kl", "log_prob")

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib
 import inspect
+import os
+import re
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
@@ -14,10 +18,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rlskip.batch.columns import is_tensor
-from rlskip.errors import RlskipError
+from rlskip.config.dump_dir import parse_dump_dir
+from rlskip.errors import ConfigError, RlskipError
 from rlskip.format.dump_errors import UnsupportedTypeError
 from rlskip.format.fingerprint import VOLATILE, fingerprint
-from rlskip.rescore.kept import ABSENT, Verdicts, directory_of
+from rlskip.rescore.kept import ABSENT, Verdicts
+from rlskip.store.layout import safe_name
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -29,6 +35,9 @@ _NEUTRAL = frozenset({"log_extra", "log_metric", "reward_model_tokenizer", "rewa
 _BESIDE = VOLATILE | {"environments", "trainer_state"}
 """Arguments that differ from step to step. They count only for a function that names them."""
 _WAIT_S = (0.01, 0.5)
+_DIRECTORY = "~/.rlskip/verdicts"
+_DYNAMIC = re.compile(r"import \*|\b(__getattr__|globals|vars|setattr|exec)\b")
+_DEFINED = re.compile(r"^(?:async )?(?:def|class) (\w+)", re.MULTILINE)
 
 
 class RewardError(RlskipError, TypeError):
@@ -38,14 +47,8 @@ class RewardError(RlskipError, TypeError):
 class Judge:
     """Asks a reward function for what no earlier call was told; see :func:`cached_reward`.
 
-    Attributes
-    ----------
-    takes
-        The names of the parameters that it is called with; None if it takes any.
-    needs
-        Those that have no default.
-    asked
-        For how many verdicts the function itself was asked.
+    ``takes`` are the names of the parameters that it is called with, None if it takes any;
+    ``needs`` are those without a default. ``asked`` counts the verdicts that it was asked for.
     """
 
     def __init__(
@@ -83,23 +86,18 @@ class Judge:
         self.needs = frozenset(n for n, p in named.items() if p.default is inspect.Parameter.empty)
         self._ignored = (frozenset(ignore) | _NEUTRAL | (_BESIDE - named.keys())) - {self.judged}
         self.version = version
-        self._who = [self.name, version]
-        self.verdicts = Verdicts(directory_of(directory, self.name))
+        kept = parse_dump_dir(directory or _DIRECTORY, "rlskip.cached_reward(directory=...)")
+        self.verdicts = Verdicts(kept / safe_name(self.name))
         self.asked = 0
         self._lock = threading.Lock()
 
     def bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name, with defaults."""
+        """The arguments of a call by name, with defaults and without those of ``*args``."""
         found = self._signature.bind(*args, **kwargs)
         found.apply_defaults()
-        by_name: dict[str, Any] = {}
-        for name, value in found.arguments.items():
-            kind = self._signature.parameters[name].kind
-            if kind is inspect.Parameter.VAR_KEYWORD:
-                by_name |= value
-            elif kind is not inspect.Parameter.VAR_POSITIONAL:
-                by_name[name] = value
-        return by_name
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        names = [name for name, p in self._signature.parameters.items() if p.kind in kinds]
+        return {**dict(zip(names, found.args, strict=False)), **found.kwargs}
 
     def ask(self, arguments: Mapping[str, Any]) -> list[Any]:
         """The verdicts of a call, one for each session; of a function that is not async."""
@@ -165,7 +163,7 @@ class Judge:
 
     def _key(self, row: Mapping[str, Any]) -> str:
         try:
-            return fingerprint({**row, "": self._who}, ())
+            return fingerprint({**row, "": [self.name, self.version]}, ())
         except UnsupportedTypeError as error:
             what = f"an argument has no content that can be compared: {error.what}"
             remedy = "leave it out: rlskip.cached_reward(function, ..., ignore=[...])"
@@ -282,3 +280,38 @@ def _name_of(function: Any) -> str:
     if file is None or not Path(file).is_file():
         return f"{named.__module__}.{named.__qualname__}"
     return f"{Path(file).stem}.{named.__qualname__}"
+
+
+# -- functions of the user's by name -----------------------------------------------------------
+
+
+def named_function(spec: str, option: str) -> Any:
+    """What ``package.module:name`` names; modules of the working directory come first.
+
+    Raises ConfigError, which names the `option`, without such a function, or where its module
+    cannot be imported.
+    """
+    module, _, name = spec.partition(":")
+    if not name:
+        raise ConfigError(f"{spec!r} names no function", option, "give package.module:name")
+    sys.path.insert(0, os.getcwd())
+    _refuse_typo(module, name, option)
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (Exception, SystemExit) as error:  # of what the module runs
+        what = f"{spec} cannot be imported: {type(error).__name__}: {error}"
+        raise ConfigError(what, option) from error
+    return found
+
+
+def _refuse_typo(module: str, name: str, option: str) -> None:
+    """Refuse a name that a module's source lacks, before the module imports what takes seconds."""
+    file = Path(f"{module}.py")
+    source = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    names, word = _DEFINED.findall(source), rf"\b{re.escape(name.partition('.')[0])}\b"
+    if not names or re.search(word, source) or _DYNAMIC.search(source):
+        return
+    what = f"{module}:{name} does not exist: the module has no such function"
+    raise ConfigError(what, option, f"it has {', '.join(names):.200}")

@@ -27,11 +27,9 @@ from typing import Any
 import xxhash
 
 from rlskip._files import open_folder
-from rlskip.errors import RlskipError
 
 log = logging.getLogger(__name__)
 
-DEFAULT_DIRECTORY = "~/.rlskip/verdicts"
 ABSENT: Any = object()
 """No verdict is kept; None is one."""
 _MAX_FILE = 1 << 30
@@ -124,13 +122,3 @@ def _parsed(line: bytes, key: str) -> Any:
         return ABSENT
     found, value = json.loads(text)
     return value if found == key else ABSENT
-
-
-def directory_of(given: str | Path | None, function: str) -> Path:
-    """Where the verdicts of a function are; raises RlskipError for a home that does not exist."""
-    from rlskip.store.layout import safe_name
-
-    try:
-        return Path(given or DEFAULT_DIRECTORY).expanduser() / safe_name(function)
-    except RuntimeError as error:
-        raise RlskipError(str(error), str(given), "name the directory in full") from error

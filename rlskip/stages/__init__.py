@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from rlskip.config.other_nodes import RecordConfig
     from rlskip.stages.recorder import Recorder
 
-__all__ = ["comparable", "directory", "flush", "record", "start", "stop"]
-
 log = logging.getLogger(__name__)
 
 # What records in this process; None while recording is off.

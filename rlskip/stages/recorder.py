@@ -22,8 +22,7 @@ from rlskip.config.other_nodes import RecordConfig
 from rlskip.errors import RlskipError
 from rlskip.format.kinds import Packer
 from rlskip.jobs.records import job_id, rank_of
-from rlskip.stages.digest import digest
-from rlskip.stages.parts import MARK, ROWS, VERSION, WHOLE, Entry, encode
+from rlskip.stages.parts import MARK, ROWS, VERSION, WHOLE, Entry, digest, encode
 from rlskip.store.layout import part_name, stages_directory
 from rlskip.store.step_store import StepStore
 from rlskip.store.writer import Writer, WriterTimeoutError
@@ -76,7 +75,6 @@ class Recorder:
 
     @cached_property
     def directory(self) -> Path:
-        """Where the job's records are."""
         assert self._settings.dump_dir is not None
         return stages_directory(self._settings.dump_dir, job_id())
 
@@ -123,11 +121,10 @@ class Recorder:
         log.info("rlskip: compare two runs with `rlskip compare %s OTHER`", self.directory)
 
     def _record(self, name: str, value: Any, rows: Any) -> None:
-        wanted = self._settings.stages
         leaves = [
             (leaf, part)
             for leaf, part in _leaves(name, value)
-            if any(fnmatch.fnmatchcase(leaf, pattern) for pattern in wanted)
+            if any(fnmatch.fnmatchcase(leaf, pattern) for pattern in self._settings.stages)
         ]
         if not leaves:
             return

@@ -16,7 +16,7 @@ from rlskip.compare.rounding import Rounding
 from rlskip.compare.sides import Side, compare_sides
 from rlskip.compare.verdict import Comparison, Place, StageResult
 from rlskip.config.steps import Steps
-from rlskip.stages.digest import MOMENTS
+from rlskip.stages.parts import MOMENTS
 from rlskip.store import StepStore
 from rlskip.testing import assert_same_training
 

@@ -21,8 +21,7 @@ from rlskip.config.nodes import read_record
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.jobs.records import JOB_VARIABLE
 from rlskip.runs.on_disk import dumps_of, folder_names
-from rlskip.stages.digest import MOMENTS
-from rlskip.stages.parts import NUMBER
+from rlskip.stages.parts import MOMENTS, NUMBER
 
 STEP = [1]
 
