@@ -27,9 +27,6 @@ from rlskip._copies import Memory, gathered
 from rlskip.batch.columns import is_tensor
 from rlskip.batch.rows import Layout, RecordError, Rows, hashes_of
 
-if TYPE_CHECKING:
-    pass
-
 #: The entry of a part's meta by which it is known, and the version of what is described here.
 MARK, VERSION = "stages", 1
 
