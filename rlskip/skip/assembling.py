@@ -157,8 +157,6 @@ class Assembly:
                 row[name] = group
         return rows
 
-    # -- values for the whole batch ------------------------------------------------------
-
     def _whole(self, made: dict[Any, Any], name: Any, values: Sequence[Any], of_meta: bool) -> None:
         """Put the value for the whole batch that all dumps have into `made`."""
         if name in self._totals and any(value is not None for value in values):
@@ -177,8 +175,6 @@ class Assembly:
                 f"leave it out: skip.drop_fields=[{name}]; or give a function of the rows: "
                 f"annotate(totals={{{str(name)!r}: FUNCTION}})",
             )
-
-    # -- columns -------------------------------------------------------------------------
 
     def _column(self, name: str, columns: Sequence[Any]) -> Any:
         """The picked cells of a column, as a column of the same kind."""
@@ -223,8 +219,6 @@ class Assembly:
                     "annotate(rows={'prompt_group': FIELD})",
                 )
         return cells
-
-    # -- padding -------------------------------------------------------------------------
 
     def _padded(
         self, name: str, columns: Sequence[Any], cells: list[torch.Tensor]

@@ -35,12 +35,8 @@ def attach(
 ) -> None:
     """Make the function of each of the `roles` a stage; `decorate` makes one's function.
 
-    Raises
-    ------
-    AttachError
-        A module that is already imported has no such function.
-    ConfigError
-        The function that returns the step cannot be imported, or `rows` describes no rows.
+    Raises AttachError where a module that is already imported has no such function, ConfigError
+    where the function that returns the step cannot be imported, or `rows` describes no rows.
     """
     for role, config in functions.items():
         if role in roles:

@@ -180,10 +180,7 @@ class Call:
     def digests(self) -> list[str]:
         """The hash of each of its prompts, as they are before the stage, which may alter them.
 
-        Raises
-        ------
-        UnsupportedTypeError
-            They cannot be compared, or nothing tells them apart.
+        Raises UnsupportedTypeError where they cannot be compared, or nothing tells them apart.
         """
         from rlskip.format.prompt_digests import digests_of  # needs torch
 

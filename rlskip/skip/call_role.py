@@ -152,8 +152,6 @@ class CallRole(Role):
             release()
             raise
 
-    # -- which dump ----------------------------------------------------------------------
-
     def _visit(self, step: int) -> StepCalls:
         """The calls of `step` so far; where each call has its own step, none."""
         if self.support_online_step:
@@ -216,8 +214,6 @@ class CallRole(Role):
         if call.cleanup.over:  # cancelled: nobody waits for this thread any more
             raise asyncio.CancelledError
         return there
-
-    # -- what is kept --------------------------------------------------------------------
 
     def _about(self, call: Call, result: Any) -> dict[str, Any]:
         """What a dump records besides the result, and its name; from now on it serves no call."""

@@ -108,18 +108,12 @@ class Dumps:
         options = {"max_bytes": self.local_config.max_bytes, **options}
         return StepStore(directory, complete=complete, **options)
 
-    # -- what a dump records -------------------------------------------------------------
-
     def info(self, call: Call, result: Any) -> dict[str, Any]:
         """What ``meta.json`` of a dump says besides the identity.
 
-        Raises
-        ------
-        RowsError
-            The stage's description does not fit its rows; or it is not known which rows are which
-            prompt's, and calls are served prompt by prompt.
-        LengthError
-            A mask, log-probs or rewards do not fit their tokens.
+        Raises RowsError where the stage's description does not fit its rows, or where calls are
+        served prompt by prompt and it is not known which rows are which prompt's; LengthError
+        where a mask, log-probs or rewards do not fit their tokens.
         """
         info: dict[str, Any] = {"seconds": call.seconds, "job": job_id()}
         fields, described = self._fields_of(call.stage, result)
@@ -180,8 +174,6 @@ class Dumps:
 
     def other_sizes(self) -> dict[str, StepStore]:
         return {name: self.store_at(path) for name, path in self.notices.other_sizes().items()}
-
-    # -- what does not fit ---------------------------------------------------------------
 
     def reject(self, what: str, found: Key, hint: str = "", *, replaces: bool = True) -> None:
         """Raise MismatchError for `what` if ``on_mismatch`` is ``error``; else the stage runs.

@@ -142,8 +142,6 @@ class CallMatching:
         )
         return rollouts, meta, states
 
-    # -- where none fits -------------------------------------------------------------------------
-
     def judge(self, call: Call) -> Mismatch | None:
         """What becomes of a call that no dump fits; None: it is a miss.
 

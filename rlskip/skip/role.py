@@ -65,9 +65,6 @@ class Role:
         """Whether the role concerns batches of validation, which all other roles ignore."""
         return self.role == VALIDATION_ROLE
 
-    def is_enabled(self) -> bool:
-        return bool(self.local_config.enable)
-
     def find(self, call: Call) -> bool:
         """Whether `call` can be skipped. Cheap: presence and identity, no loading."""
         raise NotImplementedError
@@ -112,9 +109,6 @@ class Role:
                 f"SkipManager.annotate of {stage.name}",
                 f"known: {', '.join(['prompts', 'identity', *sorted(self.stage_options)])}",
             )
-
-
-# -- roles of the user's own --------------------------------------------------------------------
 
 
 class BaseSkip(Role, ABC):

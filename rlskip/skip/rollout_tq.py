@@ -99,8 +99,6 @@ class GroupRole(Role):
         groups = self._dumped(self._source(step), self._identities.conditions)
         return groups[-1].position + 1 if groups else 0
 
-    # -- submit ------------------------------------------------------------------------------
-
     def find(self, call: Call) -> bool:
         plan = call.identity = self._plan(call)
         if plan.rest:

@@ -247,9 +247,6 @@ def not_dumped(role: Role, call: Call, error: BaseException) -> None:
     )  # fmt: skip
 
 
-# -- threads for async stages --------------------------------------------------------------------
-
-
 @functools.cache
 def _lookers(process: int) -> ThreadPoolExecutor:
     """Threads of a process that look for dumps, and wait there for those of other jobs.
