@@ -30,8 +30,7 @@ from rlskip.skip.plain import is_data, is_data_proto, is_single, plain_or_not
 from rlskip.skip.stored import UNREAD, in_words, kind_of, type_of
 
 if TYPE_CHECKING:
-    from rlskip.skip.call import Call
-    from rlskip.skip.stage import Stage
+    from rlskip.skip.call import Call, Stage
 
 #: Stands for data that is not compared: it equals other such data, and no value.
 NOT_COMPARED = "<not compared>"

@@ -18,8 +18,7 @@ from rlskip.batch.row_fields import check
 from rlskip.config.skip import AttachConfig
 from rlskip.errors import ConfigError
 from rlskip.keys import integer
-from rlskip.skip.call import Call
-from rlskip.skip.stage import Stage, named
+from rlskip.skip.call import Call, Stage, named
 
 log = logging.getLogger(__name__)
 

@@ -22,12 +22,11 @@ from rlskip.config.skip import TRAINING_ROLES, as_given, to_generate
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.format.fingerprint import canonical
 from rlskip.jobs.records import job_id
-from rlskip.skip.call import Call
+from rlskip.skip.call import Call, Stage
 from rlskip.skip.identities import Identities
 from rlskip.skip.kept_config import FOLDER, flat_config, holds_time, keep_config, value_in
 from rlskip.skip.notices import Notices
 from rlskip.skip.prompt_rows import rows_per_prompt
-from rlskip.skip.stage import Stage
 from rlskip.skip.step_calls import Key
 from rlskip.store import CorruptDumpError, DumpMeta, StepStore, run_directory
 from rlskip.store.identity import ABSENT

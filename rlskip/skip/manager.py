@@ -23,8 +23,8 @@ from rlskip.jobs.served import forget_served
 from rlskip.keys import integer
 from rlskip.skip import said
 from rlskip.skip.attach import attach, detach
+from rlskip.skip.call import IdentitySpec, LacksSpec, PromptsSpec, RowsSpec, Stage, named
 from rlskip.skip.role import Role
-from rlskip.skip.stage import IdentitySpec, LacksSpec, PromptsSpec, RowsSpec, Stage, named
 from rlskip.skip.stage_runner import decorated
 
 log = logging.getLogger(__name__)

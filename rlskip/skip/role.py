@@ -16,8 +16,7 @@ from rlskip.config.skip import (
     SkipAction,
 )
 from rlskip.errors import ConfigError
-from rlskip.skip.call import Call
-from rlskip.skip.stage import Stage
+from rlskip.skip.call import Call, Stage
 
 if TYPE_CHECKING:
     from rlskip.jobs.records import Recorder

@@ -20,9 +20,8 @@ from rlskip.config.skip import to_generate
 from rlskip.errors import ConfigError, MissError, RlskipError
 from rlskip.jobs.records import Recorder
 from rlskip.jobs.served import Needs, enclosing, needs
-from rlskip.skip.call import Call
+from rlskip.skip.call import Call, Stage, StepNotSetError
 from rlskip.skip.role import Role
-from rlskip.skip.stage import Stage, StepNotSetError
 
 log = logging.getLogger(__name__)
 
