@@ -138,10 +138,13 @@ class Assembly:
         whole: dict[Any, list[Any]] = {}
         for name in [name for name in names if name not in odd]:
             columns = [part[name] for part in parts]
-            lengths = zip(map(column_length, columns), self._sources, strict=True)
-            if all(length == source.n for length, source in lengths):
+            pairs = [*zip(columns, self._sources, strict=True)]
+            if all(column_length(column) == source.n for column, source in pairs):
                 made[name] = self._rows[name] = self._column(str(name), columns)
-            elif _hold_columns(columns, self._sources):
+            elif all(
+                isinstance(column, dict) and {*map(column_length, column.values())} == {source.n}
+                for column, source in pairs
+            ):
                 made[name] = self._columns(columns, of_meta=of_meta)
             else:
                 whole[name] = columns
@@ -312,13 +315,3 @@ class Assembly:
 
 def _missing(widths: Sequence[int]) -> list[int]:
     return [max(widths) - width for width in widths]
-
-
-def _hold_columns(values: Sequence[Any], sources: Sequence[Source]) -> bool:
-    """Whether values are mappings that hold columns only."""
-    return all(
-        isinstance(value, dict)
-        and bool(value)
-        and all(column_length(column) == source.n for column in value.values())
-        for value, source in zip(values, sources, strict=True)
-    )

@@ -32,25 +32,18 @@ class Role:
 
     #: Whether every call has its own step (:meth:`extract_step`); else `set_step` sets it.
     support_online_step: bool = False
-
     #: Its own options of ``annotate``.
     stage_options: frozenset[str] = frozenset()
-
     #: Called with a missed call before the stage runs; it may replace its prompts.
     before_stage: Any = None
-
     #: Its directory of dumps; None: it has none.
     dumps: Dumps | None = None
-
     #: Whether it has replaced a call in this process.
     has_replayed: bool = False
-
     #: Writes its records in this process; None before a function of the role was called.
     recorder: Recorder | None = None
-
     #: The kinds of errors that kept a dump from being written, which have been logged.
     failures: frozenset[str] = frozenset()
-
     #: What a host logs next, of each call: how many rollouts it returned, how many of them were
     #: replayed, and how many of those from another step, and the seconds saved. None: no host does.
     figures: deque[tuple[int, int, int, float]] | None = None
