@@ -1,4 +1,4 @@
-"""Which dump serves a call: one that was made for such a call, in its step or in another one."""
+"""Which dump serves a whole call: one that was made for such a call, in its step or another."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ LoadedDump = tuple[Any, DumpMeta, Any]
 
 
 class CallMatching:
-    """Finds the dump of a whole call, in its step or in another one of the run."""
-
     def __init__(self, dumps: Dumps, run: RunDumps, ledger: Ledger) -> None:
         self._dumps, self._run, self._ledger = dumps, run, ledger
 
