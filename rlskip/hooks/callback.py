@@ -19,7 +19,7 @@ from rlskip.config.facts import Origin, retire_legacy_flag
 from rlskip.config.settings import why_off
 from rlskip.hooks import job
 from rlskip.hooks.summary import log_jobs
-from rlskip.skip.not_installed import chosen_by
+from rlskip.skip.said import chosen_by
 
 log = logging.getLogger(__name__)
 

@@ -23,8 +23,7 @@ from rlskip.hooks.summary import log_roles, write_summary
 from rlskip.hosts.verl import handshake
 from rlskip.jobs.records import JOB_VARIABLE, begin_job, end_job, rank_of, tally
 from rlskip.skip.manager import SkipManager
-from rlskip.skip.not_installed import chosen_by
-from rlskip.skip.said import why_uncalled
+from rlskip.skip.said import chosen_by, why_uncalled
 
 log = logging.getLogger(__name__)
 

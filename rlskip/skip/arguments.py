@@ -25,21 +25,12 @@ from xxhash import xxh3_64_hexdigest
 from rlskip.config.check import is_below
 from rlskip.skip import stored
 from rlskip.skip.code import Code, Names
-from rlskip.skip.names import (
-    ALL,
-    IGNORED,
-    OTHER_NODES,
-    SELF,
-    SHAPING,
-    read_name,
-    seems_to_shape,
-)  # fmt: skip
+from rlskip.skip.names import ALL, IGNORED, OTHER_NODES, SELF, SHAPING, read_name, seems_to_shape
 from rlskip.skip.plain import is_data, is_data_proto, is_single, plain_or_not
 from rlskip.skip.stored import UNREAD, in_words, kind_of, type_of
 
 if TYPE_CHECKING:
-    from rlskip.skip.call import Call
-    from rlskip.skip.stage import Stage
+    from rlskip.skip.call import Call, Stage
 
 #: Stands for data that is not compared: it equals other such data, and no value.
 NOT_COMPARED = "<not compared>"

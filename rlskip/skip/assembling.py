@@ -138,10 +138,13 @@ class Assembly:
         whole: dict[Any, list[Any]] = {}
         for name in [name for name in names if name not in odd]:
             columns = [part[name] for part in parts]
-            lengths = zip(map(column_length, columns), self._sources, strict=True)
-            if all(length == source.n for length, source in lengths):
+            pairs = [*zip(columns, self._sources, strict=True)]
+            if all(column_length(column) == source.n for column, source in pairs):
                 made[name] = self._rows[name] = self._column(str(name), columns)
-            elif _hold_columns(columns, self._sources):
+            elif all(
+                isinstance(column, dict) and {*map(column_length, column.values())} == {source.n}
+                for column, source in pairs
+            ):
                 made[name] = self._columns(columns, of_meta=of_meta)
             else:
                 whole[name] = columns
@@ -156,8 +159,6 @@ class Assembly:
             for row, group in zip(rows, self._groups([row[name] for row in rows]), strict=True):
                 row[name] = group
         return rows
-
-    # -- values for the whole batch ------------------------------------------------------
 
     def _whole(self, made: dict[Any, Any], name: Any, values: Sequence[Any], of_meta: bool) -> None:
         """Put the value for the whole batch that all dumps have into `made`."""
@@ -177,8 +178,6 @@ class Assembly:
                 f"leave it out: skip.drop_fields=[{name}]; or give a function of the rows: "
                 f"annotate(totals={{{str(name)!r}: FUNCTION}})",
             )
-
-    # -- columns -------------------------------------------------------------------------
 
     def _column(self, name: str, columns: Sequence[Any]) -> Any:
         """The picked cells of a column, as a column of the same kind."""
@@ -223,8 +222,6 @@ class Assembly:
                     "annotate(rows={'prompt_group': FIELD})",
                 )
         return cells
-
-    # -- padding -------------------------------------------------------------------------
 
     def _padded(
         self, name: str, columns: Sequence[Any], cells: list[torch.Tensor]
@@ -318,13 +315,3 @@ class Assembly:
 
 def _missing(widths: Sequence[int]) -> list[int]:
     return [max(widths) - width for width in widths]
-
-
-def _hold_columns(values: Sequence[Any], sources: Sequence[Source]) -> bool:
-    """Whether values are mappings that hold columns only."""
-    return all(
-        isinstance(value, dict)
-        and bool(value)
-        and all(column_length(column) == source.n for column in value.values())
-        for value, source in zip(values, sources, strict=True)
-    )

@@ -18,8 +18,7 @@ from rlskip.batch.row_fields import check
 from rlskip.config.skip import AttachConfig
 from rlskip.errors import ConfigError
 from rlskip.keys import integer
-from rlskip.skip.call import Call
-from rlskip.skip.stage import Stage, named
+from rlskip.skip.call import Call, Stage, named
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +34,8 @@ def attach(
 ) -> None:
     """Make the function of each of the `roles` a stage; `decorate` makes one's function.
 
-    Raises
-    ------
-    AttachError
-        A module that is already imported has no such function.
-    ConfigError
-        The function that returns the step cannot be imported, or `rows` describes no rows.
+    Raises AttachError where a module that is already imported has no such function, ConfigError
+    where the function that returns the step cannot be imported, or `rows` describes no rows.
     """
     for role, config in functions.items():
         if role in roles:

@@ -1,4 +1,4 @@
-"""Which dumps serve a call prompt by prompt: groups of its prompts, in whatever dumps."""
+"""Which dumps of a run serve a call prompt by prompt: groups of its prompts, wherever they are."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ _CACHED = 1 << 30
 
 
 class PromptMatching(CallMatching):
-    """Finds and loads the groups of a call's prompts, in whatever dumps of the run they are."""
-
     def __init__(self, dumps: Dumps, run: RunDumps, ledger: Ledger) -> None:
         super().__init__(dumps, run, ledger)
         self._cache: OrderedDict[Key, tuple[Any, DumpMeta]] = OrderedDict()

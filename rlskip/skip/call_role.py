@@ -16,12 +16,11 @@ from rlskip.jobs.lease import SingleFlight
 from rlskip.jobs.ranks import RankGroup
 from rlskip.jobs.served import ledger_of
 from rlskip.skip.agreement import Mismatch, SeveralRanks, ranks_of
-from rlskip.skip.call import Call
+from rlskip.skip.call import Call, Stage
 from rlskip.skip.dumps import Dumps, capture_rng, restore_rng
 from rlskip.skip.matching import CallMatching
 from rlskip.skip.role import Role, present
 from rlskip.skip.run_dumps import PromptGroups, RunDumps
-from rlskip.skip.stage import Stage
 from rlskip.skip.stage_runner import not_dumped
 from rlskip.skip.step_calls import Key, StepCalls, next_name
 from rlskip.store import AbsentDumpError, DumpError, DumpMeta, RankTimeoutError, WriterTimeoutError
@@ -152,8 +151,6 @@ class CallRole(Role):
             release()
             raise
 
-    # -- which dump ----------------------------------------------------------------------
-
     def _visit(self, step: int) -> StepCalls:
         """The calls of `step` so far; where each call has its own step, none."""
         if self.support_online_step:
@@ -216,8 +213,6 @@ class CallRole(Role):
         if call.cleanup.over:  # cancelled: nobody waits for this thread any more
             raise asyncio.CancelledError
         return there
-
-    # -- what is kept --------------------------------------------------------------------
 
     def _about(self, call: Call, result: Any) -> dict[str, Any]:
         """What a dump records besides the result, and its name; from now on it serves no call."""

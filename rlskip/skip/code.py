@@ -13,17 +13,9 @@ from typing import Any, NamedTuple
 
 import attrs
 
+from rlskip.skip import stored
 from rlskip.skip.plain import plain_or_not
-from rlskip.skip.stored import (
-    attributes_of,
-    cells_of,
-    classes_of,
-    held_by,
-    is_neutral,
-    is_neutral_module,
-    kind_of,
-    type_of,
-)
+from rlskip.skip.stored import attributes_of, is_neutral, kind_of, type_of
 
 _CODE = (
     types.FunctionType, types.MethodType, functools.partial, functools.partialmethod, staticmethod,
@@ -109,7 +101,7 @@ class Code:
         for one in found:  # which grows meanwhile
             names, there = _names_of(one), one.__globals__
             known = [*map(there.get, names.read), *map(sys.modules.get, names.modules)]
-            near = [*met.values(), *cells_of(one).values(), *known]
+            near = [*met.values(), *stored.cells_of(one).values(), *known]
             if isinstance(around := there.get(one.__qualname__.partition(".")[0]), type):
                 near.append(around)  # of a method its class, no function around it
             seen = set[int]()
@@ -152,15 +144,18 @@ class Code:
 
         if not self.functions or f"{self.functions[0].__module__}.".startswith("rlskip."):
             return None
-        texts = sorted(f"{_text_of(one.__code__)} {_usual_of(one)}" for one in self.functions)
-        digest = xxhash.xxh3_64_hexdigest("\n".join(texts).encode())
+        texts = []
+        for one in self.functions:
+            usual = [*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values()]
+            texts.append(f"{_text_of(one.__code__)} {[plain_or_not(part)[0] for part in usual]}")
+        digest = xxhash.xxh3_64_hexdigest("\n".join(sorted(texts)).encode())
         return f"{self.functions[0].__qualname__}, {sys.implementation.cache_tag} {digest}"
 
 
 def _is_users(func: types.FunctionType) -> bool:
     """Whether a function is code of the user's: not Python's, nor of an installed package."""
     module = str(func.__globals__.get("__name__"))
-    return "-packages" not in func.__code__.co_filename and not is_neutral_module(module)
+    return "-packages" not in func.__code__.co_filename and not stored.is_neutral_module(module)
 
 
 def _parts(value: Any, names: frozenset[str]) -> list[Any]:
@@ -172,16 +167,16 @@ def _parts(value: Any, names: frozenset[str]) -> list[Any]:
     elif issubclass(kind, _CODE):
         found = _below(value)
     if kind_of(kind) == "holder":
-        found = [*held_by(value).values()]
+        found = [*stored.held_by(value).values()]
     elif issubclass(kind, types.ModuleType) and not is_neutral(value):
         found = [vars(value)[name] for name in sorted(names & vars(value).keys())]
     elif not found and not is_neutral(owner := value if issubclass(kind, type) else kind):
-        spaces = [own for _, own in classes_of(owner)]
+        spaces = [own for _, own in stored.classes_of(owner)]
         # What declares fields has an `__init__` that is not in its source.
         begins = "__post_init__" if kind_of(owner) == "fields" else "__init__"
         if owner is kind:
-            stored = attributes_of(value)
-            spaces = [stored, stored.get("_modules") or {}, *spaces]  # those of torch
+            kept = attributes_of(value)
+            spaces = [kept, kept.get("_modules") or {}, *spaces]  # those of torch
         by_name: dict[str, Any] = {}
         for own in reversed(spaces):
             there = (names | {"__call__", begins}) & own.keys()
@@ -199,9 +194,3 @@ def _text_of(const: Any) -> str:
         texts = map(_text_of, const)
         return str([*texts] if isinstance(const, tuple) else sorted(texts))
     return repr(const)
-
-
-def _usual_of(func: types.FunctionType) -> list[Any]:
-    """The defaults of a function's arguments, as far as they are plain data."""
-    usual = [*(func.__defaults__ or ()), *(func.__kwdefaults__ or {}).values()]
-    return [plain_or_not(one)[0] for one in usual]

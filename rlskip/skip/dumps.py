@@ -22,12 +22,11 @@ from rlskip.config.skip import TRAINING_ROLES, as_given, to_generate
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.format.fingerprint import canonical
 from rlskip.jobs.records import job_id
-from rlskip.skip.call import Call
+from rlskip.skip.call import Call, Stage
 from rlskip.skip.identities import Identities
 from rlskip.skip.kept_config import FOLDER, flat_config, holds_time, keep_config, value_in
 from rlskip.skip.notices import Notices
 from rlskip.skip.prompt_rows import rows_per_prompt
-from rlskip.skip.stage import Stage
 from rlskip.skip.step_calls import Key
 from rlskip.store import CorruptDumpError, DumpMeta, StepStore, run_directory
 from rlskip.store.identity import ABSENT
@@ -108,18 +107,12 @@ class Dumps:
         options = {"max_bytes": self.local_config.max_bytes, **options}
         return StepStore(directory, complete=complete, **options)
 
-    # -- what a dump records -------------------------------------------------------------
-
     def info(self, call: Call, result: Any) -> dict[str, Any]:
         """What ``meta.json`` of a dump says besides the identity.
 
-        Raises
-        ------
-        RowsError
-            The stage's description does not fit its rows; or it is not known which rows are which
-            prompt's, and calls are served prompt by prompt.
-        LengthError
-            A mask, log-probs or rewards do not fit their tokens.
+        Raises RowsError where the stage's description does not fit its rows, or where calls are
+        served prompt by prompt and it is not known which rows are which prompt's; LengthError
+        where a mask, log-probs or rewards do not fit their tokens.
         """
         info: dict[str, Any] = {"seconds": call.seconds, "job": job_id()}
         fields, described = self._fields_of(call.stage, result)
@@ -180,8 +173,6 @@ class Dumps:
 
     def other_sizes(self) -> dict[str, StepStore]:
         return {name: self.store_at(path) for name, path in self.notices.other_sizes().items()}
-
-    # -- what does not fit ---------------------------------------------------------------
 
     def reject(self, what: str, found: Key, hint: str = "", *, replaces: bool = True) -> None:
         """Raise MismatchError for `what` if ``on_mismatch`` is ``error``; else the stage runs.

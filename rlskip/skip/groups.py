@@ -26,9 +26,8 @@ from rlskip.keys import (
     split_trajectory,
     uid_of,
 )
-from rlskip.skip.call import Call
+from rlskip.skip.call import Call, Stage
 from rlskip.skip.run_dumps import Group
-from rlskip.skip.stage import Stage
 from rlskip.skip.step_calls import Key
 from rlskip.store import DumpMeta, Identity
 from rlskip.store.layout import call_number

@@ -38,7 +38,25 @@ class Identities:
     ) -> None:
         self._local_config, self._notices = local_config, notices
         # Read now, as the config is copied now: rlskip may change the config later.
-        self.conditions = _conditions(role, local_config, facts, place)
+        sampling = dict(facts.val_shaping if role == VALIDATION_ROLE else facts.shaping)
+        noted = {"model": facts.model, "versions.rlskip": __version__}
+        noted["versions.torch"] = importlib.metadata.version("torch")  # it may not be imported yet
+        if facts.engine is not None:  # another one is logged as a warning, as a version is
+            noted["versions.engine"] = str(facts.engine)
+        if place:
+            noted["place"] = place
+        c = local_config
+        compared = {
+            "role": role,
+            "n": sampling.pop("n", c.n),
+            "prompt_len": c.prompt_len,
+            "response_len": c.response_len,
+            **{f"sampling.{name}": value for name, value in sampling.items()},
+        }
+        for key in c.identity or ():
+            if key != _CODE:
+                compared[f"config.{key}"] = facts.value_at(key, f"skip.{role}.identity")
+        self.conditions = Identity.of(compared, noted)
         self._first: dict[str, FirstValues] = {}
 
     def of_call(self, call: Call) -> Identity:
@@ -160,24 +178,3 @@ class Identities:
             raise error
         what = f"{error.where}: {error.what}"
         self._notices.once("uncomparable", "calls cannot be compared with dumps: %s", what)
-
-
-def _conditions(role: str, c: Any, facts: HostFacts, place: str | None) -> Identity:
-    sampling = dict(facts.val_shaping if role == VALIDATION_ROLE else facts.shaping)
-    noted = {"model": facts.model, "versions.rlskip": __version__}
-    noted["versions.torch"] = importlib.metadata.version("torch")  # it may not be imported yet
-    if facts.engine is not None:  # another one is logged as a warning, as a version is
-        noted["versions.engine"] = str(facts.engine)
-    if place:
-        noted["place"] = place
-    compared = {
-        "role": role,
-        "n": sampling.pop("n", c.n),
-        "prompt_len": c.prompt_len,
-        "response_len": c.response_len,
-        **{f"sampling.{name}": value for name, value in sampling.items()},
-    }
-    for key in c.identity or ():
-        if key != _CODE:
-            compared[f"config.{key}"] = facts.value_at(key, f"skip.{role}.identity")
-    return Identity.of(compared, noted)

@@ -23,9 +23,8 @@ from rlskip.jobs.served import forget_served
 from rlskip.keys import integer
 from rlskip.skip import said
 from rlskip.skip.attach import attach, detach
-from rlskip.skip.not_installed import before_init, refusing
+from rlskip.skip.call import IdentitySpec, LacksSpec, PromptsSpec, RowsSpec, Stage, named
 from rlskip.skip.role import Role
-from rlskip.skip.stage import IdentitySpec, LacksSpec, PromptsSpec, RowsSpec, Stage, named
 from rlskip.skip.stage_runner import decorated
 
 log = logging.getLogger(__name__)
@@ -51,7 +50,7 @@ class SkipManager:
     _decorated: ClassVar[set[str]] = set()
     _warned: ClassVar[bool] = False
     # Called with the role of a decorated function whose role is off.
-    _guard: ClassVar[Callable[[str], None] | None] = staticmethod(before_init())
+    _guard: ClassVar[Callable[[str], None] | None] = staticmethod(said.before_init())
     # The roles that do not list the present step: looked up once per step, not on every call.
     _unlisted: ClassVar[frozenset[str]] = frozenset()
 
@@ -217,12 +216,12 @@ class SkipManager:
     def reset(cls) -> None:
         """Return to the state before `init`."""
         stages.stop()
-        cls._turn_off(before_init())
+        cls._turn_off(said.before_init())
 
     @classmethod
     def _refuse(cls, reason: str) -> None:
         """Let every decorated function raise from now on: none runs unskipped unnoticed."""
-        cls._turn_off(refusing(reason))
+        cls._turn_off(said.refusing(reason))
 
     @classmethod
     def _turn_off(cls, guard: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""Which dump serves a call: one that was made for such a call, in its step or in another one."""
+"""Which dump serves a whole call: one that was made for such a call, in its step or another."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ LoadedDump = tuple[Any, DumpMeta, Any]
 
 
 class CallMatching:
-    """Finds the dump of a whole call, in its step or in another one of the run."""
-
     def __init__(self, dumps: Dumps, run: RunDumps, ledger: Ledger) -> None:
         self._dumps, self._run, self._ledger = dumps, run, ledger
 
@@ -141,8 +139,6 @@ class CallMatching:
             seconds_saved=took - call.seconds if (took := meta.info.get("seconds")) else 0.0,
         )
         return rollouts, meta, states
-
-    # -- where none fits -------------------------------------------------------------------------
 
     def judge(self, call: Call) -> Mismatch | None:
         """What becomes of a call that no dump fits; None: it is a miss.

@@ -170,7 +170,8 @@ class Notices:
         settled = (*(self._local_config.identity or ()), "hydra", *NODES, *self._facts.known)
         shaping, others = dict[str, str](), list[str]()
         for key in changed_keys(then, now) if then else ():
-            text = f"{key} ({_short(then.get(key))} then, {_short(now.get(key))} now)"
+            was, is_now = (short(repr(config.get(key)), 40) for config in (then, now))
+            text = f"{key} ({was} then, {is_now} now)"
             if is_below(key, settled) or not self.is_new(text):
                 continue
             if seems_to_shape(key):
@@ -217,7 +218,3 @@ def _first(texts: list[str]) -> str:
     """The first of these, and how many more there are."""
     more = len(texts) - _MAX_CHANGES
     return ", ".join(texts[:_MAX_CHANGES]) + (f" and {more} more" if more > 0 else "")
-
-
-def _short(value: Any) -> str:
-    return short(repr(value), 40)

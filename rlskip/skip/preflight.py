@@ -49,9 +49,6 @@ def preflight(
     return found if engine else [*found, *_without_engine(roles, facts)]
 
 
-# -- which steps have a dump -----------------------------------------------------------------
-
-
 def unusable(
     skip: Role, steps: Iterable[int], called_with: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[int, str]:
@@ -138,9 +135,6 @@ def _made_for_others(
         differing += ours.differences(made)[0]
     named = "; ".join(dict.fromkeys(differing))
     return f"were made for other rollouts: {named}" if named else None
-
-
-# -- what is refused -------------------------------------------------------------------------
 
 
 def _holes(skip: Role, facts: HostFacts) -> Iterator[Problem]:

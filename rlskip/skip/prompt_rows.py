@@ -42,20 +42,13 @@ _TEXT_NAMES = ("text", "prompt", "question", "content", "messages", "raw_prompt"
 
 @attrs.frozen
 class PromptRows:
-    """What a dump records of its prompts.
+    """What a dump records of its prompts."""
 
-    Parameters
-    ----------
-    digests
-        The hash of each (:mod:`rlskip.format.prompt_digests`).
-    texts
-        How each of the first 64 begins: its text, or its token ids as a JSON list.
-    dtypes
-        By name, that of each field that is a tensor or an array of numbers.
-    """
-
+    #: The hash of each (:mod:`rlskip.format.prompt_digests`).
     digests: list[str]
+    #: How each of the first 64 begins: its text, or its token ids as a JSON list.
     texts: list[str]
+    #: By name, that of each field that is a tensor or an array of numbers.
     dtypes: dict[str, str] = attrs.field(factory=dict)
 
     @classmethod
@@ -143,9 +136,6 @@ def _without_padding(row: Any) -> Any:
     other = (row != row[0]).nonzero()
     starts = other[0] if isinstance(row, np.ndarray) else other[:, 0]
     return row[int(starts[0]) :] if len(starts) else row
-
-
-# -- which rows are which prompt's ---------------------------------------------------------------
 
 
 def rows_per_prompt(result: Any, asked: int, prompts: Any, fields: RowFields) -> list[int] | str:

@@ -16,8 +16,7 @@ from rlskip.config.skip import (
     SkipAction,
 )
 from rlskip.errors import ConfigError
-from rlskip.skip.call import Call
-from rlskip.skip.stage import Stage
+from rlskip.skip.call import Call, Stage
 
 if TYPE_CHECKING:
     from rlskip.jobs.records import Recorder
@@ -33,25 +32,18 @@ class Role:
 
     #: Whether every call has its own step (:meth:`extract_step`); else `set_step` sets it.
     support_online_step: bool = False
-
     #: Its own options of ``annotate``.
     stage_options: frozenset[str] = frozenset()
-
     #: Called with a missed call before the stage runs; it may replace its prompts.
     before_stage: Any = None
-
     #: Its directory of dumps; None: it has none.
     dumps: Dumps | None = None
-
     #: Whether it has replaced a call in this process.
     has_replayed: bool = False
-
     #: Writes its records in this process; None before a function of the role was called.
     recorder: Recorder | None = None
-
     #: The kinds of errors that kept a dump from being written, which have been logged.
     failures: frozenset[str] = frozenset()
-
     #: What a host logs next, of each call: how many rollouts it returned, how many of them were
     #: replayed, and how many of those from another step, and the seconds saved. None: no host does.
     figures: deque[tuple[int, int, int, float]] | None = None
@@ -112,9 +104,6 @@ class Role:
                 f"SkipManager.annotate of {stage.name}",
                 f"known: {', '.join(['prompts', 'identity', *sorted(self.stage_options)])}",
             )
-
-
-# -- roles of the user's own --------------------------------------------------------------------
 
 
 class BaseSkip(Role, ABC):

@@ -23,7 +23,7 @@ from rlskip.config.skip import SkipAction
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.jobs.served import ledger_of
 from rlskip.keys import DUMP_CONTENT, DUMP_POSITION, RUNNING, STATUS, dump_tag
-from rlskip.skip.call import Call
+from rlskip.skip.call import Call, Stage
 from rlskip.skip.dumps import Dumps, capture_rng, restore_rng
 from rlskip.skip.groups import (
     EVICT,
@@ -43,7 +43,6 @@ from rlskip.skip.groups import (
 )
 from rlskip.skip.role import Role
 from rlskip.skip.run_dumps import Group, RunDumps, queued_groups
-from rlskip.skip.stage import Stage
 from rlskip.skip.step_calls import Key
 from rlskip.store import CorruptDumpError, DumpError, DumpMeta, Identity, TooLargeDumpError
 from rlskip.store.index import QUEUED
@@ -98,8 +97,6 @@ class GroupRole(Role):
             return 0
         groups = self._dumped(self._source(step), self._identities.conditions)
         return groups[-1].position + 1 if groups else 0
-
-    # -- submit ------------------------------------------------------------------------------
 
     def find(self, call: Call) -> bool:
         plan = call.identity = self._plan(call)

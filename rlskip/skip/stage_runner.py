@@ -20,9 +20,8 @@ from rlskip.config.skip import to_generate
 from rlskip.errors import ConfigError, MissError, RlskipError
 from rlskip.jobs.records import Recorder
 from rlskip.jobs.served import Needs, enclosing, needs
-from rlskip.skip.call import Call
+from rlskip.skip.call import Call, Stage, StepNotSetError
 from rlskip.skip.role import Role
-from rlskip.skip.stage import Stage, StepNotSetError
 
 log = logging.getLogger(__name__)
 
@@ -245,9 +244,6 @@ def not_dumped(role: Role, call: Call, error: BaseException) -> None:
         call.step, role.role, type(error).__name__, error, _REMEDY if code else "",
         exc_info=None if isinstance(error, RlskipError | OSError) else error,
     )  # fmt: skip
-
-
-# -- threads for async stages --------------------------------------------------------------------
 
 
 @functools.cache

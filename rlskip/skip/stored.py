@@ -137,9 +137,6 @@ def is_whole_config(fields: Any) -> bool:
     return any(issubclass(type(fields.get(key)), Mapping) for key in _WHOLE_CONFIG)
 
 
-# -- what is inside a value ----------------------------------------------------------------------
-
-
 def inside(value: Any, kind: Kind, most: int, *, is_stage: bool) -> dict[Any, Any] | None:
     """What a value stores by name, index or key; None: it has no inside.
 

@@ -17,7 +17,7 @@ from rlskip._wrap import AttachError
 from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError, MismatchError, NotInstalledError
 from rlskip.jobs.records import job_id, tally
-from rlskip.skip.stage import StepNotSetError
+from rlskip.skip.call import StepNotSetError
 
 ON = ("+skip=rollout_cache", "skip.dump_dir=dumps")
 

@@ -11,8 +11,7 @@ import attrs
 
 from rlskip import SkipManager
 from rlskip.errors import MismatchError, MissError
-from rlskip.skip.call import Call
-from rlskip.skip.stage import Stage
+from rlskip.skip.call import Call, Stage
 from rlskip.skip.stage_runner import Miss, dump, replay
 from tests.skip.trainers import Hub, on_ranks
 

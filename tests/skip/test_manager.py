@@ -16,7 +16,7 @@ import pytest
 from rlskip import SkipManager, SkipManagerConfig
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.jobs.records import tally
-from rlskip.skip.stage import StepNotSetError
+from rlskip.skip.call import StepNotSetError
 from tests.skip.trainers import Stage, leases, steps_on_disk, visit
 
 # -- off --------------------------------------------------------------------------------------

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from rlskip.errors import MismatchError, RlskipError
 from rlskip.jobs.ranks import RankError, RankTimeoutError
-from rlskip.skip.call import Call
+from rlskip.skip.call import Call, Stage
 from rlskip.skip.call_role import CallRole
-from rlskip.skip.stage import Stage
 from rlskip.skip.stage_runner import Miss, dump, replay
 from rlskip.store import TooLargeDumpError
 from tests.skip.trainers import Hub, on_ranks
