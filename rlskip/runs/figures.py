@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
 from typing import Any
 
 import attrs
@@ -88,10 +87,6 @@ def count(
             problem = error.what
         found.append(CountedDump(dump, sessions, problem))
     return found
-
-
-def by_step(counted: Sequence[CountedDump]) -> list[tuple[int, list[CountedDump]]]:
-    return [(step, list(dumps)) for step, dumps in groupby(counted, lambda one: one.dump.step)]
 
 
 def step_figures(dumps: Sequence[CountedDump], success: float) -> dict[str, float | None]:
