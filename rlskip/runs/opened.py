@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import attrs
 
+from rlskip.batch.decoding import decoder_at
 from rlskip.config.steps import compact
 from rlskip.errors import RlskipError
 from rlskip.jobs import alive
@@ -203,7 +204,6 @@ class Run(Scope):
 
         Without a tokenizer that which the dump names makes the text that `fields` ask for.
         """
-        from rlskip.batch.decoding import decoder_at
         from rlskip.runs.reading import read_columns
         from rlskip.runs.rollouts import TEXTS, Rollouts
 
