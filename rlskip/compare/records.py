@@ -12,10 +12,8 @@ import attrs
 import numpy as np
 
 from rlskip.batch.row_parts import Layout
-from rlskip.compare.verdict import MASK, ROLLOUTS, Place
+from rlskip.compare.verdict import MASK, ROLLOUTS
 from rlskip.stages.parts import NUMBER, ROW_COLUMNS
-
-_AROUND = 8  # tokens that are shown on each side of one
 
 #: The form of the rows themselves: a hash tells whether two are equal, and their entries where not.
 HASHED = "hashed"
@@ -189,15 +187,6 @@ class StepRecords:
         end = int(part["rows.ends"][place])
         span = slice(end - int(part["rows.lengths"][place]), end)
         return part["rows.tokens"][span], part["rows.sampled"][span]
-
-    def where(self, place: Place, at: int) -> Place:
-        """The place, at a row of the table, with the tokens around its token."""
-        assert self.rows is not None
-        around, token = None, place.token
-        if token is not None and (tokens := self.tokens_of(at)) is not None:
-            start = max(0, token - _AROUND)
-            around = tokens[0][start : token + _AROUND + 1].tolist(), token - start
-        return attrs.evolve(place, row=self.rows.name(at), around=around)
 
 
 def _value_of(part: Any, field: str, number: Any) -> Any:

@@ -23,14 +23,11 @@ from rlskip.runs.rollouts import Rollouts
 from rlskip.stages.parts import ROW_COLUMNS, ROWS, Entry, encode
 
 
-@attrs.frozen(eq=False)
-class PartInMemory:
+class PartInMemory(dict[str, Any]):
     """A part of a step in memory, read as :class:`~rlskip.runs.on_disk.Dump` is."""
 
-    values: dict[str, Any]
-
     def load(self, *, into: Any, fields: Sequence[str]) -> dict[str, Any]:
-        return self.values
+        return self
 
 
 def characters(codes: Sequence[int]) -> str:
@@ -138,9 +135,8 @@ class RowValues:
     def by_token(self, name: str, i: int) -> np.ndarray | None:
         """A stage's value of row `i` for each token of its response, float64, NaN without one.
 
-        A value of the whole row is that of each sampled token. None where none was recorded.
-
-        Raises DumpError where it cannot be read.
+        A value of the whole row is that of each sampled token. None where none was recorded;
+        raises DumpError where it cannot be read.
         """
         rows, place = self._rows, self._places.get(name, {}).get(i)
         if rows is None or i in rows.unknown or place is None:

@@ -183,8 +183,7 @@ def _of_output(path: Path) -> Path | None:
 
 
 def _jobs(path: Path) -> list[Path]:
-    """The jobs with records in a dump_dir, or those that used a run at or below `path`, the newest
-    last."""
+    """The jobs with records in a dump_dir, or of runs at or below `path`, the newest last."""
     # {dump_dir}/{experiment}_{project}/{shape}[/{role}]
     within = (path, *path.parents[:3])
     dump_dir = next((one for one in within if (one / STAGES).is_dir()), None)

@@ -89,10 +89,7 @@ def _own(pa: Any, column: Column) -> Any:
         column = Ragged(column)
     if isinstance(column, Ragged) and all(p.ndim == 1 and p.dtype.kind in "biuf" for p in column):
         return _lists(pa, column, len(column))
-    return _cells(pa, [plain(cell) for cell in values(column)])
-
-
-def _cells(pa: Any, cells: list[Any]) -> Any:
+    cells = [plain(cell) for cell in values(column)]
     try:
         found = pa.array(cells)
         # Parquet has no type for mappings without entries.
