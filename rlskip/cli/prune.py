@@ -89,10 +89,7 @@ def _seconds(given: str) -> float:
 
 
 def choose(
-    runs: Sequence[Run],
-    keep_last: int | None = None,
-    older_than: float | None = None,
-    quarantined: bool = False,
+    runs: Sequence[Run], keep_last: int | None, older_than: float | None, quarantined: bool
 ) -> list[Old]:
     """The steps and journals that any of the limits selects, by run and age.
 

@@ -168,11 +168,6 @@ class StepRecords:
         mask = Record(MASK, -1, 0, HASHED, "", lambda: (masks, sampled), keys=keys)
         return [[rollouts], [mask]]
 
-    @property
-    def tokens(self) -> int:
-        """Tokens of all rows of the step."""
-        return 0 if self.rows is None else int(self.rows.lengths.sum())
-
     def tokens_of(self, at: int) -> tuple[np.ndarray, np.ndarray] | None:
         """The tokens of a row of the table, and which were sampled; None of digests."""
         assert self.rows is not None

@@ -151,9 +151,10 @@ def _gaps(
         dtypes, x, y = (one.dtype, other.dtype), value_of(one), value_of(other)
         if one.form == ROWS and one.is_single(x):  # a number has the scale of the others
             around = scale(x.astype(np.float64))
-        terms = [a.tokens]
+        lengths = np.zeros(1, np.int64) if a.rows is None else a.rows.lengths
+        terms = [int(lengths.sum())]  # the tokens of all rows, or of each
         if one.keys is not None and a.rows is not None:
-            terms = a.rows.lengths[a.rows.find(one.keys)].tolist()
+            terms = lengths[a.rows.find(one.keys)].tolist()
         for _, row, _, other_row in rows:
             allowed = partial(rounding.allowed, dtypes=dtypes, n=terms[row])
             if one.form == HASHED:

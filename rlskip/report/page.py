@@ -28,8 +28,7 @@ from rlskip.config.steps import compact
 from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import DumpError
 from rlskip.jobs.records import Tally, tally_steps
-from rlskip.report.curves import curves, spread
-from rlskip.report.sessions import Vocabulary, prompt_of, session
+from rlskip.report.sessions import Vocabulary, curves, prompt_of, rounded, session, spread
 from rlskip.runs.figures import Sessions, by_interest, count, group_figures, step_figures
 from rlskip.runs.on_disk import Dump, dumps_at
 from rlskip.runs.rollouts import Decode
@@ -41,7 +40,6 @@ _SCRIPTS = (
 _STYLES = ("uPlot.min.css", "page.css")
 _INDEXED = 30  # bytes of a page for each session whose figures it lists
 _SESSION, _TOKEN = 200.0, 4.0  # bytes of a page that a session is thought to take
-_STEPS = 400  # that are read of a run with more of them
 
 Progress = Callable[[Sequence[Dump]], Iterable[Dump]]
 
@@ -58,7 +56,7 @@ class OneRun:
         self.name, self._run, self._records = side.name, side.run, side.recorded
         run = self._run
         places = {} if run is None else run.places()
-        read = spread(list(places), _STEPS)
+        read = spread(list(places))
         dumps = [dump for step in read for dump in dumps_at(places[step])]
         self._is_sampled = len(read) < len(places)
         tallies = {} if run is None else tally_steps(run.dump_dir).get(run.name, {})
@@ -165,8 +163,8 @@ class OneRun:
             "sessions": {
                 "group": group.tolist(),
                 "number": self._every.number[listed].tolist(),
-                "reward": _floats(self._every.reward[listed]),
-                "length": _floats(self._every.length[listed]),
+                "reward": rounded(self._every.reward[listed], 6),
+                "length": rounded(self._every.length[listed], 6),
                 "turns": self._every.turns[listed].tolist(),
                 "chunk": chunk[listed].tolist(),
                 "place": place[listed].tolist(),
@@ -206,11 +204,6 @@ def _recorded_decoder(dump: Dump) -> Decode | None:
 
 def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
     return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
-
-
-def _floats(values: np.ndarray) -> list[float]:
-    """Six digits, which are shorter in JSON."""
-    return [float(f"{v:.6g}") for v in values.tolist()]
 
 
 def packed(data: Any) -> str:
