@@ -9,8 +9,7 @@ from pathlib import Path
 
 import attrs
 
-from rlskip.compare.records import StepRecords
-from rlskip.compare.rollouts import part_of
+from rlskip.compare.records import StepRecords, part_of
 from rlskip.compare.rounding import Rounding
 from rlskip.compare.steps import compare_step
 from rlskip.compare.verdict import Comparison, StepResult

@@ -22,7 +22,7 @@ import numpy as np
 from rlskip._human import duration, finite, size
 from rlskip._version import __version__
 from rlskip.batch.decoding import decoder_at
-from rlskip.compare.rollouts import RowValues
+from rlskip.compare.records import RowValues
 from rlskip.compare.sides import Dumps, Side
 from rlskip.config.steps import compact
 from rlskip.errors import RlskipError

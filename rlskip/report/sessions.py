@@ -20,8 +20,7 @@ import numpy as np
 
 from rlskip._human import finite, short
 from rlskip.batch.row_parts import by_token
-from rlskip.compare.records import Record, StepRecords
-from rlskip.compare.rollouts import RowValues
+from rlskip.compare.records import Record, RowValues, StepRecords
 from rlskip.compare.sides import Side
 from rlskip.compare.steps import pair_rows
 from rlskip.format.dump_errors import DumpError
