@@ -85,13 +85,12 @@ def _seams() -> Iterator[Finding]:
         seams = [seam for seam in TABLE if seam.feature == feature]
         lost = [f"{seam.target} (rlskip {seam.purpose})" for seam in seams if seam in gone]
         what = f"{feature or 'required'}: {len(seams) - len(lost)} of {len(seams)} seams are there"
+        level, remedy = OK, ""
         if lost:
             then = f"off is {feature}" if feature else "the run ends when verl is imported"
-            level = WARNING if feature else ERROR
+            level, remedy = WARNING if feature else ERROR, "use verl 0.9"
             what += f": {then}; gone: {', '.join(lost)}"
-            yield Finding("seams", level, what, "use verl 0.9")
-        else:
-            yield Finding("seams", OK, what)
+        yield Finding("seams", level, what, remedy)
 
 
 def _version_of(distribution: str) -> str | None:
@@ -107,8 +106,7 @@ def dump_dir_findings(dump_dir: Path) -> Iterator[Finding]:
     while not there.exists() and there != there.parent:
         there = there.parent
     name = str(dump_dir) if there == dump_dir else f"{dump_dir} (to be made in {there})"
-    problem = cannot_write(there)
-    if problem is not None:
+    if (problem := cannot_write(there)) is not None:
         remedy = "name another: skip.dump_dir=DIRECTORY"
         yield Finding("dump dir", ERROR, f"{name} is not writable: {problem}", remedy)
         return

@@ -10,10 +10,8 @@ import numpy as np
 
 from rlskip.format.dump_errors import DumpError
 from rlskip.runs.on_disk import Dump
-from rlskip.runs.opened import Run
+from rlskip.runs.opened import OF_SESSIONS, Run
 from rlskip.runs.rollouts import Rollouts
-
-_FIELDS = ("group", "session", "turn", "reward", "response")
 
 
 @attrs.frozen(eq=False)
@@ -82,7 +80,7 @@ def count(
     for dump in progress(dumps):
         sessions, problem = None, dump.problem
         try:
-            sessions = None if problem else Sessions.of(run.read(dump, _FIELDS))
+            sessions = None if problem else Sessions.of(run.read(dump, OF_SESSIONS))
         except DumpError as error:
             problem = error.what
         found.append(CountedDump(dump, sessions, problem))

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from rlskip.runs.rollouts import Decode, Rollouts, SessionRows
 
 _SHOWN = 20  # runs that are named
+# What tells which session a row belongs to, its reward and its length.
+OF_SESSIONS = ("group", "session", "turn", "reward", "response")
 _Fields = Sequence[str] | None
 
 
@@ -90,9 +92,7 @@ class Scope:
         return (group for part in self._named(fields) for group in part.groups)
 
     def _named(self, fields: _Fields) -> Iterator[Rollouts]:
-        """With what tells which session a row belongs to, its reward and its length."""
-        needed = ("group", "session", "turn", "reward", "response")
-        return self.rollouts(None if fields is None else [*needed, *fields])
+        return self.rollouts(None if fields is None else [*OF_SESSIONS, *fields])
 
     def to_arrow(self, fields: _Fields = None) -> pa.Table:
         """All rows as a table of pyarrow, which the extra `data` brings; RlskipError without."""
