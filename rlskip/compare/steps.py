@@ -151,10 +151,9 @@ def _gaps(
         dtypes, x, y = (one.dtype, other.dtype), value_of(one), value_of(other)
         if one.form == ROWS and one.is_single(x):  # a number has the scale of the others
             around = scale(x.astype(np.float64))
-        lengths = np.zeros(1, np.int64) if a.rows is None else a.rows.lengths
-        terms = [int(lengths.sum())]  # the tokens of all rows, or of each
+        terms = [0 if a.rows is None else int(a.rows.lengths.sum())]  # the tokens of all rows
         if one.keys is not None and a.rows is not None:
-            terms = lengths[a.rows.find(one.keys)].tolist()
+            terms = a.rows.lengths[a.rows.find(one.keys)].tolist()
         for _, row, _, other_row in rows:
             allowed = partial(rounding.allowed, dtypes=dtypes, n=terms[row])
             if one.form == HASHED:
