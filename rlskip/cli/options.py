@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from rlskip.batch.decoding import Decoder
 from rlskip.config.dump_dir import DEFAULT_DUMP_DIR, parse_dump_dir
-
-if TYPE_CHECKING:
-    from rlskip.batch.decoding import Decoder
 
 STEP = "A step of the only run in --dir (3, or 3/0 for its part 0), or a path."
 
@@ -37,8 +35,4 @@ def dump_dir(directory: Path | None) -> Path:
 
 def decoder(tokenizer: Path | None, *, skip_special: bool = False) -> Decoder | None:
     """What makes text of tokens by --tokenizer; None without it."""
-    if tokenizer is None:
-        return None
-    from rlskip.batch.decoding import Decoder
-
-    return Decoder(tokenizer, skip_special=skip_special)
+    return None if tokenizer is None else Decoder(tokenizer, skip_special=skip_special)

@@ -61,8 +61,8 @@ def prune(
     if keep_last is None and older_than is None and not quarantined:
         limits = "give --keep-last, --older-than or --quarantined"
         raise ConfigError("no limit is given", "prune", limits)
-    age = None if older_than is None else _seconds(older_than)
-    chosen = choose(find_runs(dump_dir(where or directory)), keep_last, age, quarantined)
+    limit = 0.0 if older_than is None else time.time() - _seconds(older_than)
+    chosen = choose(find_runs(dump_dir(where or directory)), keep_last, limit, quarantined)
     old = [remove(one, really=yes) for one in progress(chosen, "removing")]
     if not old:
         return put(as_json, [], ["nothing to remove"])
@@ -89,16 +89,12 @@ def _seconds(given: str) -> float:
 
 
 def choose(
-    runs: Sequence[Run],
-    keep_last: int | None = None,
-    older_than: float | None = None,
-    quarantined: bool = False,
+    runs: Sequence[Run], keep_last: int | None, limit: float, quarantined: bool
 ) -> list[Old]:
     """The steps and journals that any of the limits selects, by run and age.
 
-    `keep_last` steps of each run stay, the last written; `older_than` is in seconds.
+    `keep_last` steps of each run stay, the last written; what is older than `limit` goes.
     """
-    limit = 0.0 if older_than is None else time.time() - older_than
     chosen: list[Old] = []
     for run in runs:
         places, has_dump = run.places(), run.steps()

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import attrs
 
-from rlskip.compare.records import StepRecords
-from rlskip.compare.rollouts import part_of
+from rlskip.compare.records import StepRecords, part_of
 from rlskip.compare.rounding import Rounding
 from rlskip.compare.steps import compare_step
 from rlskip.compare.verdict import Comparison, StepResult
@@ -183,8 +182,7 @@ def _of_output(path: Path) -> Path | None:
 
 
 def _jobs(path: Path) -> list[Path]:
-    """The jobs with records in a dump_dir, or those that used a run at or below `path`, the newest
-    last."""
+    """The jobs with records in a dump_dir, or of runs at or below `path`, the newest last."""
     # {dump_dir}/{experiment}_{project}/{shape}[/{role}]
     within = (path, *path.parents[:3])
     dump_dir = next((one for one in within if (one / STAGES).is_dir()), None)

@@ -27,6 +27,8 @@ from rlskip.compare.verdict import (
 )
 from rlskip.stages.parts import DIGEST, MOMENTS, ROWS
 
+_AROUND = 8  # tokens that are shown on each side of one
+
 
 def compare_step(step: int, a: StepRecords, b: StepRecords, rounding: Rounding) -> StepResult:
     """Compare what two jobs recorded at a step; raises DumpError where a value cannot be read."""
@@ -148,7 +150,7 @@ def _gaps(
         dtypes, x, y = (one.dtype, other.dtype), value_of(one), value_of(other)
         if one.form == ROWS and one.is_single(x):  # a number has the scale of the others
             around = scale(x.astype(np.float64))
-        terms = [a.tokens]
+        terms = [0 if a.rows is None else int(a.rows.lengths.sum())]  # the tokens of all rows
         if one.keys is not None and a.rows is not None:
             terms = a.rows.lengths[a.rows.find(one.keys)].tolist()
         for _, row, _, other_row in rows:
@@ -227,12 +229,18 @@ def _digest(value: Any, row: int) -> list[Any]:
 
 
 def _where(a: StepRecords, one: Record, row: int, place: Place) -> Place:
-    """The place, in the row of A's record that it is of."""
+    """The place, in the row of A's record that it is of, with the tokens around its token."""
     if one.keys is None or a.rows is None:
         return place
     at, align = int(a.rows.find(one.keys[row])), one.layout.align
-    if align is not None and place.what is None and (tokens := a.tokens_of(at)) is not None:
+    token, around, tokens = place.token, None, None
+    if token is not None or (align is not None and place.what is None):
+        tokens = a.tokens_of(at)
+    if align is not None and place.what is None and tokens is not None:
         entry, prompt_length = place.entry or 0, int(a.rows.prompt_lengths[at])
         places = token_places(align, entry + 1, prompt_length, tokens[1])
-        place = attrs.evolve(place, token=int(places[-1]) if len(places) > entry else None)
-    return a.where(place, at)
+        token = int(places[-1]) if len(places) > entry else None
+    if token is not None and tokens is not None:
+        start = max(0, token - _AROUND)
+        around = tokens[0][start : token + _AROUND + 1].tolist(), token - start
+    return attrs.evolve(place, row=a.rows.name(at), token=token, around=around)

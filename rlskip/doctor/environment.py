@@ -10,19 +10,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hydra
+import omegaconf
+from hydra.core.plugins import Plugins
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+
 from rlskip import _version
 from rlskip._files import cannot_write
 from rlskip._human import size
 from rlskip.doctor import ERROR, OK, WARNING, Finding
 from rlskip.errors import ConfigError
+from rlskip.hosts.verl.facts import is_old_release, refuse_old_release
+from rlskip.hosts.verl.handshake import attached_by
+from rlskip.hosts.verl.seams import TABLE, lacking
 
 _PLUGIN = "RlskipSearchPathPlugin"
 
 
 def environment() -> list[Finding]:
     """Versions, whether Hydra discovers the plug-in, the hosts."""
-    import hydra
-    import omegaconf
 
     def of(module: Any) -> str:
         return f"{module.__version__} in {Path(module.__file__).parent}"
@@ -39,9 +45,6 @@ def environment() -> list[Finding]:
 
 
 def _plugin() -> Finding:
-    from hydra.core.plugins import Plugins
-    from hydra.plugins.search_path_plugin import SearchPathPlugin
-
     if any(p.__name__ == _PLUGIN for p in Plugins.instance().discover(SearchPathPlugin)):
         return Finding("plug-in", OK, f"{_PLUGIN} is discovered")
     remedy = "reinstall it from its sources: pip install --force-reinstall --no-deps PATH"
@@ -59,15 +62,11 @@ def _hosts() -> Iterator[Finding]:
 
 
 def _verl(version: str) -> Finding:
-    from rlskip.hosts.verl.facts import refuse_old_release
-    from rlskip.hosts.verl.handshake import attached_by
-
     try:
         refuse_old_release()
     except ConfigError as error:
         return Finding("verl", ERROR, error.what, error.remedy)
-    way = attached_by()
-    if way is not None:
+    if way := attached_by():
         return Finding("verl", OK, f"{version}: attached by {way}")
     what = f"{version} does not load rlskip's entry point verl.plugins"
     remedy = "unset VERL_USE_EXTERNAL_PLUGINS or add rlskip to it; else reinstall rlskip"
@@ -76,9 +75,6 @@ def _verl(version: str) -> Finding:
 
 def _seams() -> Iterator[Finding]:
     """The table of what rlskip depends on in verl, by what is off without it."""
-    from rlskip.hosts.verl.facts import is_old_release
-    from rlskip.hosts.verl.seams import TABLE, lacking
-
     spec = importlib.util.find_spec("verl")
     if spec is None or not spec.submodule_search_locations or is_old_release():
         return
@@ -89,13 +85,12 @@ def _seams() -> Iterator[Finding]:
         seams = [seam for seam in TABLE if seam.feature == feature]
         lost = [f"{seam.target} (rlskip {seam.purpose})" for seam in seams if seam in gone]
         what = f"{feature or 'required'}: {len(seams) - len(lost)} of {len(seams)} seams are there"
+        level, remedy = OK, ""
         if lost:
             then = f"off is {feature}" if feature else "the run ends when verl is imported"
-            level = WARNING if feature else ERROR
+            level, remedy = WARNING if feature else ERROR, "use verl 0.9"
             what += f": {then}; gone: {', '.join(lost)}"
-            yield Finding("seams", level, what, "use verl 0.9")
-        else:
-            yield Finding("seams", OK, what)
+        yield Finding("seams", level, what, remedy)
 
 
 def _version_of(distribution: str) -> str | None:
@@ -111,8 +106,7 @@ def dump_dir_findings(dump_dir: Path) -> Iterator[Finding]:
     while not there.exists() and there != there.parent:
         there = there.parent
     name = str(dump_dir) if there == dump_dir else f"{dump_dir} (to be made in {there})"
-    problem = cannot_write(there)
-    if problem is not None:
+    if (problem := cannot_write(there)) is not None:
         remedy = "name another: skip.dump_dir=DIRECTORY"
         yield Finding("dump dir", ERROR, f"{name} is not writable: {problem}", remedy)
         return

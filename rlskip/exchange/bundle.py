@@ -17,8 +17,7 @@ import attrs
 import xxhash
 
 from rlskip._version import __version__
-from rlskip.compare.records import StepRecords
-from rlskip.compare.rollouts import PartInMemory
+from rlskip.compare.records import PartInMemory, StepRecords
 from rlskip.compare.sides import Side
 from rlskip.errors import RlskipError
 from rlskip.exchange.rows import NAMES, named_row

@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 import torch
 
-from rlskip.compare.rollouts import RowValues
+from rlskip.compare.records import RowValues
 from rlskip.compare.rounding import Rounding, differences
 from rlskip.compare.verdict import DIFFERS, EQUAL, ROUNDING
 from rlskip.errors import ConfigError

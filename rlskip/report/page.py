@@ -7,24 +7,209 @@ one is opened. The policy lets nothing run but the scripts of this package, and 
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
-from collections.abc import Mapping, Sequence
+import itertools
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
 from typing import Any
 
-from rlskip._human import finite, size
+import numpy as np
+
+from rlskip._human import duration, finite, size
 from rlskip._version import __version__
+from rlskip.batch.decoding import decoder_at
+from rlskip.compare.records import RowValues
 from rlskip.compare.sides import Dumps, Side
+from rlskip.config.steps import compact
 from rlskip.errors import RlskipError
-from rlskip.report.one_run import OneRun, Progress, packed
+from rlskip.format.dump_errors import DumpError
+from rlskip.jobs.records import Tally, tally_steps
+from rlskip.report.sessions import Vocabulary, curves, prompt_of, rounded, session, spread
+from rlskip.runs.figures import Sessions, by_interest, count, group_figures, step_figures
+from rlskip.runs.on_disk import Dump, dumps_at
+from rlskip.runs.rollouts import Decode
 
 _SCRIPTS = (
     "uPlot.iife.min.js", "data.js", "tables.js", "charts.js", "views.js", "overview.js", "step.js",
     "sessions.js", "main.js",
 )  # fmt: skip
 _STYLES = ("uPlot.min.css", "page.css")
+_INDEXED = 30  # bytes of a page for each session whose figures it lists
+_SESSION, _TOKEN = 200.0, 4.0  # bytes of a page that a session is thought to take
+
+Progress = Callable[[Sequence[Dump]], Iterable[Dump]]
+
+
+class OneRun:
+    """One run of a page, with what a job recorded that trained on its rollouts.
+
+    ``shown`` are its sessions, the first to keep first, as places among all of the run.
+    """
+
+    def __init__(
+        self, side: Side | Dumps, progress: Progress, success: float, max_bytes: int
+    ) -> None:
+        self.name, self._run, self._records = side.name, side.run, side.recorded
+        run = self._run
+        places = {} if run is None else run.places()
+        read = spread(list(places))
+        dumps = [dump for step in read for dump in dumps_at(places[step])]
+        self._is_sampled = len(read) < len(places)
+        tallies = {} if run is None else tally_steps(run.dump_dir).get(run.name, {})
+        self._tally = sum(tallies.values(), Tally())
+        counted = [] if run is None else count(run, dumps, progress)
+        self._size = sum(one.dump.size for one in counted)
+        self.problems = [(f"dump {one.dump.name}", one.problem) for one in counted if one.problem]
+        by_step = itertools.groupby(counted, lambda one: one.dump.step)
+        found = [(step, list(some)) for step, some in by_step]
+        wanted = None if run is None else [step for step, _ in found]
+        self._steps = list(places) if self._is_sampled else wanted or []
+        self._curves: dict[str, list[Any]] = {}
+        gaps: dict[int, float | None] = {}
+        if self._records is not None:
+            self._recorded_steps = {*self._records.steps()}
+            self._curves, gaps, problems = curves(self._records, wanted)
+            self.problems += problems
+        self.steps = [
+            (step, step_figures(dumps, success) | {"gap": gaps.get(step)}) for step, dumps in found
+        ]
+        self.dumps = [one for one in counted if one.sessions is not None]
+        known = [one.sessions for one in self.dumps if one.sessions is not None]
+        self._every = Sessions.joined(known)
+        # Of which dump a session is, and which of the dump's sessions.
+        self._dump = np.repeat(np.arange(len(known)), [len(one) for one in known])
+        self._place = np.arange(len(self._dump)) - np.searchsorted(self._dump, self._dump)
+        self._groups = [
+            {"step": one.dump.step, "dump": one.dump.name, **figures}
+            for one, sessions in zip(self.dumps, known, strict=True)
+            for figures in group_figures(sessions)
+        ]
+        self._order = by_interest(self._every.group, self._every.reward)
+        # By place: sessions of a group are next to each other.
+        self._listed = np.sort(self._order[: max_bytes // _INDEXED])
+        self.shown: list[int] = []
+        self._read: dict[int, dict[str, Any]] = {}
+        self._words: dict[int, Vocabulary] = {}
+        self._prompts: dict[int, str] = {}  # by group
+
+    def read_sessions(self, budget: int) -> None:
+        """Read sessions that take about `budget` bytes of the page."""
+        lengths = np.nan_to_num(self._every.length[self._order])
+        n = int(np.searchsorted(np.cumsum(_SESSION + _TOKEN * lengths), budget))
+        some = self._order[:n]
+        for d in np.unique(self._dump[some]).tolist():
+            self._read_dump(d, some[self._dump[some] == d].tolist())
+        self.shown = [i for i in some.tolist() if i in self._read]
+
+    def _read_dump(self, d: int, chosen: Sequence[int]) -> None:
+        assert self._run is not None
+        dump, records = self.dumps[d].dump, self._records
+        try:
+            rollouts = self._run.read(dump)
+            sessions = rollouts.sessions
+            known = records is not None and dump.step in self._recorded_steps
+            found = records.records(dump.step) if records is not None and known else None
+            recorded = RowValues(found, rollouts)
+            words = self._words[d] = Vocabulary(rollouts.decode or _recorded_decoder(dump))
+            for i in chosen:
+                one = sessions[self._place[i]]
+                self._read[i] = session(one, words, recorded)
+                group = int(self._every.group[i])
+                if group not in self._prompts:
+                    self._prompts[group] = prompt_of(one, words)
+        except (DumpError, IndexError) as error:  # IndexError: it was replaced meanwhile
+            problem = error.what if isinstance(error, DumpError) else "it has changed"
+            self.problems.append((f"dump {dump.name}", problem))
+
+    def chunks(self) -> list[str]:
+        """For each dump of which sessions are shown, these in base64."""
+        return [
+            packed({"texts": self._words[d].texts, "sessions": [self._read[i] for i in of_dump]})
+            for d, of_dump in self._shown_by_dump()
+        ]
+
+    def _shown_by_dump(self) -> list[tuple[int, list[int]]]:
+        shown = np.sort(np.array(self.shown, np.int64))
+        dumps, first = np.unique(self._dump[shown], return_index=True)
+        parts = (part.tolist() for part in np.split(shown, first[1:]))
+        return list(zip(dumps.tolist(), parts, strict=False))
+
+    def total(self, name: str) -> float:
+        """A figure, summed over the steps that are read."""
+        return sum(figures[name] or 0 for _, figures in self.steps)
+
+    def index(self, first_chunk: int) -> dict[str, Any]:
+        """What the page lists of the run: steps, groups, sessions, and where these are shown."""
+        listed = self._listed
+        chunk, place = np.full(len(self._dump), -1), np.zeros(len(self._dump), np.int64)
+        for number, (_, of_dump) in enumerate(self._shown_by_dump(), first_chunk):
+            chunk[of_dump], place[of_dump] = number, np.arange(len(of_dump))
+        groups, group = np.unique(self._every.group[listed], return_inverse=True)
+        shown = {*self._every.group[self.shown].tolist()}
+        return {
+            "name": self.name,
+            "facts": self._facts(),
+            "problems": self.problems,
+            "steps": _columns([{"step": step, **figures} for step, figures in self.steps]),
+            "curves": self._curves,
+            "groups": {
+                **_columns([self._groups[g] for g in groups.tolist()]),
+                "prompt": [self._prompts.get(g) if g in shown else None for g in groups.tolist()],
+            },
+            "sessions": {
+                "group": group.tolist(),
+                "number": self._every.number[listed].tolist(),
+                "reward": rounded(self._every.reward[listed], 6),
+                "length": rounded(self._every.length[listed], 6),
+                "turns": self._every.turns[listed].tolist(),
+                "chunk": chunk[listed].tolist(),
+                "place": place[listed].tolist(),
+            },
+            "all": {"sessions": len(self._dump), "groups": len(self._groups)},
+        }
+
+    def _facts(self) -> list[tuple[str, str]]:
+        if self._run is None:
+            return []
+        seconds, tally = self.total("seconds"), self._tally
+        metas = [one.dump.meta for one in self.dumps if one.dump.meta is not None]
+        jobs = len({m.info["job"] for m in metas if isinstance(m.info.get("job"), str)})
+        facts = {
+            "run": self._run.name,
+            "steps": f"{compact(self._steps)} ({len(self._steps):,})",
+            "read": f"{len(self.steps):,} steps, evenly" if self._is_sampled else "",
+            "sessions": f"{len(self._dump):,} in {len(self._groups):,} groups",
+            "on disk": size(self._size),
+            "generated in": duration(seconds) if seconds else "",
+            "hits, misses": f"{tally.hits}, {tally.misses}" if tally.hits or tally.misses else "",
+            "generation saved": duration(saved) if (saved := tally.seconds_saved) > 0 else "",
+            "written": min((m.created for m in metas), default="")[:16].replace("T", " "),
+            "by": f"{jobs} jobs" if jobs > 1 else "",
+            "stages recorded by": "" if self._records is None else self._records.directory.name,
+        }
+        return [(name, value) for name, value in facts.items() if value]
+
+
+def _recorded_decoder(dump: Dump) -> Decode | None:
+    """The tokenizer that a dump names; None where it is not there, or cannot be loaded."""
+    try:
+        return None if dump.tokenizer is None else decoder_at(dump.tokenizer)
+    except RlskipError:
+        return None
+
+
+def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+
+
+def packed(data: Any) -> str:
+    plain = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    packed = gzip.compress(plain.encode("utf-8", "replace"), 6, mtime=0)
+    return base64.b64encode(packed).decode()
 
 
 def render(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
 from typing import Any
 
 import attrs
@@ -11,10 +10,8 @@ import numpy as np
 
 from rlskip.format.dump_errors import DumpError
 from rlskip.runs.on_disk import Dump
-from rlskip.runs.opened import Run
+from rlskip.runs.opened import OF_SESSIONS, Run
 from rlskip.runs.rollouts import Rollouts
-
-_FIELDS = ("group", "session", "turn", "reward", "response")
 
 
 @attrs.frozen(eq=False)
@@ -83,15 +80,11 @@ def count(
     for dump in progress(dumps):
         sessions, problem = None, dump.problem
         try:
-            sessions = None if problem else Sessions.of(run.read(dump, _FIELDS))
+            sessions = None if problem else Sessions.of(run.read(dump, OF_SESSIONS))
         except DumpError as error:
             problem = error.what
         found.append(CountedDump(dump, sessions, problem))
     return found
-
-
-def by_step(counted: Sequence[CountedDump]) -> list[tuple[int, list[CountedDump]]]:
-    return [(step, list(dumps)) for step, dumps in groupby(counted, lambda one: one.dump.step)]
 
 
 def step_figures(dumps: Sequence[CountedDump], success: float) -> dict[str, float | None]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
+from rlskip.batch.decoding import Decoder
 from rlskip.jobs.records import FOLDER
 from rlskip.runs import on_disk
 from rlskip.runs.opened import NoSuchPlaceError, Run, Runs, Step
@@ -35,11 +36,7 @@ def open(
     `tokenizer` makes ``prompt_text`` and ``response_text`` of tokens: the directory of a local one
     (read by transformers, without code from it), or an object with a method ``decode``.
     """
-    decode = None
-    if tokenizer is not None:
-        from rlskip.batch.decoding import Decoder
-
-        decode = Decoder(tokenizer)
+    decode = None if tokenizer is None else Decoder(tokenizer)
     return _opened(Path(path).expanduser(), decode)
 
 

@@ -102,11 +102,7 @@ def _numbered(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _program(path: Path, first: Row) -> Callable[[Row, int], Iterable[Row]]:
-    """Makes rows of those of the program that wrote a file, which the fields of its first tell:
-
-    verl's ``trainer.rollout_data_dir``, ``traces.jsonl`` of verifiers and prime-rl, the completions
-    of TRL, or lines with chat ``messages``.
-    """
+    """Makes rows of those of the program that wrote a file, which the fields of its first tell."""
     if path.name == "traces.jsonl" or "traces" in first:
         return _of_episode
     if {"input", "output"} <= first.keys():

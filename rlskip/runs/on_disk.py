@@ -93,10 +93,10 @@ class Dump:
 
     def fields(self) -> list[str]:
         """The names of the trainer's fields."""
-        from rlskip.runs.reading import field_names
+        from rlskip.runs.reading import fields_of, read_columns
 
         with self.opened() as (reader, meta):
-            return field_names(reader, meta)
+            return [*fields_of(reader)] or [*read_columns(reader, meta, None).columns]
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[tuple[Reader, DumpMeta]]:

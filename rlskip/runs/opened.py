@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import attrs
 
+from rlskip.batch.decoding import decoder_at
 from rlskip.config.steps import compact
 from rlskip.errors import RlskipError
 from rlskip.jobs import alive
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from rlskip.runs.rollouts import Decode, Rollouts, SessionRows
 
 _SHOWN = 20  # runs that are named
+# What tells which session a row belongs to, its reward and its length.
+OF_SESSIONS = ("group", "session", "turn", "reward", "response")
 _Fields = Sequence[str] | None
 
 
@@ -89,9 +92,7 @@ class Scope:
         return (group for part in self._named(fields) for group in part.groups)
 
     def _named(self, fields: _Fields) -> Iterator[Rollouts]:
-        """With what tells which session a row belongs to, its reward and its length."""
-        needed = ("group", "session", "turn", "reward", "response")
-        return self.rollouts(None if fields is None else [*needed, *fields])
+        return self.rollouts(None if fields is None else [*OF_SESSIONS, *fields])
 
     def to_arrow(self, fields: _Fields = None) -> pa.Table:
         """All rows as a table of pyarrow, which the extra `data` brings; RlskipError without."""
@@ -203,7 +204,6 @@ class Run(Scope):
 
         Without a tokenizer that which the dump names makes the text that `fields` ask for.
         """
-        from rlskip.batch.decoding import decoder_at
         from rlskip.runs.reading import read_columns
         from rlskip.runs.rollouts import TEXTS, Rollouts
 

@@ -25,13 +25,8 @@ _SIZED = ("tensordict", "dataproto")  # they say how many rows they have
 _NARROW = ("prompt", "response", "whole", "attention", "prompt_mask", "mask")
 
 
-def field_names(reader: Reader, meta: DumpMeta) -> list[str]:
-    """The fields of the rollouts; of rows that are mappings of their own, such as a list's, all."""
-    return list(_fields(reader)) or list(read_columns(reader, meta, None).columns)
-
-
-def _fields(reader: Reader) -> dict[str, Node]:
-    """Those fields, with their nodes."""
+def fields_of(reader: Reader) -> dict[str, Node]:
+    """The fields of the rollouts, with their nodes; none of rows with fields of their own."""
     try:
         nodes = choosable(reader.index[_TREE])
         if nodes.keys() == QUEUE_PART:
@@ -46,7 +41,7 @@ def _fields(reader: Reader) -> dict[str, Node]:
 
 def read_columns(reader: Reader, meta: DumpMeta, fields: Sequence[str] | None) -> Columns:
     """The columns of a dump, verified: all, or those that `fields` need; raises DumpError."""
-    nodes, described = _fields(reader), RowFields.from_meta(meta)
+    nodes, described = fields_of(reader), RowFields.from_meta(meta)
     known = described or RowFields.of(nodes)
     narrow = (nodes.get(getattr(known, what)) for what in _NARROW)
     reader.narrow = {number for node in narrow if (number := array_of(node)) is not None}

@@ -98,6 +98,7 @@ class Group:
         return if_finite(fmean(found)) if found else None
 
 
+@attrs.define(eq=False, repr=False, slots=False)
 class Rollouts:
     """What a stage returned, read: rows as mappings, sessions, groups.
 
@@ -105,20 +106,12 @@ class Rollouts:
     fields of which it was said that they do not fit their tokens.
     """
 
-    def __init__(
-        self,
-        columns: Columns,
-        place: Mapping[str, Any] | None = None,
-        fields: Sequence[str] | None = None,
-        decode: Decode | None = None,
-        told: set[str] | None = None,
-    ) -> None:
-        self.columns = columns
-        self.place = dict(place or {})
-        self.fields = fields
-        self.decode = decode
-        self._told = set() if told is None else told
-        self._values: dict[str, Sequence[Any]] = {}
+    columns: Columns
+    place: dict[str, Any] = attrs.field(factory=dict)
+    fields: Sequence[str] | None = None
+    decode: Decode | None = None
+    _told: set[str] = attrs.field(factory=set)
+    _values: dict[str, Sequence[Any]] = attrs.field(factory=dict, init=False)
 
     def __len__(self) -> int:
         return self.columns.n

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,10 +22,8 @@ if TYPE_CHECKING:
 
 def extra(module: str) -> Any:
     """A module that the extra `data` brings; raises RlskipError where it is not installed."""
-    from importlib import import_module
-
     try:
-        return import_module(module)
+        return importlib.import_module(module)
     except ImportError as error:
         what = f"this needs {module}"
         raise RlskipError(what, remedy="pip install 'rlskip[data]'") from error
@@ -89,10 +88,7 @@ def _own(pa: Any, column: Column) -> Any:
         column = Ragged(column)
     if isinstance(column, Ragged) and all(p.ndim == 1 and p.dtype.kind in "biuf" for p in column):
         return _lists(pa, column, len(column))
-    return _cells(pa, [plain(cell) for cell in values(column)])
-
-
-def _cells(pa: Any, cells: list[Any]) -> Any:
+    cells = [plain(cell) for cell in values(column)]
     try:
         found = pa.array(cells)
         # Parquet has no type for mappings without entries.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlskip.compare.rollouts import characters
+from rlskip.compare.records import characters
 from rlskip.compare.rounding import Rounding
 from rlskip.compare.sides import Dumps, compare_sides
 from rlskip.compare.verdict import Comparison
