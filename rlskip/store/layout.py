@@ -242,10 +242,8 @@ class Listing:
     def forget(self) -> None:
         self._listed = _Listed()
 
-    def dumps(self, *, again: bool = False) -> dict[int, list[Place]]:
+    def dumps(self) -> dict[int, list[Place]]:
         """The dumps of all ranks by step; copy it first: other threads may add to it."""
-        if again:
-            self.forget()
         return self._look().dumps
 
     def bad(self) -> dict[int, list[Place]]:
