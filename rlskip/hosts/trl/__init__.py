@@ -61,7 +61,7 @@ def attach(trainer: Any, config: Any = None) -> None:
     if not is_on(config is not None, "TRL's trainer"):
         return
     seam = seam_of(trainer)
-    if not SkipManager.start_engine:
+    if not SkipManager.start_engine and uses_vllm(trainer):  # else the model itself generates
         _check_without_engine(trainer)
     _restore_rng_by_default()
     SkipManager.count_rollouts()
@@ -192,11 +192,9 @@ class _Generation:
     def _lacks(self, done: dict[str, Any]) -> list[str]:
         """The log-probs of the sampled tokens, if the trainer needs them and `done` has none."""
         keys = ("use_vllm", "vllm_importance_sampling_correction")
-        needs = (
-            all(getattr(self.trainer, k, False) for k in keys) and "logprobs" in self._seam.parts
-        )
-        lacks = needs and not any(done.get("logprobs") or ())
-        return [f"logprobs ({' and '.join(keys)} are on)"] if lacks else []
+        needs = all(getattr(self.trainer, key, False) for key in keys)
+        lacks = "logprobs" in self._seam.parts and not any(done.get("logprobs") or ())
+        return [f"logprobs ({' and '.join(keys)} are on)"] if needs and lacks else []
 
 
 def _num_tokens(done: dict[str, Any]) -> int:
@@ -205,8 +203,6 @@ def _num_tokens(done: dict[str, Any]) -> int:
 
 
 def _check_without_engine(trainer: Any) -> None:
-    if not uses_vllm(trainer):
-        return  # what generates is the model itself
     if not isinstance(getattr(trainer, "vllm_generation", None), NoGeneration):
         what = "the trainer has made its engine already"
         remedy = "make it within `with rlskip.hosts.trl.attached(config):`, which leaves out the "
@@ -216,7 +212,7 @@ def _check_without_engine(trainer: Any) -> None:
 
 
 def _restore_rng_by_default() -> None:
-    for role in SkipManager.skip_instances.keys() & {ROLE, VALIDATION_ROLE}:
+    for role in SkipManager.skip_instances.keys() & {*ROLES}:
         local = SkipManager.skip_instances[role].local_config
         if SkipManager.settings and not SkipManager.settings.gives("restore_rng", role):
             local.restore_rng = local.match != "prompt"  # of several dumps none has the state

@@ -81,9 +81,8 @@ def evaluated(trainer: Any, first: int, last: int) -> list[int]:
     def evaluates(step: int) -> bool:
         state = copy.copy(trainer.state)
         state.global_step = step
-        return bool(
-            DefaultFlowCallback().on_step_end(args, state, TrainerControl()).should_evaluate
-        )
+        control = DefaultFlowCallback().on_step_end(args, state, TrainerControl())
+        return bool(control.should_evaluate)
 
     return list(filter(evaluates, range(first, last + 1)))
 
