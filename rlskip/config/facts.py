@@ -244,6 +244,5 @@ def retire_legacy_flag(config: Any, *, reaches_task: bool = True) -> None:
     node = look_up(config, f"{ROLLOUT}.skip")
     with read_write(node) if isinstance(node, DictConfig) else nullcontext():
         node["enable"] = False
-    said = f"{LEGACY_FLAG} and skip.rollout.enable are both true; rlskip acts and the legacy flag "
-    said += f"is forced to False. Remove {LEGACY_FLAG}."
+    said = f"{LEGACY_FLAG} and skip.rollout.enable are both true; the flag is set False: remove it"
     warnings.warn(said, LegacyFlagWarning, stacklevel=3)
