@@ -74,7 +74,10 @@ def attach(trainer: Any, config: Any = None) -> None:
     seam = seam_of(trainer)
     if not SkipManager.start_engine and _uses_vllm(trainer):  # else the model itself generates
         _check_without_engine(trainer)
-    _restore_rng_by_default()
+    for role in SkipManager.skip_instances.keys() & {*ROLES}:
+        local = SkipManager.skip_instances[role].local_config
+        if SkipManager.settings and not SkipManager.settings.gives("restore_rng", role):
+            local.restore_rng = local.match != "prompt"  # of several dumps none has the state
     SkipManager.count_rollouts()
     if not isinstance(trainer._generate, _Generation):
         trainer._generate = _Generation(trainer, seam)
@@ -217,13 +220,6 @@ def _check_without_engine(trainer: Any) -> None:
     raise_all(preflight(SkipManager.skip_instances, _facts_of(trainer), engine=False))
 
 
-def _restore_rng_by_default() -> None:
-    for role in SkipManager.skip_instances.keys() & {*ROLES}:
-        local = SkipManager.skip_instances[role].local_config
-        if SkipManager.settings and not SkipManager.settings.gives("restore_rng", role):
-            local.restore_rng = local.match != "prompt"  # of several dumps none has the state
-
-
 class _Hidden:
     """The environments of the present batch, of which a replay skips the calls of their tools."""
 
@@ -268,9 +264,8 @@ def _eval_strategy(args: Any) -> Any:
 
 def _sampling(trainer: Any, role: str) -> dict[str, Any]:
     """What a trainer's arguments say of the completions that it asks for in `role`."""
-    template = getattr(trainer, "chat_template", None) or getattr(
-        getattr(trainer, "processing_class", None), "chat_template", None
-    )
+    processor = getattr(trainer, "processing_class", None)
+    template = getattr(trainer, "chat_template", None) or getattr(processor, "chat_template", None)
     environments = getattr(trainer, "environment_factories", None) or {}
     more = {
         "rollout_func": _name_of(getattr(trainer, "rollout_func", None)),
