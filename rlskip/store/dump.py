@@ -311,7 +311,6 @@ def in_use(root: Path) -> dict[int, str]:
     found: dict[int, str] = {}
     for label, _ in alive.held(root):
         for prefix in filter(label.startswith, _USES):
-            step = as_step(label.removeprefix(prefix).partition("-")[0])
-            if step is not None:
+            if (step := as_step(label.removeprefix(prefix).partition("-")[0])) is not None:
                 found[step] = _USES[prefix]
     return found

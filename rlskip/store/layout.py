@@ -190,7 +190,6 @@ class Place:
 
     @property
     def name(self) -> str:
-        """Of its directory."""
         call = f".{self.call}" if self.call else ""
         rank = f".r{self.rank}-of-{self.world_size}" if self.world_size > 1 else ""
         return f"{self.step}{call}{rank}"

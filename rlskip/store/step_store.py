@@ -8,7 +8,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -176,10 +175,7 @@ class StepStore:
         return NewDump(place, trees, packer.arrays, identity, kept)
 
     def write(self, dump: NewDump, over: DumpMeta | None = None) -> tuple[DumpMeta, bool]:
-        """The second half: write it, sync it, rename it into place, `over` that dump.
-
-        Returns the meta of the dump that has the place now, and whether it is this one.
-        """
+        """The second half; `over` and what is returned are those of :meth:`NewDump.publish`."""
         # Before the dump is made: what a killed job left must not fill a disk that is nearly full.
         if time.monotonic() >= self._sweep_at:
             self._sweep_at = time.monotonic() + alive.DEAD_S
@@ -268,7 +264,7 @@ class StepStore:
     def _place(self, step: int, call: str) -> Place:
         return Place(self.directory, step, call, self.rank, self.world_size)
 
-    def _opened(self, step: int, call: str) -> AbstractContextManager[OpenDump]:
+    def _opened(self, step: int, call: str) -> contextlib.AbstractContextManager[OpenDump]:
         return opened(self._place(step, call), self._quarantine)
 
 
