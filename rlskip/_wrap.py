@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
+import sys
 from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any, TypeVar
@@ -14,7 +16,6 @@ from typing import Any, TypeVar
 import attrs
 import wrapt
 
-from rlskip._compat import version_of
 from rlskip.errors import ConfigError, RlskipError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -25,6 +26,22 @@ _WRAPPED_BY = "_rlskip_wrapped_by"
 
 class AttachError(RlskipError, AttributeError):
     """A function to wrap, or the path of an argument, does not exist."""
+
+
+def version_of(package: str) -> tuple[int, ...] | None:
+    """The leading numbers of a package's version, (0, 9, 1); None without it.
+
+    An imported package states its own: a source tree on the path has no metadata.
+    """
+    from importlib import metadata  # which takes milliseconds of a start
+
+    version = getattr(sys.modules.get(package), "__version__", None)
+    try:
+        version = str(version or metadata.version(package))
+    except metadata.PackageNotFoundError:
+        return None
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, found[0].split("."))) if found else None
 
 
 def when_imported(module: str, hook: Callable[[ModuleType], None]) -> None:

@@ -19,7 +19,7 @@ from rlskip.cli.screen import listing, progress, put
 from rlskip.errors import ConfigError
 from rlskip.runs.find import find_runs
 from rlskip.runs.opened import Run
-from rlskip.store import dump, retention
+from rlskip.store import dump
 from rlskip.store.layout import as_step, journaled_step
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d|w)")
@@ -118,7 +118,7 @@ def remove(old: Old, *, really: bool) -> Old:
         # Checked again for each step: a replay may have begun since.
         journaled = journaled_step(old.name)
         step = as_step(old.name) if journaled is None else journaled
-        if step is not None and (does := retention.in_use(old.run.directory).get(step)):
+        if step is not None and (does := dump.in_use(old.run.directory).get(step)):
             return attrs.evolve(old, kept=does)
         for path in reversed(old.paths) if really else ():
             with contextlib.suppress(FileNotFoundError):  # another process was quicker

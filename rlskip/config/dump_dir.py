@@ -32,10 +32,8 @@ def parse_dump_dir(value: str | Path, key: str = "skip.dump_dir") -> Path:
     except RuntimeError as error:  # ~nobody
         raise ConfigError(f"{text!r}: {error}", key, "name the directory in full") from error
     if long := [part for part in path.parts if len(os.fsencode(part)) > _MAX_NAME]:
-        what = (
-            f"the name {long[0]:.40}... in it has {len(os.fsencode(long[0]))} bytes, and no file "
-        )
-        raise ConfigError(f"{what}system allows more than {_MAX_NAME}", key, "shorten it")
+        what = f"the name {long[0]:.40}... in it is longer than {_MAX_NAME} bytes"
+        raise ConfigError(what, key, "shorten it")
     return path
 
 

@@ -239,12 +239,10 @@ def retire_legacy_flag(config: Any, *, reaches_task: bool = True) -> None:
     if look_up(config, LEGACY_FLAG) is not True:
         return
     if not reaches_task:
-        what = "is true together with skip.rollout.enable, and in a multirun rlskip cannot turn it "
-        what += "off for the task"
+        what = "is true beside skip.rollout.enable, and a multirun keeps rlskip from turning it off"
         raise ConfigError(what, LEGACY_FLAG, f"add the override {LEGACY_FLAG}=False")
     node = look_up(config, f"{ROLLOUT}.skip")
     with read_write(node) if isinstance(node, DictConfig) else nullcontext():
         node["enable"] = False
-    said = f"{LEGACY_FLAG} and skip.rollout.enable are both true; rlskip acts and the legacy flag "
-    said += f"is forced to False. Remove {LEGACY_FLAG}."
+    said = f"{LEGACY_FLAG} and skip.rollout.enable are both true; the flag is set False: remove it"
     warnings.warn(said, LegacyFlagWarning, stacklevel=3)

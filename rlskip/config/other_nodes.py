@@ -9,7 +9,6 @@ from rlskip.config.dump_dir import parse_directory
 from rlskip.config.steps import Steps
 from rlskip.errors import ConfigError
 
-_not_negative = {"min": 0}
 _positive = {"min": 1}
 _seconds = {"min": 0.001, "max": 1e9}
 _or_one = {"min": 1, "null": 1}
@@ -61,10 +60,10 @@ class DispatchConfig:
     session_timeout_s: float | None = field(default=3600.0, metadata=_seconds)
 
     # Further attempts after an infrastructure failure: a lost worker, a deadline, an OSError.
-    max_retries: int = field(default=2, metadata=_not_negative)
+    max_retries: int = field(default=2, metadata={"min": 0})
 
     # Further attempts after a data failure: any other error that the worker raised.
-    max_data_retries: int = field(default=1, metadata=_not_negative)
+    max_data_retries: int = field(default=1, metadata={"min": 0})
 
     # Journal finished sessions next to the step's dump, so that a killed step resumes; under
     # verl's V1 trainer with rollout_level only.

@@ -47,9 +47,8 @@ class Steps:
         items = value if isinstance(value, list | tuple) else [value]
         ranges = [part for item in items for part in _ranges_of(item, key)]
         singles = frozenset(part.start for part in ranges if len(part) == 1)
-        return cls(
-            (singles, *(part for part in ranges if len(part) > 1)), ",".join(map(str, items))
-        )
+        longer = (part for part in ranges if len(part) > 1)
+        return cls((singles, *longer), ",".join(map(str, items)))
 
 
 def _ranges_of(item: Any, key: str) -> Iterator[range]:

@@ -37,7 +37,7 @@ from rlskip.dispatch import timeouts
 from rlskip.dispatch.sessions import Session, text_of
 from rlskip.format import container
 from rlskip.format.kinds import Packer, rebuild
-from rlskip.store import Identity, retention
+from rlskip.store import Identity, dump
 from rlskip.store.layout import journal_name, journaled_step
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class SessionJournal:
             # The mark first: `rlskip prune` looks for it just before it removes an old journal. One
             # that had looked already takes this append with the file; the next begins another file.
             if (step := journaled_step(self.path.name)) is not None:
-                self._held.enter_context(retention.appending(self.path.parent, step))
+                self._held.enter_context(dump.appending(self.path.parent, step))
             with open_folder(self.path.parent, create=True) as folder:
                 self._file = self._held.enter_context(folder.open(self.path.name, "a", buffering=0))
         return self._file

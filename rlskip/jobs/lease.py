@@ -13,7 +13,6 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import attrs
@@ -27,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 @attrs.define(eq=False)
-class Lease(AbstractContextManager["Lease"]):
+class Lease(contextlib.AbstractContextManager["Lease"]):
     """The right to generate a step, held until released or until the process ends.
 
     The copy in a forked child holds nothing: the lease is its parent's.

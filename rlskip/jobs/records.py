@@ -285,10 +285,13 @@ class Recorder:
                 )  # fmt: skip
 
 
-def leave_token(dump_dir: str | Path, who: str) -> None:
-    """Leave a token of the present job; OSError where it, and so a dump, cannot be written."""
+def leave_token(dump_dir: str | Path, who: str) -> bool:
+    """Leave a token of the present job; False where it cannot be written: nobody should look."""
     record = {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time()}
-    _write(dump_dir, job_id(), f"{who}.token", f"{json.dumps(record)}\n", "w")
+    with contextlib.suppress(OSError):
+        _write(dump_dir, job_id(), f"{who}.token", f"{json.dumps(record)}\n", "w")
+        return True
+    return False
 
 
 def has_token(dump_dir: str | Path, who: str, job: str, within_s: float = 0.0) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -175,12 +174,9 @@ def ranks_of(dumps: Dumps, own_steps: bool) -> SeveralRanks | None:
 
 def _ranks_without(group: RankGroup, dump_dir: str) -> list[int]:
     """The ranks that do not see what rank 0 writes there; none where it cannot write."""
-    what, is_left = f"a job with its dumps in {dump_dir}", False
+    what = f"a job with its dumps in {dump_dir}"
     group.exchange(what=what)
     token = f"ranks-{group.exchange_id}"
-    if group.rank == 0:
-        with contextlib.suppress(OSError):
-            leave_token(dump_dir, token)
-            is_left = True
+    is_left = group.rank == 0 and leave_token(dump_dir, token)
     sees = not group.follow(is_left, what) or has_token(dump_dir, token, job_id(), SHOWN_S)
     return [rank for rank, (seen,) in enumerate(group.exchange(sees, what=what)) if not seen]

@@ -1,8 +1,4 @@
-"""Step dumps on disk: complete or absent, verified, compressed, and never pickled.
-
-``docs/store.md`` has examples and the format. Importing the package is light: torch loads when a
-name that needs it is first used.
-"""
+"""Step dumps on disk: complete or absent, verified, compressed, and never pickled."""
 
 from __future__ import annotations
 

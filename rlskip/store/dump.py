@@ -22,9 +22,9 @@ import attrs
 from rlskip._files import Folder, RefusedFileError, open_folder, sync_directory
 from rlskip.format.dump_errors import AbsentDumpError, CorruptDumpError, UnreadableDumpError
 from rlskip.jobs import alive
-from rlskip.jobs.alive import WORK
+from rlskip.jobs.alive import LEASE, WORK
 from rlskip.store import index
-from rlskip.store.layout import Place, quarantine_name
+from rlskip.store.layout import Place, as_step, quarantine_name
 from rlskip.store.meta import MAX_META, DumpMeta
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 10
+_USES = {LEASE: "a job generates it", "appending-": "a process appends to it"}
 _NOT_NOW = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.ENOENT)
 
 
@@ -298,3 +299,18 @@ def remove(path: Path, root: Path) -> None:
 def _remove_tree(path: Path) -> None:
     with contextlib.suppress(OSError):  # of which `ignore_errors` lets some pass
         shutil.rmtree(path, ignore_errors=True)
+
+
+def appending(root: Path, step: int) -> contextlib.AbstractContextManager[None]:
+    """Mark the step's journal as one that grows, where a mark can be written."""
+    return alive.holding(root, f"appending-{step}")
+
+
+def in_use(root: Path) -> dict[int, str]:
+    """The steps that living jobs generate; raises OSError where that cannot be seen."""
+    found: dict[int, str] = {}
+    for label, _ in alive.held(root):
+        for prefix in filter(label.startswith, _USES):
+            if (step := as_step(label.removeprefix(prefix).partition("-")[0])) is not None:
+                found[step] = _USES[prefix]
+    return found

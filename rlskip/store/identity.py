@@ -13,7 +13,6 @@ from rlskip._human import short
 from rlskip.format.fingerprint import canonical, plain_json
 
 _LONG = 1 << 12  # characters
-_NAMED = ("role", "stage", "prompts")
 _ARGUMENTS = "arguments."
 _DEFAULTS = "defaults"
 _PLACE, _CODE, _CHANGING = "place", "code", "changing"
@@ -147,7 +146,7 @@ class Identity:
 
     def digest(self) -> str:
         """Where to look for its dumps: a hash of role, stage and prompts, 16 hex digits."""
-        return self._hash(_NAMED)
+        return self._hash(["role", "stage", "prompts"])
 
     def compared_digest(self) -> str:
         """A hash of all that is compared, 16 hex digits; an argument at its default has no part."""

@@ -190,7 +190,6 @@ class Place:
 
     @property
     def name(self) -> str:
-        """Of its directory."""
         call = f".{self.call}" if self.call else ""
         rank = f".r{self.rank}-of-{self.world_size}" if self.world_size > 1 else ""
         return f"{self.step}{call}{rank}"
@@ -242,10 +241,8 @@ class Listing:
     def forget(self) -> None:
         self._listed = _Listed()
 
-    def dumps(self, *, again: bool = False) -> dict[int, list[Place]]:
+    def dumps(self) -> dict[int, list[Place]]:
         """The dumps of all ranks by step; copy it first: other threads may add to it."""
-        if again:
-            self.forget()
         return self._look().dumps
 
     def bad(self) -> dict[int, list[Place]]:

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+
+import attrs
 
 from rlskip.format.container import half_of_memory
 from rlskip.format.dump_errors import AbsentDumpError, CorruptDumpError, UnreadableDumpError
 from rlskip.format.kinds import Packer, rebuild
 from rlskip.jobs import alive
-from rlskip.store.dump import NewDump, OpenDump, move_away, opened
+from rlskip.store.dump import NewDump, OpenDump, in_use, move_away, opened, remove
 from rlskip.store.identity import Identity
 from rlskip.store.layout import Listing, Place
 from rlskip.store.meta import DumpMeta, kept_info
-from rlskip.store.retention import Retention
 
 logger = logging.getLogger(__name__)
 
@@ -66,10 +65,7 @@ class StepStore:
         self._quarantines, self._complete = quarantines, complete
         self._listing = Listing(self.directory)
         self._sweep_at = -math.inf
-        self._retention = None
-        if keep_last is not None:
-            listed_again = functools.partial(self._listing.dumps, again=True)
-            self._retention = Retention(keep_last, listed_again)
+        self._retention = None if keep_last is None else _Retention(keep_last, self._listing)
 
     # -- which dumps there are -----------------------------------------------------------
 
@@ -179,10 +175,7 @@ class StepStore:
         return NewDump(place, trees, packer.arrays, identity, kept)
 
     def write(self, dump: NewDump, over: DumpMeta | None = None) -> tuple[DumpMeta, bool]:
-        """The second half: write it, sync it, rename it into place, `over` that dump.
-
-        Returns the meta of the dump that has the place now, and whether it is this one.
-        """
+        """The second half; `over` and what is returned are those of :meth:`NewDump.publish`."""
         # Before the dump is made: what a killed job left must not fill a disk that is nearly full.
         if time.monotonic() >= self._sweep_at:
             self._sweep_at = time.monotonic() + alive.DEAD_S
@@ -271,5 +264,56 @@ class StepStore:
     def _place(self, step: int, call: str) -> Place:
         return Place(self.directory, step, call, self.rank, self.world_size)
 
-    def _opened(self, step: int, call: str) -> AbstractContextManager[OpenDump]:
+    def _opened(self, step: int, call: str) -> contextlib.AbstractContextManager[OpenDump]:
         return opened(self._place(step, call), self._quarantine)
+
+
+@attrs.define(eq=False)
+class _Retention:
+    """Removes old dumps as new ones are written: all but those of the `keep_last` steps.
+
+    The step just written and one that a living job generates are never removed. The same step does
+    not look again: it may have thousands of calls.
+    """
+
+    _keep_last: int = attrs.field(validator=attrs.validators.ge(1))
+    _listing: Listing
+    # The steps that this process wrote, in order: the clock of a file system has coarse ticks.
+    _order: dict[int, None] = attrs.field(factory=dict, init=False)
+
+    def apply(self, written: Place) -> None:
+        """Remove the oldest steps beyond the number; a failure is logged as a warning."""
+        before = [*self._order]  # in one operation: other threads write, too
+        self._order[written.step] = self._order.pop(written.step, None)
+        if before[-1:] != [written.step]:
+            try:
+                self._remove(written)
+            except Exception as error:  # the new dump is published: nothing may fail any more
+                logger.warning("old dumps in %s cannot be removed: %s", written.root, error)
+
+    def _remove(self, written: Place) -> None:
+        self._listing.forget()
+        families = self._listing.dumps()
+        ages = {step: age for step, of in [*families.items()] if (age := _written(of)) is not None}
+        order = {step: nth for nth, step in enumerate([*self._order], 1) if step in ages}
+        self._order = dict.fromkeys(order)
+        # Who reads one meanwhile needs no mark: who has opened it reads it to the end, or is told
+        # that it is gone (NFS), and who comes later finds none. A miss, never a part of one.
+        spared = {*in_use(written.root), written.step}
+        oldest = sorted((ages[step], order.get(step, 0), step) for step in ages.keys() - spared)
+        for _, _, step in oldest[: max(0, len(ages) - self._keep_last)]:
+            # The last calls first. Who is killed on the way leaves a step that lacks its last
+            # calls, as one whose job was killed: the others still serve their calls.
+            for place in reversed(families[step]):
+                with contextlib.suppress(FileNotFoundError):  # another process was quicker
+                    remove(place.directory, place.root)
+            logger.info("removed the dumps of step %d: keep_last=%d", step, self._keep_last)
+
+
+def _written(places: Sequence[Place]) -> int | None:
+    """When the last of these was written, in ns; None where none is there any more."""
+    found = []
+    for place in places:
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.lstat(place.directory).st_mtime_ns)
+    return max(found, default=None)

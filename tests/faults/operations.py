@@ -25,7 +25,7 @@ from rlskip.jobs import alive
 from rlskip.jobs.lease import SingleFlight
 from rlskip.jobs.records import Recorder, Tally, has_token, leave_token, tally, tally_steps
 from rlskip.store import AbsentDumpError, DumpError, Identity, StepStore
-from rlskip.store.retention import appending
+from rlskip.store.dump import appending
 from tests.clock import MockClock
 from tests.faulty_files import FaultyFiles
 from tests.skip.trainers import Loop

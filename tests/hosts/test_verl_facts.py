@@ -17,8 +17,7 @@ from rlskip.batch.columns import field_names
 from rlskip.batch.tables import DataProtoParts
 from rlskip.errors import MismatchError
 from rlskip.hosts.verl.facts import lacking, without_times
-from rlskip.hosts.verl.trainer import begin
-from rlskip.hosts.verl.v0 import rollout_stage
+from rlskip.hosts.verl.trainer import begin, rollout_stage
 from rlskip.skip.manager import SkipManager
 
 ROLLOUT = {"n": 2, "calculate_log_probs": False, "enable_rollout_routing_replay": False}

@@ -17,7 +17,7 @@ from rlskip import SkipManager
 from rlskip._wrap import AttachError, Seam
 from rlskip.doctor.environment import environment
 from rlskip.errors import ConfigError
-from rlskip.hosts.verl import later_stages, no_engine, stages, trainer, v0, v1  # noqa: F401
+from rlskip.hosts.verl import later_stages, no_engine, stages, trainer, v1  # noqa: F401
 from rlskip.hosts.verl.seams import (
     LATER_STAGES,
     MANAGER,

@@ -14,7 +14,6 @@ from tensordict import TensorDict
 from rlskip import SkipManager
 from rlskip.batch.tables import DataProtoParts
 from rlskip.hosts.verl import trainer as host
-from rlskip.hosts.verl import v0
 from rlskip.hosts.verl.seams import seams
 from rlskip.runs.opened import Run
 from tests.hosts import verl_stub
@@ -84,8 +83,8 @@ def start(
 
     def start(**skip: Any) -> tuple[Any, Callable[..., Any]]:
         SkipManager.reset()
-        for module, name in ((host, "_installed"), (host, "_stated"), (v0, "_trainer")):
-            monkeypatch.setattr(module, name, None)
+        for name in ("_installed", "_stated", "_trainer"):
+            monkeypatch.setattr(host, name, None)
         trainer_class = importlib.import_module("verl.trainer.ppo.ray_trainer").RayPPOTrainer
         on = {"dump_dir": str(tmp_path / "d"), "rollout": {"enable": True}, **skip}
         trainer = trainer_class({"skip": on})

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rlskip.hosts.verl import handshake
+from rlskip.jobs.records import leave_token
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -28,7 +29,7 @@ def test_a_process_that_does_not_share_the_dump_dir_is_refused(
     nodes.add("near")
     nodes.add_elsewhere("elsewhere", dumps, private)
     monkeypatch.setenv("RLSKIP_JOB", "one")
-    assert handshake.leave_token(str(dumps))
+    assert leave_token(dumps, "launcher")
 
     def look(directory: str) -> str:
         handshake.SHOWN_S = 3.0

@@ -14,7 +14,7 @@ import pytest
 from rlskip._human import size
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.runs import on_disk
-from rlskip.store import Identity, StepStore, dump, retention
+from rlskip.store import Identity, StepStore, dump
 from rlskip.store.layout import Place
 
 
@@ -95,10 +95,10 @@ JOB = """
 import sys
 from pathlib import Path
 from rlskip.jobs.lease import SingleFlight
-from rlskip.store import retention
+from rlskip.store import dump
 run, does = Path(sys.argv[1]), sys.argv[2]
 flight = SingleFlight(run)
-with retention.appending(run, 1) if does == "append" else flight.enter(1, lambda: False, "a-0"):
+with dump.appending(run, 1) if does == "append" else flight.enter(1, lambda: False, "a-0"):
     print("at work", flush=True)
     sys.stdin.readline()
 """
@@ -134,7 +134,7 @@ def test_what_another_process_appends_to_or_generates_is_never_removed(
 
 def test_what_is_kept_is_not_in_the_total(rlskip: Any, run_dir: Path) -> None:
     nbytes = sum(f.stat().st_size for step in "23" for f in (run_dir / step).iterdir())
-    with retention.appending(run_dir, 1):
+    with dump.appending(run_dir, 1):
         said = rlskip("prune", run_dir, "--keep-last", 0)
     assert f"would remove 2 dumps, {size(nbytes)};" in said.out
 
@@ -177,14 +177,14 @@ def test_a_journal_that_prune_has_looked_at_is_begun_again(
     old.append({("prompt", 0, 0): [{"responses": [1]}]})
     old.close()
     os.utime(path, (0, 0))
-    look = retention.in_use
+    look = dump.in_use
 
     def looked(root: Path) -> dict[int, str]:
         found = look(root)
         journal.append({("prompt", 0, 1): [{"responses": [2]}]})
         return found
 
-    monkeypatch.setattr(retention, "in_use", looked)
+    monkeypatch.setattr(dump, "in_use", looked)
     (said,) = rlskip("prune", tmp_path, "--older-than", "1h", "--yes", "--json").json
     assert said["removed"] is True
     journal.append({("prompt", 0, 2): [{"responses": [3]}]})

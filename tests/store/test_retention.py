@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlskip.jobs.alive import WORK
-from rlskip.store import StepStore, dump, retention
+from rlskip.store import StepStore, dump, step_store
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -36,7 +36,9 @@ def test_a_step_goes_with_all_its_calls_and_ranks_the_first_call_last(
     StepStore(tmp_path, keep_last=1, rank=1, world_size=2).save(2, "of another rank's")
     assert 1 in store.listed_by_step(), "the first rank removes"
     real, removed = dump.remove, list[str]()
-    monkeypatch.setattr(dump, "remove", lambda at, run: removed.append(at.name) or real(at, run))
+    monkeypatch.setattr(
+        step_store, "remove", lambda at, run: removed.append(at.name) or real(at, run)
+    )
     StepStore(tmp_path, keep_last=1, world_size=2).save(2, "y")
     ranks = ("r1-of-2", "r0-of-2")
     calls = ("1.part-10", "1.part-2", "1.part-1", "1")
@@ -48,7 +50,7 @@ def test_a_step_goes_with_all_its_calls_and_ranks_the_first_call_last(
 def test_a_step_being_generated_stays(tmp_path: Path) -> None:
     store = StepStore(tmp_path, keep_last=1)
     store.save(1, "x")
-    with retention.appending(tmp_path, 1):  # by whatever process
+    with dump.appending(tmp_path, 1):  # by whatever process
         store.save(2, "y")
         store.save(3, "z")
         assert store.steps() == [1, 3]

@@ -24,10 +24,7 @@ FIELDS = {
 
 
 def record_stages(trainer: Any, settings: RecordConfig) -> None:
-    """Record what a trainer of SkyRL computes on the driver: :data:`FIELDS`.
-
-    Nothing but this object is changed.
-    """
+    """Record what this trainer of SkyRL computes on the driver: :data:`FIELDS`."""
     stages.start(settings, lambda: trainer.global_step)
     trainer.compute_advantages_and_returns = _computing(trainer.compute_advantages_and_returns)
     trainer.train = _training(trainer.train)

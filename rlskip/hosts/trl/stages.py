@@ -22,10 +22,7 @@ _RECORDING = "_rlskip_recording"  # the attribute of a trainer that is recorded
 
 
 def record_stages(trainer: Any, settings: RecordConfig) -> None:
-    """Record what a trainer of TRL computes in training, by those of its methods that it has.
-
-    That are the rewards, what :data:`ENTRIES` names, ``log_probs`` of the policy, and the logs.
-    """
+    """Record the rewards, :data:`ENTRIES`, the policy's ``log_probs`` and the logs of training."""
     if hasattr(trainer, _RECORDING):
         return
     recording = _Recording(trainer)

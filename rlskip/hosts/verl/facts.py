@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from rlskip._compat import version_of
+from rlskip._wrap import version_of
 from rlskip.batch.columns import field_names
 from rlskip.config.check import look_up
 from rlskip.config.facts import TOTAL_STEPS, HostFacts

@@ -13,7 +13,6 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from rlskip._wrap import around, wrap
@@ -23,7 +22,7 @@ from rlskip.config.facts import ORIGIN_VARIABLE
 from rlskip.config.settings import SkipSettings
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.hosts.verl.facts import is_old_release, is_verls, refuse_old_release
-from rlskip.jobs import records
+from rlskip.jobs.records import JOB_VARIABLE, has_token, leave_token
 from rlskip.skip.manager import SkipManager
 
 #: What verl loads in each of its processes, the entry-point group that names it, and verl's
@@ -39,7 +38,7 @@ SHOWN_S = 90.0
 """Seconds until another node shows a new file: NFS may keep a listing for 60 s."""
 
 _TOKEN = "launcher"
-_TRAVEL = (records.JOB_VARIABLE, DIRECTORY_VARIABLE, ORIGIN_VARIABLE, TOKEN_VARIABLE)
+_TRAVEL = (JOB_VARIABLE, DIRECTORY_VARIABLE, ORIGIN_VARIABLE, TOKEN_VARIABLE)
 
 # Whether a job of verl is under way.
 _under_way = False
@@ -89,7 +88,7 @@ def before_job(settings: SkipSettings) -> None:
     judge(copy.deepcopy(settings.facts.config), settings, _main_module())
     raise_all(problems(settings, SkipManager.skip_instances))
     # Neither process must look for what the other cannot write.
-    if all(leave_token(str(local.dump_dir)) for local in settings.roles.values()):
+    if all(leave_token(str(local.dump_dir), _TOKEN) for local in settings.roles.values()):
         os.environ[TOKEN_VARIABLE] = "1"
     _under_way = True
     wrap("ray:init", around(_joining), key=_TOKEN)
@@ -140,18 +139,9 @@ def _main_module() -> str | None:
     return spec.name if spec is not None else None
 
 
-def leave_token(dump_dir: str | Path, who: str = _TOKEN) -> bool:
-    """Write a token of the job into `dump_dir`; False where it cannot be: nobody should look."""
-    try:
-        records.leave_token(dump_dir, who)
-    except OSError:
-        return False
-    return True
-
-
 def refuse_unshared(key: str, dump_dir: str, job: str, who: str = _TOKEN) -> None:
     """Raise :class:`ConfigError` naming `key` unless `job`'s token is in `dump_dir` here, too."""
-    if not records.has_token(dump_dir, who, job, SHOWN_S):
+    if not has_token(dump_dir, who, job, SHOWN_S):
         raise ConfigError(
             f"it is not shared: on {socket.gethostname()} {dump_dir} is another directory than "
             "in the process that started this one",

@@ -8,7 +8,7 @@ import sys
 
 try:
     # The modules that declare what runs in a seam's place.
-    from rlskip.hosts.verl import later_stages, no_engine, stages, v0, v1  # noqa: F401
+    from rlskip.hosts.verl import later_stages, no_engine, stages, trainer, v1  # noqa: F401
     from rlskip.hosts.verl.seams import seams
 
     seams.attach()

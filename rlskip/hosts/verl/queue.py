@@ -23,8 +23,8 @@ from rlskip.dispatch import Session
 from rlskip.dispatch.journal import JournalWriter
 from rlskip.dispatch.sink import Journals, journal_identity
 from rlskip.hosts.verl.facts import MODE_KEY, NEEDED, SAMPLER_KEY, verl_release
-from rlskip.hosts.verl.handshake import leave_token, refuse_unshared
-from rlskip.jobs.records import job_id
+from rlskip.hosts.verl.handshake import refuse_unshared
+from rlskip.jobs.records import job_id, leave_token
 from rlskip.keys import TRAIN, VAL, TrajectoryKey, uid_of
 from rlskip.queue import PromptOutcome, ReplayBuffer, TransferQueueAdapter, to_rows
 from rlskip.queue.protocol import Fields, Tags, TrajectoryQueue
