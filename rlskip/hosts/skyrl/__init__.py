@@ -161,16 +161,12 @@ def _skipping(generate: Callable[..., Any], cfg: Any) -> Callable[..., Any]:
             needed["rollout_logprobs"] = f"sampling_params.{LOGPROBS} is set"
         if role == ROLE and look_up(cfg, _ROUTES):
             needed["rollout_expert_indices"] = f"{_ROUTES}=true"
-
-        def lacking(output: Mapping[str, Any]) -> list[str]:
-            return [f"{name} ({why})" for name, why in needed.items() if not output.get(name)]
-
         return SkipManager.annotate(
             role=role,
             stage="skyrl.generate",
             prompts=_prompts,
             identity=identity,
-            lacks=lacking,
+            lacks=functools.partial(_lacking, needed),
             rows=_rows,
             totals={"rollout_metrics": lambda rows: None},
             ignore=[ALL],
@@ -204,6 +200,10 @@ async def _generating(generate: Callable[..., Any], *args: Any, **kwargs: Any) -
     # A dump cannot hold SkyRL's class.
     ids = output.get("trajectory_ids")
     return {**output, "trajectory_ids": ids and [dataclasses.asdict(id_) for id_ in ids]}
+
+
+def _lacking(needed: Mapping[str, str], output: Mapping[str, Any]) -> list[str]:
+    return [f"{name} ({why})" for name, why in needed.items() if not output.get(name)]
 
 
 def _rows(output: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,11 +7,9 @@ What samples is below it and skipped; what is above it is computed again. The ne
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NoReturn
 
 import attrs
@@ -23,8 +21,8 @@ from rlskip.config.nodes import read_record
 from rlskip.config.settings import read_skip
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError
-from rlskip.format.fingerprint import fingerprint
 from rlskip.hosts.standalone_config import ROLE, is_on, read_config
+from rlskip.hosts.trl.facts import evaluated, facts_of, sampling, uses_vllm
 from rlskip.hosts.trl.seams import NoGeneration, Seam, constructing, seam_of, stage_name
 from rlskip.hosts.trl.stages import record_stages
 from rlskip.skip.manager import SkipManager
@@ -33,15 +31,6 @@ from rlskip.skip.preflight import preflight
 
 # The stages of a trainer.
 ROLES = (ROLE, VALIDATION_ROLE)
-# The trainer's arguments that shape completions. The seed is not one of them: another draw from
-# the same distribution is an equally good sample.
-_SAMPLING = (
-    "max_completion_length", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
-    "generation_kwargs", "chat_template_kwargs", "max_tool_calling_iterations",
-    "vllm_structured_outputs_regex",
-)  # fmt: skip
-# By role the argument that holds the number of completions a prompt.
-_NUMBERS = {ROLE: "num_generations", VALIDATION_ROLE: "num_generations_eval"}
 
 
 def attach(trainer: Any, config: Any = None) -> None:
@@ -67,12 +56,12 @@ def attach(trainer: Any, config: Any = None) -> None:
             record_stages(trainer, recording)
         if ROLE in settings.roles:
             seam_of(trainer)  # before the facts, which only such trainers have
-            settings = settings.complete(_facts_of(trainer))
+            settings = settings.complete(facts_of(trainer))
         SkipManager.init(settings)
     if not is_on(config is not None, "TRL's trainer"):
         return
     seam = seam_of(trainer)
-    if not SkipManager.start_engine and _uses_vllm(trainer):  # else the model itself generates
+    if not SkipManager.start_engine and uses_vllm(trainer):  # else the model itself generates
         _check_without_engine(trainer)
     for role in SkipManager.skip_instances.keys() & {*ROLES}:
         local = SkipManager.skip_instances[role].local_config
@@ -81,7 +70,7 @@ def attach(trainer: Any, config: Any = None) -> None:
     SkipManager.count_rollouts()
     if not isinstance(trainer._generate, _Generation):
         trainer._generate = _Generation(trainer, seam)
-        trainer.log = around(trainer._generate.log)(trainer.log)
+        trainer.log = _logging(trainer.log, trainer)
 
 
 @contextlib.contextmanager
@@ -104,6 +93,16 @@ def attached(config: Any = None) -> Iterator[None]:
         yield
 
 
+def _logging(log: Callable[..., Any], trainer: Any) -> Callable[..., Any]:
+    """`log` with what was replayed among the metrics of training."""
+
+    def logging(log: Any, logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
+        replayed = SkipManager.logged() if trainer.model.training else {}
+        return log({**logs, **replayed}, *args, **kwargs)
+
+    return around(logging)(log)
+
+
 class _Generation:
     """Replaces the method by which a trainer generates."""
 
@@ -118,7 +117,7 @@ class _Generation:
                 role=role,
                 stage=stage_name(trainer),
                 prompts=self._prompts,
-                identity=lambda *_, role=role: _sampling(trainer, role),
+                identity=lambda *_, role=role: sampling(trainer, role),
                 lacks=self._lacks,
                 rows={"pad": pad} if isinstance(pad, int) else {},
                 totals={"metrics": lambda rows: {}, "num_tokens": _num_tokens},
@@ -147,11 +146,6 @@ class _Generation:
         for name, values in done["metrics"].items():
             metrics[name] += values
         return self._seam.output(done)
-
-    def log(self, log: Any, logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
-        """The trainer's `log`, with what was replayed among the metrics of training."""
-        replayed = SkipManager.logged() if self.trainer.model.training else {}
-        return log({**logs, **replayed}, *args, **kwargs)
 
     def _generate_and_record(self, generate: Callable[..., Any], prompts: Any) -> dict[str, Any]:
         """What the trainer's own method returns, and what it would have changed in the trainer."""
@@ -184,12 +178,12 @@ class _Generation:
         if irregular or getattr(args, "world_size", 1) > 1:  # each rank has a shard of each step
             return
         facts = attrs.evolve(
-            _facts_of(self.trainer),
+            facts_of(self.trainer),
             steps=range(first, last + 1, every),
-            validated=_evaluated(self.trainer, first, last),
-            called_with={role: _sampling(self.trainer, role) for role in ROLES},
+            validated=evaluated(self.trainer, first, last),
+            called_with={role: sampling(self.trainer, role) for role in ROLES},
         )
-        engine = SkipManager.start_engine or not _uses_vllm(self.trainer)
+        engine = SkipManager.start_engine or not uses_vllm(self.trainer)
         raise_all(preflight(SkipManager.skip_instances, facts, engine=engine))
 
     def _prompts(self, prompts: Any) -> Any:
@@ -217,7 +211,7 @@ def _check_without_engine(trainer: Any) -> None:
         remedy = "make it within `with rlskip.hosts.trl.attached(config):`, which leaves out the "
         remedy += "engine of GRPO, RLOO and Distillation; for another one set use_vllm=False"
         raise ConfigError(what, "skip.start_engine=false", remedy)
-    raise_all(preflight(SkipManager.skip_instances, _facts_of(trainer), engine=False))
+    raise_all(preflight(SkipManager.skip_instances, facts_of(trainer), engine=False))
 
 
 class _Hidden:
@@ -228,74 +222,3 @@ class _Hidden:
         remedy = "compute the reward from `completions`, which hold the calls of tools and their "
         remedy += "results, or train without skip"
         raise ConfigError(what, "rlskip.hosts.trl.attach", remedy)
-
-
-# -- what the trainer says of its run ---------------------------------------------------------
-
-
-def _facts_of(trainer: Any) -> HostFacts:
-    args = trainer.args
-    model = getattr(getattr(trainer.model, "config", None), "_name_or_path", None)
-    validates = {"eval_strategy": "'no'"} if _eval_strategy(args) != "no" else {}
-    validates |= {"eval_on_start": "False"} if getattr(args, "eval_on_start", False) else {}
-    n = getattr(args, "num_generations", None)
-    rows = getattr(args, "generation_batch_size", None) or args.train_batch_size  # Distillation's
-    return HostFacts(
-        experiment=getattr(args, "run_name", None) or Path(args.output_dir).name,
-        project="trl",
-        prompts=rows // (n or 1),
-        n=n,
-        response_len=getattr(args, "max_completion_length", None),
-        model=model or None,
-        tokenizer=getattr(getattr(trainer, "processing_class", None), "name_or_path", None) or None,
-        engine="vllm" if _uses_vllm(trainer) else "transformers",
-        validates=validates,
-    )
-
-
-def _uses_vllm(trainer: Any) -> bool:
-    return bool(getattr(trainer, "use_vllm", getattr(trainer.args, "use_vllm", False)))
-
-
-def _eval_strategy(args: Any) -> Any:
-    strategy = getattr(args, "eval_strategy", "no")
-    return getattr(strategy, "value", strategy)
-
-
-def _sampling(trainer: Any, role: str) -> dict[str, Any]:
-    """What a trainer's arguments say of the completions that it asks for in `role`."""
-    processor = getattr(trainer, "processing_class", None)
-    template = getattr(trainer, "chat_template", None) or getattr(processor, "chat_template", None)
-    environments = getattr(trainer, "environment_factories", None) or {}
-    more = {
-        "rollout_func": _name_of(getattr(trainer, "rollout_func", None)),
-        "tools": [_name_of(tool) for tool in getattr(trainer, "tools", None) or ()],
-        "environments": {str(n or ""): str(_name_of(one)) for n, one in environments.items()},
-        "chat_template": template and fingerprint(template),
-    }
-    return {
-        **{name: getattr(trainer.args, name, None) for name in (_NUMBERS[role], *_SAMPLING)},
-        # vLLM's rollouts bring log-probs, which the trainer's loss depends on.
-        "use_vllm": _uses_vllm(trainer),
-        **{name: value for name, value in more.items() if value},
-    }
-
-
-def _evaluated(trainer: Any, first: int, last: int) -> list[int]:
-    """The steps that are known to end in an evaluation that generates: transformers says it."""
-    args = trainer.args
-    if _eval_strategy(args) == "no":
-        return []
-    from transformers import DefaultFlowCallback, TrainerControl
-
-    def evaluates(step: int) -> bool:
-        state = copy.copy(trainer.state)
-        state.global_step = step
-        control = DefaultFlowCallback().on_step_end(args, state, TrainerControl())
-        return bool(control.should_evaluate)
-
-    return list(filter(evaluates, range(first, last + 1)))
-
-
-def _name_of(function: Any) -> str | None:
-    return function and str(getattr(function, "__qualname__", type(function).__qualname__))
