@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import itertools
 import os
 import re
@@ -23,14 +22,14 @@ from rlskip._wrap import AttachError, around
 from rlskip.config.check import look_up, raise_all
 from rlskip.config.dump_dir import DIRECTORY_VARIABLE
 from rlskip.config.facts import HostFacts
-from rlskip.config.nodes import read_node, read_record
-from rlskip.config.other_nodes import MergeConfig
+from rlskip.config.nodes import read_record
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import VALIDATION_ROLE
-from rlskip.errors import ConfigError, NoEngineError
+from rlskip.errors import ConfigError
 from rlskip.hosts.skyrl.facts import FULLY_ASYNC, LOGPROBS, compared, facts_of, steps_of
+from rlskip.hosts.skyrl.seams import NoClient, merge_turns, send_no_weights
 from rlskip.hosts.standalone_config import CONFIG_VARIABLE, ROLE, is_on, read_config
-from rlskip.merge import TrajectoryID, merge
+from rlskip.merge import TrajectoryID
 from rlskip.skip.manager import SkipManager
 from rlskip.skip.names import ALL
 from rlskip.skip.preflight import preflight
@@ -67,7 +66,7 @@ def with_rlskip(experiment: E, config: Any = None) -> E:
         def get_inference_client(self, *args: Any, **kwargs: Any) -> Any:
             if settings.start_engine:
                 return super().get_inference_client(*args, **kwargs)
-            return _NoClient()
+            return NoClient()
 
         def get_generator(self, *args: Any, **kwargs: Any) -> Any:
             generator = super().get_generator(*args, **kwargs)
@@ -78,11 +77,11 @@ def with_rlskip(experiment: E, config: Any = None) -> E:
         def get_trainer(self, *args: Any, **kwargs: Any) -> Any:
             trainer = super().get_trainer(*args, **kwargs)
             if not settings.start_engine:
-                _send_no_weights(trainer)
+                send_no_weights(trainer)
             if skips:
                 check_steps(trainer)
             if merges:
-                _merge_turns(trainer, config)
+                merge_turns(trainer, config)
             if recording.enable:
                 from rlskip.hosts.skyrl.stages import record_stages  # torch is the trainer's
 
@@ -107,7 +106,9 @@ def _skip_generation(generator: Any, cfg: Any, settings: SkipSettings) -> None:
     if not is_on(True, "SkyRL's trainer"):
         return
     if look_up(cfg, FULLY_ASYNC):
-        what = "the trainer generates ahead of its steps: a group belongs to no certain step"
+        what = (
+            "the trainer generates ahead of its steps, so that a group belongs to no certain step"
+        )
         raise ConfigError(what, FULLY_ASYNC, f"set {FULLY_ASYNC}=false, or train without skip")
     generator.generate = _skipping(generator.generate, cfg)
 
@@ -156,9 +157,9 @@ def _skipping(generate: Callable[..., Any], cfg: Any) -> Callable[..., Any]:
         return compared(cfg, sampling, input_batch.get("env_classes") or ())
 
     def stage(role: str, needs_logprobs: bool) -> Callable[..., Any]:
-        needed = {}
-        if needs_logprobs:
-            needed["rollout_logprobs"] = f"sampling_params.{LOGPROBS} is set"
+        needed = (
+            {"rollout_logprobs": f"sampling_params.{LOGPROBS} is set"} if needs_logprobs else {}
+        )
         if role == ROLE and look_up(cfg, _ROUTES):
             needed["rollout_expert_indices"] = f"{_ROUTES}=true"
         return SkipManager.annotate(
@@ -227,62 +228,3 @@ def _without_times(output: Mapping[str, Any]) -> dict[str, Any]:
     metrics = output.get("rollout_metrics")
     kept = metrics and {name: v for name, v in metrics.items() if not _TIME_METRIC.match(name)}
     return {n: v for n, v in output.items() if n not in _TIMES} | {"rollout_metrics": kept}
-
-
-async def _nothing(*_: Any, **__: Any) -> None: ...
-
-
-class _NoClient:
-    """Takes the place of the client of SkyRL's engines where none is started."""
-
-    sleep = wake_up = staticmethod(_nothing)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise NoEngineError.of(f"SkyRL's {name} is called")
-
-
-def _send_no_weights(trainer: Any) -> None:
-    """Let `trainer` neither connect its workers to the engines nor send weights to them."""
-
-    def connect_to_nothing() -> None:
-        trainer.dispatch.save_weights_for_sampler = _nothing
-
-    trainer.init_weight_sync_state = connect_to_nothing
-
-
-def _merge_turns(trainer: Any, config: Any) -> None:
-    """Make `trainer` merge the turns of its trajectories, configured by ``config["merge"]``.
-
-    Reward metrics are those of the unmerged turns. SkyRL's own merge is turned off.
-    """
-    generator = trainer.cfg.generator
-    flag = {"merge_stepwise_output": generator.merge_stepwise_output}
-    settings = read_node(MergeConfig, {"merge": config["merge"], "generator": flag})
-    if not settings.stepwise_output:
-        return
-    if not generator.step_wise_trajectories:
-        remedy = "set generator.step_wise_trajectories=true"
-        raise ConfigError("there are no turns to merge", "merge.stepwise_output", remedy)
-    postprocess = trainer.postprocess_generator_output
-    if "metrics_generator_output" not in inspect.signature(postprocess).parameters:
-        what = "postprocess_generator_output takes no metrics_generator_output"
-        raise AttachError(what, "rlskip.hosts.skyrl", "merging needs SkyRL 0.3")
-    generator.merge_stepwise_output = False
-
-    @functools.wraps(postprocess)
-    def merging(
-        generator_output: Any,
-        uids: list[str],
-        metrics_generator_output: Any = None,
-        metrics_uids: list[str] | None = None,
-    ) -> Any:
-        if metrics_generator_output is None:
-            metrics_generator_output, metrics_uids = generator_output, uids
-        merged, merged_uids, report = merge(generator_output, settings, uids, trainer.tokenizer)
-        done = postprocess(merged, merged_uids, metrics_generator_output, metrics_uids)
-        trainer.all_metrics.update(report)
-        return done
-
-    trainer.postprocess_generator_output = merging
