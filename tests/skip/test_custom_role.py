@@ -78,6 +78,15 @@ def test_what_a_role_of_ones_own_cannot_keep_reaches_the_trainer(
     assert "step 1 of role doubling" in caplog.text
 
 
+def test_a_role_of_ones_own_can_say_that_it_is_off(
+    doubling: Any, init: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doubling, "is_enabled", lambda self: self.local_config.factor > 0)
+    for factor in (5, 0):
+        init("doubling", own={"factor": factor})
+        assert ("doubling" in SkipManager.skip_instances) == (factor > 0)
+
+
 def test_registering_badly(doubling: Any) -> None:
     class Other(BaseSkip): ...
 
