@@ -7,6 +7,7 @@ reads neither `Literal` nor `Annotated`.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import functools
@@ -144,7 +145,8 @@ def read(
     another field and its values that need one here; ``null``, what that means without a host's.
     """
     fields = {f.name: f for f in dataclasses.fields(schema)}  # type: ignore[arg-type]
-    made, typed = schema(), _typed(schema)  # type: ignore[arg-type]
+    # A copy: threads that read configs side by side would set each other's values.
+    made, typed = schema(), copy.deepcopy(_typed(schema))  # type: ignore[arg-type]
     # A default is parsed, too.
     given = {n: (f"{at}.{n}", getattr(made, n)) for n in fields if "parse" in fields[n].metadata}
     given |= {str(name): (f"{at}.{name}", value) for name, value in node.items()}
@@ -175,10 +177,7 @@ def read(
 
 @functools.cache
 def _typed(schema: type) -> DictConfig:
-    """A node with the types of `schema`, of which only what was just set is read.
-
-    To make one takes most of the time of a start; a sweep or a test suite starts often.
-    """
+    """A node with the types of `schema`, to be copied: to make one takes five times as long."""
     return cast("DictConfig", OmegaConf.structured(schema))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,3 +129,16 @@ def test_a_dataclass_that_the_caller_built_is_checked() -> None:
         read_node(DispatchConfig, DispatchConfig(workers=0))
     with pytest.raises(ConfigError, match=r"^skip\.wait_s: must be at least 0"):
         read_skip(SkipManagerConfig(wait_s=-1.0))
+
+
+def test_threads_that_read_configs_side_by_side_read_their_own() -> None:
+    def read(n: int) -> set[int | None]:
+        return {read_node(DispatchConfig, {"dispatch": {"n": n}}).n for _ in range(100)}
+
+    usual = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(1e-6)
+        with ThreadPoolExecutor(8) as threads:
+            assert [*threads.map(read, range(1, 9))] == [{n} for n in range(1, 9)]
+    finally:
+        sys.setswitchinterval(usual)
