@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -17,11 +19,10 @@ from rlskip.config.settings import SkipSettings, read_skip, why_off
 from rlskip.config.skip import RoleConfig, role_configs, to_generate
 from rlskip.config.steps import compact
 from rlskip.doctor import ERROR, NOTE, OK, WARNING, Finding
-from rlskip.doctor.command import CannotComposeError, Command, compose
+from rlskip.doctor.command import CannotComposeError, Command, compose, run_command
 from rlskip.doctor.environment import dump_dir_findings
 from rlskip.errors import RlskipError
 from rlskip.hosts.verl.facts import is_verls
-from rlskip.hosts.verl.handshake import attached_by
 from rlskip.hosts.verl.no_engine import problems
 from rlskip.hosts.verl.trainer_config import judge
 from rlskip.runs.opened import Run
@@ -119,7 +120,7 @@ def _wiring(config: DictConfig, command: Command, on: bool) -> Iterator[Finding]
     yield Finding("plug-in", OK, f"discovered by that command's Hydra {version}")
     if _has_callback(config):
         yield Finding("callback", OK, f"{CALLBACK} starts and ends the job")
-    elif on and is_verls(config) and (way := attached_by()):
+    elif on and is_verls(config) and (way := _attached_by(command)):
         what = f"none, so there is no summary; verl's processes load rlskip by {way}"
         yield Finding("callback", NOTE, what)
     elif on:
@@ -127,6 +128,14 @@ def _wiring(config: DictConfig, command: Command, on: bool) -> Iterator[Finding]
         remedy = f"{ADD_CALLBACK}, or choose an option (+skip=rollout_cache) instead of single "
         remedy += "keys; or call SkipManager.init(cfg) in the application"
         yield Finding("callback", ERROR, what, remedy)
+
+
+def _attached_by(command: Command) -> str:
+    """How verl's processes load rlskip in that command's environment; empty if they do not."""
+    program = command.start[0]
+    python = program if os.path.basename(program).startswith("python") else sys.executable
+    code = "from rlskip.hosts.verl.handshake import attached_by; print(attached_by() or '')"
+    return run_command([python, "-c", code]).stdout.strip()
 
 
 def _settings(config: DictConfig) -> tuple[SkipSettings, list[Finding]]:
