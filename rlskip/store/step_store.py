@@ -295,8 +295,9 @@ class _Retention:
         self._listing.forget()
         families = self._listing.dumps()
         ages = {step: age for step, of in [*families.items()] if (age := _written(of)) is not None}
-        order = {step: nth for nth, step in enumerate([*self._order], 1) if step in ages}
-        self._order = dict.fromkeys(order)
+        order = {step: nth for nth, step in enumerate([*self._order], 1)}
+        for step in order.keys() - ages.keys():  # one by one: another thread may add its own
+            self._order.pop(step, None)
         # Who reads one meanwhile needs no mark: who has opened it reads it to the end, or is told
         # that it is gone (NFS), and who comes later finds none. A miss, never a part of one.
         spared = {*in_use(written.root), written.step}

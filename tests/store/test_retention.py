@@ -25,6 +25,16 @@ def test_a_step_is_as_old_as_the_last_call_added_to_it(tmp_path: Path) -> None:
     assert store.steps() == [1, 3]
 
 
+def test_within_a_tick_of_the_clock_the_order_of_the_writes_decides(tmp_path: Path) -> None:
+    store = StepStore(tmp_path, keep_last=2)
+    for step, call in [(1, ""), (2, ""), (1, "part-1")]:
+        store.save(step, step, call=call)
+    for place in (place for of in store.listed_by_step().values() for place in of):
+        os.utime(place.directory, (1, 1))
+    store.save(3, 3)
+    assert store.steps() == [1, 3]
+
+
 def test_a_step_goes_with_all_its_calls_and_ranks_the_first_call_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
