@@ -17,7 +17,6 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable
 from typing import Any
 
-import attrs
 import xxhash
 
 from rlskip.batch.meta import plain
@@ -78,14 +77,11 @@ class Journals:
         queue: TrajectoryQueue | None,
         max_span: int | None = None,
     ) -> None:
+        # For workers, too, which may be in other processes.
         self.writer = JournalWriter(store.directory, identity)
         self._store = store
         self._queue = queue
         self._max_span = max_span
-
-    def of_worker(self) -> JournalWriter:
-        """The journal for workers."""
-        return attrs.evolve(self.writer)
 
     def name(self, batch: BatchHandle) -> None:
         """Set what the journal knows prompts by: content and call, and number among the step's.

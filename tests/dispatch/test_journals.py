@@ -50,7 +50,7 @@ class Run:
     def submit(self, *batches: list[dict[str, Any]], step: int | None = 3) -> list[Any]:
         """Generate batches one after the other, of one step or of the steps that they name."""
         journals = self.journals()
-        journal = journals.of_worker()
+        journal = journals.writer
 
         async def worker(prompt: Any, sampling: Any, session: Any) -> Any:
             if len(self.ran) >= self.stop_at:

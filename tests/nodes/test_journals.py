@@ -80,7 +80,7 @@ def drive(dumps: str, attempts: str, who_journals: str) -> dict[str, Any]:
     Path(attempts, f"driver.{os.getpid()}").touch()
     queue = Logged()
     journals = Journals(StepStore(dumps), Identity(), queue)
-    journal = journals.of_worker() if who_journals == "the workers" else None
+    journal = journals.writer if who_journals == "the workers" else None
     # One worker a node.
     options = {"num_cpus": 0, "resources": {"worker": 1}}
     pool = RayPool(functools.partial(Worker, attempts, journal), 2, options=options)

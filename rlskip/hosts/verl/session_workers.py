@@ -69,7 +69,7 @@ class SessionManager(AgentLoopManagerTQ):
         dispatch = read_node(DispatchConfig, self.config)
         journals = start_journals(self.config, dispatch, run_queue())
         theirs = self.config, self.llm_client, self.teacher_client, self.reward_loop_worker_handles
-        journal = None if journals is None else journals.of_worker()
+        journal = None if journals is None else journals.writer
         shares = None if journals is None else sharing()
         worker = functools.partial(SessionWorker, *theirs, journal=journal, shares=shares)
         pool = RayPool(worker, dispatch.workers or 1)
