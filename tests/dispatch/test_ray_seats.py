@@ -218,6 +218,17 @@ def test_a_successor_gets_the_broadcasts_that_it_missed(make, make_prompts, queu
     assert queue.get(keys, "train")["responses"].values().tolist() == [42] * 4
 
 
+def test_a_successor_that_dies_before_it_is_placed_has_one_too(make, make_prompts):
+    ray, dispatcher = make(workers=1, room=1)
+    batch = dispatcher.submit(make_prompts(1), step=1)
+    kill_first(ray)
+    assert eventually(lambda: len(ray.actors) == 2)
+    ray.actors[1].die()
+    assert eventually(lambda: len(ray.actors) == 3)
+    ray.actors[2].place()
+    assert batch.result(60).failed == {}
+
+
 def test_a_successor_that_is_not_placed_in_time_is_given_up(make, make_prompts):
     ray, dispatcher = make(workers=1, room=1, start_s=1.0)
     batch = dispatcher.submit(make_prompts(1), step=1)

@@ -60,6 +60,17 @@ def test_what_is_noted_is_only_logged() -> None:
     assert _identity().differences(then) == ([], warn)
 
 
+@pytest.mark.parametrize(
+    ("code", "is_told"),
+    [("f, cpython-311 aa", False), ("f, cpython-311 bb", True), ("f, cpython-312 bb", False)],
+)
+def test_code_is_compared_within_a_version_of_python(code: str, is_told: bool) -> None:
+    now, then = (Identity.of(MADE, {"code": one}) for one in ("f, cpython-311 aa", code))
+    must, warn = now.differences(then)
+    assert must == []
+    assert any(line.startswith("code: ") for line in warn) == is_told
+
+
 def test_what_has_no_role_or_stage_was_made_by_hand() -> None:
     now = _identity(role="critic", stage="Trainer.score")
     assert now.differences(_identity(role="rollout", stage="Trainer.generate"))[0] == [
