@@ -28,8 +28,8 @@ def digests_of(
 ) -> list[str | None]:
     """A hash of each of the prompts: the :func:`~rlskip.format.fingerprint.fingerprint` of its row.
 
-    They are 16 hexadecimal digits, or None for a prompt of which nothing is left. What is no batch
-    is a single prompt; the items of a list are one each.
+    They are 16 hexadecimal digits, or None for a prompt of which nothing is left. What is not a
+    batch is a single prompt; the items of a list are one each.
 
     Besides what a fingerprint leaves out, these do not count: padding, that is, what a column
     ``*attention_mask`` marks in columns as wide as it; fields that are None, and an ``extra_info``

@@ -145,7 +145,7 @@ class Tokens:
 
     @classmethod
     def of(cls, columns: Columns) -> Tokens:
-        """Those that the columns hold. Text, and numbers that are no tokens, are none."""
+        """Those that the columns hold: neither text, nor numbers that are not tokens."""
         try:
             # What has no value for each row may be a mask of other rows.
             found = RowColumns.of({**columns.whole, **columns.columns}, columns.fields)

@@ -45,7 +45,7 @@ def joined(found: Sequence[pa.Table]) -> pa.Table:
 def table_of(rollouts: Rollouts) -> pa.Table:
     """A table of a dump, a row for each row of its rollouts."""
     pa = extra("pyarrow")
-    # The types of keys that are no lists, whatever the values are.
+    # The types of keys that are not lists, whatever the values are.
     types = dict.fromkeys(("step", "call", "rank", "row", "session", "turn"), pa.int64())
     types |= dict.fromkeys(("run", "group", "uid", *TEXTS), pa.string()) | {"reward": pa.float64()}
     n = len(rollouts)

@@ -237,7 +237,7 @@ class Source:
 
     @functools.cached_property
     def extents(self) -> Mapping[str, Any]:
-        """Where its rows are no padding (:mod:`rlskip.batch.padding`)."""
+        """Where its rows are not padding (:mod:`rlskip.batch.padding`)."""
         with contextlib.suppress(RecordError):  # it has no tokens
             return Rows.of(RowColumns.of(self.rollouts, self.fields)).extents
         return {}
