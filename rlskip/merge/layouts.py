@@ -221,8 +221,10 @@ def fold_packed(batch: TensorDictBase, rows: Rows, chains: list[Chain]) -> Tenso
         values = field.values()
         # As bytes: numpy puts views together faster than torch, and lacks some dtypes.
         width = math.prod(values.shape[1:]) * values.element_size()
-        raw = values.reshape(-1) if values.numel() else values.new_empty(0)
-        parts = _split(raw.view(torch.uint8).numpy().reshape(len(values), width), field)
+        dense = values.resolve_conj().resolve_neg().contiguous()
+        # torch calls an empty tensor and one of a single element contiguous whatever its strides.
+        raw = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
+        parts = _split(raw.numpy().reshape(len(values), width), field)
         zeros = np.zeros((max(map(len, said[::2])), width), np.uint8)
         both = [
             p

@@ -153,8 +153,10 @@ def values() -> st.SearchStrategy:
     return _values
 
 
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    # torch calls an empty tensor contiguous whatever its stride, and then refuses to view it.
+    dense = tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -164,12 +166,7 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
         if a.is_nested:
             return a.layout == b.layout and _same(list(a.unbind()), list(b.unbind()))
-        bits = torch.uint8
-        return (
-            a.dtype == b.dtype
-            and a.shape == b.shape
-            and torch.equal(_flat(a).view(bits), _flat(b).view(bits))
-        )
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(_as_bytes(a), _as_bytes(b))
     if isinstance(a, np.ndarray) and a.dtype == object:
         return a.shape == b.shape and _same(list(a.reshape(-1)), list(b.reshape(-1)))
     if isinstance(a, np.ndarray | np.generic):

@@ -83,10 +83,18 @@ def jagged(*rows, dtype=torch.int64):
     )
 
 
+def of_values(values):
+    return torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 1, 3]))
+
+
 PACKED_VALUES = {
     "float8": lambda: jagged([1.0], [1.0, 2.0], dtype=torch.float8_e4m3fn),
     "bool": lambda: jagged([True], [True, False], dtype=torch.bool),
     "complex": lambda: jagged([1j], [1j, 2j], dtype=torch.complex64),
+    "strided": lambda: of_values(torch.tensor([1.0, 9.0, 1.0, 9.0, 2.0])[::2]),
+    "vectors in another order": lambda: of_values(torch.arange(1.0, 7.0).reshape(2, 3).t()),
+    "conjugate": lambda: of_values(torch.tensor([1j, 2j, 3j]).conj()),
+    "negative": lambda: of_values(torch.tensor([1j, 2j, 3j]).conj().imag),
     "rows of vectors": lambda: torch.nested.nested_tensor(
         [torch.zeros(1, 3), torch.zeros(2, 3)], layout=torch.jagged
     ),
