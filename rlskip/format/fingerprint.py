@@ -48,6 +48,9 @@ _REMEDY = (
 _encoded = json.JSONEncoder(sort_keys=True).encode
 _APART = object()  # in a path, what has no key: an item of a set
 _OF_JSON = frozenset((str, int, bool, type(None)))
+# Of numbers that every numpy has, in this machine's byte order; each with its name, which numpy
+# makes anew each time.
+_PLAIN = {np.dtype(n): n for n in ("bool", "uint8", "int32", "int64", "float32", "float64")}
 _AS_TEXT = (
     numbers.Number, range, slice, re.Pattern, uuid.UUID, datetime.date, datetime.time,
     datetime.timedelta,
@@ -144,6 +147,8 @@ def is_number(array: np.ndarray | np.generic) -> bool:
 
 
 def _is_mapping(value: Any) -> bool:
+    if type(value) is dict:
+        return True
     if isinstance(value, loaded("tensordict", "NonTensorStack")):
         return False
     if is_lazy(value):
@@ -203,6 +208,8 @@ class _Conversion:
         is_list = self._simplify is None and kind in (list, tuple)
         if is_list and _OF_JSON.issuperset(map(type, value)):  # rows of tokens are many
             return [_text(part) if type(part) is str else part for part in value]
+        if self._simplify is None and kind is np.ndarray and value.ndim and value.dtype in _PLAIN:
+            return _array(value)  # at once: a prompt has several, and a step many prompts
         value = _scalar_of(self._simplify(value) if self._simplify else value)
         kind = type(value)
         if issubclass(kind, enum.Enum):
@@ -252,7 +259,7 @@ class _Conversion:
 
     def _key(self, key: Any) -> str:
         """A mapping's key as a text; the keys 1 and "1" stay two."""
-        plain = self._part(key, key)
+        plain = _text(key) if type(key) is str else self._part(key, key)
         return plain if isinstance(plain, str) else f"<key {canonical(plain)}>"
 
     def _part(self, place: Any, part: Any) -> Any:
@@ -308,7 +315,7 @@ def _array(value: np.ndarray) -> str:
         value = value.astype(f"{kind}{max(longest, 1)}")
     if not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="))
-    name = value.dtype.name if kind in "biufc" else value.dtype.str
+    name = _PLAIN.get(value.dtype) or (value.dtype.name if kind in "biufc" else value.dtype.str)
     flat = np.ascontiguousarray(value).reshape(-1)
     digest = _hash_of(_equal_floats(flat) if kind in "fc" else flat)
     return f"<{name} {[*value.shape]} {digest}>"
