@@ -26,7 +26,8 @@ ROWS = rows(json.loads((ROOT / "benchmarks" / "results.json").read_text(encoding
 ELSEWHERE = {
     "90": "the page that is linked",
     "0.12": "test_train.py: the untrained policy",
-    "0.79": "test_train.py: the trained policy",
+    "0.71": "test_train.py: the trained policy, at least",
+    "0.87": "test_train.py: the trained policy, at most",
     "0.995": "test_train.py: the best possible player",
 }
 
