@@ -51,14 +51,18 @@ class MemoryQueue(TrajectoryQueue, Watch):
         if fields is not None:
             is_own = all(type(row) is OwnRow for row in fields)
             rows = fields if is_own else own(to_rows(fields))
-        tags = [{}] * len(keys) if tags is None else tags
+        # The rows of a session have one tag: a copy for each would be most of what they take here.
+        given = [{}] * len(keys) if tags is None else [*tags]
+        copies = {id(tag): dict(tag) for tag in given}
         with self._changed:
             held = self._partitions.setdefault(partition, {})
             noted = self._noted.setdefault(partition, {})
-            for key, row, tag in zip(keys, rows, tags, strict=True):
-                noted.setdefault(key, key in held)
-                old_tag, old_row = held.get(key, ({}, {}))
-                held[key] = {**old_tag, **tag}, {**old_row, **row}
+            for key, row, tag in zip(keys, rows, given, strict=True):
+                new = copies[id(tag)], row
+                if old := held.get(key):
+                    new = {**old[0], **new[0]}, {**old[1], **row}
+                noted.setdefault(key, old is not None)
+                held[key] = new
             self._changed.notify_all()
 
     def get(
