@@ -29,7 +29,7 @@ class PolledQueue(MemoryQueue):
     """Watched as TransferQueue is, by polling."""
 
     def watch(self) -> PollingWatch:
-        return PollingWatch(lambda: {name: self.list(name) for name in list(self._partitions)})
+        return PollingWatch(lambda: {name: self.list(name) for name in list(self._tags)})
 
 
 class QueueTests:
