@@ -182,7 +182,7 @@ def _run(coroutine: Any) -> Any:
 
 
 def joined(queue: MemoryQueue, keys: list[str]) -> list[Any]:
-    entries = [queue._partitions["train"][key][1] for key in keys]
+    entries = [queue._rows["train"][key] for key in keys]
     return [torch.cat([entry[name].reshape(-1) for entry in entries]) for name in entries[0]]
 
 

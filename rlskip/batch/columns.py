@@ -211,7 +211,8 @@ def own(value: Any) -> Any:
     if kind in (list, tuple):
         return kind([own(item) for item in value])
     if is_tensor(value):
-        return value.detach().clone()
+        # To detach costs a third of a short copy, and a batch has a million of them.
+        return (value.detach() if value.requires_grad else value).clone()
     # copy.deepcopy of a tensorclass, such as NonTensorData, copies nothing.
     is_collection = loaded("tensordict", "is_tensor_collection")
     return value.clone() if is_collection and is_collection(value) else copy.deepcopy(value)

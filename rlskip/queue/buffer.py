@@ -14,7 +14,7 @@ from rlskip.config.other_nodes import DispatchConfig, ReplayConfig
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import ROLLOUT_ROOT_KEYS, integer
 from rlskip.queue.protocol import KVBatchMeta, TrajectoryQueue
-from rlskip.queue.readiness import Partition, PromptGroup, PromptOutcome, State
+from rlskip.queue.readiness import Partition, PromptGroup, PromptOutcome
 from rlskip.queue.sampling import Eviction, GroupFilter, SampleCall
 
 #: Called with the partition and the prompts that are about to be evicted. It submits a new prompt
@@ -120,12 +120,7 @@ class ReplayBuffer:
         """The number of prompts of any step that `sample` could return now; nothing is evicted."""
         with self._lock:
             self._sync()
-            call = self._call(step, partition, 1)
-            complete = call.groups(State.COMPLETE)
-            stale = call.stale(complete)
-            fresh = [group for group in complete if group not in stale]
-            rejected = call.group_filter.rejected(partition, fresh) if call.group_filter else ()
-            return len(fresh) - len(rejected)
+            return len(self._call(step, partition, 1).judged()[0])
 
     def clear(self, batch: KVBatchMeta) -> None:
         """Delete a sampled batch from the queue: its rows, its prompts and their markers.
@@ -153,8 +148,8 @@ class ReplayBuffer:
     def _call(self, step: int, name: str, size: int | None) -> SampleCall:
         if (number := integer(step)) is None:  # no prompt would ever be of this step
             raise ValueError(f"step must be a whole number, got {step!r}")
-        known, replaces = self._partition(name), self._refill is not None
-        return SampleCall(self.config, known, number, size, monotonic(), self._filter, replaces)
+        known, refills = self._partition(name), self._refill is not None
+        return SampleCall(self.config, known, number, size, monotonic(), self._filter, refills)
 
     def _partition(self, name: str) -> Partition:
         if name not in self._partitions:
@@ -166,9 +161,10 @@ class ReplayBuffer:
         for name, changes in self._watch.poll().items():
             self._partition(name).apply(changes)
 
-    def _delete(self, groups: Iterable[PromptGroup], known: Partition) -> None:
+    def _delete(self, groups: Sequence[PromptGroup], known: Partition) -> None:
         # In this order: if the queue raises, the keys are still known, and can be deleted later.
-        self._queue.delete([key for group in groups for key in group.by_key()], known.name)
+        entries = (entry for group in groups for entry in group.entries.values())
+        self._queue.delete([key for key, _ in entries], known.name)
         known.remove(group.uid for group in groups)
         # A watch that polls must see them deleted before somebody puts the same keys again.
         self._sync()
@@ -183,16 +179,16 @@ class ReplayBuffer:
             self._on_evict(_batch(new, known.name, failed=True))
             for group in new:
                 group.told = True
-        uids = self._replacements([group.outcome() for group in call.replaced(found)], call)
+        if prompts := [group.outcome() for group in call.replaced(found)]:
+            self._replace(prompts, call)
         self._delete(groups, known)
-        call.evicted(found, len(uids))
+        call.evicted(found)
 
-    def _replacements(self, prompts: list[PromptOutcome], call: SampleCall) -> list[str]:
-        """Have the callback replace prompts; the uids of the new ones, which the call samples."""
-        if self._refill is None or not prompts:
-            return []
-        before, name = call.prompts(), call.partition.name
-        uids = [*self._refill(name, prompts)]
+    def _replace(self, prompts: list[PromptOutcome], call: SampleCall) -> None:
+        """Have the callback submit as many new prompts, which the call samples."""
+        assert self._refill is not None
+        before = call.prompts()
+        uids = [*self._refill(call.partition.name, prompts)]
         self._sync()
         new = {*uids} & (call.prompts() - before)
         if not len(prompts) == len(uids) == len(new):  # else the step would be short of one
@@ -201,7 +197,6 @@ class ReplayBuffer:
                 f"stay in the queue; of these, {len(new)} are new prompts that {call} can sample",
                 remedy="submit a new prompt for each, and return their uids",
             )
-        return uids
 
 
 def _batch(groups: Sequence[PromptGroup], partition: str, *, failed: bool = False) -> KVBatchMeta:

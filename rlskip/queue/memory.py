@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,12 +37,15 @@ class MemoryQueue(TrajectoryQueue, Watch):
     # new row, so those that a reader holds never change.
 
     def __init__(self) -> None:
-        self._partitions: dict[str, dict[str, tuple[Tag, Row]]] = {}
+        # By partition and key; a key without fields has no row. They are not in pairs, because
+        # a million tuples slow down the garbage collector.
+        self._tags = defaultdict[str, dict[str, Tag]](dict)
+        self._rows = defaultdict[str, dict[str, Row]](dict)
         self._changed = threading.Condition()
         # What was not polled yet: by partition, each key and whether it existed at the last poll.
         # One that did not and was deleted again is forgotten, so that a watch that nobody polls
         # does not grow.
-        self._noted: dict[str, dict[str, bool]] = {}
+        self._noted = defaultdict[str, dict[str, bool]](dict)
 
     def put(
         self, keys: Sequence[str], partition: str, fields: Fields = None, tags: Tags = None
@@ -51,14 +55,17 @@ class MemoryQueue(TrajectoryQueue, Watch):
         if fields is not None:
             is_own = all(type(row) is OwnRow for row in fields)
             rows = fields if is_own else own(to_rows(fields))
-        tags = [{}] * len(keys) if tags is None else tags
+        # The rows of a session have one tag: a copy for each would be most of what they take here.
+        given = [{}] * len(keys) if tags is None else [*tags]
+        copies = {id(tag): dict(tag) for tag in given}
         with self._changed:
-            held = self._partitions.setdefault(partition, {})
-            noted = self._noted.setdefault(partition, {})
-            for key, row, tag in zip(keys, rows, tags, strict=True):
+            held, kept, noted = self._tags[partition], self._rows[partition], self._noted[partition]
+            for key, row, tag in zip(keys, rows, given, strict=True):
                 noted.setdefault(key, key in held)
-                old_tag, old_row = held.get(key, ({}, {}))
-                held[key] = {**old_tag, **tag}, {**old_row, **row}
+                new = copies[id(tag)]
+                held[key] = {**held[key], **new} if key in held else new
+                if row:
+                    kept[key] = {**kept[key], **row} if key in kept else row
             self._changed.notify_all()
 
     def get(
@@ -70,42 +77,40 @@ class MemoryQueue(TrajectoryQueue, Watch):
         fill_missing: bool = False,
     ) -> TensorDict:
         with self._changed:
-            held = self._partitions.get(partition, {})
-            rows = {key: held[key][1] for key in keys if key in held}
-        if missing := [key for key in keys if key not in rows]:
-            raise MissingKeysError.of_keys(missing, partition)
+            held, kept = self._tags[partition], self._rows[partition]
+            if missing := [key for key in keys if key not in held]:
+                raise MissingKeysError.of_keys(missing, partition)
+            rows = {key: kept.get(key, {}) for key in keys}
         return one_batch(rows, partition, fill_missing, fields=fields)
 
     def list(self, partition: str) -> dict[str, dict[str, Any]]:
         with self._changed:
-            entries = dict(self._partitions.get(partition, {}))
-        return {key: dict(tag) for key, (tag, _) in entries.items()}
+            tags = dict(self._tags[partition])
+        return {key: dict(tag) for key, tag in tags.items()}
 
     def delete(self, keys: Sequence[str], partition: str) -> None:
         with self._changed:
-            held = self._partitions.get(partition, {})
-            noted = self._noted.setdefault(partition, {})
+            held, noted = self._tags[partition], self._noted[partition]
             for key in keys:
+                self._rows[partition].pop(key, None)
                 if held.pop(key, None) is not None and not noted.setdefault(key, True):
                     del noted[key]
             self._changed.notify_all()
 
     def watch(self) -> Watch:
         with self._changed:
-            self._noted = {
-                name: dict.fromkeys(held, False) for name, held in self._partitions.items()
-            }
+            for name, held in self._tags.items():
+                self._noted[name] = dict.fromkeys(held, False)
         return self
 
     def poll(self) -> Changes:
         with self._changed:
-            noted, self._noted = self._noted, {}
-            changes: Changes = {}
-            for name, keys in noted.items():
-                if keys:
-                    held = self._partitions.get(name, {})
-                    changes[name] = {key: held[key][0] if key in held else None for key in keys}
-            return changes
+            noted, self._noted = self._noted, defaultdict(dict)
+            return {
+                name: {key: self._tags[name].get(key) for key in keys}
+                for name, keys in noted.items()
+                if keys
+            }
 
     def wait_change(self, timeout: float) -> None:
         with self._changed:

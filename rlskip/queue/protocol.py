@@ -15,7 +15,7 @@ import dataclasses
 import itertools
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -205,8 +205,7 @@ def one_batch(
         items = list(itertools.chain.from_iterable(row.items() for row in rows.values()))
         dense = {name for name, value in items if isinstance(value, (torch.Tensor, np.ndarray))}
         filled = {name for name, _ in items} - dense
-    names = check_fields(rows, partition, fields, filled)
-    return to_batch([{name: row.get(name) for name in names} for row in rows.values()], own=own)
+    return to_batch([*rows.values()], check_fields(rows, partition, fields, filled), own=own)
 
 
 def check_fields(
@@ -242,14 +241,13 @@ def check_fields(
     return wanted
 
 
-def to_batch(rows: Sequence[Row], *, own: bool = False) -> TensorDict:
-    """Rows that hold the same fields as one TensorDict, which shares no memory with them.
+def to_batch(rows: Sequence[Row], names: Iterable[str], *, own: bool = False) -> TensorDict:
+    """The fields of these names of rows as one TensorDict, which shares no memory with them.
 
     Its layout is that of :meth:`TrajectoryQueue.get`; tensors whose shapes or dtypes do not allow a
     nested one are in a NonTensorStack. `own` is that of :func:`one_batch`.
     """
-    names = rows[0] if rows else ()
-    batch = {name: _pack([row[name] for row in rows], own) for name in names}
+    batch = {name: _pack([row.get(name) for row in rows], own) for name in names}
     return TensorDict(batch, batch_size=[len(rows)])
 
 

@@ -32,13 +32,11 @@ _MOST_SESSIONS = 10**6  # of a prompt; a root tag that says more is invalid
 
 
 class State(Enum):
-    """The state of a group."""
+    """The state of a group that is not sampled yet."""
 
-    ORPHANED = "rows, markers or a bare tag, but no prompt with a step"
     RUNNING = "some sessions have not finished"
     COMPLETE = "finished, and can be sampled"
     INCOMPLETE = "finished, and must not be sampled"
-    SAMPLED = "sampled, and not deleted yet"
 
 
 Place = tuple[Any, ...]  # of a tag: () the root's, (session,) a marker's, (session, index) a row's
@@ -118,67 +116,64 @@ class ReplayTimeoutError(IncompleteRolloutError, TimeoutError):
 
 @attrs.define(eq=False)
 class PromptGroup:
-    """One prompt's tags, by place."""
+    """One prompt's keys and their tags, by place."""
 
     uid: str
     usual: int | None = None  # the sessions of a prompt whose root tag has no number of them
-    tags: dict[Place, Tag] = attrs.field(factory=dict)
+    entries: dict[Place, tuple[str, Tag]] = attrs.field(factory=dict)
     # These are of the present root: submitted again, at another step, it may be sampled again.
     sampled: bool = False
     varies: bool | None = None  # whether a filter lets it pass; None: not judged yet
     told: bool = False  # `on_evict` has been called with it
 
-    @property
-    def root(self) -> Tag:
-        return self.tags.get((), {})
+    def tag(self, *place: int) -> Tag:
+        """The tag at a place; empty without one."""
+        return self.entries[place][1] if place in self.entries else {}
 
     @property
     def step(self) -> int | None:
         """The step at which the prompt was submitted; None if there is no valid one."""
-        return keys.integer(self.root.get(keys.GLOBAL_STEPS))
+        return keys.integer(self.tag().get(keys.GLOBAL_STEPS))
 
-    def set(self, place: Place, tag: Tag | None) -> None:
-        """Set a tag; None removes it."""
+    def set(self, place: Place, key: str, tag: Tag | None) -> None:
+        """Set the tag of a key; None removes it."""
         step = self.step
         if tag is None:
-            self.tags.pop(place, None)
+            self.entries.pop(place, None)
         else:
-            self.tags[place] = tag
+            self.entries[place] = key, tag
         if not place and self.step != step:
             self.sampled, self.varies, self.told = False, None, False
-
-    def by_key(self) -> dict[str, Tag]:
-        """Every key that the queue holds of it, with its tag."""
-        named: list[Any] = [str, keys.session_key, keys.trajectory_key]
-        return {named[len(place)](self.uid, *place): tag for place, tag in self.tags.items()}
 
     def rows(self, *, failed: bool = False) -> list[tuple[str, Tag]]:
         """The rows of the sessions that succeeded, or all, by session and index."""
         if failed:
-            places = sorted(place for place in self.tags if len(place) == 2)
+            places = sorted(place for place in self.entries if len(place) == 2)
         else:
             places = [place for rows in self._tally()[0].values() for place in rows]
-        return [(keys.trajectory_key(self.uid, *place), self.tags[place]) for place in places]
+        return [self.entries[place] for place in places]
 
-    def state(self, viable: int | None) -> State:
-        """The state that the tags show; `viable` is that of :meth:`PromptOutcome.accepted`."""
-        if self.sampled:
-            return State.SAMPLED
-        if self.step is None:
-            return State.ORPHANED
-        if keys.N not in self.root:
-            finished = self.root.get(keys.STATUS) in (keys.FINISHED, keys.FAILURE)
+    def state(self, viable: int | None) -> State | None:
+        """The state that the tags show; `viable` is that of :meth:`PromptOutcome.accepted`.
+
+        None of one that was sampled, and of rows, markers or a bare tag without a prompt.
+        """
+        root = self.tag()
+        if self.sampled or self.step is None:
+            return None
+        if keys.N not in root:
+            finished = root.get(keys.STATUS) in (keys.FINISHED, keys.FAILURE)
         else:
-            markers = [tag.get(keys.STATUS) for place, tag in self.tags.items() if len(place) == 1]
-            ended = sum(status in (keys.SUCCESS, keys.FAILURE) for status in markers)
-            finished = ended >= (_positive(self.root[keys.N]) or math.inf)
+            markers = (tag for place, (_, tag) in self.entries.items() if len(place) == 1)
+            ended = sum(tag.get(keys.STATUS) in (keys.SUCCESS, keys.FAILURE) for tag in markers)
+            finished = ended >= (_positive(root[keys.N]) or math.inf)
         if not finished:
             return State.RUNNING
         return State.COMPLETE if self.outcome().accepted(viable) else State.INCOMPLETE
 
     def outcome(self) -> PromptOutcome:
         """The outcome so far."""
-        root = self.root
+        root = self.tag()
         status = None if keys.N in root or keys.STATUS not in root else str(root[keys.STATUS])
         number = root.get(keys.EXPECTED_ROLLOUTS, root.get(keys.N))
         # Of 0, as of what is not a number of sessions, nothing is complete.
@@ -190,21 +185,21 @@ class PromptGroup:
     def _tally(self) -> tuple[dict[int, list[Place]], dict[int, str]]:
         """By session id: the rows of each session that succeeded, and why each other failed."""
         sessions: dict[int, list[Place]] = {}
-        for place in sorted(filter(None, self.tags)):
+        for place in sorted(filter(None, self.entries)):
             sessions.setdefault(place[0], []).extend([place] if len(place) == 2 else [])
         succeeded: dict[int, list[Place]] = {}
         failed: dict[int, str] = {}
         for session_id, rows in sessions.items():
-            marker = self.tags.get((session_id,), {})
+            marker = self.tag(session_id)
             attempt = keys.integer(marker.get(keys.ATTEMPT)) or 0
             rows = [place for place in rows if place[1] // keys.ROWS_PER_ATTEMPT == attempt]
-            statuses = {self.tags[place].get(keys.STATUS) for place in rows}
+            statuses = {self.entries[place][1].get(keys.STATUS) for place in rows}
             ended, announced = marker.get(keys.STATUS), keys.integer(marker.get(keys.ROWS))
             if ended == keys.FAILURE:
                 failed[session_id] = str(marker.get(keys.ERROR, ""))
             elif announced not in (None, len(rows)):
                 failed[session_id] = f"found {len(rows)} of its {announced} rows"
-            elif statuses == {keys.SUCCESS} and (ended == keys.SUCCESS or keys.N not in self.root):
+            elif statuses == {keys.SUCCESS} and (ended == keys.SUCCESS or keys.N not in self.tag()):
                 succeeded[session_id] = rows
         return succeeded, failed
 
@@ -226,7 +221,7 @@ class Partition:
         self.validates = name == keys.VAL
         self.usual = config.val_n if self.validates else config.n
         self._viable = config.min_viable if config.on_incomplete == "min_viable" else None
-        self._groups: dict[str, tuple[State, Any]] = {}  # in order of appearance
+        self._groups: dict[str, tuple[State | None, Any]] = {}  # in order of appearance
 
     def file(self, group: Any) -> None:
         """Add a group, or note that it has changed."""
@@ -253,24 +248,23 @@ class Partition:
     def apply(self, changes: Mapping[str, Tag | None]) -> None:
         """Apply what a watch reported: a key's current tag, or None for a deleted key."""
         touched: dict[str, PromptGroup] = {}
-
-        def set_tag(uid: str, place: Place, tag: Tag | None) -> None:
-            group = touched.get(uid) or self.find(uid)
-            if group is not None or tag is not None:
-                touched[uid] = group = group or PromptGroup(uid, self.usual)
-                group.set(place, tag)
-
         for key, tag in changes.items():
             form = keys.split_trajectory(key) or keys.split_session(key)
             # A uid may look like a row or a marker of another uid. Such a key moves when a tag
             # that names its kind arrives.
             is_root = tag is not None and (tag.get(keys.IS_PROMPT) or form is None)
+            places: list[tuple[str, Place, Tag | None]] = []
             if is_root or key in touched or key in self._groups:
-                set_tag(key, (), tag if is_root else None)
+                places.append((key, (), tag if is_root else None))
             if form is not None:
-                set_tag(form[0], form[1:], None if is_root else tag)
+                places.append((form[0], form[1:], None if is_root else tag))
+            for uid, place, its in places:
+                group = touched.get(uid) or self.find(uid)
+                if group is not None or its is not None:
+                    touched[uid] = group = group or PromptGroup(uid, self.usual)
+                    group.set(place, key, its)
         for uid, group in touched.items():
-            if group.tags:
+            if group.entries:
                 self.file(group)
             else:
                 self.remove([uid])

@@ -27,7 +27,6 @@ from rlskip.queue.readiness import (
 
 log = logging.getLogger(__name__)
 
-_THERE = State.COMPLETE, State.RUNNING, State.INCOMPLETE
 _NAMED = 20  # prompts in a message; the attribute `prompts` of its error holds all of them
 
 Eviction = dict[str, list[Any]]
@@ -43,8 +42,8 @@ class GroupFilter:
 
     metric: Callable[[Sequence[str], str], Sequence[float]]
 
-    def rejected(self, partition: str, groups: list[PromptGroup]) -> list[PromptGroup]:
-        """Those of these complete groups that are rejected; reads each group's rows once."""
+    def judge(self, partition: str, groups: list[PromptGroup]) -> None:
+        """Note which of these complete groups vary; reads each group's rows once."""
         new = [(g, [key for key, _ in g.rows()]) for g in groups if g.varies is None]
         wanted = [key for _, keys in new for key in keys]
         found = self.metric(wanted, partition) if wanted else []
@@ -64,7 +63,6 @@ class GroupFilter:
             if odd := [value for value in its if not math.isfinite(value)]:
                 group.varies = False
                 log.warning("prompt %s is rejected: the metric of a row is %s", group.uid, odd[0])
-        return [group for group in groups if not group.varies]
 
 
 class SampleCall:
@@ -81,7 +79,7 @@ class SampleCall:
         batch_size: int | None,
         started: float,
         group_filter: GroupFilter | None = None,
-        replaces_stale: bool = False,
+        refills: bool = False,
     ) -> None:
         if batch_size is not None and (integer(batch_size) or 0) < 1:
             raise ValueError(f"batch_size must be at least 1, or None, got {batch_size!r:.80}")
@@ -90,10 +88,10 @@ class SampleCall:
         self.batch_size = batch_size
         self.group_filter = group_filter if trains else None
         self._strategy = config.max_off_policy_strategy if trains and batch_size else ""
-        self._replaces_stale = replaces_stale
+        self._refills = refills
         self._gone: Eviction = {"stale": [], "dropped": [], "refilled": [], "rejected": []}
         self._started = self._logged = started
-        self._submitted = self._short = 0
+        self._short = 0
 
     def __str__(self) -> str:
         return f"partition {self.partition.name!r}, step {self.step}"
@@ -105,7 +103,7 @@ class SampleCall:
 
     def prompts(self) -> set[str]:
         """The prompts that it may sample, now or once they have finished."""
-        return {group.uid for group in self.groups(*_THERE)}
+        return {group.uid for group in self.groups(*State)}
 
     def _span(self, group: Any) -> int:
         """The steps that a group spans: 1 is on-policy."""
@@ -113,50 +111,57 @@ class SampleCall:
 
     # -- which groups must not be sampled; nothing changes, so what raises leaves them as they were
 
-    def stale(self, groups: list[Any]) -> list[Any]:
-        """Those of these groups that are too old."""
+    def _ended(self, *states: State, stale: bool = False) -> list[Any]:
+        """The groups in these states that are too old, or those that are not."""
         most = self.config.max_off_policy_threshold or 0  # which a strategy needs
-        return [g for g in groups if self._strategy == "drop" and self._span(g) > most]
+        drops = self._strategy == "drop"
+        return [g for g in self.groups(*states) if (drops and self._span(g) > most) == stale]
+
+    def judged(self) -> tuple[list[Any], list[Any]]:
+        """The complete groups that can be sampled, and those that the filter rejects."""
+        complete = self._ended(State.COMPLETE)
+        if self.group_filter is None:
+            return complete, []
+        self.group_filter.judge(self.partition.name, complete)
+        return [g for g in complete if g.varies], [g for g in complete if not g.varies]
 
     def decide(self) -> Eviction:
         """Which groups to evict; empty: none."""
-        policy, name = self.config.on_incomplete, self.partition.name
-        stale = self.stale(self.groups(State.COMPLETE, State.INCOMPLETE))
-        incomplete = [g for g in self.groups(State.INCOMPLETE) if g not in stale]
+        policy, incomplete = self.config.on_incomplete, self._ended(State.INCOMPLETE)
         if incomplete and policy not in ("drop", "refill"):
             raise self._error("incomplete groups:", incomplete)
-        complete = [g for g in self.groups(State.COMPLETE) if g not in stale]
-        rejected = self.group_filter.rejected(name, complete) if self.group_filter else []
+        stale = self._ended(State.COMPLETE, State.INCOMPLETE, stale=True)
+        passed, rejected = self.judged()
         # A refill submits a training prompt, which must not stand in for one of validation.
         refills = policy == "refill" and not self.partition.validates
         handled = "refilled" if refills else "dropped"
         found = {"stale": stale, handled: incomplete, "rejected": rejected}
-        self._refuse_endless(found, len(complete) - len(rejected))
+        self._refuse_endless(found, len(passed))
         return {cause: groups for cause, groups in found.items() if groups}
 
     def replaced(self, found: Eviction) -> list[Any]:
         """The groups that refills replace."""
-        causes = ("refilled", "rejected", *(["stale"] if self._replaces_stale else []))
+        causes = ("refilled", "rejected", "stale") if self._refills else ()
         return [group for cause in causes for group in found.get(cause, ())]
 
     def _refuse_endless(self, found: Eviction, passed: int) -> None:
         """Bound the refills: where everything fails or is rejected, they would go on for ever."""
-        there, replaced = len(self.groups(*_THERE)), self.replaced(found)
+        there, replaced = len(self.groups(*State)), self.replaced(found)
         wanted = self.batch_size or there
+        submitted = len(self.replaced(self._gone))
         most = self.config.max_refills * max(wanted, there)
-        if replaced and passed < wanted and self._submitted + len(replaced) > most:
+        if replaced and passed < wanted and submitted + len(replaced) > most:
             self._gone["rejected"] += found["rejected"]
             raise self._error(
-                f"{passed} of {wanted} groups can be sampled, and {self._submitted} more prompts "
+                f"{passed} of {wanted} groups can be sampled, and {submitted} more prompts "
                 f"were submitted, of the {most} allowed{self._rejections()}",
                 replaced,
                 "find out why they fail, or are too easy or too hard; or raise replay.max_refills: "
                 "so many refills are allowed for each prompt",
             )
 
-    def evicted(self, found: Eviction, refills: int = 0) -> None:
-        """Log and count what was evicted, and the prompts that replace it."""
-        self._submitted += refills
+    def evicted(self, found: Eviction) -> None:
+        """Log and count what was evicted."""
         for cause, groups in found.items():
             self._gone[cause] += groups
             if cause != "rejected":

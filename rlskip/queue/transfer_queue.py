@@ -69,7 +69,10 @@ class TransferQueueAdapter(TrajectoryQueue):
         is_batch = isinstance(fields, TensorDict) and not any(
             isinstance(value, NonTensorData) for value in fields.values()
         )
-        batch = fields if fields is None or is_batch else to_batch(to_rows(fields))
+        batch = fields
+        if fields is not None and not is_batch:
+            rows = to_rows(fields)
+            batch = to_batch(rows, rows[0])
         copies = None if tags is None else [dict(tag) for tag in tags]
         self._call("kv_batch_put", list(keys), partition, fields=batch, tags=copies)
 
@@ -85,7 +88,7 @@ class TransferQueueAdapter(TrajectoryQueue):
             return self._call("kv_batch_get", list(keys), partition, select_fields=[*names])
 
         if not keys:
-            return to_batch([])
+            return to_batch([], ())
         # Of unequal rows TransferQueue returns those fields that all hold.
         held = self._held(keys, partition)
         alike = defaultdict[tuple[str, ...], list[str]](list)

@@ -22,6 +22,7 @@ from rlskip.batch.columns import (
     first_uid,
     is_data_proto,
     length_of,
+    objects_of,
     own,
     rows_of,
     select,
@@ -33,10 +34,9 @@ from rlskip.batch.tables import DataProtoParts, Ragged, Table, Whole
 Row = dict[str, Any]
 
 
-def _objects(values: list[Any]) -> np.ndarray:
-    out = np.empty(len(values), dtype=object)
-    out[:] = values
-    return out
+def _whole(row: Row) -> Row:
+    """All that a row holds, as plain Python."""
+    return {**row, "image": {"size": [row["x"]]}, "source": "web"}
 
 
 def _tensordict(rows: list[Row]) -> TensorDict:
@@ -55,35 +55,22 @@ def _tensordict(rows: list[Row]) -> TensorDict:
 
 
 def _lazy(rows: list[Row]) -> Any:
-    return LazyStackedTensorDict(
-        *(
-            TensorDict(
-                {
-                    "uid": NonTensorData(row["uid"]),
-                    "x": torch.tensor(row["x"]),
-                    "ids": torch.tensor(row["ids"]),
-                    "image": TensorDict({"size": torch.tensor([row["x"]])}, []),
-                    "tools": NonTensorData(row["tools"]),
-                    "source": NonTensorData("web"),
-                },
-                [],
-            )
-            for row in rows
-        ),
-        stack_dim=0,
-    )
+    def one(row: Row) -> TensorDict:
+        fields = {
+            **{name: NonTensorData(row[name]) for name in ("uid", "tools")},
+            **{name: torch.tensor(row[name]) for name in ("x", "ids")},
+            "image": TensorDict({"size": torch.tensor([row["x"]])}, []),
+            "source": NonTensorData("web"),
+        }
+        return TensorDict(fields, [])
+
+    return LazyStackedTensorDict(*map(one, rows), stack_dim=0)
 
 
 def _proto(rows: list[Row]) -> DataProtoParts:
-    everything = _tensordict(rows)
-    return DataProtoParts(
-        everything.select("x", "ids", "image", "source"),
-        {
-            "uid": np.array([row["uid"] for row in rows], dtype=object),
-            "tools": _objects([row["tools"] for row in rows]),
-        },
-        {"global_steps": 3},
-    )
+    tensors = _tensordict(rows).select("x", "ids", "image", "source")
+    objects = {name: objects_of([row[name] for row in rows]) for name in ("uid", "tools")}
+    return DataProtoParts(tensors, objects, {"global_steps": 3})
 
 
 def _table(rows: list[Row]) -> Table:
@@ -99,27 +86,13 @@ def _table(rows: list[Row]) -> Table:
 
 
 def _mapping(rows: list[Row]) -> dict[str, Any]:
-    return {
-        "uid": tuple(row["uid"] for row in rows),
-        "x": np.array([row["x"] for row in rows]),
-        "ids": [row["ids"] for row in rows],
-        "image": [{"size": [row["x"]]} for row in rows],
-        "tools": [row["tools"] for row in rows],
-        "source": "web",
-    }
+    columns = {name: [_whole(row)[name] for row in rows] for name in _whole(rows[0])}
+    uids, numbers = tuple(columns["uid"]), np.array(columns["x"])
+    return columns | {"uid": uids, "x": numbers, "source": "web"}
 
 
 def _list(rows: list[Row]) -> list[Row]:
-    return [
-        {
-            **{name: row[name] for name in ("uid", "x")},
-            "ids": torch.tensor(row["ids"]),
-            "image": {"size": [row["x"]]},
-            "tools": row["tools"],
-            "source": "web",
-        }
-        for row in rows
-    ]
+    return [_whole(row) | {"ids": torch.tensor(row["ids"])} for row in rows]
 
 
 KINDS: dict[str, Callable[[list[Row]], Any]] = {
@@ -153,9 +126,8 @@ def _bare(value: Any) -> Any:
 @given(rows=some_rows)
 def test_every_kind_has_the_same_rows(kind: str, rows: list[Row]) -> None:
     batch = KINDS[kind](rows)
-    expected = [{**row, "image": {"size": [row["x"]]}, "source": "web"} for row in rows]
     assert length_of(batch) == len(rows)
-    assert [_bare(row) for row in rows_of(batch)] == expected
+    assert [_bare(row) for row in rows_of(batch)] == list(map(_whole, rows))
     assert uids_of(batch) == [row["uid"] for row in rows]
     assert first_uid([object(), 7, "a", {"x": [1]}, batch]) == rows[0]["uid"]
     assert field_names(batch) == {"uid", "x", "ids", "image", "tools", "source"}
@@ -189,10 +161,8 @@ def test_dropped_fields_leave_the_batch_as_it_was(kind: str) -> None:
     assert type(kept) is type(batch)
     assert field_names(kept) == {"uid", "ids", "image", "source"}
     assert field_names(batch) >= {"x", "tools"}
-    assert [_bare(row) for row in rows_of(kept)] == [
-        {"uid": row["uid"], "ids": row["ids"], "image": {"size": [row["x"]]}, "source": "web"}
-        for row in rows
-    ]
+    left = [{k: v for k, v in _whole(row).items() if k not in ("x", "tools")} for row in rows]
+    assert [_bare(row) for row in rows_of(kept)] == left
     assert drop_fields(batch, ["unknown"]) is batch
 
 

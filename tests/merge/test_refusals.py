@@ -18,16 +18,8 @@ from tests.merge.batches import merge_config, pack, turns
 
 
 def some_rows(ids, is_last):
-    return {
-        "prompt_token_ids": [[1] for _ in ids],
-        "response_ids": [[2] for _ in ids],
-        "rewards": [[0.0] for _ in ids],
-        "loss_masks": [[1] for _ in ids],
-        "stop_reasons": None,
-        "rollout_logprobs": [[0.0] for _ in ids],
-        "trajectory_ids": ids,
-        "is_last_step": is_last,
-    }
+    out = turns(*(([1], [2]) for _ in ids)) | {"trajectory_ids": ids, "is_last_step": is_last}
+    return out | {name: [[0.0] for _ in ids] for name in ("rewards", "rollout_logprobs")}
 
 
 BOUNDARIES = {

@@ -11,22 +11,19 @@ from tests.merge.batches import batches, merge_config
 VOCABULARY = 10
 
 
-class Transformer(nn.Module):
-    """One causal block with positions; float64, so that only a real difference shows."""
+class Model(nn.Module):
+    """What it predicts depends on all tokens before; float64, so that only a difference shows."""
 
-    def __init__(self, width=8, longest=128):
+    def __init__(self, width=8):
         super().__init__()
         torch.manual_seed(0)
         self.tokens = nn.Embedding(VOCABULARY, width)
-        self.positions = nn.Embedding(longest, width)
-        self.block = nn.TransformerEncoderLayer(width, 2, 16, dropout=0.0, batch_first=True)
+        self.block = nn.GRU(width, width)
         self.head = nn.Linear(width, VOCABULARY)
         self.double()
 
     def forward(self, ids):
-        causal = nn.Transformer.generate_square_subsequent_mask(len(ids), dtype=torch.float64)
-        x = self.tokens(ids) + self.positions(torch.arange(len(ids)))
-        return self.head(self.block(x[None], src_mask=causal, is_causal=True)[0])
+        return self.head(self.block(self.tokens(ids))[0])
 
 
 def loss_and_gradients(out):
@@ -34,14 +31,14 @@ def loss_and_gradients(out):
 
     The advantage is the trajectory's, here a function of its id.
     """
-    model = Transformer()
+    model = Model()
     total, trained = torch.zeros((), dtype=torch.float64), 0
     for i, (prompt, response) in enumerate(
         zip(out["prompt_token_ids"], out["response_ids"], strict=True)
     ):
         # A first token, so that an empty prompt predicts too.
         ids = torch.tensor([0, *prompt, *response])
-        log_probs = model(ids[:-1]).log_softmax(-1).gather(1, ids[1:, None])[len(prompt) :, 0]
+        log_probs = model(ids)[:-1].log_softmax(-1).gather(1, ids[1:, None])[len(prompt) :, 0]
         old = torch.tensor(out["rollout_logprobs"][i], dtype=torch.float64)
         mask = torch.tensor(out["loss_masks"][i], dtype=torch.float64)
         advantage = out["trajectory_ids"][i] - 0.5

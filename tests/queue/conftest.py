@@ -29,18 +29,20 @@ class Rollouts:
     def tag(self, key, tag):
         self.queue.put([key], self.partition, None, [tag])
 
-    def session(self, uid, session_id, rows=1, step=1, error=None, marker=True, attempt=0):
+    def session(
+        self, uid, session_id, rows=1, step=1, error=None, marker=True, attempt=0, score=0.0
+    ):
         keys = [str(TrajectoryKey.of_attempt(uid, session_id, i, attempt)) for i in range(rows)]
         if keys:
-            fields = [{"x": index} for index in range(rows)]
+            fields = [{"x": index, "score": score} for index in range(rows)]
             self.queue.put(keys, self.partition, fields, [row_tag(step, attempt)] * rows)
         if marker:
             self.tag(f"{uid}_sess{session_id}", session_tag(session_id, attempt, error))
 
-    def counted(self, uid, n=2, step=1, **session):
+    def counted(self, uid, n=2, step=1, scores=(), **session):
         self.tag(uid, prompt_tag(step, n))
-        for session_id in range(n):
-            self.session(uid, session_id, step=step, **session)
+        for session_id, score in enumerate(scores or [0.0] * n):
+            self.session(uid, session_id, step=step, score=score, **session)
 
     def finished(self, uid, n=2, step=1, status="finished"):
         for session_id in range(n):
@@ -77,9 +79,9 @@ def rollouts(make_rollouts):
 
 @pytest.fixture
 def make_buffer(queue):
-    def make(refill=None, **replay):
+    def make(refill=None, more=None, **replay):
         config = {"replay": {"timeout_s": 5, **replay}}
-        return ReplayBuffer(queue, config, refill=refill)
+        return ReplayBuffer(queue, config, refill=refill, **(more or {}))
 
     return make
 

@@ -59,11 +59,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
     def configure(self, policy, states_rows):
         self.policy = policy
         self.states_rows = states_rows  # whether a marker says how many rows its attempt wrote
-        replay = {
-            "on_incomplete": policy,
-            "min_viable": VIABLE,
-            "timeout_s": 0.001,
-        }
+        replay = {"on_incomplete": policy, "min_viable": VIABLE, "timeout_s": 0.001}
         self.buffer = ReplayBuffer(self.queue, {"replay": replay}, refill=self.refill)
 
     def teardown(self):
@@ -99,17 +95,20 @@ class BufferAgainstModel(RuleBasedStateMachine):
         uid=UIDS,
         session=SESSIONS,
         rows=st.integers(0, 2),
+        ends=st.sampled_from([True, True, False]),
         error=st.sampled_from([None, None, "boom"]),
     )
-    def run_session(self, uid, session, rows, error):
-        """A session that ran; with a marker already there, as the next attempt."""
+    def run_session(self, uid, session, rows, error, ends=True):
+        """A session that ran; with a marker already there, as the next attempt, which ends."""
         uid = self.uid(uid)
         marker = session_key(uid, session)
         attempt = self.tags[marker]["attempt"] + 1 if marker in self.tags else 0
         for index in range(rows):
             key = TrajectoryKey.of_attempt(uid, session, index, attempt)
             self.put(str(key), row_tag(1, attempt))
-        self.put(marker, session_tag(session, attempt, error, rows if self.states_rows else None))
+        if ends or attempt:
+            counted = rows if self.states_rows else None
+            self.put(marker, session_tag(session, attempt, error, counted))
 
     @rule(uid=UIDS, step=STEPS, n=st.integers(1, 3), counted=st.booleans(), rows=st.integers(1, 2))
     def run_what_is_missing(self, uid, step, n, counted, rows):
@@ -122,13 +121,6 @@ class BufferAgainstModel(RuleBasedStateMachine):
                 self.run_session(uid, session, rows, None)
         if "n" not in root:
             self.put(name, {"status": "finished"})
-
-    @rule(uid=UIDS, session=SESSIONS, rows=st.integers(1, 2))
-    def run_session_without_marker(self, uid, session, rows):
-        uid = self.uid(uid)
-        if session_key(uid, session) not in self.tags:
-            for index in range(rows):
-                self.put(str(TrajectoryKey(uid, session, index)), row_tag(1))
 
     @rule(uid=UIDS, status=st.sampled_from(["running", "finished", "finished", "failure"]))
     def set_status(self, uid, status):
@@ -211,17 +203,16 @@ class BufferAgainstModel(RuleBasedStateMachine):
     def keys_of(self, uid):
         return [k for k in self.tags if k == uid or (uid_of(k) == uid and k not in self.uids)]
 
-    def submitted(self):
-        return [uid for uid, tag in self.tags.items() if "is_prompt" in tag]
-
     def step(self, uid):
         return self.tags[uid]["global_steps"]
 
     def prompts(self, step, size):
         return [
             uid
-            for uid in self.submitted()
-            if uid not in self.sampled and (size is not None or self.step(uid) == step)
+            for uid, tag in self.tags.items()
+            if "is_prompt" in tag
+            and uid not in self.sampled
+            and (size is not None or self.step(uid) == step)
         ]
 
     def finished(self, uid):

@@ -26,16 +26,6 @@ def test_drop_counts_and_logs(make_buffer, rollouts, queue, caplog):
     assert "elsewhere" in queue.list("train")  # another step's groups are not this call's business
 
 
-@pytest.mark.parametrize(("partition", "size"), [("train", None), ("val", None), ("val", 1)])
-def test_a_batch_that_dropped_everything_raises(make_buffer, make_rollouts, partition, size):
-    buffer = make_buffer(on_incomplete="drop")
-    make_rollouts(partition).counted("incomplete", error="boom")
-    with pytest.raises(IncompleteRolloutError) as error:
-        buffer.sample(1, partition, size)
-    assert not isinstance(error.value, ReplayTimeoutError)
-    assert [prompt.uid for prompt in error.value.prompts] == ["incomplete"]
-
-
 @pytest.mark.parametrize("policy", ["drop", "refill"])
 def test_a_batch_of_validation_is_smaller_by_what_was_dropped(
     make_buffer, make_rollouts, policy, clock
@@ -53,6 +43,10 @@ def test_a_batch_of_validation_is_smaller_by_what_was_dropped(
     assert metrics["validation/rollout_failure/evicted_samples"] == 1
     assert metrics["validation/rollout_failure/refilled_samples"] == 0
     assert buffer.sample(1, "val", 1)[0].extra_info["rollout_root_keys"] == ["c"]
+    for size in (None, 1):
+        rollouts.counted("all of them", error="boom")
+        with pytest.raises(IncompleteRolloutError, match="every prompt was dropped"):
+            buffer.sample(1, "val", size)
 
 
 def test_min_viable_takes_the_sessions_that_succeeded(make_buffer, rollouts, queue, caplog):
@@ -82,43 +76,44 @@ def test_a_prompt_put_again_with_equal_tags_is_seen_by_a_watch_that_polls(make_r
         buffer.clear(batch)
 
 
-def test_a_step_waits_for_its_refills(make_buffer, make_rollouts, clock):
-    rollouts, validation = make_rollouts("train"), make_rollouts("val")
-
-    def refill(partition, prompts):
-        rollouts.tag("later", prompt_tag(1, 1))
-        return ["later"]
-
-    buffer = make_buffer(refill, on_incomplete="refill")
-    rollouts.counted("complete")
-    rollouts.counted("u", error="boom")
-    with pytest.raises(ReplayTimeoutError, match="later: expected 1, got 0"):
-        buffer.sample(1, "train")
-    validation.counted("v")
-    assert buffer.sample(1, "val")[0].extra_info["rollout_root_keys"] == ["v"]  # not delayed
-    clock.at(0, lambda: rollouts.session("later", 0))
-    assert buffer.sample(1, "train")[0].extra_info["rollout_root_keys"] == ["complete", "later"]
+NO_USE = {
+    "fails": ({"error": "boom"}, "new-4-1: expected 2, got 0"),
+    "is rejected": ({}, "the filter 'scores' rejected 6 groups"),
+}
 
 
 @pytest.mark.parametrize("size", [None, 2])
-def test_refills_that_all_fail_end_at_the_bound(make_buffer, rollouts, size):
+@pytest.mark.parametrize("what", NO_USE)
+def test_refills_of_no_use_end_at_the_bound_and_not_at_the_timeout(
+    make_buffer, rollouts, queue, what, size
+):
+    written, said = NO_USE[what]
     asked = []
 
     def refill(partition, prompts):
-        uids = [f"r{len(asked)}-{i}" for i in range(len(prompts))]
-        asked.extend(uids)
+        asked.extend(prompts)
+        uids = [f"new-{len(asked)}-{i}" for i in range(len(prompts))]
         for uid in uids:
-            rollouts.counted(uid, error="boom")
+            rollouts.counted(uid, **written)
         return uids
 
-    buffer = make_buffer(refill, on_incomplete="refill", max_refills=2)
+    def scores(keys, partition):
+        return [row["score"] for row in to_rows(queue.get(keys, partition))]
+
+    filters = {"group_filter": GroupFilter(scores)}
+    buffer = make_buffer(refill, filters, on_incomplete="refill", max_refills=2)
     for uid in ("a", "b"):
-        rollouts.counted(uid, error="boom")
-    with pytest.raises(IncompleteRolloutError, match="r2-1: expected 2, got 0") as error:
+        rollouts.counted(uid, **written)
+    with pytest.raises(IncompleteRolloutError, match=said) as error:
         buffer.sample(1, "train", size)
+    assert not isinstance(error.value, ReplayTimeoutError)
     assert "0 of 2 groups can be sampled, and 4 more prompts" in error.value.what
     assert "replay.max_refills" in error.value.remedy
     assert (len(asked), len(error.value.prompts)) == (4, 2)
+    # What could not be replaced is replaced by the next call.
+    written = {"scores": (0.0, 1.0)}
+    batch, _ = buffer.sample(1, "train", size)
+    assert batch.extra_info["rollout_root_keys"] == ["new-6-0", "new-6-1"]
 
 
 class Trainer:
@@ -173,13 +168,11 @@ EVICTED = {
 
 @pytest.mark.parametrize("how", FAILS)
 @pytest.mark.parametrize("kind", EVICTED)
-def test_what_raises_leaves_the_step_as_it_was(queue, rollouts, clock, kind, how):
+def test_what_raises_leaves_the_step_as_it_was(make_buffer, queue, rollouts, kind, how):
     replay, write = EVICTED[kind]
     trainer = Trainer(rollouts, FAILS[how])
-    buffer = ReplayBuffer(
-        queue, {"replay": {"timeout_s": 5, **replay}}, refill=trainer.refill,
-        on_evict=trainer.on_evict, group_filter=GroupFilter(trainer.metric),
-    )  # fmt: skip
+    told = {"on_evict": trainer.on_evict, "group_filter": GroupFilter(trainer.metric)}
+    buffer = make_buffer(trainer.refill, told, **replay)
     rollouts.counted("fine", step=5)
     for uid in ("a", "b"):
         write(rollouts, uid)
@@ -205,10 +198,9 @@ def test_what_raises_leaves_the_step_as_it_was(queue, rollouts, clock, kind, how
         ("raise", GroupFilter(lambda keys, partition: [0.0] * len(keys)), "group_filter"),
     ],
 )
-def test_what_refills_needs_a_callback(queue, on_incomplete, group_filter, where):
-    replay = {"replay": {"on_incomplete": on_incomplete}}
+def test_what_refills_needs_a_callback(make_buffer, on_incomplete, group_filter, where):
     with pytest.raises(ConfigError) as error:
-        ReplayBuffer(queue, replay, group_filter=group_filter)
+        make_buffer(None, {"group_filter": group_filter}, on_incomplete=on_incomplete)
     assert error.value.where == where
 
 
@@ -216,15 +208,9 @@ def test_what_refills_needs_a_callback(queue, on_incomplete, group_filter, where
 
 
 def test_stale_groups_are_dropped_counted_and_replaced(make_buffer, rollouts, queue):
-    replaced = []
-
-    def refill(partition, prompts):
-        replaced.extend(prompts)
-        for prompt in prompts:
-            rollouts.counted(prompt.uid + "-new", step=5)
-        return [prompt.uid + "-new" for prompt in prompts]
-
-    buffer = make_buffer(refill, max_off_policy_threshold=2, max_off_policy_strategy="drop")
+    trainer = Trainer(rollouts, ("none", None))
+    stale = {"max_off_policy_threshold": 2, "max_off_policy_strategy": "drop"}
+    buffer = make_buffer(trainer.refill, {"on_evict": trainer.on_evict}, **stale)
     for step in (3, 4, 5):
         rollouts.counted(f"u{step}", step=step)
     rollouts.counted("stale and incomplete", step=1, error="boom")
@@ -234,7 +220,7 @@ def test_stale_groups_are_dropped_counted_and_replaced(make_buffer, rollouts, qu
     prefix = "training/off_policy/evicted_samples"
     names = [prefix, *(f"{prefix}_staleness/{name}" for name in ("mean", "max", "min"))]
     assert [metrics[name] for name in names] == [2, 4, 5, 3]
-    assert {prompt.uid for prompt in replaced} == {"u3", "stale and incomplete"}
+    assert {*trainer.told} == {"u3", "stale and incomplete"}
     assert not any(key.startswith("u3_") for key in queue.list("train"))
 
 

@@ -52,13 +52,13 @@ def test_a_buffer_is_superseded_by_a_later_one(buffer, rollouts, queue):
 @pytest.mark.parametrize("fill", [False, True])
 def test_rows_of_unequal_fields_are_read_as_collect_returns_them(queue, rollouts, fill):
     rollouts.counted("u")
-    queue.put(["u_1_0"], "train", [{"score": 1.0}])
+    queue.put(["u_1_0"], "train", [{"note": "a"}])
     buffer = ReplayBuffer(queue, {"replay": {}, "dispatch": {"fill_missing": fill}})
     batch, _ = buffer.sample(1, "train")
     if fill:
-        assert list(buffer.get(batch)["score"]) == [None, 1.0]
+        assert list(buffer.get(batch)["note"]) == [None, "a"]
         return
-    with pytest.raises(UnequalFieldsError, match=r"session 0 of prompt 'u'.* lacks 'score'"):
+    with pytest.raises(UnequalFieldsError, match=r"session 0 of prompt 'u'.* lacks 'note'"):
         buffer.get(batch)
 
 

@@ -50,54 +50,58 @@ def test_without_a_running_ray_it_is_unavailable(monkeypatch):
         TransferQueueAdapter()
 
 
-def test_a_start_that_hangs_is_named_with_what_ray_lacks(monkeypatch):
+@pytest.fixture
+def fake(monkeypatch):
+    """Put modules of these contents in the place of TransferQueue and Ray."""
+
+    def put(ray, **calls):
+        module = SimpleNamespace(**{"init": lambda conf: None, **calls})
+        monkeypatch.setattr(transfer_queue, "_transfer_queue", lambda: module)
+        monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(**ray))
+        monkeypatch.setattr(transfer_queue, "START_S", 0.05)
+        monkeypatch.setattr(transfer_queue, "CALL_S", 0.05)
+
+    return put
+
+
+@pytest.fixture
+def hangs():
+    released = threading.Event()
+    yield lambda *_, **__: released.wait(60)
+    released.set()
+
+
+def test_a_start_that_hangs_is_named_with_what_ray_lacks(fake, hangs):
     """Its actors wait for CPUs, and its own `init` waits for them without a deadline."""
-    released, ray = (
-        threading.Event(),
-        SimpleNamespace(
-            cluster_resources=lambda: {"CPU": 2.0}, available_resources=lambda: {"CPU": 0.5}
-        ),
-    )
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setattr(transfer_queue, "START_S", 0.05)
-    module = SimpleNamespace(init=lambda conf: released.wait(60))
-    monkeypatch.setattr(transfer_queue, "_transfer_queue", lambda: module)
+    has = {"cluster_resources": {"CPU": 2.0}, "available_resources": {"CPU": 0.5}}
+    fake({name: lambda cpus=cpus: cpus for name, cpus in has.items()}, init=hangs)
     conf = {"backend": {"SimpleStorage": {"num_data_storage_units": 4}}}
     with pytest.raises(QueueUnavailableError) as error:
         TransferQueueAdapter(conf)
-    released.set()
     assert "init did not answer within 0.05 s" in error.value.what
     for fact in ("4 storage units", "5 in all", "has 2 CPUs, of which 0.5 are free"):
         assert fact in error.value.remedy
 
 
-@pytest.mark.parametrize("call", ["put", "get", "list", "delete", "poll"])
-def test_a_call_that_transfer_queue_does_not_answer_raises(monkeypatch, call):
-    released = threading.Event()
-    module = SimpleNamespace(init=lambda conf: None)
-    for name in ("kv_batch_put", "kv_batch_get", "kv_list", "kv_clear"):
-        setattr(module, name, lambda *_, **__: released.wait(60))
-    monkeypatch.setattr(transfer_queue, "_transfer_queue", lambda: module)
-    ray = SimpleNamespace(get_actor=lambda *_, **__: released.wait(60))
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setattr(transfer_queue, "CALL_S", 0.05)
-    queue = TransferQueueAdapter()
-    calls = {
-        "put": lambda: queue.put(["a"], "train", None, [{}]),
-        "get": lambda: queue.get(["a"], "train", ["x"]),
-        "list": lambda: queue.list("train"),
-        "delete": lambda: queue.delete(["a"], "train"),
-        "poll": lambda: queue.watch().poll(),
-    }
-    with pytest.raises(
-        QueueUnavailableError,
-        match=r"(transfer_queue\.kv_\w+|get_partition_snapshot) did not answer",
-    ):
-        calls[call]()
-    released.set()
+CALLS = {
+    "put": lambda queue: queue.put(["a"], "train", None, [{}]),
+    "get": lambda queue: queue.get(["a"], "train", ["x"]),
+    "list": lambda queue: queue.list("train"),
+    "delete": lambda queue: queue.delete(["a"], "train"),
+    "poll": lambda queue: queue.watch().poll(),
+}
 
 
-def test_a_table_that_changes_while_it_is_copied_is_asked_for_again(monkeypatch):
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_that_transfer_queue_does_not_answer_raises(fake, hangs, call):
+    names = ("kv_batch_put", "kv_batch_get", "kv_list", "kv_clear")
+    fake({"get_actor": hangs}, **dict.fromkeys(names, hangs))
+    said = r"(transfer_queue\.kv_\w+|get_partition_snapshot) did not answer"
+    with pytest.raises(QueueUnavailableError, match=said):
+        CALLS[call](TransferQueueAdapter())
+
+
+def test_a_table_that_changes_while_it_is_copied_is_asked_for_again(fake):
     table = SimpleNamespace(
         keys_mapping={"a": 0}, production_status=torch.ones(1, 1), field_name_mapping={"x": 0}
     )
@@ -109,12 +113,10 @@ def test_a_table_that_changes_while_it_is_copied_is_asked_for_again(monkeypatch)
         return answer
 
     remote = SimpleNamespace(get_partition_snapshot=SimpleNamespace(remote=str))
-    ray = SimpleNamespace(get_actor=lambda *_, **__: remote, get=get)
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    module = SimpleNamespace(
-        init=lambda conf: None, kv_batch_get=lambda keys, partition, select_fields: select_fields
+    fake(
+        {"get_actor": lambda *_, **__: remote, "get": get},
+        kv_batch_get=lambda keys, partition, select_fields: select_fields,
     )
-    monkeypatch.setattr(transfer_queue, "_transfer_queue", lambda: module)
     assert TransferQueueAdapter().get(["a"], "train") == ["x"]
 
 
