@@ -95,7 +95,6 @@ class Prompt(SessionGroup):
     sampling: Mapping[str, Any]
     sampled: bool  # or greedy
     info: Mapping[str, Any]
-    known: list[float] | None = None  # the history of its lengths
     journal_key: tuple[str, int] | None = None
     packed: bytes | None = None  # for Ray's actors
     open: set[int]
@@ -129,7 +128,6 @@ class BatchHandle(Future[BatchReport]):
         # and markers go to the dispatcher's queue.
         self.within: Partition | None = None
         self.prompts: list[Prompt] = []
-        self.attempts: dict[Job, asyncio.TimerHandle | None] = {}  # with what ends it
         self.journal: SessionJournal | None = None
         self.needs = needs.get(Needs())  # of the stage that submits it
         self.error: BaseException | None = None  # why it was given up

@@ -259,7 +259,7 @@ def test_each_caller_gets_its_own_rows(plan, n, policy, cap):
     state = dispatcher._groups
     assert not state.batches
     assert not any(state._scheduler._load.values())
-    assert not any(ahead._groups for ahead in dispatcher._ahead.values())
+    assert not any(ahead._groups for ahead in state.ahead.values())
     assert queue.list("train") == {}
     for uid, keys in queue.puts.items():
         assert keys[0] == uid, "its root is put first"
