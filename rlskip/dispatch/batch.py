@@ -224,11 +224,11 @@ def joined(groups: Sequence[Group], partition: str, fill_missing: bool) -> Tenso
     sessions: list[int] = []
     for group in groups:
         uid = NonTensorData(group.uid)  # one a prompt: one a row takes longer than all else here
-        for session in sorted(group.rows):
-            rows = group.rows[session]
-            by_key.update((trajectory_key(group.uid, session, i), r) for i, r in enumerate(rows))
-            uids += [uid] * len(rows)
-            sessions += [session] * len(rows)
+        for session, rows in sorted(group.rows.items()):
+            for i, row in enumerate(rows):
+                by_key[trajectory_key(group.uid, session, i)] = row
+                uids.append(uid)
+                sessions.append(session)
     batch = one_batch(by_key, partition, fill_missing, own=True)
     if "uid" not in batch:
         batch["uid"] = NonTensorStack(*uids)

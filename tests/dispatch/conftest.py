@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-from rlskip.dispatch import LocalPool, RolloutDispatcher
+from rlskip.dispatch import LocalPool, Pool, RolloutDispatcher
 from rlskip.keys import split_session
 from rlskip.queue import MemoryQueue, ReplayBuffer
 from tests.clock import MockClock
@@ -76,13 +76,17 @@ def queue() -> LoggedQueue:
 
 @pytest.fixture
 def make_dispatcher(queue: LoggedQueue):
-    """RolloutDispatchers on local workers, closed after the test; keywords go to `dispatch`."""
+    """RolloutDispatchers, closed after the test; more keywords go to `dispatch`.
+
+    On a pool, or local workers; with the fixture `queue`, or another one, or None.
+    """
     made: list[RolloutDispatcher] = []
 
-    def make(worker: Any, workers: int = 4, *, more: Any = None, **dispatch: Any):
+    def make(worker, workers=4, *, queue=queue, replay=None, store=None, **dispatch):
         dispatch = {"rollout_level": True, "n": 4, "session_timeout_s": 30, **dispatch}
-        pool = LocalPool(worker, workers)
-        made.append(RolloutDispatcher(pool, queue, {"dispatch": dispatch}, **(more or {})))
+        config = {"dispatch": dispatch, "replay": {"timeout_s": 30, **(replay or {})}}
+        pool = worker if isinstance(worker, Pool) else LocalPool(worker, workers)
+        made.append(RolloutDispatcher(pool, queue, config, store=store))
         return made[-1]
 
     yield make
