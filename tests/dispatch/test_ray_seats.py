@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from rlskip.dispatch import InfrastructureFailure, RolloutDispatcher
-from rlskip.keys import split_trajectory
+from rlskip.dispatch import InfrastructureFailure
 from tests.clock import eventually
 
 ray_pool = pytest.importorskip("rlskip.dispatch.ray_pool")
@@ -18,12 +18,11 @@ ray_pool = pytest.importorskip("rlskip.dispatch.ray_pool")
 
 class Actor:
     def __init__(self, make, is_placed):
-        self._made = make() if is_placed else None
         self._make, self._loop = make, asyncio.get_running_loop()
         self._placed, self._dead = asyncio.Event(), asyncio.Event()
         self.blocks = False  # whether its event loop stands still
         if is_placed:
-            self._placed.set()
+            self.place()
 
     def place(self):
         self._made = self._make()
@@ -33,16 +32,16 @@ class Actor:
         self._loop.call_soon_threadsafe(self._dead.set)
 
     def __getattr__(self, name):
+        async def act(args):
+            await (self._dead if self.blocks else self._placed).wait()
+            return await getattr(self._made, name)(*args)
+
         async def run(*args):
-            if self.blocks:
-                await self._dead.wait()
-            for act in (lambda: self._placed.wait(), lambda: getattr(self._made, name)(*args)):
-                done = asyncio.ensure_future(act())
-                dead = asyncio.ensure_future(self._dead.wait())
-                await asyncio.wait([done, dead], return_when=asyncio.FIRST_COMPLETED)
-                dead.cancel()
-                if not done.done():
-                    raise ray_pool.RayActorError
+            done, dead = map(asyncio.ensure_future, (act(args), self._dead.wait()))
+            await asyncio.wait([done, dead], return_when=asyncio.FIRST_COMPLETED)
+            dead.cancel()
+            if not done.done() or self.blocks:
+                raise ray_pool.RayActorError
             return done.result()
 
         return type("Method", (), {"remote": lambda _, *args: asyncio.ensure_future(run(*args))})()
@@ -58,14 +57,11 @@ class Ray:
         ray = self
 
         class Options:
-            def options(self, **_):
-                return self
-
             def remote(self, *args):
                 ray.actors.append(Actor(lambda: kind(*args), len(ray.actors) < ray.room))
                 return ray.actors[-1]
 
-        return Options()
+        return SimpleNamespace(options=lambda **_: Options())
 
     def is_initialized(self):
         return True
@@ -98,22 +94,16 @@ class Worker:
 
 
 @pytest.fixture
-def make(monkeypatch, queue):
-    made = []
-
+def make(monkeypatch, make_dispatcher):
     def make(room=2, start_s=100.0, workers=2, worker=Worker, restarts=3, **dispatch):
         ray = Ray(room)
         monkeypatch.setattr(ray_pool, "ray", ray)
         monkeypatch.setattr("rlskip.dispatch.timeouts.START_S", start_s)
-        config = {"rollout_level": True, "n": 4, "max_concurrent_rollouts_per_worker": 2}
-        config |= {"session_timeout_s": 100.0, **dispatch}
+        usual = {"max_concurrent_rollouts_per_worker": 2, "session_timeout_s": 100.0}
         pool = ray_pool.RayPool(worker, workers, restarts=restarts)
-        made.append(RolloutDispatcher(pool, queue, {"dispatch": config}))
-        return ray, made[-1]
+        return ray, make_dispatcher(pool, **{**usual, **dispatch})
 
-    yield make
-    for dispatcher in made:
-        dispatcher.close()
+    return make
 
 
 def kill_first(ray):
@@ -204,29 +194,22 @@ def test_a_worker_is_replaced_as_often_as_restarts_allow(make):
     assert {*report.failed.values()} == {"no worker is left"}
 
 
-def test_a_successor_gets_the_broadcasts_that_it_missed(make, make_prompts, queue):
-    ray, dispatcher = make(workers=1, room=1)
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_successor_gets_the_broadcasts_that_it_missed(make, make_prompts, dies):
+    """So does that of one that dies before it is placed."""
+    ray, dispatcher = make(workers=1, room=1, queue=None)
     dispatcher.broadcast("load", 7)
-    ray.actors[0].die()
-    assert eventually(lambda: len(ray.actors) == 2)
-    dispatcher.broadcast("load", 42)
-    batch = dispatcher.submit(make_prompts(1), step=1)
-    time.sleep(0.2)
-    ray.actors[1].place()
-    assert batch.result(60).failed == {}
-    keys = sorted(filter(split_trajectory, queue.list("train")))
-    assert queue.get(keys, "train")["responses"].values().tolist() == [42] * 4
-
-
-def test_a_successor_that_dies_before_it_is_placed_has_one_too(make, make_prompts):
-    ray, dispatcher = make(workers=1, room=1)
     batch = dispatcher.submit(make_prompts(1), step=1)
     kill_first(ray)
     assert eventually(lambda: len(ray.actors) == 2)
-    ray.actors[1].die()
-    assert eventually(lambda: len(ray.actors) == 3)
-    ray.actors[2].place()
+    dispatcher.broadcast("load", 42)
+    if dies:
+        ray.actors[1].die()
+        assert eventually(lambda: len(ray.actors) == 3)
+    ray.actors[-1].place()
     assert batch.result(60).failed == {}
+    rows, _ = dispatcher.collect(step=1)
+    assert rows["responses"].values().tolist() == [42] * 4
 
 
 def test_a_successor_that_is_not_placed_in_time_is_given_up(make, make_prompts):
