@@ -51,14 +51,13 @@ class Groups:
         ahead: dict[str, Partition],
     ) -> None:
         # `changed` is held while `closed`, `batches` or a partition changes, and notified when a
-        # batch has ended and, while a call waits for some, with every group. A session waits in the
+        # batch has ended, and with every group that any call may take. A session waits in the
         # scheduler, or is an attempt that runs, or has left `open` of its prompt.
         self.changed = threading.Condition()
         self.closed = False
         self.ahead = ahead  # the groups that any call takes
         self.batches: set[BatchHandle] = set()
         self.host = timeouts.LoopThread("rlskip-dispatch")
-        self._wait_for_some = 0
         self._loop, self._pool = self.host.loop, pool
         self._config = config
         policy = find_policy(config.policy) if config.rollout_level else chunk
@@ -81,9 +80,8 @@ class Groups:
 
     def take(self, call: SampleCall, own: BatchHandle | None) -> list[Group]:
         """Wait for groups, and take them: those of the batch `own`, or some of any."""
-        within, is_for_some = call.partition, call.batch_size is not None
+        within = call.partition
         with self.changed:
-            self._wait_for_some += is_for_some
             try:
                 while True:
                     if own is not None and own.done():
@@ -92,7 +90,7 @@ class Groups:
                         what = "this dispatcher was closed while collect() waited"
                         raise DispatcherClosedError(what)
                     # The error of a whole step names all that are incomplete.
-                    if is_for_some or not call.groups(State.RUNNING):
+                    if call.batch_size is not None or not call.groups(State.RUNNING):
                         if dropped := call.decide():
                             for groups in dropped.values():
                                 within.remove(group.uid for group in groups)
@@ -108,8 +106,6 @@ class Groups:
                 if own is not None:  # else its groups are there for the next call
                     own.cancel()
                 raise
-            finally:
-                self._wait_for_some -= is_for_some
 
     def submit(self, batch: BatchHandle, within: Partition | None) -> None:
         """Run a batch; calls find its groups `within`. None: in the queue, with its roots now."""
@@ -311,7 +307,7 @@ class Groups:
             within = None if group.running else batch.within
             if within is not None and within.find(group.uid) is group:
                 within.file(group)
-                if self._wait_for_some:
+                if within is self.ahead[batch.partition]:  # else one call waits, for all of them
                     self.changed.notify_all()
         if batch.report.open == 0:
             if batch.journal is not None:
