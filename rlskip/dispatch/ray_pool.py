@@ -59,23 +59,11 @@ class RayPool(Pool):
         self.options = {**usual, **(options or {})}
 
     async def open(self, groups: Any) -> None:
-        ends = asyncio.get_running_loop().time() + timeouts.START_S
-        if not ray.is_initialized():
-
-            async def start() -> None:
-                ray.init()
-
-            # On a thread that stays: Ray's processes end with the thread that started them.
-            started = timeouts.LoopThread("rlskip-ray").ask(start)
-            await self._until(ends, asyncio.wrap_future(started), "Ray did not start")
-        opened = asyncio.ensure_future(super().open(groups))
-        await self._until(ends, opened, "Ray did not start all actors")
-
-    async def _until(self, ends: float, started: asyncio.Future[Any], what: str) -> None:
-        """Wait for Ray; the error names what was asked of it, and what it has."""
+        """Start Ray, and all actors; the error names what was asked of it, and what it has."""
         try:
-            await asyncio.wait_for(started, max(0.0, ends - asyncio.get_running_loop().time()))
+            await asyncio.wait_for(self._open(groups), timeouts.START_S)
         except asyncio.TimeoutError as error:
+            what = "Ray did not start all actors" if ray.is_initialized() else "Ray did not start"
             needs = {"num_cpus": 1, **self.options}  # as Ray places an actor
             each = ", ".join(f"{k}={v}" for k, v in needs.items() if k != "max_concurrency")
             raise InfrastructureFailure(
@@ -85,6 +73,16 @@ class RayPool(Pool):
                 "set fewer workers, ask less for each (RayPool(options=...)), or give Ray more; "
                 "`ray status` says what waits",
             ) from error
+
+    async def _open(self, groups: Any) -> None:
+        if not ray.is_initialized():
+
+            async def start() -> None:
+                ray.init()
+
+            # On a thread that stays: Ray's processes end with the thread that started them.
+            await asyncio.wrap_future(timeouts.LoopThread("rlskip-ray").ask(start))
+        await super().open(groups)
 
     def _make(self, number: int) -> _Driver:
         return _Driver(number, self)

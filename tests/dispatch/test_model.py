@@ -270,35 +270,6 @@ def test_each_caller_gets_its_own_rows(plan, n, policy, cap):
             assert all(keys.index(k) < keys.index(f"{uid}_sess{session}") for k in mine)
 
 
-@pytest.mark.parametrize("first", range(8))
-@pytest.mark.parametrize("count", [1, 2, 999])
-def test_a_fault_of_the_queue_is_an_error_and_costs_no_marker_twice(first, count):
-    class Faulty(Logged):
-        calls = 0
-
-        def put(self, *args: Any, **more: Any) -> Any:
-            self.calls += 1
-            if first < self.calls <= first + count:
-                raise OSError("no route to the queue")
-            return super().put(*args, **more)
-
-    async def worker(prompt: Any, sampling: Any, session: Any) -> Any:
-        return {"x": torch.tensor(session.session_id)}
-
-    config = {"dispatch": {"rollout_level": True, "n": 3, "max_concurrent_rollouts_per_worker": 1}}
-    queue = Faulty()
-    with RolloutDispatcher(LocalPool(worker, 2), queue, config) as dispatcher:
-        batch = dispatcher.submit([{"uid": f"u{i}"} for i in range(2)], step=1)
-        try:
-            report = batch.result(60)
-        except OSError:
-            report = batch.report
-        assert report.succeeded + len(report.failed) + batch.report.open == 6
-    for keys in queue.puts.values():
-        marked = [key for key in keys if split_session(key)]
-        assert len(marked) == len(set(marked)) <= 3
-
-
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("blocking", [False, True])

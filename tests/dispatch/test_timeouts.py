@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import itertools
 import re
 import threading
 from pathlib import Path
@@ -16,6 +17,7 @@ from rlskip.dispatch import POLICIES, InfrastructureFailure, timeouts
 from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import MemoryQueue, transfer_queue
 from tests.clock import eventually
+from tests.dispatch.conftest import LoggedQueue
 
 LIMIT = 100.0  # seconds of a test's own waits; the deadlines of the dispatcher add up to 5
 BLOCKS_S = 1000.0  # longer than a test may take
@@ -57,7 +59,7 @@ def fault(request):
     fault.released.set()
 
 
-class Faulty(MemoryQueue):
+class Faulty(LoggedQueue):
     """Its puts have the fault where `where` says so of their keys."""
 
     def __init__(self, fault, where):
@@ -113,6 +115,22 @@ def test_a_write_to_the_queue(make, fault, make_prompts, what):
             batch.result(LIMIT)
         assert not isinstance(raised.value, TimeoutError)
     assert fault.hits
+
+
+@pytest.mark.parametrize("first", range(8))
+@pytest.mark.parametrize("count", [1, 2, 999])
+def test_a_fault_of_the_queue_is_an_error_and_costs_no_marker_twice(make, first, count):
+    calls = itertools.count()
+    queue = Faulty(Fault(OSError), lambda key: first <= next(calls) < first + count)
+    one_by_one = {"max_concurrent_rollouts_per_worker": 1, "session_timeout_s": 30}
+    batch = make(queue=queue, **one_by_one).submit([{"uid": f"u{i}"} for i in range(2)], step=1)
+    with contextlib.suppress(OSError):
+        batch.result(LIMIT)
+    assert batch.done()
+    report = batch.report
+    assert report.succeeded + len(report.failed) + report.open == report.sessions == 6
+    marked = [key for key, _ in queue.markers()]
+    assert len(marked) == len(set(marked)) <= 6
 
 
 def test_a_queue_that_stalls_gets_nothing_more_until_it_answers(make):
