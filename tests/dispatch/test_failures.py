@@ -12,28 +12,6 @@ from tests.clock import eventually
 from tests.dispatch.conftest import evict
 
 
-def test_a_deadline_ends_an_attempt_and_its_late_result_is_dropped(
-    make_dispatcher, make_prompts, queue, clock
-):
-    release, returned = threading.Event(), threading.Event()
-
-    def worker(prompt, sampling, session):  # a thread cannot be stopped
-        if session.attempt == 0:
-            clock.sleep(30)
-            release.wait(20)
-            returned.set()
-        return {"responses": torch.full((2,), session.attempt)}
-
-    dispatcher = make_dispatcher(worker, 1, n=1)
-    report = dispatcher.submit(make_prompts(1), step=1).result(20)
-    assert (report.failed, report.attempts) == ({}, 2)
-    release.set()
-    assert returned.wait(20)
-    dispatcher.close()
-    assert len(queue.markers()) == 1
-    assert queue.get(["u_0_0_0"], "train")["responses"][0].tolist() == [1, 1]
-
-
 def test_a_deadline_runs_from_the_sessions_own_start(make_dispatcher, make_prompts, clock):
     began = {}
 

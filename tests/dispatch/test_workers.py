@@ -77,17 +77,18 @@ def test_a_blocking_worker_gets_no_more_sessions_than_it_has_threads(make_dispat
 
 
 @pytest.mark.parametrize(("workers", "threads"), [(1, 1), (2, 1), (1, 2)])
-def test_a_call_that_never_returns_delays_its_own_step_only(
-    make_dispatcher, workers, threads, clock
+def test_a_call_that_hangs_delays_its_own_step_only_and_its_late_result_is_dropped(
+    make_dispatcher, workers, threads, clock, queue
 ):
-    hangs, hang, calls = threading.Event(), threading.Event(), Counter()
+    hangs, hang, returns, calls = *(threading.Event() for _ in range(3)), Counter()
 
     def worker(prompt, sampling, session):
         calls[session.step] += 1
         if session.step == 1 and (session.session_id, session.attempt) == (0, 0):
             hangs.set()
             hang.wait(100)
-        return {"responses": torch.ones(3)}
+            returns.set()
+        return {"responses": torch.full((2,), session.attempt)}
 
     dispatcher = make_dispatcher(LocalPool(worker, workers, threads=threads), n=3, max_retries=1)
     batch = dispatcher.submit([{"uid": "1"}], step=1)
@@ -98,6 +99,10 @@ def test_a_call_that_never_returns_delays_its_own_step_only(
     assert [one.result(30).succeeded for one in batches] == [3, 3, 3]
     assert calls == {1: 4, 2: 3, 3: 3}
     hang.set()
+    assert returns.wait(20)
+    dispatcher.close()
+    assert len(queue.markers()) == 9
+    assert queue.get(["1_0_0"], "train")["responses"][0].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("workers", [0, None, 1.5, "2"])
