@@ -15,7 +15,6 @@ import itertools
 import math
 import operator
 import pkgutil
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -128,9 +127,9 @@ class SessionGroup:
 class Job:
     """An attempt at a session of a prompt; the one before it failed on worker `avoid`.
 
-    The attempts at a session share `failures`: how often the infrastructure failed, and how often
-    it did not. What has run has a worker, and what that was told; what has ended its rows (None if
-    the worker wrote them itself) with the tags that were journaled, or its error.
+    The attempts at a session share `failures`: how many its data caused, and how many the
+    infrastructure. What has run has a worker, and what that was told; what has ended its rows (None
+    if the worker wrote them itself) with the tags that were journaled, or its error.
     """
 
     group: Any
@@ -138,7 +137,7 @@ class Job:
     number: int = -1
     attempt: int = 0
     avoid: int | None = None
-    failures: Counter[bool] = attrs.field(factory=Counter)
+    failures: list[int] = attrs.field(factory=lambda: [0, 0])
     worker: int = -1
     session: Any = None
     started: float = 0.0
@@ -221,9 +220,8 @@ class Scheduler:
     def retry(self, job: Job) -> None:
         """`job` failed: queue the next attempt, first and for another worker if there is one."""
         self.done(job)
-        again = Job(job.group, job.session_id, job.number, job.attempt + 1, job.worker)
-        again.failures = job.failures
-        self._again.append(again)
+        attempt = job.attempt + 1, job.worker, job.failures
+        self._again.append(Job(job.group, job.session_id, job.number, *attempt))
 
     def cancel(self, groups: Collection[SessionGroup]) -> None:
         """Start no more sessions of `groups`; those that run must still be reported."""
