@@ -12,6 +12,7 @@ import torch
 
 from rlskip.dispatch import InfrastructureFailure
 from tests.clock import eventually
+from tests.dispatch.conftest import evict
 
 ray_pool = pytest.importorskip("rlskip.dispatch.ray_pool")
 
@@ -158,28 +159,44 @@ def test_a_prompt_is_sent_to_an_actor_once_and_forgotten(make, make_prompts, mon
 
 
 @pytest.mark.parametrize("how", ["deadline", "cancelled"])
-def test_what_is_given_up_is_cancelled_in_the_actor(make, make_prompts, how):
+@pytest.mark.parametrize("pool", ["local", "ray"])
+def test_what_is_given_up_is_cancelled_where_it_runs(
+    make, make_dispatcher, make_prompts, queue, how, pool
+):
+    """And no more of its batch starts; the slots are free again."""
     began, cancelled = [], []
 
     class Waits:
         async def __call__(self, prompt, sampling, session):
             began.append(session)
             try:
-                await asyncio.sleep(60)
+                await asyncio.sleep(60 if session.step == 1 else 0)
             except asyncio.CancelledError:
                 cancelled.append(session)
                 raise
+            return {"responses": torch.ones(1)}
 
-    seconds = 0.2 if how == "deadline" else 60
-    _, dispatcher = make(worker=Waits, session_timeout_s=seconds, max_retries=1)
+    limits = {"session_timeout_s": 0.2 if how == "deadline" else 60, "max_retries": 1}
+    limits |= {"max_concurrent_rollouts_per_worker": 1}
+    if pool == "local":
+        dispatcher = make_dispatcher(Waits, 2, **limits)
+    else:
+        _, dispatcher = make(worker=Waits, **limits)
     batch = dispatcher.submit(make_prompts(1), step=1)
     if how == "cancelled":
-        assert eventually(lambda: len(began) == 4)
+        assert eventually(lambda: len(began) == 2)
         batch.cancel()
     report = batch.result(60)
-    assert all(how in cause for cause in report.failed.values())
+    causes = {*report.failed.values()}
+    assert causes == {"cancelled"} if how == "cancelled" else all(how in cause for cause in causes)
     assert eventually(lambda: {*cancelled} == {*began})
-    assert report.attempts == len(began) == (8 if how == "deadline" else 4)
+    assert report.attempts == len(began) == (8 if how == "deadline" else 2)
+    assert len(queue.markers()) == 4
+    evict(queue, ["u_0"])
+    assert dispatcher.submit(make_prompts(1), step=2).result(20).succeeded == 4
+    batch = dispatcher.submit(make_prompts(1, of="v"), step=1)
+    batch.cancel()
+    assert batch.result(10).sessions == 4
 
 
 def test_a_worker_is_replaced_as_often_as_restarts_allow(make):

@@ -105,6 +105,25 @@ def test_a_call_that_hangs_delays_its_own_step_only_and_its_late_result_is_dropp
     assert queue.get(["1_0_0"], "train")["responses"][0].tolist() == [1, 1]
 
 
+def test_a_deadline_runs_from_the_sessions_own_start(make_dispatcher, make_prompts, clock):
+    began = {}
+
+    async def worker(prompt, sampling, session):
+        began[session.session_id] = clock()
+        if session.session_id == 0:  # it ends, so that its deadline is nobody's
+            clock.sleep(4)
+            return {"responses": torch.zeros(2)}
+        asyncio.get_running_loop().call_soon(clock.sleep, 10)
+        return await asyncio.Event().wait()
+
+    options = {"max_concurrent_rollouts_per_worker": 1, "session_timeout_s": 10, "max_retries": 0}
+    dispatcher = make_dispatcher(worker, 1, n=3, **options)
+    report = dispatcher.submit(make_prompts(1), step=1).result(20)
+    assert (began, clock()) == ({0: 0, 1: 4, 2: 14}, 24)
+    assert set(report.failed) == {("u_0", 1), ("u_0", 2)}
+    assert all("dispatch.session_timeout_s" in cause for cause in report.failed.values())
+
+
 @pytest.mark.parametrize("workers", [0, None, 1.5, "2"])
 def test_a_pool_has_a_whole_number_of_workers(workers: Any) -> None:
     with pytest.raises(ValueError, match="at least one worker"):
