@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from rlskip.dispatch import LocalPool, Pool, RolloutDispatcher
-from rlskip.keys import split_session
+from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import MemoryQueue, ReplayBuffer
 from tests.clock import MockClock
 
@@ -27,7 +28,7 @@ def make_prompts():
 
 
 class LoggedQueue(MemoryQueue):
-    """A MemoryQueue that remembers in which order keys were put."""
+    """A MemoryQueue that remembers in which order keys were put, by one put after the other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,12 +37,21 @@ class LoggedQueue(MemoryQueue):
 
     def put(self, keys, partition, fields=None, tags=None):  # type: ignore[no-untyped-def]
         with self._log_lock:
+            super().put(keys, partition, fields, tags)
             self.log += zip(keys, map(dict, tags) if tags else [None] * len(keys), strict=True)
-        return super().put(keys, partition, fields, tags)
 
     def markers(self) -> list[tuple[str, dict[str, Any]]]:
         """The session markers that were put, in order."""
         return [(key, tag) for key, tag in self.log if split_session(key)]
+
+    def by_prompt(self) -> dict[str, list[str]]:
+        """The keys that were put since the last call, in order, by the uid of their prompt."""
+        puts: dict[str, list[str]] = defaultdict(list)
+        for key, _ in self.log:
+            form = split_trajectory(key) or split_session(key)
+            puts[form[0] if form else key].append(key)
+        self.log.clear()
+        return puts
 
 
 def evict(queue: Any, uids: list[str], partition: str = "train") -> None:

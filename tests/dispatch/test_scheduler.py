@@ -85,18 +85,11 @@ class AnyOrder(RuleBasedStateMachine):
             del self.expected[group]
 
     @rule(data=st.data())
-    def leave(self, data):
-        if len(self.scheduler.there) > 1:
-            worker = data.draw(st.sampled_from(sorted(self.scheduler.there)))
-            self.scheduler.change(worker, False)
-            self.away.add(worker)
-
-    @rule(data=st.data())
-    def come_back(self, data):
-        if self.away:
-            worker = data.draw(st.sampled_from(sorted(self.away)))
-            self.scheduler.change(worker, True)
-            self.away.discard(worker)
+    def leave_or_come_back(self, data):
+        worker = data.draw(st.integers(0, self.scheduler.workers - 1))
+        if worker in self.away or len(self.scheduler.there) > 1:
+            self.scheduler.change(worker, worker in self.away)
+            self.away ^= {worker}
 
     @invariant()
     def the_cap_holds(self):
