@@ -63,7 +63,8 @@ def makespan(lengths: np.ndarray, policy: Policy, history: np.ndarray | None = N
     prompts, n = lengths.shape
     scheduler = Scheduler(WORKERS, policy, per_worker=SLOTS)
     for i in range(prompts):
-        scheduler.add(SessionGroup(i, prompts, n, None if history is None else float(history[i])))
+        known = [0.0, 0.0] if history is None else [n, n * float(history[i])]
+        scheduler.add(SessionGroup(i, prompts, n, known))
     running: list[tuple[Any, ...]] = []
     now = 0.0
     while True:

@@ -95,7 +95,6 @@ class Prompt(SessionGroup):
     sampling: Mapping[str, Any]
     sampled: bool  # or greedy
     info: Mapping[str, Any]
-    known: list[float] | None = None  # the history of its lengths
     journal_key: tuple[str, int] | None = None
     packed: bytes | None = None  # for Ray's actors
     open: set[int]
@@ -129,7 +128,6 @@ class BatchHandle(Future[BatchReport]):
         # and markers go to the dispatcher's queue.
         self.within: Partition | None = None
         self.prompts: list[Prompt] = []
-        self.attempts: dict[Job, asyncio.TimerHandle | None] = {}  # with what ends it
         self.journal: SessionJournal | None = None
         self.needs = needs.get(Needs())  # of the stage that submits it
         self.error: BaseException | None = None  # why it was given up
@@ -226,11 +224,11 @@ def joined(groups: Sequence[Group], partition: str, fill_missing: bool) -> Tenso
     sessions: list[int] = []
     for group in groups:
         uid = NonTensorData(group.uid)  # one a prompt: one a row takes longer than all else here
-        for session in sorted(group.rows):
-            rows = group.rows[session]
-            by_key.update((trajectory_key(group.uid, session, i), r) for i, r in enumerate(rows))
-            uids += [uid] * len(rows)
-            sessions += [session] * len(rows)
+        for session, rows in sorted(group.rows.items()):
+            for i, row in enumerate(rows):
+                by_key[trajectory_key(group.uid, session, i)] = row
+                uids.append(uid)
+                sessions.append(session)
     batch = one_batch(by_key, partition, fill_missing, own=True)
     if "uid" not in batch:
         batch["uid"] = NonTensorStack(*uids)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
 from typing import Any, TypeAlias
 
 from tensordict import TensorDict, TensorDictBase
@@ -74,8 +74,8 @@ class RolloutDispatcher:
                 )
             journals = Journals(store, journal_identity(Identity(), self.config), queue)
         self._replay = read_node(ReplayConfig, config)
-        self._ahead = {name: Partition(name, self._replay) for name in (TRAIN, VAL)}
-        self._groups = Groups(pool, queue, self.config, journals)
+        ahead = {name: Partition(name, self._replay) for name in (TRAIN, VAL)}
+        self._groups = Groups(pool, queue, self.config, journals, ahead)
         self._host = self._groups.host
         if queue is not None:
             queue.dispatcher = self
@@ -136,10 +136,12 @@ class RolloutDispatcher:
             step, validate = batch.step, batch.validate
         partition = VAL if validate else TRAIN
         own = batch if batch_size is None else None
-        within = self._ahead[partition] if own is None else Partition(partition, self._replay)
+        within = (
+            self._groups.ahead[partition] if own is None else Partition(partition, self._replay)
+        )
         call = SampleCall(self._replay, within, step_number(step), batch_size, time.monotonic())
         if batch is not None:
-            self._groups.submit(batch, self._ahead[partition], within)
+            self._groups.submit(batch, within)
         groups = self._groups.take(call, own)
         return joined(groups, partition, self.config.fill_missing), call.metrics()
 
@@ -163,8 +165,8 @@ class RolloutDispatcher:
             batch's fields ``global_steps`` and ``validate``.
         """
         batch = self._read(prompts, step, validate)
-        ahead = self._ahead[batch.partition]
-        self._groups.submit(batch, ahead, ahead if self.queue is None else None)
+        within = self._groups.ahead[batch.partition] if self.queue is None else None
+        self._groups.submit(batch, within)
         return batch
 
     def _read(self, prompts: Batch, step: int | None, validate: bool | None) -> BatchHandle:
@@ -199,12 +201,10 @@ class RolloutDispatcher:
             batches = list(self._groups.batches)
         if self.queue is not None and self.queue.dispatcher is self:
             self.queue.dispatcher = None
-        deadline = time.monotonic() + timeouts.CLOSE_S
         for batch in batches:
             batch.cancel()
+        wait(batches, timeouts.CLOSE_S)
         for batch in batches:
-            with contextlib.suppress(Exception):  # its handle raises the error
-                batch.result(max(0.0, deadline - time.monotonic()))
             late = DispatcherClosedError("closed before all its markers were written")
             self._groups.finish(batch, late)
         deadline = time.monotonic() + timeouts.CLOSE_S

@@ -8,15 +8,17 @@ dispatcher's event loop, where no worker's code does.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
+from collections import defaultdict
 
 from rlskip.config.other_nodes import DispatchConfig
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle, Group, Prompt, tokens_of
 from rlskip.dispatch.pools import Pool, Rows, returned
-from rlskip.dispatch.scheduler import History, Job, Scheduler, chunk, find_policy
+from rlskip.dispatch.scheduler import Job, Scheduler, chunk, find_policy
 from rlskip.dispatch.sessions import (
     BatchError,
     DataFailure,
@@ -30,6 +32,7 @@ from rlskip.dispatch.sink import Journals, Sink
 from rlskip.queue import IncompleteRolloutError, ReplayTimeoutError, TrajectoryQueue
 from rlskip.queue.readiness import Partition, State
 from rlskip.queue.sampling import SampleCall
+from rlskip.store import UnsupportedTypeError, fingerprint
 
 _A_TURN = 512  # the most sessions that one turn of the event loop starts
 
@@ -45,21 +48,27 @@ class Groups:
         queue: TrajectoryQueue | None,
         config: DispatchConfig,
         journals: Journals | None,
+        ahead: dict[str, Partition],
     ) -> None:
         # `changed` is held while `closed`, `batches` or a partition changes, and notified when a
-        # batch has ended and, while a call waits for some, with every group. A session waits in the
-        # scheduler, or is an attempt in `attempts` of its batch, or has left `open` of its prompt.
+        # batch has ended, and with every group that any call may take. A session waits in the
+        # scheduler, or is an attempt that runs, or has left `open` of its prompt.
         self.changed = threading.Condition()
         self.closed = False
+        self.ahead = ahead  # the groups that any call takes
         self.batches: set[BatchHandle] = set()
         self.host = timeouts.LoopThread("rlskip-dispatch")
-        self._wait_for_some = 0
         self._loop, self._pool = self.host.loop, pool
         self._config = config
         policy = find_policy(config.policy) if config.rollout_level else chunk
         caps = config.max_concurrent_rollouts_per_worker, pool.slots
         self._scheduler = Scheduler(pool.workers, policy, min(filter(None, caps), default=None))
-        self._history = History(policy)
+        # By content of a prompt, the lengths of its sessions in this process.
+        self._lengths = defaultdict[str, list[float]](lambda: [0, 0.0])
+        # Attempts as they started, the order in which they pass their deadlines: one timer watches
+        # the first, because one an attempt costs as much as all else that starts it.
+        self._running: dict[Job, None] = {}
+        self._watches = False
         self._journals = journals
         self._sink = Sink(queue, journals, self._settle)
         self._pumps = False  # whether what can run is started in the next turn
@@ -71,9 +80,8 @@ class Groups:
 
     def take(self, call: SampleCall, own: BatchHandle | None) -> list[Group]:
         """Wait for groups, and take them: those of the batch `own`, or some of any."""
-        within, is_for_some = call.partition, call.batch_size is not None
+        within = call.partition
         with self.changed:
-            self._wait_for_some += is_for_some
             try:
                 while True:
                     if own is not None and own.done():
@@ -82,7 +90,7 @@ class Groups:
                         what = "this dispatcher was closed while collect() waited"
                         raise DispatcherClosedError(what)
                     # The error of a whole step names all that are incomplete.
-                    if is_for_some or not call.groups(State.RUNNING):
+                    if call.batch_size is not None or not call.groups(State.RUNNING):
                         if dropped := call.decide():
                             for groups in dropped.values():
                                 within.remove(group.uid for group in groups)
@@ -98,14 +106,9 @@ class Groups:
                 if own is not None:  # else its groups are there for the next call
                     own.cancel()
                 raise
-            finally:
-                self._wait_for_some -= is_for_some
 
-    def submit(self, batch: BatchHandle, ahead: Partition, within: Partition | None) -> None:
-        """Run a batch; calls find its groups `within`. None: in the queue, with its roots now.
-
-        Any call takes the groups of `ahead`.
-        """
+    def submit(self, batch: BatchHandle, within: Partition | None) -> None:
+        """Run a batch; calls find its groups `within`. None: in the queue, with its roots now."""
         batch.within = within
         with self.changed:
             if self.closed:
@@ -113,7 +116,7 @@ class Groups:
             others = [other for other in self.batches if other.partition == batch.partition]
             held = {p.uid for other in others for p in other.prompts if p.group.running}
             for prompt in batch.prompts:
-                if prompt.uid in held or ahead.find(prompt.uid):
+                if prompt.uid in held or self.ahead[batch.partition].find(prompt.uid):
                     raise BatchError(
                         f"an earlier prompt of the uid {prompt.uid!r} is in flight",
                         "uid",
@@ -127,7 +130,9 @@ class Groups:
         try:
             if within is None:
                 self.host.within(timeouts.WRITE_S, self._sink.check, batch)
-            self._history.look_up(batch.prompts)
+            for prompt in batch.prompts if self._scheduler.uses_lengths else ():
+                with contextlib.suppress(UnsupportedTypeError):  # it cannot be compared
+                    prompt.lengths = self._lengths[fingerprint(prompt.fields)]
             if self._journals is not None and not batch.validate:
                 self._journals.name(batch)
         except BaseException as error:
@@ -160,7 +165,7 @@ class Groups:
                 attempts = {i: self._next_attempts.get((prompt.uid, i), 0) for i in prompt.open}
                 for session, found in resumed.get(prompt.uid, {}).items():
                     job = Job(prompt, session, attempt=attempts.pop(session), tags=found.tags)
-                    job.rows, job.is_resumed = returned(found.rows), True
+                    job.rows = returned(found.rows)
                     batch.report.resumed += 1
                     self._end(job)
                 self._scheduler.add(prompt, attempts)
@@ -179,6 +184,7 @@ class Groups:
 
     def _start_all(self) -> None:
         self._pumps = False
+        starting, error = defaultdict[int, list[Job]](list), None
         try:
             # A part of them, while the workers run others: more objects at once are more that
             # Python's garbage collector looks through.
@@ -186,38 +192,51 @@ class Groups:
                 if (job := self._scheduler.next()) is None:
                     break
                 self._start(job)
+                starting[job.worker].append(job)
             else:
                 self._pump()
-        except Exception as error:  # the policy is the user's
-            for batch in list(self.batches):
+        except Exception as raised:  # the policy is the user's
+            error = raised
+        for worker, jobs in starting.items():
+            self._pool.start(worker, jobs)
+        for batch in list(self.batches):
+            if error is not None:
                 self._abort(batch, error)
-        if not self._pool.left:
-            for batch in list(self.batches):
+            elif self._pool.is_lost:
                 self._stop(batch, "no worker is left")
 
-    def worker_ended(self, worker: int, error: InfrastructureFailure) -> None:
-        """A worker is not there for now: nothing starts on it, and what runs on it has failed."""
-        self._scheduler.change(worker, False)
-        for job in [job for batch in self.batches for job in batch.attempts]:
-            if job.worker == worker:
-                self._fail(job, error)
+    def worker_changed(self, worker: int, error: InfrastructureFailure | None) -> None:
+        """A worker is there again; or it is not, nothing starts on it, and what ran on it failed.
 
-    def worker_replaced(self, worker: int, is_there: bool) -> None:
-        """A worker is there again, or is lost for good."""
-        self._scheduler.change(worker, is_there)
+        Without it the sessions that wait may have no worker left, for now or for good.
+        """
+        self._scheduler.change(worker, error is None)
+        if error is not None:
+            for job in [job for job in self._running if job.worker == worker]:
+                self._fail(job, error)
         self._pump()
 
     def _start(self, job: Job) -> None:
         prompt: Prompt = job.group
         prompt.batch.report.attempts += 1
-        seconds, alarm = self._config.session_timeout_s, None
-        if seconds is not None:
-            what = f"passed its deadline of {seconds:g} s (dispatch.session_timeout_s)"
-            alarm = self._loop.call_later(seconds, self._fail, job, InfrastructureFailure(what))
-        prompt.batch.attempts[job] = alarm
         job.session = prompt.session(job, self._config.seed or 0)
         job.started = self._loop.time()
-        self._pool.start(job)
+        self._running[job] = None
+        if not self._watches:
+            self._watch()
+
+    def _watch(self) -> None:
+        """Fail the attempts that have passed their deadline; look again at that of the next."""
+        self._watches = False
+        seconds = self._config.session_timeout_s
+        while seconds is not None and self._running and not self._watches:
+            job = next(iter(self._running))  # it has run longest
+            if job.started + seconds <= self._loop.time():
+                what = f"passed its deadline of {seconds:g} s (dispatch.session_timeout_s)"
+                self._fail(job, InfrastructureFailure(what))
+            else:
+                self._watches = True
+                self._loop.call_at(job.started + seconds, self._watch)
 
     def _fail(self, job: Job, error: InfrastructureFailure) -> None:
         self._give_up(job)
@@ -231,10 +250,9 @@ class Groups:
     def returned(self, job: Job, rows: Rows | None, error: BaseException | None) -> None:
         """An attempt has ended; another one follows, or its session ends."""
         batch = job.group.batch
-        if job not in batch.attempts:  # it was given up
+        if job not in self._running:  # it was given up
             return
-        if (alarm := batch.attempts.pop(job)) is not None:
-            alarm.cancel()
+        del self._running[job]
         self._pump()
         job.rows = rows
         if error is None and rows is None and batch.within is not None:
@@ -242,8 +260,9 @@ class Groups:
             remedy = "return the rows; or submit() to a dispatcher that has the queue"
             error = DataFailure(what, remedy=remedy)
         if error is None:
-            length = tokens_of(rows or ()) or self._loop.time() - job.started
-            self._history.learn(job.group, length)
+            length = None
+            if self._scheduler.uses_lengths:
+                length = tokens_of(rows or ()) or self._loop.time() - job.started
             self._scheduler.done(job, length)
             self._end(job)
             return
@@ -288,7 +307,7 @@ class Groups:
             within = None if group.running else batch.within
             if within is not None and within.find(group.uid) is group:
                 within.file(group)
-                if self._wait_for_some:
+                if within is self.ahead[batch.partition]:  # else one call waits, for all of them
                     self.changed.notify_all()
         if batch.report.open == 0:
             if batch.journal is not None:
@@ -309,20 +328,19 @@ class Groups:
 
     def _abort(self, batch: BatchHandle, error: BaseException) -> None:
         """The batch cannot go on: its caller gets `error`, once every session is marked failed."""
-        batch.error = batch.error or error
-        self._stop(batch, f"the batch was given up: {text_of(error)}")
+        if batch.error is None:
+            batch.error = error
+            self._stop(batch, f"the batch was given up: {text_of(error)}")
 
     def _stop(self, batch: BatchHandle, cause: str) -> None:
         """Each session that has no outcome fails, now or once the roots are written."""
         batch.stopped = batch.stopped or cause
         if batch.begun.is_set():
             self._scheduler.cancel({*batch.prompts})
-            for job, alarm in batch.attempts.items():
-                if alarm is not None:
-                    alarm.cancel()
+            for job in [job for job in self._running if job.group.batch is batch]:
+                del self._running[job]
                 self._give_up(job)
                 self._scheduler.done(job)
-            batch.attempts.clear()
             for prompt in batch.prompts:
                 for session in sorted(prompt.open):
                     self._end(Job(prompt, session, error=batch.stopped))

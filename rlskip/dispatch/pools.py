@@ -14,7 +14,7 @@ import logging
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -62,7 +62,6 @@ class Pool(ABC):
         # How many sessions a worker is assigned at once, so that none waits while its deadline
         # runs; None: any number.
         self.slots = threads if is_blocking(worker) else None
-        self.left = {*range(number)}  # the workers that are there, or will be again
         self._restarts = [restarts] * number  # of each that are left
         self._calls: dict[str, Any] = {}  # the last broadcasts
         self._made: list[Any] = []  # all workers that were made
@@ -90,9 +89,10 @@ class Pool(ABC):
         self._there[number] = worker
         worker.serve()
 
-    def start(self, job: Job) -> None:
-        """Run a session; that of a worker that died has a WorkerLostError."""
-        self._there[job.worker].start(job)
+    def start(self, number: int, jobs: Sequence[Job]) -> None:
+        """Run sessions on a worker; those of one that dies have a WorkerLostError."""
+        # Together: a worker in this process runs meanwhile, and would have to be woken for each.
+        self._there[number].start(jobs)
 
     def stop(self, job: Job) -> None:
         """Stop a session, as far as it can be, and replace a worker that does not answer."""
@@ -114,7 +114,7 @@ class Pool(ABC):
             self._there.pop(number).close()
             why = " ".join(text_of(as_failure(cause)).split())
             logger.warning("worker %d ended: %s", number, why)
-            self.groups.worker_ended(number, WorkerLostError(f"worker {number} died: {why}"))
+            self.groups.worker_changed(number, WorkerLostError(f"worker {number} died: {why}"))
             self._tasks[number] = asyncio.ensure_future(self._replace(number))
 
     async def _replace(self, number: int) -> None:
@@ -126,10 +126,14 @@ class Pool(ABC):
                 logger.warning("worker %d is not replaced: %s", number, text_of(error))
                 if not isinstance(error, self.passing):
                     break
-        if number not in self._there:
-            self.left.discard(number)
         self._tasks.pop(number, None)
-        self.groups.worker_replaced(number, number in self._there)
+        is_there = number in self._there
+        self.groups.worker_changed(number, None if is_there else WorkerLostError("not replaced"))
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether no worker is there, or will be again."""
+        return not (self._there or self._tasks)
 
     def forget(self, prompt: Any) -> None:  # noqa: B027 - may do nothing
         """No more sessions of this prompt will run."""
@@ -177,7 +181,6 @@ class _Local(timeouts.LoopThread):
     def __init__(self, pool: LocalPool) -> None:
         super().__init__("rlskip-worker")
         self._pool = pool
-        self._outbox: list[Job] = []
 
     async def ready(self) -> None:
         async def make() -> Runner:
@@ -188,23 +191,14 @@ class _Local(timeouts.LoopThread):
 
     def serve(self) -> None: ...
 
-    def start(self, job: Job) -> None:
-        # What is sent in one turn of the dispatcher's loop goes together: the other thread runs
-        # meanwhile, and would have to be woken for each.
-        if not self._outbox:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._outbox.append(job)
+    def start(self, jobs: Sequence[Job]) -> None:
+        self.post(self._start, jobs)
 
-    def _flush(self) -> None:
-        outbox, self._outbox = self._outbox, []
-        self.post(self._start_all, outbox)
-
-    def _start_all(self, jobs: list[Job]) -> None:
+    def _start(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             self._runner.start(job, job.group.fields, job.group.sampling, job.session)
 
     def stop(self, job: Job) -> None:
-        self._flush()  # it may be among them
         self.post(self._runner.stop, job)
 
     async def call(self, method: str, args: tuple[Any, ...]) -> None:
@@ -316,7 +310,7 @@ def _kept(row: Mapping[Any, Any], where: str) -> OwnRow:
     for name in row.keys():  # noqa: SIM118 - to iterate over a TensorDict gives its rows
         value = row[name]
         if type(value) is torch.Tensor and type(name) is str:  # as nearly always
-            kept[name] = value.detach().clone()
+            kept[name] = (value.detach() if value.requires_grad else value).clone()
             continue
         if not isinstance(name, str):
             raise DataFailure(f"{where}: the name {name!r:.80} of a field is not a string")

@@ -7,7 +7,7 @@ import contextlib
 import io
 import logging
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -59,23 +59,11 @@ class RayPool(Pool):
         self.options = {**usual, **(options or {})}
 
     async def open(self, groups: Any) -> None:
-        ends = asyncio.get_running_loop().time() + timeouts.START_S
-        if not ray.is_initialized():
-
-            async def start() -> None:
-                ray.init()
-
-            # On a thread that stays: Ray's processes end with the thread that started them.
-            started = timeouts.LoopThread("rlskip-ray").ask(start)
-            await self._until(ends, asyncio.wrap_future(started), "Ray did not start")
-        opened = asyncio.ensure_future(super().open(groups))
-        await self._until(ends, opened, "Ray did not start all actors")
-
-    async def _until(self, ends: float, started: asyncio.Future[Any], what: str) -> None:
-        """Wait for Ray; the error names what was asked of it, and what it has."""
+        """Start Ray, and all actors; the error names what was asked of it, and what it has."""
         try:
-            await asyncio.wait_for(started, max(0.0, ends - asyncio.get_running_loop().time()))
+            await asyncio.wait_for(self._open(groups), timeouts.START_S)
         except asyncio.TimeoutError as error:
+            what = "Ray did not start all actors" if ray.is_initialized() else "Ray did not start"
             needs = {"num_cpus": 1, **self.options}  # as Ray places an actor
             each = ", ".join(f"{k}={v}" for k, v in needs.items() if k != "max_concurrency")
             raise InfrastructureFailure(
@@ -85,6 +73,16 @@ class RayPool(Pool):
                 "set fewer workers, ask less for each (RayPool(options=...)), or give Ray more; "
                 "`ray status` says what waits",
             ) from error
+
+    async def _open(self, groups: Any) -> None:
+        if not ray.is_initialized():
+
+            async def start() -> None:
+                ray.init()
+
+            # On a thread that stays: Ray's processes end with the thread that started them.
+            await asyncio.wrap_future(timeouts.LoopThread("rlskip-ray").ask(start))
+        await super().open(groups)
 
     def _make(self, number: int) -> _Driver:
         return _Driver(number, self)
@@ -136,19 +134,19 @@ class _Driver:
         except Exception as error:  # it died, or results cannot be read
             self._pool.ended(self._number, self, error)
 
-    def start(self, job: Job) -> None:
-        prompt = job.group
-        key = job.number, job.attempt
-        self._running[key] = job
-        if prompt.id not in self._known:
-            try:
-                prompt.packed = prompt.packed or pack(prompt.fields)  # once for all actors
-            except Exception as error:
-                self._settle(key, DataFailure(f"its prompt cannot be sent: {text_of(error)}"))
-                return
-            self._known.add(prompt.id)
-            self._tell("know", prompt.id, prompt.packed)
-        self._tell("start", key, prompt.id, prompt.sampling, job.session)
+    def start(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            prompt, key = job.group, (job.number, job.attempt)
+            self._running[key] = job
+            if prompt.id not in self._known:
+                try:
+                    prompt.packed = prompt.packed or pack(prompt.fields)  # once for all actors
+                except Exception as error:
+                    self._settle(key, DataFailure(f"its prompt cannot be sent: {text_of(error)}"))
+                    continue
+                self._known.add(prompt.id)
+                self._tell("know", prompt.id, prompt.packed)
+            self._tell("start_known", key, prompt.id, prompt.sampling, job.session)
 
     def stop(self, job: Job) -> None:
         self._tell("stop", (job.number, job.attempt))
@@ -181,7 +179,7 @@ class _Driver:
             self._actor.take.remote(pack(message))
         except Exception as error:  # what cannot be sent
             for method, key, *_ in message:
-                if method == "start":
+                if method == "start_known":
                     self._settle(key, as_failure(error))
 
     def _settle(self, key: tuple[int, int], result: Any) -> None:
@@ -190,11 +188,11 @@ class _Driver:
         self._pool.groups.returned(self._running.pop(key), rows, error)
 
 
-class Actor:
+class Actor(Runner):
     """The actor's side: runs sessions, and returns their results when asked."""
 
     def __init__(self, worker: Worker) -> None:
-        self._runner = Runner(worker, self._ended)
+        super().__init__(worker, self._keep)
         self._prompts: dict[int, Any] = {}
         self._results: list[tuple[Any, bytes | None]] = []
         self._some = asyncio.Event()
@@ -203,24 +201,21 @@ class Actor:
 
     async def take(self, message: bytes) -> None:
         for method, *args in pickle.loads(message):
-            getattr(self, f"_{method}")(*args)
+            getattr(self, method)(*args)
 
-    def _know(self, prompt: int, fields: bytes) -> None:
+    def know(self, prompt: int, fields: bytes) -> None:
         self._prompts[prompt] = unpack(fields, "its prompt cannot be read in the actor")
 
-    def _start(self, key: Any, prompt: int, sampling: Any, session: Any) -> None:
+    def start_known(self, key: Any, prompt: int, sampling: Any, session: Any) -> None:
         if isinstance(fields := self._prompts[prompt], SessionFailure):
-            self._ended(key, None, fields)
+            self._keep(key, None, fields)
         else:
-            self._runner.start(key, fields, sampling, session)
+            self.start(key, fields, sampling, session)
 
-    def _stop(self, key: Any) -> None:
-        self._runner.stop(key)
-
-    def _forget(self, prompt: int) -> None:
+    def forget(self, prompt: int) -> None:
         self._prompts.pop(prompt, None)
 
-    def _ended(self, key: Any, rows: Rows | None, error: BaseException | None) -> None:
+    def _keep(self, key: Any, rows: Rows | None, error: BaseException | None) -> None:
         packed = None  # as short as what most workers of verl's return
         try:
             if error is not None:
@@ -244,7 +239,7 @@ class Actor:
         return pickle.dumps(results)
 
     async def call(self, method: str, args: tuple[Any, ...]) -> None:
-        await self._runner.call(method, own(args))
+        await super().call(method, own(args))
 
 
 class _Pickler(cloudpickle.Pickler):

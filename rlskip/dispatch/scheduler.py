@@ -1,8 +1,8 @@
 """Which session runs next, and on which worker: policies, and a state machine without clock or I/O.
 
 A policy is a function from a :class:`PendingSession` to a :class:`Placement`. It is called when
-a session starts to wait, and for its rank again before it runs: other sessions of its prompt have
-finished by then.
+a session starts to wait and, if it uses lengths, for its rank again before it runs: other sessions
+of its prompt have finished by then.
 
 >>> def easy_prompts_first(session: PendingSession) -> Placement:
 ...     return Placement(rank=session.expected or 0.0)
@@ -10,13 +10,11 @@ finished by then.
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import itertools
 import math
 import operator
 import pkgutil
-from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +23,6 @@ import attrs
 from rlskip.config.check import did_you_mean
 from rlskip.dispatch.sessions import portable
 from rlskip.errors import ConfigError
-from rlskip.store import UnsupportedTypeError, fingerprint
 
 
 @attrs.frozen
@@ -64,6 +61,8 @@ class Placement:
 
 Policy = Callable[[PendingSession], Placement]
 
+_ANYWHERE = Placement()
+
 
 def chunk(session: PendingSession) -> Placement:
     """Split the batch into one run of prompts per worker: a prompt stays on one worker."""
@@ -77,7 +76,7 @@ def round_robin(session: PendingSession) -> Placement:
 
 def least_loaded(session: PendingSession) -> Placement:
     """The next free slot takes the next session."""
-    return Placement()
+    return _ANYWHERE
 
 
 def longest_first(session: PendingSession) -> Placement:
@@ -113,32 +112,24 @@ def find_policy(name: str) -> Policy:
 class SessionGroup:
     """A prompt's sessions: its position among the `prompts` of its batch, and their number `n`.
 
-    `expected` is their mean length in the history; None when unknown.
+    `lengths` are the number and the sum of the lengths that are known: of its sessions that have
+    finished, and of those of other prompts of its content.
     """
 
     prompt: int
     prompts: int
     n: int
-    expected: float | None = None
+    lengths: list[float] = attrs.field(factory=lambda: [0, 0.0])
     started: int = attrs.field(default=0, init=False)
-    finished: int = attrs.field(default=0, init=False)
-    length: float = attrs.field(default=0.0, init=False)  # of those that have finished
-
-    def mean(self) -> float | None:
-        """The mean known length; the history weighs as much as n finished sessions."""
-        count, length = self.finished, self.length
-        if self.expected is not None:
-            count, length = count + self.n, length + self.n * self.expected
-        return length / count if count else None
 
 
 @attrs.define(eq=False)
 class Job:
     """An attempt at a session of a prompt; the one before it failed on worker `avoid`.
 
-    The attempts at a session share `failures`: how often the infrastructure failed, and how often
-    it did not. What has run has a worker, and what that was told; what has ended its rows (None if
-    the worker wrote them itself) with the tags that were journaled, or its error.
+    The attempts at a session share `failures`: how many its data caused, and how many the
+    infrastructure. What has run has a worker, and what that was told; what has ended its rows (None
+    if the worker wrote them itself) with the tags that were journaled, or its error.
     """
 
     group: Any
@@ -146,13 +137,12 @@ class Job:
     number: int = -1
     attempt: int = 0
     avoid: int | None = None
-    failures: Counter[bool] = attrs.field(factory=Counter)
+    failures: list[int] = attrs.field(factory=lambda: [0, 0])
     worker: int = -1
     session: Any = None
     started: float = 0.0
     rows: list[dict[str, Any]] | None = None
     tags: Sequence[Mapping[str, Any]] = ()
-    is_resumed: bool = False
     error: str = ""
 
     def __str__(self) -> str:
@@ -171,6 +161,7 @@ class Scheduler:
     def __init__(self, workers: int, policy: Policy, per_worker: int | None = None) -> None:
         self.workers = workers
         self.there = {*range(workers)}
+        self.uses_lengths = policy not in BLIND
         self._policy = policy
         self._per_worker = per_worker or math.inf
         self._load = dict.fromkeys(range(workers), 0)
@@ -197,16 +188,18 @@ class Scheduler:
             if others:
                 self._again.remove(job)
                 return self._assign(job, others[0])
-        pinned = [(worker, self._waiting[worker]) for worker in free if worker in self._waiting]
-        for worker, heap in [*pinned, *((worker, self._waiting[None]) for worker in free[:1])]:
-            if heap:
+        for worker in free:
+            if heap := self._waiting.get(worker):
                 return self._assign(self._pop(heap), worker)
+        if free and self._waiting[None]:
+            return self._assign(self._pop(self._waiting[None]), free[0])
         return None
 
     def _pop(self, heap: list[tuple[float, int, Job]]) -> Job:
         while True:
-            _, number, job = heapq.heappop(heap)
-            rank = self._place(job).rank  # other lengths are known by now
+            rank, number, job = heapq.heappop(heap)
+            if self.uses_lengths:  # others are known by now
+                rank = self._place(job).rank
             if not heap or (rank, number) <= heap[0][:2]:
                 return job
             heapq.heappush(heap, (rank, number, job))
@@ -221,15 +214,14 @@ class Scheduler:
         """`job` has finished; `length` is what it produced, None when it failed."""
         self._load[job.worker] -= 1
         if length is not None:
-            job.group.finished += 1
-            job.group.length += length
+            job.group.lengths[0] += 1
+            job.group.lengths[1] += length
 
     def retry(self, job: Job) -> None:
         """`job` failed: queue the next attempt, first and for another worker if there is one."""
         self.done(job)
-        again = Job(job.group, job.session_id, job.number, job.attempt + 1, job.worker)
-        again.failures = job.failures
-        self._again.append(again)
+        attempt = job.attempt + 1, job.worker, job.failures
+        self._again.append(Job(job.group, job.session_id, job.number, *attempt))
 
     def cancel(self, groups: Collection[SessionGroup]) -> None:
         """Start no more sessions of `groups`; those that run must still be reported."""
@@ -255,12 +247,10 @@ class Scheduler:
         heapq.heappush(heap, (rank, job.number, job))
 
     def _place(self, job: Job) -> Placement:
-        of = job.group
-        counts = of.n, job.number, self.workers, of.started
+        of, (known, length) = job.group, job.group.lengths
+        counts = of.n, job.number, self.workers, of.started, length / known if known else None
         try:
-            place = self._policy(
-                PendingSession(of.prompt, of.prompts, job.session_id, *counts, of.mean())
-            )
+            place = self._policy(PendingSession(of.prompt, of.prompts, job.session_id, *counts))
         except BaseException as error:  # it is the user's: nothing of it may end an event loop
             raise portable(error)  # noqa: B904 - has its cause
         if isinstance(place, Placement):
@@ -270,25 +260,3 @@ class Scheduler:
             "dispatch.policy",
             "return a Placement: the number of a worker, or None, and a rank",
         )
-
-
-class History:
-    """The mean length of a prompt's earlier sessions in this process, by its content."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._is_used = policy not in BLIND
-        self._known: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])  # number, and in all
-
-    def look_up(self, prompts: Sequence[Any]) -> None:
-        """Set what is known of prompts: nothing of one that cannot be compared."""
-        for prompt in prompts if self._is_used else ():
-            with contextlib.suppress(UnsupportedTypeError):
-                prompt.known = known = self._known[fingerprint(prompt.fields)]
-                if known[0]:
-                    prompt.expected = known[1] / known[0]
-
-    def learn(self, prompt: Any, length: float) -> None:
-        """Record the length of one more session of the prompt."""
-        if prompt.known is not None:
-            prompt.known[0] += 1
-            prompt.known[1] += length

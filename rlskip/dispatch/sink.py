@@ -197,9 +197,9 @@ def _read(entry: Any, prompt: Prompt) -> Journaled | None:
 
 
 def to_journal(job: Job) -> dict[Hashable, Any]:
-    """What the dispatcher journals of a session: nothing of one that failed, or is there."""
+    """What the dispatcher journals of a session: nothing of one that failed, or was resumed."""
     prompt: Prompt = job.group
-    if prompt.journal_key is None or job.rows is None or job.is_resumed:
+    if prompt.journal_key is None or job.rows is None or job.worker < 0:
         return {}
     lacks = prompt.batch.needs.lacking(job.rows)
     entry = Journaled(job.rows, job.tags, prompt.uid, lacks)

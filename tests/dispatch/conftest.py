@@ -2,14 +2,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import defaultdict
 from typing import Any
 
 import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-from rlskip.dispatch import LocalPool, RolloutDispatcher
-from rlskip.keys import split_session
+from rlskip.dispatch import LocalPool, Pool, RolloutDispatcher
+from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import MemoryQueue, ReplayBuffer
 from tests.clock import MockClock
 
@@ -27,7 +28,7 @@ def make_prompts():
 
 
 class LoggedQueue(MemoryQueue):
-    """A MemoryQueue that remembers in which order keys were put."""
+    """A MemoryQueue that remembers in which order keys were put, by one put after the other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,12 +37,21 @@ class LoggedQueue(MemoryQueue):
 
     def put(self, keys, partition, fields=None, tags=None):  # type: ignore[no-untyped-def]
         with self._log_lock:
+            super().put(keys, partition, fields, tags)
             self.log += zip(keys, map(dict, tags) if tags else [None] * len(keys), strict=True)
-        return super().put(keys, partition, fields, tags)
 
     def markers(self) -> list[tuple[str, dict[str, Any]]]:
         """The session markers that were put, in order."""
         return [(key, tag) for key, tag in self.log if split_session(key)]
+
+    def by_prompt(self) -> dict[str, list[str]]:
+        """The keys that were put since the last call, in order, by the uid of their prompt."""
+        puts: dict[str, list[str]] = defaultdict(list)
+        for key, _ in self.log:
+            form = split_trajectory(key) or split_session(key)
+            puts[form[0] if form else key].append(key)
+        self.log.clear()
+        return puts
 
 
 def evict(queue: Any, uids: list[str], partition: str = "train") -> None:
@@ -76,13 +86,17 @@ def queue() -> LoggedQueue:
 
 @pytest.fixture
 def make_dispatcher(queue: LoggedQueue):
-    """RolloutDispatchers on local workers, closed after the test; keywords go to `dispatch`."""
+    """RolloutDispatchers, closed after the test; more keywords go to `dispatch`.
+
+    On a pool, or local workers; with the fixture `queue`, or another one, or None.
+    """
     made: list[RolloutDispatcher] = []
 
-    def make(worker: Any, workers: int = 4, *, more: Any = None, **dispatch: Any):
+    def make(worker, workers=4, *, queue=queue, replay=None, store=None, **dispatch):
         dispatch = {"rollout_level": True, "n": 4, "session_timeout_s": 30, **dispatch}
-        pool = LocalPool(worker, workers)
-        made.append(RolloutDispatcher(pool, queue, {"dispatch": dispatch}, **(more or {})))
+        config = {"dispatch": dispatch, "replay": {"timeout_s": 30, **(replay or {})}}
+        pool = worker if isinstance(worker, Pool) else LocalPool(worker, workers)
+        made.append(RolloutDispatcher(pool, queue, config, store=store))
         return made[-1]
 
     yield make

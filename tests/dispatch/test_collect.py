@@ -11,17 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from rlskip.dispatch import BatchError, DispatcherClosedError, LocalPool, RolloutDispatcher
+from rlskip.dispatch import BatchError, DispatcherClosedError, RolloutDispatcher
 from rlskip.queue import (
     IncompleteRolloutError,
     MemoryQueue,
     ReplayTimeoutError,
-    TrajectoryQueue,
     UnequalFieldsError,
 )
 from tests.clock import eventually
-
-CONFIG = {"dispatch": {"rollout_level": True, "n": 3}, "replay": {"timeout_s": 20}}
 
 
 async def echo(prompt, sampling, session):
@@ -31,20 +28,11 @@ async def echo(prompt, sampling, session):
 
 
 @pytest.fixture
-def make():
-    made = []
+def make(make_dispatcher):
+    def make(worker=echo, **more):
+        return make_dispatcher(worker, 2, **{"queue": None, "n": 3, **more})
 
-    def make(worker=echo, *, queue: TrajectoryQueue | None = None, replay=None, **dispatch):
-        config = {
-            "dispatch": {**CONFIG["dispatch"], **dispatch},
-            "replay": {**CONFIG["replay"], **(replay or {})},
-        }
-        made.append(RolloutDispatcher(LocalPool(worker, 2), queue, config))
-        return made[-1]
-
-    yield make
-    for dispatcher in made:
-        dispatcher.close()
+    return make
 
 
 def test_complete_groups_come_out_and_the_queue_is_empty(make, make_prompts):
@@ -77,12 +65,9 @@ def test_a_trainer_that_generates_ahead_takes_the_oldest_groups(make, make_promp
             await asyncio.sleep(0.01)
         return {"step": torch.tensor(session.step)}
 
-    def prompts(step):
-        return [{"uid": f"{step}-{i}", "input_ids": torch.ones(2)} for i in range(2)]
-
     dispatcher = make(worker)
-    dispatcher.submit(prompts(1), step=1)
-    rows, _ = dispatcher.collect(prompts(2), step=2, batch_size=2)  # does not wait for step 2
+    dispatcher.submit(make_prompts(2), step=1)
+    rows, _ = dispatcher.collect(make_prompts(2, of="v"), step=2, batch_size=2)  # not of step 2
     assert rows["step"].tolist() == [1] * 6
     gate.set()
     rows, _ = dispatcher.collect(step=3, batch_size=2)
@@ -155,7 +140,7 @@ def test_no_field_is_lost(make, make_prompts, odd, fill, queue):
 
 def test_collect_has_one_deadline(make, make_prompts):
     """Not one a prompt; the error names what is missing, and nothing runs on."""
-    release, cancelled = threading.Event(), []
+    cancelled = []
 
     async def worker(prompt, sampling, session):
         if session.uid == "u_0":
@@ -173,7 +158,6 @@ def test_collect_has_one_deadline(make, make_prompts):
     assert 0.5 <= time.monotonic() - began < 20
     assert {prompt.uid for prompt in error.value.prompts} == {"u_1", "u_2", "u_3"}
     assert eventually(lambda: len(cancelled) == 9)
-    release.set()
 
 
 def test_an_incomplete_group_is_named_and_leaves_nothing(make, make_prompts):
@@ -190,16 +174,13 @@ def test_an_incomplete_group_is_named_and_leaves_nothing(make, make_prompts):
     assert set(dispatcher.collect(step=1)[0]["uid"]) == {"u_0", "u_2"}, "of the batch ahead"
 
 
-def test_stale_groups_are_dropped_and_counted(make):
-    def prompts(step):
-        return [{"uid": f"{step}-{i}"} for i in range(2)]
-
+def test_stale_groups_are_dropped_and_counted(make, make_prompts):
     limits = {"max_off_policy_threshold": 2, "max_off_policy_strategy": "drop"}
     dispatcher = make(replay=limits)
     for step in (1, 2, 4):
-        dispatcher.submit(prompts(step), step=step).result(20)
-    rows, metrics = dispatcher.collect(prompts(5), step=5, batch_size=4)
-    assert set(rows["uid"]) == {"4-0", "4-1", "5-0", "5-1"}
+        dispatcher.submit(make_prompts(2, of=f"{step}"), step=step).result(20)
+    rows, metrics = dispatcher.collect(make_prompts(2, of="5"), step=5, batch_size=4)
+    assert set(rows["uid"]) == {"4_0", "4_1", "5_0", "5_1"}
     prefix = "training/off_policy/evicted_samples"
     assert (metrics[prefix], metrics[f"{prefix}_staleness/max"]) == (4, 5)
 

@@ -13,7 +13,7 @@ import contextlib
 import random
 import threading
 import time
-from collections import Counter, UserDict, defaultdict
+from collections import Counter, UserDict
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -31,7 +31,8 @@ from rlskip.dispatch import (
     RolloutDispatcher,
 )
 from rlskip.keys import split_session, split_trajectory
-from rlskip.queue import IncompleteRolloutError, MemoryQueue, ReplayBuffer
+from rlskip.queue import IncompleteRolloutError, ReplayBuffer
+from tests.dispatch.conftest import LoggedQueue
 
 RETRIES, DATA_RETRIES = 2, 1
 
@@ -118,19 +119,6 @@ class Plan:
         return attempt, False
 
 
-class Logged(MemoryQueue):
-    def __init__(self) -> None:
-        super().__init__()
-        self.puts: dict[str, list[str]] = defaultdict(list)  # by prompt
-
-    def put(self, keys: Any, partition: Any, fields: Any = None, tags: Any = None) -> Any:
-        meta = super().put(keys, partition, fields, tags)
-        for key in keys:
-            form = split_trajectory(key) or split_session(key)
-            self.puts[form[0] if form else key].append(key)
-        return meta
-
-
 def make_worker(plan: Plan) -> type:
     class Worker:
         def __init__(self) -> None:
@@ -181,7 +169,7 @@ def test_each_caller_gets_its_own_rows(plan, n, policy, cap):
         "fill_missing": True,
     }  # fmt: skip
     config = {"dispatch": dispatch, "replay": {"timeout_s": 60}}
-    queue = Logged()
+    queue = LoggedQueue()
     dispatcher = RolloutDispatcher(LocalPool(make_worker(plan), 2), queue, config)
     buffer = ReplayBuffer(queue, config)
 
@@ -259,44 +247,15 @@ def test_each_caller_gets_its_own_rows(plan, n, policy, cap):
     state = dispatcher._groups
     assert not state.batches
     assert not any(state._scheduler._load.values())
-    assert not any(ahead._groups for ahead in dispatcher._ahead.values())
+    assert not any(ahead._groups for ahead in state.ahead.values())
     assert queue.list("train") == {}
-    for uid, keys in queue.puts.items():
+    for uid, keys in queue.by_prompt().items():
         assert keys[0] == uid, "its root is put first"
         marked = [key for key in keys if split_session(key)]
         assert len(marked) == len(set(marked)) == n, "each session has one marker"
         for session in range(n):
             mine = [k for k in keys if (split_trajectory(k) or ("", -1))[1] == session]
             assert all(keys.index(k) < keys.index(f"{uid}_sess{session}") for k in mine)
-
-
-@pytest.mark.parametrize("first", range(8))
-@pytest.mark.parametrize("count", [1, 2, 999])
-def test_a_fault_of_the_queue_is_an_error_and_costs_no_marker_twice(first, count):
-    class Faulty(Logged):
-        calls = 0
-
-        def put(self, *args: Any, **more: Any) -> Any:
-            self.calls += 1
-            if first < self.calls <= first + count:
-                raise OSError("no route to the queue")
-            return super().put(*args, **more)
-
-    async def worker(prompt: Any, sampling: Any, session: Any) -> Any:
-        return {"x": torch.tensor(session.session_id)}
-
-    config = {"dispatch": {"rollout_level": True, "n": 3, "max_concurrent_rollouts_per_worker": 1}}
-    queue = Faulty()
-    with RolloutDispatcher(LocalPool(worker, 2), queue, config) as dispatcher:
-        batch = dispatcher.submit([{"uid": f"u{i}"} for i in range(2)], step=1)
-        try:
-            report = batch.result(60)
-        except OSError:
-            report = batch.report
-        assert report.succeeded + len(report.failed) + batch.report.open == 6
-    for keys in queue.puts.values():
-        marked = [key for key in keys if split_session(key)]
-        assert len(marked) == len(set(marked)) <= 3
 
 
 @pytest.mark.long
@@ -311,7 +270,7 @@ def test_a_hundred_thousand_faulty_sessions_all_end(blocking, caplog):
         "rollout_level": True, "n": n, "max_retries": RETRIES, "max_data_retries": DATA_RETRIES,
         "session_timeout_s": 60, "max_concurrent_rollouts_per_worker": 16,
     }  # fmt: skip
-    queue = Logged()
+    queue = LoggedQueue()
     with RolloutDispatcher(
         LocalPool(make_worker(plan), 4), queue, {"dispatch": dispatch}
     ) as dispatcher:
@@ -321,8 +280,9 @@ def test_a_hundred_thousand_faulty_sessions_all_end(blocking, caplog):
             report = dispatcher.submit([{"uid": uid} for uid in uids], step=number).result(600)
             assert report.succeeded + len(report.failed) == report.sessions == prompts * n
             assert 0 < len(report.failed) < report.sessions
+            puts = queue.by_prompt()
             for uid in uids:
-                marked = [key for key in queue.puts.pop(uid) if split_session(key)]
+                marked = [key for key in puts[uid] if split_session(key)]
                 assert len(marked) == len(set(marked)) == n
             buffer.evict(uids, "train")
             assert queue.list("train") == {}

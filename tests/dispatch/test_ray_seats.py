@@ -5,25 +5,25 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from rlskip.dispatch import InfrastructureFailure, RolloutDispatcher
-from rlskip.keys import split_trajectory
+from rlskip.dispatch import InfrastructureFailure
 from tests.clock import eventually
+from tests.dispatch.conftest import evict
 
 ray_pool = pytest.importorskip("rlskip.dispatch.ray_pool")
 
 
 class Actor:
     def __init__(self, make, is_placed):
-        self._made = make() if is_placed else None
         self._make, self._loop = make, asyncio.get_running_loop()
         self._placed, self._dead = asyncio.Event(), asyncio.Event()
         self.blocks = False  # whether its event loop stands still
         if is_placed:
-            self._placed.set()
+            self.place()
 
     def place(self):
         self._made = self._make()
@@ -33,16 +33,16 @@ class Actor:
         self._loop.call_soon_threadsafe(self._dead.set)
 
     def __getattr__(self, name):
+        async def act(args):
+            await (self._dead if self.blocks else self._placed).wait()
+            return await getattr(self._made, name)(*args)
+
         async def run(*args):
-            if self.blocks:
-                await self._dead.wait()
-            for act in (lambda: self._placed.wait(), lambda: getattr(self._made, name)(*args)):
-                done = asyncio.ensure_future(act())
-                dead = asyncio.ensure_future(self._dead.wait())
-                await asyncio.wait([done, dead], return_when=asyncio.FIRST_COMPLETED)
-                dead.cancel()
-                if not done.done():
-                    raise ray_pool.RayActorError
+            done, dead = map(asyncio.ensure_future, (act(args), self._dead.wait()))
+            await asyncio.wait([done, dead], return_when=asyncio.FIRST_COMPLETED)
+            dead.cancel()
+            if not done.done() or self.blocks:
+                raise ray_pool.RayActorError
             return done.result()
 
         return type("Method", (), {"remote": lambda _, *args: asyncio.ensure_future(run(*args))})()
@@ -58,14 +58,11 @@ class Ray:
         ray = self
 
         class Options:
-            def options(self, **_):
-                return self
-
             def remote(self, *args):
                 ray.actors.append(Actor(lambda: kind(*args), len(ray.actors) < ray.room))
                 return ray.actors[-1]
 
-        return Options()
+        return SimpleNamespace(options=lambda **_: Options())
 
     def is_initialized(self):
         return True
@@ -98,22 +95,16 @@ class Worker:
 
 
 @pytest.fixture
-def make(monkeypatch, queue):
-    made = []
-
+def make(monkeypatch, make_dispatcher):
     def make(room=2, start_s=100.0, workers=2, worker=Worker, restarts=3, **dispatch):
         ray = Ray(room)
         monkeypatch.setattr(ray_pool, "ray", ray)
         monkeypatch.setattr("rlskip.dispatch.timeouts.START_S", start_s)
-        config = {"rollout_level": True, "n": 4, "max_concurrent_rollouts_per_worker": 2}
-        config |= {"session_timeout_s": 100.0, **dispatch}
+        usual = {"max_concurrent_rollouts_per_worker": 2, "session_timeout_s": 100.0}
         pool = ray_pool.RayPool(worker, workers, restarts=restarts)
-        made.append(RolloutDispatcher(pool, queue, {"dispatch": config}))
-        return ray, made[-1]
+        return ray, make_dispatcher(pool, **{**usual, **dispatch})
 
-    yield make
-    for dispatcher in made:
-        dispatcher.close()
+    return make
 
 
 def kill_first(ray):
@@ -168,28 +159,44 @@ def test_a_prompt_is_sent_to_an_actor_once_and_forgotten(make, make_prompts, mon
 
 
 @pytest.mark.parametrize("how", ["deadline", "cancelled"])
-def test_what_is_given_up_is_cancelled_in_the_actor(make, make_prompts, how):
+@pytest.mark.parametrize("pool", ["local", "ray"])
+def test_what_is_given_up_is_cancelled_where_it_runs(
+    make, make_dispatcher, make_prompts, queue, how, pool
+):
+    """And no more of its batch starts; the slots are free again."""
     began, cancelled = [], []
 
     class Waits:
         async def __call__(self, prompt, sampling, session):
             began.append(session)
             try:
-                await asyncio.sleep(60)
+                await asyncio.sleep(60 if session.step == 1 else 0)
             except asyncio.CancelledError:
                 cancelled.append(session)
                 raise
+            return {"responses": torch.ones(1)}
 
-    seconds = 0.2 if how == "deadline" else 60
-    _, dispatcher = make(worker=Waits, session_timeout_s=seconds, max_retries=1)
+    limits = {"session_timeout_s": 0.2 if how == "deadline" else 60, "max_retries": 1}
+    limits |= {"max_concurrent_rollouts_per_worker": 1}
+    if pool == "local":
+        dispatcher = make_dispatcher(Waits, 2, **limits)
+    else:
+        _, dispatcher = make(worker=Waits, **limits)
     batch = dispatcher.submit(make_prompts(1), step=1)
     if how == "cancelled":
-        assert eventually(lambda: len(began) == 4)
+        assert eventually(lambda: len(began) == 2)
         batch.cancel()
     report = batch.result(60)
-    assert all(how in cause for cause in report.failed.values())
+    causes = {*report.failed.values()}
+    assert causes == {"cancelled"} if how == "cancelled" else all(how in cause for cause in causes)
     assert eventually(lambda: {*cancelled} == {*began})
-    assert report.attempts == len(began) == (8 if how == "deadline" else 4)
+    assert report.attempts == len(began) == (8 if how == "deadline" else 2)
+    assert len(queue.markers()) == 4
+    evict(queue, ["u_0"])
+    assert dispatcher.submit(make_prompts(1), step=2).result(20).succeeded == 4
+    batch = dispatcher.submit(make_prompts(1, of="v"), step=1)
+    batch.cancel()
+    assert batch.result(10).sessions == 4
 
 
 def test_a_worker_is_replaced_as_often_as_restarts_allow(make):
@@ -204,29 +211,22 @@ def test_a_worker_is_replaced_as_often_as_restarts_allow(make):
     assert {*report.failed.values()} == {"no worker is left"}
 
 
-def test_a_successor_gets_the_broadcasts_that_it_missed(make, make_prompts, queue):
-    ray, dispatcher = make(workers=1, room=1)
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_successor_gets_the_broadcasts_that_it_missed(make, make_prompts, dies):
+    """So does that of one that dies before it is placed."""
+    ray, dispatcher = make(workers=1, room=1, queue=None)
     dispatcher.broadcast("load", 7)
-    ray.actors[0].die()
-    assert eventually(lambda: len(ray.actors) == 2)
-    dispatcher.broadcast("load", 42)
-    batch = dispatcher.submit(make_prompts(1), step=1)
-    time.sleep(0.2)
-    ray.actors[1].place()
-    assert batch.result(60).failed == {}
-    keys = sorted(filter(split_trajectory, queue.list("train")))
-    assert queue.get(keys, "train")["responses"].values().tolist() == [42] * 4
-
-
-def test_a_successor_that_dies_before_it_is_placed_has_one_too(make, make_prompts):
-    ray, dispatcher = make(workers=1, room=1)
     batch = dispatcher.submit(make_prompts(1), step=1)
     kill_first(ray)
     assert eventually(lambda: len(ray.actors) == 2)
-    ray.actors[1].die()
-    assert eventually(lambda: len(ray.actors) == 3)
-    ray.actors[2].place()
+    dispatcher.broadcast("load", 42)
+    if dies:
+        ray.actors[1].die()
+        assert eventually(lambda: len(ray.actors) == 3)
+    ray.actors[-1].place()
     assert batch.result(60).failed == {}
+    rows, _ = dispatcher.collect(step=1)
+    assert rows["responses"].values().tolist() == [42] * 4
 
 
 def test_a_successor_that_is_not_placed_in_time_is_given_up(make, make_prompts):

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlskip.dispatch import LocalPool, RolloutDispatcher
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.jobs.served import forget_served
 from rlskip.queue import MemoryQueue
@@ -19,48 +18,61 @@ from rlskip.store import StepStore
 from tests.dispatch.conftest import evict
 
 
-def dispatch(store, prompts, worker, step=1, queue=None, **more):
-    """As a process that began just now: what one has generated itself, it never resumes."""
-    forget_served()
-    queue = queue or MemoryQueue()
-    config = {"dispatch": {"rollout_level": True, "n": 4, "journal": True, **more}}
-    with RolloutDispatcher(LocalPool(worker, 2), queue, config, store=store) as dispatcher:
-        report = dispatcher.submit(prompts, step=step).result()
-    return queue, report
-
-
 async def worker(prompt, sampling, session):
     return {"responses": torch.tensor([session.seed % 1000, session.session_id])}
 
 
+@pytest.fixture
+def make(make_dispatcher, tmp_path):
+    """Dispatchers with a journal, each as in a process that began just now."""
+
+    def make(worker=worker, **more):
+        forget_served()
+        return make_dispatcher(worker, 2, journal=True, store=StepStore(tmp_path), **more)
+
+    return make
+
+
+@pytest.fixture
+def dispatch(make):
+    """Generate a batch in a run of its own: what one has generated itself, it never resumes."""
+
+    def dispatch(prompts, worker=worker, step=1, queue=None, **more):
+        queue = queue or MemoryQueue()
+        dispatcher = make(worker, queue=queue, **more)
+        report = dispatcher.submit(prompts, step=step).result()
+        dispatcher.close()
+        return queue, report
+
+    return dispatch
+
+
 @pytest.mark.parametrize("info", [{}, {"groups": 2}])
-def test_a_journal_goes_once_the_dump_is_there(tmp_path, make_prompts, info):
+def test_a_journal_goes_once_the_dump_is_there(tmp_path, dispatch, make_prompts, info):
     """With the next step: the dump may be that of an earlier call than the one that was killed."""
     store, prompts = StepStore(tmp_path), make_prompts(2)
-    dispatch(store, prompts, worker, step=2)
+    dispatch(prompts, step=2)
     for step in (1, 2):
         store.save(step, {"rollouts": torch.ones(3)}, info=info)
-        assert dispatch(store, prompts, worker, step=step)[1].resumed == 8 * (step == 2)
-    dispatch(store, prompts, worker, step=3)
+        assert dispatch(prompts, step=step)[1].resumed == 8 * (step == 2)
+    dispatch(prompts, step=3)
     assert sorted(path.name for path in tmp_path.glob("*.journal")) == ["3.journal"]
     assert store.steps() == [1, 2]
 
 
-def test_a_journal_stays_while_a_prompt_of_its_step_is_queued(tmp_path, make_prompts):
+def test_a_journal_stays_while_a_prompt_of_its_step_is_queued(tmp_path, make, make_prompts, queue):
     """What is dumped of the step may be its other groups."""
-    queue, store = MemoryQueue(), StepStore(tmp_path)
-    config = {"dispatch": {"rollout_level": True, "journal": True}}
-    with RolloutDispatcher(LocalPool(worker, 2), queue, config, store=store) as dispatcher:
-        dispatcher.submit(make_prompts(2), step=1).result()
-        store.save(1, {"rollouts": torch.ones(3)}, info={"groups": 2})
-        dispatcher.submit(make_prompts(1, of="later"), step=2).result()
-        assert Path(tmp_path, "1.journal").exists()
-        evict(queue, ["u_0", "u_1"])
-        dispatcher.submit(make_prompts(1, of="last"), step=3).result()
-        assert not Path(tmp_path, "1.journal").exists()
+    dispatcher = make()
+    dispatcher.submit(make_prompts(2), step=1).result()
+    StepStore(tmp_path).save(1, {"rollouts": torch.ones(3)}, info={"groups": 2})
+    dispatcher.submit(make_prompts(1, of="later"), step=2).result()
+    assert Path(tmp_path, "1.journal").exists()
+    evict(queue, ["u_0", "u_1"])
+    dispatcher.submit(make_prompts(1, of="last"), step=3).result()
+    assert not Path(tmp_path, "1.journal").exists()
 
 
-def test_what_is_resumed_is_what_the_worker_returned(tmp_path):
+def test_what_is_resumed_is_what_the_worker_returned(dispatch):
     """Only what names the prompt is the new one's, whatever else the fields of a row are called."""
 
     async def worker(prompt, sampling, session):
@@ -69,7 +81,7 @@ def test_what_is_resumed_is_what_the_worker_returned(tmp_path):
 
     def run(uid):
         prompt = {"uid": uid, "ids": [1], "meta_info": {"from": 1}, "global_steps": 1}
-        queue, report = dispatch(StepStore(tmp_path), [prompt], worker, n=1)
+        queue, report = dispatch([prompt], worker, n=1)
         rows = [queue.get([f"{int(uid)}_0_{i}"], "train") for i in range(3)]
         return report.resumed, [{k: list(v) for k, v in row.items()} for row in rows]
 
@@ -79,16 +91,13 @@ def test_what_is_resumed_is_what_the_worker_returned(tmp_path):
     assert str(again) == str(first)
 
 
-def test_validation_is_not_journaled(tmp_path, make_prompts):
-    config = {"dispatch": {"rollout_level": True, "val_n": 2, "journal": True}}
-    pool, store = LocalPool(worker, 2), StepStore(tmp_path)
-    with RolloutDispatcher(pool, MemoryQueue(), config, store=store) as dispatcher:
-        report = dispatcher.submit(make_prompts(2), step=1, validate=True).result()
+def test_validation_is_not_journaled(tmp_path, make, make_prompts):
+    report = make(val_n=2).submit(make_prompts(2), step=1, validate=True).result()
     assert report.succeeded == 4
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_session_is_journaled_before_its_rows_are_in_the_queue(tmp_path, make_prompts):
+def test_a_session_is_journaled_before_its_rows_are_in_the_queue(tmp_path, make, make_prompts):
     journal, journaled = tmp_path / "1.journal", []
 
     class Watched(MemoryQueue):
@@ -97,12 +106,9 @@ def test_a_session_is_journaled_before_its_rows_are_in_the_queue(tmp_path, make_
                 journaled.append(journal.exists())
             return super().put(keys, partition, fields, tags)
 
-    config = {"dispatch": {"rollout_level": True, "n": 1, "journal": True}}
-    pool, store = LocalPool(worker, 2), StepStore(tmp_path)
-    with RolloutDispatcher(pool, Watched(), config, store=store) as dispatcher:
-        dispatcher.submit(make_prompts(1), step=1).result()
-        still_open = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
-        assert str(journal) not in still_open
+    make(queue=Watched(), n=1).submit(make_prompts(1), step=1).result()
+    still_open = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
+    assert str(journal) not in still_open
     assert journaled == [True]
 
 
@@ -120,16 +126,18 @@ INSTEAD = {
 
 
 @pytest.mark.parametrize("what", INSTEAD)
-def test_a_journal_that_cannot_be_used_costs_one_warning(tmp_path, make_prompts, caplog, what):
+def test_a_journal_that_cannot_be_used_costs_one_warning(
+    tmp_path, dispatch, make_prompts, caplog, what
+):
     (tmp_path / "precious").write_bytes(b"keep me")
     INSTEAD[what](tmp_path / "1.journal")
-    _, report = dispatch(StepStore(tmp_path), make_prompts(2), worker)
+    _, report = dispatch(make_prompts(2))
     assert (report.succeeded, report.resumed) == (8, 0)
     assert len([r for r in caplog.records if "journal" in r.message]) == 1
     assert (tmp_path / "precious").read_bytes() == b"keep me"
 
 
-def test_what_cannot_be_journaled_costs_one_warning_and_no_session(tmp_path, make_prompts, caplog):
+def test_what_cannot_be_journaled_costs_one_warning_and_no_session(dispatch, make_prompts, caplog):
     async def odd(prompt, sampling, session):
         more = {"handle": object()} if session.session_id == 1 else {}  # no codec keeps it
         return {"responses": torch.ones(1), **more}
@@ -139,20 +147,19 @@ def test_what_cannot_be_journaled_costs_one_warning_and_no_session(tmp_path, mak
             time.sleep(0.1)
             return super().put(*args, **more)
 
-    store = StepStore(tmp_path)
-    queue, report = dispatch(store, make_prompts(3), odd, queue=Slow())
+    queue, report = dispatch(make_prompts(3), odd, queue=Slow())
     assert report.failed == {}
     (warning,) = [r for r in caplog.records if "not journaled" in r.message]
     assert warning.levelno == logging.WARNING
     assert len(queue.list("train")) == 3 * (1 + 4 + 4), "all of them are in the queue"
-    assert dispatch(store, make_prompts(3), worker)[1].resumed == 9
+    assert dispatch(make_prompts(3))[1].resumed == 9
 
 
 @pytest.mark.parametrize("policy", ["least_loaded", "longest_first"])
-def test_prompts_that_cannot_be_compared_cost_one_warning_and_no_session(tmp_path, caplog, policy):
+def test_prompts_that_cannot_be_compared_cost_one_warning_and_no_session(dispatch, caplog, policy):
     def run(uid):
         prompts = [{"uid": uid, "ids": [1]}, {"uid": f"{uid}s", "ids": [2], "tool": object()}]
-        return dispatch(StepStore(tmp_path), prompts, worker, n=1, policy=policy)[1]
+        return dispatch(prompts, n=1, policy=policy)[1]
 
     assert (run("a").succeeded, run("b").resumed) == (2, 1)
     first, _ = [record.message for record in caplog.records if "not journaled" in record.message]
@@ -160,17 +167,14 @@ def test_prompts_that_cannot_be_compared_cost_one_warning_and_no_session(tmp_pat
 
 
 @pytest.mark.parametrize("call", ["__init__", "append"])
-def test_a_disk_that_hangs_costs_one_warning(tmp_path, make_prompts, caplog, monkeypatch, call):
+def test_a_disk_that_hangs_costs_one_warning(dispatch, make_prompts, caplog, monkeypatch, call):
     released, calls = threading.Event(), []
     monkeypatch.setattr("rlskip.dispatch.timeouts.WRITE_S", 0.3)
     monkeypatch.setattr(
         SessionJournal, call, lambda *args: (calls.append(args), released.wait(60))[0]
     )
-    one_by_one = {"max_concurrent_rollouts_per_worker": 1}
-    try:
-        _, report = dispatch(StepStore(tmp_path), make_prompts(2), worker, **one_by_one)
-    finally:
-        released.set()
+    _, report = dispatch(make_prompts(2), max_concurrent_rollouts_per_worker=1)
+    released.set()
     assert len(calls) == 1
     assert report.succeeded == 8
     warnings = [r.message for r in caplog.records if "not journaled" in r.message]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import itertools
 import re
 import threading
 from pathlib import Path
@@ -12,16 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlskip.dispatch import (
-    POLICIES,
-    InfrastructureFailure,
-    LocalPool,
-    RolloutDispatcher,
-    timeouts,
-)
+from rlskip.dispatch import POLICIES, InfrastructureFailure, timeouts
 from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import MemoryQueue, transfer_queue
 from tests.clock import eventually
+from tests.dispatch.conftest import LoggedQueue
 
 LIMIT = 100.0  # seconds of a test's own waits; the deadlines of the dispatcher add up to 5
 BLOCKS_S = 1000.0  # longer than a test may take
@@ -63,7 +59,7 @@ def fault(request):
     fault.released.set()
 
 
-class Faulty(MemoryQueue):
+class Faulty(LoggedQueue):
     """Its puts have the fault where `where` says so of their keys."""
 
     def __init__(self, fault, where):
@@ -76,24 +72,18 @@ class Faulty(MemoryQueue):
         return super().put(keys, partition, fields, tags)
 
 
-CONFIG = {
-    "dispatch": {
-        "rollout_level": True,
-        "n": 3,
-        "session_timeout_s": 0.3,
-        "max_retries": 0,
-        "max_data_retries": 0,
-    },
-    "replay": {"timeout_s": 0.5},
-}
-
-
-def config(**dispatch):
-    return {**CONFIG, "dispatch": {**CONFIG["dispatch"], **dispatch}}
-
-
 async def answer(prompt, sampling, session):
     return {"responses": torch.ones(3)}
+
+
+@pytest.fixture
+def make(make_dispatcher):
+    usual = {"n": 3, "session_timeout_s": 0.3, "max_retries": 0, "max_data_retries": 0}
+
+    def make(worker=answer, **more):
+        return make_dispatcher(worker, 2, replay={"timeout_s": 0.5}, **{**usual, **more})
+
+    return make
 
 
 # -- the queue -------------------------------------------------------------------------------
@@ -106,29 +96,44 @@ PUTS = {
 
 
 @pytest.mark.parametrize("what", PUTS)
-def test_a_write_to_the_queue(fault, make_prompts, what):
+def test_a_write_to_the_queue(make, fault, make_prompts, what):
     queue = Faulty(fault, PUTS[what])
-    with RolloutDispatcher(LocalPool(answer, 2), queue, CONFIG) as dispatcher:
-        batch = dispatcher.submit(make_prompts(2), step=1)
-        if what == "rows" and fault.error is not None:
-            # The queue takes markers: each session has one, which names the error.
-            failed = batch.result(LIMIT).failed
-            assert len(failed) == 6
-            assert all("rows could not be written" in cause for cause in failed.values())
-            assert sum(bool(split_session(key)) for key in queue.list("train")) == 6
-        elif what == "rows":
-            with contextlib.suppress(InfrastructureFailure):  # or a report of failed sessions
-                assert len(batch.result(LIMIT).failed) == 6
-            assert batch.done()
-        else:
-            expected = InfrastructureFailure if fault.error is None else Exception
-            with pytest.raises(expected) as raised:
-                batch.result(LIMIT)
-            assert not isinstance(raised.value, TimeoutError)
+    batch = make(queue=queue).submit(make_prompts(2), step=1)
+    if what == "rows" and fault.error is not None:
+        # The queue takes markers: each session has one, which names the error.
+        failed = batch.result(LIMIT).failed
+        assert len(failed) == 6
+        assert all("rows could not be written" in cause for cause in failed.values())
+        assert sum(bool(split_session(key)) for key in queue.list("train")) == 6
+    elif what == "rows":
+        with contextlib.suppress(InfrastructureFailure):  # or a report of failed sessions
+            assert len(batch.result(LIMIT).failed) == 6
+        assert batch.done()
+    else:
+        expected = InfrastructureFailure if fault.error is None else Exception
+        with pytest.raises(expected) as raised:
+            batch.result(LIMIT)
+        assert not isinstance(raised.value, TimeoutError)
     assert fault.hits
 
 
-def test_a_queue_that_stalls_gets_nothing_more_until_it_answers(make_prompts):
+@pytest.mark.parametrize("first", range(8))
+@pytest.mark.parametrize("count", [1, 2, 999])
+def test_a_fault_of_the_queue_is_an_error_and_costs_no_marker_twice(make, first, count):
+    calls = itertools.count()
+    queue = Faulty(Fault(OSError), lambda key: first <= next(calls) < first + count)
+    one_by_one = {"max_concurrent_rollouts_per_worker": 1, "session_timeout_s": 30}
+    batch = make(queue=queue, **one_by_one).submit([{"uid": f"u{i}"} for i in range(2)], step=1)
+    with contextlib.suppress(OSError):
+        batch.result(LIMIT)
+    assert batch.done()
+    report = batch.report
+    assert report.succeeded + len(report.failed) + report.open == report.sessions == 6
+    marked = [key for key, _ in queue.markers()]
+    assert len(marked) == len(set(marked)) <= 6
+
+
+def test_a_queue_that_stalls_gets_nothing_more_until_it_answers(make):
     stalled, released, puts = threading.Event(), threading.Event(), []
 
     class Stalling(MemoryQueue):
@@ -140,13 +145,13 @@ def test_a_queue_that_stalls_gets_nothing_more_until_it_answers(make_prompts):
             return super().put(keys, partition, fields, tags)
 
     queue = Stalling()
-    with RolloutDispatcher(LocalPool(answer, 2), queue, config(session_timeout_s=5)) as dispatcher:
-        for uid in "ab":
-            with pytest.raises(InfrastructureFailure, match="did not answer within"):
-                dispatcher.submit([{"uid": uid}], step=1).result(LIMIT)
-        released.set()
-        assert eventually(lambda: queue.list("train"))
-        assert dispatcher.submit([{"uid": "c"}], step=2).result(LIMIT).failed == {}
+    dispatcher = make(queue=queue, session_timeout_s=5)
+    for uid in "ab":
+        with pytest.raises(InfrastructureFailure, match="did not answer within"):
+            dispatcher.submit([{"uid": uid}], step=1).result(LIMIT)
+    released.set()
+    assert eventually(lambda: queue.list("train"))
+    assert dispatcher.submit([{"uid": "c"}], step=2).result(LIMIT).failed == {}
     assert not [key for key in puts if key.startswith("b")]
     markers = [key for key in puts if split_session(key)]
     assert len(markers) == len(set(markers)), "what was written late has no other marker"
@@ -155,13 +160,13 @@ def test_a_queue_that_stalls_gets_nothing_more_until_it_answers(make_prompts):
 # -- workers -----------------------------------------------------------------------
 
 
-def test_without_a_deadline_close_ends_what_a_worker_holds(make_prompts, queue):
+def test_without_a_deadline_close_ends_what_a_worker_holds(make, make_prompts, queue):
     released = threading.Event()
 
     async def worker(prompt, sampling, session):
         released.wait(BLOCKS_S)
 
-    dispatcher = RolloutDispatcher(LocalPool(worker), queue, config(session_timeout_s=None))
+    dispatcher = make(worker, session_timeout_s=None)
     batch = dispatcher.submit(make_prompts(2), step=1)
     with pytest.raises(TimeoutError, match=r"step 1: 6 of 6 sessions have not ended after 0\.5 s"):
         batch.result(0.5)
@@ -172,44 +177,41 @@ def test_without_a_deadline_close_ends_what_a_worker_holds(make_prompts, queue):
     released.set()
 
 
-def test_a_policy(fault, make_prompts, queue, monkeypatch):
+def test_a_policy(make, fault, make_prompts, queue, monkeypatch):
     monkeypatch.setitem(POLICIES, "odd", fault)
-    with RolloutDispatcher(LocalPool(answer, 2), queue, config(policy="odd")) as dispatcher:
-        with pytest.raises(Exception, match="fault" if fault.error else "no batch after"):
-            dispatcher.collect(make_prompts(2), step=1)
-        if fault.error is not None:
-            with pytest.raises(Exception, match="fault"):
-                dispatcher.submit(make_prompts(2), step=1).result(LIMIT)
+    dispatcher = make(policy="odd")
+    with pytest.raises(Exception, match="fault" if fault.error else "no batch after"):
+        dispatcher.collect(make_prompts(2), step=1)
+    if fault.error is not None:
+        with pytest.raises(Exception, match="fault"):
+            dispatcher.submit(make_prompts(2), step=1).result(LIMIT)
     assert fault.error is None or len(queue.markers()) == 6, "every session is marked"
 
 
 # -- callers ---------------------------------------------------------------------------------
 
 
-def test_a_caller_that_stops_waiting_leaves_the_batch_going_on(make_prompts, queue):
+def test_a_caller_that_stops_waiting_leaves_the_batch_going_on(make, make_prompts):
     release = threading.Event()
 
     def worker(prompt, sampling, session):
         release.wait(20)
         return {"responses": torch.ones(3)}
 
-    settings = config(session_timeout_s=30)
-    with RolloutDispatcher(LocalPool(worker, 2), queue, settings) as dispatcher:
-        batch = dispatcher.submit(make_prompts(2), step=1)
+    batch = make(worker, session_timeout_s=30).submit(make_prompts(2), step=1)
 
-        async def impatient():
-            with pytest.raises(asyncio.TimeoutError):
-                await asyncio.wait_for(batch, 0.1)
-            assert not batch.done()
-            waiting = asyncio.ensure_future(batch)
-            await asyncio.sleep(0.05)
-            waiting.cancel()
-            release.set()
-            return await batch
+    async def impatient():
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(batch, 0.1)
+        assert not batch.done()
+        waiting = asyncio.ensure_future(batch)
+        await asyncio.sleep(0.05)
+        waiting.cancel()
+        release.set()
+        return await batch
 
-        assert asyncio.run(impatient()).succeeded == 6
-        assert batch.done()
-        assert batch.result(0).succeeded == 6
+    assert asyncio.run(impatient()).succeeded == 6
+    assert batch.result(0).succeeded == 6
 
 
 def test_the_list_of_waits_is_that_of_the_code():

@@ -15,9 +15,7 @@ import torch
 from tensordict import NonTensorStack
 
 from rlskip.dispatch import LocalPool
-from rlskip.dispatch import RolloutDispatcher as Dispatcher
-from rlskip.keys import split_trajectory
-from rlskip.queue import MemoryQueue
+from tests.clock import eventually
 
 
 def test_workers_of_every_kind(make_dispatcher, make_prompts, queue):
@@ -58,57 +56,72 @@ def test_sessions_of_a_prompt_share_nothing(make_dispatcher, make_prompts, queue
 
 
 @pytest.mark.parametrize("policy", ["chunk", "least_loaded", "longest_first"])
-def test_the_same_rollouts_from_any_number_of_workers(make_prompts, policy, echo):
+def test_the_same_rollouts_from_any_number_of_workers(make_dispatcher, make_prompts, policy, echo):
     def rollouts(workers):
-        queue = MemoryQueue()
-        config = {"dispatch": {"rollout_level": True, "n": 4, "policy": policy}}
-        with Dispatcher(LocalPool(echo, workers), queue, config) as dispatcher:
-            dispatcher.submit(make_prompts(5), step=7).result()
-        keys = sorted(filter(split_trajectory, queue.list("train")))
-        rows = queue.get(keys, "train")["responses"].unbind()
-        return [(key, row.tolist()) for key, row in zip(keys, rows, strict=True)]
+        dispatcher = make_dispatcher(echo, workers, queue=None, policy=policy)
+        return [*map(str, dispatcher.collect(make_prompts(5), step=7)[0]["responses"].unbind())]
 
     assert rollouts(1) == rollouts(4)
 
 
-def test_a_blocking_worker_gets_no_more_sessions_than_it_has_threads(make_prompts, queue):
+def test_a_blocking_worker_gets_no_more_sessions_than_it_has_threads(make_dispatcher, make_prompts):
     def worker(prompt, sampling, session):
         time.sleep(0.6)
         return {"responses": torch.ones(3)}
 
-    config = {"dispatch": {"rollout_level": True, "n": 4, "session_timeout_s": 1.7}}
-    with Dispatcher(LocalPool(worker, 1, threads=1), queue, config) as dispatcher:
-        report = dispatcher.submit(make_prompts(1), step=1).result()
+    dispatcher = make_dispatcher(LocalPool(worker, 1, threads=1), session_timeout_s=1.7)
+    report = dispatcher.submit(make_prompts(1), step=1).result()
     # Handed out at once, the third and the fourth would wait past their deadline.
     assert report.failed == {}
     assert report.attempts == 4
 
 
 @pytest.mark.parametrize(("workers", "threads"), [(1, 1), (2, 1), (1, 2)])
-def test_a_call_that_never_returns_delays_its_own_step_only(workers, threads, queue, clock):
-    hangs, hang, calls = threading.Event(), threading.Event(), Counter()
+def test_a_call_that_hangs_delays_its_own_step_only_and_its_late_result_is_dropped(
+    make_dispatcher, workers, threads, clock, queue
+):
+    hangs, hang, returns, calls = *(threading.Event() for _ in range(3)), Counter()
 
     def worker(prompt, sampling, session):
         calls[session.step] += 1
         if session.step == 1 and (session.session_id, session.attempt) == (0, 0):
             hangs.set()
             hang.wait(100)
-        return {"responses": torch.ones(3)}
+            returns.set()
+        return {"responses": torch.full((2,), session.attempt)}
 
-    settings = {"rollout_level": True, "n": 3, "session_timeout_s": 30, "max_retries": 1}
-    pool = LocalPool(worker, workers, threads=threads)
-    try:
-        with Dispatcher(pool, queue, {"dispatch": settings}) as dispatcher:
-            batch = dispatcher.submit([{"uid": "1"}], step=1)
-            assert hangs.wait(30)
-            while batch.report.succeeded < (2 if workers * threads > 1 else 0):
-                time.sleep(0.001)
-            clock.sleep(30)  # past its deadline
-            batches = [batch, *(dispatcher.submit([{"uid": f"{i}"}], step=i) for i in (2, 3))]
-            assert [one.result(30).succeeded for one in batches] == [3, 3, 3]
-            assert calls == {1: 4, 2: 3, 3: 3}
-    finally:
-        hang.set()
+    dispatcher = make_dispatcher(LocalPool(worker, workers, threads=threads), n=3, max_retries=1)
+    batch = dispatcher.submit([{"uid": "1"}], step=1)
+    assert hangs.wait(30)
+    assert eventually(lambda: batch.report.succeeded == (2 if workers * threads > 1 else 0))
+    clock.sleep(30)  # past its deadline
+    batches = [batch, *(dispatcher.submit([{"uid": f"{i}"}], step=i) for i in (2, 3))]
+    assert [one.result(30).succeeded for one in batches] == [3, 3, 3]
+    assert calls == {1: 4, 2: 3, 3: 3}
+    hang.set()
+    assert returns.wait(20)
+    dispatcher.close()
+    assert len(queue.markers()) == 9
+    assert queue.get(["1_0_0"], "train")["responses"][0].tolist() == [1, 1]
+
+
+def test_a_deadline_runs_from_the_sessions_own_start(make_dispatcher, make_prompts, clock):
+    began = {}
+
+    async def worker(prompt, sampling, session):
+        began[session.session_id] = clock()
+        if session.session_id == 0:  # it ends, so that its deadline is nobody's
+            clock.sleep(4)
+            return {"responses": torch.zeros(2)}
+        asyncio.get_running_loop().call_soon(clock.sleep, 10)
+        return await asyncio.Event().wait()
+
+    options = {"max_concurrent_rollouts_per_worker": 1, "session_timeout_s": 10, "max_retries": 0}
+    dispatcher = make_dispatcher(worker, 1, n=3, **options)
+    report = dispatcher.submit(make_prompts(1), step=1).result(20)
+    assert (began, clock()) == ({0: 0, 1: 4, 2: 14}, 24)
+    assert set(report.failed) == {("u_0", 1), ("u_0", 2)}
+    assert all("dispatch.session_timeout_s" in cause for cause in report.failed.values())
 
 
 @pytest.mark.parametrize("workers", [0, None, 1.5, "2"])
@@ -117,7 +130,7 @@ def test_a_pool_has_a_whole_number_of_workers(workers: Any) -> None:
         LocalPool(lambda session, sample: [], workers)
 
 
-def test_a_worker_whose_successor_cannot_be_made_is_lost(monkeypatch):
+def test_a_worker_whose_successor_cannot_be_made_is_lost(make_dispatcher, monkeypatch):
     monkeypatch.setattr("rlskip.dispatch.timeouts.TURN_S", 0.2)
     hang, made = threading.Event(), []
 
@@ -130,12 +143,9 @@ def test_a_worker_whose_successor_cannot_be_made_is_lost(monkeypatch):
         async def __call__(self, prompt, sampling, session):
             hang.wait(20)
 
-    config = {"dispatch": {"rollout_level": True, "n": 2, "session_timeout_s": 0.2}}
-    try:
-        with Dispatcher(LocalPool(Once, 1), MemoryQueue(), config) as dispatcher:
-            report = dispatcher.submit([{"uid": "u"}], step=1).result(20)
-    finally:
-        hang.set()
+    dispatcher = make_dispatcher(Once, 1, session_timeout_s=0.2)
+    report = dispatcher.submit([{"uid": "u"}], step=1).result(20)
+    hang.set()
     assert {*report.failed.values()} == {"no worker is left"}
     assert len(made) == 2
 
@@ -180,7 +190,7 @@ BLOCKED = threading.Event()
 @pytest.mark.parametrize(
     "act", [cancels_all, blocks, stops_its_loop, exits_in_a_task_of_its_own, exits, forks]
 )
-def test_what_a_worker_does_costs_its_own_sessions(act, monkeypatch):
+def test_what_a_worker_does_costs_its_own_sessions(make_dispatcher, act, monkeypatch):
     """By their deadline; other workers' sessions go on, and it works again, or its successor."""
     monkeypatch.setattr("rlskip.dispatch.timeouts.TURN_S", 0.2)
     BLOCKED.clear()
@@ -197,27 +207,19 @@ def test_what_a_worker_does_costs_its_own_sessions(act, monkeypatch):
             await asyncio.sleep(0.01)
             return {"weights": self.weights}
 
-    config = {
-        "dispatch": {
-            "rollout_level": True, "n": 2, "policy": "chunk", "session_timeout_s": 1,
-            "max_data_retries": 3, "max_retries": 3,
-        },
-        "replay": {"timeout_s": 30},
-    }  # fmt: skip
-    try:
-        with Dispatcher(LocalPool(Worker, 2), config=config) as dispatcher:
-            dispatcher.broadcast("load", 7)
-            prompts = [{"uid": f"{i}", "acts": i == 0} for i in range(4)]
-            began = time.monotonic()
-            rows, _ = dispatcher.collect(prompts, step=1)
-            assert time.monotonic() - began < 20
-            assert set(rows["weights"]) == {7}
-            again = [{"uid": f"{i}", "acts": False} for i in range(8)]
-            time.sleep(0.5 if act is blocks else 0)  # longer than TURN_S
-            batch = dispatcher.submit(again, step=2)
-            assert batch.result(20).failed == {}
-            assert set(dispatcher.collect(step=2)[0]["weights"]) == {7}
-            if act is blocks:
-                assert batch.report.attempts == 16, "nothing waits for the worker that blocks"
-    finally:
-        BLOCKED.set()
+    retries = {"max_data_retries": 3, "max_retries": 3, "session_timeout_s": 1}
+    dispatcher = make_dispatcher(Worker, 2, queue=None, n=2, policy="chunk", **retries)
+    dispatcher.broadcast("load", 7)
+    prompts = [{"uid": f"{i}", "acts": i == 0} for i in range(4)]
+    began = time.monotonic()
+    rows, _ = dispatcher.collect(prompts, step=1)
+    assert time.monotonic() - began < 20
+    assert set(rows["weights"]) == {7}
+    again = [{"uid": f"{i}", "acts": False} for i in range(8)]
+    time.sleep(0.5 if act is blocks else 0)  # longer than TURN_S
+    batch = dispatcher.submit(again, step=2)
+    assert batch.result(20).failed == {}
+    assert set(dispatcher.collect(step=2)[0]["weights"]) == {7}
+    if act is blocks:
+        assert batch.report.attempts == 16, "nothing waits for the worker that blocks"
+    BLOCKED.set()
