@@ -177,14 +177,6 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: comparable(value, name) for name, value in values.items()}
 
 
-def _lines(names: Iterable[str], now: Mapping[str, Any], then: Mapping[str, Any]) -> list[str]:
-    return [
-        line
-        for name in names
-        for line in differences(name, now.get(name, ABSENT), then.get(name, ABSENT))
-    ]
-
-
 # -- single values ----------------------------------------------------------------------
 
 
@@ -226,11 +218,7 @@ def differences(name: str, now: Any, then: Any) -> list[str]:
     if shown == shown_then:  # most are
         return []
     if isinstance(now, dict) and isinstance(then, dict):
-        return [
-            line
-            for key in sorted({*now, *then})
-            for line in differences(f"{name}.{key}", now.get(key, ABSENT), then.get(key, ABSENT))
-        ]
+        return _lines(sorted({*now, *then}), now, then, f"{name}.")
     if now is not ABSENT and then is not ABSENT and canonical(now) == canonical(then):
         return []
     # Of long values, show the part that differs.
@@ -238,3 +226,10 @@ def differences(name: str, now: Any, then: Any) -> list[str]:
     if start := max(0, alike - 20) if max(len(shown), len(shown_then)) > 60 else 0:
         shown, shown_then = f"...{shown[start:]}", f"...{shown_then[start:]}"
     return [f"{name}: {short(shown, 60)} now, {short(shown_then, 60)} in the dump"]
+
+
+def _lines(
+    keys: Iterable[str], now: Mapping[str, Any], then: Mapping[str, Any], within: str = ""
+) -> list[str]:
+    pairs = ((f"{within}{key}", now.get(key, ABSENT), then.get(key, ABSENT)) for key in keys)
+    return [line for pair in pairs for line in differences(*pair)]
