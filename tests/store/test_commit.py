@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlskip.jobs.alive import WORK
-from rlskip.store import StepStore
+from rlskip.store import CorruptDumpError, StepStore
 from tests.faulty_files import FaultyFiles, FileOperation
 
 # -- the order of writes, syncs and renames, as it was observed ----------------------------
@@ -76,21 +76,27 @@ def test_a_dump_is_removed_by_a_rename(tmp_path: Path) -> None:
 # -- rivals ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("finds", "before"), [("save", "rename"), ("load", "stat")])
 def test_a_dump_that_takes_the_place_of_a_bad_one_is_not_quarantined(
-    store: StepStore, monkeypatch: pytest.MonkeyPatch
+    finds: str, before: str, store: StepStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What has the name of a dump is judged; before it is moved, another process replaces it."""
     store.directory.joinpath("1").mkdir(parents=True)
     (store.directory / "1" / "notes").write_text("no dump")
-    real, rivals = os.rename, [StepStore(store.directory)]
+    real, rivals = getattr(os, before), [StepStore(store.directory)]
 
-    def rename(source: Any, target: Any, **at: int) -> None:
-        if rivals and ".bad-" in str(target):
+    def operation(name: Any, *others: Any, **at: Any) -> Any:
+        if rivals and name == "1":
             rivals.pop().save(1, "the other's")
-        real(source, target, **at)
+        return real(name, *others, **at)
 
-    monkeypatch.setattr(os, "rename", rename)
-    assert store.save(1, "late") == store.read_meta(1)
+    monkeypatch.setattr(os, before, operation)
+    if finds == "save":
+        assert store.save(1, "late") == store.read_meta(1)
+    else:
+        with pytest.raises(CorruptDumpError):
+            store.load(1)
+    assert not rivals
     assert store.load(1) == "the other's"
     (kept,) = store.directory.glob("1.bad-*")
     assert [path.name for path in kept.iterdir()] == ["notes"]
