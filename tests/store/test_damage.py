@@ -178,13 +178,3 @@ def test_an_identity_as_deep_as_it_may_be_is_read_back(store: StepStore) -> None
         value = [value]
     assert 90 < saved <= 100
     assert [store.load(step) for step in range(saved)] == ["x"] * saved
-
-
-def test_a_meta_that_could_not_be_read_back_is_not_written(store: StepStore) -> None:
-    many = {f"name{i}": "x" * 1000 for i in range(17_000)}
-    of_all = Identity.of(many)
-    for where, about in (("info", {"info": many}), ("identity", {"identity": of_all})):
-        with pytest.raises(UnsupportedTypeError) as caught:
-            store.save(1, "x", **about)
-        assert caught.value.where == where
-    assert not store.directory.exists()
