@@ -25,13 +25,13 @@ from rlskip.format.dump_errors import AbsentDumpError, CorruptDumpError, Unreada
 from rlskip.jobs import alive
 from rlskip.jobs.alive import WORK
 from rlskip.store import index
+from rlskip.store.identity import Identity
 from rlskip.store.layout import Place, quarantine_name
 from rlskip.store.meta import MAX_META, DumpMeta
 
 if TYPE_CHECKING:
     from rlskip.format import container
     from rlskip.format.chunks import Array
-    from rlskip.store.identity import Identity
 
 logger = logging.getLogger(__name__)
 
@@ -209,7 +209,7 @@ class OpenDump:
     place: Place
     folder: Folder
 
-    def read_meta(self, identity: bool = True) -> DumpMeta:
+    def read_meta(self) -> DumpMeta:
         """Its ``meta.json``; raises FileNotFoundError where neither file is there.
 
         Raises CorruptDumpError where it is damaged, or does not fit its place or ``gen_batch.dp``.
@@ -217,7 +217,7 @@ class OpenDump:
         place = self.place
         where = f"{place.directory}/{place.meta}"
         try:
-            meta = DumpMeta.from_bytes(self.folder.read(place.meta, MAX_META), where, identity)
+            meta = DumpMeta.from_bytes(self.folder.read(place.meta, MAX_META), where)
             size = self.folder.stat(place.dump).st_size
         except FileNotFoundError:
             # One rename published both: if anything is here without one of them, that was removed.

@@ -10,7 +10,6 @@ import attrs
 import xxhash
 
 from rlskip._human import short
-from rlskip.format.fingerprint import canonical, plain_json
 
 _LONG = 1 << 12  # characters
 _ARGUMENTS = "arguments."
@@ -153,6 +152,8 @@ class Identity:
         return self._hash(self.compared.keys() - self._usual)
 
     def _hash(self, names: Collection[str]) -> str:
+        from rlskip.format.fingerprint import canonical  # here and below: who only reads needs none
+
         chosen = {name: self.compared[name] for name in names if name in self.compared}
         return xxhash.xxh3_64_hexdigest(canonical(chosen).encode())
 
@@ -191,10 +192,14 @@ ABSENT = _Absent()
 
 def comparable(value: Any, where: str, simplify: Callable[[Any], Any] | None = None) -> Any:
     """`value` as :func:`~rlskip.format.fingerprint.plain_json`, with hashes of what is long."""
+    from rlskip.format.fingerprint import plain_json
+
     return _shortened(plain_json(value, where, simplify))
 
 
 def _shortened(value: Any) -> Any:
+    from rlskip.format.fingerprint import canonical
+
     if len(repr(value)) < _LONG // 6:  # at once: a character takes six at most
         return value
     shorter = value
@@ -219,6 +224,8 @@ def differences(name: str, now: Any, then: Any) -> list[str]:
         return []
     if isinstance(now, dict) and isinstance(then, dict):
         return _lines(sorted({*now, *then}), now, then, f"{name}.")
+    from rlskip.format.fingerprint import canonical
+
     if now is not ABSENT and then is not ABSENT and canonical(now) == canonical(then):
         return []
     # Of long values, show the part that differs.

@@ -19,8 +19,8 @@ def _order(operations: list[FileOperation], *names: str) -> list[str]:
     return [f"{o.name} {o.path}" for o in operations if o.name in names and "job-" not in o.path]
 
 
-def test_a_dump_is_on_the_disk_before_it_gets_its_name(tmp_path: Path) -> None:
-    store = StepStore(tmp_path / "dumps" / "run")
+def test_a_dump_is_on_the_disk_before_it_gets_its_name_and_goes_by_a_rename(tmp_path: Path) -> None:
+    store = StepStore(tmp_path / "dumps" / "run", keep_last=1)
     with FaultyFiles(tmp_path) as seen:
         store.save(3, list(range(100)), call="part-1")
     staging = next(o.path for o in seen.operations if o.path.endswith("gen_batch.dp"))
@@ -42,6 +42,13 @@ def test_a_dump_is_on_the_disk_before_it_gets_its_name(tmp_path: Path) -> None:
         "fsync dumps/run",
         "write dumps/run/dumps.index",
     ]
+    with FaultyFiles(tmp_path) as seen:
+        store.save(4, "y")
+    changes = ("rename", "unlink", "rmdir")
+    gone = "dumps/run/3.part-1"
+    first = next(o for o in seen.operations if o.path.startswith(gone) and o.name in changes)
+    assert (first.name, first.path) == ("rename", gone)
+    assert str(first.other).startswith("dumps/run/.work/removed-3.part-1~")
 
 
 def test_a_shard_is_gone_before_another_has_its_name(tmp_path: Path) -> None:
@@ -57,20 +64,6 @@ def test_a_shard_is_gone_before_another_has_its_name(tmp_path: Path) -> None:
     assert ours[:2] == [f"{named.path}/gen_batch.dp", f"{named.path}/meta.json"]
     assert ours[2] == named.path
     assert syncs[-1] == "."
-
-
-def test_a_dump_is_removed_by_a_rename(tmp_path: Path) -> None:
-    store = StepStore(tmp_path, keep_last=1)
-    store.save(1, "x")
-    with FaultyFiles(tmp_path) as seen:
-        store.save(2, "y")
-    first = next(
-        o
-        for o in seen.operations
-        if o.path.startswith("1") and o.name in ("rename", "unlink", "rmdir")
-    )
-    assert first.name == "rename"
-    assert str(first.other).startswith(".work/removed-1~")
 
 
 # -- rivals ------------------------------------------------------------------------------
