@@ -28,31 +28,33 @@ _OTHER_KINDS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-@pytest.fixture(params=_OTHER_KINDS)
-def kind(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.mark.parametrize("kind", _OTHER_KINDS)
+def test_what_is_no_regular_file_is_neither_opened_nor_replaced(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "victim").write_text("mine")
     try:
-        _OTHER_KINDS[request.param](tmp_path / "name")
+        _OTHER_KINDS[kind](tmp_path / "name")
     except PermissionError:
         pytest.skip("only root may make devices")
-    return str(request.param)
-
-
-@pytest.mark.parametrize("mode", ["r", "a", "w"])
-def test_only_regular_files_are_opened(kind: str, mode: str, tmp_path: Path) -> None:
-    with open_folder(tmp_path) as folder, pytest.raises(RefusedFileError) as caught:
-        folder.open("name", mode)
-    assert "it is not a regular file; links are not followed" in str(caught.value)
-    assert str(tmp_path / "name") in str(caught.value)
-    assert (tmp_path / "victim").read_text() == "mine"
-    assert isinstance(caught.value, OSError)
-
-
-def test_a_new_file_replaces_nothing(kind: str, tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for mode in ("r", "a", "w"):
+        with open_folder(tmp_path) as folder, pytest.raises(RefusedFileError) as caught:
+            folder.open("name", mode)
+        assert "it is not a regular file; links are not followed" in str(caught.value)
+        assert str(tmp_path / "name") in str(caught.value)
+        assert isinstance(caught.value, OSError)
     with open_folder(tmp_path) as folder, pytest.raises(FileExistsError):
         folder.open("name", "x")
+    parts = [("name", "below"), ("name",)] if kind != "a directory" else []
+    for create in (False, True):
+        for path in parts:
+            opened = open_folder(tmp_path, *path, create=create)
+            with pytest.raises(RefusedFileError, match="it is not a directory"), opened:
+                pass
     assert (tmp_path / "victim").read_text() == "mine"
+    assert len(os.listdir("/proc/self/fd")) == before, "no descriptor is left open"
 
 
 def test_a_link_to_nowhere_creates_nothing(tmp_path: Path) -> None:
@@ -87,17 +89,6 @@ def test_each_mode_does_as_the_built_in_open(tmp_path: Path) -> None:
             folder.open("other")
 
 
-def test_no_directory_below_the_root_is_a_link(kind: str, tmp_path: Path) -> None:
-    parts = [("name", "below"), ("name",)] if kind != "a directory" else []
-    for create in (False, True):
-        for path in parts:
-            with (
-                pytest.raises(RefusedFileError, match="it is not a directory"),
-                open_folder(tmp_path, *path, create=create),
-            ):
-                pass
-
-
 def test_the_root_itself_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "root").symlink_to("disk")
@@ -116,13 +107,3 @@ def test_what_is_opened_stays_open_whatever_is_renamed(tmp_path: Path) -> None:
         (tmp_path / "a").mkdir()
         (tmp_path / "a" / "name").write_text("second")
         assert folder.read("name", 10) == b"first"
-
-
-def test_no_descriptor_is_left_open(kind: str, tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(3):
-        with pytest.raises(OSError), open_folder(tmp_path) as folder:
-            folder.open("name")
-        with pytest.raises(OSError), open_folder(tmp_path, "name", "below"):
-            pass
-    assert len(os.listdir("/proc/self/fd")) == before

@@ -20,7 +20,7 @@ from rlskip.errors import ConfigError
 from rlskip.runs.find import find_runs
 from rlskip.runs.opened import Run
 from rlskip.store import dump
-from rlskip.store.layout import as_step, journaled_step
+from rlskip.store.layout import JOURNAL, as_step
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d|w)")
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -116,8 +116,7 @@ def remove(old: Old, *, really: bool) -> Old:
     """`old` as removed, or with the reason why it is kept; without `really` nothing is removed."""
     try:
         # Checked again for each step: a replay may have begun since.
-        journaled = journaled_step(old.name)
-        step = as_step(old.name) if journaled is None else journaled
+        step = as_step(old.name.removesuffix(JOURNAL))
         if step is not None and (does := dump.in_use(old.run.directory).get(step)):
             return attrs.evolve(old, kept=does)
         for path in reversed(old.paths) if really else ():

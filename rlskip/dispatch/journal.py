@@ -38,7 +38,7 @@ from rlskip.dispatch.sessions import Session, text_of
 from rlskip.format import container
 from rlskip.format.kinds import Packer, rebuild
 from rlskip.store import Identity, dump
-from rlskip.store.layout import journal_name, journaled_step
+from rlskip.store.layout import as_step, journal_name
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class SessionJournal:
             self._held.close()
             # The mark first: `rlskip prune` looks for it just before it removes an old journal. One
             # that had looked already takes this append with the file; the next begins another file.
-            if (step := journaled_step(self.path.name)) is not None:
+            if (step := as_step(self.path.stem)) is not None:
                 self._held.enter_context(dump.appending(self.path.parent, step))
             with open_folder(self.path.parent, create=True) as folder:
                 self._file = self._held.enter_context(folder.open(self.path.name, "a", buffering=0))

@@ -91,7 +91,7 @@ class SingleFlight:
             # Rank 0 tries, and all go on with what it got. Each round has the same exchanges on
             # all ranks, so none waits in one that another rank has left.
             go = self._ranks.rank == 0 and self._may_go(lease, self._clock() - began, step)
-            go = bool(self._ranks.follow(go, what))
+            go = bool(self._ranks.exchange(go, what=what)[0][0])
             there, error = False, None
             try:
                 # Asked once the lease is ours: its last owner publishes its dump and then gives the

@@ -45,10 +45,6 @@ class RankGroup:
 
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
 
-    def follow(self, number: int, what: str = "the step") -> int:
-        """Rank 0's `number` on every rank; raises as :meth:`exchange` does."""
-        return self.exchange(int(number), what=what)[0][0]
-
     def exchange(
         self, *numbers: int, what: str = "the step", error: BaseException | None = None
     ) -> list[tuple[int, ...]]:

@@ -46,10 +46,6 @@ log = logging.getLogger(__name__)
 # -- the job of this process -------------------------------------------------------------------
 
 
-def _new_id() -> str:
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
-
-
 _MADE_UP = re.compile(r"\d{8}-\d{6}-[0-9a-f]{8}")
 
 
@@ -59,7 +55,9 @@ class _Job:
 
     number: int
     lasts: bool
-    id: str = attrs.field(factory=_new_id)
+    id: str = attrs.field(
+        factory=lambda: f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+    )
     process: int = attrs.field(factory=os.getpid)
     is_settled: bool = False
 

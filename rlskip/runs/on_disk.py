@@ -167,7 +167,7 @@ def _read(place: Place) -> Dump | None:
         meta = None
         try:
             with opened(place) as here:
-                meta = here.read_meta(identity=False)  # which needs numpy
+                meta = here.read_meta()
         except DumpError as error:
             problem = error.what
         if not (found := _files_of(place)):

@@ -177,6 +177,6 @@ def _ranks_without(group: RankGroup, dump_dir: str) -> list[int]:
     what = f"a job with its dumps in {dump_dir}"
     group.exchange(what=what)
     token = f"ranks-{group.exchange_id}"
-    is_left = group.rank == 0 and leave_token(dump_dir, token)
-    sees = not group.follow(is_left, what) or has_token(dump_dir, token, job_id(), SHOWN_S)
+    (is_left,), *_ = group.exchange(group.rank == 0 and leave_token(dump_dir, token), what=what)
+    sees = not is_left or has_token(dump_dir, token, job_id(), SHOWN_S)
     return [rank for rank, (seen,) in enumerate(group.exchange(sees, what=what)) if not seen]

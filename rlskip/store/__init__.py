@@ -15,13 +15,13 @@ from rlskip.format.dump_errors import (
     UnsupportedTypeError,
 )
 from rlskip.jobs.ranks import RankTimeoutError
+from rlskip.store.identity import Identity
 from rlskip.store.layout import run_directory
 from rlskip.store.meta import DumpMeta
 
 if TYPE_CHECKING:
     from rlskip.format.fingerprint import fingerprint
     from rlskip.format.kinds import register_codec
-    from rlskip.store.identity import Identity
     from rlskip.store.step_store import StepStore
     from rlskip.store.writer import WriterTimeoutError
 
@@ -47,7 +47,6 @@ __getattr__ = load_on_use(
     {
         "rlskip.format.fingerprint": ["fingerprint"],
         "rlskip.format.kinds": ["register_codec"],
-        "rlskip.store.identity": ["Identity"],
         "rlskip.store.step_store": ["StepStore"],
         "rlskip.store.writer": ["WriterTimeoutError"],
     },

@@ -11,8 +11,9 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -22,20 +23,21 @@ import attrs
 from rlskip._files import Folder, RefusedFileError, open_folder, sync_directory
 from rlskip.format.dump_errors import AbsentDumpError, CorruptDumpError, UnreadableDumpError
 from rlskip.jobs import alive
-from rlskip.jobs.alive import LEASE, WORK
+from rlskip.jobs.alive import WORK
 from rlskip.store import index
-from rlskip.store.layout import Place, as_step, quarantine_name
+from rlskip.store.identity import Identity
+from rlskip.store.layout import Place, quarantine_name
 from rlskip.store.meta import MAX_META, DumpMeta
 
 if TYPE_CHECKING:
     from rlskip.format import container
     from rlskip.format.chunks import Array
-    from rlskip.store.identity import Identity
 
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 10
-_USES = {LEASE: "a job generates it", "appending-": "a process appends to it"}
+_USES = {"lease": "a job generates it", "appending": "a process appends to it"}
+_USE = re.compile(rf"({'|'.join(_USES)})-([0-9]+)(?:-.*)?")
 _NOT_NOW = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.ENOENT)
 
 
@@ -207,7 +209,7 @@ class OpenDump:
     place: Place
     folder: Folder
 
-    def read_meta(self, identity: bool = True) -> DumpMeta:
+    def read_meta(self) -> DumpMeta:
         """Its ``meta.json``; raises FileNotFoundError where neither file is there.
 
         Raises CorruptDumpError where it is damaged, or does not fit its place or ``gen_batch.dp``.
@@ -215,7 +217,7 @@ class OpenDump:
         place = self.place
         where = f"{place.directory}/{place.meta}"
         try:
-            meta = DumpMeta.from_bytes(self.folder.read(place.meta, MAX_META), where, identity)
+            meta = DumpMeta.from_bytes(self.folder.read(place.meta, MAX_META), where)
             size = self.folder.stat(place.dump).st_size
         except FileNotFoundError:
             # One rename published both: if anything is here without one of them, that was removed.
@@ -224,7 +226,9 @@ class OpenDump:
                 what = f"{', '.join(sorted(missing))} is missing"
                 raise CorruptDumpError(what, str(place.directory)) from None
             raise
-        self._check_whose(attrs.asdict(meta, recurse=False), where)
+        if not place.whose.items() <= attrs.asdict(meta, recurse=False).items():
+            what = f"it was written for step {meta.step}, call {meta.call!r}, "
+            raise CorruptDumpError(f"{what}rank {meta.rank} of {meta.world_size}", where)
         if size != meta.stored:
             what = f"it has {size} bytes of {meta.stored}"
             raise CorruptDumpError(what, f"{place.directory}/{place.dump}")
@@ -250,16 +254,7 @@ class OpenDump:
                     what = "another job replaced it meanwhile"
                     raise AbsentDumpError(what, str(self.place.directory)) from error
                 raise
-            self._check_whose(reader.index, where)
             yield reader
-
-    def _check_whose(self, found: Mapping[str, Any], where: str) -> None:
-        if not self.place.whose.items() <= found.items():
-            raise CorruptDumpError(
-                f"it was written for step {found.get('step')}, call {found.get('call')!r}, "
-                f"rank {found.get('rank')} of {found.get('world_size')}",
-                where=where,
-            )
 
 
 # -- keeping what is bad, removing what is old ------------------------------------------------
@@ -308,9 +303,5 @@ def appending(root: Path, step: int) -> contextlib.AbstractContextManager[None]:
 
 def in_use(root: Path) -> dict[int, str]:
     """The steps that living jobs generate; raises OSError where that cannot be seen."""
-    found: dict[int, str] = {}
-    for label, _ in alive.held(root):
-        for prefix in filter(label.startswith, _USES):
-            if (step := as_step(label.removeprefix(prefix).partition("-")[0])) is not None:
-                found[step] = _USES[prefix]
-    return found
+    uses = (_USE.fullmatch(label) for label, _ in alive.held(root))
+    return {int(use[2]): _USES[use[1]] for use in uses if use}

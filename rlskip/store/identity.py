@@ -10,7 +10,6 @@ import attrs
 import xxhash
 
 from rlskip._human import short
-from rlskip.format.fingerprint import canonical, plain_json
 
 _LONG = 1 << 12  # characters
 _ARGUMENTS = "arguments."
@@ -153,6 +152,8 @@ class Identity:
         return self._hash(self.compared.keys() - self._usual)
 
     def _hash(self, names: Collection[str]) -> str:
+        from rlskip.format.fingerprint import canonical  # here and below: who only reads needs none
+
         chosen = {name: self.compared[name] for name in names if name in self.compared}
         return xxhash.xxh3_64_hexdigest(canonical(chosen).encode())
 
@@ -177,14 +178,6 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: comparable(value, name) for name, value in values.items()}
 
 
-def _lines(names: Iterable[str], now: Mapping[str, Any], then: Mapping[str, Any]) -> list[str]:
-    return [
-        line
-        for name in names
-        for line in differences(name, now.get(name, ABSENT), then.get(name, ABSENT))
-    ]
-
-
 # -- single values ----------------------------------------------------------------------
 
 
@@ -199,10 +192,14 @@ ABSENT = _Absent()
 
 def comparable(value: Any, where: str, simplify: Callable[[Any], Any] | None = None) -> Any:
     """`value` as :func:`~rlskip.format.fingerprint.plain_json`, with hashes of what is long."""
+    from rlskip.format.fingerprint import plain_json
+
     return _shortened(plain_json(value, where, simplify))
 
 
 def _shortened(value: Any) -> Any:
+    from rlskip.format.fingerprint import canonical
+
     if len(repr(value)) < _LONG // 6:  # at once: a character takes six at most
         return value
     shorter = value
@@ -226,11 +223,9 @@ def differences(name: str, now: Any, then: Any) -> list[str]:
     if shown == shown_then:  # most are
         return []
     if isinstance(now, dict) and isinstance(then, dict):
-        return [
-            line
-            for key in sorted({*now, *then})
-            for line in differences(f"{name}.{key}", now.get(key, ABSENT), then.get(key, ABSENT))
-        ]
+        return _lines(sorted({*now, *then}), now, then, f"{name}.")
+    from rlskip.format.fingerprint import canonical
+
     if now is not ABSENT and then is not ABSENT and canonical(now) == canonical(then):
         return []
     # Of long values, show the part that differs.
@@ -238,3 +233,10 @@ def differences(name: str, now: Any, then: Any) -> list[str]:
     if start := max(0, alike - 20) if max(len(shown), len(shown_then)) > 60 else 0:
         shown, shown_then = f"...{shown[start:]}", f"...{shown_then[start:]}"
     return [f"{name}: {short(shown, 60)} now, {short(shown_then, 60)} in the dump"]
+
+
+def _lines(
+    keys: Iterable[str], now: Mapping[str, Any], then: Mapping[str, Any], within: str = ""
+) -> list[str]:
+    pairs = ((f"{within}{key}", now.get(key, ABSENT), then.get(key, ABSENT)) for key in keys)
+    return [line for pair in pairs for line in differences(*pair)]

@@ -44,7 +44,6 @@ logger = logging.getLogger(__name__)
 _TICK_S = 1.0  # longer than a tick of any file system's clock
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=+@,-]")
 _MAX_NAME = 120  # two make one name of a directory, which may have 255
-_JOURNAL = ".journal"
 _BAD = ".bad-"
 _SHAPE = re.compile(r"GBS(?P<gbs>.+)_N(?P<n>.+)_in(?P<prompt_len>.+)_out(?P<response_len>.+)")
 _NUMBER = "0|[1-9][0-9]{0,18}"
@@ -56,6 +55,7 @@ _NAME = re.compile(
 )
 
 INDEX = "dumps.index"
+JOURNAL = ".journal"
 STAGES = "stages"  # no run's directory has this name: those contain an underscore
 
 
@@ -126,19 +126,14 @@ def as_step(name: str) -> int | None:
 
 
 def journal_name(step: int) -> str:
-    return f"{step}{_JOURNAL}"
-
-
-def journaled_step(name: str) -> int | None:
-    """The step whose journal has this name; None for any other name."""
-    return as_step(name.removesuffix(_JOURNAL)) if name.endswith(_JOURNAL) else None
+    return f"{step}{JOURNAL}"
 
 
 def journaled_steps(directory: Path) -> list[int]:
     """The steps that have a journal in a run's directory, ascending; none if it cannot be read."""
     with contextlib.suppress(OSError):
-        found = map(journaled_step, os.listdir(directory))
-        return sorted(step for step in found if step is not None)
+        named = (name.removesuffix(JOURNAL) for name in os.listdir(directory) if JOURNAL in name)
+        return sorted(int(name) for name in named if as_step(name) is not None)
     return []
 
 

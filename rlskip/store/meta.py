@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import xxhash
@@ -20,9 +20,7 @@ from rlskip.format.dump_errors import (
     UnsupportedTypeError,
     check_version,
 )
-
-if TYPE_CHECKING:
-    from rlskip.store.identity import Identity
+from rlskip.store.identity import Identity
 
 MAX_META = 1 << 24
 """Bytes of a ``meta.json``."""
@@ -101,8 +99,8 @@ class DumpMeta:
         return json.dumps({**plain, "seal": _seal(plain)}).encode() + b"\n"
 
     @classmethod
-    def from_bytes(cls, data: bytes, where: str, identity: bool = True) -> DumpMeta:
-        """Read it back; without its `identity` torch is not needed.
+    def from_bytes(cls, data: bytes, where: str) -> DumpMeta:
+        """Read it back.
 
         Raises :class:`CorruptDumpError` or :class:`OtherFormatError`; RecursionError if the stack
         of this process is exhausted.
@@ -116,12 +114,9 @@ class DumpMeta:
             check_version(version, where)
         if plain.pop("seal", None) != _seal(plain):
             raise CorruptDumpError("meta.json was altered", where=where)
-        recorded = plain.pop("identity", None)
         try:
-            if identity and recorded is not None:
-                from rlskip.store.identity import Identity
-
-                plain["identity"] = Identity.from_json(recorded)
+            if plain.get("identity") is not None:
+                plain["identity"] = Identity.from_json(plain["identity"])
             return cls(**plain)
         except DAMAGE as error:  # a file's entries may be anything
             raise CorruptDumpError("meta.json has invalid entries", where=where) from error

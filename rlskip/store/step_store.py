@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
-
 from rlskip.format.container import half_of_memory
 from rlskip.format.dump_errors import AbsentDumpError, CorruptDumpError, UnreadableDumpError
 from rlskip.format.kinds import Packer, rebuild
@@ -65,7 +63,11 @@ class StepStore:
         self._quarantines, self._complete = quarantines, complete
         self._listing = Listing(self.directory)
         self._sweep_at = -math.inf
-        self._retention = None if keep_last is None else _Retention(keep_last, self._listing)
+        if keep_last is not None and keep_last < 1:
+            raise ValueError(f"keep_last is {keep_last}, and the step just saved always stays")
+        self._keep_last = keep_last
+        # The steps that this process wrote, in order: the clock of a file system has coarse ticks.
+        self._order: dict[int, None] = {}
 
     # -- which dumps there are -----------------------------------------------------------
 
@@ -189,9 +191,37 @@ class StepStore:
         if not is_own:
             return self._complete(meta), False
         self._listing.note(dump.place)  # it is published: from here on nothing may fail
-        if self.rank == 0 and self._retention is not None:
-            self._retention.apply(dump.place)
+        if self.rank == 0 and self._keep_last is not None:
+            before = [*self._order]  # in one operation: other threads write, too
+            self._order[meta.step] = self._order.pop(meta.step, None)
+            # The same step does not look again: it may have thousands of calls.
+            if before[-1:] != [meta.step]:
+                try:
+                    self._remove_old(self._keep_last, meta.step)
+                except Exception as error:
+                    text = "old dumps in %s cannot be removed: %s"
+                    logger.warning(text, self.directory, error)
         return meta, True
+
+    def _remove_old(self, keep_last: int, written: int) -> None:
+        """Remove all but the `keep_last` steps; never the one just written, nor one in use."""
+        self._listing.forget()
+        families = self._listing.dumps()
+        ages = {step: age for step, of in [*families.items()] if (age := _written(of)) is not None}
+        order = {step: nth for nth, step in enumerate([*self._order], 1)}
+        for step in order.keys() - ages.keys():  # one by one: another thread may add its own
+            self._order.pop(step, None)
+        # Who reads one meanwhile needs no mark: who has opened it reads it to the end, or is told
+        # that it is gone (NFS), and who comes later finds none. A miss, never a part of one.
+        spared = {*in_use(self.directory), written}
+        oldest = sorted((ages[step], order.get(step, 0), step) for step in ages.keys() - spared)
+        for _, _, step in oldest[: max(0, len(ages) - keep_last)]:
+            # The last calls first. Who is killed on the way leaves a step that lacks its last
+            # calls, as one whose job was killed: the others still serve their calls.
+            for place in reversed(families[step]):
+                with contextlib.suppress(FileNotFoundError):  # another process was quicker
+                    remove(place.directory, self.directory)
+            logger.info("removed the dumps of step %d: keep_last=%d", step, keep_last)
 
     # -- loading -------------------------------------------------------------------------
 
@@ -266,49 +296,6 @@ class StepStore:
 
     def _opened(self, step: int, call: str) -> contextlib.AbstractContextManager[OpenDump]:
         return opened(self._place(step, call), self._quarantine)
-
-
-@attrs.define(eq=False)
-class _Retention:
-    """Removes old dumps as new ones are written: all but those of the `keep_last` steps.
-
-    The step just written and one that a living job generates are never removed. The same step does
-    not look again: it may have thousands of calls.
-    """
-
-    _keep_last: int = attrs.field(validator=attrs.validators.ge(1))
-    _listing: Listing
-    # The steps that this process wrote, in order: the clock of a file system has coarse ticks.
-    _order: dict[int, None] = attrs.field(factory=dict, init=False)
-
-    def apply(self, written: Place) -> None:
-        """Remove the oldest steps beyond the number; a failure is logged as a warning."""
-        before = [*self._order]  # in one operation: other threads write, too
-        self._order[written.step] = self._order.pop(written.step, None)
-        if before[-1:] != [written.step]:
-            try:
-                self._remove(written)
-            except Exception as error:  # the new dump is published: nothing may fail any more
-                logger.warning("old dumps in %s cannot be removed: %s", written.root, error)
-
-    def _remove(self, written: Place) -> None:
-        self._listing.forget()
-        families = self._listing.dumps()
-        ages = {step: age for step, of in [*families.items()] if (age := _written(of)) is not None}
-        order = {step: nth for nth, step in enumerate([*self._order], 1)}
-        for step in order.keys() - ages.keys():  # one by one: another thread may add its own
-            self._order.pop(step, None)
-        # Who reads one meanwhile needs no mark: who has opened it reads it to the end, or is told
-        # that it is gone (NFS), and who comes later finds none. A miss, never a part of one.
-        spared = {*in_use(written.root), written.step}
-        oldest = sorted((ages[step], order.get(step, 0), step) for step in ages.keys() - spared)
-        for _, _, step in oldest[: max(0, len(ages) - self._keep_last)]:
-            # The last calls first. Who is killed on the way leaves a step that lacks its last
-            # calls, as one whose job was killed: the others still serve their calls.
-            for place in reversed(families[step]):
-                with contextlib.suppress(FileNotFoundError):  # another process was quicker
-                    remove(place.directory, place.root)
-            logger.info("removed the dumps of step %d: keep_last=%d", step, self._keep_last)
 
 
 def _written(places: Sequence[Place]) -> int | None:

@@ -119,9 +119,9 @@ def test_ls_reads_what_it_lists_and_some_of_a_long_run(
     read: list[int] = []
     whole = OpenDump.read_meta
 
-    def read_meta(self: OpenDump, identity: bool = True) -> Any:
+    def read_meta(self: OpenDump) -> Any:
         read.append(self.place.step)
-        return whole(self, identity)
+        return whole(self)
 
     monkeypatch.setattr(OpenDump, "read_meta", read_meta)
     (run,) = rlskip("ls", tmp_path, "--steps", "--limit", 3, "--json").json

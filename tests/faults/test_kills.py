@@ -65,22 +65,36 @@ _COMMON = """
                 os._exit(code)
         return child
 
+    done, torn = 0, 0
+
+    def windows(steps=1):
+        # The first step of each, until enough jobs were killed.
+        for first in itertools.count(1, steps):
+            yield first
+            if done == kills:
+                return
+
     def kill(child):
+        global done, torn
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+        done += 1
+        for work in (folder / "dumps").glob("*_*/GBS*/.work"):
+            torn += any("~" in name or name.startswith("lease") for name in os.listdir(work))
+
+    def has_ended(child):
+        # Without taking its number back, which may be another process's then.
+        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def ends_well(child):
+        assert os.waitpid(child, 0)[1] == 0, said("error")
 
     def run_directory():
         (found,) = (folder / "dumps").glob("*_*/GBS*")
         return found
 
-    torn = 0
-
-    def note_torn():
-        global torn
-        for work in (folder / "dumps").glob("*_*/GBS*/.work"):
-            torn += any("~" in name or name.startswith("lease") for name in os.listdir(work))
-
-    def check_directory():
+    def finish(errors=0):
+        assert len(said("error")) <= errors, said("error")
         run = run_directory()
         assert not [name for name in os.listdir(run) if ".bad-" in name], "nothing is damaged"
         alive.sweep(run)
@@ -88,6 +102,7 @@ _COMMON = """
         # Who is killed between making its lease and writing it leaves one of nobody.
         left = [name for name in os.listdir(work) if (work / name).read_text()]
         assert len(left) <= 1, left  # this process has read dumps
+        print(json.dumps({"kills": done, "torn": torn}))
 """
 
 _CALLS = """
@@ -110,24 +125,17 @@ _CALLS = """
                 (draw,) = set(got["draw"].tolist())
                 say("got", step, index, draw)
 
-    done = 0
-    for first in itertools.count(1, 3):
+    for first in windows(3):
         jobs = [start(job, first) for _ in range(JOBS)]
         for _ in range(min(12, kills - done)):
             later(chance.randint(0, 4))
             kill(jobs.pop(chance.randrange(JOBS)))
-            note_torn()
             jobs.append(start(job, first))
-            done += 1
         for child in jobs:
-            assert os.waitpid(child, 0)[1] == 0, said("error")
+            ends_well(child)
         made = len(said("made"))
-        last = start(job, first)
-        assert os.waitpid(last, 0)[1] == 0, said("error")
+        ends_well(start(job, first))
         assert len(said("made")) == made, "nothing is lost: the last job finds every dump"
-        if done == kills:
-            break
-    assert not said("error")
     draws = {}
     for step, index, draw in said("got"):
         assert draws.setdefault((step, index), draw) == draw, "one job generates a call"
@@ -136,8 +144,7 @@ _CALLS = """
     for step in range(1, first + 3):
         found = [store.load(step, call=call)["draw"][0].item() for call in store.in_order(step)]
         assert sorted(found) == sorted(draws[step, index] for index in range(len(CALLS)))
-    check_directory()
-    print(json.dumps({"kills": done, "torn": torn}))
+    finish()
 """
 
 _JOURNALS = """
@@ -166,26 +173,17 @@ _JOURNALS = """
             rows = generate(torch.tensor(PROMPTS)[:, None])
         say("got", step, *([*map(int, rows[name])] for name in ("content", "draw")))
 
-    done, killed = 0, Counter()
-    for step in itertools.count(1):
-        while True:
+    killed = Counter()
+    for step in windows():
+        child = start(job, step)
+        while done < kills and killed[step] < 6:
+            later(chance.randint(0, 5))
+            if has_ended(child):
+                break
+            kill(child)
+            killed[step] += 1
             child = start(job, step)
-            if done < kills and killed[step] < 6:
-                later(chance.randint(0, 5))
-                ended, code = os.waitpid(child, os.WNOHANG)
-                if not ended:
-                    kill(child)
-                    note_torn()
-                    killed[step] += 1
-                    done += 1
-                    continue
-                assert code == 0, said("error")
-            else:
-                assert os.waitpid(child, 0)[1] == 0, said("error")
-            break
-        if done == kills:
-            break
-    assert not said("error")
+        ends_well(child)
     made = {}
     for at, prompt, draw in said("made"):
         assert draw not in made
@@ -198,8 +196,7 @@ _JOURNALS = """
         ran = sum(where == at for where, _ in made.values())
         # A kill costs what runs, and what ended a moment before and was not written yet.
         assert ran <= len(PROMPTS) * N + 4 * killed[at], "nothing else is lost"
-    check_directory()
-    print(json.dumps({"kills": done, "torn": torn}))
+    finish()
 """
 
 _RANKS = """
@@ -235,30 +232,26 @@ _RANKS = """
                     children.remove(child)
                     codes.append(code)
                 elif time.monotonic() > deadline:
-                    kill(child)
-                    children.remove(child)
-                    codes.append(-1)
+                    os.kill(child, signal.SIGKILL)
             time.sleep(0.002)
         return codes
 
-    done, killed, step = 0, 0, 1
-    for attempt in itertools.count():
-        children = [start(rank_of_job, rank, attempt, step) for rank in range(WORLD)]
-        if done < kills and killed < 4:
-            seen = len(said("got"))
+    attempts = itertools.count()
+
+    def begin_ranks(step):
+        attempt = next(attempts)
+        return [start(rank_of_job, rank, attempt, step) for rank in range(WORLD)]
+
+    for step in windows():
+        for _ in range(min(4, kills - done)):
+            children, seen = begin_ranks(step), len(said("got"))
             if chance.random() < 0.8:  # most of the time is for them to meet
-                while len(said("got")) == seen and os.waitpid(children[0], os.WNOHANG)[0] == 0:
+                while len(said("got")) == seen and not has_ended(children[0]):
                     time.sleep(0.002)
             time.sleep(chance.uniform(0, 0.03))
             kill(children.pop(chance.randrange(len(children))))
-            note_torn()
             end(children, 3)  # the other one's error says that its peer is gone
-            done, killed = done + 1, killed + 1
-            continue
-        assert end(children) == [0, 0], said("error")
-        killed, step = 0, step + 1
-        if done == kills:
-            break
+        assert end(begin_ranks(step)) == [0, 0], said("error")
     got, whole = {}, {}
     for attempt, at, index, rank, draw in said("got"):
         ranks = got.setdefault((attempt, at, index), {})
@@ -268,12 +261,11 @@ _RANKS = """
             assert whole.setdefault((at, index), draw) == draw, "what all ranks had is not lost"
     assert len({*whole.values()}) == len(whole), "a dump serves one call"
     stores = [StepStore(run_directory(), rank=rank, world_size=WORLD) for rank in range(WORLD)]
-    for at in range(1, step):
+    for at in range(1, step + 1):
         for call in stores[0].calls(at):
             draws = {store.load(at, call=call)["draw"][0].item() for store in stores}
             assert len(draws) == 1
-    check_directory()
-    print(json.dumps({"kills": done, "torn": torn}))
+    finish(errors=kills)  # of the peers of those that were killed
 """
 
 _RETENTION = """
@@ -305,23 +297,16 @@ _RETENTION = """
                 assert len({*store.load(step, call=call)["draw"].tolist()}) == 1
         return len(store.listed_by_step())
 
-    done = 0
-    for first in itertools.count(1, STEPS):
+    for first in windows(STEPS):
         child = start(job, first)
         for _ in range(min(8, kills - done)):
             later(chance.randint(1, STEPS * len(CALLS) - 1))
             kill(child)
-            note_torn()
             look()
             child = start(job, first)
-            done += 1
-        assert os.waitpid(child, 0)[1] == 0, said("error")
+        ends_well(child)
         assert look() == KEEP, "whoever was killed while it removed, the next one removes the rest"
-        if done == kills:
-            break
-    assert not said("error")
-    check_directory()
-    print(json.dumps({"kills": done, "torn": torn}))
+    finish()
 """
 
 LONG = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(3600)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlskip.jobs.alive import WORK
-from rlskip.store import StepStore
+from rlskip.store import CorruptDumpError, StepStore
 from tests.faulty_files import FaultyFiles, FileOperation
 
 # -- the order of writes, syncs and renames, as it was observed ----------------------------
@@ -19,8 +19,8 @@ def _order(operations: list[FileOperation], *names: str) -> list[str]:
     return [f"{o.name} {o.path}" for o in operations if o.name in names and "job-" not in o.path]
 
 
-def test_a_dump_is_on_the_disk_before_it_gets_its_name(tmp_path: Path) -> None:
-    store = StepStore(tmp_path / "dumps" / "run")
+def test_a_dump_is_on_the_disk_before_it_gets_its_name_and_goes_by_a_rename(tmp_path: Path) -> None:
+    store = StepStore(tmp_path / "dumps" / "run", keep_last=1)
     with FaultyFiles(tmp_path) as seen:
         store.save(3, list(range(100)), call="part-1")
     staging = next(o.path for o in seen.operations if o.path.endswith("gen_batch.dp"))
@@ -42,6 +42,13 @@ def test_a_dump_is_on_the_disk_before_it_gets_its_name(tmp_path: Path) -> None:
         "fsync dumps/run",
         "write dumps/run/dumps.index",
     ]
+    with FaultyFiles(tmp_path) as seen:
+        store.save(4, "y")
+    changes = ("rename", "unlink", "rmdir")
+    gone = "dumps/run/3.part-1"
+    first = next(o for o in seen.operations if o.path.startswith(gone) and o.name in changes)
+    assert (first.name, first.path) == ("rename", gone)
+    assert str(first.other).startswith("dumps/run/.work/removed-3.part-1~")
 
 
 def test_a_shard_is_gone_before_another_has_its_name(tmp_path: Path) -> None:
@@ -59,38 +66,30 @@ def test_a_shard_is_gone_before_another_has_its_name(tmp_path: Path) -> None:
     assert syncs[-1] == "."
 
 
-def test_a_dump_is_removed_by_a_rename(tmp_path: Path) -> None:
-    store = StepStore(tmp_path, keep_last=1)
-    store.save(1, "x")
-    with FaultyFiles(tmp_path) as seen:
-        store.save(2, "y")
-    first = next(
-        o
-        for o in seen.operations
-        if o.path.startswith("1") and o.name in ("rename", "unlink", "rmdir")
-    )
-    assert first.name == "rename"
-    assert str(first.other).startswith(".work/removed-1~")
-
-
 # -- rivals ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("finds", "before"), [("save", "rename"), ("load", "stat")])
 def test_a_dump_that_takes_the_place_of_a_bad_one_is_not_quarantined(
-    store: StepStore, monkeypatch: pytest.MonkeyPatch
+    finds: str, before: str, store: StepStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What has the name of a dump is judged; before it is moved, another process replaces it."""
     store.directory.joinpath("1").mkdir(parents=True)
     (store.directory / "1" / "notes").write_text("no dump")
-    real, rivals = os.rename, [StepStore(store.directory)]
+    real, rivals = getattr(os, before), [StepStore(store.directory)]
 
-    def rename(source: Any, target: Any, **at: int) -> None:
-        if rivals and ".bad-" in str(target):
+    def operation(name: Any, *others: Any, **at: Any) -> Any:
+        if rivals and name == "1":
             rivals.pop().save(1, "the other's")
-        real(source, target, **at)
+        return real(name, *others, **at)
 
-    monkeypatch.setattr(os, "rename", rename)
-    assert store.save(1, "late") == store.read_meta(1)
+    monkeypatch.setattr(os, before, operation)
+    if finds == "save":
+        assert store.save(1, "late") == store.read_meta(1)
+    else:
+        with pytest.raises(CorruptDumpError):
+            store.load(1)
+    assert not rivals
     assert store.load(1) == "the other's"
     (kept,) = store.directory.glob("1.bad-*")
     assert [path.name for path in kept.iterdir()] == ["notes"]

@@ -178,35 +178,3 @@ def test_an_identity_as_deep_as_it_may_be_is_read_back(store: StepStore) -> None
         value = [value]
     assert 90 < saved <= 100
     assert [store.load(step) for step in range(saved)] == ["x"] * saved
-
-
-def test_a_meta_that_could_not_be_read_back_is_not_written(store: StepStore) -> None:
-    many = {f"name{i}": "x" * 1000 for i in range(17_000)}
-    of_all = Identity.of(many)
-    for where, about in (("info", {"info": many}), ("identity", {"identity": of_all})):
-        with pytest.raises(UnsupportedTypeError) as caught:
-            store.save(1, "x", **about)
-        assert caught.value.where == where
-    assert not store.directory.exists()
-
-
-def test_a_dump_that_was_replaced_meanwhile_is_not_quarantined(
-    store: StepStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from rlskip.format import container
-
-    store.save(1, {"a": torch.randn(1000)})
-    _flip(store.directory / "1" / "gen_batch.dp", 500)
-
-    original = container.Reader.array
-
-    def replaced_while_reading(self: container.Reader, number: int) -> Any:
-        other = StepStore(store.directory)
-        other.quarantine(1, "another job was quicker to see it")
-        other.save(1, "new")
-        return original(self, number)
-
-    monkeypatch.setattr(container.Reader, "array", replaced_while_reading)
-    with pytest.raises(CorruptDumpError):
-        store.load(1)
-    assert store.load(1) == "new"

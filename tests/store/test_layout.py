@@ -48,14 +48,6 @@ def test_no_name_leaves_dump_dir_and_no_two_collide(a: str, b: str) -> None:
     assert safe_name(safe_name(a)) == safe_name(a) or safe_name(a) != a
 
 
-@pytest.mark.parametrize("name", ["3", "3.part-1.r0-of-2"])
-def test_a_quarantined_name_is_no_dumps_and_tells_what_it_was(name: str) -> None:
-    kept = quarantine_name(name)
-    assert Place.parse(Path("run"), kept) is None
-    assert name_before_quarantine(kept) == name
-    assert name_before_quarantine(name) == ""
-
-
 def test_a_run_is_named_after_its_directory() -> None:
     directory = run_directory("/dumps", "exp", "proj", 256, 8, "any", 4096)
     assert run_name(directory) == "exp_proj/GBS256_N8_inany_out4096"
@@ -80,6 +72,10 @@ def test_a_dumps_directory_names_its_step_its_call_and_its_rank(place: Place) ->
     assert Place.parse(place.root, place.name) == place
     is_first = place == Place(place.root, place.step)
     assert as_step(place.name) == (place.step if is_first else None)
+    kept = quarantine_name(place.name)
+    assert Place.parse(place.root, kept) is None
+    assert name_before_quarantine(kept) == place.name
+    assert name_before_quarantine(place.name) == ""
 
 
 @pytest.mark.parametrize(

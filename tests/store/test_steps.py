@@ -34,13 +34,20 @@ def test_a_dump_says_what_it_is(store: StepStore) -> None:
     ]
 
 
-@pytest.mark.parametrize("info", [{"x": object()}, {"seconds": float("inf")}, {"place": -1}])
-def test_info_that_cannot_be_kept_is_refused_before_a_byte_is_written(
-    info: dict[str, Any], store: StepStore
+_MUCH = {f"name{i}": "x" * 1000 for i in range(17_000)}
+_UNKEPT: list[dict[str, Any]] = [
+    *({"info": one} for one in ({"x": object()}, {"seconds": float("inf")}, {"place": -1}, _MUCH)),
+    {"identity": Identity.of(_MUCH)},
+]
+
+
+@pytest.mark.parametrize("about", _UNKEPT, ids=lambda about: repr(about)[:30])
+def test_a_meta_that_could_not_be_read_back_is_refused_before_a_byte_is_written(
+    about: dict[str, Any], store: StepStore
 ) -> None:
     with pytest.raises(UnsupportedTypeError) as caught:
-        store.save(1, 1, info=info)
-    assert caught.value.where == "info"
+        store.save(1, 1, **about)
+    assert [caught.value.where] == [*about]
     assert not store.directory.exists()
 
 
