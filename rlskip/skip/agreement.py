@@ -39,14 +39,14 @@ class Mismatch:
 class _Shard(NamedTuple):
     """What a rank has for call `place` of `step`, as numbers.
 
-    It has `loaded` a shard of the call that `generation` names, or its dump `differs`.
+    Its dump `differs`, or it has `loaded` a shard of the call that `generation` names.
     """
 
     step: int
     place: int
-    differs: int = 0
-    loaded: int = 0
-    generation: int = 0
+    differs: int
+    loaded: int
+    generation: int
 
 
 class SeveralRanks:
@@ -70,14 +70,12 @@ class SeveralRanks:
         it, or raises; the result is kept in ``call.loaded``.
         """
         found = error = call.loaded = None
-        mine = _Shard(call.step, call.place)
+        generation = 0
         try:
             found = look(call)
-            mine = _Shard(call.step, call.place, differs=int(isinstance(found, Mismatch)))
             if isinstance(found, Key):  # it is loaded first, so that a hit takes one exchange
                 call.loaded = load(call, found)
                 generation = int(call.loaded[1].info.get("generation", "0"), 16)
-                mine = mine._replace(loaded=1, generation=generation)
         except BaseException as raised:  # once the other ranks know
             # A sound dump that is too large no rank may replace.
             is_lost = isinstance(raised, DumpError | OSError | MemoryError)
@@ -85,6 +83,8 @@ class SeveralRanks:
                 error = raised
             else:
                 self._dumps.notices.unusable(call, raised)
+        has = isinstance(found, Mismatch), call.loaded is not None
+        mine = _Shard(call.step, call.place, *map(int, has), generation)
         given = self.group.exchange(*mine, what=f"step {call.step}", error=error)
         # Rank 0 made it for this exchange: a call that is generated has it as its generation.
         call.generation = self.group.exchange_id
@@ -105,18 +105,16 @@ class SeveralRanks:
     def _mismatch(self, call: Call, found: Any, shards: list[_Shard]) -> Mismatch | None:
         """The mismatch of a call that no dump serves if its dumps are whole, and another call's."""
         is_whole = all(one.loaded or one.differs for one in shards)
+        if isinstance(found, Mismatch) and is_whole:
+            return found
         if isinstance(found, Mismatch):
-            if not is_whole:
-                why = f"another rank has no whole dump; {call.reason}"
-                self._dumps.notices.generated(call, why)
-            return found if is_whole else None
-        if isinstance(found, Key):  # else it would be found again, and be unequal again
+            why = f"another rank has no whole dump; {call.reason}"
+            self._dumps.notices.generated(call, why)
+        elif isinstance(found, Key):  # else it would be found again, and be unequal again
             call.visit.take(found)
             call.replaces = found.call
-        if not is_whole:
-            return None
         others = [str(rank) for rank, shard in enumerate(shards) if shard.differs]
-        if others and self._dumps.local_config.on_mismatch == "error":
+        if is_whole and others and self._dumps.local_config.on_mismatch == "error":
             raise MismatchError(
                 f"rank {', '.join(others)} of {self.group.world_size} makes another call than the "
                 f"dump of step {call.step} was made for",

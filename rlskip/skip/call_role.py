@@ -23,7 +23,7 @@ from rlskip.skip.role import Role, present
 from rlskip.skip.run_dumps import PromptGroups, RunDumps
 from rlskip.skip.stage_runner import not_dumped
 from rlskip.skip.step_calls import Key, StepCalls, next_name
-from rlskip.store import AbsentDumpError, DumpError, DumpMeta, RankTimeoutError, WriterTimeoutError
+from rlskip.store import AbsentDumpError, DumpError, DumpMeta, WriterTimeoutError
 from rlskip.store.dump import NewDump
 from rlskip.store.writer import Writer
 
@@ -33,22 +33,13 @@ log = logging.getLogger(__name__)
 class CallRole(Role):
     """Dumps what each call of a stage returned, and replays it.
 
-    The step comes from `step_of`, a function of a call's arguments; None: from the training loop.
     Calls that have a step of their own run side by side, in threads already: their dumps are
     written there, they have no order in which ranks could agree, and none waits for another job,
     which would keep its thread from other calls.
     """
 
-    def __init__(
-        self,
-        role: str,
-        local_config: Any,
-        facts: HostFacts,
-        step_of: Callable[..., int] | None = None,
-    ) -> None:
+    def __init__(self, role: str, local_config: Any, facts: HostFacts) -> None:
         Role.__init__(self, role, local_config)  # next to it, a subclass has BaseSkip
-        self.support_online_step = step_of is not None
-        self._step_of = step_of or super().extract_step
         self._visiting: StepCalls | None = None
         self._lock = threading.Lock()
         self.use(Dumps(role, local_config, facts, self.shard))
@@ -87,9 +78,6 @@ class CallRole(Role):
         """This rank, and the number of ranks."""
         return (self.ranks.group.rank, self.ranks.group.world_size) if self.ranks else (0, 1)
 
-    def extract_step(self, *args: Any, **kwargs: Any) -> int:
-        return self._step_of(*args, **kwargs)
-
     # -- a call: name it, look for its dump; load it, or run the stage and keep what it returns ----
 
     def find(self, call: Call) -> bool:
@@ -97,15 +85,15 @@ class CallRole(Role):
         self._choose(call)
         if call.found is None:
             self.dumps.notices.log_hidden()
-            if self.local_config.on_miss == "generate":
-                _ = call.prompt_rows  # now: the stage may change its input
-                if self.flight is not None:
-                    is_there = functools.partial(self._is_there, call)
-                    lease = self.flight.enter(call.step, is_there, call.name)
-                    if lease is None:
-                        self._choose(call)
-                    else:  # other jobs wait for this one until the call ends
-                        call.cleanup.add(lease.release)
+        if call.found is None and self.local_config.on_miss == "generate":
+            _ = call.prompt_rows  # now: the stage may change its input
+            if self.flight is not None:
+                is_there = functools.partial(self._is_there, call)
+                lease = self.flight.enter(call.step, is_there, call.name)
+                if lease is None:
+                    self._choose(call)
+                else:  # other jobs wait for this one until the call ends
+                    call.cleanup.add(lease.release)
         return call.found is not None
 
     def replay(self, call: Call) -> Any:
@@ -118,8 +106,6 @@ class CallRole(Role):
             rollouts, meta, states = loaded
             if self.local_config.restore_rng:
                 restore_rng(states)
-        except RankTimeoutError:
-            raise
         except (DumpError, OSError, MemoryError):
             self._matching.give_back(call, found, is_lost=True)
             call.found = None
@@ -271,7 +257,7 @@ class CallRole(Role):
         ):
             name = next_name(call.name, name)
         key = Key(step, name if replaces is None else replaces)
-        visit.take(key, writes=True)
+        visit.take(key)
         call.writes = key if not call.by_hand and self._ledger.write(key) else None
         return key.call
 

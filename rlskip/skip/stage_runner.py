@@ -46,8 +46,7 @@ def decorated(manager: Any, stage: Stage) -> Callable[..., Any]:
         raise TypeError(f"{stage.name} is a generator; a stage returns its result at once")
     if stage.holder:
         stage.refuse_unknown_names([stage.holder])
-    called = func if inspect.isroutine(func) else getattr(func, "__call__", func)  # noqa: B004
-    is_async = inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(called)
+    is_async = any(map(inspect.iscoroutinefunction, (func, getattr(func, "__call__", None))))  # noqa: B004
     wrap = _wrap_async if is_async else _wrap_sync
     return functools.wraps(func)(wrap(manager, stage))
 
@@ -56,13 +55,10 @@ def _wrap_sync(manager: Any, stage: Stage) -> Callable[..., Any]:
     func, role = stage.func, stage.role
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        enabled = manager.skip_instances
-        if role not in enabled:
-            if manager._guard is not None:
-                manager._guard(role)
-            return func(*args, **kwargs) if kwargs else func(*args)
-        skip = enabled[role]
-        call = _eligible_call(manager, skip, stage, args, kwargs)
+        skip = manager.skip_instances.get(role)
+        if skip is None and manager._guard is not None:
+            manager._guard(role)
+        call = None if skip is None else _eligible_call(manager, skip, stage, args, kwargs)
         if call is None:
             return func(*args, **kwargs) if kwargs else func(*args)
         with call.cleanup:
@@ -86,13 +82,10 @@ def _wrap_async(manager: Any, stage: Stage) -> Callable[..., Any]:
     func, role = stage.func, stage.role
 
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        enabled = manager.skip_instances
-        if role not in enabled:
-            if manager._guard is not None:
-                manager._guard(role)
-            return await func(*args, **kwargs)
-        skip = enabled[role]
-        call = _eligible_call(manager, skip, stage, args, kwargs)
+        skip = manager.skip_instances.get(role)
+        if skip is None and manager._guard is not None:
+            manager._guard(role)
+        call = None if skip is None else _eligible_call(manager, skip, stage, args, kwargs)
         if call is None:
             return await func(*args, **kwargs)
         with call.cleanup:
@@ -132,28 +125,23 @@ def _eligible_call(
         if (step := stage.step_of(*args, **kwargs)) is None:
             return None
         manager.set_step(step)
-    if stage.role in manager._unlisted and not observes:
-        return None
-    step = manager.step
     if observes:
-        step = -1 if step is None else step
+        step = -1 if manager.step is None else manager.step
         return Call(stage, args, kwargs, step, recorder.write, is_observed=True)
-    call = Call(stage, args, kwargs, record=recorder.write)
-    if skip.role in enclosing.get({}):
+    if stage.role in manager._unlisted or skip.role in enclosing.get({}):
         return None
+    call = Call(stage, args, kwargs, record=recorder.write)
     if is_validation(call.prompts) and not skip.serves_validation:
         return None
-    if skip.support_online_step:
-        step = skip.extract_step(*args, **kwargs)
+    step = skip.extract_step(*args, **kwargs) if skip.support_online_step else manager.step
     if step is None:
         remedy = "call SkipManager.set_step(step) in the training loop, before the stage"
         where, remedy = stage.no_step or (stage.name, remedy)
         raise StepNotSetError(f"skip.{stage.role} is enabled, but no step is set", where, remedy)
     call.step = step
     # Of the loop's step `set_step` has looked it up.
-    if skip.support_online_step and step not in skip.local_config.steps:
-        return None
-    return call
+    is_listed = not skip.support_online_step or step in skip.local_config.steps
+    return call if is_listed else None
 
 
 def replay(role: Role, call: Call) -> Any:
