@@ -44,8 +44,8 @@ class _Shard(NamedTuple):
 
     step: int
     place: int
-    differs: int
-    loaded: int
+    differs: bool
+    loaded: bool
     generation: int
 
 
@@ -83,12 +83,12 @@ class SeveralRanks:
                 error = raised
             else:
                 self._dumps.notices.unusable(call, raised)
-        has = isinstance(found, Mismatch), call.loaded is not None
-        mine = _Shard(call.step, call.place, *map(int, has), generation)
+        differs, has_loaded = isinstance(found, Mismatch), call.loaded is not None
+        mine = _Shard(call.step, call.place, differs, has_loaded, generation)
         given = self.group.exchange(*mine, what=f"step {call.step}", error=error)
         # Rank 0 made it for this exchange: a call that is generated has it as its generation.
         call.generation = self.group.exchange_id
-        shards = [_Shard(*shard) for shard in given]
+        shards = [_Shard(*shard) for shard in given]  # type: ignore[arg-type]
         if len({(shard.step, shard.place) for shard in shards}) > 1:
             made = ", ".join(
                 f"rank {rank} makes call {shard.place} of step {shard.step}"
@@ -97,7 +97,7 @@ class SeveralRanks:
             what = f"the ranks call the stage unequally often: {made}"
             remedy = "let every rank call the stage equally often, one call after the other"
             raise RankTimeoutError(what, f"skip.{self._dumps.role}", remedy)
-        if {(one.loaded, one.generation) for one in shards} == {(1, mine.generation)}:
+        if {(one.loaded, one.generation) for one in shards} == {(True, mine.generation)}:
             return found
         call.loaded = None
         return self._mismatch(call, found, shards)

@@ -172,7 +172,7 @@ class CallRole(Role):
             call.found = found
             if found is not None and not call.by_hand:
                 self._matching.take(call, found)
-                call.cleanup.add(functools.partial(self._undo, call))
+                call.cleanup.add(self._undo, call)
 
     def _look_up(self, call: Call) -> Key | PromptGroups | Mismatch | None:
         """Name the call, and find what serves it; what cannot be read counts as absent."""
@@ -188,7 +188,7 @@ class CallRole(Role):
         if not call.name:
             call.identity = call.identity or self.dumps.identities.of_call(call)
             call.name, call.place = call.visit.begin(call.identity.digest())
-            call.cleanup.add(functools.partial(self._undo, call))
+            call.cleanup.add(self._undo, call)
 
     def _is_there(self, call: Call) -> bool:
         """Whether another job has dumped the call meanwhile."""
@@ -238,7 +238,7 @@ class CallRole(Role):
         call.record("dumped", step=call.step, call=meta.call, bytes=size)
         if is_own:  # else another job's dump of the call stays
             call.written = key
-            call.cleanup.add(functools.partial(self._undo, call))
+            call.cleanup.add(self._undo, call)
 
     def _is_anothers(self, call: Call, key: Key, there: DumpMeta | None = None) -> bool:
         """Whether another call's dump has this name, which may serve that one yet."""

@@ -12,7 +12,7 @@ from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps
 from rlskip.skip.prompt_rows import PromptRows
 from rlskip.skip.run_dumps import RunDumps
-from rlskip.skip.step_calls import Key
+from rlskip.skip.step_calls import Key, StepCalls
 from rlskip.store import DumpMeta
 from rlskip.store.index import PROMPTS
 
@@ -38,7 +38,8 @@ class CallMatching:
 
         One that records nothing of its call serves any, after those that were made for it.
         """
-        visit, dumps = call.visit, self._dumps
+        visit: StepCalls = call.visit
+        dumps = self._dumps
         unnamed: tuple[Key, DumpMeta] | None = None
         served = set[str]() if dumps.local_config.match == "step" else visit.served(call.name)
         call.again = ""

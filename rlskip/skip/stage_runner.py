@@ -32,13 +32,6 @@ _REMEDY = (
 _MOST_ENDING_S = 60.0
 
 
-class Miss:
-    """What `replay` returns when no dump replaces the call.
-
-    joblib and submitit copy a decorated function of ``__main__`` by value, but a class by name.
-    """
-
-
 def decorated(manager: Any, stage: Stage) -> Callable[..., Any]:
     """The decorated function of `stage`, whose role `manager` turns on or off."""
     func = stage.func
@@ -62,9 +55,8 @@ def _wrap_sync(manager: Any, stage: Stage) -> Callable[..., Any]:
         if call is None:
             return func(*args, **kwargs) if kwargs else func(*args)
         with call.cleanup:
-            replayed = replay(skip, call)
-            if replayed is not Miss:
-                return replayed
+            if replayed := replay(skip, call):
+                return replayed[0]
             with _running(skip, call):
                 result = func(*call.args, **call.kwargs)
             if inspect.iscoroutine(result) or asyncio.isfuture(result):
@@ -91,8 +83,8 @@ def _wrap_async(manager: Any, stage: Stage) -> Callable[..., Any]:
         with call.cleanup:
             look = functools.partial(copy_context().run, replay, skip, call)
             replayed = await asyncio.get_running_loop().run_in_executor(_lookers(os.getpid()), look)
-            if replayed is not Miss:
-                return replayed
+            if replayed:
+                return replayed[0]
             with _running(skip, call):
                 result = await func(*call.args, **call.kwargs)
             dumping = asyncio.ensure_future(asyncio.to_thread(dump, skip, call, result))
@@ -144,12 +136,12 @@ def _eligible_call(
     return call if is_listed else None
 
 
-def replay(role: Role, call: Call) -> Any:
-    """What replaces the call, or `Miss`."""
+def replay(role: Role, call: Call) -> tuple[Any] | None:
+    """What replaces the call, in a tuple; None: the stage runs."""
     from rlskip.store import DumpError, RankTimeoutError, TooLargeDumpError
 
     if call.is_observed:
-        return Miss
+        return None
     failure: Exception | None = None
     try:
         if role.find(call):
@@ -159,7 +151,7 @@ def replay(role: Role, call: Call) -> Any:
             if role.figures is not None:
                 role.count(call, result, replayed=True)
             change = call.stage.on_replay
-            return result if change is None else change(result)
+            return (result if change is None else change(result),)
     except (RankTimeoutError, TooLargeDumpError):  # a sound dump: no miss in silence
         raise
     except (DumpError, OSError, MemoryError) as error:
@@ -180,7 +172,7 @@ def replay(role: Role, call: Call) -> Any:
         raise MissError(what, f"skip.{role.role}.on_miss=error", remedy) from failure
     if role.before_stage is not None:
         role.before_stage(call)
-    return Miss
+    return None
 
 
 @contextmanager

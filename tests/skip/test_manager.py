@@ -16,7 +16,6 @@ import pytest
 from rlskip import SkipManager, SkipManagerConfig
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.jobs.records import tally
-from rlskip.skip.call import StepNotSetError
 from tests.skip.trainers import Stage, leases, steps_on_disk, visit
 
 # -- off --------------------------------------------------------------------------------------
@@ -27,15 +26,6 @@ def test_off_the_original_runs(init: Callable[..., Path]) -> None:
     stage = Stage()
     assert [stage.at(1), stage.at(1)] == [1, 2]
     assert not dumps.exists()
-
-
-# -- cache ------------------------------------------------------------------------------------
-
-
-def test_no_step_set(init: Callable[..., Path]) -> None:
-    init()
-    with pytest.raises(StepNotSetError, match="set_step"):
-        Stage().generate({"ids": [1]})
 
 
 def test_what_cannot_be_dumped_still_reaches_the_trainer(
