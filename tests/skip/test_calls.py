@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -12,11 +13,13 @@ from typing import Any
 import pytest
 
 from rlskip import SkipManager, register_skip
-from rlskip.errors import ConfigError, MismatchError
+from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.jobs.records import tally_steps
 from rlskip.skip import SKIP_REGISTRY, RolloutSkip
-from rlskip.store import StepStore
+from rlskip.store import Identity, StepStore
+from tests.skip.trainers import visit
 
+THEIRS = Identity.of({"prompts": "a" * 32})
 made: list[str] = []
 
 
@@ -25,17 +28,16 @@ def _empty() -> None:
     made.clear()
 
 
-@SkipManager.annotate(role="rollout", identity=lambda prompts, greedy=False: {"greedy": greedy})
-def generate(prompts: str, greedy: bool = False) -> str:
+@SkipManager.annotate(role="rollout")
+def generate(prompts: str) -> str:
     made.append(prompts)
     return f"{prompts}{len(made)}"
 
 
 def step(number: int, *calls: str) -> list[str]:
-    """One visit of a step; an upper-case letter is a greedy baseline."""
-    SkipManager.set_step(number + 1)
-    SkipManager.set_step(number)
-    return [generate(call.lower(), greedy=call.isupper()) for call in calls]
+    """One visit of a step."""
+    visit(number)
+    return [generate(call) for call in calls]
 
 
 # -- which dump serves a call ------------------------------------------------------------------
@@ -124,10 +126,9 @@ def test_calls_side_by_side_in_threads(
         made.append(prompts)
         return prompts, len(made)
 
-    def visit(one_more: int) -> list[tuple[str, int]]:
+    def all_at_once() -> list[tuple[str, int]]:
         results = []
-        SkipManager.set_step(one_more)
-        SkipManager.set_step(1)
+        visit(1)
 
         def call(name: str) -> None:
             count.wait(60)
@@ -140,11 +141,11 @@ def test_calls_side_by_side_in_threads(
         return sorted(results)
 
     init(role, wait_s=0, background_write=background)
-    first = visit(2)
+    first = all_at_once()
     assert [name for name, _ in first] == sorted(names)
-    assert visit(2) == first, "each gets a call of its own"
+    assert all_at_once() == first, "each gets a call of its own"
     init(role, wait_s=0, background_write=background)
-    assert visit(2) == first
+    assert all_at_once() == first
     assert len(made) == len(names)
 
 
@@ -285,3 +286,85 @@ def test_the_dump_of_a_call_that_was_cancelled_serves_the_next_one(
     SkipManager.set_step(2 if skip else 1)
     assert asyncio.run(replayed()) == "a"
     assert made == ["a"]
+
+
+# -- other jobs, damage, and what cannot be compared ------------------------------------------
+
+
+def test_where_a_dump_is_lost_no_first_call_is_a_mismatch(dumped_calls: Any) -> None:
+    dumps = dumped_calls({1: "abc"}, on_miss="error")
+    (next(dumps.glob("*/*/1")) / "meta.json").unlink()
+    SkipManager.set_step(1)
+    for prompts in "xy":  # the first, which was refused, does not count
+        with pytest.raises(MissError, match="a dump of the step is missing, and the others were"):
+            generate(prompts)
+    SkipManager.store("rollout").quarantine(1, "for a test")
+    with pytest.raises(MissError, match="a dump of the step is missing, and the others were"):
+        step(1, "x")
+
+
+def test_a_dump_without_an_identity_serves_any_call_but_last(init: Callable[..., Path]) -> None:
+    init()
+    SkipManager.store("rollout").save(1, "unnamed")
+    assert step(1, "a") == ["unnamed"]
+    assert (step(1, "a", "b"), step(1, "b", "a")) == (["unnamed", "b1"], ["b1", "unnamed"])
+
+
+def test_a_call_that_cannot_be_compared_costs_no_dump_that_served_another(
+    dumped_calls: Any,
+) -> None:
+    dumps = dumped_calls({1: "a"}, on_mismatch="regenerate")
+    assert step(1, "a") == ["a1"]
+    generate(object())  # type: ignore[arg-type]
+    assert len(made) == 1
+    assert not list(dumps.rglob("*.bad-*"))
+
+
+def test_the_reason_of_a_miss_is_logged(
+    dumped_calls: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    dumped_calls({1: "a"})
+    with caplog.at_level(logging.INFO):
+        step(1, "a", "b")
+    assert "no dump of the step that is left was made for such a call" in caplog.text
+
+
+def test_a_dump_that_is_replaced_before_it_is_loaded_is_a_miss(
+    dumped_calls: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dumped_calls({1: "a", 2: "b"})
+    load, replaced = StepStore.load, []
+
+    def load_later(self: StepStore, number: int, **more: Any) -> Any:
+        if not replaced:
+            identity = self.read_meta(1).identity
+            self.quarantine(1, "for a test")
+            replaced.append(self.save(1, "another job's", identity=identity))
+        return load(self, number, **more)
+
+    monkeypatch.setattr(StepStore, "load", load_later)
+    assert step(1, "a") == ["a1"]
+    assert made == ["a"]
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_name_that_another_job_took_meanwhile_stays_its_own(
+    init: Callable[..., Path], background: bool
+) -> None:
+    init(wait_s=0, background_write=background)
+    store = SkipManager.store("rollout")
+
+    @SkipManager.annotate(role="rollout")
+    def stage(prompts: str) -> str:
+        store.save(1, "theirs", identity=THEIRS)
+        return prompts
+
+    SkipManager.set_step(1)
+    assert stage("ours") == "ours"
+    SkipManager.flush()
+    first, second = store.in_order(1)
+    assert (first, second[-2:]) == ("", "-0")
+    assert [store.load(1), store.load(1, call=second)] == ["theirs", "ours"]
+    assert step(2) == []
+    SkipManager.set_step(1)
+    assert stage("ours") == "ours"
