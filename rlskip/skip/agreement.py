@@ -158,23 +158,18 @@ def ranks_of(dumps: Dumps, own_steps: bool) -> SeveralRanks | None:
         what = f"torch.distributed has {ranks} ranks here, and {why.what}"
         raise ConfigError(what, why.key, why.remedy)
     group, dump_dir = RankGroup(_RANKS_S), dumps.local_config.dump_dir
-    if apart := _ranks_without(group, dump_dir):
+    what = f"a job with its dumps in {dump_dir}"
+    group.exchange(what=what)
+    token = f"ranks-{group.exchange_id}"
+    is_left = group.rank == 0 and leave_token(dump_dir, token)  # else it cannot write there
+    sees = not group.follow(is_left, what) or has_token(dump_dir, token, job_id(), SHOWN_S)
+    seen = enumerate(group.exchange(sees, what=what))
+    if apart := ", ".join(str(rank) for rank, (sees,) in seen if not sees):
         raise ConfigError(
-            f"{dump_dir} is not shared: rank {', '.join(map(str, apart))} of "
-            f"{group.world_size} does not see what rank 0 writes there (this is rank "
-            f"{group.rank}, on {socket.gethostname()})",
+            f"{dump_dir} is not shared: rank {apart} of {group.world_size} does not see what rank "
+            f"0 writes there (this is rank {group.rank}, on {socket.gethostname()})",
             f"skip.{dumps.role}.dump_dir",
             "name a directory that all nodes share: "
             + as_given("skip.dump_dir=/shared/dumps", dumps.role, dumps.local_config),
         )
     return SeveralRanks(group, dumps)
-
-
-def _ranks_without(group: RankGroup, dump_dir: str) -> list[int]:
-    """The ranks that do not see what rank 0 writes there; none where it cannot write."""
-    what = f"a job with its dumps in {dump_dir}"
-    group.exchange(what=what)
-    token = f"ranks-{group.exchange_id}"
-    is_left = group.rank == 0 and leave_token(dump_dir, token)
-    sees = not group.follow(is_left, what) or has_token(dump_dir, token, job_id(), SHOWN_S)
-    return [rank for rank, (seen,) in enumerate(group.exchange(sees, what=what)) if not seen]

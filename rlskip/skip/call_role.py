@@ -116,7 +116,16 @@ class CallRole(Role):
         return rollouts
 
     def keep(self, call: Call, result: Any) -> None:
-        about = self._about(call, result)
+        # Before anything that may raise: all ranks exchange.
+        shard = {} if self.ranks is None else self.ranks.info(call)
+        self._name(call)
+        about = {
+            # From now on what has this name serves no other call.
+            "call": self._take(call, call.name if call.place else "", call.replaces),
+            "identity": call.identity,
+            "info": {**self.dumps.info(call, result), **shard, "place": call.place},
+            "sidecar": capture_rng(),
+        }
         if self.writer is None:
             self._write(call, self.dumps.store.prepare(call.step, result, **about))
             return
@@ -199,18 +208,6 @@ class CallRole(Role):
         if call.cleanup.over:  # cancelled: nobody waits for this thread any more
             raise asyncio.CancelledError
         return there
-
-    def _about(self, call: Call, result: Any) -> dict[str, Any]:
-        """What a dump records besides the result, and its name; from now on it serves no call."""
-        # Before anything that may raise: all ranks exchange.
-        shard = {} if self.ranks is None else self.ranks.info(call)
-        self._name(call)
-        return {
-            "call": self._take(call, call.name if call.place else "", call.replaces),
-            "identity": call.identity,
-            "info": {**self.dumps.info(call, result), **shard, "place": call.place},
-            "sidecar": capture_rng(),
-        }
 
     def _write(self, call: Call, dump: NewDump) -> None:
         """Write the dump under its name, or under the next one that is not another call's.
