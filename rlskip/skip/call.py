@@ -224,9 +224,8 @@ class Call:
             if "prompts" in arguments:
                 likely = "prompts"
             elif likely in IGNORED and is_single(arguments[likely]):
-                named = (name for name in parameters if parameters[name].kind is not rest)
-                data = (name for name in named if name not in SELF and is_data(arguments[name]))
-                likely = next(data, likely)
+                own = [n for n, p in parameters.items() if p.kind is not rest and n not in SELF]
+                likely = next((name for name in own if is_data(arguments[name])), likely)
         if stage.prompts is None:
             return likely
         holding = [name for name, value in arguments.items() if _holds(value, self.prompts)]

@@ -48,6 +48,7 @@ class CallRole(Role):
         """Keep results in these dumps from now on; before the first call."""
         self.dumps: Dumps = dumps
         self._ledger = ledger_of(dumps.directory)
+        self._remembers = dumps.local_config.match != "step"  # by step a visit is enough
         self._run = RunDumps(lambda: dumps.stores, self._ledger)
         matching = CallMatching
         if dumps.by_prompt:
@@ -229,7 +230,7 @@ class CallRole(Role):
                 break
             else:
                 over = meta  # all shards of a call are of one generation
-        if not call.by_hand:
+        if self._remembers and not call.by_hand:
             self._ledger.write(key)
         size = self.dumps.store.size_of(meta)
         call.record("dumped", step=call.step, call=meta.call, bytes=size)
@@ -255,7 +256,8 @@ class CallRole(Role):
             name = next_name(call.name, name)
         key = Key(step, name if replaces is None else replaces)
         visit.take(key)
-        call.writes = key if not call.by_hand and self._ledger.write(key) else None
+        is_told = self._remembers and not call.by_hand
+        call.writes = key if is_told and self._ledger.write(key) else None
         return key.call
 
     def _undo(self, call: Call) -> None:
