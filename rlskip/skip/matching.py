@@ -71,11 +71,9 @@ class CallMatching:
             if self.has_served(key, call) or key in call.visit.taken:
                 continue
             meta = self._dumps.store.read_meta(key.step, key.call)
-            if (
-                meta
-                and meta.identity
-                and not self._dumps.identities.differences(call.identity, meta)
-            ):
+            if meta is None or meta.identity is None:
+                continue
+            if not self._dumps.identities.differences(call.identity, meta):
                 call.meta = meta
                 return key
         return None
