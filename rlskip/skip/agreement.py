@@ -39,14 +39,14 @@ class Mismatch:
 class _Shard(NamedTuple):
     """What a rank has for call `place` of `step`, as numbers.
 
-    It has `loaded` a shard of the call that `generation` names, or its dump `differs`.
+    Its dump `differs`, or it has `loaded` a shard of the call that `generation` names.
     """
 
     step: int
     place: int
-    differs: int = 0
-    loaded: int = 0
-    generation: int = 0
+    differs: bool
+    loaded: bool
+    generation: int
 
 
 class SeveralRanks:
@@ -70,14 +70,12 @@ class SeveralRanks:
         it, or raises; the result is kept in ``call.loaded``.
         """
         found = error = call.loaded = None
-        mine = _Shard(call.step, call.place)
+        generation = 0
         try:
             found = look(call)
-            mine = _Shard(call.step, call.place, differs=int(isinstance(found, Mismatch)))
             if isinstance(found, Key):  # it is loaded first, so that a hit takes one exchange
                 call.loaded = load(call, found)
                 generation = int(call.loaded[1].info.get("generation", "0"), 16)
-                mine = mine._replace(loaded=1, generation=generation)
         except BaseException as raised:  # once the other ranks know
             # A sound dump that is too large no rank may replace.
             is_lost = isinstance(raised, DumpError | OSError | MemoryError)
@@ -85,10 +83,12 @@ class SeveralRanks:
                 error = raised
             else:
                 self._dumps.notices.unusable(call, raised)
+        differs, has_loaded = isinstance(found, Mismatch), call.loaded is not None
+        mine = _Shard(call.step, call.place, differs, has_loaded, generation)
         given = self.group.exchange(*mine, what=f"step {call.step}", error=error)
         # Rank 0 made it for this exchange: a call that is generated has it as its generation.
         call.generation = self.group.exchange_id
-        shards = [_Shard(*shard) for shard in given]
+        shards = [_Shard(*shard) for shard in given]  # type: ignore[arg-type]
         if len({(shard.step, shard.place) for shard in shards}) > 1:
             made = ", ".join(
                 f"rank {rank} makes call {shard.place} of step {shard.step}"
@@ -97,7 +97,7 @@ class SeveralRanks:
             what = f"the ranks call the stage unequally often: {made}"
             remedy = "let every rank call the stage equally often, one call after the other"
             raise RankTimeoutError(what, f"skip.{self._dumps.role}", remedy)
-        if {(one.loaded, one.generation) for one in shards} == {(1, mine.generation)}:
+        if {(one.loaded, one.generation) for one in shards} == {(True, mine.generation)}:
             return found
         call.loaded = None
         return self._mismatch(call, found, shards)
@@ -105,18 +105,16 @@ class SeveralRanks:
     def _mismatch(self, call: Call, found: Any, shards: list[_Shard]) -> Mismatch | None:
         """The mismatch of a call that no dump serves if its dumps are whole, and another call's."""
         is_whole = all(one.loaded or one.differs for one in shards)
+        if isinstance(found, Mismatch) and is_whole:
+            return found
         if isinstance(found, Mismatch):
-            if not is_whole:
-                why = f"another rank has no whole dump; {call.reason}"
-                self._dumps.notices.generated(call, why)
-            return found if is_whole else None
-        if isinstance(found, Key):  # else it would be found again, and be unequal again
+            why = f"another rank has no whole dump; {call.reason}"
+            self._dumps.notices.generated(call, why)
+        elif isinstance(found, Key):  # else it would be found again, and be unequal again
             call.visit.take(found)
             call.replaces = found.call
-        if not is_whole:
-            return None
         others = [str(rank) for rank, shard in enumerate(shards) if shard.differs]
-        if others and self._dumps.local_config.on_mismatch == "error":
+        if is_whole and others and self._dumps.local_config.on_mismatch == "error":
             raise MismatchError(
                 f"rank {', '.join(others)} of {self.group.world_size} makes another call than the "
                 f"dump of step {call.step} was made for",
@@ -160,23 +158,18 @@ def ranks_of(dumps: Dumps, own_steps: bool) -> SeveralRanks | None:
         what = f"torch.distributed has {ranks} ranks here, and {why.what}"
         raise ConfigError(what, why.key, why.remedy)
     group, dump_dir = RankGroup(_RANKS_S), dumps.local_config.dump_dir
-    if apart := _ranks_without(group, dump_dir):
+    what = f"a job with its dumps in {dump_dir}"
+    group.exchange(what=what)
+    token = f"ranks-{group.exchange_id}"
+    (is_left,), *_ = group.exchange(group.rank == 0 and leave_token(dump_dir, token), what=what)
+    sees = not is_left or has_token(dump_dir, token, job_id(), SHOWN_S)  # rank 0 cannot write there
+    seen = enumerate(group.exchange(sees, what=what))
+    if apart := ", ".join(str(rank) for rank, (sees,) in seen if not sees):
         raise ConfigError(
-            f"{dump_dir} is not shared: rank {', '.join(map(str, apart))} of "
-            f"{group.world_size} does not see what rank 0 writes there (this is rank "
-            f"{group.rank}, on {socket.gethostname()})",
+            f"{dump_dir} is not shared: rank {apart} of {group.world_size} does not see what rank "
+            f"0 writes there (this is rank {group.rank}, on {socket.gethostname()})",
             f"skip.{dumps.role}.dump_dir",
             "name a directory that all nodes share: "
             + as_given("skip.dump_dir=/shared/dumps", dumps.role, dumps.local_config),
         )
     return SeveralRanks(group, dumps)
-
-
-def _ranks_without(group: RankGroup, dump_dir: str) -> list[int]:
-    """The ranks that do not see what rank 0 writes there; none where it cannot write."""
-    what = f"a job with its dumps in {dump_dir}"
-    group.exchange(what=what)
-    token = f"ranks-{group.exchange_id}"
-    (is_left,), *_ = group.exchange(group.rank == 0 and leave_token(dump_dir, token), what=what)
-    sees = not is_left or has_token(dump_dir, token, job_id(), SHOWN_S)
-    return [rank for rank, (seen,) in enumerate(group.exchange(sees, what=what)) if not seen]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
@@ -109,12 +110,12 @@ class Cleanup(contextlib.ExitStack):
     over = failed = False
     _lock = threading.Lock()  # one for all calls: it is held for an append
 
-    def add(self, act: Callable[[], object]) -> None:
+    def add(self, act: Callable[..., object], *args: Any) -> None:
         with self._lock:
             if not self.over:
-                self.callback(act)
+                self.callback(act, *args)
                 return
-        act()
+        act(*args)
 
     def __exit__(self, *error: Any) -> bool | None:
         with self._lock:
@@ -217,15 +218,14 @@ class Call:
             return str(stage.holder or stage.prompts)
         arguments, parameters = self.arguments, self.bound.signature.parameters
         rest = inspect.Parameter.VAR_KEYWORD
-        likely = next((name for name in parameters if name not in SELF), "")
+        likely = next(itertools.filterfalse(SELF.__contains__, parameters), "")
         # Where there is nothing but ``**kwargs``, all of it is.
         if likely and parameters[likely].kind is not rest:
             if "prompts" in arguments:
                 likely = "prompts"
             elif likely in IGNORED and is_single(arguments[likely]):
-                named = (name for name in parameters if parameters[name].kind is not rest)
-                data = (name for name in named if name not in SELF and is_data(arguments[name]))
-                likely = next(data, likely)
+                own = [n for n, p in parameters.items() if p.kind is not rest and n not in SELF]
+                likely = next((name for name in own if is_data(arguments[name])), likely)
         if stage.prompts is None:
             return likely
         holding = [name for name, value in arguments.items() if _holds(value, self.prompts)]

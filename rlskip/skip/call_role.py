@@ -23,7 +23,7 @@ from rlskip.skip.role import Role, present
 from rlskip.skip.run_dumps import PromptGroups, RunDumps
 from rlskip.skip.stage_runner import not_dumped
 from rlskip.skip.step_calls import Key, StepCalls, next_name
-from rlskip.store import AbsentDumpError, DumpError, DumpMeta, RankTimeoutError, WriterTimeoutError
+from rlskip.store import AbsentDumpError, DumpError, DumpMeta, WriterTimeoutError
 from rlskip.store.dump import NewDump
 from rlskip.store.writer import Writer
 
@@ -33,22 +33,13 @@ log = logging.getLogger(__name__)
 class CallRole(Role):
     """Dumps what each call of a stage returned, and replays it.
 
-    The step comes from `step_of`, a function of a call's arguments; None: from the training loop.
     Calls that have a step of their own run side by side, in threads already: their dumps are
     written there, they have no order in which ranks could agree, and none waits for another job,
     which would keep its thread from other calls.
     """
 
-    def __init__(
-        self,
-        role: str,
-        local_config: Any,
-        facts: HostFacts,
-        step_of: Callable[..., int] | None = None,
-    ) -> None:
+    def __init__(self, role: str, local_config: Any, facts: HostFacts) -> None:
         Role.__init__(self, role, local_config)  # next to it, a subclass has BaseSkip
-        self.support_online_step = step_of is not None
-        self._step_of = step_of or super().extract_step
         self._visiting: StepCalls | None = None
         self._lock = threading.Lock()
         self.use(Dumps(role, local_config, facts, self.shard))
@@ -57,6 +48,7 @@ class CallRole(Role):
         """Keep results in these dumps from now on; before the first call."""
         self.dumps: Dumps = dumps
         self._ledger = ledger_of(dumps.directory)
+        self._remembers = dumps.local_config.match != "step"  # by step a visit is enough
         self._run = RunDumps(lambda: dumps.stores, self._ledger)
         matching = CallMatching
         if dumps.by_prompt:
@@ -87,9 +79,6 @@ class CallRole(Role):
         """This rank, and the number of ranks."""
         return (self.ranks.group.rank, self.ranks.group.world_size) if self.ranks else (0, 1)
 
-    def extract_step(self, *args: Any, **kwargs: Any) -> int:
-        return self._step_of(*args, **kwargs)
-
     # -- a call: name it, look for its dump; load it, or run the stage and keep what it returns ----
 
     def find(self, call: Call) -> bool:
@@ -97,15 +86,15 @@ class CallRole(Role):
         self._choose(call)
         if call.found is None:
             self.dumps.notices.log_hidden()
-            if self.local_config.on_miss == "generate":
-                _ = call.prompt_rows  # now: the stage may change its input
-                if self.flight is not None:
-                    is_there = functools.partial(self._is_there, call)
-                    lease = self.flight.enter(call.step, is_there, call.name)
-                    if lease is None:
-                        self._choose(call)
-                    else:  # other jobs wait for this one until the call ends
-                        call.cleanup.add(lease.release)
+        if call.found is None and self.local_config.on_miss == "generate":
+            _ = call.prompt_rows  # now: the stage may change its input
+            if self.flight is not None:
+                is_there = functools.partial(self._is_there, call)
+                lease = self.flight.enter(call.step, is_there, call.name)
+                if lease is None:
+                    self._choose(call)
+                else:  # other jobs wait for this one until the call ends
+                    call.cleanup.add(lease.release)
         return call.found is not None
 
     def replay(self, call: Call) -> Any:
@@ -118,8 +107,6 @@ class CallRole(Role):
             rollouts, meta, states = loaded
             if self.local_config.restore_rng:
                 restore_rng(states)
-        except RankTimeoutError:
-            raise
         except (DumpError, OSError, MemoryError):
             self._matching.give_back(call, found, is_lost=True)
             call.found = None
@@ -130,7 +117,16 @@ class CallRole(Role):
         return rollouts
 
     def keep(self, call: Call, result: Any) -> None:
-        about = self._about(call, result)
+        # Before anything that may raise: all ranks exchange.
+        shard = {} if self.ranks is None else self.ranks.info(call)
+        self._name(call)
+        about = {
+            # From now on what has this name serves no other call.
+            "call": self._take(call, call.name if call.place else "", call.replaces),
+            "identity": call.identity,
+            "info": {**self.dumps.info(call, result), **shard, "place": call.place},
+            "sidecar": capture_rng(),
+        }
         if self.writer is None:
             self._write(call, self.dumps.store.prepare(call.step, result, **about))
             return
@@ -186,7 +182,7 @@ class CallRole(Role):
             call.found = found
             if found is not None and not call.by_hand:
                 self._matching.take(call, found)
-                call.cleanup.add(functools.partial(self._undo, call))
+                call.cleanup.add(self._undo, call)
 
     def _look_up(self, call: Call) -> Key | PromptGroups | Mismatch | None:
         """Name the call, and find what serves it; what cannot be read counts as absent."""
@@ -202,7 +198,7 @@ class CallRole(Role):
         if not call.name:
             call.identity = call.identity or self.dumps.identities.of_call(call)
             call.name, call.place = call.visit.begin(call.identity.digest())
-            call.cleanup.add(functools.partial(self._undo, call))
+            call.cleanup.add(self._undo, call)
 
     def _is_there(self, call: Call) -> bool:
         """Whether another job has dumped the call meanwhile."""
@@ -213,18 +209,6 @@ class CallRole(Role):
         if call.cleanup.over:  # cancelled: nobody waits for this thread any more
             raise asyncio.CancelledError
         return there
-
-    def _about(self, call: Call, result: Any) -> dict[str, Any]:
-        """What a dump records besides the result, and its name; from now on it serves no call."""
-        # Before anything that may raise: all ranks exchange.
-        shard = {} if self.ranks is None else self.ranks.info(call)
-        self._name(call)
-        return {
-            "call": self._take(call, call.name if call.place else "", call.replaces),
-            "identity": call.identity,
-            "info": {**self.dumps.info(call, result), **shard, "place": call.place},
-            "sidecar": capture_rng(),
-        }
 
     def _write(self, call: Call, dump: NewDump) -> None:
         """Write the dump under its name, or under the next one that is not another call's.
@@ -246,13 +230,13 @@ class CallRole(Role):
                 break
             else:
                 over = meta  # all shards of a call are of one generation
-        if not call.by_hand:
+        if self._remembers and not call.by_hand:
             self._ledger.write(key)
         size = self.dumps.store.size_of(meta)
         call.record("dumped", step=call.step, call=meta.call, bytes=size)
         if is_own:  # else another job's dump of the call stays
             call.written = key
-            call.cleanup.add(functools.partial(self._undo, call))
+            call.cleanup.add(self._undo, call)
 
     def _is_anothers(self, call: Call, key: Key, there: DumpMeta | None = None) -> bool:
         """Whether another call's dump has this name, which may serve that one yet."""
@@ -271,8 +255,9 @@ class CallRole(Role):
         ):
             name = next_name(call.name, name)
         key = Key(step, name if replaces is None else replaces)
-        visit.take(key, writes=True)
-        call.writes = key if not call.by_hand and self._ledger.write(key) else None
+        visit.take(key)
+        is_told = self._remembers and not call.by_hand
+        call.writes = key if is_told and self._ledger.write(key) else None
         return key.call
 
     def _undo(self, call: Call) -> None:

@@ -19,6 +19,7 @@ from rlskip.config.nodes import read_record_of
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import TRAINING_ROLES
 from rlskip.errors import ConfigError, RlskipError
+from rlskip.jobs.records import job_id, read_events
 from rlskip.jobs.served import forget_served
 from rlskip.keys import integer
 from rlskip.skip import said
@@ -308,8 +309,15 @@ class SkipManager:
 
 @atexit.register
 def _say_what_is_kept() -> None:
-    """After Ctrl-C no summary ends the job."""
-    if getattr(sys, "last_type", None) is KeyboardInterrupt:
-        with contextlib.suppress(RlskipError, OSError):
-            SkipManager.flush()
-        said.say_what_is_kept(SkipManager.skip_instances)
+    """After Ctrl-C no summary ends the job: say how many steps of each role it has dumped."""
+    if getattr(sys, "last_type", None) is not KeyboardInterrupt:
+        return
+    with contextlib.suppress(RlskipError, OSError):
+        SkipManager.flush()
+    for role, skip in SkipManager.skip_instances.items():
+        if skip.recorder is not None:
+            dump_dir = skip.local_config.dump_dir
+            events = read_events(dump_dir, job_id())
+            kept = {e.step for e in events if e.kind == "dumped" and e.role == role}
+            what = "rlskip: interrupted; role %s: the rollouts of %d steps are kept in %s"
+            log.warning(what, role, len(kept), skip.dumps.directory if skip.dumps else dump_dir)

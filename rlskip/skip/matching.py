@@ -26,12 +26,12 @@ class CallMatching:
 
     def look_up(self, call: Call) -> Any:
         """What was made for this very call, and serves no other one."""
-        if self._dumps.local_config.action == SkipAction.REPEAT:
+        config = self._dumps.local_config
+        if config.action == SkipAction.REPEAT:
             return self._repeated(call)
         if call.identity.prompts is None:
             return None
-        key = self._in_step(call)
-        return self._elsewhere(call) if not key and self._dumps.local_config.match == "run" else key
+        return self._in_step(call) or (self._elsewhere(call) if config.match == "run" else None)
 
     def _in_step(self, call: Call) -> Key | None:
         """The dump of the step itself that was made for such a call.
@@ -41,16 +41,15 @@ class CallMatching:
         visit: StepCalls = call.visit
         dumps = self._dumps
         unnamed: tuple[Key, DumpMeta] | None = None
-        served = set[str]() if dumps.local_config.match == "step" else {*visit.served(call.name)}
+        served = set[str]() if dumps.local_config.match == "step" else visit.served(call.name)
         call.again = ""
         for key in visit.candidates(call.name, call.place):
-            meta = dumps.store.read_meta(key.step, key.call)
-            if meta is None:
+            if (meta := dumps.store.read_meta(key.step, key.call)) is None:
                 continue
-            is_taken = key in visit.taken
             if meta.identity is None:
-                unnamed = unnamed or (None if is_taken else (key, meta))
-            elif is_taken or self.has_served(key, call):
+                if key not in visit.taken:
+                    unnamed = unnamed or (key, meta)
+            elif key in visit.taken or self.has_served(key, call):
                 if call.identity.fits(meta.identity):
                     served.add(meta.checksum)
             elif not dumps.identities.differences(call.identity, meta):
@@ -123,13 +122,10 @@ class CallMatching:
 
         Raises DumpError where a dump is unusable.
         """
-        meta, states, store = call.meta, None, self._dumps.store
+        meta, store = call.meta, self._dumps.store
+        part = ("rollouts", "aside") if self._dumps.local_config.restore_rng else ("rollouts",)
         with call.timed():
-            if self._dumps.local_config.restore_rng:
-                part = ("rollouts", "aside")
-                rollouts, states = store.load(found.step, call=found.call, meta=meta, part=part)
-            else:
-                rollouts = store.load(found.step, call=found.call, meta=meta)
+            rollouts, *states = store.load(found.step, call=found.call, meta=meta, part=part)
             self._dumps.check_fields(rollouts, meta, call, found)
             rollouts = self._dumps.without_dropped(rollouts)
         call.facts.update(
@@ -138,7 +134,7 @@ class CallMatching:
             bytes=store.size_of(meta),
             seconds_saved=took - call.seconds if (took := meta.info.get("seconds")) else 0.0,
         )
-        return rollouts, meta, states
+        return rollouts, meta, states[0] if states else None
 
     def judge(self, call: Call) -> Mismatch | None:
         """What becomes of a call that no dump fits; None: it is a miss.
@@ -180,15 +176,14 @@ class CallMatching:
         call.reason = f"the dump of {key}{of} was made for another call: {'; '.join(differs)}"
         if call.identity.prompts is None:
             call.reason = f"the prompts cannot be compared with those of the dump of {key}"
-        elsewhere = None
+        elsewhere, hint = None, ""
         if config.on_mismatch == "error" and config.match == "step":
             elsewhere = next(self._run.find(call.identity.prompts, visit.step), None)
-        if elsewhere is None:
-            return Mismatch(key)
-        call.reason += f"; they are the same prompts as those of {elsewhere}"
-        if dumps.role == VALIDATION_ROLE:
-            return Mismatch(key)
-        return Mismatch(key, f"skip.{dumps.role}.match=run looks in the run's other steps, too")
+        if elsewhere is not None:
+            call.reason += f"; they are the same prompts as those of {elsewhere}"
+            if dumps.role != VALIDATION_ROLE:
+                hint = f"skip.{dumps.role}.match=run looks in the run's other steps, too"
+        return Mismatch(key, hint)
 
     def _nearest(self, call: Call, keys: Iterable[Key]) -> tuple[Key, DumpMeta, list[str]] | None:
         """The dump that differs least from the call, and in what; None where none does.

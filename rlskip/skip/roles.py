@@ -30,14 +30,19 @@ def parse_async_rollout_sample_step(sample_id: Any) -> int:
     return int(match[2])
 
 
-def sample_step(*args: Any, **kwargs: Any) -> int:
-    """The feed-order index of a call's ``sample_id``, or else of its prompts' uid."""
-    sample_id = kwargs.get("sample_id")
-    if sample_id is None:
-        sample_id = next((arg for arg in args if isinstance(arg, str)), None)
-    if sample_id is None:
-        sample_id = first_uid([*args, *kwargs.values()])
-    return parse_async_rollout_sample_step(sample_id)
+class SampleRole(CallRole):
+    """The role for calls that generate one sample each, which tells its own step."""
+
+    support_online_step = True
+
+    def extract_step(self, *args: Any, **kwargs: Any) -> int:
+        """The feed-order index of a call's ``sample_id``, or else of its prompts' uid."""
+        sample_id = kwargs.get("sample_id")
+        if sample_id is None:
+            sample_id = next((arg for arg in args if isinstance(arg, str)), None)
+        if sample_id is None:
+            sample_id = first_uid([*args, *kwargs.values()])
+        return parse_async_rollout_sample_step(sample_id)
 
 
 class RolloutSkip(CallRole, BaseSkip):
@@ -48,8 +53,7 @@ class RolloutSkip(CallRole, BaseSkip):
     """
 
     def __init__(self, local_config: Any, global_config: Any) -> None:
-        step_of = self.extract_step if self.support_online_step else None
-        super().__init__(self.role, local_config, application_facts(global_config), step_of)
+        super().__init__(self.role, local_config, application_facts(global_config))
         self.global_config = global_config
 
     # Of a decorated function, too, the methods are asked that a subclass may override.
@@ -70,6 +74,6 @@ def make_roles(roles: Mapping[str, RoleConfig], facts: HostFacts) -> dict[str, R
 
             made[role] = GroupRole(role, local, facts)
         else:
-            step_of = sample_step if role == "async_rollout" else None
-            made[role] = CallRole(role, local, facts, step_of)
+            kind = SampleRole if role == "async_rollout" else CallRole
+            made[role] = kind(role, local, facts)
     return made

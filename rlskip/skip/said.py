@@ -21,7 +21,6 @@ from rlskip.config.nodes import ADD_CALLBACK, chosen_options, dropped_callback, 
 from rlskip.config.settings import has_own_key
 from rlskip.config.skip import BUILT_IN_ROLES, SHARED_KEYS, SKIP_REGISTRY, SkipManagerConfig
 from rlskip.errors import ConfigError, NotInstalledError
-from rlskip.jobs.records import job_id, read_events
 from rlskip.skip.role import Role
 from rlskip_conf import options
 
@@ -89,17 +88,6 @@ def warn_of_idle_keys(node: Mapping[str, Any], roles: Mapping[str, Role]) -> Non
             "skip.rollout.enable=true, here {'skip': {'rollout': {'enable': True}, ...}}",
             given[0],
         )
-
-
-def say_what_is_kept(roles: Mapping[str, Role]) -> None:
-    """After Ctrl-C: how many steps of each role that was called the job has dumped."""
-    for role, skip in roles.items():
-        if skip.recorder is not None:
-            dump_dir = skip.local_config.dump_dir
-            events = read_events(dump_dir, job_id())
-            kept = {e.step for e in events if e.kind == "dumped" and e.role == role}
-            what = "rlskip: interrupted; role %s: the rollouts of %d steps are kept in %s"
-            log.warning(what, role, len(kept), skip.dumps.directory if skip.dumps else dump_dir)
 
 
 def refuse_without_node(config: Any) -> None:

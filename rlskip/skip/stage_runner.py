@@ -32,13 +32,6 @@ _REMEDY = (
 _MOST_ENDING_S = 60.0
 
 
-class Miss:
-    """What `replay` returns when no dump replaces the call.
-
-    joblib and submitit copy a decorated function of ``__main__`` by value, but a class by name.
-    """
-
-
 def decorated(manager: Any, stage: Stage) -> Callable[..., Any]:
     """The decorated function of `stage`, whose role `manager` turns on or off."""
     func = stage.func
@@ -46,8 +39,7 @@ def decorated(manager: Any, stage: Stage) -> Callable[..., Any]:
         raise TypeError(f"{stage.name} is a generator; a stage returns its result at once")
     if stage.holder:
         stage.refuse_unknown_names([stage.holder])
-    called = func if inspect.isroutine(func) else getattr(func, "__call__", func)  # noqa: B004
-    is_async = inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(called)
+    is_async = any(map(inspect.iscoroutinefunction, (func, getattr(func, "__call__", None))))  # noqa: B004
     wrap = _wrap_async if is_async else _wrap_sync
     return functools.wraps(func)(wrap(manager, stage))
 
@@ -56,19 +48,15 @@ def _wrap_sync(manager: Any, stage: Stage) -> Callable[..., Any]:
     func, role = stage.func, stage.role
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        enabled = manager.skip_instances
-        if role not in enabled:
-            if manager._guard is not None:
-                manager._guard(role)
-            return func(*args, **kwargs) if kwargs else func(*args)
-        skip = enabled[role]
-        call = _eligible_call(manager, skip, stage, args, kwargs)
+        skip = manager.skip_instances.get(role)
+        if skip is None and manager._guard is not None:
+            manager._guard(role)
+        call = None if skip is None else _eligible_call(manager, skip, stage, args, kwargs)
         if call is None:
             return func(*args, **kwargs) if kwargs else func(*args)
         with call.cleanup:
-            replayed = replay(skip, call)
-            if replayed is not Miss:
-                return replayed
+            if replayed := replay(skip, call):
+                return replayed[0]
             with _running(skip, call):
                 result = func(*call.args, **call.kwargs)
             if inspect.iscoroutine(result) or asyncio.isfuture(result):
@@ -86,20 +74,17 @@ def _wrap_async(manager: Any, stage: Stage) -> Callable[..., Any]:
     func, role = stage.func, stage.role
 
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        enabled = manager.skip_instances
-        if role not in enabled:
-            if manager._guard is not None:
-                manager._guard(role)
-            return await func(*args, **kwargs)
-        skip = enabled[role]
-        call = _eligible_call(manager, skip, stage, args, kwargs)
+        skip = manager.skip_instances.get(role)
+        if skip is None and manager._guard is not None:
+            manager._guard(role)
+        call = None if skip is None else _eligible_call(manager, skip, stage, args, kwargs)
         if call is None:
             return await func(*args, **kwargs)
         with call.cleanup:
             look = functools.partial(copy_context().run, replay, skip, call)
             replayed = await asyncio.get_running_loop().run_in_executor(_lookers(os.getpid()), look)
-            if replayed is not Miss:
-                return replayed
+            if replayed:
+                return replayed[0]
             with _running(skip, call):
                 result = await func(*call.args, **call.kwargs)
             dumping = asyncio.ensure_future(asyncio.to_thread(dump, skip, call, result))
@@ -132,36 +117,31 @@ def _eligible_call(
         if (step := stage.step_of(*args, **kwargs)) is None:
             return None
         manager.set_step(step)
-    if stage.role in manager._unlisted and not observes:
-        return None
-    step = manager.step
     if observes:
-        step = -1 if step is None else step
+        step = -1 if manager.step is None else manager.step
         return Call(stage, args, kwargs, step, recorder.write, is_observed=True)
-    call = Call(stage, args, kwargs, record=recorder.write)
-    if skip.role in enclosing.get({}):
+    if stage.role in manager._unlisted or skip.role in enclosing.get({}):
         return None
+    call = Call(stage, args, kwargs, record=recorder.write)
     if is_validation(call.prompts) and not skip.serves_validation:
         return None
-    if skip.support_online_step:
-        step = skip.extract_step(*args, **kwargs)
+    step = skip.extract_step(*args, **kwargs) if skip.support_online_step else manager.step
     if step is None:
         remedy = "call SkipManager.set_step(step) in the training loop, before the stage"
         where, remedy = stage.no_step or (stage.name, remedy)
         raise StepNotSetError(f"skip.{stage.role} is enabled, but no step is set", where, remedy)
     call.step = step
     # Of the loop's step `set_step` has looked it up.
-    if skip.support_online_step and step not in skip.local_config.steps:
-        return None
-    return call
+    is_listed = not skip.support_online_step or step in skip.local_config.steps
+    return call if is_listed else None
 
 
-def replay(role: Role, call: Call) -> Any:
-    """What replaces the call, or `Miss`."""
+def replay(role: Role, call: Call) -> tuple[Any] | None:
+    """What replaces the call, in a tuple; None: the stage runs."""
     from rlskip.store import DumpError, RankTimeoutError, TooLargeDumpError
 
     if call.is_observed:
-        return Miss
+        return None
     failure: Exception | None = None
     try:
         if role.find(call):
@@ -171,7 +151,7 @@ def replay(role: Role, call: Call) -> Any:
             if role.figures is not None:
                 role.count(call, result, replayed=True)
             change = call.stage.on_replay
-            return result if change is None else change(result)
+            return (result if change is None else change(result),)
     except (RankTimeoutError, TooLargeDumpError):  # a sound dump: no miss in silence
         raise
     except (DumpError, OSError, MemoryError) as error:
@@ -192,7 +172,7 @@ def replay(role: Role, call: Call) -> Any:
         raise MissError(what, f"skip.{role.role}.on_miss=error", remedy) from failure
     if role.before_stage is not None:
         role.before_stage(call)
-    return Miss
+    return None
 
 
 @contextmanager

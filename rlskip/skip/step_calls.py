@@ -11,7 +11,8 @@ from __future__ import annotations
 import heapq
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import attrs
@@ -52,21 +53,17 @@ class StepCalls:
     """
 
     def __init__(self, store: StepStore, step: int) -> None:
+        self._store, self.step = store, step
         self.lock = threading.RLock()
-        self.step = step
-        self._store, self._first = store, store.directory / str(step)
         # Heaps of the numbers that were given back, and the next: of each digest, and the places.
         self._free: dict[str, list[int]] = {}
-        self.taken: set[Key] = set()
-        self._written: set[Key] = set()
+        # The dumps that serve a call of the visit, with their checksums; empty: a call writes it.
+        self.taken: dict[Key, str] = {}
         self._in_order: list[str] = []
-        # Dumps of the digest under other numbers, as they were when the visit began.
-        self._siblings: dict[str, dict[str, None]] = {}
-        # The checksums of those of a digest that have served a call of the visit.
-        self._served: dict[str, dict[str, str]] = {}
         self.listed = dict.fromkeys(store.calls(step))
+        self._listed_of: dict[str, list[str]] = {}  # by digest
         for call in self.listed:
-            self._siblings.setdefault(call.rpartition("-")[0], {})[call] = None
+            self._listed_of.setdefault(call.rpartition("-")[0], []).append(call)
         self._has_lost = False
 
     @property
@@ -82,10 +79,11 @@ class StepCalls:
         Another job may have dumped the step while this one waited for it, so that a step without a
         first dump is looked at again.
         """
-        head = Key(self.step, "")
-        if not self._in_order and head not in self._written and os.path.isdir(self._first):
+        head = Key(self.step)
+        is_there = os.path.isdir(self._store.directory / head.path)
+        if not self._in_order and is_there and self.taken.get(head) != "":
             there = self._store.in_order(self.step)
-            self._in_order = [call for call in there if Key(self.step, call) not in self._written]
+            self._in_order = [call for call in there if self.taken.get(Key(self.step, call)) != ""]
         return self._in_order
 
     def begin(self, digest: str) -> tuple[str, int]:
@@ -115,37 +113,26 @@ class StepCalls:
         """
         digest, _, number = name.rpartition("-")
         own = (name, "") if place else ("", name)
-        for call in (*own, *self._siblings.get(digest, ())):
+        for call in chain(own, self._listed_of.get(digest, ())):
             key = Key(self.step, call)
             if key not in self.taken or call == name or (number == "0" and not call):
                 yield key
 
-    def served(self, name: str) -> Iterable[str]:
+    def served(self, name: str) -> set[str]:
         """The checksums of later dumps of such a call that have served another one of the visit."""
-        return self._served.get(name.rpartition("-")[0], {}).values()
+        keys = (Key(self.step, call) for call in self._listed_of.get(name.rpartition("-")[0], ()))
+        return {*filter(None, map(self.taken.get, keys))}
 
-    def take(self, key: Key, checksum: str = "", *, writes: bool = False) -> None:
-        """This dump serves a call, or a call `writes` it: it serves no other one."""
+    def take(self, key: Key, checksum: str = "") -> None:
+        """This dump serves a call, or without a `checksum` one writes it: it serves no other."""
         with self.lock:
-            self.taken.add(key)
-            if writes:
-                self._written.add(key)
-            if key.step == self.step:  # another step's has the same names
-                digest = key.call.rpartition("-")[0]
-                self._siblings.get(digest, {}).pop(key.call, None)
-                if checksum and digest:
-                    self._served.setdefault(digest, {})[key.call] = checksum
+            self.taken[key] = checksum
 
     def give_back(self, key: Key, *, is_lost: bool = False) -> None:
         """It did not serve the call after all: it may serve another one, unless it is unusable."""
         with self.lock:
-            self.taken.discard(key)
+            self.taken.pop(key, None)
             self._has_lost |= is_lost
-            digest = key.call.rpartition("-")[0]
-            if key.step == self.step and digest and key.call in self.listed:
-                self._served.get(digest, {}).pop(key.call, None)
-                if not is_lost:
-                    self._siblings.setdefault(digest, {})[key.call] = None
 
 
 def next_name(own: str, tried: str) -> str:

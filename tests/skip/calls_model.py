@@ -12,7 +12,7 @@ import attrs
 from rlskip import SkipManager
 from rlskip.errors import MismatchError, MissError
 from rlskip.skip.call import Call, Stage
-from rlskip.skip.stage_runner import Miss, dump, replay
+from rlskip.skip.stage_runner import dump, replay
 from tests.skip.trainers import Hub, on_ranks
 
 STEPS = (1, 2, 3)
@@ -96,9 +96,8 @@ class Ranks(Decorated):
             call = Call(made, (prompts, greedy), {}, step)
             try:
                 with call.cleanup:
-                    result = replay(role, call)
-                    if result is not Miss:
-                        return result, False
+                    if replayed := replay(role, call):
+                        return replayed[0], False
                     result = stage(prompts, greedy)
                     dump(role, call, result)
                     return result, True

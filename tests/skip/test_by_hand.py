@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlskip import SkipManager, register_skip
+from rlskip import SkipManager
 from rlskip.errors import MismatchError
-from rlskip.skip import SKIP_REGISTRY, RolloutSkip
 from tests.skip.trainers import leases
 
 
@@ -92,36 +89,3 @@ def test_by_hand_the_first_of_equal_calls_is_meant(init: Callable[..., Path]) ->
     for step in (3, 4, 3):
         assert by_hand().meet_precondition(step, plain, PROMPTS)
         assert by_hand().warp_function(step, plain, PROMPTS) == {"made": 3}
-
-
-def test_concurrent_calls_of_a_subclass_with_the_same_arguments(init: Callable[..., Path]) -> None:
-    """Its methods name a call by its arguments, and each gets a dump of its own."""
-
-    @register_skip("asking")
-    class AskingSkip(RolloutSkip):
-        def meet_precondition(self, step: int, func: Any, /, *args: Any, **kwargs: Any) -> bool:
-            return super().meet_precondition(step, func, *args, **kwargs)
-
-    made: list[int] = []
-    start = threading.Barrier(8)
-
-    @SkipManager.annotate(role="asking")
-    def stage(prompts: str) -> int:
-        made.append(len(made))
-        return made[-1]
-
-    def call(_: int) -> int:
-        start.wait(60)
-        return stage("the very same object")
-
-    try:
-        results = []
-        for _ in range(2):
-            init("asking", wait_s=0)
-            SkipManager.set_step(1)
-            with ThreadPoolExecutor(8) as threads:
-                results.append(sorted(threads.map(call, range(8))))
-    finally:
-        del SKIP_REGISTRY["asking"]
-    assert len(made) == 8
-    assert results[0] == results[1]

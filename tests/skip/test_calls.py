@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import re
+import logging
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlskip import SkipManager
-from rlskip.errors import ConfigError, MismatchError
+from rlskip import SkipManager, register_skip
+from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.jobs.records import tally_steps
-from rlskip.store import StepStore
+from rlskip.skip import SKIP_REGISTRY, RolloutSkip
+from rlskip.store import Identity, StepStore
+from tests.skip.trainers import visit
 
+THEIRS = Identity.of({"prompts": "a" * 32})
 made: list[str] = []
 
 
@@ -25,24 +28,16 @@ def _empty() -> None:
     made.clear()
 
 
-@SkipManager.annotate(role="rollout", identity=lambda prompts, greedy=False: {"greedy": greedy})
-def generate(prompts: str, greedy: bool = False) -> str:
+@SkipManager.annotate(role="rollout")
+def generate(prompts: str) -> str:
     made.append(prompts)
     return f"{prompts}{len(made)}"
 
 
 def step(number: int, *calls: str) -> list[str]:
-    """One visit of a step; an upper-case letter is a greedy baseline."""
-    SkipManager.set_step(number + 1)
-    SkipManager.set_step(number)
-    return [generate(call.lower(), greedy=call.isupper()) for call in calls]
-
-
-def on_disk(dumps: Path) -> list[str]:
-    """Of each dump the step, and the number in its call's name."""
-    names = (path.parent.name for path in dumps.rglob("gen_batch.dp"))
-    names = (name for name in names if ".bad-" not in name)
-    return sorted(re.sub(r"\.[0-9a-f]{16}-", "/", name) for name in names)
+    """One visit of a step."""
+    visit(number)
+    return [generate(call) for call in calls]
 
 
 # -- which dump serves a call ------------------------------------------------------------------
@@ -58,39 +53,12 @@ def test_the_records_count_each_call(dumped_calls: Any) -> None:
     assert hits == {(1, ""): 1, (1, store.in_order(1)[2]): 2}
 
 
-# -- mismatches and misses ---------------------------------------------------------------------
-
-
-def test_what_follows_rollouts_that_were_made_again_is_no_mismatch(
-    init: Callable[..., Path],
-) -> None:
-    """Its prompts are the tokens of another stage, whose dump may be lost."""
-
-    @SkipManager.annotate(role="reward", derived=True)
-    def score(tokens: str, scale: int = 1) -> int:
-        made.append(tokens)
-        return len(made)
-
-    def run(tokens: str, **changed: Any) -> int:
-        init("reward")
-        SkipManager.set_step(1)
-        return score(tokens, **changed)
-
-    assert run("old") == 1
-    with pytest.raises(MismatchError, match=r"prompts: .*scale"):
-        run("new", scale=2)
-    assert run("new") == 2
-    assert (run("old"), run("new")) == (1, 2)
-    with pytest.raises(MismatchError, match=r"of its 2 calls, .*: arguments.scale: 2"):
-        run("old", scale=2)
-
-
 # -- other steps of the run ----------------------------------------------------------------------
 
 
 def test_a_mismatch_names_the_step_that_has_the_prompts(dumped_calls: Any) -> None:
-    dumped_calls({1: "a", 2: "bc"})
-    with pytest.raises(MismatchError) as caught:
+    dumped_calls({1: "ad", 2: "bc"})
+    with pytest.raises(MismatchError, match="the nearest of its 2 calls, was made for") as caught:
         step(1, "c")
     assert "they are the same prompts as those of step 2, call " in str(caught.value)
     assert "skip.rollout.match=run looks in the run's other steps, too" in str(caught.value)
@@ -104,20 +72,36 @@ def test_a_queues_role_refuses_to_look_elsewhere(init: Callable[..., Path]) -> N
 # -- side by side ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("background", [False, True])
-def test_calls_side_by_side_in_threads(init: Callable[..., Path], background: bool) -> None:
+@pytest.fixture
+def asked() -> Iterator[None]:
+    """A role whose methods are asked: they name a call by its arguments."""
+
+    @register_skip("asked")
+    class AskedSkip(RolloutSkip): ...
+
+    yield
+    del SKIP_REGISTRY["asked"]
+
+
+@pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize(
+    ("role", "background"), [("rollout", False), ("rollout", True), ("asked", False)]
+)
+def test_calls_side_by_side_in_threads(
+    init: Callable[..., Path], role: str, background: bool
+) -> None:
+    """Each gets a dump of its own, of equal calls, too."""
     names = [f"{prompt}{i % 3}" for i, prompt in enumerate("abcdefghijkl" * 2)]
     count = threading.Barrier(len(names))
 
-    @SkipManager.annotate(role="rollout")
+    @SkipManager.annotate(role=role)
     def stage(prompts: str) -> tuple[str, int]:
         made.append(prompts)
         return prompts, len(made)
 
-    def visit(one_more: int) -> list[tuple[str, int]]:
+    def all_at_once() -> list[tuple[str, int]]:
         results = []
-        SkipManager.set_step(one_more)
-        SkipManager.set_step(1)
+        visit(1)
 
         def call(name: str) -> None:
             count.wait(60)
@@ -129,13 +113,13 @@ def test_calls_side_by_side_in_threads(init: Callable[..., Path], background: bo
         SkipManager.flush()
         return sorted(results)
 
-    init(background_write=background)
-    first = visit(2)
-    assert len(made) == len(names)
+    init(role, wait_s=0, background_write=background)
+    first = all_at_once()
     assert [name for name, _ in first] == sorted(names)
-    made.clear()
-    assert visit(2) == first, "each gets a call of its own"
-    assert made == []
+    assert all_at_once() == first, "each gets a call of its own"
+    init(role, wait_s=0, background_write=background)
+    assert all_at_once() == first
+    assert len(made) == len(names)
 
 
 @pytest.mark.parametrize("how", ["killed", "cancelled", "raised"])
@@ -239,19 +223,16 @@ def test_a_call_that_is_cancelled_with_its_result_leaves_no_dump(
     assert asyncio.run(main("bac")) == drawn
 
 
-@pytest.mark.parametrize("how", ["cancelled", "raised"])
 @pytest.mark.parametrize(
     "skip", [{}, {"action": "repeat"}, {"match": "run"}, {"match": "prompt"}], ids=str
 )
-def test_the_dump_of_a_call_that_failed_serves_the_next_one(
-    init: Callable[..., Path], how: str, skip: dict[str, str]
+def test_the_dump_of_a_call_that_was_cancelled_serves_the_next_one(
+    init: Callable[..., Path], skip: dict[str, str]
 ) -> None:
     begun, over, first = threading.Event(), threading.Event(), [True]
 
     def on_replay(result: str) -> str:
         if first and first.pop():
-            if how == "raised":
-                raise RuntimeError("out of memory")
             begun.set()
             over.wait(60)
         return result
@@ -263,9 +244,8 @@ def test_the_dump_of_a_call_that_failed_serves_the_next_one(
 
     async def replayed() -> str:
         task = asyncio.create_task(stage("a"))
-        if how == "cancelled":
-            await asyncio.to_thread(begun.wait, 60)
-            task.cancel()
+        await asyncio.to_thread(begun.wait, 60)
+        task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         try:
             return await stage("a")
@@ -279,3 +259,85 @@ def test_the_dump_of_a_call_that_failed_serves_the_next_one(
     SkipManager.set_step(2 if skip else 1)
     assert asyncio.run(replayed()) == "a"
     assert made == ["a"]
+
+
+# -- other jobs, damage, and what cannot be compared ------------------------------------------
+
+
+def test_where_a_dump_is_lost_no_first_call_is_a_mismatch(dumped_calls: Any) -> None:
+    dumps = dumped_calls({1: "abc"}, on_miss="error")
+    (next(dumps.glob("*/*/1")) / "meta.json").unlink()
+    SkipManager.set_step(1)
+    for prompts in "xy":  # the first, which was refused, does not count
+        with pytest.raises(MissError, match="a dump of the step is missing, and the others were"):
+            generate(prompts)
+    SkipManager.store("rollout").quarantine(1, "for a test")
+    with pytest.raises(MissError, match="a dump of the step is missing, and the others were"):
+        step(1, "x")
+
+
+def test_a_dump_without_an_identity_serves_any_call_but_last(init: Callable[..., Path]) -> None:
+    init()
+    SkipManager.store("rollout").save(1, "unnamed")
+    assert step(1, "a") == ["unnamed"]
+    assert (step(1, "a", "b"), step(1, "b", "a")) == (["unnamed", "b1"], ["b1", "unnamed"])
+
+
+def test_a_call_that_cannot_be_compared_costs_no_dump_that_served_another(
+    dumped_calls: Any,
+) -> None:
+    dumps = dumped_calls({1: "a"}, on_mismatch="regenerate")
+    assert step(1, "a") == ["a1"]
+    generate(object())  # type: ignore[arg-type]
+    assert len(made) == 1
+    assert not list(dumps.rglob("*.bad-*"))
+
+
+def test_the_reason_of_a_miss_is_logged(
+    dumped_calls: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    dumped_calls({1: "a"})
+    with caplog.at_level(logging.INFO):
+        step(1, "a", "b")
+    assert "no dump of the step that is left was made for such a call" in caplog.text
+
+
+def test_a_dump_that_is_replaced_before_it_is_loaded_is_a_miss(
+    dumped_calls: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dumped_calls({1: "a", 2: "b"})
+    load, replaced = StepStore.load, []
+
+    def load_later(self: StepStore, number: int, **more: Any) -> Any:
+        if not replaced:
+            identity = self.read_meta(1).identity
+            self.quarantine(1, "for a test")
+            replaced.append(self.save(1, "another job's", identity=identity))
+        return load(self, number, **more)
+
+    monkeypatch.setattr(StepStore, "load", load_later)
+    assert step(1, "a") == ["a1"]
+    assert made == ["a"]
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_name_that_another_job_took_meanwhile_stays_its_own(
+    init: Callable[..., Path], background: bool
+) -> None:
+    init(wait_s=0, background_write=background)
+    store = SkipManager.store("rollout")
+
+    @SkipManager.annotate(role="rollout")
+    def stage(prompts: str) -> str:
+        store.save(1, "theirs", identity=THEIRS)
+        return prompts
+
+    SkipManager.set_step(1)
+    assert stage("ours") == "ours"
+    SkipManager.flush()
+    first, second = store.in_order(1)
+    assert (first, second[-2:]) == ("", "-0")
+    assert [store.load(1), store.load(1, call=second)] == ["theirs", "ours"]
+    assert step(2) == []
+    SkipManager.set_step(1)
+    assert stage("ours") == "ours"

@@ -16,7 +16,6 @@ import pytest
 from rlskip import SkipManager, SkipManagerConfig
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.jobs.records import tally
-from rlskip.skip.call import StepNotSetError
 from tests.skip.trainers import Stage, leases, steps_on_disk, visit
 
 # -- off --------------------------------------------------------------------------------------
@@ -27,15 +26,6 @@ def test_off_the_original_runs(init: Callable[..., Path]) -> None:
     stage = Stage()
     assert [stage.at(1), stage.at(1)] == [1, 2]
     assert not dumps.exists()
-
-
-# -- cache ------------------------------------------------------------------------------------
-
-
-def test_no_step_set(init: Callable[..., Path]) -> None:
-    init()
-    with pytest.raises(StepNotSetError, match="set_step"):
-        Stage().generate({"ids": [1]})
 
 
 def test_what_cannot_be_dumped_still_reaches_the_trainer(
@@ -64,7 +54,6 @@ def test_a_stage_may_change_what_a_replay_returns(
 ) -> None:
     """What the function itself returns stays as it is."""
     init()
-    annotate = SkipManager.annotate(role="rollout", on_replay=lambda made: {**made, "seconds": 0})
 
     def generate(prompts: list[int]) -> dict[str, Any]:
         return {"ids": prompts, "seconds": 5}
@@ -72,11 +61,11 @@ def test_a_stage_may_change_what_a_replay_returns(
     async def generate_async(prompts: list[int]) -> dict[str, Any]:
         return generate(prompts)
 
-    plain = annotate(generate)
-    awaited = annotate(generate_async)
+    annotate = SkipManager.annotate(role="rollout", on_replay=lambda made: {**made, "seconds": 0})
+    stage = annotate(generate_async if is_async else generate)
     for seconds in (5, 0):
         visit(1)
-        got = asyncio.run(awaited([7])) if is_async else plain([7])
+        got = asyncio.run(stage([7])) if is_async else stage([7])
         assert got == {"ids": [7], "seconds": seconds}
 
 
@@ -88,55 +77,45 @@ def test_generators_are_refused() -> None:
             yield prompts
 
 
-class Callable_:
+class Noting:
     """An object that is a stage."""
 
-    def __init__(self, ran: list[Any]) -> None:
-        self.ran = ran
+    def __init__(self, note: Callable[..., Any]) -> None:
+        self.note = note
 
     def __call__(self, prompts: list[int]) -> list[int]:
-        self.ran.append(prompts)
+        self.note(prompts)
         return prompts
 
 
-@pytest.mark.parametrize(
-    ("kind", "is_async"),
-    [
-        ("partial", False), ("partial of a coroutine function", True), ("object", False),
-        ("static method", False),
-    ],
-)  # fmt: skip
-def test_whatever_can_be_called_is_a_stage(
-    init: Callable[..., Path], kind: str, is_async: bool
-) -> None:
+def plain(note: Callable[..., Any], prompts: list[int]) -> list[int]:
+    return Noting(note)(prompts)
+
+
+async def coroutine(note: Callable[..., Any], prompts: list[int]) -> list[int]:
+    return plain(note, prompts)
+
+
+KINDS: dict[str, Callable[..., Any]] = {
+    "partial": functools.partial(functools.partial, plain),
+    "partial of a coroutine function": functools.partial(functools.partial, coroutine),
+    "object": Noting,
+    "static method": lambda note: staticmethod(functools.partial(plain, note)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_can_be_called_is_a_stage(init: Callable[..., Path], kind: str) -> None:
     ran: list[Any] = []
-
-    def plain(note: Callable[..., Any], prompts: list[int]) -> list[int]:
-        note(prompts)
-        return prompts
-
-    async def coroutine(note: Callable[..., Any], prompts: list[int]) -> list[int]:
-        await asyncio.sleep(0)
-        return plain(note, prompts)
-
-    stages: dict[str, Any] = {
-        "partial": functools.partial(plain, ran.append),
-        "partial of a coroutine function": functools.partial(coroutine, ran.append),
-        "object": Callable_(ran),
-        "static method": staticmethod(functools.partial(plain, ran.append)),
-    }
-    stage = SkipManager.annotate(role="rollout", prompts="prompts")(stages[kind])
+    annotate = SkipManager.annotate(role="rollout", prompts="prompts")
+    stage = annotate(KINDS[kind](ran.append))
     call = stage.__func__ if isinstance(stage, staticmethod) else stage
-    assert asyncio.iscoroutinefunction(call) is is_async
+    assert asyncio.iscoroutinefunction(call) is ("coroutine" in kind)
     dumps = init()
-
-    async def called(prompts: list[int]) -> list[int]:
-        result = call(prompts)
-        return await result if inspect.isawaitable(result) else result  # type: ignore[no-any-return]
-
-    for prompts in ([1], [1], [1]):
+    for _ in range(3):
         visit(1)
-        assert asyncio.run(called(prompts)) == [1]
+        result = call([1])
+        assert (asyncio.run(result) if inspect.isawaitable(result) else result) == [1]
         assert not leases(dumps)
     assert ran == [[1]]
 

@@ -16,7 +16,7 @@ from rlskip.errors import MismatchError, RlskipError
 from rlskip.jobs.ranks import RankError, RankTimeoutError
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.call_role import CallRole
-from rlskip.skip.stage_runner import Miss, dump, replay
+from rlskip.skip.stage_runner import dump, replay
 from rlskip.store import TooLargeDumpError
 from tests.skip.trainers import Hub, on_ranks
 
@@ -70,9 +70,9 @@ class Job:
                 replayed = replay(role, call)
             except Exception as error:
                 return error
-            if replayed is Miss:
+            if replayed is None:
                 dump(role, call, f"rollouts of rank {role.ranks and role.ranks.group.rank}")
-            return None if replayed is Miss else replayed
+            return replayed and replayed[0]
 
 
 def harm(folder: Path, rank: int, meets: str) -> None:

@@ -16,42 +16,47 @@ from rlskip.jobs.lease import SingleFlight
 from tests.skip.trainers import leases
 
 
-def _job(folder: str, index: int, steps: list[int], start: Any, action: str) -> None:
+def generated_by(folder: Path, job: Callable[..., list[Any]], *given: Any) -> list[str]:
+    """What jobs, one for each of `given`, generate that start at once."""
+    context = multiprocessing.get_context("fork")
+    start = context.Barrier(len(given))
+
+    def run(index: int) -> None:
+        Path(folder, f"{index}").write_text(" ".join(job(folder, given[index], start)))
+
+    jobs = [context.Process(target=run, args=(index,)) for index in range(len(given))]
+    [one.start() for one in jobs]
+    [one.join(100) for one in jobs]
+    [one.kill() for one in jobs]
+    assert [one.exitcode for one in jobs] == [0] * len(given)
+    return sorted(" ".join((folder / f"{i}").read_text() for i in range(len(given))).split())
+
+
+def _steps(folder: Path, action: str, start: Any) -> list[str]:
     role = {"enable": True, "action": action}
     SkipManager.init({"skip": {"dump_dir": f"{folder}/dumps", "rollout": role}})
     generated = []
 
     @SkipManager.annotate(role="rollout")
     def generate(prompts: list[int]) -> dict[str, int]:
-
         time.sleep(0.3)
-        generated.append(prompts[0])
+        generated.append(str(prompts[0]))
         return {"step": prompts[0]}
 
     start.wait(60)
-    for step in steps:
+    for step in (1, 2, 3):
         SkipManager.set_step(step)
         assert generate([step]) == {"step": step if action == "cache" else 1}
-    Path(folder, f"generated-{index}").write_text(" ".join(map(str, generated)))
+    return generated
 
 
 @pytest.mark.parametrize(("action", "once"), [("cache", "123"), ("repeat", "1")])
 def test_parallel_jobs_generate_each_step_once(action: str, once: str, tmp_path: Path) -> None:
     """Under repeat, too, where the step has no dump when the others begin to wait."""
-    context = multiprocessing.get_context("fork")
-    start = context.Barrier(3)
-    jobs = [
-        context.Process(target=_job, args=(str(tmp_path), index, [1, 2, 3], start, action))
-        for index in range(3)
-    ]
-    [job.start() for job in jobs]
-    [job.join(60) for job in jobs]
-    assert [job.exitcode for job in jobs] == [0, 0, 0]
-    generated = " ".join((tmp_path / f"generated-{index}").read_text() for index in range(3))
-    assert sorted(generated.split()) == list(once)
+    assert generated_by(tmp_path, _steps, *[action] * 3) == list(once)
 
 
-def _calls(folder: str, index: int, names: list[str], start: Any) -> None:
+def _calls(folder: Path, names: list[str], start: Any) -> list[str]:
     roles = {"rollout": {"enable": True}}
     SkipManager.init({"skip": {"dump_dir": f"{folder}/dumps", "wait_s": 1000, **roles}})
     generated = []
@@ -68,26 +73,15 @@ def _calls(folder: str, index: int, names: list[str], start: Any) -> None:
         assert await asyncio.gather(*map(generate, names)) == names
 
     asyncio.run(main())
-    Path(folder, f"generated-{index}").write_text(" ".join(generated))
+    return generated
 
 
 def test_jobs_that_wait_for_each_others_calls_do_not_keep_each_other_waiting(
     tmp_path: Path,
 ) -> None:
     """Each has more calls than asyncio has threads, for which the stage and its dumps wait."""
-    context = multiprocessing.get_context("fork")
-    start, names = context.Barrier(2), [str(i) for i in range(64)]
-    orders = enumerate((names, names[::-1]))
-    jobs = [
-        context.Process(target=_calls, args=(str(tmp_path), index, order, start))
-        for index, order in orders
-    ]
-    [job.start() for job in jobs]
-    [job.join(100) for job in jobs]
-    [job.kill() for job in jobs]
-    assert [job.exitcode for job in jobs] == [0, 0]
-    generated = " ".join((tmp_path / f"generated-{index}").read_text() for index in range(2))
-    assert sorted(generated.split(), key=int) == names, "each once"
+    names = [f"{i:02}" for i in range(64)]
+    assert generated_by(tmp_path, _calls, names, names[::-1]) == names, "each once"
 
 
 def test_a_stage_that_fails_gives_the_lease_back(init: Callable[..., Path]) -> None:

@@ -196,9 +196,6 @@ class Hub:
         self.sent: list[list[int]] = [[]] * world
         self.rounds: list[int] = []  # how many numbers each rank sent in it
 
-    def rank(self, number: int) -> RankGroup:
-        return Rank(self, number)
-
 
 class Rank(RankGroup):
     def __init__(self, hub: Hub, rank: int) -> None:
@@ -228,5 +225,5 @@ def on_ranks(hub: Hub, role: str = "rollout", **skip: Any) -> list[CallRole]:
         forget_served()  # each is a process of its own, with a ledger of its own
         roles.append(CallRole(role, local, read.facts))
     for rank, one in enumerate(roles):
-        one.__dict__["ranks"] = SeveralRanks(hub.rank(rank), one.dumps)
+        one.__dict__["ranks"] = SeveralRanks(Rank(hub, rank), one.dumps)
     return roles
