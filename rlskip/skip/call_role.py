@@ -57,7 +57,7 @@ class CallRole(Role):
         """Keep results in these dumps from now on; before the first call."""
         self.dumps: Dumps = dumps
         self._ledger = ledger_of(dumps.directory)
-        self._run = RunDumps(lambda: dumps.stores, self._ledger)
+        self._run = RunDumps(dumps, self._ledger)
         matching = CallMatching
         if dumps.by_prompt:
             from rlskip.skip.by_prompt import PromptMatching as matching  # needs torch

@@ -121,10 +121,9 @@ class Submitted:
     """What was submitted at a step so far: batches and their refills."""
 
     prompts: int = 0
-    #: The groups that the present visit of the step found at its first batch, and the step whose
-    #: dump has them: what the visit generates serves none of its later batches. None before that.
+    #: The groups that the present visit of the step found at its first batch: what the visit
+    #: generates serves none of its later batches. None before that.
     found: list[Group] | None = None
-    source: int = -1
     served: set[Group] = attrs.field(factory=set)
     #: Whether this job generates some of it, which its dump may not have yet.
     generates: bool = False
@@ -137,16 +136,18 @@ class Submitted:
         return [group for group in self.found or () if group not in self.served]
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class Plan:
-    """What becomes of a submitted batch: the complete group that replaces each prompt, or None."""
+    """What becomes of a submitted batch: the complete group that replaces each prompt, or None.
+
+    ``enters`` is what enters the queue for these groups, once they are loaded.
+    """
 
     uids: list[str]
     contents: list[str | None]
     groups: list[Group | None]
-    #: The metas of their dumps.
-    metas: Mapping[Key, DumpMeta]
     where: str
+    enters: Entering | None = None
 
     @property
     def rest(self) -> list[int]:
@@ -154,15 +155,20 @@ class Plan:
         return [i for i, group in enumerate(self.groups) if group is None]
 
     @property
-    def served(self) -> int:
-        return len(self.groups) - len(self.rest)
+    def served(self) -> list[Group]:
+        return [group for group in self.groups if group is not None]
+
+    @property
+    def metas(self) -> dict[Key, DumpMeta]:
+        """The metas of the dumps that serve it."""
+        return {group.key: group.meta for group in self.served}
 
     def __str__(self) -> str:
-        return f"{self.where} serves {self.served} of the batch's {len(self.uids)} prompts"
+        return f"{self.where} serves {len(self.served)} of the batch's {len(self.uids)} prompts"
 
 
 @attrs.frozen
-class GroupReplay:
+class Entering:
     """What enters the queue for the prompts that are replayed."""
 
     roots: dict[str, Tag] = attrs.field(factory=dict)
