@@ -30,7 +30,6 @@ from rlskip.skip.call import Call, Stage
 from rlskip.skip.run_dumps import Group
 from rlskip.skip.step_calls import Key
 from rlskip.store import DumpMeta, Identity
-from rlskip.store.layout import call_number
 
 if TYPE_CHECKING:
     from rlskip.queue import Row, Tag, TrajectoryQueue
@@ -105,7 +104,7 @@ def without_superseded(groups: Sequence[Group]) -> list[Group]:
     best: dict[tuple[str, int], Group] = {}
     for group in sorted(groups, key=lambda group: not group.count):
         best.setdefault((group.digest, group.position), group)
-    return sorted(best.values(), key=lambda g: (g.position, call_number(g.key.call), g.start))
+    return sorted(best.values(), key=lambda group: group.position)
 
 
 def by_content(groups: Sequence[Group], contents: Sequence[str | None]) -> list[Group | None]:

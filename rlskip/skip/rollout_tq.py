@@ -44,7 +44,7 @@ from rlskip.skip.groups import (
 from rlskip.skip.role import Role
 from rlskip.skip.run_dumps import Group, RunDumps, groups_in
 from rlskip.skip.step_calls import Key
-from rlskip.store import CorruptDumpError, DumpError, DumpMeta, Identity
+from rlskip.store import CorruptDumpError, DumpError, Identity
 from rlskip.store.index import QUEUED
 from rlskip.store.layout import part_name
 
@@ -83,9 +83,12 @@ class GroupRole(Role):
         return phase_of(stage) in (SAMPLE, EVICT)
 
     def count(self, call: Call, result: Any, *, replayed: bool) -> None:
-        """The seconds alone: prompts are counted as they are submitted."""
-        if self.figures is not None and replayed:
-            self.figures.append((0, 0, 0, call.facts["seconds_saved"]))
+        """Count prompts: some may be replayed where the stage ran for the others."""
+        plan: Plan = call.identity
+        elsewhere = sum(group.key.step != call.step for group in plan.served)
+        saved = call.facts.get("seconds_saved", 0.0)
+        assert self.figures is not None
+        self.figures.append((len(plan.uids), len(plan.served), elsewhere, saved))
 
     def begin_visit(self) -> None:
         for submitted in self._submitted.values():
@@ -116,7 +119,7 @@ class GroupRole(Role):
             restore_rng(self.dumps.store.load(first.key.step, part="aside"))
         assert plan.enters is not None
         plan.enters.put(queue_of(call), partition_of(call))
-        self._count(call, plan.served)
+        self._submit(call, plan)
         took = sum(meta.info.get("seconds", 0.0) for meta in metas)
         call.facts["source"] = first.key.step
         call.facts["bytes"] = sum(map(self.dumps.store.size_of, metas))
@@ -127,46 +130,43 @@ class GroupRole(Role):
     def before_stage(self, call: Call) -> None:
         plan: Plan = call.identity
         queue, partition_id = queue_of(call), partition_of(call)
-        # Without a `rest` the dump has just proved unusable, and all prompts are submitted.
-        enters = plan.enters if plan.rest and self._give_rest(call, plan) else None
-        if enters:
+        # Without a `rest` the dump has just proved unusable.
+        if not (plan.rest and plan.enters and self._give_rest(call, plan)):
+            plan.groups = [None] * len(plan.uids)  # all prompts are submitted
+        elif plan.enters:
             # Running until the others are submitted, so that no sampler considers the step finished
             # before.
-            roots = enters.roots.values()
+            roots = plan.enters.roots.values()
             underway = [{**tag, STATUS: RUNNING} if STATUS in tag else tag for tag in roots]
-            queue.put(list(enters.roots), partition_id, None, underway)
-            call.cleanup.add(functools.partial(enters.put, queue, partition_id))
+            queue.put(list(plan.enters.roots), partition_id, None, underway)
+            call.cleanup.add(functools.partial(plan.enters.put, queue, partition_id))
             log.info("rlskip: step %d: %s; the others are submitted", call.step, plan)
-        submitted = self._submitted[call.step]
-        first, submitted.generates = submitted.prompts, True
-        self._count(call, plan.served if enters else [])
-        rest = plan.rest if enters else range(len(plan.uids))
-        tags = [dump_tag(call.step, first + i, plan.contents[i]) for i in rest]
-        queue.put([plan.uids[i] for i in rest], partition_id, tags=tags)
+        first = self._submit(call, plan)
+        self._submitted[call.step].generates = True
+        tags = [dump_tag(call.step, first + i, plan.contents[i]) for i in plan.rest]
+        queue.put([plan.uids[i] for i in plan.rest], partition_id, tags=tags)
 
     def _give_rest(self, call: Call, plan: Plan) -> bool:
         """Let the stage get the prompts that have no group; whether it gets its prompts at all."""
         prompts = call.prompts
-        if plan.enters and not any(arg is prompts for arg in (*call.args, *call.kwargs.values())):
+        if not any(arg is prompts for arg in (*call.args, *call.kwargs.values())):
             what = "%s; all prompts are submitted: no argument holds them"
             self.dumps.notices.once("computed", what, plan)
             return False
-        if plan.enters:
-            rest = select(prompts, plan.rest)
-            call.args = tuple(rest if arg is prompts else arg for arg in call.args)
-            call.kwargs = {k: rest if v is prompts else v for k, v in call.kwargs.items()}
+        rest = select(prompts, plan.rest)
+        call.args = tuple(rest if arg is prompts else arg for arg in call.args)
+        call.kwargs = {k: rest if v is prompts else v for k, v in call.kwargs.items()}
         return True
 
-    def _count(self, call: Call, replayed: Sequence[Group]) -> None:
-        """Count a submitted batch, and the groups that are `replayed`."""
-        submitted, prompts = self._submitted[call.step], len(call.identity.uids)
-        submitted.served.update(replayed)
-        submitted.prompts += prompts
+    def _submit(self, call: Call, plan: Plan) -> int:
+        """Note that a batch is submitted, and what of it is replayed; its first position."""
+        submitted = self._submitted[call.step]
+        first = submitted.prompts
+        submitted.prompts += len(plan.uids)
+        submitted.served.update(plan.served)
         if self.dumps.by_prompt:
-            self._ledger.serve(replayed)
-        if self.figures is not None:
-            elsewhere = sum(group.key.step != call.step for group in replayed)
-            self.figures.append((prompts, len(replayed), elsewhere, 0.0))
+            self._ledger.serve(plan.served)
+        return first
 
     # -- which group for which prompt --------------------------------------------------------
 
@@ -224,20 +224,17 @@ class GroupRole(Role):
         nearest = self.dumps.store.nearest(step) if self._repeats else None
         return step if nearest is None else nearest
 
-    def _parts(self, step: int) -> dict[Key, DumpMeta]:
-        """The metas of a step's parts, up to the first missing number."""
-        parts: dict[Key, DumpMeta] = {}
-        try:
-            while meta := self.dumps.store.read_meta(step, call := part_name(len(parts))):
-                parts[Key(step, call)] = meta
-        except (DumpError, OSError) as error:
-            log.warning("rlskip: step %d of role %s is not replayed: %s", step, self.role, error)
-            return {}
-        return parts
-
     def _dumped(self, step: int, present: Identity) -> list[Group]:
         """The groups of a step's dump, if they were made under the `present` conditions."""
-        groups = [group for part in self._parts(step).items() for group in groups_in(*part)]
+        groups: list[Group] = []
+        try:
+            for name in map(part_name, itertools.count()):
+                if (meta := self.dumps.store.read_meta(step, name)) is None:
+                    break
+                groups += groups_in(Key(step, name), meta)
+        except (DumpError, OSError) as error:
+            log.warning("rlskip: step %d of role %s is not replayed: %s", step, self.role, error)
+            return []
         odd = next((group for group in groups if not present.fits(group.made)), None)
         if odd is None or self._repeats:
             return without_superseded(groups)
@@ -311,7 +308,9 @@ class GroupRole(Role):
         for group in part["groups"]:
             root, whole = group["tags"][""], is_complete(group, part["keys"], n)
             queued.append([root[DUMP_CONTENT], root[DUMP_POSITION], whole])
-        first, store = len(self._parts(step)), self.dumps.store
+        store = self.dumps.store
+        there = store.calls(step)
+        first = next(number for number in itertools.count() if part_name(number) not in there)
         about = {QUEUED: queued, "seconds": seconds, "place": first}
         dump = store.prepare(
             step,
