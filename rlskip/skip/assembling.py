@@ -56,13 +56,10 @@ def some_rows(rollouts: Any, fields: RowFields, rows: Sequence[int]) -> Any:
     n = row_count(rollouts, fields)
     if n is None:
         return rollouts
-    if isinstance(rollouts, torch.Tensor | np.ndarray):
-        return rollouts[[*rows]]
-    if isinstance(rollouts, dict):
-        return _some(rollouts, rows, n)
+    if not is_data_proto(rollouts):
+        return _some({"": rollouts}, rows, n)[""]
     some = select(rollouts, rows)
-    if is_data_proto(some):
-        some.meta_info = _some(some.meta_info, rows, n)
+    some.meta_info = _some(some.meta_info, rows, n)
     return some
 
 
@@ -120,8 +117,6 @@ class Assembly:
                 _WHERE,
                 "return a mapping of columns, or a list with one row or one group a prompt",
             )
-        if isinstance(first, list):
-            return self._named([own(parts[number][row]) for number, row in self._picks])
         if is_tensordict(first):
             return self._table(parts)
         if is_data_proto(first):
@@ -131,7 +126,13 @@ class Assembly:
             made.non_tensor_batch = self._columns([part.non_tensor_batch for part in parts])
             made.meta_info = self._columns([part.meta_info for part in parts], of_meta=True)
             return made
-        return self._columns(parts) if columns_of(first) else self._column("", parts)
+        if isinstance(first, Mapping):
+            return self._columns(parts)
+        made, name = self._column("", parts), self._fields.group
+        if isinstance(made, list) and all(isinstance(row, dict) and name in row for row in made):
+            for row, group in zip(made, self._groups([row[name] for row in made]), strict=True):
+                row[name] = group
+        return made
 
     def _table(self, parts: Sequence[Any]) -> Any:
         """TensorDicts as one."""
@@ -169,14 +170,6 @@ class Assembly:
             self._whole(made, name, values, of_meta)
         return made
 
-    def _named(self, rows: list[Any]) -> list[Any]:
-        """The rows, if they are mappings, with their groups named as the prompts are."""
-        name = self._fields.group
-        if all(isinstance(row, dict) and name in row for row in rows):
-            for row, group in zip(rows, self._groups([row[name] for row in rows]), strict=True):
-                row[name] = group
-        return rows
-
     def _whole(self, made: dict[Any, Any], name: Any, values: Sequence[Any], of_meta: bool) -> None:
         """Put the value for the whole batch that all dumps have into `made`."""
         if name in self._totals and any(value is not None for value in values):
@@ -209,7 +202,7 @@ class Assembly:
         if isinstance(kind, np.ndarray) and kind.dtype == object:
             return objects_of([own(cell) for cell in cells])
         if isinstance(kind, np.ndarray) and kind.ndim == 1:
-            return np.array(cells, kind.dtype if kind.dtype.kind not in "SU" else None)
+            return np.array(cells)
         if is_padded(kind):
             made = torch.stack(self._padded(name, columns, [*map(torch.as_tensor, cells)]))
             return made.to(kind.dtype) if isinstance(kind, torch.Tensor) else made.numpy()
@@ -277,15 +270,20 @@ class Assembly:
             # Equally wide in all, and yet its prompts and responses may have other widths. Only
             # padding at the two ends keeps them together.
             before = _missing(prompts)
-            is_known = self._prompts_are_padded_left or not any(before)
-            return (before, _missing(responses)) if is_known else None
+            return (before, _missing(responses)) if not any(before) or self._is_left else None
+        if not any(added):
+            return nothing, nothing
         differ = prompts != responses
         if widths == prompts and (differ or name in (fields.prompt, fields.prompt_mask)):
-            return (added, nothing) if self._prompts_are_padded_left else (nothing, added)
+            return (added, nothing) if self._is_left else (nothing, added)
         of_response = name in (fields.response, fields.mask, fields.log_probs, fields.reward)
         is_response = widths == responses and (differ or of_response)
-        is_known = is_response or widths == self._widths("whole") or not any(added)
-        return (nothing, added) if is_known else None
+        return (nothing, added) if is_response or widths == self._widths("whole") else None
+
+    @property
+    def _is_left(self) -> bool:
+        """Whether prompts are padded on the left; usually they are."""
+        return self._seen.get("prompt", (True, 0))[0]
 
     def _widths(self, what: str) -> list[int]:
         """Those of each part's prompts, responses or whole rows; 0 where it has no such tensor."""
@@ -293,22 +291,24 @@ class Assembly:
         return [int(c.shape[1]) if is_padded(c) and c.ndim > 1 else 0 for c in columns]
 
     @functools.cached_property
-    def _extents(self) -> list[Mapping[str, Any]]:
-        """Where the rows of each part are not padding (:mod:`rlskip.batch.padding`)."""
-        with contextlib.suppress(RecordError):  # they have no tokens
-            return [Rows.of(RowColumns.of(part, self._fields)).extents for part in self._parts]
-        return []
+    def _seen(self) -> dict[str, tuple[bool, int]]:
+        """Of prompts, responses and whole rows the first padding in any part (`batch.padding`).
 
-    @functools.cached_property
-    def _prompts_are_padded_left(self) -> bool:
-        """Usually they are."""
-        for extents, width in zip(self._extents, self._widths("prompt"), strict=False):
-            starts, ends = extents.get("prompt", (np.zeros(0), np.zeros(0)))
-            if ((starts > 0) & (starts < ends)).any():
-                return True
-            if (ends < width).any():
-                return False
-        return True
+        Whether it is on the left, and its value.
+        """
+        found: dict[str, tuple[bool, int]] = {}
+        with contextlib.suppress(RecordError):  # they have no tokens
+            for columns in [RowColumns.of(part, self._fields) for part in self._parts]:
+                for what, (starts, ends) in Rows.of(columns).extents.items():
+                    column: Any = columns.tokens.get(what)
+                    if is_padded(column):
+                        tokens, places = torch.as_tensor(column), np.arange(column.shape[1])
+                        front = (places < starts[:, None]) & (starts < ends)[:, None]
+                        for is_left, outside in ((True, front), (False, places >= ends[:, None])):
+                            if outside.any():
+                                value = int(tokens[torch.from_numpy(outside)][0])
+                                found.setdefault(what, (is_left, value))
+        return found
 
     def _padding(self, name: str) -> int:
         """The value that pads a field; raises AssemblyError for a token that is not known."""
@@ -318,13 +318,8 @@ class Assembly:
             return 0
         if fields.pad is not None:
             return fields.pad
-        for part, extents in zip(self._parts, self._extents, strict=False):
-            if what in extents:
-                tokens, (starts, ends) = torch.as_tensor(columns_of(part)[name]), extents[what]
-                places = np.arange(tokens.shape[1])
-                outside = (places < starts[:, None]) | (places >= ends[:, None])
-                if outside.any():
-                    return int(tokens[torch.from_numpy(outside)][0])
+        if what in self._seen:
+            return self._seen[what][1]
         marks = {getattr(fields, mark) for mark in _MARKS[what]}
         if not marks.isdisjoint(columns_of(self._parts[0])):
             return 0  # a mask tells that it is padding, whatever its value is

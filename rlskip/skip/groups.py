@@ -6,6 +6,7 @@ for the root, "_0_1" for a row, "_sess0" for a marker.
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -188,16 +189,14 @@ class Entering:
         `columns` are the rows of ``loaded["fields"]`` without the fields that are dropped. A part
         that does not hold groups of a queue raises any error.
         """
-        fields = dict(zip(loaded["keys"], columns, strict=True))
-        rows: dict[str, tuple[Row, Tag]] = {}
-        new_keys: dict[str, str] = {}
+        fields = dict(zip(loaded["keys"], enumerate(columns), strict=True))
+        rows: list[tuple[int, str, tuple[Row, Tag]]] = []
         for uid, dumped in chosen:
-            old = loaded["groups"][dumped.start]
+            old, shift = loaded["groups"][dumped.start], step - dumped.key.step
             for suffix, then in {"": old["tags"][""], **old["tags"]}.items():
                 key = uid + suffix
                 if suffix and uid_of(key) != uid:
                     raise ValueError(f"{suffix!r} is not a row or a marker of a group")
-                shift = step - dumped.key.step
                 tag = {
                     name: value + shift if name in STEP_TAGS and isinstance(value, int) else value
                     for name, value in then.items()
@@ -205,17 +204,17 @@ class Entering:
                 if not suffix:
                     kept = {name: tag[name] for name in tag if name not in dump_tag(0, 0, None)}
                     self.roots[key] = {**kept, REPLAYED: dumped.key.step}
-                elif (row := fields.get(old["uid"] + suffix)) is None:
+                elif (place := fields.get(old["uid"] + suffix)) is None:
                     self.bare[key] = tag
                 else:
+                    number, row = place
                     if "uid" in row and str(plain(row["uid"])) == old["uid"]:
                         row = {**row, "uid": uid}
-                    rows[key] = row, tag
-                    new_keys[old["uid"] + suffix] = key
+                    rows.append((number, key, (row, tag)))
         # In the order in which they were sampled: a sampler that takes rows in order of arrival
         # then sums in the same order.
-        sampled = (new_keys[key] for key in loaded["keys"] if key in new_keys)
-        self.rows.append({key: rows[key] for key in sampled})
+        rows.sort(key=operator.itemgetter(0))
+        self.rows.append({key: row for _, key, row in rows})
 
     def put(self, queue: TrajectoryQueue, partition_id: str) -> None:
         """Rows, markers, then all roots at once: no group is finished before it is complete."""
