@@ -155,6 +155,7 @@ def test_of_meta_info_only_what_all_have_is_kept(kind: str) -> None:
             "response_mask has 2 values in ro",
         ),
         ({"response_mask": (torch.ones(1, 2), torch.ones(1, 3))}, "nothing tells how it is padded"),
+        ({}, "the token that pads responses is not known"),
         (
             {"rollout_log_probs": ([[-1.0] * 3], [[-1.0] * 4])},
             "rollout_log_probs has 3 values in r",
@@ -168,6 +169,14 @@ def test_values_that_do_not_fit_their_tokens_are_neither_cut_nor_extended(
     for i, width in enumerate((3, 4)):
         responses = torch.ones(1, width, dtype=torch.int64)
         parts.append({"responses": responses, **{name: pair[i] for name, pair in more.items()}})
-    fields = RowFields.of(parts[0], {"pad": 0})
+    fields = RowFields.of(parts[0], {"pad": 0 if more else None})
     with pytest.raises(AssemblyError, match=what):
         Assembly(parts, fields, [(0, 0), (1, 0)], {}, ["a", "b"], [0, 1], {}).batch()
+
+
+def test_jagged_tokens_need_no_padding() -> None:
+    parts = [{"responses": ragged(values), "value": values} for values in ([0, 2], [1])]
+    fields = RowFields(response="responses")
+    found = Assembly(parts, fields, [(1, 0), (0, 1)], {}, ["a", "b"], [0, 1], {}).batch()
+    assert found["value"] == [1, 2]
+    assert [len(row) for row in found["responses"].unbind()] == [2, 3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from typing import Any
 
 import attrs
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlskip import SkipManager
+from rlskip.errors import MismatchError
 from rlskip.queue import MemoryQueue, to_rows
 from rlskip.skip.rollout_tq import GroupRole
 from tests.skip.trainers import Trainer, prompts, visit
@@ -21,6 +23,7 @@ VISIT = st.tuples(
 RUN = st.fixed_dictionaries(
     {
         "match": st.sampled_from(["step", "prompt"]),
+        "on_mismatch": st.sampled_from(["error", "regenerate"]),
         "model": st.sampled_from(["counted", "status"]),
         "fails": st.sampled_from(["", "", "a", "bc"]),  # prompts that lose a session
         "sampled": st.sampled_from(["once", "each", "elsewhere"]),
@@ -50,6 +53,7 @@ class Model:
     def __init__(self, known: list[Known], run: int, match: str, first: int) -> None:
         self.known, self.run, self.match, self.first = known, run, match, first
         self.served: list[Known] = []
+        self.generates: set[int] = set()
 
     def visit(self, step: int) -> None:
         self.step, self.position = step, 0
@@ -64,6 +68,12 @@ class Model:
             others = (one for one in self.known if one.run != self.run)
             self.found = sorted(others, key=lambda one: (one.step < self.first, one.step))
 
+    def refuses(self, batch: str) -> bool:
+        """Whether the dump of the step lacks prompts of the visit's first batch."""
+        left = Counter(one.prompt for one in self.found)
+        is_first = self.position == 0 and self.step not in self.generates
+        return bool(self.match == "step" and is_first and left and Counter(batch) - left)
+
     def submit(self, prompt: str) -> Known | None:
         """The group that serves a prompt, from now on no other one; None: it is generated."""
         self.position += 1
@@ -71,6 +81,7 @@ class Model:
             if one.prompt == prompt and one.is_complete and one not in self.served:
                 self.served.append(one)
                 return one
+        self.generates.add(self.step)
         return None
 
 
@@ -101,7 +112,7 @@ def test_each_prompt_gets_a_group_of_its_own(runs: list[dict[str, Any]]) -> None
     with tempfile.TemporaryDirectory() as folder:
         for number, run in enumerate(runs):
             match, sampled = run["match"], run["sampled"]
-            skip = {"dump_dir": folder, "match": match, "on_mismatch": "regenerate"}
+            skip = {"dump_dir": folder, "match": match, "on_mismatch": run["on_mismatch"]}
             SkipManager.init({"skip": {**skip, "rollout_tq": {"enable": True}}})
             viable = {"on_incomplete": "min_viable", "min_viable": 1}
             trainer = Trainer(MemoryQueue(), run["model"], **viable)
@@ -113,6 +124,11 @@ def test_each_prompt_gets_a_group_of_its_own(runs: list[dict[str, Any]]) -> None
                 due: dict[str, tuple[str, int, Known | None]] = {}
                 for texts in batches:
                     batch, trainer.submitted = prompts(*texts), []
+                    if run["on_mismatch"] == "error" and model.refuses(texts):
+                        with pytest.raises(MismatchError, match="of the batch's"):
+                            trainer.submit(batch)
+                        assert trainer.submitted == []
+                        break
                     for uid, text in zip(batch["uid"], texts, strict=True):
                         due[uid] = text, model.position, model.submit(text)
                     trainer.submit(batch)
