@@ -175,8 +175,8 @@ def test_values_that_do_not_fit_their_tokens_are_neither_cut_nor_extended(
 
 
 def test_jagged_tokens_need_no_padding() -> None:
-    parts = [{"responses": ragged(values), "value": values} for values in ([0, 2], [1])]
+    parts = [{"responses": ragged(values), "value": values} for values in ([2], [1])]
     fields = RowFields(response="responses")
-    found = Assembly(parts, fields, [(1, 0), (0, 1)], {}, ["a", "b"], [0, 1], {}).batch()
+    found = Assembly(parts, fields, [(1, 0), (0, 0)], {}, ["a", "b"], [0, 1], {}).batch()
     assert found["value"] == [1, 2]
     assert [len(row) for row in found["responses"].unbind()] == [2, 3]

@@ -35,20 +35,6 @@ def test_the_second_run_generates_nothing_and_trains_on_the_same(
 
 
 @pytest.mark.parametrize("model", ["counted", "status"])
-def test_several_samples_a_step_are_kept_apart_and_merged(
-    run: Callable[..., Any], model: str, tmp_path: Path
-) -> None:
-    first = run(model)
-    rows = first.step(1, prompts(*"abcd"), 2, 2)
-    parts = sorted(p.parent.name for p in tmp_path.rglob("gen_batch.dp"))
-    assert parts == ["1", "1.part-1"]
-    second = run(model)
-    assert second.step(1, prompts(*"dbca"), 1, 3) == rows
-    assert second.submitted == []
-    assert sorted(p.parent.name for p in tmp_path.rglob("gen_batch.dp")) == parts
-
-
-@pytest.mark.parametrize("model", ["counted", "status"])
 def test_a_recorded_failure_stays_a_failure(run: Callable[..., Any], model: str) -> None:
     """A group with enough sessions, one of which failed: two of three are expected."""
     viable = {"on_incomplete": "min_viable", "min_viable": 2}
@@ -81,37 +67,6 @@ def test_a_recorded_failure_stays_a_failure(run: Callable[..., Any], model: str)
 
 
 # -- which group for which prompt ---------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("policy", "kept", "asked", "outcome"),
-    [
-        ("error", "abc", "cab", ("", "abc")),
-        ("error", "abc", "abcde", "serves 3 of the batch's 5 prompts"),
-        ("error", "aab", "aba", ("", "aab")),
-        ("error", "aab", "abb", "serves 2 of the batch's 3"),
-        ("regenerate", "abc", "edcba", ("ed", "abcde")),
-        ("error", "abc", "vxyz", "serves 0 of the batch's 4"),
-    ],
-)
-def test_which_groups_serve_a_batch(
-    dumped: Callable[..., Any], policy: str, kept: str, asked: str, outcome: Any
-) -> None:
-    """Served groups by the prompts that they were made for, and the prompts that are submitted."""
-    trainer = dumped(prompts(*kept), on_mismatch=policy)
-    if isinstance(outcome, str):
-        with pytest.raises(MismatchError, match=outcome):
-            trainer.step(3, prompts(*asked))
-        assert trainer.submitted == []
-        assert trainer.queue.list("train") == {}
-        return
-    submitted, trained = outcome
-    rows = trainer.step(3, prompts(*asked))
-    firsts = {tuple(row["responses"]): row["text"][0] for row in rows if row["key"] == (0, 0)}
-    assert sorted(firsts.values()) == [*trained]
-    assert trainer.submitted == [*submitted]
-    assert trainer.step(3, prompts(*asked[::-1])) == rows
-    assert trainer.submitted == [*submitted], "what was generated was added"
 
 
 def test_nothing_but_uids_goes_by_position(dumped: Callable[..., Any]) -> None:

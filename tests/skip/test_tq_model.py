@@ -68,11 +68,15 @@ class Model:
             others = (one for one in self.known if one.run != self.run)
             self.found = sorted(others, key=lambda one: (one.step < self.first, one.step))
 
-    def refuses(self, batch: str) -> bool:
-        """Whether the dump of the step lacks prompts of the visit's first batch."""
+    def refusal(self, batch: str) -> str:
+        """How it is refused that the dump of the step lacks prompts of the visit's first batch."""
         left = Counter(one.prompt for one in self.found)
-        is_first = self.position == 0 and self.step not in self.generates
-        return bool(self.match == "step" and is_first and left and Counter(batch) - left)
+        is_first = self.match == "step" and self.position == 0 and self.step not in self.generates
+        if not (is_first and left and Counter(batch) - left):
+            return ""
+        complete = Counter(one.prompt for one in self.found if one.is_complete)
+        served = (Counter(batch) & complete).total()
+        return f"step {self.step} serves {served} of the batch's {len(batch)} prompts"
 
     def submit(self, prompt: str) -> Known | None:
         """The group that serves a prompt, from now on no other one; None: it is generated."""
@@ -124,10 +128,11 @@ def test_each_prompt_gets_a_group_of_its_own(runs: list[dict[str, Any]]) -> None
                 due: dict[str, tuple[str, int, Known | None]] = {}
                 for texts in batches:
                     batch, trainer.submitted = prompts(*texts), []
-                    if run["on_mismatch"] == "error" and model.refuses(texts):
-                        with pytest.raises(MismatchError, match="of the batch's"):
+                    if run["on_mismatch"] == "error" and (refusal := model.refusal(texts)):
+                        with pytest.raises(MismatchError, match=refusal):
                             trainer.submit(batch)
                         assert trainer.submitted == []
+                        assert trainer.queue.list("train") == {}
                         break
                     for uid, text in zip(batch["uid"], texts, strict=True):
                         due[uid] = text, model.position, model.submit(text)
