@@ -110,7 +110,7 @@ class GroupRole(Role):
         if plan.served:
             with call.timed():
                 plan.enters = self._load(plan, call)
-        return not plan.rest
+        return bool(plan.served) and not plan.rest
 
     def replay(self, call: Call) -> None:
         plan: Plan = call.identity
