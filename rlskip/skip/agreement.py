@@ -161,8 +161,9 @@ def ranks_of(dumps: Dumps, own_steps: bool) -> SeveralRanks | None:
     what = f"a job with its dumps in {dump_dir}"
     group.exchange(what=what)
     token = f"ranks-{group.exchange_id}"
+    # Where rank 0 cannot leave it, none is looked for.
     (is_left,), *_ = group.exchange(group.rank == 0 and leave_token(dump_dir, token), what=what)
-    sees = not is_left or has_token(dump_dir, token, job_id(), SHOWN_S)  # rank 0 cannot write there
+    sees = not is_left or has_token(dump_dir, token, job_id(), SHOWN_S)
     seen = enumerate(group.exchange(sees, what=what))
     if apart := ", ".join(str(rank) for rank, (sees,) in seen if not sees):
         raise ConfigError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,15 +23,17 @@ from rlskip.batch.columns import (
     is_tensordict,
     objects_of,
     own,
+    select,
     unwrapped,
 )
 from rlskip.batch.meta import meta_of, plain
 from rlskip.batch.padding import LengthError
+from rlskip.batch.ragged import is_padded
 from rlskip.batch.row_fields import RowFields
-from rlskip.batch.rows import RecordError, RowColumns
+from rlskip.batch.rows import RecordError, RowColumns, Rows
 from rlskip.errors import RlskipError
 from rlskip.format.fingerprint import VOLATILE, fingerprint
-from rlskip.skip.prompt_rows import Source, prompt_groups
+from rlskip.skip.prompt_rows import prompt_groups, row_count
 
 _WHERE = "skip.match=prompt"
 _MARKS = {
@@ -45,18 +48,42 @@ class AssemblyError(RlskipError, ValueError):
     """Rows of several dumps that cannot be one batch."""
 
 
-@attrs.define(eq=False, slots=False)  # without slots, for the cached property
-class Assembly:
-    """The picked rows as one batch of the sources' kind; it shares no memory with them.
+def some_rows(rollouts: Any, fields: RowFields, rows: Sequence[int]) -> Any:
+    """These rows of what a dump holds, all of it where its rows are not known: tensors are copied.
 
-    `picks` have the number of a source, and that of a row. Tensors of different widths are padded
-    to the widest, on the side where the sources have padding. The rows' groups are named as the
-    prompts are: `digests` has the hash of each of the prompts, `owners` for each of the picked rows
-    the place of its prompt. `totals` are functions of the rows, by the name of a value for a whole
-    batch. Without one the sources must have the same; what tells when it was made is left out.
+    Values for the whole batch stay.
+    """
+    n = row_count(rollouts, fields)
+    if n is None:
+        return rollouts
+    if not is_data_proto(rollouts):
+        return _some({"": rollouts}, rows, n)[""]
+    some = select(rollouts, rows)
+    some.meta_info = _some(some.meta_info, rows, n)
+    return some
+
+
+def _some(columns: Mapping[Any, Any], rows: Sequence[int], n: int) -> dict[Any, Any]:
+    """These rows of a mapping's columns, and of the columns that its values hold."""
+    long = {name: column for name, column in columns.items() if column_length(column) == n}
+    inner = {name: _some(c, rows, n) for name, c in columns.items() if isinstance(c, dict)}
+    return {**columns, **inner, **(select(long, rows) if long else {})}
+
+
+@attrs.define(eq=False, slots=False)  # without slots, for the cached properties
+class Assembly:
+    """The picked rows as one batch of the parts' kind; it shares no memory with them.
+
+    `parts` have the picked rows of a dump each, which `fields` describe; `picks` have the number of
+    a part, and that of a row in it. Tensors of different widths are padded to the widest, on the
+    side where the parts have padding. The rows' groups are named as the prompts are: `digests` has
+    the hash of each of the prompts, `owners` for each of the picked rows the place of its prompt.
+    `totals` are functions of the rows, by the name of a value for a whole batch. Without one the
+    parts must have the same; what tells when it was made is left out.
     """
 
-    _sources: Sequence[Source]
+    _parts: Sequence[Any]
+    _fields: RowFields
     _picks: Sequence[tuple[int, int]]
     _prompts: Any
     _digests: Sequence[str]
@@ -64,15 +91,6 @@ class Assembly:
     _totals: Mapping[str, Callable[[Any], Any]]
     # The columns that are put together so far.
     _rows: dict[str, Any] = attrs.field(init=False, factory=dict)
-    _fields: RowFields = attrs.field(init=False)
-    # By source, as are all widths below.
-    _prompt_widths: list[int] = attrs.field(init=False)
-    _response_widths: list[int] = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._fields = self._sources[0].fields
-        self._prompt_widths = [source.width("prompt") for source in self._sources]
-        self._response_widths = [source.width("response") for source in self._sources]
 
     def batch(self) -> Any:
         """Put it together.
@@ -90,20 +108,15 @@ class Assembly:
         return made
 
     def _put_together(self) -> Any:
-        parts = [source.rollouts for source in self._sources]
-        first = parts[0]
-        unknown = [p for s, p in zip(self._sources, parts, strict=True) if not s.n]
-        if unknown or len({type(part) for part in parts}) > 1:
+        parts, first = self._parts, self._parts[0]
+        unknown = [part for part in parts if row_count(part, self._fields) is None]
+        if unknown or len({*map(type, parts)}) > 1:
             kinds = ", ".join(sorted({type(part).__name__ for part in unknown or parts}))
             raise AssemblyError(
                 f"the dumps hold a {kinds}: no rows that could be put together",
                 _WHERE,
                 "return a mapping of columns, or a list with one row or one group a prompt",
             )
-        if not isinstance(first, list) and not columns_of(first):
-            return self._column("", parts)
-        if isinstance(first, list):
-            return self._named([own(parts[source][row]) for source, row in self._picks])
         if is_tensordict(first):
             return self._table(parts)
         if is_data_proto(first):
@@ -113,13 +126,19 @@ class Assembly:
             made.non_tensor_batch = self._columns([part.non_tensor_batch for part in parts])
             made.meta_info = self._columns([part.meta_info for part in parts], of_meta=True)
             return made
-        return self._columns([dict(part) for part in parts])
+        if isinstance(first, Mapping):
+            return self._columns(parts)
+        made, name = self._column("", parts), self._fields.group
+        if isinstance(made, list) and all(isinstance(row, dict) and name in row for row in made):
+            for row, group in zip(made, self._groups([row[name] for row in made]), strict=True):
+                row[name] = group
+        return made
 
     def _table(self, parts: Sequence[Any]) -> Any:
         """TensorDicts as one."""
         if all(map(is_lazy, parts)):
             rows = [part.unbind(0) for part in parts]
-            return lazy_stack([own(rows[source][row]) for source, row in self._picks])
+            return lazy_stack([own(rows[number][row]) for number, row in self._picks])
         columns = self._columns([columns_of(part) for part in parts])
         return TensorDict(columns, batch_size=[len(self._picks)])
 
@@ -127,23 +146,22 @@ class Assembly:
         self, parts: Sequence[Mapping[Any, Any]], *, of_meta: bool = False
     ) -> dict[Any, Any]:
         """Mappings of columns as one; if they are meta info, without what differs."""
-        names = parts[0].keys()
-        odd = {name for part in parts for name in part.keys() ^ names}
+        odd = {name for part in parts for name in part.keys() ^ parts[0].keys()}
         if odd and not of_meta:
             fields = sorted(map(str, odd))
             remedy = f"leave it out: skip.drop_fields=[{','.join(fields)}]"
             what = f"some dumps have {', '.join(fields)}, others have not"
             raise AssemblyError(what, _WHERE, remedy)
-        made = {}
+        counts = Counter(number for number, _ in self._picks)
+        made: dict[Any, Any] = {}
         whole: dict[Any, list[Any]] = {}
-        for name in [name for name in names if name not in odd]:
+        for name in [name for name in parts[0] if name not in odd]:
             columns = [part[name] for part in parts]
-            pairs = [*zip(columns, self._sources, strict=True)]
-            if all(column_length(column) == source.n for column, source in pairs):
+            if all(column_length(column) == counts[i] for i, column in enumerate(columns)):
                 made[name] = self._rows[name] = self._column(str(name), columns)
             elif all(
-                isinstance(column, dict) and {*map(column_length, column.values())} == {source.n}
-                for column, source in pairs
+                isinstance(column, dict) and {*map(column_length, column.values())} == {counts[i]}
+                for i, column in enumerate(columns)
             ):
                 made[name] = self._columns(columns, of_meta=of_meta)
             else:
@@ -151,14 +169,6 @@ class Assembly:
         for name, values in whole.items():  # totals are of all rows
             self._whole(made, name, values, of_meta)
         return made
-
-    def _named(self, rows: list[Any]) -> list[Any]:
-        """The rows, if they are mappings, with their groups named as the prompts are."""
-        name = self._fields.group
-        if all(isinstance(row, dict) and name in row for row in rows):
-            for row, group in zip(rows, self._groups([row[name] for row in rows]), strict=True):
-                row[name] = group
-        return rows
 
     def _whole(self, made: dict[Any, Any], name: Any, values: Sequence[Any], of_meta: bool) -> None:
         """Put the value for the whole batch that all dumps have into `made`."""
@@ -182,7 +192,7 @@ class Assembly:
     def _column(self, name: str, columns: Sequence[Any]) -> Any:
         """The picked cells of a column, as a column of the same kind."""
         given = [cells_of(column) for column in columns]
-        cells = [(given[source] or ())[row] for source, row in self._picks]
+        cells = [(given[number] or ())[row] for number, row in self._picks]
         kind = columns[0]
         if name and name == self._fields.group:
             cells = self._groups(cells)
@@ -192,8 +202,8 @@ class Assembly:
         if isinstance(kind, np.ndarray) and kind.dtype == object:
             return objects_of([own(cell) for cell in cells])
         if isinstance(kind, np.ndarray) and kind.ndim == 1:
-            return np.array(cells, kind.dtype if kind.dtype.kind not in "SU" else None)
-        if isinstance(kind, torch.Tensor | np.ndarray):
+            return np.array(cells)
+        if is_padded(kind):
             made = torch.stack(self._padded(name, columns, [*map(torch.as_tensor, cells)]))
             return made.to(kind.dtype) if isinstance(kind, torch.Tensor) else made.numpy()
         cells = [own(cell) for cell in cells]
@@ -209,8 +219,7 @@ class Assembly:
         names = prompt_groups(self._prompts, self._fields)
         if names is not None and len(names) == len(self._digests):
             repeated = [names[i] for i in self._owners]
-            kinds = {type(plain(name)) for name in (*repeated, cells[0])}
-            if len(kinds) == 1:
+            if len({type(plain(name)) for name in (*repeated, cells[0])}) == 1:
                 return repeated
         owner: dict[Any, str] = {}
         for i, cell in zip(self._owners, cells, strict=True):
@@ -228,15 +237,11 @@ class Assembly:
     ) -> list[torch.Tensor]:
         """The picked cells of these columns in the shape of the widest."""
         shapes = [tuple(column.shape[1:]) for column in columns]
-        ranks = {*map(len, shapes)}
-        sizes = [[*size] for size in zip(*shapes, strict=True)] if len(ranks) == 1 else []
-        differ = [dim for dim, size in enumerate(sizes) if len({*size}) > 1]
-        if len({*shapes}) == 1:
-            # Equally wide in all, and yet its prompts and responses may have other widths.
-            if not sizes or len({*self._prompt_widths}) == 1 or not self._is_both(name, sizes[0]):
-                return cells
-            differ = [0]
-        added = self._added(name, sizes[differ[0]]) if len(differ) == 1 else None
+        if {*shapes} == {()}:
+            return cells
+        sizes = [*zip(*shapes, strict=True)] if len({*map(len, shapes)}) == 1 else []
+        differ = [dim for dim, widths in enumerate(sizes) if len({*widths}) > 1] or [0]
+        added = self._added(name, [*sizes[differ[0]]]) if sizes and len(differ) == 1 else None
         if added is None:
             raise AssemblyError(
                 f"{name} has the shapes {', '.join(map(str, sorted({*shapes})))} in the dumps, and "
@@ -244,8 +249,10 @@ class Assembly:
                 _WHERE,
                 f"name what it holds: annotate(rows=...); or skip.drop_fields=[{name}]",
             )
-        value, behind = self._padding(name), [0, 0] * (len(sizes) - 1 - differ[0])
         before, after = added
+        if not any([*before, *after]):
+            return cells
+        value, behind = self._padding(name), [0, 0] * (len(sizes) - 1 - differ[0])
         return [
             torch.nn.functional.pad(cell, (*behind, before[i], after[i]), value=value)
             for cell, (i, _) in zip(cells, self._picks, strict=True)
@@ -256,37 +263,52 @@ class Assembly:
 
         Responses and rows of one column are padded on the right.
         """
-        fields, nothing, added = self._fields, [0] * len(widths), _missing(widths)
-        prompts, responses = self._prompt_widths, self._response_widths
-        if self._is_both(name, widths):
-            # Only padding at the two ends keeps prompts and responses together.
-            is_known = self._prompts_are_padded_left
-            return (_missing(prompts), _missing(responses)) if is_known else None
+        fields, prompts, responses = self._fields, self._widths("prompt"), self._widths("response")
+        nothing, added = [0] * len(widths), _missing(widths)
+        both = [p + r if p and r else 0 for p, r in zip(prompts, responses, strict=True)]
+        if widths == both and name not in (fields.prompt, fields.response):
+            # Equally wide in all, and yet its prompts and responses may have other widths. Only
+            # padding at the two ends keeps them together.
+            before = _missing(prompts)
+            return (before, _missing(responses)) if not any(before) or self._is_left else None
+        if not any(added):
+            return nothing, nothing
         differ = prompts != responses
         if widths == prompts and (differ or name in (fields.prompt, fields.prompt_mask)):
-            return (added, nothing) if self._prompts_are_padded_left else (nothing, added)
+            return (added, nothing) if self._is_left else (nothing, added)
         of_response = name in (fields.response, fields.mask, fields.log_probs, fields.reward)
-        is_whole = widths == [source.width("whole") for source in self._sources]
-        if (widths == responses and (differ or of_response)) or is_whole:
-            return nothing, added
-        return None
+        is_response = widths == responses and (differ or of_response)
+        return (nothing, added) if is_response or widths == self._widths("whole") else None
 
-    def _is_both(self, name: str, widths: list[int]) -> bool:
-        """Whether a field of these widths holds prompts followed by responses."""
-        pairs = zip(self._prompt_widths, self._response_widths, widths, strict=True)
-        is_both = all(p and r and p + r == width for p, r, width in pairs)
-        return is_both and name not in (self._fields.prompt, self._fields.response)
+    @property
+    def _is_left(self) -> bool:
+        """Whether prompts are padded on the left; usually they are."""
+        return self._seen.get("prompt", (True, 0))[0]
+
+    def _widths(self, what: str) -> list[int]:
+        """Those of each part's prompts, responses or whole rows; 0 where it has no such tensor."""
+        columns: list[Any] = [columns_of(p).get(getattr(self._fields, what)) for p in self._parts]
+        return [int(c.shape[1]) if is_padded(c) and c.ndim > 1 else 0 for c in columns]
 
     @functools.cached_property
-    def _prompts_are_padded_left(self) -> bool:
-        """Usually they are."""
-        for source, width in zip(self._sources, self._prompt_widths, strict=True):
-            starts, ends = source.extents.get("prompt", (np.zeros(0), np.zeros(0)))
-            if ((starts > 0) & (starts < ends)).any():
-                return True
-            if (ends < width).any():
-                return False
-        return True
+    def _seen(self) -> dict[str, tuple[bool, int]]:
+        """Of prompts, responses and whole rows the first padding in any part (`batch.padding`).
+
+        Whether it is on the left, and its value.
+        """
+        found: dict[str, tuple[bool, int]] = {}
+        with contextlib.suppress(RecordError):  # they have no tokens
+            for columns in [RowColumns.of(part, self._fields) for part in self._parts]:
+                for what, (starts, ends) in Rows.of(columns).extents.items():
+                    column: Any = columns.tokens.get(what)
+                    if is_padded(column):
+                        tokens, places = torch.as_tensor(column), np.arange(column.shape[1])
+                        front = (places < starts[:, None]) & (starts < ends)[:, None]
+                        for is_left, outside in ((True, front), (False, places >= ends[:, None])):
+                            if outside.any():
+                                value = int(tokens[torch.from_numpy(outside)][0])
+                                found.setdefault(what, (is_left, value))
+        return found
 
     def _padding(self, name: str) -> int:
         """The value that pads a field; raises AssemblyError for a token that is not known."""
@@ -296,18 +318,10 @@ class Assembly:
             return 0
         if fields.pad is not None:
             return fields.pad
-        is_marked = True
-        for source in self._sources:
-            columns = columns_of(source.rollouts)
-            marks = {getattr(source.fields, mark) for mark in _MARKS[what]}
-            is_marked = is_marked and not columns.keys().isdisjoint(marks)
-            if what in source.extents:
-                tokens, (starts, ends) = torch.as_tensor(columns[name]), source.extents[what]
-                places = np.arange(tokens.shape[1])
-                outside = (places < starts[:, None]) | (places >= ends[:, None])
-                if outside.any():
-                    return int(tokens[torch.from_numpy(outside)][0])
-        if is_marked:
+        if what in self._seen:
+            return self._seen[what][1]
+        marks = {getattr(fields, mark) for mark in _MARKS[what]}
+        if not marks.isdisjoint(columns_of(self._parts[0])):
             return 0  # a mask tells that it is padding, whatever its value is
         what, remedy = f"the token that pads {name} is not known", "annotate(rows={'pad': TOKEN})"
         raise AssemblyError(what, _WHERE, f"name it: {remedy}")

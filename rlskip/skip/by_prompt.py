@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 from rlskip.batch.columns import columns_of
 from rlskip.batch.row_fields import RowFields
-from rlskip.config.skip import VALIDATION_ROLE, SkipAction
 from rlskip.jobs.served import Ledger
 from rlskip.skip.agreement import Mismatch
-from rlskip.skip.assembling import Assembly
+from rlskip.skip.assembling import Assembly, some_rows
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps
 from rlskip.skip.matching import CallMatching, LoadedDump
-from rlskip.skip.prompt_rows import Source
-from rlskip.skip.run_dumps import Group, PromptGroups, RunDumps
+from rlskip.skip.prompt_rows import row_count
+from rlskip.skip.run_dumps import PromptGroups, RunDumps
 from rlskip.skip.step_calls import Key
-from rlskip.store import AbsentDumpError, CorruptDumpError, DumpMeta
+from rlskip.store import CorruptDumpError, DumpMeta
 
 _CACHED = 1 << 30
 """Bytes of dumps that are kept in memory, because the next batch needs other rows of them."""
@@ -27,17 +25,22 @@ _CACHED = 1 << 30
 class PromptMatching(CallMatching):
     def __init__(self, dumps: Dumps, run: RunDumps, ledger: Ledger) -> None:
         super().__init__(dumps, run, ledger)
-        self._cache: OrderedDict[Key, tuple[Any, DumpMeta]] = OrderedDict()
+        self._cache: OrderedDict[tuple[Key, str], tuple[Any, int]] = OrderedDict()
 
     def look_up(self, call: Call) -> Key | PromptGroups | None:
         """The dump of this very call, else a group for each of its prompts."""
         if call.identity.prompts is None:
             return None
-        own = self._in_step(call)
-        if own is not None:
+        if (own := self._in_step(call)) is not None:
             return own
-        identity = call.identity.for_prompts(None)
-        return self._gather(call, lambda group: identity.fits(group.made))
+        digests, present = call.digests, call.identity.for_prompts(None)
+        chosen = self._run.choose(digests, call.step, present)
+        found = PromptGroups(group for group in chosen if group is not None)
+        if 0 < len(found) == len(digests):
+            return found
+        lacking = [digest for digest, one in zip(digests, chosen, strict=True) if one is None]
+        call.reason = self._run.why_none(lacking, len(digests), call.step, present)
+        return None
 
     def has_served(self, key: Key, call: Call) -> bool:
         return any(self._ledger.has_served(part, call.writes) for part in self._run.parts_of(key))
@@ -49,15 +52,10 @@ class PromptMatching(CallMatching):
         """
         if call.identity.prompts is None:
             return super().judge(call)
-        why, found = call.reason, self._gather(call, lambda group: True)
-        if found is not None:
-            identity = call.identity.for_prompts(None)
-            odd = next((group for group in found.groups if not identity.fits(group.made)), None)
-            if odd is not None:
-                must = "; ".join(identity.differences(odd.made)[0])
-                call.reason = f"{found} were made for other calls: {must}"
-                self._dumps.reject(call.reason, odd.key, replaces=False)
-        call.reason = why if found is None else call.reason
+        present = call.identity.for_prompts(None)
+        if (odd := self._run.odd(call.digests, call.step, present)) is not None:
+            call.reason = odd.differs(present)
+            self._dumps.reject(call.reason, odd.key, replaces=False)
         self._dumps.notices.generated(call, call.reason)
         return None
 
@@ -69,7 +67,7 @@ class PromptMatching(CallMatching):
 
     def give_back(self, call: Call, found: Any, *, is_lost: bool = False) -> None:
         self._ledger.give_back(call.parts)
-        for key in [found] if isinstance(found, Key) else _of_step(call, found):
+        for key in _of_step(call, found):
             call.visit.give_back(key, is_lost=is_lost and key == found)
 
     def load(self, call: Call, found: Any) -> LoadedDump:
@@ -77,91 +75,71 @@ class PromptMatching(CallMatching):
         if not isinstance(found, PromptGroups):
             return super().load(call, found)
         with call.timed(), self._ledger.lock:  # calls may be side by side
-            metas: dict[Key, DumpMeta] = {}
-            first = found.groups[0].key
-            rollouts = self._assemble(call, found, metas)
-        for dump, meta in metas.items():
-            self._dumps.notices.changed(meta, self._dumps.stores[dump.size].directory)
+            rollouts = self._assemble(call, found)
+        metas = {group.key: group.meta for group in found}
+        for key, meta in metas.items():
+            self._dumps.notices.changed(meta, self._dumps.stores[key.size].directory)
             if meta.identity is not None:
                 present = call.identity.for_prompts(meta.identity.prompts)
                 self._dumps.identities.differences(present, meta)  # logs what is noteworthy
         took = sum(
-            metas[group.key].info.get("seconds", 0.0) / max(1, len(self._run.groups_of(group.key)))
-            for group in found.groups
+            group.meta.info.get("seconds", 0.0) / max(1, len(self._run.groups_of(group.key)))
+            for group in found
         )
         call.facts.update(
-            source=first.step,
+            source=found[0].key.step,
             bytes=sum(meta.stored for meta in metas.values()),
             seconds_saved=took - call.seconds if took else 0.0,
         )
-        return rollouts, metas[first], None
+        return rollouts, found[0].meta, None
 
-    def _gather(self, call: Call, fits: Callable[[Group], bool]) -> PromptGroups | None:
-        """A group for each of the prompts; None where some have none, and the reason is why."""
-        digests = call.prompt_rows.digests if call.prompt_rows else []
-        # How the model was then is what a validation shows.
-        only = call.step if self._dumps.role == VALIDATION_ROLE else None
-        again = self._dumps.local_config.action == SkipAction.REPEAT
-        chosen = self._run.choose(digests, fits, only=only, again=again)
-        found = tuple(group for group in chosen if group is not None)
-        if len(found) == len(digests) > 0:
-            return PromptGroups(found)
-        lacking = [digest for digest, one in zip(digests, chosen, strict=True) if one is None]
-        why = self._run.why_none(lacking, len(digests), fits, only)
-        call.reason = why or "its prompts cannot be told apart"
-        return None
-
-    def _assemble(self, call: Call, found: PromptGroups, metas: dict[Key, DumpMeta]) -> Any:
-        """The groups as one batch; `metas` gets the meta of each group's dump."""
-        checksums = {group.key: group.checksum for group in found.groups}
-        numbers = {dump: number for number, dump in enumerate(checksums)}
-        rows: dict[Key, list[int]] = {dump: [] for dump in checksums}
+    def _assemble(self, call: Call, found: PromptGroups) -> Any:
+        """The groups as one batch."""
+        metas = {group.key: group.meta for group in found}
+        numbers = {key: number for number, key in enumerate(metas)}
+        rows: list[list[int]] = [[] for _ in metas]  # of each dump
         picks, owners = [], []
-        for owner, group in enumerate(found.groups):
-            of_dump = rows[group.key]
-            picks += [(numbers[group.key], len(of_dump) + i) for i in range(group.count)]
+        for owner, group in enumerate(found):
+            of_dump = rows[number := numbers[group.key]]
+            picks += [(number, len(of_dump) + i) for i in range(group.count)]
             owners += [owner] * group.count
             of_dump += range(group.start, group.start + group.count)
+        fields = RowFields.from_meta(found[0].meta)
         # One dump after the other: they may be too large to be in memory together.
-        sources = []
-        for dump, checksum in checksums.items():
-            rollouts, meta = self._loaded(dump, checksum)
-            names = {str(name) for name in columns_of(rollouts)}
-            fields = RowFields.from_meta(meta) or RowFields.of(names)
-            source = Source.of(self._dumps.without_dropped(rollouts), fields, rows[dump])
+        parts = []
+        for (key, meta), of_dump in zip(metas.items(), rows, strict=True):
+            rollouts = self._dumps.without_dropped(self._loaded(key, meta))
+            fields = fields or RowFields.of({*map(str, columns_of(rollouts))})
+            part = some_rows(rollouts, fields, of_dump)
             try:
-                self._dumps.check_fields(source.rollouts, meta, call, dump, replaces=False)
+                self._dumps.check_fields(part, meta, call, key, replaces=False)
             except CorruptDumpError as error:  # it serves no later call either
-                if not dump.size:
-                    self._dumps.store.quarantine(dump.step, error.what, dump.call)
+                if not key.size:
+                    self._dumps.store.quarantine(key.step, error.what, key.call)
                 raise
-            metas[dump] = meta
-            sources.append(source)
-        if len(found.groups) == len(sources) == 1 and not sources[0].n:  # of a single prompt
-            self._cache.pop(found.groups[0].key)  # what the trainer gets it may change
-            return sources[0].rollouts
-        digests = call.prompt_rows.digests if call.prompt_rows else []
-        return Assembly(sources, picks, call.prompts, digests, owners, call.stage.totals).batch()
+            parts.append(part)
+        assert fields is not None
+        if len(found) == 1 and row_count(parts[0], fields) is None:  # of a single prompt
+            self._cache.clear()  # what the trainer gets it may change
+            return parts[0]
+        of_batch = call.prompts, call.digests, owners, call.stage.totals
+        return Assembly(parts, fields, picks, *of_batch).batch()
 
-    def _loaded(self, dump: Key, checksum: str) -> tuple[Any, DumpMeta]:
+    def _loaded(self, key: Key, meta: DumpMeta) -> Any:
         """A dump, which the next batch may need, too."""
-        if dump not in self._cache or self._cache[dump][1].checksum != checksum:
-            store = self._dumps.stores[dump.size]
-            meta = store.read_meta(dump.step, dump.call)
-            if meta is None or meta.checksum != checksum:
-                what = "another job replaced it meanwhile, or removed it"
-                raise AbsentDumpError(what, str(store.directory / dump.path))
-            self._cache[dump] = store.load(dump.step, call=dump.call, meta=meta), meta
-        self._cache.move_to_end(dump)
-        loaded = self._cache[dump]
-        while len(self._cache) > 1 and sum(m.nbytes for _, m in self._cache.values()) > _CACHED:
+        name = key, meta.checksum
+        if name not in self._cache:
+            store = self._dumps.stores[key.size]
+            self._cache[name] = store.load(key.step, call=key.call, meta=meta), meta.nbytes
+        self._cache.move_to_end(name)
+        while len(self._cache) > 1 and sum(n for _, n in self._cache.values()) > _CACHED:
             self._cache.popitem(last=False)
-        return loaded
+        return self._cache[name][0]
 
 
 def _of_step(call: Call, found: Key | PromptGroups) -> dict[Key, str]:
     """The dumps of the call's own step that serve it, with their checksums."""
     if isinstance(found, Key):
         return {found: call.meta.checksum}
-    keys = {group.key: group.checksum for group in found.groups}
+    keys = {group.key: group.checksum for group in found}
     return {key: keys[key] for key in keys if not key.size and key.step == call.step}

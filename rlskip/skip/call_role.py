@@ -49,7 +49,7 @@ class CallRole(Role):
         self.dumps: Dumps = dumps
         self._ledger = ledger_of(dumps.directory)
         self._remembers = dumps.local_config.match != "step"  # by step a visit is enough
-        self._run = RunDumps(lambda: dumps.stores, self._ledger)
+        self._run = RunDumps(dumps, self._ledger)
         matching = CallMatching
         if dumps.by_prompt:
             from rlskip.skip.by_prompt import PromptMatching as matching  # needs torch

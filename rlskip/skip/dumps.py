@@ -164,15 +164,16 @@ class Dumps:
 
     @functools.cached_property
     def stores(self) -> dict[str, StepStore]:
-        """Where the role's dumps are looked for: "" is its own store.
-
-        Served prompt by prompt, also the directories of the run with other numbers of prompts a
-        step, by their names.
-        """
-        return {"": self.store, **(self.other_sizes() if self.by_prompt else {})}
+        """Where the role's dumps are looked for: "" is its own store."""
+        return {"": self.store, **self.other_sizes()}
 
     def other_sizes(self) -> dict[str, StepStore]:
-        return {name: self.store_at(path) for name, path in self.notices.other_sizes().items()}
+        """The directories of the run with other numbers of prompts a step, by their names.
+
+        None unless calls are served prompt by prompt.
+        """
+        others = self.notices.other_sizes() if self.by_prompt else {}
+        return {name: self.store_at(path) for name, path in others.items()}
 
     def reject(self, what: str, found: Key, hint: str = "", *, replaces: bool = True) -> None:
         """Raise MismatchError for `what` if ``on_mismatch`` is ``error``; else the stage runs.

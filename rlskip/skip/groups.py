@@ -6,6 +6,7 @@ for the root, "_0_1" for a row, "_sess0" for a marker.
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,6 @@ from rlskip.skip.call import Call, Stage
 from rlskip.skip.run_dumps import Group
 from rlskip.skip.step_calls import Key
 from rlskip.store import DumpMeta, Identity
-from rlskip.store.layout import call_number
 
 if TYPE_CHECKING:
     from rlskip.queue import Row, Tag, TrajectoryQueue
@@ -105,7 +105,7 @@ def without_superseded(groups: Sequence[Group]) -> list[Group]:
     best: dict[tuple[str, int], Group] = {}
     for group in sorted(groups, key=lambda group: not group.count):
         best.setdefault((group.digest, group.position), group)
-    return sorted(best.values(), key=lambda g: (g.position, call_number(g.key.call), g.start))
+    return sorted(best.values(), key=lambda group: group.position)
 
 
 def by_content(groups: Sequence[Group], contents: Sequence[str | None]) -> list[Group | None]:
@@ -121,10 +121,9 @@ class Submitted:
     """What was submitted at a step so far: batches and their refills."""
 
     prompts: int = 0
-    #: The groups that the present visit of the step found at its first batch, and the step whose
-    #: dump has them: what the visit generates serves none of its later batches. None before that.
+    #: The groups that the present visit of the step found at its first batch: what the visit
+    #: generates serves none of its later batches. None before that.
     found: list[Group] | None = None
-    source: int = -1
     served: set[Group] = attrs.field(factory=set)
     #: Whether this job generates some of it, which its dump may not have yet.
     generates: bool = False
@@ -137,16 +136,18 @@ class Submitted:
         return [group for group in self.found or () if group not in self.served]
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class Plan:
-    """What becomes of a submitted batch: the complete group that replaces each prompt, or None."""
+    """What becomes of a submitted batch: the complete group that replaces each prompt, or None.
+
+    ``enters`` is what enters the queue for these groups, once they are loaded.
+    """
 
     uids: list[str]
     contents: list[str | None]
     groups: list[Group | None]
-    #: The metas of their dumps.
-    metas: Mapping[Key, DumpMeta]
     where: str
+    enters: Entering | None = None
 
     @property
     def rest(self) -> list[int]:
@@ -154,15 +155,20 @@ class Plan:
         return [i for i, group in enumerate(self.groups) if group is None]
 
     @property
-    def served(self) -> int:
-        return len(self.groups) - len(self.rest)
+    def served(self) -> list[Group]:
+        return [group for group in self.groups if group is not None]
+
+    @property
+    def metas(self) -> dict[Key, DumpMeta]:
+        """The metas of the dumps that serve it."""
+        return {group.key: group.meta for group in self.served}
 
     def __str__(self) -> str:
-        return f"{self.where} serves {self.served} of the batch's {len(self.uids)} prompts"
+        return f"{self.where} serves {len(self.served)} of the batch's {len(self.uids)} prompts"
 
 
 @attrs.frozen
-class GroupReplay:
+class Entering:
     """What enters the queue for the prompts that are replayed."""
 
     roots: dict[str, Tag] = attrs.field(factory=dict)
@@ -183,16 +189,14 @@ class GroupReplay:
         `columns` are the rows of ``loaded["fields"]`` without the fields that are dropped. A part
         that does not hold groups of a queue raises any error.
         """
-        fields = dict(zip(loaded["keys"], columns, strict=True))
-        rows: dict[str, tuple[Row, Tag]] = {}
-        new_keys: dict[str, str] = {}
+        fields = dict(zip(loaded["keys"], enumerate(columns), strict=True))
+        rows: list[tuple[int, str, tuple[Row, Tag]]] = []
         for uid, dumped in chosen:
-            old = loaded["groups"][dumped.start]
+            old, shift = loaded["groups"][dumped.start], step - dumped.key.step
             for suffix, then in {"": old["tags"][""], **old["tags"]}.items():
                 key = uid + suffix
                 if suffix and uid_of(key) != uid:
                     raise ValueError(f"{suffix!r} is not a row or a marker of a group")
-                shift = step - dumped.key.step
                 tag = {
                     name: value + shift if name in STEP_TAGS and isinstance(value, int) else value
                     for name, value in then.items()
@@ -200,17 +204,17 @@ class GroupReplay:
                 if not suffix:
                     kept = {name: tag[name] for name in tag if name not in dump_tag(0, 0, None)}
                     self.roots[key] = {**kept, REPLAYED: dumped.key.step}
-                elif (row := fields.get(old["uid"] + suffix)) is None:
+                elif (place := fields.get(old["uid"] + suffix)) is None:
                     self.bare[key] = tag
                 else:
+                    number, row = place
                     if "uid" in row and str(plain(row["uid"])) == old["uid"]:
                         row = {**row, "uid": uid}
-                    rows[key] = row, tag
-                    new_keys[old["uid"] + suffix] = key
+                    rows.append((number, key, (row, tag)))
         # In the order in which they were sampled: a sampler that takes rows in order of arrival
         # then sums in the same order.
-        sampled = (new_keys[key] for key in loaded["keys"] if key in new_keys)
-        self.rows.append({key: rows[key] for key in sampled})
+        rows.sort(key=operator.itemgetter(0))
+        self.rows.append({key: row for _, key, row in rows})
 
     def put(self, queue: TrajectoryQueue, partition_id: str) -> None:
         """Rows, markers, then all roots at once: no group is finished before it is complete."""

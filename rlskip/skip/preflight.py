@@ -62,24 +62,25 @@ def unusable(
     """
     dumps, local = skip.dumps, skip.local_config
     why: dict[int, str | None] = dict.fromkeys(steps, "")
-    listed = [step for step in why if step in local.steps] if dumps is not None else []
-    if dumps is not None and listed:
-        # The role's own store makes the ranks agree; not all of them need ask here.
-        rank, ranks = shard()
-        store = dumps.store_at(dumps.directory, rank=rank, world_size=ranks, quarantines=False)
-        stores = [store, *(dumps.other_sizes().values() if dumps.by_prompt else ())]
-        if local.action != SkipAction.REPEAT and local.match == "step":
-            why |= {step: _why_not(dumps, store, step, called_with) for step in listed}
-        elif skip.serves_validation and dumps.by_prompt:  # another step's shows another model
-            there = {step for one in stores for step in one.steps()}
-            why |= {step: None for step in listed if step in there}
-        else:
-            reason: str | None = ""
-            read = (one.read_meta(step) for one in stores for step in one.listed())
-            for meta in filter(None, read):
-                if (reason := _made_for_others(dumps, [meta], called_with)) is None:
-                    break
-            why |= dict.fromkeys(listed, reason)
+    listed = [step for step in why if step in local.steps]
+    if dumps is None or not listed:
+        return dict.fromkeys(why, "")
+    # The role's own store makes the ranks agree; not all of them need ask here.
+    rank, ranks = shard()
+    store = dumps.store_at(dumps.directory, rank=rank, world_size=ranks, quarantines=False)
+    stores = [store, *dumps.other_sizes().values()]
+    if local.action != SkipAction.REPEAT and local.match == "step":
+        why |= {step: _why_not(dumps, store, step, called_with) for step in listed}
+    elif skip.serves_validation and dumps.by_prompt:  # another step's shows another model
+        there = {step for one in stores for step in one.steps()}
+        why |= {step: None for step in listed if step in there}
+    else:
+        reason: str | None = ""
+        read = (one.read_meta(step) for one in stores for step in one.listed())
+        for meta in filter(None, read):
+            if (reason := _made_for_others(dumps, [meta], called_with)) is None:
+                break
+        why |= dict.fromkeys(listed, reason)
     return {step: reason for step, reason in why.items() if reason is not None}
 
 
@@ -92,21 +93,19 @@ def _why_not(
     dump is missing. Only a deleted last call of a step is found when the run comes to it; so is
     whether the shards of several ranks are of the same calls.
     """
-    calls = store.calls(step)
+    calls = {*store.calls(step)}
     try:
-        metas = {call: store.read_meta(step, call) for call in calls or [""]}
+        metas = {call: meta for call in calls if (meta := store.read_meta(step, call))}
     except DumpError as error:
         return f"have another format ({error.what})"
-    there = [meta for meta in metas.values() if meta is not None]
-    if not there:
+    if not metas:
         return ""
-    places = {meta.info.get("place", 0) for meta in there}
+    places = {meta.info.get("place", 0) for meta in metas.values()}
     if gaps := {*range(max(places))} - places:
         return f"lack call {compact(sorted(gaps))}, whose dump is missing or damaged"
-    damaged = {call for call, meta in metas.items() if meta is None}
-    if lost := sorted(damaged | {*store.quarantined(step)} - {*calls}):
+    if lost := sorted((calls - metas.keys()) | ({*store.quarantined(step)} - calls)):
         return f"lack {', '.join(Key(step, call).path for call in lost)}, which is damaged"
-    if differs := _made_for_others(dumps, there, called_with):
+    if differs := _made_for_others(dumps, metas.values(), called_with):
         return differs
     if (ranks := store.world_size) > 1:
         listed = store.listed_by_step().get(step, ())
@@ -123,11 +122,11 @@ def _made_for_others(
     if dumps.local_config.action == SkipAction.REPEAT:
         return None  # it compares nothing
     differing: list[str] = []
+    by_host = {f"identity.{name}": value for name, value in called_with.items()}
     for made in (meta.identity for meta in metas if meta.identity):
         # The config decides a part of what is compared; the call adds the others, its function's
         # source among them.
-        known = {f"identity.{name}": value for name, value in called_with.items()}
-        known = {name: value for name, value in known.items() if name in made.compared}
+        known = {name: by_host[name] for name in by_host.keys() & made.compared.keys()}
         ours = dumps.identities.conditions.adding(known)
         added = {k: v for k, v in made.compared.items() if not k.startswith(_OF_CONFIG)}
         source = {"code": made.noted["code"]} if "code" in made.noted else {}

@@ -5,8 +5,6 @@ A dump records a hash of each prompt, how the first begin, and how many rows eac
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import itertools
 import json
 from collections import Counter
@@ -22,15 +20,12 @@ from rlskip.batch.columns import (
     cells_of,
     column_length,
     columns_of,
-    is_data_proto,
     is_tensor,
     length_of,
-    select,
     values_at,
 )
 from rlskip.batch.meta import plain
 from rlskip.batch.row_fields import RowFields
-from rlskip.batch.rows import RecordError, RowColumns, Rows
 from rlskip.format.fingerprint import VOLATILE
 
 _MAX_TEXTS = 64
@@ -201,50 +196,3 @@ def prompt_groups(prompts: Any, fields: RowFields) -> Sequence[Any] | None:
         if name in columns:
             return cells_of(columns[name])
     return None
-
-
-@attrs.frozen(eq=False, slots=False)  # without slots, for the cached property
-class Source:
-    """`n` rows of a dump and what its fields mean; 0 where its rows are not known."""
-
-    rollouts: Any
-    fields: RowFields
-    n: int
-
-    @classmethod
-    def of(cls, rollouts: Any, fields: RowFields, rows: Sequence[int]) -> Source:
-        """These rows of what a dump holds: tensors are copied."""
-        n = row_count(rollouts, fields)
-        if n is None:
-            return cls(rollouts, fields, 0)
-        some: Any
-        if is_tensor(rollouts) or isinstance(rollouts, np.ndarray):
-            some = rollouts[[*rows]]
-        elif isinstance(rollouts, dict):
-            some = _some(rollouts, rows, n)
-        else:
-            some = select(rollouts, rows)
-            if is_data_proto(some):
-                some.meta_info = _some(some.meta_info, rows, n)
-        return cls(some, fields, len(rows))
-
-    def width(self, what: str) -> int:
-        """That of its prompts, responses or whole rows; 0 where it has no such tensor."""
-        column = columns_of(self.rollouts).get(getattr(self.fields, what))
-        if is_tensor(column) or isinstance(column, np.ndarray):
-            return int(column.shape[1]) if column.ndim > 1 else 0
-        return 0
-
-    @functools.cached_property
-    def extents(self) -> Mapping[str, Any]:
-        """Where its rows are not padding (:mod:`rlskip.batch.padding`)."""
-        with contextlib.suppress(RecordError):  # it has no tokens
-            return Rows.of(RowColumns.of(self.rollouts, self.fields)).extents
-        return {}
-
-
-def _some(columns: Mapping[Any, Any], rows: Sequence[int], n: int) -> dict[Any, Any]:
-    """These rows of a mapping's columns, and of the columns that its values hold."""
-    long = {name: column for name, column in columns.items() if column_length(column) == n}
-    inner = {name: _some(c, rows, n) for name, c in columns.items() if isinstance(c, dict)}
-    return {**columns, **inner, **(select(long, rows) if long else {})}

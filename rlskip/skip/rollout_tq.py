@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rlskip.batch.columns import select, uids_of
@@ -30,7 +30,7 @@ from rlskip.skip.groups import (
     REFILL,
     SAMPLE,
     SUBMIT,
-    GroupReplay,
+    Entering,
     Plan,
     Submitted,
     by_content,
@@ -42,9 +42,9 @@ from rlskip.skip.groups import (
     without_superseded,
 )
 from rlskip.skip.role import Role
-from rlskip.skip.run_dumps import Group, RunDumps, queued_groups
+from rlskip.skip.run_dumps import Group, RunDumps, groups_in
 from rlskip.skip.step_calls import Key
-from rlskip.store import CorruptDumpError, DumpError, DumpMeta, Identity, TooLargeDumpError
+from rlskip.store import CorruptDumpError, DumpError, Identity
 from rlskip.store.index import QUEUED
 from rlskip.store.layout import part_name
 
@@ -73,7 +73,7 @@ class GroupRole(Role):
         self.dumps = Dumps(role, local_config, facts)
         self._identities = self.dumps.identities
         self._ledger = ledger_of(self.dumps.directory)
-        self._run = RunDumps(lambda: self.dumps.stores, self._ledger)
+        self._run = RunDumps(self.dumps, self._ledger)
         self._repeats = local_config.action == SkipAction.REPEAT
         self._submitted: dict[int, Submitted] = {}
         # By step, what one dump has.
@@ -83,9 +83,12 @@ class GroupRole(Role):
         return phase_of(stage) in (SAMPLE, EVICT)
 
     def count(self, call: Call, result: Any, *, replayed: bool) -> None:
-        """The seconds alone: prompts are counted as they are submitted."""
-        if self.figures is not None and replayed:
-            self.figures.append((0, 0, 0, call.facts["seconds_saved"]))
+        """Count prompts: some may be replayed where the stage ran for the others."""
+        plan: Plan = call.identity
+        elsewhere = sum(group.key.step != call.step for group in plan.served)
+        saved = call.facts.get("seconds_saved", 0.0)
+        assert self.figures is not None
+        self.figures.append((len(plan.uids), len(plan.served), elsewhere, saved))
 
     def begin_visit(self) -> None:
         for submitted in self._submitted.values():
@@ -99,59 +102,71 @@ class GroupRole(Role):
         return groups[-1].position + 1 if groups else 0
 
     def find(self, call: Call) -> bool:
+        """Plan the batch, and load all that enters the queue for it before any of it does."""
         plan = call.identity = self._plan(call)
         if plan.rest:
             self.dumps.notices.log_hidden()
             call.reason = str(plan) if plan.served else ""
-        return not plan.rest
+        if plan.served:
+            with call.timed():
+                plan.enters = self._load(plan, call)
+        return bool(plan.served) and not plan.rest
 
     def replay(self, call: Call) -> None:
         plan: Plan = call.identity
-        metas, first = [*plan.metas.values()], next(iter(plan.metas))
-        with call.timed():
-            replay = self._replay(plan, call)
-            if self.local_config.restore_rng:
-                restore_rng(self.dumps.store.load(first.step, part="aside"))
-            replay.put(queue_of(call), partition_of(call))
-        self._count(call, plan.groups)
+        first, metas = plan.served[0], plan.metas.values()
+        if self.local_config.restore_rng:
+            restore_rng(self.dumps.store.load(first.key.step, part="aside"))
+        assert plan.enters is not None
+        plan.enters.put(queue_of(call), partition_of(call))
+        self._submit(call, plan)
         took = sum(meta.info.get("seconds", 0.0) for meta in metas)
-        call.facts["source"] = first.step
+        call.facts["source"] = first.key.step
         call.facts["bytes"] = sum(map(self.dumps.store.size_of, metas))
         call.facts["seconds_saved"] = took - call.seconds if took else 0.0
-        found = str(plan) if self.dumps.by_prompt else Key(first.step)
-        self.dumps.notices.replayed(call.step, metas[0], found)
+        found = str(plan) if self.dumps.by_prompt else Key(first.key.step)
+        self.dumps.notices.replayed(call.step, first.meta, found)
 
     def before_stage(self, call: Call) -> None:
         plan: Plan = call.identity
         queue, partition_id = queue_of(call), partition_of(call)
-        # Without a `rest` the dump has just proved unusable, and all prompts are submitted.
-        replay = self._replay_some(plan, call) if plan.served and plan.rest else None
-        rest = plan.rest if replay else [*range(len(plan.uids))]
-        if replay:
+        # Without a `rest` the dump has just proved unusable.
+        if not (plan.rest and plan.enters and self._give_rest(call, plan)):
+            plan.groups = [None] * len(plan.uids)  # all prompts are submitted
+        elif plan.enters:
             # Running until the others are submitted, so that no sampler considers the step finished
             # before.
-            roots = replay.roots.values()
+            roots = plan.enters.roots.values()
             underway = [{**tag, STATUS: RUNNING} if STATUS in tag else tag for tag in roots]
-            queue.put(list(replay.roots), partition_id, None, underway)
-            call.cleanup.add(functools.partial(replay.put, queue, partition_id))
+            queue.put(list(plan.enters.roots), partition_id, None, underway)
+            call.cleanup.add(functools.partial(plan.enters.put, queue, partition_id))
             log.info("rlskip: step %d: %s; the others are submitted", call.step, plan)
-        submitted = self._submitted[call.step]
-        first, submitted.generates = submitted.prompts, True
-        self._count(call, plan.groups if replay else [])
-        tags = [dump_tag(call.step, first + i, plan.contents[i]) for i in rest]
-        queue.put([plan.uids[i] for i in rest], partition_id, tags=tags)
+        first = self._submit(call, plan)
+        self._submitted[call.step].generates = True
+        tags = [dump_tag(call.step, first + i, plan.contents[i]) for i in plan.rest]
+        queue.put([plan.uids[i] for i in plan.rest], partition_id, tags=tags)
 
-    def _count(self, call: Call, replayed: Iterable[Group | None]) -> None:
-        """Count a submitted batch, and the groups that are `replayed`."""
-        submitted, taken = self._submitted[call.step], {group for group in replayed if group}
-        prompts = len(call.identity.uids)
-        submitted.served |= taken
-        submitted.prompts += prompts
+    def _give_rest(self, call: Call, plan: Plan) -> bool:
+        """Let the stage get the prompts that have no group; whether it gets its prompts at all."""
+        prompts = call.prompts
+        if not any(arg is prompts for arg in (*call.args, *call.kwargs.values())):
+            what = "%s; all prompts are submitted: no argument holds them"
+            self.dumps.notices.once("computed", what, plan)
+            return False
+        rest = select(prompts, plan.rest)
+        call.args = tuple(rest if arg is prompts else arg for arg in call.args)
+        call.kwargs = {k: rest if v is prompts else v for k, v in call.kwargs.items()}
+        return True
+
+    def _submit(self, call: Call, plan: Plan) -> int:
+        """Note that a batch is submitted, and what of it is replayed; its first position."""
+        submitted = self._submitted[call.step]
+        first = submitted.prompts
+        submitted.prompts += len(plan.uids)
+        submitted.served.update(plan.served)
         if self.dumps.by_prompt:
-            self._ledger.serve(taken)
-        if self.figures is not None:
-            elsewhere = sum(group.key.step != call.step for group in taken)
-            self.figures.append((prompts, len(taken), elsewhere, 0.0))
+            self._ledger.serve(plan.served)
+        return first
 
     # -- which group for which prompt --------------------------------------------------------
 
@@ -171,17 +186,13 @@ class GroupRole(Role):
             where, match = "the run", self._by_prompt(step, contents, present)
         else:
             if submitted.found is None:
-                submitted.source = self._source(step)
-                submitted.found = self._dumped(submitted.source, present)
-            where = f"the dump of step {submitted.source}"
-            match = self._by_step(contents, submitted)
-        metas: dict[Key, DumpMeta] = {}
-        for key in dict.fromkeys(group.key for group in match if group and group.count):
-            if meta := self.dumps.stores[key.size].read_meta(key.step, key.call):
-                self._identities.differences(present, meta)  # logs what is noteworthy
-                metas[key] = meta
-        groups = [g if g and g.count and g.key in metas else None for g in match]
-        plan = Plan(uids_of(call.prompts), contents, groups, metas, where)
+                submitted.found = self._dumped(self._source(step), present)
+            source = next((group.key.step for group in submitted.found), step)
+            where, match = f"the dump of step {source}", self._by_step(contents, submitted)
+        groups = [group if group and group.count else None for group in match]
+        plan = Plan(uids_of(call.prompts), contents, groups, where)
+        for meta in plan.metas.values():
+            self._identities.differences(present, meta)  # logs what is noteworthy
         if None in match and submitted.found and not refills:
             self._judge(step, plan, submitted)
         return plan
@@ -191,13 +202,10 @@ class GroupRole(Role):
     ) -> list[Group | None]:
         """For each prompt the first complete group of the run that was generated for it."""
         self._run.first = step if self._run.first is None else self._run.first
-        only = step if self.serves_validation else None
-        choose = functools.partial(self._run.choose, contents, only=only)
         with self._ledger.lock:
-            found = choose(lambda group: present.fits(group.made))
-            if None in found and None not in (others := choose(lambda group: True)):
-                odd = next(one for one in others if one and not present.fits(one.made))
-                self._reject(odd, present, replaces=False)
+            found = self._run.choose(contents, step, present)
+            if None in found and (odd := self._run.odd(contents, step, present)):
+                self.dumps.reject(odd.differs(present), odd.key, replaces=False)
         return found
 
     def _by_step(self, contents: Sequence[str | None], submitted: Submitted) -> list[Group | None]:
@@ -216,44 +224,35 @@ class GroupRole(Role):
         nearest = self.dumps.store.nearest(step) if self._repeats else None
         return step if nearest is None else nearest
 
-    def _parts(self, step: int) -> dict[Key, DumpMeta]:
-        """The metas of a step's parts, up to the first missing number."""
-        parts: dict[Key, DumpMeta] = {}
-        try:
-            while meta := self.dumps.store.read_meta(step, call := part_name(len(parts))):
-                parts[Key(step, call)] = meta
-        except (DumpError, OSError) as error:
-            log.warning("rlskip: step %d of role %s is not replayed: %s", step, self.role, error)
-            return {}
-        return parts
-
     def _dumped(self, step: int, present: Identity) -> list[Group]:
         """The groups of a step's dump, if they were made under the `present` conditions."""
-        metas = self._parts(step)
-        groups = [group for key, meta in metas.items() for group in queued_groups(key, meta)]
+        groups: list[Group] = []
+        try:
+            for name in map(part_name, itertools.count()):
+                if (meta := self.dumps.store.read_meta(step, name)) is None:
+                    break
+                groups += groups_in(Key(step, name), meta)
+        except (DumpError, OSError) as error:
+            log.warning("rlskip: step %d of role %s is not replayed: %s", step, self.role, error)
+            return []
         odd = next((group for group in groups if not present.fits(group.made)), None)
         if odd is None or self._repeats:
             return without_superseded(groups)
-        self._reject(odd, present)
+        self.dumps.reject(odd.differs(present), Key(step))
         return []
-
-    def _reject(self, odd: Group, present: Identity, *, replaces: bool = True) -> None:
-        differs = "; ".join(present.differences(odd.made)[0])
-        what = f"the dump of step {odd.key.step} was made for another call: {differs}"
-        self.dumps.reject(what, Key(odd.key.step, size=odd.key.size), replaces=replaces)
 
     def _judge(self, step: int, plan: Plan, submitted: Submitted) -> None:
         """Refuse a visit's first batch if the dump lacks prompts, which are not to be generated.
 
         The run that made the dump may have ended before a later batch.
         """
-        source = submitted.source
+        groups = submitted.found or []
+        source = groups[0].key.step
         if self._submitted.get(source, submitted).generates:
             return
         what, told_apart = str(plan), self._repeats or any(plan.contents)
         if not told_apart:
-            groups = len(submitted.found or ())
-            what += f": only uids tell them apart, and it holds {groups} groups"
+            what += f": only uids tell them apart, and it holds {len(groups)} groups"
         if submitted.prompts and not self._repeats:
             log.info("rlskip: step %d: %s; what a later batch lacks is generated", step, what)
         elif self.local_config.on_mismatch == "error":
@@ -264,44 +263,25 @@ class GroupRole(Role):
 
     # -- from the dump into the queue --------------------------------------------------------
 
-    def _replay(self, plan: Plan, call: Call) -> GroupReplay:
-        """All that enters the queue for the planned groups, verified, before any of it does."""
+    def _load(self, plan: Plan, call: Call) -> Entering:
+        """All that enters the queue for the planned groups, verified."""
         from rlskip.queue import to_rows  # needs torch
 
-        replay = GroupReplay()
-        for dump, meta in plan.metas.items():
+        enters = Entering()
+        for key, meta in plan.metas.items():
             groups = zip(plan.uids, plan.groups, strict=True)
-            chosen = [(uid, group) for uid, group in groups if group and group.key == dump]
-            store, step = self.dumps.stores[dump.size], Key(dump.step, size=dump.size)
-            loaded = store.load(dump.step, call=dump.call, meta=meta)
+            chosen = [(uid, group) for uid, group in groups if group and group.key == key]
+            store, step = self.dumps.stores[key.size], Key(key.step, size=key.size)
+            loaded = store.load(key.step, call=key.call, meta=meta)
             try:
                 rows = to_rows(self.dumps.without_dropped(loaded["fields"]))
-                replay.add(chosen, loaded, rows, call.step)
+                enters.add(chosen, loaded, rows, call.step)
             except (LookupError, TypeError, ValueError, AttributeError) as error:
                 what = "it does not hold groups of a queue"
                 raise CorruptDumpError(what, self.dumps.path_of(step)) from error
-            self.dumps.check_fields(loaded["fields"], meta, call, step, replaces=not dump.size)
+            self.dumps.check_fields(loaded["fields"], meta, call, step, replaces=not key.size)
             self.dumps.notices.changed(meta, store.directory)
-        return replay
-
-    def _replay_some(self, plan: Plan, call: Call) -> GroupReplay | None:
-        """As `_replay` where some prompts are to be submitted; None when it must be all."""
-        try:
-            replay = self._replay(plan, call)
-        except TooLargeDumpError:
-            raise
-        except DumpError as error:
-            log.warning("rlskip: all prompts of step %d are submitted: %s", call.step, error)
-            return None
-        prompts = call.prompts
-        if not any(arg is prompts for arg in (*call.args, *call.kwargs.values())):
-            what = "%s; all prompts are submitted: no argument holds them"
-            self.dumps.notices.once("computed", what, plan)
-            return None
-        rest = select(prompts, plan.rest)
-        call.args = tuple(rest if arg is prompts else arg for arg in call.args)
-        call.kwargs = {k: rest if v is prompts else v for k, v in call.kwargs.items()}
-        return replay
+        return enters
 
     # -- from the queue into a dump ----------------------------------------------------------
 
@@ -328,7 +308,9 @@ class GroupRole(Role):
         for group in part["groups"]:
             root, whole = group["tags"][""], is_complete(group, part["keys"], n)
             queued.append([root[DUMP_CONTENT], root[DUMP_POSITION], whole])
-        first, store = len(self._parts(step)), self.dumps.store
+        store = self.dumps.store
+        there = store.calls(step)
+        first = next(number for number in itertools.count() if part_name(number) not in there)
         about = {QUEUED: queued, "seconds": seconds, "place": first}
         dump = store.prepare(
             step,

@@ -7,11 +7,12 @@ The run's index (:mod:`rlskip.store.index`) tells where to look. What serves is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 
+from rlskip.config.skip import VALIDATION_ROLE, SkipAction
 from rlskip.jobs.served import Ledger
 from rlskip.skip.step_calls import Key
 from rlskip.store import DumpMeta, Identity, StepStore
@@ -24,7 +25,8 @@ class Group:
     """The rows of a dump that were generated for one prompt: `count` of them from `start` on.
 
     Of a queue's dump ``start`` is the number of the group, whose ``count`` is 1 if it is complete,
-    and ``position`` that of its prompt in its step. It was ``made`` for more than the prompt.
+    and ``position`` that of its prompt in its step. It was ``made`` for more than the prompt, and
+    judged by the ``meta`` of its dump.
     """
 
     key: Key
@@ -33,65 +35,57 @@ class Group:
     checksum: str
     digest: str
     made: Identity = attrs.field(eq=False)
+    meta: DumpMeta = attrs.field(eq=False)
     position: int = attrs.field(eq=False, default=0)
 
+    def differs(self, present: Identity) -> str:
+        """How the dump was made for another call than the `present` one."""
+        must = "; ".join(present.differences(self.made)[0])
+        return f"the dump of step {self.key.step} was made for another call: {must}"
 
-@attrs.frozen
-class PromptGroups:
+
+class PromptGroups(tuple[Group, ...]):
     """A group for each prompt of a call, which together serve it."""
 
-    groups: tuple[Group, ...]
-
     def __str__(self) -> str:
-        steps = Counter(group.key.step for group in self.groups)
+        steps = Counter(group.key.step for group in self)
         named = ", ".join(f"{steps[step]} from step {step}" for step in sorted(steps))
-        return f"the groups of {len(self.groups)} prompts ({named})"
-
-
-@attrs.frozen(eq=False)
-class _Listed:
-    """A dump that the index lists; `order` is that in which prompts take its groups."""
-
-    key: Key
-    line: IndexedDump
-    order: tuple[str, int, int, str]
+        return f"the groups of {len(self)} prompts ({named})"
 
 
 class _OneSize:
     """What the index lists of one directory: that of the run, or of another number of prompts.
 
-    Lines that a later one has replaced are passed over when they are met.
+    ``listed`` has by the hash of a prompt, and of a batch, its dumps: of each the place among the
+    calls of its step, and which of its groups is the prompt's. Some may have been replaced since.
     """
 
     def __init__(self, store: StepStore, size: str) -> None:
         self.store, self.size = store, size
         self.index = Index(store.directory)
-        self.by_batch: dict[str, list[_Listed]] = {}
-        self.by_prompt: dict[str, list[tuple[_Listed, int]]] = {}
+        self.listed: dict[str, list[tuple[Key, int, int]]] = {}
         self._mended: Mapping[int, Sequence[Place]] | None = None
 
     def refresh(self) -> None:
         """Read the index on; after the directory was listed again, index what it lacks."""
         self._add(self.index.refresh())
-        listed, store = self.store.listed_by_step(), self.store
-        if listed is self._mended:
+        by_step, store = self.store.listed_by_step(), self.store
+        if by_step is self._mended:
             return
         # At first each line is compared with its dump. Later a dump that is replaced has a new
         # line, unless its process was killed before: then it is not found until the next run.
         known = {} if self._mended is None else self.index.dumps
-        places = [place for family in [*listed.values()] for place in [*family]]  # threads add some
+        places = [
+            place for family in [*by_step.values()] for place in [*family]
+        ]  # threads add some
         some = [one for one in places if self._is_mine(one) and one.name not in known]
-        self._mended = listed
+        self._mended = by_step
         if some:
             self._add(self.index.mend(some, lambda p: store.read_meta(p.step, p.call)))
 
-    def stamp(self, key: Key) -> Stamp | None:
+    def place(self, key: Key) -> Place:
         store = self.store
-        place = Place(store.directory, key.step, key.call, store.rank, store.world_size)
-        return stamp_at(place)
-
-    def is_last(self, listed: _Listed) -> bool:
-        return self.index.dumps.get(listed.line.name) is listed.line
+        return Place(store.directory, key.step, key.call, store.rank, store.world_size)
 
     def _is_mine(self, place: Place) -> bool:
         return (place.rank, place.world_size) == (self.store.rank, self.store.world_size)
@@ -101,13 +95,11 @@ class _OneSize:
             place = Place.parse(self.store.directory, line.name)
             if place is None or not self._is_mine(place):
                 continue
-            nth = line.about.get("info", {}).get("place", 0)  # of the call in its step
-            order = self.size, place.step, nth, place.name
-            listed = _Listed(Key(place.step, place.call, self.size), line, order)
-            if line.batch:
-                self.by_batch.setdefault(line.batch, []).append(listed)
+            key = Key(place.step, place.call, self.size)
+            nth = line.about.get("info", {}).get("place", 0)
+            self.listed.setdefault(line.batch, []).append((key, nth, 0))
             for i, digest in enumerate(line.prompts):
-                self.by_prompt.setdefault(digest, []).append((listed, i))
+                self.listed.setdefault(digest, []).append((key, nth, i))
 
 
 class RunDumps:
@@ -115,12 +107,15 @@ class RunDumps:
 
     What this process wrote serves no prompt of it, and each group serves one prompt: the k-th time
     that a prompt is asked for it gets the k-th group, by step. A process that starts at a later
-    step takes the groups of that step and of later ones first. `stores` returns where dumps are
-    (:attr:`~rlskip.skip.dumps.Dumps.stores`): a job starts before its ranks are known.
+    step takes the groups of that step and of later ones first. With ``action=repeat`` a group
+    serves again where a prompt has no other one left. Of validation only the dumps of the step
+    itself serve: how the model was then is what they show.
     """
 
-    def __init__(self, stores: Callable[[], Mapping[str, StepStore]], ledger: Ledger) -> None:
-        self._stores, self._ledger = stores, ledger
+    def __init__(self, dumps: Any, ledger: Ledger) -> None:
+        # The stores of `dumps` are asked for late: a job starts before its ranks are known.
+        self._dumps, self._ledger = dumps, ledger
+        self._repeats = dumps.local_config.action == SkipAction.REPEAT
         self._sizes: dict[str, _OneSize] = {}
         self._groups: dict[Key, tuple[Stamp | None, list[Group]]] = {}
         #: The step of the loop's first call: where this process began.
@@ -129,30 +124,25 @@ class RunDumps:
     def find(self, prompts_hash: str, step: int) -> Iterator[Key]:
         """The dumps with these prompts in other steps, the nearest first, as `repeat` prefers."""
         with self._ledger.lock:  # calls of their own steps may be side by side
-            (own,) = self._refreshed([""])
-            found = [one for one in own.by_batch.get(prompts_hash, ()) if one.key.step != step]
+            own = self._refreshed()[""]
+            found = {key for key, *_ in own.listed.get(prompts_hash, ()) if key.step != step}
 
-        def preference(one: _Listed) -> tuple[Any, ...]:
-            return one.key.step > step, abs(step - one.key.step), one.key.place.order
+        def preference(key: Key) -> tuple[Any, ...]:
+            return key.step > step, abs(step - key.step), key.place.order
 
-        for one in sorted(found, key=preference):
-            if own.is_last(one) and own.stamp(one.key):
-                yield one.key
+        for key in sorted(found, key=preference):
+            place = own.place(key)
+            if own.index.dumps[place.name].batch == prompts_hash and stamp_at(place):
+                yield key
 
     def choose(
-        self,
-        digests: Sequence[str | None],
-        fits: Callable[[Group], bool],
-        *,
-        only: int | None = None,
-        again: bool = False,
+        self, digests: Sequence[str | None], step: int, present: Identity | None
     ) -> list[Group | None]:
         """For each of the prompts with these hashes a group that is left; None where none is.
 
-        A group `fits` if it was made for this, the prompts apart. With `only` the dumps of that
-        step alone may serve; and a group serves `again` where a prompt has no other one left.
+        They are made as the `present` call of a `step`, the prompts apart; None: in any way.
         """
-        self._refreshed(self._stores())
+        self._refreshed()
         given: Counter[Group] = Counter()
 
         def uses(group: Group) -> int:
@@ -160,86 +150,85 @@ class RunDumps:
 
         found: list[Group | None] = []
         for digest in digests:
-            groups = self._groups_for(digest, only) if digest else iter(())
-            if again:
-                groups = iter(sorted(groups, key=uses))
-            fitting = (g for g in groups if g.count and (again or not uses(g)) and fits(g))
-            if (best := next(fitting, None)) is not None:
+            groups = self._groups_for(digest, step, present)
+            if self._repeats:
+                best = min(groups, key=uses, default=None)
+            else:
+                best = next((group for group in groups if not uses(group)), None)
+            if best is not None:
                 given[best] += 1
             found.append(best)
         return found
 
-    def why_none(
-        self, lacking: Sequence[str], asked: int, fits: Callable[[Group], bool], only: int | None
-    ) -> str:
-        """Why :meth:`choose` found no group for these of the `asked` prompts."""
-        unknown, said = sum(not any(map(fits, self._groups_for(one, only))) for one in lacking), []
-        if unknown:
-            said.append(f"{unknown} of {asked} prompts are in no dump of the run")
-        if again := len(lacking) - unknown:
-            what = "prompts are asked for more often than they were dumped"
-            said.append(f"{again} of {asked} {what}")
-        return ", ".join(said)
+    def odd(self, digests: Sequence[str | None], step: int, present: Identity) -> Group | None:
+        """Where each of the prompts has a group, but not one that fits: the first that does not."""
+        found = self.choose(digests, step, None)
+        odd = (group for group in found if group is None or not present.fits(group.made))
+        return None if None in found else next(odd, None)
 
-    def groups_of(self, key: Key) -> list[Group]:
-        """The groups of the dump that lies there, if it records them."""
-        stamp = self._sizes[key.size].stamp(key)
-        known = self._groups.get(key)
-        if known is None or known[0] != stamp:
-            known = self._groups[key] = stamp, self._read(key)
-        return known[1]
+    def why_none(self, lacking: Sequence[str], asked: int, step: int, present: Identity) -> str:
+        """Why :meth:`choose` found no group for these of the `asked` prompts."""
+        unknown = sum(not any(self._groups_for(one, step, present)) for one in lacking)
+        again = "prompts are asked for more often than they were dumped"
+        reasons = {"prompts are in no dump of the run": unknown, again: len(lacking) - unknown}
+        return ", ".join(f"{n} of {asked} {reason}" for reason, n in reasons.items() if n)
 
     def parts_of(self, found: Key | PromptGroups) -> list[Key | Group]:
         """What serves when a dump of the run itself does, or when these groups do."""
         if isinstance(found, PromptGroups):
-            return [*found.groups]
-        self._refreshed([found.size])
+            return [*found]
+        self._refreshed()
         return [found, *self.groups_of(found)]
 
-    def _refreshed(self, sizes: Iterable[str]) -> list[_OneSize]:
-        for size in (wanted := [*sizes]):
+    def groups_of(self, key: Key) -> list[Group]:
+        """The groups of the dump that lies there, if it records them."""
+        of = self._sizes[key.size]
+        stamp, known = stamp_at(of.place(key)), self._groups.get(key)
+        if known is None or known[0] != stamp:
+            groups = groups_in(key, of.store.read_meta(key.step, key.call))
+            known = self._groups[key] = stamp, [group for group in groups if group.digest]
+        return known[1]
+
+    def _refreshed(self) -> Mapping[str, _OneSize]:
+        for size, store in self._dumps.stores.items():
             if size not in self._sizes:
-                self._sizes[size] = _OneSize(self._stores()[size], size)
+                self._sizes[size] = _OneSize(store, size)
             self._sizes[size].refresh()
-        return [self._sizes[size] for size in wanted]
+        return self._sizes
 
-    def _groups_for(self, digest: str, only: int | None) -> Iterator[Group]:
-        """Those that were generated for a prompt, the first one to take first."""
-        first = self.first or 0
+    def _groups_for(
+        self, digest: str | None, step: int, present: Identity | None
+    ) -> Iterator[Group]:
+        """The complete ones that were generated for a prompt, the first one to take first."""
+        first, is_validation = self.first or 0, self._dumps.role == VALIDATION_ROLE
         listed = [
-            (dump.key.step < first, dump.order, i, dump)
-            for size in self._sizes.values()
-            for dump, i in size.by_prompt.get(digest, ())
-            if size.is_last(dump) and dump.key not in self._ledger.written
-            if only is None or (not size.size and dump.key.step == only)
+            (key.step < first, key.size, key.step, nth, key.call, i, key)
+            for of in self._sizes.values()
+            for key, nth, i in of.listed.get(digest or "", ())
+            if key not in self._ledger.written
+            if not is_validation or (not key.size and key.step == step)
         ]
-        for _, _, i, dump in sorted(listed, key=lambda one: one[:3]):
-            groups = self.groups_of(dump.key)
-            if i < len(groups) and groups[i].digest == digest:
-                yield groups[i]
-
-    def _read(self, key: Key) -> list[Group]:
-        meta = self._sizes[key.size].store.read_meta(key.step, key.call)
-        if meta is None or meta.identity is None:
-            return []
-        if QUEUED in meta.info:
-            return [group for group in queued_groups(key, meta) if group.digest]
-        made, rows = meta.identity.for_prompts(None), rows_of_prompts(meta.info)
-        return [Group(key, at, n, meta.checksum, digest, made) for digest, at, n in rows]
+        for *_, i, key in sorted(listed, key=lambda one: one[:-1]):
+            for group in self.groups_of(key)[i : i + 1]:  # of another dump, it may be by now
+                fits = present is None or present.fits(group.made)
+                if group.digest == digest and group.count and fits:
+                    yield group
 
 
-def queued_groups(key: Key, meta: DumpMeta) -> list[Group]:
-    """The groups of a queue that a dump records; none where its ``meta.json`` describes none.
+def groups_in(key: Key, meta: DumpMeta | None) -> list[Group]:
+    """The groups that a dump records; none where its ``meta.json`` describes none.
 
-    Their digest is empty where only uids told their prompts apart.
+    Of a queue's the digest is empty where only uids told the prompts apart.
     """
-    made, groups = (meta.identity or Identity()).for_prompts(None), []
-    try:
-        for i, (content, position, is_complete) in enumerate(meta.info[QUEUED]):
-            digest, count = content or "", int(is_complete is True)
-            if (type(digest), type(position)) != (str, int):
-                return []
-            groups.append(Group(key, i, count, meta.checksum, digest, made, position))
-    except (KeyError, TypeError, ValueError):
+    if meta is None or meta.identity is None:
         return []
-    return groups
+    made, info = meta.identity.for_prompts(None), meta.info
+    found = [(digest, at, count, 0) for digest, at, count in rows_of_prompts(info)]
+    if QUEUED in info:
+        try:
+            found = [(c or "", i, int(w is True), at) for i, (c, at, w) in enumerate(info[QUEUED])]
+        except (TypeError, ValueError):
+            return []
+    groups = [Group(key, at, n, meta.checksum, d, made, meta, place) for d, at, n, place in found]
+    sound = all((type(one.digest), type(one.position)) == (str, int) for one in groups)
+    return groups if sound else []

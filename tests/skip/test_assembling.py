@@ -15,8 +15,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, lazy_stack
 from rlskip.batch.columns import rows_of
 from rlskip.batch.row_fields import RowFields
 from rlskip.batch.tables import DataProtoParts
-from rlskip.skip.assembling import Assembly, AssemblyError
-from rlskip.skip.prompt_rows import Source
+from rlskip.skip.assembling import Assembly, AssemblyError, some_rows
 
 
 def ragged(values: list[int]) -> torch.Tensor:
@@ -105,10 +104,10 @@ def test_any_rows_of_any_batches_are_one_batch(kind: str, data: st.DataObject) -
         picks.append((i, len(chosen[i])))
         chosen[i].append(row)
     used = [i for i, some in enumerate(chosen) if some]
-    sources = [Source.of(batches[i], NONE, chosen[i]) for i in used]
+    parts = [some_rows(batches[i], NONE, chosen[i]) for i in used]
     picks = [(used.index(i), row) for i, row in picks]
     digests = [str(place) for place in wanted]
-    found = Assembly(sources, picks, {}, digests, range(len(wanted)), {}).batch()
+    found = Assembly(parts, NONE, picks, {}, digests, range(len(wanted)), {}).batch()
     assert type(found) is type(batches[0])
     originals = [rows(batch) for batch in batches]
     assert rows(found) == [originals[i][row] for i, row in wanted]
@@ -129,9 +128,8 @@ def test_any_rows_of_any_batches_are_one_batch(kind: str, data: st.DataObject) -
     ],
 )
 def test_what_is_not_one_batch_is_refused_by_name(pair: Any, what: str) -> None:
-    sources = [Source.of(value, NONE, [0]) for value in pair]
     with pytest.raises(AssemblyError, match=what):
-        Assembly(sources, [(0, 0), (1, 0)], {}, ["a", "b"], [0, 1], {}).batch()
+        Assembly(pair, NONE, [(0, 0), (1, 0)], {}, ["a", "b"], [0, 1], {}).batch()
 
 
 @pytest.mark.parametrize("kind", ["DataProto", "mapping"])
@@ -143,8 +141,8 @@ def test_of_meta_info_only_what_all_have_is_kept(kind: str) -> None:
             return {"said": said, "meta_info": meta}
         return DataProtoParts(None, {"said": said}, meta)
 
-    sources = [Source.of(batch(step), NONE, [0]) for step in (1, 2)]
-    found = Assembly(sources, [(1, 0), (0, 0)], {}, ["a", "b"], [0, 1], {}).batch()
+    parts = [batch(step) for step in (1, 2)]
+    found = Assembly(parts, NONE, [(1, 0), (0, 0)], {}, ["a", "b"], [0, 1], {}).batch()
     meta = found["meta_info"] if kind == "mapping" else found.meta_info
     assert meta == {"timing": {}, "same": {"n": 8}}
 
@@ -157,6 +155,7 @@ def test_of_meta_info_only_what_all_have_is_kept(kind: str) -> None:
             "response_mask has 2 values in ro",
         ),
         ({"response_mask": (torch.ones(1, 2), torch.ones(1, 3))}, "nothing tells how it is padded"),
+        ({}, "the token that pads responses is not known"),
         (
             {"rollout_log_probs": ([[-1.0] * 3], [[-1.0] * 4])},
             "rollout_log_probs has 3 values in r",
@@ -166,12 +165,18 @@ def test_of_meta_info_only_what_all_have_is_kept(kind: str) -> None:
 def test_values_that_do_not_fit_their_tokens_are_neither_cut_nor_extended(
     more: dict[str, Any], what: str
 ) -> None:
-    sources = []
+    parts = []
     for i, width in enumerate((3, 4)):
-        batch = {
-            "responses": torch.ones(1, width, dtype=torch.int64),
-            **{name: pair[i] for name, pair in more.items()},
-        }
-        sources.append(Source.of(batch, RowFields.of(batch, {"pad": 0}), [0]))
+        responses = torch.ones(1, width, dtype=torch.int64)
+        parts.append({"responses": responses, **{name: pair[i] for name, pair in more.items()}})
+    fields = RowFields.of(parts[0], {"pad": 0 if more else None})
     with pytest.raises(AssemblyError, match=what):
-        Assembly(sources, [(0, 0), (1, 0)], {}, ["a", "b"], [0, 1], {}).batch()
+        Assembly(parts, fields, [(0, 0), (1, 0)], {}, ["a", "b"], [0, 1], {}).batch()
+
+
+def test_jagged_tokens_need_no_padding() -> None:
+    parts = [{"responses": ragged(values), "value": values} for values in ([2], [1])]
+    fields = RowFields(response="responses")
+    found = Assembly(parts, fields, [(1, 0), (0, 0)], {}, ["a", "b"], [0, 1], {}).batch()
+    assert found["value"] == [1, 2]
+    assert [len(row) for row in found["responses"].unbind()] == [2, 3]

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -146,20 +145,6 @@ def test_a_hit_names_where_its_prompts_come_from(
     assert made == ["ag"]
 
 
-def test_a_prompt_that_is_asked_again_is_a_miss(
-    init: Callable[..., Path], caplog: pytest.LogCaptureFixture
-) -> None:
-    generate = stage("groups")
-    init()
-    run(generate, "ab", "ac")
-    made.clear()
-    init(match="prompt", on_miss="error")
-    run(generate, "ca", "ba")
-    with pytest.raises(MissError, match=r"1 of 1 prompts are asked for more often"):
-        run(generate, "a", first=3)
-    assert made == []
-
-
 @pytest.mark.parametrize("policy", ["error", "regenerate"])
 def test_other_arguments_are_a_mismatch(init: Callable[..., Path], policy: str) -> None:
     @SkipManager.annotate(role="rollout")
@@ -245,39 +230,25 @@ def test_rows_of_two_prompts_are_never_one_group(init: Callable[..., Path]) -> N
 
 
 @pytest.mark.parametrize(
-    ("result", "what"),
+    ("result", "n", "what"),
     [
-        (lambda p: {"said": [p[0]] * 3}, "3 rows for 2 prompts"),
-        (lambda p: ([1, 2], [3, 4]), "a tuple, whose rows are not known"),
-        (lambda p: 3.5, "a float, whose rows"),
-        (lambda p: {"uid": ["x", "y", "x", "y"], "said": [1, 2, 3, 4]}, "4 rows for 2"),
+        ({"said": ["x"] * 3}, None, "3 rows for 2 prompts"),
+        (([1, 2], [3, 4]), None, "a tuple, whose rows are not known"),
+        (3.5, None, "a float, whose rows"),
+        ({"uid": ["x", "y", "x", "y"], "said": [1, 2, 3, 4]}, None, "4 rows for 2"),
+        *(({"uid": [*order], "said": [*order]}, n, "by uid the rows are in another order")
+          for order, n in (("ba", None), ("abab", 2), ("bbaa", 2))),
     ],
-)
+)  # fmt: skip
 def test_rows_that_are_nobodys_are_refused_at_the_first_dump(
-    init: Callable[..., Path], result: Any, what: str
+    init: Callable[..., Path], result: Any, n: int | None, what: str
 ) -> None:
-    generate = SkipManager.annotate(role="rollout")(lambda prompts: result(prompts))
+    generate = SkipManager.annotate(role="rollout", rows={"n": n})(lambda prompts: result)
     init(match="prompt")
-    with pytest.raises(ConfigError, match=what) as caught:
-        run(lambda batch: generate([*batch]), "ab")
-    assert caught.value.where == "skip.rollout.match=prompt"
-
-
-@pytest.mark.parametrize(("order", "n"), [("ba", None), ("abab", 2), ("bbaa", 2)])
-def test_rows_in_another_order_than_their_prompts_are_refused(
-    init: Callable[..., Path], order: str, n: int | None
-) -> None:
-    @SkipManager.annotate(role="rollout", rows={"n": n})
-    def generate(prompts: dict[str, Any]) -> dict[str, Any]:
-        return {"uid": [*order], "said": [*order.upper()]}
-
-    init()
     SkipManager.set_step(1)
-    generate({"uid": ["a", "b"], "text": ["x", "y"]})
-    init(match="prompt", wait_s=0)
-    SkipManager.set_step(2)
-    with pytest.raises(ConfigError, match="by uid the rows are in another order"):
-        generate({"uid": ["a", "b"], "text": ["y", "x"]})
+    with pytest.raises(ConfigError, match=what) as caught:
+        generate({"uid": ["a", "b"], "text": ["x", "y"]})
+    assert caught.value.where == "skip.rollout.match=prompt"
 
 
 def test_values_for_a_whole_batch(init: Callable[..., Path]) -> None:
@@ -302,29 +273,6 @@ def test_values_for_a_whole_batch(init: Callable[..., Path]) -> None:
     (found,) = run(decorated(totals={"total": lambda rows: len(rows["name"])}), "bc")
     assert found == {"name": ["b", "c"], "total": 2, "same": "x"}
     assert made == []
-
-
-def test_widths_need_a_padding_that_is_known(init: Callable[..., Path]) -> None:
-    def decorated(width: Callable[[str], int], **rows: Any) -> Callable[..., Any]:
-        @SkipManager.annotate(role="rollout", stage="same", rows=rows)
-        def generate(prompts: list[str]) -> dict[str, Any]:
-            return {"ids": torch.ones(len(prompts), width(prompts[0]), dtype=torch.long)}
-
-        return lambda batch: generate([*batch])
-
-    def width(first: str) -> int:
-        return 2 + (first > "b")
-
-    init()
-    run(decorated(width), "ab", "cd")
-    init(match="prompt")
-    with pytest.raises(AssemblyError, match="nothing tells how it is padded"):
-        run(decorated(width), "bc")
-    init(dump_dir=str(init()) + "2")
-    run(decorated(width, response="ids"), "ab", "cd")
-    init(dump_dir=str(init()) + "2", match="prompt")
-    with pytest.raises(AssemblyError, match="the token that pads ids is not known"):
-        run(decorated(width, response="ids"), "bc")
 
 
 def test_dumps_that_name_no_prompts_serve_their_own_batch_only(

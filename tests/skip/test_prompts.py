@@ -44,18 +44,8 @@ def test_validation_always_bypasses(init: Callable[..., Path], prompts: Any) -> 
 
 
 def test_what_is_no_validation() -> None:
-    empty = torch.tensor([])
-    for flag in (
-        False,
-        0,
-        None,
-        np.False_,
-        "true",
-        "false",
-        [],
-        empty,
-        torch.tensor([True, False]),
-    ):
+    mixed = torch.tensor([True, False])
+    for flag in (False, 0, None, np.False_, "true", "false", [], torch.tensor([]), mixed):
         assert not is_validation({"validate": flag})
         assert not is_validation({"meta_info": {"validate": flag}})
 

@@ -13,7 +13,6 @@ from rlskip import SkipManager
 from rlskip.errors import MismatchError
 from rlskip.jobs.records import tally
 from rlskip.queue import MemoryQueue, to_rows
-from rlskip.skip.rollout_tq import GroupRole
 from tests.skip.trainers import Trainer, prompts, uids_only, visit
 
 # -- end to end ---------------------------------------------------------------------------
@@ -33,41 +32,6 @@ def test_the_second_run_generates_nothing_and_trains_on_the_same(
     counts = tally({"rollout_tq": str(tmp_path / "dumps")}, "job")["rollout_tq"]
     assert (counts.hits, counts.misses) == (2, 2)
     assert counts.bytes_read == counts.bytes_written > 0
-
-
-@pytest.mark.parametrize("model", ["counted", "status"])
-def test_several_samples_a_step_are_kept_apart_and_merged(
-    run: Callable[..., Any], model: str, tmp_path: Path
-) -> None:
-    first = run(model)
-    rows = first.step(1, prompts(*"abcd"), 2, 2)
-    parts = sorted(p.parent.name for p in tmp_path.rglob("gen_batch.dp"))
-    assert parts == ["1", "1.part-1"]
-    second = run(model)
-    assert second.step(1, prompts(*"dbca"), 1, 3) == rows
-    assert second.submitted == []
-    assert sorted(p.parent.name for p in tmp_path.rglob("gen_batch.dp")) == parts
-
-
-@pytest.mark.parametrize("model", ["counted", "status"])
-def test_a_short_group_is_a_miss_for_that_group_only(
-    run: Callable[..., Any], model: str, tmp_path: Path
-) -> None:
-    viable = {"on_incomplete": "min_viable", "min_viable": 1}
-    first = run(model, viable)
-    first.fails = {("b", 0)}
-    rows = first.step(1, prompts(*"abc"))
-    assert len(rows) == 8
-    second = run(model)  # would raise on a short group
-    again = second.step(1, prompts(*"cba"))
-    assert second.submitted == ["b"]
-    assert [row for row in again if row["text"][0] != "b"] == [
-        r for r in rows if r["text"][0] != "b"
-    ]
-    assert [row["key"] for row in again if row["text"][0] == "b"] == [(0, 0), (1, 0), (1, 1)]
-    third = run(model)
-    assert third.step(1, prompts(*"abc")) == again, "the new group has taken its place"
-    assert third.submitted == []
 
 
 @pytest.mark.parametrize("model", ["counted", "status"])
@@ -103,37 +67,6 @@ def test_a_recorded_failure_stays_a_failure(run: Callable[..., Any], model: str)
 
 
 # -- which group for which prompt ---------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("policy", "kept", "asked", "outcome"),
-    [
-        ("error", "abc", "cab", ("", "abc")),
-        ("error", "abc", "abcde", "serves 3 of the batch's 5 prompts"),
-        ("error", "aab", "aba", ("", "aab")),
-        ("error", "aab", "abb", "serves 2 of the batch's 3"),
-        ("regenerate", "abc", "edcba", ("ed", "abcde")),
-        ("error", "abc", "vxyz", "serves 0 of the batch's 4"),
-    ],
-)
-def test_which_groups_serve_a_batch(
-    dumped: Callable[..., Any], policy: str, kept: str, asked: str, outcome: Any
-) -> None:
-    """Served groups by the prompts that they were made for, and the prompts that are submitted."""
-    trainer = dumped(prompts(*kept), on_mismatch=policy)
-    if isinstance(outcome, str):
-        with pytest.raises(MismatchError, match=outcome):
-            trainer.step(3, prompts(*asked))
-        assert trainer.submitted == []
-        assert trainer.queue.list("train") == {}
-        return
-    submitted, trained = outcome
-    rows = trainer.step(3, prompts(*asked))
-    firsts = {tuple(row["responses"]): row["text"][0] for row in rows if row["key"] == (0, 0)}
-    assert sorted(firsts.values()) == [*trained]
-    assert trainer.submitted == [*submitted]
-    assert trainer.step(3, prompts(*asked[::-1])) == rows
-    assert trainer.submitted == [*submitted], "what was generated was added"
 
 
 def test_nothing_but_uids_goes_by_position(dumped: Callable[..., Any]) -> None:
@@ -205,42 +138,3 @@ def test_groups_go_to_the_dump_of_the_step_that_submitted_them(run: Callable[...
     second = run()
     assert train(second) == [["a"], ["b", "c", "d"]]
     assert second.submitted == []
-
-
-@pytest.mark.parametrize("skip", [{}, {"match": "prompt"}, {"on_mismatch": "regenerate"}])
-@pytest.mark.parametrize("batches", [["ab", "ab"], ["ab", "bc"], ["ab", "cd"], ["a", "a", "a"]])
-@pytest.mark.parametrize("sampled", ["once", "each", "elsewhere"])
-def test_each_batch_of_a_visit_has_groups_of_its_own(
-    run: Callable[..., Any], skip: dict[str, str], batches: list[str], sampled: str
-) -> None:
-    def train(count: int) -> tuple[list[list[Any]], list[str]]:
-        """What the samples hold after `count` batches of one visit, and what was generated."""
-        trainer, samples = run(**skip), []
-        SkipManager.set_step(1)
-        roles = SkipManager.skip_instances
-        for number, texts in enumerate(batches[:count], 1):
-            trainer.submit(prompts(*texts))
-            if sampled == "once" and number < count:
-                continue
-            here = roles["rollout_tq"]
-            if sampled == "elsewhere":  # in a process of its own
-                roles["rollout_tq"] = GroupRole("rollout_tq", here.local_config, here.dumps.facts)
-            [thread.join() for thread in trainer.threads]
-            batch, _ = trainer.sample()
-            roles["rollout_tq"] = here
-            data = to_rows(trainer.queue.get(batch.keys, "train"))
-            samples.append(sorted((row["text"], row["responses"].tolist()) for row in data))
-            trainer.buffer.clear(batch)
-        return samples, trainer.submitted
-
-    begun, generated = train(1)  # the process ends in mid-step
-    assert generated == [*batches[0]]
-    whole, generated = train(len(batches))
-    assert generated == [*"".join(batches[1:])]
-    assert sum(map(len, whole)) == 3 * len("".join(batches)) == len({r[0] for r in _rows(whole)})
-    assert all(row in _rows(whole) for row in _rows(begun))
-    assert train(len(batches)) == (whole, [])
-
-
-def _rows(samples: list[list[Any]]) -> list[Any]:
-    return [(tuple(responses), text) for sample in samples for text, responses in sample]

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from rlskip import SkipManager
-from rlskip.errors import MismatchError
+from rlskip.errors import MismatchError, MissError
 from rlskip.keys import STATUS
 from rlskip.store import UnsupportedTypeError
 from tests.clock import MockClock
 from tests.skip.trainers import Loop
+from tests.skip.trainers import prompts as trained
 
 
 def prompts(*texts: str, run: str = "r") -> dict[str, Any]:
@@ -142,3 +143,35 @@ def test_prompts_that_cannot_be_compared_obey_on_mismatch(
     else:
         loop.submit(odd)
         assert loop.submitted == ["r-0"]
+
+
+@pytest.mark.parametrize("policy", ["error", "regenerate"])
+def test_by_prompt_groups_of_another_sampling_are_a_mismatch(
+    run: Callable[..., Any], policy: str, tmp_path: Path
+) -> None:
+    first = run()
+    rows = [first.step(step, trained(*batch)) for step, batch in ((1, "ab"), (2, "cd"))]
+    second = run(match="prompt", on_mismatch=policy)
+    role: Any = SkipManager.skip_instances["rollout_tq"]
+    identities = role.dumps.identities
+    identities.conditions = identities.conditions.adding({"sampling.temperature": 0.5})
+    if policy == "error":
+        with pytest.raises(MismatchError, match=r"step 2 was made for .*temperature"):
+            second.step(1, trained(*"da"))
+        return
+    second.step(1, trained(*"da"))
+    assert second.submitted == ["d", "a"]
+    assert not [*tmp_path.rglob("*.bad-*")]
+    assert run(match="prompt").step(2, trained(*"cd")) == rows[1]
+
+
+def test_by_prompt_a_repeat_uses_groups_again(run: Callable[..., Any]) -> None:
+    rows = run().step(1, trained(*"ab"))
+    second = run(match="prompt", action="repeat", on_miss="error")
+    firsts = [row["responses"] for row in second.step(2, trained(*"aba"))]
+    assert second.submitted == []
+    assert sorted(firsts) == sorted(
+        row["responses"] for row in rows for _ in range(1 + (row["prompt"] == "a"))
+    )
+    with pytest.raises(MissError, match="the run serves 1 of the batch's 2 prompts"):
+        second.step(3, trained("x", "b"))
