@@ -190,6 +190,7 @@ HIDING: dict[str, Callable[[float], Any]] = {
     "mapping's attribute": added(dict, {"a": 1}),
     "path's attribute": added(PosixPath, "a"),
     "undeclared": added(dataclass(type("Declared", (), {"__annotations__": {}}))),
+    "named tuple": lambda t: Options(t, print),
     "named tuple's attribute": added(Options, 0, 0),
     "class variable": class_variable,
     "weak reference": referred,

@@ -40,6 +40,10 @@ VALUE, BRIEF, T, VAR = 1, "be {0}", {0}, contextvars.ContextVar("top_p", default
 OBJECT, MAPPING = Holder(inner=Holder(policy=Policy())), {{"a": Holder(policy=Policy())}}
 LOCAL, ACT = threading.local(), Holder(act=lambda: {0})
 STAGES, SETTINGS = [Policy()], {{"temperature": {0}}}
+TEMPERATURE, SAMPLER = {0}, Holder(temperature={0}, style={0})
+class Config: top_p, style = {0}, "a"
+MODULE = types.ModuleType("settings")
+MODULE.top_k, MODULE.client = {0}, Holder(top_k=id(Config), style=id(Config))
 LOCAL.top_p = sys.modules["rlskip_test_reads"].TOP_P = {0}
 os.environ["TOP_K"] = os.environ["MAX_LEN"] = "{0}"
 def imported():
@@ -67,6 +71,11 @@ READS = {
     "cached()": CODE,
     "made()": ".top_k: 0.6 now, 0.5 in the dump",
     "SETTINGS['temperature']": "SETTINGS.temperature: 0.6 now, 0.5 in the dump",
+    "TEMPERATURE": "arguments.TEMPERATURE: 0.6 now, 0.5 in the dump",
+    "SAMPLER and 1": "arguments.SAMPLER.temperature: 0.6 now, 0.5 in the dump",
+    "Config and 1": "arguments.Config.top_p: 0.6 now, 0.5 in the dump",
+    # Of a module the settings count, and no object that it has besides.
+    "MODULE and 1": "arguments.MODULE.top_k: 0.6 now, 0.5 in the dump",
     "decorated()": CODE,
     "usual()": "usual.sampler.top_p: 0.6 now, 0.5 in the dump",
     "imported()": "rlskip_test_reads.TOP_P: 0.6 now, 0.5 in the dump",
