@@ -25,7 +25,7 @@ from xxhash import xxh3_64_hexdigest
 from rlskip.config.check import is_below
 from rlskip.skip import stored
 from rlskip.skip.code import Code, Names
-from rlskip.skip.names import ALL, IGNORED, OTHER_NODES, SELF, SHAPING, read_name, seems_to_shape
+from rlskip.skip.names import ALL, IGNORED, OTHER_NODES, SELF, read_name, seems_to_shape
 from rlskip.skip.plain import is_data, is_data_proto, is_single, plain_or_not
 from rlskip.skip.stored import UNREAD, in_words, kind_of, type_of
 
@@ -187,13 +187,12 @@ class Arguments:
     def _sort(self, above: str, name: str, part: Any, owner: Any, levels: int, quiet: bool) -> None:
         """Compare a field, look into it, or leave it."""
         place = _joined(above, name)
-        bare, shapes, is_meaningless = read_name(name)
+        _, shapes, is_meaningless = read_name(name and place)
         if type_of(part) is contextvars.ContextVar and (shapes or read_name(part.name)[1]):
             shapes, part = True, stored.held_by(part).get("")
         if is_meaningless or place in self.ignored:
             return
         kind = kind_of(type_of(part))
-        shapes = shapes or f"{read_name(above.rpartition('.')[2])[0]}.{bare}" in SHAPING
         if shapes and kind in ("holder", "function", "class", "neutral"):
             return  # stop(), say
         if part is UNREAD or (shapes and not OTHER_NODES.isdisjoint(place.split("."))):

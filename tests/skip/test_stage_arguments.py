@@ -175,6 +175,7 @@ def test_equal_and_neutral_arguments_are_no_mismatch(calls: Any, first: Any, sec
             {"x": GenerationConfig(0.6, f=print)},
             "x.temperature: 0.6 now, 0.5",
         ),
+        ({"x": {"s.n": 1, "f": print}}, {"x": {"s.n": 2, "f": print}}, "x.s.n: 2 now"),
         ({"x": {"s": {"n": 1}, "f": print}}, {"x": {"s": {"n": 2}, "f": print}}, "x.s.n: 2 now"),
         ({}, {"images": BIG}, "images: '<not compared>' now, None in"),
         ({"images": BIG}, {}, "images: None now, '<not compared>' in"),
