@@ -269,21 +269,17 @@ def kind_name(kind: type) -> str:
 
 def _entries(node: DictConfig | ListConfig) -> dict[Any, Any]:
     """The entries of a node of OmegaConf; one that a resolver of the user's makes is as written."""
-    content = node._content
-    whole: list[Any] = []
+    content, whole = node._content, functools.cache(lambda: readable(node._get_root()))
     if not isinstance(content, dict | list):
         return {}
 
     def read(child: Any) -> Any:
         if child is None or not child._is_interpolation():
-            is_node = isinstance(child, DictConfig | ListConfig) and isinstance(
-                child._content, dict | list
-            )
+            is_node = isinstance(getattr(child, "_content", None), dict | list)
             return child if child is None or is_node else child._value()
         with contextlib.suppress(Exception):  # an interpolation that leads nowhere
-            whole[:] = whole or [readable(node._get_root())]
-            if isinstance(whole[0], DictConfig):  # of a list it reads nothing
-                return OmegaConf.select(whole[0], child._get_full_key(None))
+            if isinstance(whole(), DictConfig):  # of a list it reads nothing
+                return OmegaConf.select(whole(), child._get_full_key(None))
         return UNREAD
 
     parts = content.items() if isinstance(content, dict) else enumerate(content)

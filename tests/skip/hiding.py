@@ -160,6 +160,8 @@ HIDING: dict[str, Callable[[float], Any]] = {
     "tuple": lambda t: (print, t),
     "mapping in a list": lambda t: [[{"x": Plain(t)}]],
     "partial": lambda t: functools.partial(sampled, temperature=t),
+    "cached function": lambda t: functools.lru_cache(lambda temperature=t: None),
+    "dotted name": lambda t: {"sampling.temperature": t, "f": print},
     "bound method": lambda t: Plain(t).__init__,  # type: ignore[misc]
     "closure": closing,
     "config": resolved,

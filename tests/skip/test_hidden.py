@@ -119,6 +119,7 @@ NEUTRAL = [
     (tqdm(range(3), disable=True), tqdm(range(4), initial=2, disable=True)),
     (logging.getLogger("a"), logging.getLogger("b")),
     (print, len),
+    (functools.lru_cache(len), functools.lru_cache(abs)),
     (type("MyCallback", (), {"n": 1})(), type("MyCallback", (), {"n": 2})()),
     (torch.device("cpu"), torch.device("meta")),
     (threading.Lock(), threading.Lock()),
@@ -247,3 +248,22 @@ def test_other_code_is_said_or_refused(run: Any) -> None:
         assert "replayed although the code of generate has changed" in said
         assert "skip.identity=[code] compares it" in said
         assert "code: 'generate, " in run(other, body, identity=["code"])
+
+
+@pytest.mark.parametrize(
+    ("make", "left"),
+    [
+        (lambda t: Plain(0, a=Plain(0, b=Plain(0, c=Plain(0, d=Plain(t))))), "sampler.a.b.c.d"),
+        (lambda t: Plain(0, a=Plain(0, b=Plain(0, c=Plain(t)))), ""),
+        (lambda t: Plain(t, **{f"_{i}": None for i in range(256)}), "sampler"),
+        (lambda t: Plain(t, **{f"_{i}": None for i in range(255)}), ""),
+        (lambda t: [Plain(t), *(Plain(0, a=[Plain(t)] * 200) for _ in range(60))], "sampler."),
+    ],
+    ids=["four levels", "three levels", "257 fields", "256 fields", "12 000 values"],
+)
+def test_where_no_look_goes_is_named(run: Any, make: Any, left: str) -> None:
+    assert run(own_loop, make(0.5)) == "generated"
+    if left:
+        assert f" {left}" in run(own_loop, make(0.5))
+    else:
+        assert "temperature: 0.6 now, 0.5 in the dump" in run(own_loop, make(0.6))
