@@ -25,7 +25,7 @@ from xxhash import xxh3_64_hexdigest
 from rlskip.config.check import is_below
 from rlskip.skip import stored
 from rlskip.skip.code import Code, Names
-from rlskip.skip.names import ALL, IGNORED, OTHER_NODES, SELF, SHAPING, read_name, seems_to_shape
+from rlskip.skip.names import ALL, IGNORED, OTHER_NODES, SELF, read_name, seems_to_shape
 from rlskip.skip.plain import is_data, is_data_proto, is_single, plain_or_not
 from rlskip.skip.stored import UNREAD, in_words, kind_of, type_of
 
@@ -62,7 +62,6 @@ class Arguments:
         self.left: dict[str, str] = {}
         # Numbers and texts that it reads of modules, by names that tell nothing.
         self.reads: dict[str, Any] = {}
-        self._imported: list[str] = []
         # By place, what shapes rollouts, and the outermost object that has it; None: it is in
         # lists and mappings of the call's own.
         self._shaping: dict[str, tuple[Any, Any]] = {}
@@ -84,7 +83,7 @@ class Arguments:
             if is_large or is_data_proto(value):
                 self.large.append(name)
             data = NOT_COMPARED
-        elif not is_usual and default is not None and default is not inspect.Parameter.empty:
+        elif value is not default and default is not inspect.Parameter.empty:
             usual, differs, _ = plain_or_not(default)
             is_usual = not differs and canonical(usual) == canonical(data)
         self.values[name] = data
@@ -106,17 +105,15 @@ class Arguments:
         from rlskip.format.fingerprint import canonical  # needs torch
 
         parts = [(above, name, func.__globals__.get(name)) for name in names.read]
-        for name in [one for one in names.modules if not stored.is_neutral_module(one)]:
-            self._imported.append(name)
-            parts.append(("", name, sys.modules.get(name)))
-            if name not in sys.modules and name not in self.ignored:
-                self.left[name] = "a module that is not imported yet"
+        parts += [("", name, sys.modules.get(name)) for name in names.modules]
+        for name in {*names.modules}.difference(sys.modules, self.ignored):
+            self.left[name] = "a module that is not imported yet"
         modules = set[int]()
         for place, name, part in parts:  # which grows meanwhile
             if issubclass(type_of(part), types.ModuleType) and id(part) not in modules:
                 modules.add(id(part))
-                own, within = {} if stored.is_neutral(part) else vars(part), _joined(place, name)
-                parts += [(within, named, own[named]) for named in sorted(own.keys() & names.every)]
+                has = () if stored.is_neutral(part) else sorted(vars(part).keys() & names.every)
+                parts += [(_joined(place, name), named, vars(part)[named]) for named in has]
         if {"environ", "getenv"} & names.every or any(part is os.environ for *_, part in parts):
             texts = [*names.texts, *(part for *_, part in parts if type(part) is str)]
             for name in dict.fromkeys(texts):
@@ -142,8 +139,8 @@ class Arguments:
             self.attributes |= first.of(owner, now)
         self.changing = sorted(first.changing & self.attributes.keys())
         # Not in every job they are imported before the stage is first called.
-        if self._imported:
-            self.usual |= {place for place in self.attributes if is_below(place, self._imported)}
+        imported = {module for names in self.code.names for module in names.modules}
+        self.usual |= {place for place in self.attributes if is_below(place, imported)}
         for name, now in self.reads.items():
             self.reads[name] = first.reads.setdefault(name, now)
         return self
@@ -160,7 +157,10 @@ class Arguments:
         levels = min(levels, _NEUTRAL[kind]) if of_library else levels
         if levels < 0 and quiet:
             return
-        fields = stored.inside(value, kind, _MAX_FIELDS + 1, is_stage=not place)
+        fields = stored.inside(value, kind, _MAX_FIELDS + 1)
+        if fields and not place:  # a stage, whose defaults are arguments of its calls
+            given = value.__code__.co_varnames
+            fields = {name: part for name, part in fields.items() if name not in given}
         if stored.is_whole_config(fields):
             return  # skip.identity names keys of it
         self._count += len(fields or ())
@@ -174,26 +174,25 @@ class Arguments:
         is_object = kind in ("object", "fields", *_NEUTRAL)
         if owner is None and (is_object or not place):
             owner = value
-        of_class = stored.kept_by(value if kind == "class" else cls, fields) if is_object else {}
-        for name, part in {**fields, **of_class}.items():
+        beside = stored.beside(value, kind, fields)
+        for name, part in {**fields, **beside}.items():
             if kind == "list" and not isinstance(name, str):
                 if kind_of(type_of(part)) != "leaf":
                     self._enter(f"{place}.{name}", part, owner, levels - 1, quiet)
                 elif not quiet:
                     self.left[place] = in_words(value)
             elif not (of_library and name in _COUNTS):
-                self._sort(place, str(name), part, owner, levels, quiet or name in of_class)
+                self._sort(place, str(name), part, owner, levels, quiet or name in beside)
 
     def _sort(self, above: str, name: str, part: Any, owner: Any, levels: int, quiet: bool) -> None:
         """Compare a field, look into it, or leave it."""
         place = _joined(above, name)
-        bare, shapes, is_meaningless = read_name(name)
+        _, shapes, is_meaningless = read_name(name and place)
         if type_of(part) is contextvars.ContextVar and (shapes or read_name(part.name)[1]):
             shapes, part = True, stored.held_by(part).get("")
         if is_meaningless or place in self.ignored:
             return
         kind = kind_of(type_of(part))
-        shapes = shapes or f"{read_name(above.rpartition('.')[2])[0]}.{bare}" in SHAPING
         if shapes and kind in ("holder", "function", "class", "neutral"):
             return  # stop(), say
         if part is UNREAD or (shapes and not OTHER_NODES.isdisjoint(place.split("."))):
@@ -239,11 +238,9 @@ def read_arguments(call: Call, ignored: Collection[str], first: FirstValues) -> 
             is_counted = each not in (*found.ignored, *SELF, holder)
             if is_counted and (one is not prompts or is_single(one)):
                 found.at_argument(each, one, default)
-    if holder in given.arguments and given.arguments[holder] is not prompts:
-        found.at(holder, given.arguments[holder], quiet=holder not in SELF, is_root=True)
-    for name in SELF:
+    for name in (holder, *SELF):
         if name in given.arguments:
-            found.at(name, given.arguments[name], is_root=True)
+            found.at(name, given.arguments[name], quiet=name not in SELF, is_root=True)
     if not isinstance(func, types.FunctionType):
         found.at("self", getattr(func, "__self__", func), is_root=True)
     for number, one in enumerate(code.functions):

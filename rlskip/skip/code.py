@@ -17,23 +17,16 @@ from rlskip.skip import stored
 from rlskip.skip.plain import plain_or_not
 from rlskip.skip.stored import attributes_of, is_neutral, kind_of, type_of
 
-_CODE = (
-    types.FunctionType, types.MethodType, functools.partial, functools.partialmethod, staticmethod,
-    classmethod, property, functools.cached_property, type(functools.lru_cache(len)),
-)  # fmt: skip
 _MOST_FUNCTIONS, _MOST_OBJECTS = 64, 512
 _MOST = 20  # parts of a list or a mapping
 
 
 def _below(value: Any) -> list[Any]:
     """What a callable passes its calls on to; empty for a function that decorates none."""
-    if issubclass(type(value), types.FunctionType):
-        below = [value.__dict__.get("__wrapped__")]
-    elif issubclass(type(value), _CODE):
-        names = ("__func__", "func", "fget", "__wrapped__")
-        below = [getattr(value, name) for name in names if hasattr(value, name)][:1]
+    if kind_of(type_of(value)) == "holder":
+        below = [stored.passed_on(value)]
     else:
-        called = vars(type(value)).get("__call__")
+        called = vars(type_of(value)).get("__call__")
         below = [called if isinstance(called, types.FunctionType) else None]
         below.append(attributes_of(value).get("__wrapped__"))
     return [one for one in below if one is not None]
@@ -45,7 +38,7 @@ class Names(NamedTuple):
     read: Sequence[str]  # globals
     every: frozenset[str]  # attributes, too
     texts: Sequence[str]  # its constants
-    modules: Sequence[str]  # what it imports
+    modules: Sequence[str]  # what it imports, unless it is neutral
 
 
 def _names_of(func: types.FunctionType) -> Names:
@@ -66,7 +59,9 @@ def _names_in(code: types.CodeType, package: str) -> Names:
                 read[part.argval] = None
             elif part.opname == "IMPORT_NAME":
                 with contextlib.suppress(ImportError):  # beyond the package
-                    modules[importlib.util.resolve_name("." * level + part.argval, package)] = None
+                    name = importlib.util.resolve_name("." * level + part.argval, package)
+                    if not is_neutral(name):
+                        modules[name] = None
             level, taken = taken, part.argval
     texts = [text for one in codes for text in one.co_consts if isinstance(text, str)]
     every = frozenset(name for one in codes for name in one.co_names)
@@ -155,32 +150,33 @@ class Code:
 def _is_users(func: types.FunctionType) -> bool:
     """Whether a function is code of the user's: not Python's, nor of an installed package."""
     module = str(func.__globals__.get("__name__"))
-    return "-packages" not in func.__code__.co_filename and not stored.is_neutral_module(module)
+    return "-packages" not in func.__code__.co_filename and not is_neutral(module)
 
 
 def _parts(value: Any, names: frozenset[str]) -> list[Any]:
     """What a value stores by these names, or gives its calls on to, read without calling it."""
-    kind = type_of(value)
+    cls, kind = type_of(value), kind_of(type_of(value))
     found: list[Any] = []
-    if kind in (list, tuple, dict):
-        found = [*(value.values() if kind is dict else value)][:_MOST]
-    elif issubclass(kind, _CODE):
-        found = _below(value)
-    if kind_of(kind) == "holder":
+    if cls in (list, tuple, dict):
+        found = [*(value.values() if cls is dict else value)][:_MOST]
+    elif kind == "holder":
         found = [*stored.held_by(value).values()]
-    elif issubclass(kind, types.ModuleType) and not is_neutral(value):
-        found = [vars(value)[name] for name in sorted(names & vars(value).keys())]
-    elif not found and not is_neutral(owner := value if issubclass(kind, type) else kind):
-        spaces = [own for _, own in stored.classes_of(owner)]
-        # What declares fields has an `__init__` that is not in its source.
-        begins = "__post_init__" if kind_of(owner) == "fields" else "__init__"
-        if owner is kind:
+    elif kind == "function":
+        found = _below(value)
+    elif not is_neutral(owner := value if kind == "class" else cls):
+        if issubclass(cls, types.ModuleType):
+            spaces, wanted = [vars(value)], names
+        else:
+            spaces = [own for _, own in stored.classes_of(owner)]
+            # What declares fields has an `__init__` that is not in its source.
+            begins = "__post_init__" if kind_of(owner) == "fields" else "__init__"
+            wanted = names | {"__call__", begins}
+        if owner is cls:
             kept = attributes_of(value)
             spaces = [kept, kept.get("_modules") or {}, *spaces]  # those of torch
         by_name: dict[str, Any] = {}
         for own in reversed(spaces):
-            there = (names | {"__call__", begins}) & own.keys()
-            by_name |= {name: own[name] for name in sorted(there)}
+            by_name |= {name: own[name] for name in sorted(wanted & own.keys())}
         found = [*by_name.values()]
     return [part for part in found if kind_of(type_of(part)) != "leaf"]
 

@@ -70,11 +70,16 @@ SHAPING = frozenset(SHAPING_NAMES)
 
 @functools.lru_cache(1 << 14)
 def read_name(name: str) -> tuple[str, bool, bool]:
-    """A name without underscores at its ends; whether it shapes rollouts, or is neutral."""
-    bare = name.rpartition("__")[2].strip("_") if name.startswith("_") else name.rstrip("_")
+    """The last of dotted names without underscores at its ends.
+
+    And whether it shapes rollouts, or is neutral.
+    """
+    above, _, last = name.rpartition(".")
+    bare = last.rpartition("__")[2].strip("_") if last.startswith("_") else last.rstrip("_")
     bare = bare.lower() if bare.isupper() else bare
+    shapes = bare in SHAPING or bool(above and f"{read_name(above)[0]}.{bare}" in SHAPING)
     is_neutral = bare in IGNORED or not NEUTRAL_WORDS.isdisjoint(bare.split("_"))
-    return bare, bare in SHAPING, is_neutral and bare not in SHAPING
+    return bare, shapes, is_neutral and not shapes
 
 
 def shaping_in(fields: Mapping[Any, Any]) -> dict[Any, Any]:

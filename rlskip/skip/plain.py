@@ -10,7 +10,8 @@ from omegaconf import DictConfig
 
 from rlskip.batch.tables import loaded
 from rlskip.skip import stored
-from rlskip.skip.stored import in_words, is_array_type, kind_of, parts_of, type_of
+from rlskip.skip.names import shaping_in
+from rlskip.skip.stored import in_words, inside, is_array_type, kind_of, type_of
 
 # Larger ones are data, and hashing them would take longer than a look at the dumps.
 _MAX_ARRAY = 1 << 16  # bytes
@@ -62,9 +63,11 @@ def _simpler(value: Any) -> Any:
     if issubclass(cls, bytes | bytearray) and len(value) > _MAX_ARRAY:
         raise _NotPlain(in_words(value))
     is_single_or_list = kind == "leaf" or (kind == "list" and not hasattr(cls, "_fields"))
-    parts = None if is_single_or_list else parts_of(value, kind)
     is_known = kind in ("leaf", "list", "dict", "fields")
-    added = stored.added_to(value, parts or {}) if is_known else {}
+    parts = None
+    if (is_known or kind == "config") and not is_single_or_list:
+        parts = inside(value, kind)
+    added = shaping_in(stored.beside(value, kind, parts or {})) if is_known else {}
     if added and kind != "fields":  # as an attribute of a text
         raise _NotPlain(f"{in_words(value)} with {', '.join(added)}")
     if is_single_or_list:
@@ -102,7 +105,7 @@ def is_data(value: Any) -> bool:
             return True
         holders = (Mapping, Sequence, loaded("PIL.Image", "Image"))
         holds = kind == "fields" or (issubclass(cls, holders) and not issubclass(cls, str))
-        return holds and not stored.is_whole_config(parts_of(value, kind))
+        return holds and not stored.is_whole_config(inside(value, kind))
     return False
 
 

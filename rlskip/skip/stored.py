@@ -52,6 +52,7 @@ _KINDS: tuple[tuple[Kind, Any], ...] = (
     ("neutral", (types.BuiltinFunctionType, types.MethodWrapperType)), ("object", threading.local),
     ("config", (DictConfig, ListConfig)), ("dict", dict), ("list", _LISTS),
     ("holder", (functools.partial, functools.partialmethod, staticmethod, classmethod)),
+    ("holder", (property, functools.cached_property, type(functools.lru_cache(len)))),
     ("holder", (types.MethodType, weakref.ref, contextvars.ContextVar)),
     ("function", types.FunctionType),
 )  # fmt: skip
@@ -107,13 +108,12 @@ def is_array_type(kind: type) -> bool:
 
 
 def is_neutral(owner: Any) -> bool:
-    """Whether a class or a module is of Python, or of a package with no sampling of its own."""
-    name = owner.__name__ if isinstance(owner, types.ModuleType) else owner.__module__
-    return is_neutral_module(name or "")
+    """Whether a class or a module is of Python, or of a package with no sampling of its own.
 
-
-def is_neutral_module(name: str) -> bool:
-    package = name.partition(".")[0]
+    A module may be given by its name.
+    """
+    name = owner.__name__ if isinstance(owner, types.ModuleType) else owner
+    package = (name if isinstance(name, str) else owner.__module__ or "").partition(".")[0]
     return package in _NEUTRAL_PACKAGES or package in sys.stdlib_module_names
 
 
@@ -137,32 +137,20 @@ def is_whole_config(fields: Any) -> bool:
     return any(issubclass(type(fields.get(key)), Mapping) for key in _WHOLE_CONFIG)
 
 
-def inside(value: Any, kind: Kind, most: int, *, is_stage: bool) -> dict[Any, Any] | None:
-    """What a value stores by name, index or key; None: it has no inside.
+def inside(value: Any, kind: Kind, most: int | None = None) -> dict[Any, Any] | None:
+    """What a value stores by name, index or key, of a long one so many; None: it has no inside.
 
-    Of a long list or mapping only so many. The defaults of a stage are arguments of its calls.
+    What inherits from a list of Python's is one; any other sequence or mapping is not: its items
+    are what code of its class returns.
     """
     if kind == "leaf":
         return None
+    if kind == "class":
+        return {}
     if kind == "holder":
         return held_by(value)
     if kind == "function":
-        return _of_function(value, is_stage=is_stage)
-    if kind == "class":
-        return {}
-    if issubclass(type_of(value), threading.local):  # of a subclass, what it starts with may run
-        return attributes_of(value) or None if type_of(value) is threading.local else None
-    if (parts := parts_of(value, kind, most)) is None:
-        return attributes_of(value)
-    return {**added_to(value, parts), **parts}
-
-
-def parts_of(value: Any, kind: Kind, most: int | None = None) -> dict[Any, Any] | None:
-    """What a list, a mapping, or an object with declared fields has, by index, key or name.
-
-    None for a value of another kind. What inherits from a list of Python's is one; any other
-    sequence or mapping is not: its items are what code of its class returns.
-    """
+        return _of_function(value)
     if kind == "config":
         return _entries(value)
     if kind == "dict":
@@ -172,16 +160,26 @@ def parts_of(value: Any, kind: Kind, most: int | None = None) -> dict[Any, Any] 
         base: Any = next(base for base in _LISTS if issubclass(cls, base))
         names = getattr(cls, "_fields", itertools.count())
         return dict(itertools.islice(zip(names, base.__iter__(value), strict=False), most))
-    return _declared_fields(value) if kind == "fields" else None
+    if kind == "fields":
+        return _declared_fields(value)
+    if issubclass(type_of(value), threading.local):  # of a subclass, what it starts with may run
+        return attributes_of(value) or None if type_of(value) is threading.local else None
+    return attributes_of(value)
 
 
-def added_to(value: Any, parts: Mapping[Any, Any]) -> dict[str, Any]:
-    """What shapes rollouts among what an object, or its class, stores besides `parts`."""
-    if type(value) in (*_LISTS, dict):
+def beside(value: Any, kind: Kind, parts: Mapping[Any, Any]) -> dict[str, Any]:
+    """What shapes rollouts among what an object, or its class, stores besides its `parts`.
+
+    And of its class what :func:`kept_by` has besides.
+    """
+    if kind in ("holder", "function", "config") or type_of(value) in (*_LISTS, dict):
         return {}
-    stored = {**attributes_of(value), **parts}
-    found = shaping_in({**kept_by(type(value), stored), **stored})
-    return {name: part for name, part in found.items() if name not in parts}
+    if kind == "class":
+        return kept_by(value, parts)
+    has_declared = kind in ("leaf", "list", "dict", "fields")
+    stored = {**attributes_of(value), **parts} if has_declared else parts
+    added = {name: part for name, part in shaping_in(stored).items() if name not in parts}
+    return {**kept_by(type_of(value), stored), **added}
 
 
 def classes_of(kind: type) -> list[tuple[type, Mapping[str, Any]]]:
@@ -271,21 +269,17 @@ def kind_name(kind: type) -> str:
 
 def _entries(node: DictConfig | ListConfig) -> dict[Any, Any]:
     """The entries of a node of OmegaConf; one that a resolver of the user's makes is as written."""
-    content = node._content
-    whole: list[Any] = []
+    content, whole = node._content, functools.cache(lambda: readable(node._get_root()))
     if not isinstance(content, dict | list):
         return {}
 
     def read(child: Any) -> Any:
         if child is None or not child._is_interpolation():
-            is_node = isinstance(child, DictConfig | ListConfig) and isinstance(
-                child._content, dict | list
-            )
+            is_node = isinstance(getattr(child, "_content", None), dict | list)
             return child if child is None or is_node else child._value()
         with contextlib.suppress(Exception):  # an interpolation that leads nowhere
-            whole[:] = whole or [readable(node._get_root())]
-            if isinstance(whole[0], DictConfig):  # of a list it reads nothing
-                return OmegaConf.select(whole[0], child._get_full_key(None))
+            if isinstance(whole(), DictConfig):  # of a list it reads nothing
+                return OmegaConf.select(whole(), child._get_full_key(None))
         return UNREAD
 
     parts = content.items() if isinstance(content, dict) else enumerate(content)
@@ -294,31 +288,33 @@ def _entries(node: DictConfig | ListConfig) -> dict[Any, Any]:
 
 def held_by(value: Any) -> dict[Any, Any]:
     """What is given on by a partial, a bound method, a reference or a variable of a context."""
-    if isinstance(value, functools.partial | functools.partialmethod):
-        return {**dict(enumerate(value.args)), **value.keywords, "": value.func}
-    if isinstance(value, staticmethod | classmethod):
-        return {"": value.__func__}
-    if isinstance(value, types.MethodType):
-        return {"": value.__self__, "_": value.__func__}
     if isinstance(value, contextvars.ContextVar):
         with contextlib.suppress(LookupError):  # it is not set, and has no default
             return {"": value.get()}
         return {}
-    return {"": weakref.ref.__call__(value)}
+    if isinstance(value, weakref.ref):
+        return {"": weakref.ref.__call__(value)}
+    if isinstance(value, types.MethodType):
+        return {"": value.__self__, "_": value.__func__}
+    given = dict[Any, Any]()
+    if isinstance(value, functools.partial | functools.partialmethod):
+        given = {**dict(enumerate(value.args)), **value.keywords}
+    return {**given, "": passed_on(value)}
 
 
-def _of_function(value: Any, *, is_stage: bool) -> dict[str, Any]:
+def passed_on(value: Any) -> Any:
+    """What a holder passes its calls on to; None: it is no callable."""
+    names = ("__func__", "func", "fget", "__wrapped__")
+    return next((getattr(value, name) for name in names if hasattr(value, name)), None)
+
+
+def _of_function(value: Any) -> dict[str, Any]:
     """What a closure holds, and what shapes rollouts among a function's defaults and attributes."""
-    code, found = value.__code__, shaping_in(value.__dict__)
-    if is_stage:
-        found = {name: part for name, part in found.items() if name not in code.co_varnames}
-    else:
-        usual = value.__defaults__ or ()
-        names = code.co_varnames[code.co_argcount - len(usual) : code.co_argcount]
-        by_name = {**dict(zip(names, usual, strict=True)), **(value.__kwdefaults__ or {})}
-        objects = {k: part for k, part in by_name.items() if kind_of(type_of(part)) != "leaf"}
-        found = {**shaping_in(by_name), **objects, **found}
-    return {**cells_of(value), **found}
+    code, usual = value.__code__, value.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(usual) : code.co_argcount]
+    by_name = {**dict(zip(names, usual, strict=True)), **(value.__kwdefaults__ or {})}
+    objects = {k: part for k, part in by_name.items() if kind_of(type_of(part)) != "leaf"}
+    return {**cells_of(value), **shaping_in(by_name), **objects, **shaping_in(value.__dict__)}
 
 
 def cells_of(func: types.FunctionType) -> dict[str, Any]:

@@ -29,66 +29,87 @@ from joblib import Parallel, delayed
 if __name__ == "__main__":
     print(Parallel(2)(delayed(say)(i) for i in range(2))[0])
 """
+RAY = """
+import os, ray
+def there():
+    from say import say
+    return say()
+ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False,
+         runtime_env={"working_dir": ".", "env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"]}})
+print(ray.get(ray.remote(there).remote()))
+"""
 NOTEBOOK = "import __main__; del __main__.__file__\n" + SCRIPT
+PYTEST = "from say import say\ndef test_it(): print(say())\n"
 FILES = {
     "proj/.git/HEAD": "",
     "proj/train.py": SCRIPT,
     "proj/pkg/sub/run.py": SCRIPT,
     "proj/pkg/__main__.py": SCRIPT,
     "proj/workers.py": JOBLIB,
+    "proj/cluster.py": RAY,
+    "proj/tests/test_it.py": PYTEST,
     "proj/lib/site-packages/ipykernel_launcher.py": NOTEBOOK,
     "proj/bin/installed": SCRIPT,
     "alone/notes.txt": "",
     "session_1/_ray_pkg_0a1b/jobs/train.py": SCRIPT,
     "session_1/_ray_pkg_0a1b/setup.py": "",
 }
-TORCHRUN = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+PYTEST_RUN = ["-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "tests/test_it.py"]
 
 
-def origin(folder: Path, arguments: list[str], **env: str) -> tuple[str, str, str]:
-    """What a Python says that starts in `folder`."""
-    path = os.pathsep.join([str(Path(rlskip.__file__).parents[1]), env.pop("SAY")])
-    env = {**os.environ, "PYTHONPATH": path, **env}
+def origin(folder: Path, arguments: list[str], path: Path) -> tuple[str, str, str]:
+    """What a Python says that starts in `folder`, with `path` to import from."""
+    paths = os.pathsep.join([str(Path(rlskip.__file__).parents[1]), str(path)])
+    env = {**os.environ, "PYTHONPATH": paths}
     run = [sys.executable, *arguments]
     done = subprocess.run(run, cwd=folder, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    line = next(line for line in done.stdout.splitlines() if line.startswith('"['))
+    (line, *_) = re.findall(r'^"\[.*"$', done.stdout, re.MULTILINE)
     name, project, place = json.loads(json.loads(line))
-    return name, project, place
+    return name, project, re.sub(r"_ray_pkg_\w+", "ray", place)
 
 
 @pytest.mark.parametrize(
-    ("cwd", "arguments", "env", "expected"),
+    ("cwd", "arguments", "expected"),
     [
-        ("proj", ["train.py"], {}, ("train", "proj", "proj/train.py")),
-        ("proj/pkg", ["../train.py"], {}, ("train", "proj", "proj/train.py")),
-        ("proj", ["-m", "pkg.sub.run"], {}, ("run", "proj", "proj/pkg/sub/run.py")),
-        ("proj", ["-m", "pkg"], {}, ("pkg", "proj", "proj/pkg/__main__.py")),
-        ("alone", ["-c", SCRIPT], {}, ("alone", "alone", "alone")),
-        ("proj", ["lib/site-packages/ipykernel_launcher.py"], {}, ("proj", "proj", "proj")),
-        ("proj/pkg", ["../bin/installed"], {}, ("pkg", "proj", "proj/pkg")),
-        ("proj", ["train.py"], TORCHRUN, ("train", "proj", "proj/train.py")),
+        ("proj", ["train.py"], ("train", "proj", "proj/train.py")),
+        ("proj/pkg", ["../train.py"], ("train", "proj", "proj/train.py")),
+        ("proj", ["-m", "pkg.sub.run"], ("run", "proj", "proj/pkg/sub/run.py")),
+        ("proj", ["-m", "pkg"], ("pkg", "proj", "proj/pkg/__main__.py")),
+        ("alone", ["-c", SCRIPT], ("alone", "alone", "alone")),
+        ("proj", ["lib/site-packages/ipykernel_launcher.py"], ("proj", "proj", "proj")),
+        ("proj/pkg", ["../bin/installed"], ("pkg", "proj", "proj/pkg")),
         pytest.param(
-            "proj", ["workers.py"], {}, ("workers", "proj", "proj/workers.py"),
+            "proj", [*TORCHRUN, "train.py"], ("train", "proj", "proj/train.py"),
             marks=pytest.mark.slow,
         ),
-        (
-            "session_1/_ray_pkg_0a1b", ["jobs/train.py"], {},
-            ("train", "ray", "_ray_pkg_0a1b/jobs/train.py"),
+        pytest.param(
+            "proj", [*TORCHRUN, "-m", "pkg.sub.run"], ("run", "proj", "proj/pkg/sub/run.py"),
+            marks=pytest.mark.slow,
         ),
+        pytest.param(
+            "proj", ["workers.py"], ("workers", "proj", "proj/workers.py"), marks=pytest.mark.slow
+        ),
+        ("proj", PYTEST_RUN, ("proj", "proj", "proj")),
+        (
+            "session_1/_ray_pkg_0a1b", ["jobs/train.py"],
+            ("train", "ray", "ray/jobs/train.py"),
+        ),
+        pytest.param("proj", ["cluster.py"], ("ray", "ray", "ray"), marks=pytest.mark.ray),
     ],
     ids=[
         "script", "from elsewhere", "-m", "__main__", "-c, no project", "notebook", "installed",
-        "torchrun", "joblib", "ray working_dir",
+        "torchrun", "torchrun -m", "joblib", "pytest", "ray job", "ray worker",
     ],
 )  # fmt: skip
 def test_what_names_a_run(
-    tmp_path: Path, cwd: str, arguments: list[str], env: Any, expected: tuple[str, ...]
+    tmp_path: Path, cwd: str, arguments: list[str], expected: tuple[str, ...]
 ) -> None:
     for name, text in {**FILES, "say/say.py": SAY}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    name, project, place = origin(tmp_path / cwd, arguments, SAY=str(tmp_path / "say"), **env)
+    name, project, place = origin(tmp_path / cwd, arguments, tmp_path / "say")
     assert (name, project) == expected[:2]
     assert place in (expected[2], str(tmp_path / expected[2]))
 

@@ -100,15 +100,6 @@ def added(base: type, *content: Any) -> Callable[[float], Any]:
     return make
 
 
-def class_variable(value: float) -> Any:
-    @dataclass
-    class Declared:
-        a: int = 1
-        temperature: ClassVar[float] = value
-
-    return Declared()
-
-
 def referred(value: float) -> Any:
     plain = Plain(value)
     KEPT.append(plain)
@@ -116,28 +107,15 @@ def referred(value: float) -> Any:
 
 
 KEPT: list[Any] = []
+CLASS = {"__annotations__": {"a": int, "temperature": ClassVar[float]}, "a": 1}
 
 
 def classwide(value: float) -> Any:
     return type("Classwide", (), {"temperature": value})()
 
 
-def inherited(value: float) -> Any:
-    return type("Inherited", (type("Base", (), {"temperature": 0.7}),), {"temperature": value})()
-
-
 def kept_by_class(value: Any) -> Any:
     return type("Classwide", (type("Base", (), {"kept": value}),), {})()
-
-
-def of_metaclass(value: float) -> Any:
-    return type("Meta", (type,), {"temperature": value})("Made", (), {})()
-
-
-def defaulting(value: float) -> Any:
-    def act(temperature: float = value) -> None: ...
-
-    return act
 
 
 def marked(value: float) -> Any:
@@ -165,15 +143,15 @@ HIDING: dict[str, Callable[[float], Any]] = {
     "forwarding": Forwarding,
     "property": Computed,
     "class": classwide,
-    "inherited": inherited,
+    "inherited": lambda t: type("Own", (type(classwide(0.7)),), {"temperature": t})(),
     "class itself": lambda t: type(classwide(t)),
     "class's mapping": lambda t: kept_by_class({"temperature": t}),
     "class's object": lambda t: kept_by_class(Plain(t)),
     "class's partial": lambda t: kept_by_class(staticmethod(functools.partial(sampled, top_p=t))),
     "partial method": lambda t: kept_by_class(functools.partialmethod(sampled, temperature=t)),
-    "metaclass": of_metaclass,
+    "metaclass": lambda t: type("Meta", (type,), {"temperature": t})("Made", (), {}),
     "sealed": lambda t: zlib.compressobj(int(t * 10)),
-    "default": defaulting,
+    "default": lambda t: lambda temperature=t: None,
     "function's attribute": marked,
     "module": Policy,
     "declared": Declared,
@@ -182,6 +160,8 @@ HIDING: dict[str, Callable[[float], Any]] = {
     "tuple": lambda t: (print, t),
     "mapping in a list": lambda t: [[{"x": Plain(t)}]],
     "partial": lambda t: functools.partial(sampled, temperature=t),
+    "cached function": lambda t: functools.lru_cache(lambda temperature=t: None),
+    "dotted name": lambda t: {"sampling.temperature": t, "f": print},
     "bound method": lambda t: Plain(t).__init__,  # type: ignore[misc]
     "closure": closing,
     "config": resolved,
@@ -190,8 +170,9 @@ HIDING: dict[str, Callable[[float], Any]] = {
     "mapping's attribute": added(dict, {"a": 1}),
     "path's attribute": added(PosixPath, "a"),
     "undeclared": added(dataclass(type("Declared", (), {"__annotations__": {}}))),
+    "named tuple": lambda t: Options(t, print),
     "named tuple's attribute": added(Options, 0, 0),
-    "class variable": class_variable,
+    "class variable": lambda t: dataclass(type("Declared", (), {**CLASS, "temperature": t}))(),
     "weak reference": referred,
     "user's mapping": lambda t: collections.UserDict(temperature=t, f=print),
     "meta tensor": lambda t: {"temperature": torch.ones(int(t * 10), device="meta")},

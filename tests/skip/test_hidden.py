@@ -6,7 +6,6 @@ import functools
 import logging
 import re
 import threading
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,75 +17,47 @@ from tqdm import tqdm
 
 from rlskip import SkipManager
 from rlskip.errors import MismatchError
-from tests.skip.hiding import HIDING, Added, Bare, Computed, Declared, Forwarding, Options, Plain
+from tests.skip.hiding import HIDING, Added, Bare, Computed, Declared, Forwarding, Plain
 from tests.skip.trainers import visit
 
-TEMPERATURE = 0.5
-SETTINGS = Plain(0.5, style="a")
-MODULE = types.ModuleType("settings")
+annotate = SkipManager.annotate("rollout", "prompts", stage="generate", ignore=["ran"])
 
 
-class Config:
-    top_p = 0.5
-    style = "a"
+class Trainer:
+    def __init__(self, value: Any) -> None:
+        self.sampler = value
+
+    def generate(self, prompts: Any, ran: list[int]) -> None:
+        ran.append(1)
+
+
+class Decorated(Trainer):
+    generate = annotate(Trainer.generate)
 
 
 def own_loop(value: Any, ran: list[int]) -> None:
-    @SkipManager.annotate("rollout", stage="generate", ignore=["ran"])
-    def generate(prompts: Any, sampler: Any, ran: list[int]) -> None:
-        ran.append(1)
-
-    generate([1], value, ran)
+    annotate(lambda prompts, sampler, ran: ran.append(1))([1], value, ran)
 
 
 def rest(value: Any, ran: list[int]) -> None:
-    @SkipManager.annotate("rollout", stage="generate", ignore=["ran"])
-    def generate(prompts: Any, *args: Any, ran: list[int]) -> None:
-        ran.append(1)
-
-    generate([1], value, ran=ran)
+    annotate(lambda prompts, *args, ran: ran.append(1))([1], value, ran=ran)
 
 
 def method(value: Any, ran: list[int]) -> None:
-    class Trainer:
-        def __init__(self) -> None:
-            self.sampler = value
-
-        @SkipManager.annotate("rollout", ignore=["ran"])
-        def generate(self, prompts: Any, ran: list[int]) -> None:
-            ran.append(1)
-
-    Trainer().generate([1], ran)
-
-
-def partial(value: Any, ran: list[int]) -> None:
-    def generate(sampler: Any, prompts: Any, ran: list[int]) -> None:
-        ran.append(1)
-
-    annotate = SkipManager.annotate("rollout", "prompts", stage="generate", ignore=["ran"])
-    annotate(functools.partial(generate, value))([1], ran=ran)
+    Decorated(value).generate([1], ran)
 
 
 def owned(value: Any, ran: list[int]) -> None:
-    class Trainer:
-        sampler: Any
+    annotate(Trainer(value).generate)([1], ran)
 
-        def generate(self, prompts: Any, ran: list[int]) -> None:
-            ran.append(1)
 
-    trainer = Trainer()
-    trainer.sampler = value
-    annotate = SkipManager.annotate("rollout", stage="generate", ignore=["ran"])
-    annotate(trainer.generate)([1], ran)
+def partial(value: Any, ran: list[int]) -> None:
+    generate = functools.partial(lambda sampler, prompts, ran: ran.append(1), value)
+    annotate(generate)([1], ran=ran)
 
 
 def closure(value: Any, ran: list[int]) -> None:
-    @SkipManager.annotate("rollout", stage="generate", ignore=["ran"])
-    def generate(prompts: Any, ran: list[int]) -> Any:
-        ran.append(1)
-        return value and None
-
-    generate([1], ran)
+    annotate(lambda prompts, ran: (ran.append(1), value)[0])([1], ran)
 
 
 LOOPS = (own_loop, rest, method, partial, owned, closure)
@@ -148,6 +119,7 @@ NEUTRAL = [
     (tqdm(range(3), disable=True), tqdm(range(4), initial=2, disable=True)),
     (logging.getLogger("a"), logging.getLogger("b")),
     (print, len),
+    (functools.lru_cache(len), functools.lru_cache(abs)),
     (type("MyCallback", (), {"n": 1})(), type("MyCallback", (), {"n": 2})()),
     (torch.device("cpu"), torch.device("meta")),
     (threading.Lock(), threading.Lock()),
@@ -194,16 +166,13 @@ def test_what_is_left_is_said_once_with_what_to_type(
 
 def test_ignore_and_identity_of_the_stage_silence_it(run: Any) -> None:
     def loop(options: Any, ran: list[int]) -> None:
-        @SkipManager.annotate("rollout", stage="generate", **options)
-        def generate(prompts: Any, sampler: Any) -> None:
-            ran.append(1)
+        own = SkipManager.annotate("rollout", stage="generate", **{"ignore": ["ran"], **options})
+        own(lambda prompts, sampler, ran: ran.append(1))([1], Plain(1.0, style="a"), ran)
 
-        generate([1], Plain(1.0, style="a"))
-
-    assert run(loop, {"ignore": ["ran"]}) == "generated"
-    assert "sampler.style" in run(loop, {"ignore": ["ran"]})
-    assert run(loop, {"ignore": ["ran", "sampler.style"]}) == ""
-    assert run(loop, {"ignore": ["ran"], "identity": {}}) == ""
+    assert run(loop, {}) == "generated"
+    assert "sampler.style" in run(loop, {})
+    for options in ({"ignore": ["ran", "sampler.style"]}, {"identity": {}}):
+        assert run(loop, options) == ""
 
 
 class Decaying:
@@ -247,43 +216,28 @@ def test_an_attribute_that_decays_is_named_and_not_compared(run: Any, where: str
     assert "temperature: 0.5 now, 1.0 in" in edited
 
 
-def test_what_the_stage_reads_of_its_module_is_compared(
-    run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    @SkipManager.annotate("rollout", stage="generate", ignore=["ran"])
-    def generate(prompts: Any, ran: list[int]) -> None:
-        ran.append(1)
-        [(TEMPERATURE, Config.top_p, MODULE) for _ in range(SETTINGS is None)]
+def test_what_a_stage_closes_over_may_decay(run: Any) -> None:
+    def loop(temperature: float, ran: list[int]) -> None:
+        def generate(prompts: Any, ran: list[int]) -> None:
+            nonlocal temperature
+            ran.append(1)
+            temperature *= 0.9
 
-    looks: list[int] = []
-
-    def loop(value: Any, ran: list[int]) -> None:
-        monkeypatch.setattr(f"{__name__}.TEMPERATURE", value)
-        monkeypatch.setattr(f"{__name__}.SETTINGS", Plain(value, style=value))
-        monkeypatch.setattr(Config, "top_p", value)
-        # Of a module the settings count, and no object that it has besides.
-        MODULE.__dict__.update(top_k=value, client=Plain(len(looks), style=looks))
-        looks.append(1)
-        generate([1], ran)
+        for step in (1, 2):
+            visit(step)
+            annotate(generate)([step], ran)
 
     assert run(loop, 0.5) == "generated"
-    assert run(loop, 0.5) == ""  # what else the module has is not part of the call
-    differs = run(loop, 0.6)
-    assert "arguments.TEMPERATURE: 0.6 now, 0.5 in" in differs
-    assert "arguments.SETTINGS.temperature: 0.6 now, 0.5 in" in differs
-    assert "arguments.Config.top_p: 0.6 now, 0.5 in" in differs
-    assert "arguments.MODULE.top_k: 0.6 now, 0.5 in" in differs
-    assert run(loop, 0.6, ignore=["TEMPERATURE", "SETTINGS", "Config", "MODULE"]) == ""
+    assert "temperature (it changes while stages run)" in run(loop, 0.5)
+    assert "arguments.temperature: 0.6 now, 0.5 in" in run(loop, 0.6)
 
 
 def test_other_code_is_said_or_refused(run: Any) -> None:
     def loop(body: str, ran: list[int], usual: str = "[1]") -> None:
         namespace: dict[str, Any] = {}
         exec(f"def generate(prompts, ran, weights={usual}):\n    {body}", namespace)
-        ignore = ["ran", "weights"]
-        SkipManager.annotate("rollout", stage="generate", ignore=ignore)(namespace["generate"])(
-            [1], ran
-        )
+        own = SkipManager.annotate("rollout", stage="generate", ignore=["ran", "weights"])
+        own(namespace["generate"])([1], ran)
 
     assert run(loop, "ran.append(1)") == "generated"
     assert run(loop, "ran.append(1)  # the same") == ""
@@ -296,22 +250,20 @@ def test_other_code_is_said_or_refused(run: Any) -> None:
         assert "code: 'generate, " in run(other, body, identity=["code"])
 
 
-def test_a_named_tuple_and_a_decaying_closure(run: Any) -> None:
-    def loop(start: float, ran: list[int]) -> None:
-        temperature = start
-
-        @SkipManager.annotate("rollout", stage="generate", ignore=["ran"])
-        def generate(prompts: Any, options: Any) -> None:
-            nonlocal temperature
-            ran.append(1)
-            temperature *= 0.9
-
-        for step in (1, 2):
-            visit(step)
-            generate([step], Options(start, print))
-
-    assert run(loop, 0.5) == "generated"
-    assert "temperature (it changes while stages run)" in run(loop, 0.5)
-    differs = run(loop, 0.6)
-    assert "arguments.temperature: 0.6 now, 0.5 in" in differs
-    assert "arguments.options.temperature: 0.6 now, 0.5 in" in differs
+@pytest.mark.parametrize(
+    ("make", "left"),
+    [
+        (lambda t: Plain(0, a=Plain(0, b=Plain(0, c=Plain(0, d=Plain(t))))), "sampler.a.b.c.d"),
+        (lambda t: Plain(0, a=Plain(0, b=Plain(0, c=Plain(t)))), ""),
+        (lambda t: Plain(t, **{f"_{i}": None for i in range(256)}), "sampler"),
+        (lambda t: Plain(t, **{f"_{i}": None for i in range(255)}), ""),
+        (lambda t: [Plain(t), *(Plain(0, a=[Plain(t)] * 200) for _ in range(60))], "sampler."),
+    ],
+    ids=["four levels", "three levels", "257 fields", "256 fields", "12 000 values"],
+)
+def test_where_no_look_goes_is_named(run: Any, make: Any, left: str) -> None:
+    assert run(own_loop, make(0.5)) == "generated"
+    if left:
+        assert f" {left}" in run(own_loop, make(0.5))
+    else:
+        assert "temperature: 0.6 now, 0.5 in the dump" in run(own_loop, make(0.6))

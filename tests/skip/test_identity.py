@@ -128,10 +128,7 @@ def test_keys_that_shape_rollouts_are_compared_and_others_are_no_warning(
     assert run(NEUTRAL) == "generated"
     assert "changed since" not in caplog.text
     assert "differs" not in caplog.text
-
-
-def test_another_engine_or_model_only_warns(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    run()
+    # Another engine or model only warns.
     run({f"{ROLLOUT}.name": "sglang", "actor_rollout_ref.model.path": "another/model"})
     assert "versions.engine: 'sglang' now, 'vllm' in the dump" in caplog.text
     assert "model: 'another/model' now, 'some/model' in the dump" in caplog.text
@@ -151,61 +148,36 @@ def test_what_changed_elsewhere_is_listed_up_to_ten(
     assert line.message.endswith(" and 3 more"), "nothing is to be compared"
 
 
-LOOP = {
-    "sampling": {"temperature": 1.0, "n": 4, "stop": None},
-    "policy": {"model_path": "a"},
-    "reward": {"model": {"path": "r"}, "temperature": 1.0},
-    "optim": {"lr": 0.1},
-}
+OF_ROLLOUTS = (
+    "sampling.temperature", "sampling.n", "policy.model_path", "model", "agent.system_prompt",
+    "data.prompt_template", "max_len", "group", "gen.max_prompt_length", "grpo.group_size",
+)  # fmt: skip
+OF_OTHERS = (
+    "optim.lr", "reward.model.path", "reward.temperature", "wandb.group", "critic.model",
+    "judge.template", "model_parallel_size", "trainer.max_len_per_gpu",
+)  # fmt: skip
 
 
 def test_keys_of_any_application_that_seem_to_shape_rollouts_are_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = Run(tmp_path, LOOP)
-    run()
+    run = Run(tmp_path, {})
+    run(dict.fromkeys((*OF_ROLLOUTS, *OF_OTHERS), "old"))
     caplog.set_level(logging.INFO)
-    changes = {"sampling.n": 2, "sampling.temperature": 0.5, "policy.model_path": "b"}
-    run({**changes, "optim.lr": 0.2, "reward.model.path": "s", "reward.temperature": 2.0})
-    info, warning = sorted(
-        (r for r in caplog.records if "changed since" in r.message), key=lambda r: r.levelno
-    )
-    assert (warning.levelname, info.levelname) == ("WARNING", "INFO")
-    for part in (
-        "sampling.n (4 then, 2 now)",
-        "sampling.temperature (1.0 then, 0.5 now)",
-        "skip.identity=[policy.model_path,sampling.n,sampling.temperature] compares",
-    ):
-        assert part in warning.message
-    assert "optim.lr (0.1 then, 0.2 now)" in info.message
-    assert "skip.identity" not in info.message
-    # The advice works as it is, with the dumps that are there.
-    identity = re.findall(r"identity=\[(.*)\]", warning.message)[0].split(",")
-    assert run(identity=identity) == "generated"
-    with pytest.raises(MismatchError, match=r"config\.sampling\.n: 2 now, 4 in the dump"):
-        run({"sampling.n": 2}, identity=identity)
-
-
-def test_a_name_that_the_field_uses_for_what_shapes_rollouts_is_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    shaping = (
-        "model", "agent.system_prompt", "data.prompt_template", "max_len", "group",
-        "gen.max_prompt_length", "grpo.group_size", "policy.model_revision",
-    )  # fmt: skip
-    others = (
-        "wandb.group", "critic.model", "judge.template", "model_parallel_size",
-        "trainer.max_len_per_gpu", "optim.warmup",
-    )  # fmt: skip
-    run = Run(tmp_path, LOOP)
-    run(dict.fromkeys((*shaping, *others), "old"))
-    caplog.set_level(logging.INFO)
-    run(dict.fromkeys((*shaping, *others), "new"))
+    run(dict.fromkeys((*OF_ROLLOUTS, *OF_OTHERS), "new"))
     lines = [record for record in caplog.records if "changed since" in record.message]
-    for line, keys in zip(sorted(lines, key=lambda r: -r.levelno), (shaping, others), strict=True):
-        assert line.levelname == ("WARNING" if keys is shaping else "INFO")
+    warning, info = sorted(lines, key=lambda line: -line.levelno)
+    for line, level, keys in (warning, "WARNING", OF_ROLLOUTS), (info, "INFO", OF_OTHERS):
+        assert line.levelname == level
         for key in keys:
             assert f"{key} ('old' then, 'new' now)" in line.message
+    assert "skip.identity" not in info.message
+    # The advice works as it is, with the dumps that are there.
+    identity = re.findall(r"skip\.identity=\[(.*)\] compares", warning.message)[0].split(",")
+    assert {*identity} == {*OF_ROLLOUTS}
+    assert run(dict.fromkeys(OF_ROLLOUTS, "old"), identity=identity) == "generated"
+    with pytest.raises(MismatchError, match=r"config\.sampling\.n: 'new' now, 'old' in the dump"):
+        run({**dict.fromkeys(OF_ROLLOUTS, "old"), "sampling.n": "new"}, identity=identity)
 
 
 # -- keys that the user names --------------------------------------------------------------

@@ -16,6 +16,7 @@ from tensordict import TensorDict
 from rlskip import SkipManager
 from rlskip.batch.tables import DataProtoParts
 from rlskip.errors import MismatchError, RlskipError
+from tests.skip.trainers import visit
 
 
 @SkipManager.annotate(role="rollout")
@@ -62,10 +63,9 @@ def test_a_mismatch_of_prompts_says_how_they_differ(
     init: Callable[..., Path], then: Any, now: Any, said: str
 ) -> None:
     init()
-    SkipManager.set_step(1)
+    visit(1)
     generate(then)
-    init()
-    SkipManager.set_step(1)
+    visit(1)
     with pytest.raises(MismatchError) as caught:
         generate(now)
     assert said in caught.value.what
@@ -76,18 +76,16 @@ def test_a_mismatch_of_prompts_says_how_they_differ(
     [({}, "skip.experiment_name"), ({"trainer": {"x": 1}}, "trainer.experiment_name")],
 )
 def test_the_advice_names_keys_that_this_host_has(tmp_path: Path, host: Any, key: str) -> None:
-    def begin() -> None:
+    def run(prompt: str) -> None:
         SkipManager.init({**host, "skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}})
         SkipManager.set_step(1)
+        generate([prompt])
 
-    begin()
-    generate(["a"])
-    begin()
+    run("a")
     with pytest.raises(MismatchError) as caught:
-        generate(["b"])
-    for way in ("on_mismatch=regenerate", "another skip.dump_dir or "):
+        run("b")
+    for way in ("on_mismatch=regenerate", "another skip.dump_dir or ", f"or {key} starts from"):
         assert way in caught.value.remedy
-    assert f"or {key} starts from nothing" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -128,20 +126,16 @@ def test_the_advice_works_as_it_is_typed(
 def test_a_miss_names_the_dumps_of_another_batch_size(
     init: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    init(gbs=4, n=2)
-    for step in (1, 2):
-        SkipManager.set_step(step)
-        generate([step])
-    caplog.clear()
-    init(gbs=8, n=2)
-    for step in (1, 2, 1):
-        SkipManager.set_step(step)
-        generate([step])
-    (line,) = [record.message for record in caplog.records if "not found" in record.message]
+    def job(gbs: int, *steps: int) -> list[str]:
+        init(gbs=gbs, n=2)
+        caplog.clear()
+        for step in steps:
+            SkipManager.set_step(step)
+            generate([step])
+        return [record.message for record in caplog.records if "not found" in record.message]
+
+    job(4, 1, 2)
+    (line,) = job(8, 1, 2, 1)
     assert "GBS4_N2_inany_outany has dumps of 2 steps, which are not found: gbs is 8 now" in line
     assert "n is" not in line
-    caplog.clear()
-    init(gbs=8, n=2)
-    SkipManager.set_step(1)
-    generate([1])
-    assert "not found" not in caplog.text, "a hit"
+    assert job(8, 1) == [], "a hit"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import linecache
 import logging
 import sys
 import types
@@ -40,6 +39,10 @@ VALUE, BRIEF, T, VAR = 1, "be {0}", {0}, contextvars.ContextVar("top_p", default
 OBJECT, MAPPING = Holder(inner=Holder(policy=Policy())), {{"a": Holder(policy=Policy())}}
 LOCAL, ACT = threading.local(), Holder(act=lambda: {0})
 STAGES, SETTINGS = [Policy()], {{"temperature": {0}}}
+TEMPERATURE, SAMPLER = {0}, Holder(temperature={0}, style={0})
+class Config: top_p, style = {0}, "a"
+MODULE = types.ModuleType("settings")
+MODULE.top_k, MODULE.client = {0}, Holder(top_k=id(Config), style=id(Config))
 LOCAL.top_p = sys.modules["rlskip_test_reads"].TOP_P = {0}
 os.environ["TOP_K"] = os.environ["MAX_LEN"] = "{0}"
 def imported():
@@ -67,6 +70,11 @@ READS = {
     "cached()": CODE,
     "made()": ".top_k: 0.6 now, 0.5 in the dump",
     "SETTINGS['temperature']": "SETTINGS.temperature: 0.6 now, 0.5 in the dump",
+    "TEMPERATURE": "arguments.TEMPERATURE: 0.6 now, 0.5 in the dump",
+    "SAMPLER and 1": "arguments.SAMPLER.temperature: 0.6 now, 0.5 in the dump",
+    "Config and 1": "arguments.Config.top_p: 0.6 now, 0.5 in the dump",
+    # Of a module the settings count, and no object that it has besides.
+    "MODULE and 1": "arguments.MODULE.top_k: 0.6 now, 0.5 in the dump",
     "decorated()": CODE,
     "usual()": "usual.sampler.top_p: 0.6 now, 0.5 in the dump",
     "imported()": "rlskip_test_reads.TOP_P: 0.6 now, 0.5 in the dump",
@@ -96,17 +104,14 @@ STAGES = {
 def run(
     init: Callable[..., Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., str]:
-    """``run(program, file)``: what is said of a new run's call; without a file, as of ``-c``."""
+    """``run(program)``: what is said of a new run's call of its stage."""
     monkeypatch.setitem(sys.modules, "rlskip_test_reads", types.ModuleType("rlskip_test_reads"))
     for name in ("TOP_K", "MAX_LEN"):
         monkeypatch.setenv(name, "")
 
-    def call(program: str, file: Path | None, typed: Any = (), **skip: Any) -> str:
+    def call(program: str, typed: Any = (), **skip: Any) -> str:
         there: dict[str, Any] = {"__name__": "rlskip_test_program"}
-        if file is not None:
-            file.write_text(program)
-        linecache.checkcache()
-        exec(compile(program, str(file or "<string>"), "exec"), there)
+        exec(program, there)
         annotate = SkipManager.annotate("rollout", "prompts", stage="stage", ignore=typed)
         init(wait_s=0, **skip)
         visit(1)
@@ -122,48 +127,42 @@ def run(
     return call
 
 
-FORMS = [*((stage, True) for stage in STAGES), ("function", False)]
-
-
 @pytest.mark.parametrize(
-    ("read", "stage", "has_file"),
+    ("read", "stage"),
     # Each with one form in its turn; the whole product is slow.
     [
-        pytest.param(read, *form, marks=() if i % len(FORMS) == j else pytest.mark.slow)
+        pytest.param(read, form, marks=() if i % len(STAGES) == j else pytest.mark.slow)
         for i, read in enumerate(READS)
-        for j, form in enumerate(FORMS)
+        for j, form in enumerate(STAGES)
     ],
 )
-def test_a_change_of_what_is_read_is_said(
-    run: Any, tmp_path: Path, read: str, stage: str, has_file: bool
-) -> None:
-    file = tmp_path / "program.py" if has_file else None
+def test_a_change_of_what_is_read_is_said(run: Any, read: str, stage: str) -> None:
     first, other = ((PROGRAM + STAGES[stage].format(read)).format(v) for v in (0.5, 0.6))
-    run(first, file)
-    again = run(first, file)
+    run(first)
+    again = run(first)
     assert CODE not in again
     assert " now, " not in again
-    assert READS[read] in run(other, file)
+    assert READS[read] in run(other)
 
 
-def test_what_was_counted_or_named_otherwise_is_no_change(run: Any, tmp_path: Path) -> None:
+def test_what_was_counted_or_named_otherwise_is_no_change(run: Any) -> None:
     """Of a stage that reads them all: comments, order, and what has nothing to do with it."""
     body = PROGRAM + STAGES["function"].format(f"[{', '.join(READS)}]")
-    program, file = body.format(0.5), tmp_path / "program.py"
-    run(program, file)
+    program = body.format(0.5)
+    run(program)
     same = program.replace("{{", "{").replace("def usual", "# A comment.\ndef usual")
     same += "\ndef unread(): return OTHER\nOTHER = 1\n"
-    said = run(same, file)
+    said = run(same)
     assert CODE not in said
     assert " now, " not in said
     # What the warning says to type works, also for what only a helper reads.
     ignored = ["rlskip_test_missing", "os.environ.MAX_LEN", "LOCAL"]
     for way in ({"ignore": ignored}, {"typed": ignored}):
-        assert "not compared, so" not in run(same, file, **way)
+        assert "not compared, so" not in run(same, **way)
 
 
 def test_a_module_that_is_imported_earlier_or_later_is_no_mismatch(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = (PROGRAM + STAGES["function"].format("missing()")).format(0.5)
     module = types.ModuleType("rlskip_test_missing")
@@ -173,9 +172,7 @@ def test_a_module_that_is_imported_earlier_or_later_is_no_mismatch(
             monkeypatch.setitem(sys.modules, "rlskip_test_missing", module)
         else:
             monkeypatch.delitem(sys.modules, "rlskip_test_missing")
-        assert " now, " not in run(
-            program.replace("missing\n", "missing as m\n    m.TOP_P\n"), None
-        )
+        assert " now, " not in run(program.replace("missing\n", "missing as m\n    m.TOP_P\n"))
 
 
 def test_stages_of_one_factory_are_read_each_by_itself(init: Callable[..., Path]) -> None:
@@ -205,7 +202,6 @@ def test_code_of_many_names_is_read(run: Any) -> None:
     for top_p in (0.5, 0.6):
         said = run(
             f"TOP_P = {top_p}\ndef stage(prompts):\n    if not prompts:\n{many}"
-            "    import json.decoder\n    return TOP_P\n",
-            None,
+            "    import json.decoder\n    return TOP_P\n"
         )
     assert "TOP_P: 0.6 now, 0.5 in the dump" in said
