@@ -145,6 +145,7 @@ def test_verls_staleness_counts_in_async_modes_only(
         ),
         (["replay.on_incomplete=refill"], "data.gen_batch_size"),
         ([*JOURNAL, "dispatch.rollout_level=false"], "-> add +dispatch=rollout_level; or set"),
+        (["skip.rollout.enable=true", "replay.on_incomplete=refill"], "2 problems"),
         (
             [*JOURNAL, "skip.rollout_tq.enable=false", "trainer.v1.trainer_mode=separate_async"],
             "add +skip=rollout_tq_cache, set trainer.v1.trainer_mode=colocate_async or sync; or",
@@ -155,12 +156,6 @@ def test_what_cannot_be_honoured_is_refused_by_name(more: list[str], message: st
     with pytest.raises(ConfigError) as refused:
         prepare(verl(*more))
     assert message in str(refused.value)
-
-
-def test_every_problem_is_named() -> None:
-    with pytest.raises(ConfigError) as refused:
-        prepare(verl("skip.rollout.enable=true", "replay.on_incomplete=refill"))
-    assert "2 problems" in str(refused.value)
 
 
 def test_a_replayed_group_that_was_counted_is_finished_by_its_status(
@@ -177,11 +172,6 @@ def test_a_replayed_group_that_was_counted_is_finished_by_its_status(
     assert keys == ["u", "v"]
     by_status = {**status_tag(1, "finished", expected=2), "replayed": 1}
     assert tags == [by_status, status_tag(1, "finished")]
-
-
-@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
-def test_a_journal_goes_with_rollout_level_dispatch(mode: str) -> None:
-    prepare(verl(*JOURNAL, f"trainer.v1.trainer_mode={mode}"))
 
 
 @pytest.mark.parametrize(
