@@ -21,18 +21,7 @@ from rlskip.hosts.verl.no_engine import (
 from rlskip.hosts.verl.trainer import begin
 from rlskip.hosts.verl.trainer_config import FULLY_ASYNC_MAIN, ONE_STEP_OFF, judge
 from rlskip.skip import SkipManager
-
-VERL = """
-trainer:
-  {use_v1: false, total_training_steps: 4, val_before_train: false, test_freq: -1, val_only: false,
-   v1: {trainer_mode: sync}, resume_mode: disable, resume_from_path: null, default_local_dir: ckpt,
-   experiment_name: e, project_name: p}
-actor_rollout_ref:
-  hybrid_engine: true
-  rollout: {n: 2, name: vllm, tensor_model_parallel_size: 8, disaggregation: {enabled: true}}
-data: {train_batch_size: 2, max_prompt_length: 3, max_response_length: 5}
-skip: {start_engine: false, rollout: {enable: true}}
-"""
+from tests.hosts import verl_config
 
 
 @pytest.fixture
@@ -40,15 +29,11 @@ def verl(tmp_path: Path, verl_process: None) -> Callable[..., DictConfig]:
     """``verl("key=value", ...)``: an installed config; ``dumped=(1, 2)`` are the steps on disk."""
 
     def make(*more: str, dumped: tuple[int, ...] = (1, 2, 3, 4)) -> DictConfig:
-        config = OmegaConf.create(VERL)
-        config.skip.dump_dir = str(tmp_path)
-        config.trainer.default_local_dir = str(tmp_path / "ckpt")
-        config = OmegaConf.merge(config, OmegaConf.from_dotlist(list(more)))
-        assert isinstance(config, DictConfig)
+        on = ("skip.rollout.enable=true", "skip.start_engine=false", f"skip.dump_dir={tmp_path}")
+        config = verl_config.verl(*on, f"trainer.default_local_dir={tmp_path}/ckpt", *more)
         begin(config)
         for step in dumped:
             SkipManager.store("rollout").save(step, [step])
-        OmegaConf.set_struct(config, True)
         return config
 
     return make
@@ -189,8 +174,7 @@ def test_the_application_and_the_role_tell_the_trainer(
     main: str | None, role: str, remedy: str | None
 ) -> None:
     """A recipe's own task runner makes a V0 trainer, and has verl's default of use_v1."""
-    config = OmegaConf.create(VERL)
-    config.trainer.use_v1 = True
+    config = verl_config.verl("trainer.use_v1=true")
     config.skip = {"dump_dir": "/d", role: {"enable": True}}
     if remedy is None:
         judge(config, read_skip(config), main)

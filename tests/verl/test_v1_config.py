@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError
@@ -13,30 +14,7 @@ from rlskip.hosts.verl.queue import StatusQueue
 from rlskip.hosts.verl.trainer_config import OUR_MANAGER, OUR_SAMPLER, judge
 from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
 from rlskip.queue import TransferQueueAdapter
-
-# The leaves of verl 0.9's own YAML that rlskip reads.
-VERL = """
-skip:
-  _target_: verl.utils.skip.SkipManagerConfig
-  rollout: {enable: false, dump_dir: ~/.verl/rollout_dump, steps: [], action: cache}
-  rollout_tq: {enable: false, dump_dir: ~/.verl/rollout_dump, steps: [], action: cache}
-  async_rollout: {enable: false, dump_dir: ~/.verl/rollout_dump, steps: [], action: cache}
-trainer:
-  use_v1: true
-  v1:
-    trainer_mode: sync
-    sampler:
-      max_off_policy_threshold: 8
-      max_off_policy_strategy: drop
-      sync_refill_failed_groups: false
-      custom_sampler: {path: null, name: null}
-      sampler_kwargs: {}
-actor_rollout_ref:
-  rollout: {n: 4, val_kwargs: {n: 2}, agent: {num_workers: 8, agent_loop_manager_class: null}}
-data: {train_batch_size: 4, gen_batch_size: null}
-algorithm: {filter_groups: {enable: false}}
-"""
-
+from tests.hosts import verl_config
 
 JOURNAL = (
     "skip.rollout_tq.enable=true", "dispatch.rollout_level=true", "dispatch.journal=true"
@@ -44,11 +22,7 @@ JOURNAL = (
 SAMPLER = "trainer.v1.sampler.custom_sampler"
 
 
-def verl(*more: str) -> DictConfig:
-    config = OmegaConf.merge(OmegaConf.create(VERL), OmegaConf.from_dotlist(list(more)))
-    OmegaConf.set_struct(config, True)
-    assert isinstance(config, DictConfig)
-    return config
+verl = functools.partial(verl_config.verl, "trainer.use_v1=true")
 
 
 def prepare(config: DictConfig) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from rlskip.config.nodes import read_node
 from rlskip.config.other_nodes import DispatchConfig
@@ -17,9 +17,9 @@ from rlskip.hosts.verl.queue import sharing, start_journals
 from rlskip.hosts.verl.trainer_config import plug_in
 from rlskip.queue import MemoryQueue
 from rlskip.skip import SkipManager
-from tests.verl.test_v1_config import VERL
+from tests.hosts import verl_config
 
-RUN = "mine_project/GBS4_N4_in64_out16"
+RUN = "e_p/GBS4_N4_in64_out16"
 MODE = "trainer.v1.trainer_mode"
 ON = "skip.rollout_tq.enable=true"
 ROLLOUT_LEVEL = (ON, "dispatch.rollout_level=true", "dispatch.journal=true")
@@ -33,16 +33,7 @@ def _afterwards() -> Any:
 
 def verl(folder: Path, *more: str) -> DictConfig:
     """A config as the trainer gets it, with the roles that it switches on."""
-    made = OmegaConf.from_dotlist(
-        [
-            "trainer.experiment_name=mine", "trainer.project_name=project",
-            f"skip.dump_dir={folder}",
-            "data.max_prompt_length=64", "data.max_response_length=16",
-            "actor_rollout_ref.rollout.temperature=1.0", *more,
-        ]
-    )  # fmt: skip
-    config = OmegaConf.merge(OmegaConf.create(VERL), made)
-    assert isinstance(config, DictConfig)
+    config = verl_config.verl("trainer.use_v1=true", f"skip.dump_dir={folder}", *more)
     SkipManager.init(config)
     return config
 
