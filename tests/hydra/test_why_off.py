@@ -14,18 +14,12 @@ OFF = "skip: {rollout: {enable: false}}\n"
 @pytest.mark.parametrize(
     ("text", "overrides", "lost"),
     [
-        ("a: 1\n", [], ["skip: the config has no such node; add +skip=rollout_cache"]),
         (OFF, [], ["skip: no role is enabled"]),
         (OFF, ["+skip=rollout_cache"], []),
         (f"defaults: [_self_, skip: rollout_cache]\n{OFF}", [], []),
         (
             f"defaults: [skip: rollout_cache, _self_]\n{OFF}",
             [],
-            ["skip.rollout.enable: it is false, although the option rollout_cache was chosen"],
-        ),
-        (
-            "a: 1\n",
-            ["+skip=rollout_cache", "skip.rollout.enable=false"],
             ["skip.rollout.enable: it is false, although the option rollout_cache was chosen"],
         ),
         ("a: 1\n", ["+skip=rollout_cache", "skip.enable=false"], ["skip.enable: it is false"]),

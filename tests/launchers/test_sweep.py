@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.launchers.conftest import table
+
 pytestmark = pytest.mark.launchers
 
 # As in many trainers, each job of a sweep names its experiment after the swept value.
@@ -28,14 +30,14 @@ SWEEP = ("-m", "optim.lr=1e-4,3e-4,1e-3", "+skip=rollout_cache", "skip.dump_dir=
 
 @pytest.mark.parametrize("launcher", ["basic", "joblib", "ray"], indirect=True)
 def test_jobs_that_share_generate_each_step_once(
-    make_app: Callable[..., Any], sweep_table: Any, launcher: Any
+    make_app: Callable[..., Any], launcher: Any
 ) -> None:
     app = make_app(config=CONFIG, task=MEET, python=launcher.python)
     share = "skip.experiment_name=shared"
     jobs = {"JOBS_THAT_MEET": "2", "SECONDS_A_STEP": "3"} if launcher.name == "ray" else {}
     run = app.run(*SWEEP, share, *launcher.options, **jobs)
     assert app.generated == [1, 2]
-    hits, misses = (sum(int(row[at]) for row in sweep_table(run.out)) for at in (2, 3))
+    hits, misses = (sum(int(row[at]) for row in table(run.out)) for at in (2, 3))
     assert (hits, misses) == (4, 2)
     assert [place.name for place in (app.folder / "dumps").glob("*_demo")] == ["shared_demo"]
     if launcher.name == "ray":
