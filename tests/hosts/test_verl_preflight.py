@@ -162,7 +162,11 @@ def test_dynamic_sampling_may_end_with_the_dumps(verl: Callable[..., DictConfig]
     [
         ("dapo.main_dapo", "rollout", None),
         ("dapo.main_dapo", "rollout_tq", None),
-        ("verl.trainer.main_ppo", "rollout", "or trainer.use_v1=False"),
+        (
+            "verl.trainer.main_ppo",
+            "rollout",
+            "(+skip=rollout_tq_cache), or trainer.use_v1=False",
+        ),
         (None, "rollout", "or trainer.use_v1=False"),
         (ONE_STEP_OFF, "rollout", None),
         (ONE_STEP_OFF, "rollout_tq", "use skip.rollout (+skip=rollout_cache)"),
