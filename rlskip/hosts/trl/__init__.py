@@ -111,20 +111,6 @@ class _Generation:
         self.generate = trainer._generate
         self._seam = seam
         self._checked = False
-        pad = getattr(getattr(trainer, "processing_class", None), "pad_token_id", None)
-        self._stages = {
-            role: SkipManager.annotate(
-                role=role,
-                stage=stage_name(trainer),
-                prompts=self._prompts,
-                identity=lambda *_, role=role: sampling(trainer, role),
-                lacks=self._lacks,
-                rows={"pad": pad} if isinstance(pad, int) else {},
-                totals={"metrics": lambda rows: {}, "num_tokens": _num_tokens},
-                ignore=[ALL],
-            )(around(self._generate_and_record)(self.generate))
-            for role in ROLES
-        }
 
     def __call__(self, prompts: Any) -> Any:
         training = self.trainer.model.training
@@ -135,7 +121,18 @@ class _Generation:
         if training and not self._checked:
             self._preflight(step)
         SkipManager.set_step(step)
-        done = self._stages[role](prompts)
+        pad = getattr(getattr(self.trainer, "processing_class", None), "pad_token_id", None)
+        stage = SkipManager.annotate(
+            role=role,
+            stage=stage_name(self.trainer),
+            prompts=self._prompts,
+            identity=sampling(self.trainer, role),
+            lacks=self._lacks,
+            rows={"pad": pad} if isinstance(pad, int) else {},
+            totals={"metrics": lambda rows: {}, "num_tokens": _num_tokens},
+            ignore=[ALL],
+        )
+        done = stage(around(self._generate_and_record)(self.generate))(prompts)
         if getattr(self.trainer, "environments", None):  # a reward that reads one is refused
             self.trainer.environments = _Hidden()
         # Generated or replayed, it is logged the same way.
