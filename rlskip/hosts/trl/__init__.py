@@ -69,8 +69,8 @@ def attach(trainer: Any, config: Any = None) -> None:
             local.restore_rng = local.match != "prompt"  # of several dumps none has the state
     SkipManager.count_rollouts()
     if not isinstance(trainer._generate, _Generation):
-        trainer._generate = _Generation(trainer, seam)
-        trainer.log = _logging(trainer.log, trainer)
+        trainer._generate = generation = _Generation(trainer, seam)
+        trainer.log = around(generation.log)(trainer.log)
 
 
 @contextlib.contextmanager
@@ -91,16 +91,6 @@ def attached(config: Any = None) -> Iterator[None]:
     starts = SkipManager.start_engine if settings is None else settings.start_engine
     with constructing(functools.partial(attach, config=settings), engine=starts):
         yield
-
-
-def _logging(log: Callable[..., Any], trainer: Any) -> Callable[..., Any]:
-    """`log` with what was replayed among the metrics of training."""
-
-    def logging(log: Any, logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
-        replayed = SkipManager.logged() if trainer.model.training else {}
-        return log({**logs, **replayed}, *args, **kwargs)
-
-    return around(logging)(log)
 
 
 class _Generation:
@@ -143,6 +133,11 @@ class _Generation:
         for name, values in done["metrics"].items():
             metrics[name] += values
         return self._seam.output(done)
+
+    def log(self, log: Callable[..., Any], logs: dict[str, float], *args: Any, **more: Any) -> Any:
+        """The trainer's `log`: what was replayed is among the metrics of training."""
+        replayed = SkipManager.logged() if self.trainer.model.training else {}
+        return log({**logs, **replayed}, *args, **more)
 
     def _generate_and_record(self, generate: Callable[..., Any], prompts: Any) -> dict[str, Any]:
         """What the trainer's own method returns, and what it would have changed in the trainer."""
