@@ -18,7 +18,6 @@ from rlskip.config.check import look_up
 from rlskip.config.facts import Origin, retire_legacy_flag
 from rlskip.config.settings import why_off
 from rlskip.hooks import job
-from rlskip.hooks.summary import log_jobs
 from rlskip.skip.said import chosen_by
 
 log = logging.getLogger(__name__)
@@ -63,4 +62,4 @@ class SkipCallback(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Log one table of all jobs of the sweep."""
-        log_jobs(Path(config.hydra.sweep.dir), self._multirun_began)
+        job.log_jobs(Path(config.hydra.sweep.dir), self._multirun_began)

@@ -109,13 +109,6 @@ def test_verls_own_defaults_do_not_override_shared_keys() -> None:
     assert read_roles({"skip": node})["rollout"].dump_dir == str(dumps)
 
 
-def test_a_custom_role_with_its_own_dataclass() -> None:
-    role = read_roles({"skip": {"critic": {"enable": True, "warm": 7}}})["critic"]
-    assert isinstance(role, CriticConfig)
-    assert role.warm == 7
-    assert 1 in role.steps
-
-
 def test_validation_is_a_role_beside_the_one_of_training() -> None:
     skip = {"steps": [1], "on_miss": "error", "validation": "replay"}
     training = {"enable": True, "dump_dir": "/d"}

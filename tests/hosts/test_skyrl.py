@@ -205,9 +205,6 @@ def test_merging_without_turns_is_refused(make: Any) -> None:
         make(MERGE)
 
 
-# -- from the command line --------------------------------------------------------------------
-
-
 # -- without an inference engine -------------------------------------------------------------
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import types
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from rlskip import SkipManager
 from rlskip.config.facts import HostFacts
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.errors import NotInstalledError
@@ -100,11 +98,6 @@ def test_a_plugin_that_cannot_attach_ends_a_job_that_asks_for_rlskip(
 
 
 # -- the first step --------------------------------------------------------------------------
-@SkipManager.annotate(role="rollout")
-def generate(prompts: list[int]) -> list[int]:
-    return prompts
-
-
 @pytest.mark.parametrize("steps", ["all", [2]])
 def test_a_listed_step_that_never_calls_the_stage_ends_the_run(
     tmp_path: Path, steps: object, monkeypatch: pytest.MonkeyPatch
@@ -127,29 +120,6 @@ def test_the_same_config_is_installed_once(tmp_path: Path) -> None:
     begin(config)
     with pytest.raises(NotInstalledError, match="no stage called it in step 1"):
         next_step(2)
-
-
-# -- a dump_dir that cannot be written --------------------------------------------------------
-@pytest.fixture
-def unwritable(tmp_path: Path) -> dict[str, object]:
-    """A config whose dump_dir holds a dump of step 1 and in which no record can be written."""
-    config: dict[str, object] = {"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}}
-    SkipManager.init(config)
-    SkipManager.set_step(1)
-    generate([1])
-    SkipManager.reset()
-    shutil.rmtree(tmp_path / "records")
-    (tmp_path / "records").write_text("")
-    return config
-
-
-def test_a_dump_dir_that_cannot_be_written_is_replayed_from(
-    unwritable: dict[str, object], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    begin(unwritable)
-    next_step(1)
-    assert generate([1]) == [1]
-    assert "step 1 replayed" in caplog.text
 
 
 def test_a_role_with_steps_of_its_own_is_not_expected_in_each_step(tmp_path: Path) -> None:

@@ -101,15 +101,14 @@ def generate(config: Any, *fields: str, role: str = "rollout") -> Any:
     return asyncio.run(rollout_stage(role)(stage)(prompts))
 
 
-def test_log_probs_that_the_trainer_needs_and_the_dump_lacks_are_a_mismatch(config: Any) -> None:
-    generate(config())
+def test_log_probs_are_needed_where_the_run_trains_on_them(config: Any) -> None:
+    """tests/skip/test_needed_fields.py has what becomes of a dump that lacks something."""
+    needs = config(calculate_log_probs=True)
+    for role in ("rollout", "rollout_val"):
+        generate(config(), role=role)
     with pytest.raises(MismatchError, match=r"rollout_log_probs \(actor_rollout_ref\.rollout\.cal"):
-        generate(config(calculate_log_probs=True), "rollout_log_probs")
-
-
-def test_validation_needs_none_of_what_is_trained_on(config: Any) -> None:
-    generate(config(), role="rollout_val")
-    replayed = generate(config(calculate_log_probs=True), "rollout_log_probs", role="rollout_val")
+        generate(needs, "rollout_log_probs")
+    replayed = generate(needs, "rollout_log_probs", role="rollout_val")
     assert "rollout_log_probs" not in field_names(replayed)
 
 

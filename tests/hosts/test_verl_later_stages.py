@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError, MismatchError
@@ -19,28 +20,12 @@ from rlskip.hosts.verl.no_engine import before_workers
 from rlskip.hosts.verl.trainer import begin
 from rlskip.hosts.verl.trainer_config import FULLY_ASYNC_MAIN, judge
 from rlskip.skip import SkipManager
+from tests.hosts import verl_config
 
-VERL = """
-trainer: {use_v1: false, total_training_steps: 2, v1: {trainer_mode: sync}, experiment_name: e}
-actor_rollout_ref:
-  model: {path: base, override_config: {attn: eager}, lora_rank: 0, lora_adapter_path: null}
-  actor: {use_kl_loss: true, fsdp_config: {dtype: bfloat16}}
-  ref: {fsdp_config: {dtype: bfloat16, param_offload: false}, log_prob_micro_batch_size: 4}
-  rollout: {n: 2, temperature: 1.0, top_p: 1.0, val_kwargs: {}}
-algorithm: {use_kl_in_reward: false}
-reward:
-  num_workers: 8
-  custom_reward_function: {path: null, name: score}
-  reward_manager: {source: register, name: naive}
-  reward_model: {enable: false, enable_resource_pool: false, model_path: judge}
-skip: {rollout: {enable: true}, ref: {enable: true}, reward: {enable: true}}
-"""
+ON = tuple(f"skip.{role}.enable=true" for role in ("rollout", "ref", "reward"))
 V1 = ("trainer.use_v1=true", "skip.rollout.enable=false", "skip.rollout_tq.enable=true")
 COLOCATED = "reward.reward_model.enable=true"
-
-
-def verl(*more: str) -> Any:
-    return OmegaConf.merge(OmegaConf.create(VERL), OmegaConf.from_dotlist(list(more)))
+verl = functools.partial(verl_config.verl, *ON, "trainer.total_training_steps=2")
 
 
 @pytest.mark.parametrize(

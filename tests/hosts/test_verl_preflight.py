@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,28 +12,12 @@ from omegaconf import DictConfig, OmegaConf
 from rlskip.config.check import raise_all
 from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError, NoEngineError
-from rlskip.hosts.verl.no_engine import (
-    NO_ENGINE,
-    NoWorker,
-    before_workers,
-    is_chosen,
-    problems,
-)
+from rlskip.hosts.verl import no_engine
+from rlskip.hosts.verl.no_engine import NO_ENGINE, NoWorker, before_workers, is_chosen
 from rlskip.hosts.verl.trainer import begin
 from rlskip.hosts.verl.trainer_config import FULLY_ASYNC_MAIN, ONE_STEP_OFF, judge
 from rlskip.skip import SkipManager
-
-VERL = """
-trainer:
-  {use_v1: false, total_training_steps: 4, val_before_train: false, test_freq: -1, val_only: false,
-   v1: {trainer_mode: sync}, resume_mode: disable, resume_from_path: null, default_local_dir: ckpt,
-   experiment_name: e, project_name: p}
-actor_rollout_ref:
-  hybrid_engine: true
-  rollout: {n: 2, name: vllm, tensor_model_parallel_size: 8, disaggregation: {enabled: true}}
-data: {train_batch_size: 2, max_prompt_length: 3, max_response_length: 5}
-skip: {start_engine: false, rollout: {enable: true}}
-"""
+from tests.hosts import verl_config
 
 
 @pytest.fixture
@@ -40,71 +25,119 @@ def verl(tmp_path: Path, verl_process: None) -> Callable[..., DictConfig]:
     """``verl("key=value", ...)``: an installed config; ``dumped=(1, 2)`` are the steps on disk."""
 
     def make(*more: str, dumped: tuple[int, ...] = (1, 2, 3, 4)) -> DictConfig:
-        config = OmegaConf.create(VERL)
-        config.skip.dump_dir = str(tmp_path)
-        config.trainer.default_local_dir = str(tmp_path / "ckpt")
-        config = OmegaConf.merge(config, OmegaConf.from_dotlist(list(more)))
-        assert isinstance(config, DictConfig)
+        on = ("skip.rollout.enable=true", "skip.start_engine=false", f"skip.dump_dir={tmp_path}")
+        config = verl_config.verl(*on, f"trainer.default_local_dir={tmp_path}/ckpt", *more)
         begin(config)
         for step in dumped:
             SkipManager.store("rollout").save(step, [step])
-        OmegaConf.set_struct(config, True)
         return config
 
     return make
 
 
-def launch(config: DictConfig) -> None:
-    """Look before Ray starts."""
-    raise_all(problems(read_skip(config), SkipManager.skip_instances))
-
-
-def refused(config: DictConfig) -> str:
-    with pytest.raises(ConfigError) as error:
-        launch(config)
-    with pytest.raises(ConfigError) as again:
-        before_workers(config, config.trainer.total_training_steps)
-    assert str(again.value) == str(error.value)
-    assert not is_chosen(config)
-    return str(error.value)
-
-
-def test_all_that_would_generate_is_named_at_once(verl: Callable[..., DictConfig]) -> None:
-    said = refused(
-        verl(
-            "skip.steps=[1,2,3]", "trainer.val_before_train=true", "trainer.test_freq=5",
-            dumped=(1, 3),
-        )
-    )  # fmt: skip
-    assert said.startswith("4 problems")
-    for problem in (
-        "skip.rollout.on_miss=error: steps 2 have no usable dump in",
-        "trainer.val_before_train: validation generates, and skip.start_engine=false",
-        "set trainer.val_before_train=False",
-        "set trainer.test_freq=-1, or skip.validation=replay",
-        "skip.rollout.steps: steps 4 are not listed and would generate",
-        "set 'skip.steps=\"1-4\"'",  # and not fewer: the others would generate
-    ):
-        assert problem in said
-
-
+ALL = (1, 2, 3, 4)
 VALIDATES = ("trainer.val_before_train=true", "trainer.test_freq=3", "skip.validation=replay")
+VAL_ONLY = "trainer.val_only=true"
+FILTERS = "algorithm.filter_groups.enable=true"
+ENGINE = ("skip.start_engine=true", "skip.on_miss=error", "trainer.val_before_train=true")
 
 
-def test_validation_needs_a_dump_at_each_step_that_validates(
+@pytest.mark.parametrize(
+    ("more", "dumped", "validated", "problems"),
+    [
+        ((), ALL, (), ()),
+        (
+            ("skip.steps=[1,2,3]", "trainer.val_before_train=true", "trainer.test_freq=5"),
+            (1, 3),
+            (),
+            (
+                "4 problems",
+                "skip.rollout.on_miss=error: steps 2 have no usable dump in",
+                "trainer.val_before_train: validation generates, and skip.start_engine=false",
+                "set trainer.val_before_train=False",
+                "set trainer.test_freq=-1, or skip.validation=replay",
+                "skip.rollout.steps: steps 4 are not listed and would generate",
+                "set 'skip.steps=\"1-4\"'",  # and not fewer: the others would generate
+            ),
+        ),
+        # Validation needs a dump at each step that validates, the last one too.
+        (VALIDATES, ALL, (3,), ("skip.rollout_val.on_miss=error: steps 0,4 have no usable",)),
+        (VALIDATES, ALL, (0, 3, 4), ()),
+        (
+            (*VALIDATES, "skip.rollout_val.steps=[0,3]"),
+            ALL,
+            (0, 3, 4),
+            ("skip.rollout_val.steps: steps 4 are not listed", "set skip.rollout_val.steps=all"),
+        ),
+        # A run that only validates needs no dump of training.
+        ((VAL_ONLY,), (), (), ("set trainer.val_only=False",)),
+        ((*VALIDATES, VAL_ONLY), (), (), ("steps 0 have no usable dump",)),
+        ((*VALIDATES, VAL_ONLY), (), (0,), ()),
+        # DAPO's number of batches is known, and not that of its steps.
+        ((FILTERS, "skip.steps=[1,2]"), (1, 2), (), ()),
+        ((FILTERS, "skip.steps=[1]"), (1, 2), (), ("steps 2 are not listed",)),
+        # Engines with GPUs of their own.
+        (
+            ("trainer.use_v1=true", "trainer.v1.trainer_mode=separate_async"),
+            ALL,
+            (),
+            ("set trainer.v1.trainer_mode=colocate_async, or skip.start_engine=true",),
+        ),
+        (("async_training.staleness=0",), ALL, (), ("set skip.start_engine=true",)),
+        (
+            ("actor_rollout_ref.hybrid_engine=false",),
+            ALL,
+            (),
+            ("set actor_rollout_ref.hybrid_engine=True",),
+        ),
+        # With an engine only holes are refused.
+        (ENGINE, (1, 3), (), ("steps 2,4 have no usable dump",)),
+        ((*ENGINE, "skip.steps=[1,3]"), (1, 3), (), ()),
+        # Steps before a checkpoint need no dump.
+        (("trainer.resume_mode=auto", "skip.steps=3-4"), (3, 4), (), ()),
+        (
+            (
+                "trainer.resume_mode=resume_path",
+                "trainer.resume_from_path=ckpt/global_step_2/",
+                "skip.steps=3-4",
+            ),
+            (3, 4),
+            (),
+            (),
+        ),
+    ],
+)
+def test_all_that_would_generate_is_named_at_once(
     verl: Callable[..., DictConfig],
+    tmp_path: Path,
+    more: tuple[str, ...],
+    dumped: tuple[int, ...],
+    validated: tuple[int, ...],
+    problems: tuple[str, ...],
 ) -> None:
-    config = verl(*VALIDATES)
-    SkipManager.store("rollout_val").save(3, [3])
-    problem = refused(config)
-    assert problem.startswith("skip.rollout_val.on_miss=error: steps 0,4 have no usable dump in")
-    for step in (0, 4):
+    """The launcher looks before Ray starts, and the process that trains before its workers."""
+    (tmp_path / "ckpt").mkdir()
+    (tmp_path / "ckpt" / "latest_checkpointed_iteration.txt").write_text("2")
+    config = verl(*more, dumped=dumped)
+    for step in validated:
         SkipManager.store("rollout_val").save(step, [step])
-    before_workers(config, 4)
-    assert is_chosen(config)
-    unlisted = verl(*VALIDATES, "skip.rollout_val.steps=[0,3]")
-    assert "skip.rollout_val.steps: steps 4 are not listed" in refused(unlisted)
-    assert "set skip.rollout_val.steps=all" in refused(unlisted)
+    total, said = config.trainer.total_training_steps, set()
+    for look in (launch, functools.partial(before_workers, total=total)):
+        if not problems:
+            look(config)
+            continue
+        with pytest.raises(ConfigError) as error:
+            look(config)
+        said.add(str(error.value))
+    assert len(said) == bool(problems), "both say the same"
+    assert [text for text in problems if text not in "".join(said)] == []
+    assert is_chosen(config) is not (bool(problems) or more[:3] == ENGINE)
+    if FILTERS in more:
+        assert SkipManager.skip_instances["rollout"].local_config.match == "run"
+
+
+def launch(config: DictConfig) -> None:
+    raise_all(no_engine.problems(read_skip(config), SkipManager.skip_instances))
 
 
 def test_epochs_may_end_before_the_last_step(verl: Callable[..., DictConfig]) -> None:
@@ -120,35 +153,6 @@ def test_epochs_may_end_before_the_last_step(verl: Callable[..., DictConfig]) ->
         assert f"skip.{role}.on_miss=error: steps 3 have no usable dump" in str(error.value)
 
 
-def test_a_run_that_only_validates_needs_no_dump_of_training(
-    verl: Callable[..., DictConfig],
-) -> None:
-    assert "set trainer.val_only=False" in refused(verl("trainer.val_only=true", dumped=()))
-    config = verl(*VALIDATES, "trainer.val_only=true", dumped=())
-    assert "steps 0 have no usable dump" in refused(config)
-    SkipManager.store("rollout_val").save(0, [0])
-    launch(config)
-    before_workers(config, 4)
-    assert is_chosen(config)
-
-
-@pytest.mark.parametrize(
-    ("more", "problem"),
-    [
-        (
-            ("trainer.use_v1=true", "trainer.v1.trainer_mode=separate_async"),
-            "set trainer.v1.trainer_mode=colocate_async, or skip.start_engine=true",
-        ),
-        (("async_training.staleness=0",), "set skip.start_engine=true"),
-        (("actor_rollout_ref.hybrid_engine=false",), "set actor_rollout_ref.hybrid_engine=True"),
-    ],
-)
-def test_engines_with_gpus_of_their_own_are_refused(
-    verl: Callable[..., DictConfig], more: tuple[str, ...], problem: str
-) -> None:
-    assert problem in refused(verl(*more))
-
-
 def test_a_run_that_needs_no_engine_gets_none(verl: Callable[..., DictConfig]) -> None:
     config = verl()
     launch(config)
@@ -161,23 +165,16 @@ def test_a_run_that_needs_no_engine_gets_none(verl: Callable[..., DictConfig]) -
     assert error.value.where == "skip.start_engine=false"
 
 
-def test_dynamic_sampling_may_end_with_the_dumps(verl: Callable[..., DictConfig]) -> None:
-    """DAPO's number of batches is known, and not that of its steps."""
-    more = ("algorithm.filter_groups.enable=true", "skip.steps=[1,2]")
-    config = verl(*more, dumped=(1, 2))
-    launch(config)
-    before_workers(config, 4)
-    assert is_chosen(config)
-    assert SkipManager.skip_instances["rollout"].local_config.match == "run"
-    assert "steps 2 are not listed" in refused(verl(more[0], "skip.steps=[1]", dumped=(1, 2)))
-
-
 @pytest.mark.parametrize(
     ("main", "role", "remedy"),
     [
         ("dapo.main_dapo", "rollout", None),
         ("dapo.main_dapo", "rollout_tq", None),
-        ("verl.trainer.main_ppo", "rollout", "or trainer.use_v1=False"),
+        (
+            "verl.trainer.main_ppo",
+            "rollout",
+            "(+skip=rollout_tq_cache), or trainer.use_v1=False",
+        ),
         (None, "rollout", "or trainer.use_v1=False"),
         (ONE_STEP_OFF, "rollout", None),
         (ONE_STEP_OFF, "rollout_tq", "use skip.rollout (+skip=rollout_cache)"),
@@ -189,8 +186,7 @@ def test_the_application_and_the_role_tell_the_trainer(
     main: str | None, role: str, remedy: str | None
 ) -> None:
     """A recipe's own task runner makes a V0 trainer, and has verl's default of use_v1."""
-    config = OmegaConf.create(VERL)
-    config.trainer.use_v1 = True
+    config = verl_config.verl("trainer.use_v1=true")
     config.skip = {"dump_dir": "/d", role: {"enable": True}}
     if remedy is None:
         judge(config, read_skip(config), main)
@@ -210,27 +206,6 @@ def test_a_manager_of_the_users_own_is_made_under_v0_only(
     config = verl(f"{key}=own.Manager", f"trainer.use_v1={use_v1}")
     before_workers(config, 4)
     assert OmegaConf.select(config, key) == kept
-
-
-@pytest.mark.parametrize("how", ["auto", "resume_path"])
-def test_steps_before_a_checkpoint_need_no_dump(
-    verl: Callable[..., DictConfig], tmp_path: Path, how: str
-) -> None:
-    (tmp_path / "ckpt").mkdir()
-    (tmp_path / "ckpt" / "latest_checkpointed_iteration.txt").write_text("2")
-    path = f"trainer.resume_from_path={tmp_path}/ckpt/global_step_2/"
-    config = verl(f"trainer.resume_mode={how}", path, "skip.steps=3-4", dumped=(3, 4))
-    launch(config)
-    before_workers(config, 4)
-    assert is_chosen(config)
-
-
-def test_with_an_engine_only_holes_are_refused(verl: Callable[..., DictConfig]) -> None:
-    on = ("skip.start_engine=true", "skip.on_miss=error", "trainer.val_before_train=true")
-    assert "steps 2,4 have no usable dump" in refused(verl(*on, dumped=(1, 3)))
-    config = verl(*on, "skip.steps=[1,3]")
-    before_workers(config, 4)
-    assert not is_chosen(config)
 
 
 def test_the_number_of_steps_may_be_known_late(verl: Callable[..., DictConfig]) -> None:

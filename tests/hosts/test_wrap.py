@@ -1,4 +1,4 @@
-"""`wrap` and `when_imported`: functions of modules that know nothing of rlskip."""
+"""`wrap`: functions of modules that know nothing of rlskip, imported before or after."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import asyncio
 import functools
 import importlib
 import inspect
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from rlskip._wrap import AttachError, Seam, Seams, around, when_imported, wrap
+from rlskip._wrap import AttachError, Seam, Seams, around, wrap
 from rlskip.errors import ConfigError
 
 TRAINER = """
@@ -88,13 +87,6 @@ def test_the_same_key_wraps_once_and_another_key_again(third_party):
     assert module.Trainer().method(1) == ["b", "a", "method", 1]
 
 
-def test_whoever_imports_the_function_later_gets_the_wrapped_one(third_party):
-    name = third_party(TRAINER)
-    caller = third_party(f"from {name} import function\n")
-    wrap(f"{name}:function", marking("wrapped"), key="test")
-    assert importlib.import_module(caller).function(1) == ["wrapped", "function", 1]
-
-
 @pytest.mark.parametrize(
     ("path", "what"),
     [
@@ -119,22 +111,6 @@ def test_a_missing_part_is_named_when_the_module_is_imported(third_party, path, 
 def test_a_target_that_names_no_function_is_refused(text):
     with pytest.raises(ConfigError, match=r"package\.module:Class\.method"):
         wrap(text, marking("wrapped"), key="test")
-
-
-def test_when_imported_runs_at_the_import_or_at_once(third_party):
-    name, seen = third_party(TRAINER), []
-    when_imported(name, seen.append)
-    assert seen == []
-    module = importlib.import_module(name)
-    when_imported(name, seen.append)
-    assert seen == [module, module]
-
-
-def test_importing_attach_is_light():
-    heavy = {"torch", "tensordict", "ray", "numpy", "hydra"}
-    code = f"import sys, rlskip._wrap; print(sorted({heavy} & sys.modules.keys()))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("outer_is_async", [False, True])

@@ -22,7 +22,6 @@ from tests.hydra.conftest import compose_from
 from tests.readers import READERS
 
 CONF = Path(rlskip_conf.__file__).parent
-OPTIONS = sorted(CONF.rglob("*.yaml"))
 SKIP_OPTIONS = sorted(file.stem for file in (CONF / "skip").glob("*.yaml"))
 
 Compose = Callable[..., DictConfig]
@@ -149,17 +148,6 @@ def test_options_add_no_key_that_verl_refuses(verl_configs: Path) -> None:
     for name in ("rollout", "async_rollout", "rollout_tq"):
         assert config.skip[name].keys() == bare.skip[name].keys()
     assert OmegaConf.get_type(config.skip) is dict
-
-
-# -- the files ---------------------------------------------------------------------------------
-@pytest.mark.parametrize("file", OPTIONS, ids=lambda file: str(file.relative_to(CONF)))
-def test_every_file_composes_alone(composed: Compose, file: Path) -> None:
-    group = str(file.parent.relative_to(CONF))
-    plus = "" if group.startswith("hydra/") else "+"
-    config = composed("a: 1\n", f"{plus}{group}={file.stem}")
-    assert config.a == 1
-    if group == "skip":
-        assert roles(config)
 
 
 # -- typed configs -----------------------------------------------------------------------------

@@ -12,14 +12,9 @@ from omegaconf import OmegaConf
 
 from rlskip.hooks import SkipCallback
 from rlskip.jobs.records import SUMMARY
+from tests.launchers.conftest import table
 
 ON = ("-m", "+skip=rollout_cache", "skip.dump_dir=dumps")
-
-
-def table(said: str) -> list[list[str]]:
-    """The rows of the sweep's table, without the seconds."""
-    after = said.split("over the jobs of this sweep:\n")[1].splitlines()
-    return [line.split()[:4] for line in after if line[:1].isdigit()]
 
 
 def test_jobs_of_one_process_do_not_leak_into_each_other(app: Any) -> None:

@@ -1,4 +1,4 @@
-"""An option of `skip` is chosen and no SkipManager installed: the first call of a stage says so."""
+"""An option of `skip` is chosen, and nothing would be skipped: a call, or the job, says why."""
 
 from __future__ import annotations
 
@@ -132,3 +132,42 @@ def test_an_override_with_an_interpolation_is_read_as_typed(composed: Any, value
     with pytest.raises(NotInstalledError):
         generate([1])
     refuse_displaced("skip", config)
+
+
+# -- options that a later value overrides ---------------------------------------------------------
+ROLE_OFF = "skip: {rollout: {enable: false}}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "lost"),
+    [
+        (ROLE_OFF, [], ["skip: no role is enabled"]),
+        (ROLE_OFF, ["+skip=rollout_cache"], []),
+        (f"defaults: [_self_, skip: rollout_cache]\n{ROLE_OFF}", [], []),
+        (
+            f"defaults: [skip: rollout_cache, _self_]\n{ROLE_OFF}",
+            [],
+            ["skip.rollout.enable: it is false, although the option rollout_cache was chosen"],
+        ),
+        ("a: 1\n", ["+skip=rollout_cache", "skip.enable=false"], ["skip.enable: it is false"]),
+        # Another role is on; what was chosen is lost all the same.
+        (
+            "defaults: [skip: rollout_cache, _self_]\n"
+            + ROLE_OFF.replace("rollout:", "rollout_tq: {enable: true}, rollout:"),
+            [],
+            ["skip.rollout.enable: it is false, although"],
+        ),
+        (
+            "a: 1\n",
+            ["+skip=[rollout_cache,async_rollout_cache]", "skip.async_rollout.enable=False"],
+            ["skip.async_rollout.enable: it is false, although the option async_rollout_cache"],
+        ),
+        # What rlskip advises where a dump is missing.
+        ("a: 1\n", ["+skip=rollout_replay", "skip.on_miss=generate", "skip.start_engine=true"], []),
+    ],
+)
+def test_what_is_lost(composed: Any, text: str, overrides: list[str], lost: list[str]) -> None:
+    found = list(map(str, why_off(read_skip(composed(text, *overrides)))))
+    assert len(found) == len(lost), found
+    for problem, expected in zip(found, lost, strict=True):
+        assert problem.startswith(expected)

@@ -112,13 +112,6 @@ def test_that_of_any_other_node_too(job: Any, node: str) -> None:
     READERS[node](job(f"{late}a: 1\n"))
 
 
-def test_the_callback_refuses_it(make_app: Callable[..., Any]) -> None:
-    app = make_app(config="defaults: [_self_, rlskip_schema/skip]\nskip: {steps: 1-3}\n")
-    run = app.run("+skip=rollout_cache", fails=True)
-    assert "rlskip_schema/skip comes too late in the defaults list" in run.err
-    assert app.generated == []
-
-
 # -- what a job is told ----------------------------------------------------------------------------
 def test_with_the_schema_keys_alone_turn_a_role_on(make_app: Callable[..., Any]) -> None:
     app = make_app(config="defaults: [rlskip_schema/skip, _self_]\nskip: {dump_dir: dumps}\n")

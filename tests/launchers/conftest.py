@@ -30,13 +30,8 @@ def launcher(request: pytest.FixtureRequest, python_of: Callable[[str], str]) ->
     return Launcher(name, options, python_of("ray-launcher"))
 
 
-@pytest.fixture
-def sweep_table() -> Callable[[str], list[list[str]]]:
-    """``sweep_table(said)``: the rows, without the seconds: job, role, hits, misses."""
-    return _rows
-
-
-def _rows(said: str) -> list[list[str]]:
+def table(said: str) -> list[list[str]]:
+    """The rows of a sweep's table, without the seconds: job, role, hits, misses."""
     after = said.split("over the jobs of this sweep:\n")[1].splitlines()
     return [line.split()[:4] for line in after if line[:1].isdigit()]
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.launchers.conftest import table
+
 pytestmark = pytest.mark.launchers
 
 ON = ("+skip=rollout_cache", "skip.dump_dir=dumps")
@@ -21,13 +23,11 @@ def test_hydra_1_4_finds_the_plug_in_once(make_app: Callable[..., Any], hydra14:
 
 
 @pytest.mark.parametrize("launcher", ["basic", "joblib"])
-def test_a_sweep(
-    make_app: Callable[..., Any], sweep_table: Any, hydra14: str, launcher: str
-) -> None:
+def test_a_sweep(make_app: Callable[..., Any], hydra14: str, launcher: str) -> None:
     app = make_app(python=hydra14)
     run = app.run("-m", *ON, "a=1,2", f"hydra/launcher={launcher}")
     assert app.generated == [1, 2]
-    assert sorted(row[2:] for row in sweep_table(run.out)) == [["0", "2"], ["2", "0"]]
+    assert sorted(row[2:] for row in table(run.out)) == [["0", "2"], ["2", "0"]]
 
 
 def test_an_own_key_can_be_overridden(make_app: Callable[..., Any], hydra14: str) -> None:

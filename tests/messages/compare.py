@@ -41,20 +41,6 @@ RECORDER, NOT_RECORDED = "rlskip.stages.recorder", "is NOT recorded, training go
 CASES = [
     ("no step", lambda folder: recorded(folder, step=None, loss=1.0), logging.WARNING, RECORDER),
     (
-        "other rows",
-        lambda folder: recorded(
-            folder, advantages=torch.ones(3), rows={"responses": torch.ones(2, 4).long()}
-        ),
-        logging.WARNING,
-        RECORDER,
-    ),
-    (
-        "rows without tokens",
-        lambda folder: recorded(folder, loss=torch.ones(2), rows={"score": torch.ones(2)}),
-        logging.WARNING,
-        RECORDER,
-    ),
-    (
         "a mask of another length",
         lambda folder: recorded(
             folder,
@@ -64,7 +50,6 @@ CASES = [
         logging.WARNING,
         RECORDER,
     ),
-    ("an object", lambda folder: recorded(folder, loss=object()), logging.WARNING, RECORDER),
     ("nothing recorded", find),
     ("records that are gone", lambda folder: find(folder, gone)),
     ("other steps", other_steps),

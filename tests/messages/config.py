@@ -1,7 +1,5 @@
-"""Of the nodes of a config: unknown keys, impossible values, a node of another form."""
+"""Of a config: unknown keys, impossible values, a node of another form."""
 
-from rlskip.config.nodes import read_node
-from rlskip.config.other_nodes import ReplayConfig
 from rlskip.config.settings import read_skip
 
 
@@ -12,8 +10,4 @@ def read(**skip):
 CASES = [
     ("several problems", lambda _: read(wait_s="long", on_mis="error", rollout={"enable": "x"})),
     ("an option that Hydra did not find", lambda _: read_skip({"skip": "rollout_cache"})),
-    (
-        "an application's own key of that name",
-        lambda _: read_node(ReplayConfig, {"replay": {"eval_batches": 3}}),
-    ),
 ]

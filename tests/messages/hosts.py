@@ -1,18 +1,14 @@
-"""Of the hosts: a trainer that rlskip cannot attach to, a role that a trainer never calls."""
+"""Of the hosts: a trainer that rlskip cannot attach to, what a replay cannot restore."""
 
 import logging
 import sys
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from omegaconf import OmegaConf
-
 from rlskip import SkipManager
-from rlskip.config.settings import read_skip
 from rlskip.hosts import trl
 from rlskip.hosts.trl import _Hidden
 from rlskip.hosts.verl.facts import refuse_old_release
-from rlskip.hosts.verl.trainer_config import judge
 
 ON = {"rollout": {"enable": True}}
 
@@ -28,11 +24,6 @@ def attach(name, **skip):
 
 def reads_environments(folder):
     _Hidden()[0]
-
-
-def v1_of_verl(folder):
-    config = OmegaConf.create({"trainer": {"use_v1": True}, "skip": {"dump_dir": "/d", **ON}})
-    judge(config, read_skip(config))
 
 
 def old_verl(folder):
@@ -52,8 +43,6 @@ def changed_keys(folder):
 CASES = [
     ("a trainer whose generation cannot be replaced", attach("GOLDTrainer", **ON)),
     ("a reward that reads an environment's state", reads_environments),
-    ("a role that TRL never calls", attach("GRPOTrainer", async_rollout={"enable": True})),
-    ("a role that verl's V1 trainer never calls", v1_of_verl),
     ("a verl that loads no plug-ins", old_verl),
     (
         "keys of an application that shape rollouts",

@@ -164,3 +164,20 @@ def test_hydra_discovers_it(
     where = run(python, "-c", "import rlskip; print(rlskip.__file__)", cwd=app).strip()
     home = ROOT if kind == "editable" else environment
     assert Path(where).is_relative_to(home)
+
+
+LOWEST = ROOT / ".ci" / "envs" / "lowest.txt"
+
+
+@pytest.mark.skipif(not LOWEST.exists(), reason="needs the checkout")
+def test_the_lowest_versions_are_the_declared_ones() -> None:
+    """`.ci/versions lowest` tests what pyproject.toml declares: each bound, to the last digit."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    listed = re.findall(r"(?ms)^dependencies = \[(.*?)^\]", text)[0]
+    declared = dict(re.findall(r'"([\w-]+)>=([\d.]+)', listed))
+    pins = dict(re.findall(r"(?m)^([\w-]+)==([\d.]+)$", LOWEST.read_text(encoding="utf-8")))
+    assert declared.pop("torch")  # from 2.4 on: see the file
+    assert set(pins) == set(declared)
+    for name, bound in declared.items():
+        padded = [*bound.split("."), "0", "0"][:3]
+        assert pins[name] == ".".join(padded), name

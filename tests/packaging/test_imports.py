@@ -1,10 +1,11 @@
-"""What Hydra imports at the start of every application stays light."""
+"""What Hydra imports at the start of every application stays light, and who knows verl's keys."""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -85,3 +86,25 @@ def test_no_package_imports_a_name_that_a_module_of_its_own_has() -> None:
             if isinstance(node, ast.ImportFrom) and not node.level:
                 found += [(str(file), name.name) for name in node.names if name.name in own]
     assert found == []
+
+
+ROOM = Path(rlskip.__file__).parent
+
+#: Keys that the config of verl has, whatever is below them.
+VERLS = re.compile(
+    r"actor_rollout_ref|async_training|ray_kwargs|(gen|train)_batch_size|max_(prompt|response)_len"
+    r"|trainer\.(experiment_name|project_name|total_training_steps|v1|use_v1|val_)|data\.seed"
+)
+
+
+def test_no_other_module_knows_a_key_of_verls() -> None:
+    allowed = ("hosts/verl/", "config/facts.py")
+    # SkyRL's config and TRL's arguments have some of the same names.
+    others = ("hosts/skyrl/", "hosts/trl/")
+    found = {
+        f"{name}: {match[0]}"
+        for path in ROOM.rglob("*.py")
+        if not (name := path.relative_to(ROOM).as_posix()).startswith((*allowed, *others))
+        for match in VERLS.finditer(path.read_text(encoding="utf-8"))
+    }
+    assert not found

@@ -1,4 +1,4 @@
-"""Trainers that need several GPUs, at the functions that verl decorates: genuine classes.
+"""What verl decorates in trainers that need several GPUs, genuine classes, and what a user does.
 
 `python decorated.py DUMPS`: each generates and dumps three steps, then replays them in a run of
 another seed. Prints as JSON how many sessions each run generated, and whether rollouts were equal.
@@ -154,14 +154,40 @@ def separate_async() -> list[Any]:
     return seen
 
 
-def run(role: str, name: str, train: Any) -> dict[str, Any]:
+# -- stages of the user's own --------------------------------------------------------------------
+
+
+def answers(prompts: list[str]) -> dict[str, Any]:
+    global generated
+    generated += len(prompts)
+    return {"answers": torch.randint(99, (len(prompts), 3)).tolist()}
+
+
+@SkipManager.annotate(role="async_rollout", anything="verl ignores this")
+async def sample(sample_id: str, prompt: str) -> dict[str, Any]:
+    return answers([prompt])
+
+
+class Own:
+    @SkipManager.annotate(role="rollout")
+    def generate(self, prompts: list[str]) -> dict[str, Any]:
+        return answers(prompts)
+
+
+def own_stages() -> list[Any]:
+    SkipManager.set_step(1)
+    return [Own().generate(["a", "b"]), asyncio.run(sample("sample_0_7", "c"))]
+
+
+def run(roles: str, name: str, train: Any) -> dict[str, Any]:
     global generated
     counts, seen = [], []
     for seed in (1, 2):
         torch.manual_seed(seed)
         generated = 0
-        on = {"dump_dir": f"{sys.argv[1]}/{name}", role: {"enable": True, "n": N}}
-        SkipManager.init(OmegaConf.create({"skip": on}))
+        on = {"enable": True, "n": N}
+        skip = {role: {**on, "dump_dir": f"{sys.argv[1]}/{name}/{role}"} for role in roles.split()}
+        SkipManager.init(OmegaConf.create({"skip": skip}))
         seen.append(train())
         counts.append(generated)
     return {"generated": counts, "equal": seen[0] == seen[1]}
@@ -174,6 +200,7 @@ if __name__ == "__main__":
         "one_step_off": ("rollout", lambda: asyncio.run(one_step_off())),
         "fully_async": ("async_rollout", lambda: asyncio.run(fully_async())),
         "separate_async": ("rollout_tq", separate_async),
+        "own_stages": ("rollout async_rollout", own_stages),
     }
-    print(json.dumps({name: run(role, name, train) for name, (role, train) in cases.items()}))
+    print(json.dumps({name: run(roles, name, train) for name, (roles, train) in cases.items()}))
     ray.shutdown()

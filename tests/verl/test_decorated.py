@@ -1,6 +1,7 @@
 """separate_async, one-step-off and the fully async rollouter, as verl's decorators define steps.
 
-Their weights travel over NCCL, so their loops cannot run here; see decorated.py.
+Their weights travel over NCCL, so their loops cannot run here; see decorated.py. With rlskip
+installed, a user's own stages under verl's decorator are rlskip's, too.
 """
 
 from __future__ import annotations
@@ -23,4 +24,5 @@ def test_what_verl_decorates_is_replayed_to_the_last_bit(verl091: Any, tmp_path:
         "one_step_off": {"generated": [8, 0], "equal": True},
         "fully_async": {"generated": [6, 0], "equal": True},
         "separate_async": {"generated": [12, 0], "equal": True},
+        "own_stages": {"generated": [3, 0], "equal": True},
     }

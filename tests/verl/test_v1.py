@@ -179,3 +179,23 @@ def test_a_step_of_which_some_prompts_have_dumps_generates_the_others(
     assert run.generated == PROMPTS * N == SESSIONS / 2
     assert len(run.grad_norms) == 1
     assert "rlskip/replayed:0.5" in run.output
+
+
+# -- role rollout_tq, groups without variance in the reward ----------------------------------
+@pytest.mark.long
+def test_filtered_groups_are_dumped_and_filtered_again(verl091: Any) -> None:
+    """``algorithm.filter_groups`` (DAPO) replaces them: the reward is a coin, so about a half."""
+    filters = (
+        "trainer.experiment_name=mine", "algorithm.filter_groups.enable=True",
+        "algorithm.filter_groups.metric=reward",
+        f"reward.custom_reward_function.path={HERE / 'coin.py'}", *ON,
+    )  # fmt: skip
+    a = verl091.train("filter_a", "v1", *filters, "skip.dump_dir=dumps")
+    replay = (f"skip.dump_dir={a.folder}/dumps", "skip.on_miss=error")
+    b = verl091.train("filter_b", "v1", *filters, *replay, seed=2)
+    for run in (a, b):
+        counted = r"filter_groups/evicted_samples:(?:np\.float64\()?([0-9.]+)"
+        assert sum(map(float, re.findall(counted, run.output))) > 0
+    assert b.generated == 0
+    assert len(a.grad_norms) == STEPS
+    assert b.grad_norms == a.grad_norms

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError
@@ -13,30 +14,7 @@ from rlskip.hosts.verl.queue import StatusQueue
 from rlskip.hosts.verl.trainer_config import OUR_MANAGER, OUR_SAMPLER, judge
 from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
 from rlskip.queue import TransferQueueAdapter
-
-# The leaves of verl 0.9's own YAML that rlskip reads.
-VERL = """
-skip:
-  _target_: verl.utils.skip.SkipManagerConfig
-  rollout: {enable: false, dump_dir: ~/.verl/rollout_dump, steps: [], action: cache}
-  rollout_tq: {enable: false, dump_dir: ~/.verl/rollout_dump, steps: [], action: cache}
-  async_rollout: {enable: false, dump_dir: ~/.verl/rollout_dump, steps: [], action: cache}
-trainer:
-  use_v1: true
-  v1:
-    trainer_mode: sync
-    sampler:
-      max_off_policy_threshold: 8
-      max_off_policy_strategy: drop
-      sync_refill_failed_groups: false
-      custom_sampler: {path: null, name: null}
-      sampler_kwargs: {}
-actor_rollout_ref:
-  rollout: {n: 4, val_kwargs: {n: 2}, agent: {num_workers: 8, agent_loop_manager_class: null}}
-data: {train_batch_size: 4, gen_batch_size: null}
-algorithm: {filter_groups: {enable: false}}
-"""
-
+from tests.hosts import verl_config
 
 JOURNAL = (
     "skip.rollout_tq.enable=true", "dispatch.rollout_level=true", "dispatch.journal=true"
@@ -44,11 +22,7 @@ JOURNAL = (
 SAMPLER = "trainer.v1.sampler.custom_sampler"
 
 
-def verl(*more: str) -> DictConfig:
-    config = OmegaConf.merge(OmegaConf.create(VERL), OmegaConf.from_dotlist(list(more)))
-    OmegaConf.set_struct(config, True)
-    assert isinstance(config, DictConfig)
-    return config
+verl = functools.partial(verl_config.verl, "trainer.use_v1=true")
 
 
 def prepare(config: DictConfig) -> None:
@@ -145,6 +119,7 @@ def test_verls_staleness_counts_in_async_modes_only(
         ),
         (["replay.on_incomplete=refill"], "data.gen_batch_size"),
         ([*JOURNAL, "dispatch.rollout_level=false"], "-> add +dispatch=rollout_level; or set"),
+        (["skip.rollout.enable=true", "replay.on_incomplete=refill"], "2 problems"),
         (
             [*JOURNAL, "skip.rollout_tq.enable=false", "trainer.v1.trainer_mode=separate_async"],
             "add +skip=rollout_tq_cache, set trainer.v1.trainer_mode=colocate_async or sync; or",
@@ -155,12 +130,6 @@ def test_what_cannot_be_honoured_is_refused_by_name(more: list[str], message: st
     with pytest.raises(ConfigError) as refused:
         prepare(verl(*more))
     assert message in str(refused.value)
-
-
-def test_every_problem_is_named() -> None:
-    with pytest.raises(ConfigError) as refused:
-        prepare(verl("skip.rollout.enable=true", "replay.on_incomplete=refill"))
-    assert "2 problems" in str(refused.value)
 
 
 def test_a_replayed_group_that_was_counted_is_finished_by_its_status(
@@ -177,11 +146,6 @@ def test_a_replayed_group_that_was_counted_is_finished_by_its_status(
     assert keys == ["u", "v"]
     by_status = {**status_tag(1, "finished", expected=2), "replayed": 1}
     assert tags == [by_status, status_tag(1, "finished")]
-
-
-@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
-def test_a_journal_goes_with_rollout_level_dispatch(mode: str) -> None:
-    prepare(verl(*JOURNAL, f"trainer.v1.trainer_mode={mode}"))
 
 
 @pytest.mark.parametrize(

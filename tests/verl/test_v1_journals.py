@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from rlskip.config.nodes import read_node
 from rlskip.config.other_nodes import DispatchConfig
+from rlskip.dispatch import Session
 from rlskip.errors import ConfigError
 from rlskip.hosts.verl import handshake
 from rlskip.hosts.verl import queue as verl_queue
-from rlskip.hosts.verl.queue import sharing, start_journals
+from rlskip.hosts.verl.queue import AttemptKeys, running, sharing, start_journals
 from rlskip.hosts.verl.trainer_config import plug_in
-from rlskip.queue import MemoryQueue
+from rlskip.keys import prompt_tag, session_tag
+from rlskip.queue import MemoryQueue, ReplayBuffer
 from rlskip.skip import SkipManager
-from tests.verl.test_v1_config import VERL
+from tests.hosts import verl_config
 
-RUN = "mine_project/GBS4_N4_in64_out16"
+RUN = "e_p/GBS4_N4_in64_out16"
 MODE = "trainer.v1.trainer_mode"
 ON = "skip.rollout_tq.enable=true"
 ROLLOUT_LEVEL = (ON, "dispatch.rollout_level=true", "dispatch.journal=true")
@@ -33,16 +36,7 @@ def _afterwards() -> Any:
 
 def verl(folder: Path, *more: str) -> DictConfig:
     """A config as the trainer gets it, with the roles that it switches on."""
-    made = OmegaConf.from_dotlist(
-        [
-            "trainer.experiment_name=mine", "trainer.project_name=project",
-            f"skip.dump_dir={folder}",
-            "data.max_prompt_length=64", "data.max_response_length=16",
-            "actor_rollout_ref.rollout.temperature=1.0", *more,
-        ]
-    )  # fmt: skip
-    config = OmegaConf.merge(OmegaConf.create(VERL), made)
-    assert isinstance(config, DictConfig)
+    config = verl_config.verl("trainer.use_v1=true", f"skip.dump_dir={folder}", *more)
     SkipManager.init(config)
     return config
 
@@ -111,3 +105,52 @@ def test_another_release_of_verl_differs(tmp_path: Path, monkeypatch: Any) -> No
 )
 def test_how_stale_a_session_may_be(tmp_path: Path, more: tuple[str, ...], span: Any) -> None:
     assert start(verl(tmp_path, *ROLLOUT_LEVEL, *more))._max_span == span
+
+
+# -- the rows of two attempts at one session ------------------------------------------------------
+class Transfer:
+    """The two names of `transfer_queue` that verl's worker uses, over a queue of this process."""
+
+    def __init__(self, queue: MemoryQueue) -> None:
+        self._queue = queue
+
+    def init(self) -> str:
+        return "joined"
+
+    async def async_kv_batch_put(
+        self, keys: list[str], partition_id: str, fields: Any, tags: Any
+    ) -> None:
+        self._queue.put(keys, partition_id, fields, tags)
+
+
+def test_a_late_attempt_neither_replaces_rows_nor_mixes_with_them() -> None:
+    queue = MemoryQueue()
+    transfer = AttemptKeys(Transfer(queue))
+    assert transfer.init() == "joined"
+    late = asyncio.Event()
+
+    async def attempt(number: int, rows: int) -> None:
+        """What AgentLoopWorkerTQ writes at the end of a session."""
+        running.set(Session("u", 0, 1, number, 1, 0, 0, False, 7, "train"))
+        if number == 0:
+            await late.wait()
+        await transfer.async_kv_batch_put(
+            keys=[f"u_0_{i}" for i in range(rows)],
+            fields=[{"made_by": number} for _ in range(rows)],
+            tags=[{"status": "success", "seq_len": 4} for _ in range(rows)],
+            partition_id="train",
+        )
+
+    async def run() -> None:
+        given_up = asyncio.create_task(attempt(0, 1))
+        await asyncio.create_task(attempt(1, 2))
+        queue.put(["u_sess0"], "train", tags=[session_tag(0, attempt=1)])
+        late.set()
+        await given_up
+
+    queue.put(["u"], "train", tags=[prompt_tag(1, 1)])
+    asyncio.run(run())
+    batch, _ = ReplayBuffer(queue, {"replay": {"timeout_s": 2.0}}).sample(1, "train", 1)
+    assert batch.keys == ["u_0_1000000", "u_0_1000001"]
+    assert [tag["seq_len"] for tag in batch.tags] == [4, 4]
+    assert list(queue.get(batch.keys, "train")["made_by"]) == [1, 1]

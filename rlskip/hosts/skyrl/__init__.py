@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import os
 import re
 import sys
@@ -152,31 +151,6 @@ def _train(cfg: Any, config: Mapping[str, Any], directory: str) -> None:
 def _skipping(generate: Callable[..., Any], cfg: Any) -> Callable[..., Any]:
     """`generate` of a generator that is configured by `cfg`, SkyRL's config, as a stage."""
 
-    def identity(input_batch: Any, *_: Any, **__: Any) -> dict[str, Any]:
-        sampling = input_batch.get("sampling_params") or {}
-        return compared(cfg, sampling, input_batch.get("env_classes") or ())
-
-    def stage(role: str, needs_logprobs: bool) -> Callable[..., Any]:
-        needed = (
-            {"rollout_logprobs": f"sampling_params.{LOGPROBS} is set"} if needs_logprobs else {}
-        )
-        if role == ROLE and look_up(cfg, _ROUTES):
-            needed["rollout_expert_indices"] = f"{_ROUTES}=true"
-        return SkipManager.annotate(
-            role=role,
-            stage="skyrl.generate",
-            prompts=_prompts,
-            identity=identity,
-            lacks=functools.partial(_lacking, needed),
-            rows=_rows,
-            totals={"rollout_metrics": lambda rows: None},
-            ignore=[ALL],
-            on_replay=_without_times,
-        )(_generating(generate))
-
-    kinds = itertools.product((ROLE, VALIDATION_ROLE), (False, True))
-    replayable = {kind: stage(*kind) for kind in kinds}
-
     @functools.wraps(generate)
     async def skipping(input_batch: Any, *args: Any, **kwargs: Any) -> Any:
         if (metadata := input_batch.get("batch_metadata")) is None:
@@ -186,8 +160,23 @@ def _skipping(generate: Callable[..., Any], cfg: Any) -> Callable[..., Any]:
         if role not in SkipManager.skip_instances:
             return await generate(input_batch, *args, **kwargs)
         SkipManager.set_step(metadata.global_step)
-        needs_logprobs = (input_batch.get("sampling_params") or {}).get(LOGPROBS) is not None
-        output = await replayable[role, needs_logprobs](input_batch, *args, **kwargs)
+        sampling, needed = input_batch.get("sampling_params") or {}, {}
+        if sampling.get(LOGPROBS) is not None:
+            needed["rollout_logprobs"] = f"sampling_params.{LOGPROBS} is set"
+        if role == ROLE and look_up(cfg, _ROUTES):
+            needed["rollout_expert_indices"] = f"{_ROUTES}=true"
+        stage = SkipManager.annotate(
+            role=role,
+            stage="skyrl.generate",
+            prompts=_prompts,
+            identity=compared(cfg, sampling, input_batch.get("env_classes") or ()),
+            lacks=functools.partial(_lacking, needed),
+            rows=_rows,
+            totals={"rollout_metrics": lambda rows: None},
+            ignore=[ALL],
+            on_replay=_without_times,
+        )
+        output = await stage(_generating(generate))(input_batch, *args, **kwargs)
         given, ids = input_batch.get("trajectory_ids"), output["trajectory_ids"]
         id_class = type(given[0]) if given else TrajectoryID
         return {**output, "trajectory_ids": ids and [id_class(**id_) for id_ in ids]}

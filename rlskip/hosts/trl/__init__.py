@@ -69,8 +69,8 @@ def attach(trainer: Any, config: Any = None) -> None:
             local.restore_rng = local.match != "prompt"  # of several dumps none has the state
     SkipManager.count_rollouts()
     if not isinstance(trainer._generate, _Generation):
-        trainer._generate = _Generation(trainer, seam)
-        trainer.log = _logging(trainer.log, trainer)
+        trainer._generate = generation = _Generation(trainer, seam)
+        trainer.log = around(generation.log)(trainer.log)
 
 
 @contextlib.contextmanager
@@ -93,16 +93,6 @@ def attached(config: Any = None) -> Iterator[None]:
         yield
 
 
-def _logging(log: Callable[..., Any], trainer: Any) -> Callable[..., Any]:
-    """`log` with what was replayed among the metrics of training."""
-
-    def logging(log: Any, logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
-        replayed = SkipManager.logged() if trainer.model.training else {}
-        return log({**logs, **replayed}, *args, **kwargs)
-
-    return around(logging)(log)
-
-
 class _Generation:
     """Replaces the method by which a trainer generates."""
 
@@ -111,20 +101,6 @@ class _Generation:
         self.generate = trainer._generate
         self._seam = seam
         self._checked = False
-        pad = getattr(getattr(trainer, "processing_class", None), "pad_token_id", None)
-        self._stages = {
-            role: SkipManager.annotate(
-                role=role,
-                stage=stage_name(trainer),
-                prompts=self._prompts,
-                identity=lambda *_, role=role: sampling(trainer, role),
-                lacks=self._lacks,
-                rows={"pad": pad} if isinstance(pad, int) else {},
-                totals={"metrics": lambda rows: {}, "num_tokens": _num_tokens},
-                ignore=[ALL],
-            )(around(self._generate_and_record)(self.generate))
-            for role in ROLES
-        }
 
     def __call__(self, prompts: Any) -> Any:
         training = self.trainer.model.training
@@ -135,7 +111,18 @@ class _Generation:
         if training and not self._checked:
             self._preflight(step)
         SkipManager.set_step(step)
-        done = self._stages[role](prompts)
+        pad = getattr(getattr(self.trainer, "processing_class", None), "pad_token_id", None)
+        stage = SkipManager.annotate(
+            role=role,
+            stage=stage_name(self.trainer),
+            prompts=self._prompts,
+            identity=sampling(self.trainer, role),
+            lacks=self._lacks,
+            rows={"pad": pad} if isinstance(pad, int) else {},
+            totals={"metrics": lambda rows: {}, "num_tokens": _num_tokens},
+            ignore=[ALL],
+        )
+        done = stage(around(self._generate_and_record)(self.generate))(prompts)
         if getattr(self.trainer, "environments", None):  # a reward that reads one is refused
             self.trainer.environments = _Hidden()
         # Generated or replayed, it is logged the same way.
@@ -146,6 +133,11 @@ class _Generation:
         for name, values in done["metrics"].items():
             metrics[name] += values
         return self._seam.output(done)
+
+    def log(self, log: Callable[..., Any], logs: dict[str, float], *args: Any, **more: Any) -> Any:
+        """The trainer's `log`: what was replayed is among the metrics of training."""
+        replayed = SkipManager.logged() if self.trainer.model.training else {}
+        return log({**logs, **replayed}, *args, **more)
 
     def _generate_and_record(self, generate: Callable[..., Any], prompts: Any) -> dict[str, Any]:
         """What the trainer's own method returns, and what it would have changed in the trainer."""

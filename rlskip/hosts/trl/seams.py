@@ -18,11 +18,12 @@ from rlskip.errors import NoEngineError
 class Seam:
     """What ``_generate`` of a trainer in `module` returns: its `parts` by name.
 
-    `has_engine`: the module has the name of the engine, which the trainer makes.
+    Without `parts` it generates in another way, and is refused. `has_engine`: the module has the
+    name of the engine, which the trainer makes.
     """
 
     module: str
-    parts: tuple[str, ...]
+    parts: tuple[str, ...] = ()
     has_engine: bool = False
 
     def named(self, output: Sequence[Any]) -> dict[str, Any]:
@@ -59,16 +60,14 @@ SEAMS = {
     ),
     "SDPOTrainer": Seam(_experimental("sdpo"), _IDS),
     "SDFTTrainer": Seam(_experimental("sdft"), _IDS),
-}
-#: Modules of the trainers that generate in another way, by the names of their classes.
-REFUSED = {
-    "A2POTrainer": _experimental("a2po"),
-    "AsyncDistillationTrainer": _experimental("async_distillation"),
-    "AsyncGRPOTrainer": _experimental("async_grpo"),
-    "GKDTrainer": _experimental("gkd"),
-    "GOLDTrainer": _experimental("gold"),
-    "IWOPDTrainer": _experimental("iw_opd"),
-    "OnlineDPOTrainer": _experimental("online_dpo"),
+    # These generate in another way.
+    "A2POTrainer": Seam(_experimental("a2po")),
+    "AsyncDistillationTrainer": Seam(_experimental("async_distillation")),
+    "AsyncGRPOTrainer": Seam(_experimental("async_grpo")),
+    "GKDTrainer": Seam(_experimental("gkd")),
+    "GOLDTrainer": Seam(_experimental("gold")),
+    "IWOPDTrainer": Seam(_experimental("iw_opd")),
+    "OnlineDPOTrainer": Seam(_experimental("online_dpo")),
 }
 _ENGINE = "VLLMGeneration"
 
@@ -76,11 +75,12 @@ _ENGINE = "VLLMGeneration"
 def seam_of(trainer: Any) -> Seam:
     """How `trainer` generates; raises AttachError if it does not by ``_generate``."""
     names = [made.__name__ for made in type(trainer).__mro__]
-    known = next((name for name in names if name in {*SEAMS, *REFUSED}), None)
-    if known in SEAMS and hasattr(trainer, "_generate"):
-        return SEAMS[known]
+    seam = next((SEAMS[name] for name in names if name in SEAMS), None)
+    if seam is not None and seam.parts and hasattr(trainer, "_generate"):
+        return seam
     what = f"rlskip knows no method by which {names[0]} generates, and which a replay could replace"
-    remedy = f"train it without skip, or pass a trainer of TRL 1.x among {', '.join(SEAMS)}"
+    known = ", ".join(name for name in SEAMS if SEAMS[name].parts)
+    remedy = f"train it without skip, or pass a trainer of TRL 1.x among {known}"
     raise AttachError(what, "rlskip.hosts.trl.attach", remedy)
 
 
@@ -135,7 +135,6 @@ def constructing(made: Callable[[Any], None], *, engine: bool) -> Iterator[None]
     left: list[bool] = []
     with contextlib.ExitStack() as undo:
         undo.callback(left.append, True)
-        refused = {name: Seam(module, ()) for name, module in REFUSED.items()}
-        for name, seam in (SEAMS | refused).items():
+        for name, seam in SEAMS.items():
             when_imported(seam.module, functools.partial(follow, name, seam.has_engine))
         yield
