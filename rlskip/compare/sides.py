@@ -40,12 +40,12 @@ class Side:
         return StepRecords(dumps_of(self.directory, step))
 
     @property
-    def run(self) -> Run | None:
-        """The run whose rollouts it trained on; None where dumps are not beside the records."""
+    def run(self) -> Run:
+        """The run whose rollouts it trained on; an empty one where no dumps are beside them."""
         dump_dir = self.directory.parent.parent
         names = sorted(_runs_of(dump_dir, self.directory.name))
         runs = (Run(dump_dir / name, decode=self._decode) for name in names)
-        return next(filter(len, runs), None)
+        return next(filter(len, runs), Run(dump_dir / "no" / "run"))
 
     @property
     def recorded(self) -> Side | None:

@@ -29,8 +29,9 @@ from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import DumpError
 from rlskip.jobs.records import Tally, tally_steps
 from rlskip.report.sessions import Vocabulary, curves, prompt_of, rounded, session, spread
-from rlskip.runs.figures import Sessions, by_interest, count, group_figures, step_figures
+from rlskip.runs.figures import Sessions, by_interest, group_figures, step_figures
 from rlskip.runs.on_disk import Dump, dumps_at
+from rlskip.runs.opened import OF_SESSIONS
 from rlskip.runs.rollouts import Decode
 
 _SCRIPTS = (
@@ -54,20 +55,17 @@ class OneRun:
         self, side: Side | Dumps, progress: Progress, success: float, max_bytes: int
     ) -> None:
         self.name, self._run, self._records = side.name, side.run, side.recorded
-        run = self._run
-        places = {} if run is None else run.places()
+        run, places = self._run, self._run.places()
         read = spread(list(places))
         dumps = [dump for step in read for dump in dumps_at(places[step])]
         self._is_sampled = len(read) < len(places)
-        tallies = {} if run is None else tally_steps(run.dump_dir).get(run.name, {})
-        self._tally = sum(tallies.values(), Tally())
-        counted = [] if run is None else count(run, dumps, progress)
-        self._size = sum(one.dump.size for one in counted)
-        self.problems = [(f"dump {one.dump.name}", one.problem) for one in counted if one.problem]
-        by_step = itertools.groupby(counted, lambda one: one.dump.step)
+        self._tally = sum(tally_steps(run.dump_dir).get(run.name, {}).values(), Tally())
+        self.problems: list[tuple[str, str]] = []
+        self.dumps = [(dump, self._counted(dump)) for dump in progress(dumps)]
+        by_step = itertools.groupby(self.dumps, lambda one: one[0].step)
         found = [(step, list(some)) for step, some in by_step]
-        wanted = None if run is None else [step for step, _ in found]
-        self._steps = list(places) if self._is_sampled else wanted or []
+        wanted = [step for step, _ in found]
+        self._steps = list(places) if self._is_sampled else wanted
         self._curves: dict[str, list[Any]] = {}
         gaps: dict[int, float | None] = {}
         if self._records is not None:
@@ -77,15 +75,14 @@ class OneRun:
         self.steps = [
             (step, step_figures(dumps, success) | {"gap": gaps.get(step)}) for step, dumps in found
         ]
-        self.dumps = [one for one in counted if one.sessions is not None]
-        known = [one.sessions for one in self.dumps if one.sessions is not None]
+        known = [sessions for _, sessions in self.dumps]
         self._every = Sessions.joined(known)
         # Of which dump a session is, and which of the dump's sessions.
         self._dump = np.repeat(np.arange(len(known)), [len(one) for one in known])
         self._place = np.arange(len(self._dump)) - np.searchsorted(self._dump, self._dump)
         self._groups = [
-            {"step": one.dump.step, "dump": one.dump.name, **figures}
-            for one, sessions in zip(self.dumps, known, strict=True)
+            {"step": dump.step, "dump": dump.name, **figures}
+            for dump, sessions in self.dumps
             for figures in group_figures(sessions)
         ]
         self._order = by_interest(self._every.group, self._every.reward)
@@ -95,6 +92,14 @@ class OneRun:
         self._read: dict[int, dict[str, Any]] = {}
         self._words: dict[int, Vocabulary] = {}
         self._prompts: dict[int, str] = {}  # by group
+
+    def _counted(self, dump: Dump) -> Sessions:
+        """The sessions of a dump; none where it cannot be read."""
+        try:
+            return Sessions.of(self._run.read(dump, OF_SESSIONS))
+        except DumpError as error:
+            self.problems.append((f"dump {dump.name}", error.what))
+            return Sessions.joined([])
 
     def read_sessions(self, budget: int) -> None:
         """Read sessions that take about `budget` bytes of the page."""
@@ -106,8 +111,7 @@ class OneRun:
         self.shown = [i for i in some.tolist() if i in self._read]
 
     def _read_dump(self, d: int, chosen: Sequence[int]) -> None:
-        assert self._run is not None
-        dump, records = self.dumps[d].dump, self._records
+        (dump, _), records = self.dumps[d], self._records
         try:
             rollouts = self._run.read(dump)
             sessions = rollouts.sessions
@@ -173,17 +177,17 @@ class OneRun:
         }
 
     def _facts(self) -> list[tuple[str, str]]:
-        if self._run is None:
+        if not self.dumps:
             return []
         seconds, tally = self.total("seconds"), self._tally
-        metas = [one.dump.meta for one in self.dumps if one.dump.meta is not None]
+        metas = [dump.meta for dump, _ in self.dumps if dump.meta is not None]
         jobs = len({m.info["job"] for m in metas if isinstance(m.info.get("job"), str)})
         facts = {
             "run": self._run.name,
             "steps": f"{compact(self._steps)} ({len(self._steps):,})",
             "read": f"{len(self.steps):,} steps, evenly" if self._is_sampled else "",
             "sessions": f"{len(self._dump):,} in {len(self._groups):,} groups",
-            "on disk": size(self._size),
+            "on disk": size(sum(dump.size for dump, _ in self.dumps)),
             "generated in": duration(seconds) if seconds else "",
             "hits, misses": f"{tally.hits}, {tally.misses}" if tally.hits or tally.misses else "",
             "generation saved": duration(saved) if (saved := tally.seconds_saved) > 0 else "",

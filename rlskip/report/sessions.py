@@ -46,16 +46,16 @@ _TAIL = 300  # characters, or tokens, of a group's prompt
 
 
 def curves(
-    records: Side, wanted: Sequence[int] | None
+    records: Side, wanted: Sequence[int]
 ) -> tuple[dict[str, list[Any]], dict[int, float | None], list[tuple[str, str]]]:
     """The numbers that a job recorded, a value a step: of rows and of several records the mean.
 
-    Of the `wanted` steps (None: of all) it returns columns: ``step``, and one for each stage that
+    Of the `wanted` steps (none: of all) it returns columns: ``step``, and one for each stage that
     is not zero everywhere, losses first; by step how far the trainer's log-probs are from the
     engine's; and what cannot be read.
     """
     recorded = records.steps()
-    steps = spread(recorded if wanted is None else sorted({*recorded} & {*wanted}))
+    steps = spread(sorted({*recorded} & {*wanted}) if wanted else recorded)
     heavy = {*spread(steps, _OF_ROWS)}
     gaps, problems = dict[int, float | None](), list[tuple[str, str]]()
     values: dict[str, dict[int, float]] = {}
