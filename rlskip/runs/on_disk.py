@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from rlskip._files import open_folder
 from rlskip.format.dump_errors import DAMAGE, AbsentDumpError, DumpError
 from rlskip.jobs.alive import WORK
 from rlskip.store.dump import opened
@@ -216,7 +215,7 @@ def is_run(path: Path, names: Sequence[str]) -> bool:
         files.add(Place.meta)  # alone it may be anybody's elsewhere
     return (
         WORK in names
-        or any(files & {*names_in(place.directory)} for place in places_among(path, names))
+        or any((place.directory / f).exists() for place in places_among(path, names) for f in files)
         or bool(places_among(path, map(name_before_quarantine, names)))
         or bool(journaled_steps(path))
     )
@@ -230,10 +229,3 @@ def folder_names(path: Path) -> list[str]:
     except OSError:
         return []
 
-
-def names_in(folder: Path) -> list[str]:
-    try:
-        with open_folder(folder) as opened:
-            return sorted(opened.names())
-    except OSError:
-        return []
