@@ -38,9 +38,8 @@ def compare(
     Compares what +record=stages recorded; without that, the rollouts: two runs or two steps. Exit
     code 1 if anything differs.
     """
-    from rlskip.compare.records import characters
     from rlskip.compare.rounding import Rounding
-    from rlskip.compare.sides import Dumps, compare_sides, find_sides
+    from rlskip.compare.sides import Dumps, characters, compare_sides, find_sides
     from rlskip.compare.verdict import COLUMNS, table_of
     from rlskip.report.page import render
 

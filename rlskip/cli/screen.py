@@ -101,14 +101,10 @@ def listing(lines: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> T
     """A table of the lines' values by the heads of their columns; None is an empty cell."""
     keys = columns.values()
     rows = [
-        ["" if line[key] is None else _SHOWN.get(key, _shown)(line[key]) for key in keys]
+        ["" if line[key] is None else _SHOWN.get(key, number)(line[key]) for key in keys]
         for line in lines
     ]
     return table(list(columns), rows)
-
-
-def _shown(value: Any) -> str:
-    return number(value) if isinstance(value, float) else str(value)
 
 
 def grid(rows: Sequence[Sequence[Cell]]) -> Table:

@@ -20,9 +20,8 @@ import numpy as np
 
 from rlskip._human import finite, short
 from rlskip.batch.rows import by_token
-from rlskip.compare.records import Record, RowValues, StepRecords
+from rlskip.compare.records import Record, RowValues, StepRecords, pair_rows
 from rlskip.compare.sides import Side
-from rlskip.compare.steps import pair_rows
 from rlskip.format.dump_errors import DumpError
 from rlskip.runs.conversation import Piece, messages_of
 from rlskip.runs.rollouts import PLACE, ROW, Decode, SessionRows

@@ -228,4 +228,3 @@ def folder_names(path: Path) -> list[str]:
             return sorted(e.name for e in entries if e.is_dir(follow_symlinks=False))
     except OSError:
         return []
-
