@@ -176,10 +176,8 @@ def write(
     written = Step(Run(run), number)
     has_tokens = fields.response is not None or fields.whole is not None
     lacking = [] if has_tokens else ["tokens"]
-    if has_tokens and fields.log_probs is None:
-        lacking.append("log-probs of the engine")
-    if fields.reward is None:
-        lacking.append("rewards")
+    lacking += ["log-probs of the engine"] if has_tokens and fields.log_probs is None else []
+    lacking += ["rewards"] if fields.reward is None else []
     if lacking:
         text = "rlskip.write: %s has no %s; a trainer that needs them refuses the dump"
         log.warning(text, written.name, ", ".join(lacking))

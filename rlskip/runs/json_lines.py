@@ -106,7 +106,7 @@ def _program(path: Path, first: Row) -> Callable[[Row, int], Iterable[Row]]:
     if path.name == "traces.jsonl" or "traces" in first:
         return _of_episode
     if {"input", "output"} <= first.keys():
-        return _of_verl
+        return lambda row, _: [row]
     if "messages" in first:
         return _of_messages
     if {"prompt", "completion"} <= first.keys():
@@ -124,10 +124,6 @@ def _step_of(named: Any) -> int:
     if named is None or (is_whole and 0 <= named < 1 << 63):
         return int(named or 0)
     raise DumpError(f"its step {named!r:.80} is not a whole number from 0 on")
-
-
-def _of_verl(row: Row, _: int) -> Iterator[Row]:
-    yield {"input": row["input"], "output": row["output"], **row}
 
 
 def _of_messages(row: Row, _: int) -> Iterator[Row]:

@@ -110,14 +110,12 @@ class Dump:
 
         Raises AbsentDumpError where it was removed since it was listed.
         """
-        problem = "shards of other ranks are missing, or of another call"
         try:
             with self.opened() as (reader, _):
                 reader.verify()
             if self.has_all_shards:
                 return None
-        except FileNotFoundError:
-            problem = "it has no files"
+            problem = "shards of other ranks are missing, or of another call"
         except DumpError as error:
             problem = error.what
         if not _files_of(self.place):
