@@ -129,29 +129,23 @@ class OneRun:
             problem = error.what if isinstance(error, DumpError) else "it has changed"
             self.problems.append((f"dump {dump.name}", problem))
 
-    def chunks(self) -> list[str]:
-        """For each dump of which sessions are shown, these in base64."""
-        return [
-            packed({"texts": self._words[d].texts, "sessions": [self._read[i] for i in of_dump]})
-            for d, of_dump in self._shown_by_dump()
-        ]
-
-    def _shown_by_dump(self) -> list[tuple[int, list[int]]]:
-        shown = np.sort(np.array(self.shown, np.int64))
-        dumps, first = np.unique(self._dump[shown], return_index=True)
-        parts = (part.tolist() for part in np.split(shown, first[1:]))
-        return list(zip(dumps.tolist(), parts, strict=False))
-
     def total(self, name: str) -> float:
         """A figure, summed over the steps that are read."""
         return sum(figures[name] or 0 for _, figures in self.steps)
 
-    def index(self, first_chunk: int) -> dict[str, Any]:
-        """What the page lists of the run: steps, groups, sessions, and where these are shown."""
-        listed = self._listed
+    def index(self, chunks: list[str]) -> dict[str, Any]:
+        """What the page lists of the run: steps, groups, sessions, and where these are shown.
+
+        Adds to `chunks` for each dump of which sessions are shown these, in base64.
+        """
+        listed, by_dump = self._listed, dict[int, list[int]]()
+        for i in sorted(self.shown):
+            by_dump.setdefault(int(self._dump[i]), []).append(i)
         chunk, place = np.full(len(self._dump), -1), np.zeros(len(self._dump), np.int64)
-        for number, (_, of_dump) in enumerate(self._shown_by_dump(), first_chunk):
-            chunk[of_dump], place[of_dump] = number, np.arange(len(of_dump))
+        for d, some in by_dump.items():
+            chunk[some], place[some] = len(chunks), np.arange(len(some))
+            sessions = [self._read[i] for i in some]
+            chunks.append(packed({"texts": self._words[d].texts, "sessions": sessions}))
         groups, group = np.unique(self._every.group[listed], return_inverse=True)
         shown = {*self._every.group[self.shown].tolist()}
         return {
@@ -249,10 +243,8 @@ def render(
 
 
 def _page(head: dict[str, Any], sides: Sequence[OneRun]) -> bytes:
-    chunks, runs = list[str](), []
-    for side in sides:
-        runs.append(side.index(len(chunks)))
-        chunks += side.chunks()
+    chunks = list[str]()
+    runs = [side.index(chunks) for side in sides]
     data = {"index": packed(finite({**head, "runs": runs}))}
     data |= {f"chunk-{i}": chunk for i, chunk in enumerate(chunks)}
     scripts, styles = ([_asset(name) for name in names] for names in (_SCRIPTS, _STYLES))
