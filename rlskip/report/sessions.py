@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from rlskip._human import finite, short
+from rlskip._human import short
 from rlskip.batch.rows import by_token
 from rlskip.compare.records import Record, RowValues, StepRecords, pair_rows
 from rlskip.compare.sides import Side
 from rlskip.format.dump_errors import DumpError
 from rlskip.runs.conversation import Piece, messages_of
 from rlskip.runs.rollouts import PLACE, ROW, Decode, SessionRows
+from rlskip.runs.tables import line
 from rlskip.stages.parts import DIGEST, MOMENTS, NUMBER, ROWS
 
 _STEPS, _OF_ROWS = 400, 64  # steps that are read; and those of which values of rows are read
@@ -238,4 +238,4 @@ def _messages(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 
 def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(finite(value), ensure_ascii=False)
+    return value if isinstance(value, str) else line(value)

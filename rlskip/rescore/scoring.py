@@ -19,9 +19,9 @@ from rlskip.format.dump_errors import DumpError
 from rlskip.rescore.judge import ONE, VERL_MANY, Judge, RewardError
 from rlskip.rescore.kept import ABSENT
 from rlskip.runs.conversation import recorded
+from rlskip.runs.json_lines import numbered
 from rlskip.runs.opened import Scope
 from rlskip.runs.rollouts import PLACE, ROW, TEXTS, Decode, Rollouts, SessionRows
-from rlskip.runs.tables import extra
 
 SHOWN = 10  # sessions that changed most
 _KEPT_ERRORS = 20
@@ -41,11 +41,7 @@ def read_data(file: Path) -> Data:
     Raises RlskipError where it has no such column, or another form.
     """
     try:
-        if file.suffix == ".parquet":
-            rows = extra("pyarrow.parquet").read_table(file).to_pylist()
-        else:
-            with file.open(encoding="utf-8") as lines:
-                rows = [json.loads(line) for line in lines if line.strip()]
+        rows = [json.loads(row) if isinstance(row, str) else row for _, row in numbered(file)]
         return {_name_of(row.pop("prompt")): row for row in rows}
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         what = f"it has no rows with a prompt: {type(error).__name__}: {error}"

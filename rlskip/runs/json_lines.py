@@ -75,7 +75,7 @@ def _read(path: Path) -> dict[int, list[Row]]:
     groups: dict[int, dict[str, str]] = defaultdict(dict)
     of_file, made, number = as_step(path.stem), None, 1
     try:
-        for number, line in _numbered(path):
+        for number, line in numbered(path):
             given = json.loads(line) if isinstance(line, str) else line
             made = made or _program(path, given)
             for row in made(given, number):
@@ -92,7 +92,7 @@ def _read(path: Path) -> dict[int, list[Row]]:
     return steps
 
 
-def _numbered(path: Path) -> Iterator[tuple[int, Any]]:
+def numbered(path: Path) -> Iterator[tuple[int, Any]]:
     """The lines of a file, or the rows of a table."""
     if path.suffix == ".parquet":
         yield from enumerate(extra("pyarrow.parquet").read_table(path).to_pylist(), 1)
