@@ -21,6 +21,7 @@ import numpy as np
 
 from rlskip._human import duration, finite, size
 from rlskip._version import __version__
+from rlskip.batch.columns import columns_of
 from rlskip.batch.decoding import decoder_at
 from rlskip.compare.records import RowValues
 from rlskip.compare.sides import Dumps, Side
@@ -152,10 +153,10 @@ class OneRun:
             "name": self.name,
             "facts": self._facts(),
             "problems": self.problems,
-            "steps": _columns([{"step": step, **figures} for step, figures in self.steps]),
+            "steps": columns_of([{"step": step, **figures} for step, figures in self.steps]),
             "curves": self._curves,
             "groups": {
-                **_columns([self._groups[g] for g in groups.tolist()]),
+                **columns_of([self._groups[g] for g in groups.tolist()]),
                 "prompt": [self._prompts.get(g) if g in shown else None for g in groups.tolist()],
             },
             "sessions": {
@@ -198,10 +199,6 @@ def _recorded_decoder(dump: Dump) -> Decode | None:
         return None if dump.tokenizer is None else decoder_at(dump.tokenizer)
     except RlskipError:
         return None
-
-
-def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
 
 
 def packed(data: Any) -> str:

@@ -73,7 +73,7 @@ def arguments(
         own = ", ".join(sorted(name for name in one.last if name not in _NOT_COLUMNS)) or "none"
         what = f"the function takes {name}, which the run does not record"
         remedy = f"name the data set: --data FILE; the fields are {own}"
-        raise RewardError(what, one.where, remedy)
+        raise RewardError(what, one.session.where, remedy)
     return found if judge.takes_many else {name: cells[0] for name, cells in found.items()}
 
 
@@ -124,12 +124,8 @@ class _Given:
         if asked not in data:  # its columns would be missing
             what = f"no row of --data has the prompt {asked!r:.80}"
             remedy = "give the prompts as the run recorded them, text as text, messages as messages"
-            raise RewardError(what, given.where, remedy)
+            raise RewardError(what, given.session.where, remedy)
         return attrs.evolve(given, last={**data[asked], **turns[-1]})
-
-    @property
-    def where(self) -> str:
-        return f"step {self.session.place['step']}, group {self.session.group}"
 
     @property
     def tokens(self) -> list[int] | None:
@@ -146,7 +142,7 @@ class _Given:
         if tokens is not None and takes_ids:
             return None
         what = "its answer is not text, and there is no tokenizer"
-        raise RlskipError(what, self.where, "name one: --tokenizer DIRECTORY")
+        raise RlskipError(what, self.session.where, "name one: --tokenizer DIRECTORY")
 
     @property
     def truth(self) -> Any:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlskip.batch.columns import columns_of
 from rlskip.batch.row_fields import RowFields
 from rlskip.format.dump_errors import DAMAGE, DumpError
 from rlskip.runs.tables import extra
@@ -53,10 +54,9 @@ def run_of_files(path: Path) -> Path:
         for step, rows in sorted(_read(file).items()):
             if not rows:
                 continue
-            names = dict.fromkeys(name for row in rows for name in row)
-            columns = {name: [row.get(name) for row in rows] for name in names}
-            known = {"group": "uid", "session": "session" if "session" in names else None}
-            info = {**RowFields.of(names, known).to_meta(), "job": file.name}
+            columns = columns_of(rows)
+            known = {"group": "uid", "session": "session" if "session" in columns else None}
+            info = {**RowFields.of(columns, known).to_meta(), "job": file.name}
             call = f"part-{parts[step]}" if parts[step] else ""
             store.save(step, columns, info=info, call=call)
             parts[step] += 1
