@@ -38,9 +38,8 @@ def compare(
     Compares what +record=stages recorded; without that, the rollouts: two runs or two steps. Exit
     code 1 if anything differs.
     """
-    from rlskip.compare.records import characters
     from rlskip.compare.rounding import Rounding
-    from rlskip.compare.sides import Dumps, compare_sides, find_sides
+    from rlskip.compare.sides import Dumps, characters, compare_sides, find_sides
     from rlskip.compare.verdict import COLUMNS, table_of
     from rlskip.report.page import render
 
@@ -58,7 +57,7 @@ def compare(
     first = None if found.first is None else attrs.asdict(found.first)
     data = {**attrs.asdict(found), "equal": found.is_equal, "first": first, "verdict": said}
     used = [i for i in range(len(COLUMNS)) if any(row[i] for row in rows)]
-    cells = [[text(row[i], _style(row[-1]) if i == used[-1] else "") for i in used] for row in rows]
+    cells = [[*(row[i] for i in used[:-1]), text(row[-1], _style(row[-1]))] for row in rows]
     view: list[Cell] = [said[0].upper() + said[1:], *found.only_one_has, ""]
     view += [f"A {found.a}", f"B {found.b}", "", table([COLUMNS[i] for i in used], cells)]
     view += ["", f"rounding: {found.rule}; --json has each stage"]

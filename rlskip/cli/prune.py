@@ -26,16 +26,17 @@ _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d|w)")
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
-@attrs.frozen
+@attrs.define
 class Old:
     """The dumps of a step, a journal, or what is quarantined: why it goes, or what keeps it.
 
     `size` is in bytes on disk, `written` in seconds since the epoch.
     """
 
-    run: Run
+    run: str
+    directory: str
     name: str
-    paths: tuple[Path, ...] = attrs.field(repr=False)
+    paths: Sequence[Path]
     size: int
     written: float
     why: str = ""
@@ -63,20 +64,17 @@ def prune(
         raise ConfigError("no limit is given", "prune", limits)
     limit = 0.0 if older_than is None else time.time() - _seconds(older_than)
     chosen = choose(find_runs(dump_dir(where or directory)), keep_last, limit, quarantined)
-    old = [remove(one, really=yes) for one in progress(chosen, "removing")]
-    if not old:
+    if not chosen:
         return put(as_json, [], ["nothing to remove"])
-    going = [one for one in old if one.kept is None]
+    for one in progress(chosen, "removing"):
+        remove(one, really=yes)
+    going = [one for one in chosen if one.kept is None]
     total = f"{len(going)} dumps, {size(sum(one.size for one in going))}"
     last = f"removed {total}" if yes else f"would remove {total}; add --yes to remove them"
-    data = [
-        attrs.asdict(one, recurse=False, filter=lambda field, _: field.name != "paths")
-        | {"run": one.run.name, "directory": str(one.run.directory)}
-        for one in old
-    ]
-    failed = any(one.kept is not None and "cannot" in one.kept for one in old)
+    data = [attrs.asdict(one, filter=lambda field, _: field.name != "paths") for one in chosen]
+    failed = any("cannot" in (one.kept or "") for one in chosen)
     columns = {"run": "run", "dump": "name", ">size": "size", ">age": "written", "why": "why"}
-    if len(going) < len(old):
+    if len(going) < len(chosen):
         columns["kept"] = "kept"
     return put(as_json, data, [listing(data, columns), last], failed=failed)
 
@@ -100,34 +98,35 @@ def choose(
         places, has_dump = run.places(), run.steps()
         paths = {str(step): [p.directory for p in places.get(step, ())] for step in has_dump}
         steps = sorted(_measured(run, paths), key=lambda one: one.written)
-        journals = _measured(run, {path.name: [path] for path in run.journals()})
-        chosen += [attrs.evolve(o, why="too old") for o in (*steps, *journals) if o.written < limit]
-        if keep_last is not None:
-            why = f"not among the last {keep_last}"
-            more = steps[: max(0, len(steps) - keep_last)]
-            chosen += [attrs.evolve(one, why=why) for one in more if one.written >= limit]
-        bad = run.quarantine() if quarantined else ()
-        found = _measured(run, {path.name: [path] for path in bad})
-        chosen += [attrs.evolve(one, why="quarantined") for one in found]
-    return sorted(chosen, key=lambda one: (one.run.name, one.written))
+        journals = list(_measured(run, {path.name: [path] for path in run.journals()}))
+        bad_paths = run.quarantine() if quarantined else ()
+        bad = list(_measured(run, {path.name: [path] for path in bad_paths}))
+        for one in bad:
+            one.why = "quarantined"
+        for one in steps[: max(0, len(steps) - keep_last)] if keep_last is not None else ():
+            one.why = f"not among the last {keep_last}"
+        for one in (*steps, *journals):
+            one.why = "too old" if one.written < limit else one.why
+        chosen += [one for one in (*steps, *journals, *bad) if one.why]
+    return sorted(chosen, key=lambda one: (one.run, one.written))
 
 
-def remove(old: Old, *, really: bool) -> Old:
-    """`old` as removed, or with the reason why it is kept; without `really` nothing is removed."""
+def remove(old: Old, *, really: bool) -> None:
+    """Remove it, or note the reason why it is kept; without `really` nothing is removed."""
     try:
         # Checked again for each step: a replay may have begun since.
         step = as_step(old.name.removesuffix(JOURNAL))
-        if step is not None and (does := dump.in_use(old.run.directory).get(step)):
-            return attrs.evolve(old, kept=does)
-        for path in reversed(old.paths) if really else ():
+        if step is not None:
+            old.kept = dump.in_use(Path(old.directory)).get(step)
+        for path in reversed(old.paths) if really and old.kept is None else ():
             with contextlib.suppress(FileNotFoundError):  # another process was quicker
                 if path.is_dir():
-                    dump.remove(path, old.run.directory)
+                    dump.remove(path, Path(old.directory))
                 else:
                     path.unlink()
+        old.removed = really and old.kept is None
     except OSError as error:
-        return attrs.evolve(old, kept=f"it cannot be removed: {error.strerror or error}")
-    return attrs.evolve(old, removed=really)
+        old.kept = f"it cannot be removed: {error.strerror or error}"
 
 
 def _measured(run: Run, named: Mapping[str, Sequence[Path]]) -> Iterator[Old]:
@@ -142,4 +141,5 @@ def _measured(run: Run, named: Mapping[str, Sequence[Path]]) -> Iterator[Old]:
         files = [one for one in found if not stat.S_ISDIR(one.st_mode)]
         if found:
             when = max(one.st_mtime for one in files or found)
-            yield Old(run, name, tuple(paths), sum(one.st_size for one in files), when)
+            nbytes = sum(one.st_size for one in files)
+            yield Old(run.name, str(run.directory), name, paths, nbytes, when)

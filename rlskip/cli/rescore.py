@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlskip._human import number, short
+from rlskip._human import short
 from rlskip.cli.options import Dir, Json, Target, Tokenizer, decoder, dump_dir
-from rlskip.cli.screen import Cell, progress, put, table, text
+from rlskip.cli.screen import Cell, listing, progress, put, text
 from rlskip.config.steps import Steps, compact
 from rlskip.errors import ConfigError
 from rlskip.runs.find import find_target
@@ -88,17 +88,13 @@ def _judge(reward: str, version: str | None) -> Iterator[Judge]:
 
 
 def _view(data: dict[str, Any]) -> list[Cell]:
-    scores = [
-        (name, *(number(data[name][column]) for column in _COLUMNS))
-        for name in ("old", "new")
-        if data[name] is not None
-    ]
+    scores = [{"score": name, **data[name]} for name in ("old", "new") if data[name] is not None]
     asked = f"{data['run']}: {data['sessions']} sessions scored by {data['reward']}, "
     asked += f"which was asked {data['asked']} times"
     changed = f"{data['changed']} scores changed; of {data['groups']} groups "
     changed += f"{len(data['gained'])} gained a signal, {len(data['lost'])} lost it"
     kept = [] if data["version"] else ["its verdicts are not kept; --version NAME keeps them"]
-    figures = table(("score", *(f">{name}" for name in _COLUMNS)), scores)
+    figures = listing(scores, {"score": "score"} | {f">{name}": name for name in _COLUMNS})
     view: list[Cell] = [asked, *kept, "", figures, "", changed]
     for word in ("gained", "lost"):
         if named := [short(one, 24) for one in data[word][:_NAMED]]:
@@ -106,17 +102,11 @@ def _view(data: dict[str, Any]) -> list[Cell]:
             named += [f"and {more} more"] if more else []
             view.append(f"{word} a signal: {', '.join(named)}")
     if data["most_changed"]:
-        most = [
-            (
-                one["step"] if one["call"] is None else f"{one['step']}/{one['call']}",
-                short(one["group"], 24),
-                one["session"],
-                number(one["old"]) or "none",
-                number(one["new"]),
-            )
-            for one in data["most_changed"]
-        ]
-        view += ["", table((">step", "group", ">session", ">old", ">new"), most)]
+        most = [dict(one, old="none" if one["old"] is None else one["old"],
+                     step="/".join(str(one[n]) for n in ("step", "call") if one[n] is not None))
+                for one in data["most_changed"]]  # fmt: skip
+        names = (">step", "group", ">session", ">old", ">new")
+        view += ["", listing(most, {name: name.removeprefix(">") for name in names})]
     if data["failed"]:
         view.append(text(f"{data['failed']} sessions have no new score:", "red"))
     for one in data["failures"]:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlskip._human import age, duration, finite, one_line, size
+from rlskip._human import age, duration, finite, number, one_line, short, size
 from rlskip.config.steps import compact
 from rlskip.errors import RlskipError
 
@@ -29,6 +29,7 @@ Cell = object
 _SHOWN: dict[str, Callable[[Any], str]] = {
     "steps": compact, "size": size, "nbytes": size, "written": age, "seconds": duration,
     "seconds_saved": lambda seconds: duration(max(0.0, seconds)),
+    "group": lambda name: short(name, 24),
 }  # fmt: skip
 _WIDTH = 120  # if the output is not a terminal and COLUMNS is not set
 
@@ -100,7 +101,7 @@ def listing(lines: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> T
     """A table of the lines' values by the heads of their columns; None is an empty cell."""
     keys = columns.values()
     rows = [
-        ["" if line[key] is None else _SHOWN.get(key, str)(line[key]) for key in keys]
+        ["" if line[key] is None else _SHOWN.get(key, number)(line[key]) for key in keys]
         for line in lines
     ]
     return table(list(columns), rows)

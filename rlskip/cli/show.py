@@ -31,27 +31,27 @@ def show(
     as_json: Json = False,
 ) -> int:
     """Show a dump: figures, some sessions."""
-    from rlskip.runs.figures import by_interest, count, step_figures
+    from rlskip.runs.figures import Sessions, by_interest, step_figures
 
     target = find_target(step, dump_dir(directory), decoder(tokenizer))
     data: list[Any] = []
     view: list[Cell] = []
-    for one in count(target.run, target.dumps()):
-        rollouts, meta = target.read(one.dump), one.dump.full_meta()
-        every, known = rollouts.sessions, one.sessions
-        shown = by_interest(known.group, known.reward)[:sessions].tolist() if known else []
+    for dump in target.iter_dumps():
+        rollouts, meta = target.read(dump), dump.full_meta()
+        every, known = rollouts.sessions, Sessions.of(rollouts)
+        shown = by_interest(known.group, known.reward)[:sessions].tolist()
         found = {
-            "dump": one.dump.name,
-            "directory": str(one.dump.place.directory),
+            "dump": dump.name,
+            "directory": str(dump.place.directory),
             # What an identity ignored is what a call does not compare.
             "meta": attrs.asdict(meta, filter=lambda field, _: field.name != "ignored"),
             "rows": len(rollouts),
-            "figures": step_figures([one], success),
+            "figures": step_figures([(dump, known)], success),
             "fields": list(rollouts.columns.columns),
             "sample": [_sampled(every[i]) for i in sorted(shown)],
         }
         data.append(found)
-        view += _view(target, one.dump, meta, found)
+        view += _view(target, dump, meta, found)
     return put(as_json, data, view)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
@@ -11,13 +12,11 @@ from typing import Any
 import attrs
 import numpy as np
 
-from rlskip.batch.rows import Layout, Rows, by_token
+from rlskip.batch.rows import Layout, by_token
 from rlskip.compare.verdict import MASK, ROLLOUTS
-from rlskip.runs.columns import Tokens, plain, rollout_columns, values
-from rlskip.runs.conversation import recorded
 from rlskip.runs.on_disk import Dump
 from rlskip.runs.rollouts import Rollouts
-from rlskip.stages.parts import NUMBER, ROW_COLUMNS, ROWS, Entry, encode
+from rlskip.stages.parts import NUMBER, ROW_COLUMNS, ROWS
 
 #: The form of the rows themselves: a hash tells whether two are equal, and their entries where not.
 HASHED = "hashed"
@@ -198,65 +197,50 @@ class PartInMemory(dict[str, Any]):
         return self
 
 
-def characters(codes: Sequence[int]) -> str:
-    """The text of rows without tokens."""
-    return "".join(map(chr, codes))
+Pair = tuple[int, int, int, int]
+"""The record and the row in it, of A, then of B."""
+
+# What names a row, the closest first: a session may have another number in the other run. Of the
+# rollouts themselves rows of one prompt are paired last, whatever their tokens are.
+_NAMES = (("keys", "sessions"), ("keys",), ("prompts", "sessions", "turns"), ("prompts",))
 
 
-def part_of(rollouts: Rollouts) -> PartInMemory:
-    """The rows of a dump and their values, as :mod:`rlskip.stages.parts` has them.
+def pair_rows(
+    a: Sequence[Record], b: Sequence[Record]
+) -> tuple[list[Pair], list[tuple[int, int]], list[tuple[int, int]]]:
+    """Rows of A and of B that are the same row, and the rows of each that the other lacks.
 
-    Log-probs and rewards are stages of the rows. Rows of text are compared character by character,
-    as if each were a token.
+    Rows of one name are paired, the first with the first: several sessions may have equal tokens,
+    and a row may have been recorded several times.
     """
-    if not len(rollouts):
-        none = np.empty(0, np.int64)
-        return PartInMemory({"index": [], **{f"rows.{name}": none for name in ROW_COLUMNS}})
-    rows = rollouts.tokens.rows or _rows_of_text(rollouts)
-    groups, sessions, turns = (
-        np.array([rollouts.cell(name, i) for i in range(len(rollouts))])
-        for name in ("group", "session", "turn")
+    keys = ([one.keys for one in some if one.keys is not None] for some in (a, b))
+    mine, theirs = (
+        [(i, row) for i, of_one in enumerate(some) for row in range(len(of_one))] for some in keys
     )
-    rows = attrs.evolve(rows, sessions=sessions, turns=turns)
-    found: dict[str, Any] = {}
-    if known := [p for p in rollouts.tokens.log_probs or () if p is not None]:
-        pairs = zip(rollouts.tokens.log_probs or (), rows.response.lengths.tolist(), strict=True)
-        dtype = known[0].dtype
-        found["log_probs"] = [np.full(n, np.nan, dtype) if p is None else p for p, n in pairs]
-    if any(reward is not None for reward in rollouts.rewards):
-        found["rewards"] = [np.nan if r is None else r for r in rollouts.rewards]
-    entries = [
-        Entry.of(name, value, rows, order=order, rank=0)
-        for order, (name, value) in enumerate(found.items())
-    ]
-    part = encode(entries, tokens=False) | {
-        **{f"rows.{name}": getattr(rows, name) for name in ROW_COLUMNS},
-        "rows.groups": groups,
-        "rows.tokens": rows.flat_tokens,
-        "rows.sampled": rows.flat_sampled,
-    }
-    return PartInMemory(part)
+    pairs: list[Pair] = []
+    for columns in _NAMES:
+        of_a, of_b = _names(a, columns), _names(b, columns)
+        if not (mine and theirs and of_a and of_b):
+            continue
+        waiting: dict[Any, deque[tuple[int, int]]] = defaultdict(deque)
+        for i, row in theirs:
+            waiting[of_b[i][row]].append((i, row))
+        left = []
+        for i, row in mine:
+            if same := waiting[of_a[i][row]]:
+                pairs.append((i, row, *same.popleft()))
+            else:
+                left.append((i, row))
+        mine, theirs = left, sorted(itertools.chain(*waiting.values()))
+    return sorted(pairs), mine, theirs
 
 
-def _rows_of_text(rollouts: Rollouts) -> Rows:
-    """Rows whose tokens are the characters of their prompts and answers.
-
-    Without a known answer a row is all that it has but its reward.
-    """
-    reward = rollouts.columns.name_of("reward")
-    columns = {n: values(c) for n, c in rollouts.columns.columns.items()}
-    found: dict[str, list[np.ndarray]] = {"prompt_ids": [], "completion_ids": []}
-    for i, row in enumerate(rollouts):
-        asked, said = recorded(row, "user"), recorded(row, "assistant")
-        if said is None:
-            known = None if rollouts.rewards[i] is None else reward
-            said = repr({n: plain(cells[i]) for n, cells in columns.items() if n != known})
-        for name, text in zip(found, (asked, said), strict=True):
-            codes = "" if text is None else text if isinstance(text, str) else repr(text)
-            found[name].append(np.array([ord(one) for one in codes], np.int64))
-    rows = Tokens.of(rollout_columns(found)).rows
-    assert rows is not None
-    return rows
+def _names(records: Sequence[Record], columns: Sequence[str]) -> list[list[tuple[Any, ...]]]:
+    """The names of the rows of each record, by some columns; none where one lacks a column."""
+    found = [[getattr(one, column) for column in columns] for one in records]
+    if any(column is None for one in found for column in one):
+        return []
+    return [list(zip(*(column.tolist() for column in one), strict=True)) for one in found]
 
 
 class RowValues:
@@ -269,18 +253,14 @@ class RowValues:
         self._value_of = functools.cache(lambda record: record.load())
         # By stage and row of the rollouts the record, and the row in it.
         self._places: dict[str, dict[int, tuple[Record, int]]] = {}
-        # The rows' hashes are not needed where nothing was recorded.
-        self._rows = rollouts.tokens.rows if records is not None else None
-        keys = [] if self._rows is None else self._rows.keys.tolist()
-        for name, stage in ({} if records is None else records.stages).items():
-            waiting: dict[int, deque[tuple[Record, int]]] = defaultdict(deque)
-            for record in stage:
-                if record.form == ROWS and record.keys is not None:
-                    for row, key in enumerate(record.keys.tolist()):
-                        waiting[key].append((record, row))
-            if waiting:
-                found = ((i, waiting[key].popleft()) for i, key in enumerate(keys) if waiting[key])
-                self._places[name] = dict(found)
+        rows = self._rows = rollouts.tokens.rows
+        if records is None or rows is None:  # the rows' hashes are not needed
+            return
+        own = Record("", 0, 0, HASHED, "", dict, keys=rows.keys, sessions=rows.sessions)
+        for name, stage in records.stages.items():
+            if some := [one for one in stage if one.form == ROWS and one.has_rows]:
+                pairs, _, _ = pair_rows([own], some)
+                self._places[name] = {row: (some[j], other) for _, row, j, other in pairs}
 
     @property
     def names(self) -> list[str]:

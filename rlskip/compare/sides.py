@@ -6,21 +6,26 @@ import contextlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
+import numpy as np
 
-from rlskip.compare.records import StepRecords, part_of
+from rlskip.batch.rows import Rows
+from rlskip.compare.records import PartInMemory, StepRecords
 from rlskip.compare.rounding import Rounding
 from rlskip.compare.steps import compare_step
 from rlskip.compare.verdict import Comparison, StepResult
 from rlskip.config.steps import Steps, compact
 from rlskip.format.dump_errors import DumpError
 from rlskip.jobs.records import SUMMARY, read_events
+from rlskip.runs.columns import Tokens, plain, rollout_columns, values
+from rlskip.runs.conversation import recorded
 from rlskip.runs.find import Target, find_target
 from rlskip.runs.on_disk import dumps_of, families
 from rlskip.runs.opened import NoSuchPlaceError, Run, Step
-from rlskip.runs.rollouts import Decode
-from rlskip.stages.parts import MARK
+from rlskip.runs.rollouts import Decode, Rollouts
+from rlskip.stages.parts import MARK, ROW_COLUMNS, Entry, encode
 from rlskip.store.layout import STAGES
 
 
@@ -40,12 +45,12 @@ class Side:
         return StepRecords(dumps_of(self.directory, step))
 
     @property
-    def run(self) -> Run | None:
-        """The run whose rollouts it trained on; None where dumps are not beside the records."""
+    def run(self) -> Run:
+        """The run whose rollouts it trained on; an empty one where no dumps are beside them."""
         dump_dir = self.directory.parent.parent
         names = sorted(_runs_of(dump_dir, self.directory.name))
         runs = (Run(dump_dir / name, decode=self._decode) for name in names)
-        return next(filter(len, runs), None)
+        return next(filter(len, runs), Run(dump_dir / "no" / "run"))
 
     @property
     def recorded(self) -> Side | None:
@@ -104,6 +109,67 @@ class Dumps:
             return find_side(str(self.run.directory), self.run.dump_dir)
         except NoSuchPlaceError:
             return None
+
+
+def characters(codes: Sequence[int]) -> str:
+    """The text of rows without tokens."""
+    return "".join(map(chr, codes))
+
+
+def part_of(rollouts: Rollouts) -> PartInMemory:
+    """The rows of a dump and their values, as :mod:`rlskip.stages.parts` has them.
+
+    Log-probs and rewards are stages of the rows. Rows of text are compared character by character,
+    as if each were a token.
+    """
+    if not len(rollouts):
+        none = np.empty(0, np.int64)
+        return PartInMemory({"index": [], **{f"rows.{name}": none for name in ROW_COLUMNS}})
+    rows = rollouts.tokens.rows or _rows_of_text(rollouts)
+    groups, sessions, turns = (
+        np.array([rollouts.cell(name, i) for i in range(len(rollouts))])
+        for name in ("group", "session", "turn")
+    )
+    rows = attrs.evolve(rows, sessions=sessions, turns=turns)
+    found: dict[str, Any] = {}
+    if known := [p for p in rollouts.tokens.log_probs or () if p is not None]:
+        pairs = zip(rollouts.tokens.log_probs or (), rows.response.lengths.tolist(), strict=True)
+        dtype = known[0].dtype
+        found["log_probs"] = [np.full(n, np.nan, dtype) if p is None else p for p, n in pairs]
+    if any(reward is not None for reward in rollouts.rewards):
+        found["rewards"] = [np.nan if r is None else r for r in rollouts.rewards]
+    entries = [
+        Entry.of(name, value, rows, order=order, rank=0)
+        for order, (name, value) in enumerate(found.items())
+    ]
+    part = encode(entries, tokens=False) | {
+        **{f"rows.{name}": getattr(rows, name) for name in ROW_COLUMNS},
+        "rows.groups": groups,
+        "rows.tokens": rows.flat_tokens,
+        "rows.sampled": rows.flat_sampled,
+    }
+    return PartInMemory(part)
+
+
+def _rows_of_text(rollouts: Rollouts) -> Rows:
+    """Rows whose tokens are the characters of their prompts and answers.
+
+    Without a known answer a row is all that it has but its reward.
+    """
+    reward = rollouts.columns.name_of("reward")
+    columns = {n: values(c) for n, c in rollouts.columns.columns.items()}
+    found: dict[str, list[np.ndarray]] = {"prompt_ids": [], "completion_ids": []}
+    for i, row in enumerate(rollouts):
+        asked, said = recorded(row, "user"), recorded(row, "assistant")
+        if said is None:
+            known = None if rollouts.rewards[i] is None else reward
+            said = repr({n: plain(cells[i]) for n, cells in columns.items() if n != known})
+        for name, text in zip(found, (asked, said), strict=True):
+            codes = "" if text is None else text if isinstance(text, str) else repr(text)
+            found[name].append(np.array([ord(one) for one in codes], np.int64))
+    rows = Tokens.of(rollout_columns(found)).rows
+    assert rows is not None
+    return rows
 
 
 def find_sides(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -13,7 +12,7 @@ import attrs
 import numpy as np
 
 from rlskip.batch.rows import token_places
-from rlskip.compare.records import HASHED, Record, StepRecords
+from rlskip.compare.records import HASHED, Pair, Record, StepRecords, pair_rows
 from rlskip.compare.rounding import Rounding, differences, scale
 from rlskip.compare.verdict import (
     DIFFERS,
@@ -40,52 +39,6 @@ def compare_step(step: int, a: StepRecords, b: StepRecords, rounding: Rounding) 
     found = [_compare_stage(step, a, one, other, rounding) for one, other in pairs]
     only_a, only_b = ([n for n in x.stages if n not in y.stages] for x, y in ((a, b), (b, a)))
     return StepResult(step, found, only_a, only_b)
-
-
-Pair = tuple[int, int, int, int]
-"""The record and the row in it, of A, then of B."""
-
-# What names a row, the closest first: a session may have another number in the other run. Of the
-# rollouts themselves rows of one prompt are paired last, whatever their tokens are.
-_NAMES = (("keys", "sessions"), ("keys",), ("prompts", "sessions", "turns"), ("prompts",))
-
-
-def pair_rows(
-    a: Sequence[Record], b: Sequence[Record]
-) -> tuple[list[Pair], list[tuple[int, int]], list[tuple[int, int]]]:
-    """Rows of A and of B that are the same row, and the rows of each that the other lacks.
-
-    Rows of one name are paired, the first with the first: several sessions may have equal tokens,
-    and a row may have been recorded several times.
-    """
-    keys = ([one.keys for one in some if one.keys is not None] for some in (a, b))
-    mine, theirs = (
-        [(i, row) for i, of_one in enumerate(some) for row in range(len(of_one))] for some in keys
-    )
-    pairs: list[Pair] = []
-    for columns in _NAMES:
-        of_a, of_b = _names(a, columns), _names(b, columns)
-        if not (mine and theirs and of_a and of_b):
-            continue
-        waiting: dict[Any, deque[tuple[int, int]]] = defaultdict(deque)
-        for i, row in theirs:
-            waiting[of_b[i][row]].append((i, row))
-        left = []
-        for i, row in mine:
-            if same := waiting[of_a[i][row]]:
-                pairs.append((i, row, *same.popleft()))
-            else:
-                left.append((i, row))
-        mine, theirs = left, sorted(itertools.chain(*waiting.values()))
-    return sorted(pairs), mine, theirs
-
-
-def _names(records: Sequence[Record], columns: Sequence[str]) -> list[list[tuple[Any, ...]]]:
-    """The names of the rows of each record, by some columns; none where one lacks a column."""
-    found = [[getattr(one, column) for column in columns] for one in records]
-    if any(column is None for one in found for column in one):
-        return []
-    return [list(zip(*(column.tolist() for column in one), strict=True)) for one in found]
 
 
 _Gap = tuple[float, bool, Place]

@@ -17,6 +17,7 @@ import attrs
 import xxhash
 
 from rlskip._version import __version__
+from rlskip.batch.columns import columns_of
 from rlskip.compare.records import PartInMemory, StepRecords
 from rlskip.compare.sides import Side
 from rlskip.errors import RlskipError
@@ -85,7 +86,9 @@ def make_bundle(
     index = {
         "bundle": _FORMAT,
         "manifest": packer.node(json.loads(json.dumps(manifest, default=str))),
-        "rollouts": packer.node({name: [row[name] for row in rows] for name in rows[0]}),
+        "rollouts": packer.node(
+            {n: c for n, c in columns_of(rows).items() if any(one is not None for one in c)}
+        ),
         "stages": packer.node(parts),
     }
     with out.open("wb") as file:
@@ -133,9 +136,7 @@ def _rows_of(
     if not rows:
         there = ", ".join(sorted(names)[:5])
         raise BundleError(f"it has no group {group!r}", step.name, f"its groups are {there}")
-    every = dict.fromkeys(name for row in rows for name in row)
-    given = [name for name in every if any(row.get(name) is not None for row in rows)]
-    return [{name: row.get(name) for name in given} for row in rows]
+    return rows
 
 
 def _portable_name(name: str, redact: bool) -> str:

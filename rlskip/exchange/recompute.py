@@ -142,7 +142,7 @@ def _function(spec: str, own: Mapping[str, Callable[..., Any]], stage: str) -> C
 
 def _numbers_of(
     function: Callable[..., Any], spec: str, stage: str, n: int, *args: Any, **given: Any
-) -> np.ndarray:
+) -> list[float]:
     """What a function made of a stage: `n` numbers. What it raises is the user's to see."""
     try:
         said = function(*args, **given)
@@ -158,14 +158,14 @@ def _numbers_of(
         problem = f"it raised {type(error).__name__}: {error}"
     if problem is not None:
         raise ConfigError(f"{spec}: {problem}", f"--{stage}")
-    return np.array(scores, np.float64)
+    return scores  # type: ignore[return-value]
 
 
 def _compared(
-    stage: str, spec: str, old: np.ndarray, new: np.ndarray, names: list[str], scale: float = 0.0
+    stage: str, spec: str, old: list[float], new: list[float], names: list[str], scale: float = 0.0
 ) -> Recomputed:
     """`old` against `new` in float32: to the bit, or within rounding of `scale`."""
-    a, b = (some.astype(np.float32).astype(np.float64) for some in (old, new))
+    a, b = (np.array(some, np.float32).astype(np.float64) for some in (old, new))
     gaps = differences(a, b)
     if not gaps.any():
         return Recomputed(stage, EQUAL, spec)
@@ -181,10 +181,10 @@ def _reward(bundle: Bundle, values: RowValues, spec: str) -> Recomputed:
     sessions, earned = bundle.rollouts.sessions, _rewards(bundle, values)
     for cut in [sessions] if judge.takes_many else [[one] for one in sessions]:
         given = arguments(judge, cut, bundle.rollouts.decode)
-        new += _numbers_of(judge.function, spec, REWARD, len(cut), **given).tolist()
+        new += _numbers_of(judge.function, spec, REWARD, len(cut), **given)
         old += [earned[one.group, one.number] for one in cut]
         names += [f"group {one.group}, session {one.number}" for one in cut]
-    return _compared(REWARD, spec, np.array(old), np.array(new), names)
+    return _compared(REWARD, spec, old, new, names)
 
 
 def _advantages(bundle: Bundle, values: RowValues, spec: str) -> Recomputed:
@@ -201,7 +201,7 @@ def _advantages(bundle: Bundle, values: RowValues, spec: str) -> Recomputed:
                 old.append(recorded)
                 computed.append(value)
                 names.append(f"group {one.group}, session {one.number}")
-    return _compared(ADVANTAGE, spec, np.array(old), np.array(computed), names)
+    return _compared(ADVANTAGE, spec, old, computed, names)
 
 
 def _rewards(bundle: Bundle, values: RowValues) -> dict[tuple[str, int], float]:
@@ -227,9 +227,7 @@ def _loss(bundle: Bundle, values: RowValues, spec: str) -> Recomputed:
     if len(numbers) > 1:
         what = f"not comparable: {len(numbers)} losses of mini-batches were recorded"
         return Recomputed(LOSS, what, spec)
-    known = [name for name in (NEW, OLD) if name in values.names]
-    if not numbers or not known or ADVANTAGE not in values.names:
-        return Recomputed(LOSS, "not recorded", spec)
+    known = [name for name in (NEW, OLD) if name in values.names] or [NEW]
     columns: list[list[np.ndarray]] = [[], [], [], []]
     rows = bundle.rollouts.tokens.rows
     for row in range(len(bundle.rollouts)):
@@ -238,9 +236,9 @@ def _loss(bundle: Bundle, values: RowValues, spec: str) -> Recomputed:
             sampled = rows.sampled[row][int(rows.prompt.lengths[row]) :]
             for column, some in zip(columns, (*given, sampled), strict=True):
                 column.append(np.nan_to_num(np.asarray(some, np.float64)))
-    if not columns[0]:
+    if not numbers or not columns[0]:
         return Recomputed(LOSS, "not recorded", spec)
     made = [torch.tensor(np.concatenate(column), dtype=torch.float32) for column in columns]
     computed = _numbers_of(function, spec, LOSS, 1, *[one.clone() for one in made])
     scale = float((made[2].abs() * made[3]).mean()) * float(np.sqrt(len(made[0])))
-    return _compared(LOSS, spec, np.array(numbers), computed, ["the step"], scale)
+    return _compared(LOSS, spec, numbers, computed, ["the step"], scale)

@@ -133,8 +133,7 @@ def _make_plain(row: Row, fields: RowFields, where: str) -> None:
 def _check_lengths(rows: Sequence[Row], fields: RowFields) -> None:
     """Refuse values that are not one a token, by the rule of :mod:`rlskip.batch.padding`."""
     if fields.response is not None or fields.whole is not None:
-        columns = {name: [row[name] for row in rows] for name in rows[0]}
-        misfits = Tokens.of(rollout_columns(columns, fields, len(rows))).misfits
+        misfits = Tokens.of(rollout_columns(columns_of(rows), fields, len(rows))).misfits
         refuse(misfits, _ROWS, annotated=False)
         return
     for name in filter(None, (fields.mask, fields.log_probs, fields.reward)):

@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from rlskip.batch.columns import named
+from rlskip.batch.columns import columns_of, named
 from rlskip.batch.row_fields import RowFields
 from rlskip.config.dump_dir import parse_dump_dir
 from rlskip.doctor.explain import directory_of
@@ -153,7 +153,7 @@ def write(
         raise BadRowError(what, "rlskip.write(prompts=...)", "give one for each group")
     counts = [len(of_group) for of_group in groups.values()]
     ordered = [row for of_group in groups.values() for row in of_group]
-    made: Any = {name: [row[name] for row in ordered] for name in ordered[0]}
+    made: Any = columns_of(ordered)
     if returns is not None:
         made = returns(made)
         columns = rollout_columns(made)
@@ -176,10 +176,8 @@ def write(
     written = Step(Run(run), number)
     has_tokens = fields.response is not None or fields.whole is not None
     lacking = [] if has_tokens else ["tokens"]
-    if has_tokens and fields.log_probs is None:
-        lacking.append("log-probs of the engine")
-    if fields.reward is None:
-        lacking.append("rewards")
+    lacking += ["log-probs of the engine"] if has_tokens and fields.log_probs is None else []
+    lacking += ["rewards"] if fields.reward is None else []
     if lacking:
         text = "rlskip.write: %s has no %s; a trainer that needs them refuses the dump"
         log.warning(text, written.name, ", ".join(lacking))

@@ -21,6 +21,7 @@ import numpy as np
 
 from rlskip._human import duration, finite, size
 from rlskip._version import __version__
+from rlskip.batch.columns import columns_of
 from rlskip.batch.decoding import decoder_at
 from rlskip.compare.records import RowValues
 from rlskip.compare.sides import Dumps, Side
@@ -29,8 +30,9 @@ from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import DumpError
 from rlskip.jobs.records import Tally, tally_steps
 from rlskip.report.sessions import Vocabulary, curves, prompt_of, rounded, session, spread
-from rlskip.runs.figures import Sessions, by_interest, count, group_figures, step_figures
+from rlskip.runs.figures import Sessions, by_interest, group_figures, step_figures
 from rlskip.runs.on_disk import Dump, dumps_at
+from rlskip.runs.opened import OF_SESSIONS
 from rlskip.runs.rollouts import Decode
 
 _SCRIPTS = (
@@ -54,20 +56,17 @@ class OneRun:
         self, side: Side | Dumps, progress: Progress, success: float, max_bytes: int
     ) -> None:
         self.name, self._run, self._records = side.name, side.run, side.recorded
-        run = self._run
-        places = {} if run is None else run.places()
+        run, places = self._run, self._run.places()
         read = spread(list(places))
         dumps = [dump for step in read for dump in dumps_at(places[step])]
         self._is_sampled = len(read) < len(places)
-        tallies = {} if run is None else tally_steps(run.dump_dir).get(run.name, {})
-        self._tally = sum(tallies.values(), Tally())
-        counted = [] if run is None else count(run, dumps, progress)
-        self._size = sum(one.dump.size for one in counted)
-        self.problems = [(f"dump {one.dump.name}", one.problem) for one in counted if one.problem]
-        by_step = itertools.groupby(counted, lambda one: one.dump.step)
+        self._tally = sum(tally_steps(run.dump_dir).get(run.name, {}).values(), Tally())
+        self.problems: list[tuple[str, str]] = []
+        self.dumps = [(dump, self._counted(dump)) for dump in progress(dumps)]
+        by_step = itertools.groupby(self.dumps, lambda one: one[0].step)
         found = [(step, list(some)) for step, some in by_step]
-        wanted = None if run is None else [step for step, _ in found]
-        self._steps = list(places) if self._is_sampled else wanted or []
+        wanted = [step for step, _ in found]
+        self._steps = list(places) if self._is_sampled else wanted
         self._curves: dict[str, list[Any]] = {}
         gaps: dict[int, float | None] = {}
         if self._records is not None:
@@ -77,15 +76,14 @@ class OneRun:
         self.steps = [
             (step, step_figures(dumps, success) | {"gap": gaps.get(step)}) for step, dumps in found
         ]
-        self.dumps = [one for one in counted if one.sessions is not None]
-        known = [one.sessions for one in self.dumps if one.sessions is not None]
+        known = [sessions for _, sessions in self.dumps]
         self._every = Sessions.joined(known)
         # Of which dump a session is, and which of the dump's sessions.
         self._dump = np.repeat(np.arange(len(known)), [len(one) for one in known])
         self._place = np.arange(len(self._dump)) - np.searchsorted(self._dump, self._dump)
         self._groups = [
-            {"step": one.dump.step, "dump": one.dump.name, **figures}
-            for one, sessions in zip(self.dumps, known, strict=True)
+            {"step": dump.step, "dump": dump.name, **figures}
+            for dump, sessions in self.dumps
             for figures in group_figures(sessions)
         ]
         self._order = by_interest(self._every.group, self._every.reward)
@@ -95,6 +93,14 @@ class OneRun:
         self._read: dict[int, dict[str, Any]] = {}
         self._words: dict[int, Vocabulary] = {}
         self._prompts: dict[int, str] = {}  # by group
+
+    def _counted(self, dump: Dump) -> Sessions:
+        """The sessions of a dump; none where it cannot be read."""
+        try:
+            return Sessions.of(self._run.read(dump, OF_SESSIONS))
+        except DumpError as error:
+            self.problems.append((f"dump {dump.name}", error.what))
+            return Sessions.joined([])
 
     def read_sessions(self, budget: int) -> None:
         """Read sessions that take about `budget` bytes of the page."""
@@ -106,8 +112,7 @@ class OneRun:
         self.shown = [i for i in some.tolist() if i in self._read]
 
     def _read_dump(self, d: int, chosen: Sequence[int]) -> None:
-        assert self._run is not None
-        dump, records = self.dumps[d].dump, self._records
+        (dump, _), records = self.dumps[d], self._records
         try:
             rollouts = self._run.read(dump)
             sessions = rollouts.sessions
@@ -125,39 +130,33 @@ class OneRun:
             problem = error.what if isinstance(error, DumpError) else "it has changed"
             self.problems.append((f"dump {dump.name}", problem))
 
-    def chunks(self) -> list[str]:
-        """For each dump of which sessions are shown, these in base64."""
-        return [
-            packed({"texts": self._words[d].texts, "sessions": [self._read[i] for i in of_dump]})
-            for d, of_dump in self._shown_by_dump()
-        ]
-
-    def _shown_by_dump(self) -> list[tuple[int, list[int]]]:
-        shown = np.sort(np.array(self.shown, np.int64))
-        dumps, first = np.unique(self._dump[shown], return_index=True)
-        parts = (part.tolist() for part in np.split(shown, first[1:]))
-        return list(zip(dumps.tolist(), parts, strict=False))
-
     def total(self, name: str) -> float:
         """A figure, summed over the steps that are read."""
         return sum(figures[name] or 0 for _, figures in self.steps)
 
-    def index(self, first_chunk: int) -> dict[str, Any]:
-        """What the page lists of the run: steps, groups, sessions, and where these are shown."""
-        listed = self._listed
+    def index(self, chunks: list[str]) -> dict[str, Any]:
+        """What the page lists of the run: steps, groups, sessions, and where these are shown.
+
+        Adds to `chunks` for each dump of which sessions are shown these, in base64.
+        """
+        listed, by_dump = self._listed, dict[int, list[int]]()
+        for i in sorted(self.shown):
+            by_dump.setdefault(int(self._dump[i]), []).append(i)
         chunk, place = np.full(len(self._dump), -1), np.zeros(len(self._dump), np.int64)
-        for number, (_, of_dump) in enumerate(self._shown_by_dump(), first_chunk):
-            chunk[of_dump], place[of_dump] = number, np.arange(len(of_dump))
+        for d, some in by_dump.items():
+            chunk[some], place[some] = len(chunks), np.arange(len(some))
+            sessions = [self._read[i] for i in some]
+            chunks.append(packed({"texts": self._words[d].texts, "sessions": sessions}))
         groups, group = np.unique(self._every.group[listed], return_inverse=True)
         shown = {*self._every.group[self.shown].tolist()}
         return {
             "name": self.name,
             "facts": self._facts(),
             "problems": self.problems,
-            "steps": _columns([{"step": step, **figures} for step, figures in self.steps]),
+            "steps": columns_of([{"step": step, **figures} for step, figures in self.steps]),
             "curves": self._curves,
             "groups": {
-                **_columns([self._groups[g] for g in groups.tolist()]),
+                **columns_of([self._groups[g] for g in groups.tolist()]),
                 "prompt": [self._prompts.get(g) if g in shown else None for g in groups.tolist()],
             },
             "sessions": {
@@ -173,17 +172,17 @@ class OneRun:
         }
 
     def _facts(self) -> list[tuple[str, str]]:
-        if self._run is None:
+        if not self.dumps:
             return []
         seconds, tally = self.total("seconds"), self._tally
-        metas = [one.dump.meta for one in self.dumps if one.dump.meta is not None]
+        metas = [dump.meta for dump, _ in self.dumps if dump.meta is not None]
         jobs = len({m.info["job"] for m in metas if isinstance(m.info.get("job"), str)})
         facts = {
             "run": self._run.name,
             "steps": f"{compact(self._steps)} ({len(self._steps):,})",
             "read": f"{len(self.steps):,} steps, evenly" if self._is_sampled else "",
             "sessions": f"{len(self._dump):,} in {len(self._groups):,} groups",
-            "on disk": size(self._size),
+            "on disk": size(sum(dump.size for dump, _ in self.dumps)),
             "generated in": duration(seconds) if seconds else "",
             "hits, misses": f"{tally.hits}, {tally.misses}" if tally.hits or tally.misses else "",
             "generation saved": duration(saved) if (saved := tally.seconds_saved) > 0 else "",
@@ -200,10 +199,6 @@ def _recorded_decoder(dump: Dump) -> Decode | None:
         return None if dump.tokenizer is None else decoder_at(dump.tokenizer)
     except RlskipError:
         return None
-
-
-def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
 
 
 def packed(data: Any) -> str:
@@ -245,10 +240,8 @@ def render(
 
 
 def _page(head: dict[str, Any], sides: Sequence[OneRun]) -> bytes:
-    chunks, runs = list[str](), []
-    for side in sides:
-        runs.append(side.index(len(chunks)))
-        chunks += side.chunks()
+    chunks = list[str]()
+    runs = [side.index(chunks) for side in sides]
     data = {"index": packed(finite({**head, "runs": runs}))}
     data |= {f"chunk-{i}": chunk for i, chunk in enumerate(chunks)}
     scripts, styles = ([_asset(name) for name in names] for names in (_SCRIPTS, _STYLES))

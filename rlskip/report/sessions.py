@@ -11,21 +11,20 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from rlskip._human import finite, short
+from rlskip._human import short
 from rlskip.batch.rows import by_token
-from rlskip.compare.records import Record, RowValues, StepRecords
+from rlskip.compare.records import Record, RowValues, StepRecords, pair_rows
 from rlskip.compare.sides import Side
-from rlskip.compare.steps import pair_rows
 from rlskip.format.dump_errors import DumpError
 from rlskip.runs.conversation import Piece, messages_of
 from rlskip.runs.rollouts import PLACE, ROW, Decode, SessionRows
+from rlskip.runs.tables import line
 from rlskip.stages.parts import DIGEST, MOMENTS, NUMBER, ROWS
 
 _STEPS, _OF_ROWS = 400, 64  # steps that are read; and those of which values of rows are read
@@ -46,16 +45,16 @@ _TAIL = 300  # characters, or tokens, of a group's prompt
 
 
 def curves(
-    records: Side, wanted: Sequence[int] | None
+    records: Side, wanted: Sequence[int]
 ) -> tuple[dict[str, list[Any]], dict[int, float | None], list[tuple[str, str]]]:
     """The numbers that a job recorded, a value a step: of rows and of several records the mean.
 
-    Of the `wanted` steps (None: of all) it returns columns: ``step``, and one for each stage that
+    Of the `wanted` steps (none: of all) it returns columns: ``step``, and one for each stage that
     is not zero everywhere, losses first; by step how far the trainer's log-probs are from the
     engine's; and what cannot be read.
     """
     recorded = records.steps()
-    steps = spread(recorded if wanted is None else sorted({*recorded} & {*wanted}))
+    steps = spread(sorted({*recorded} & {*wanted}) if wanted else recorded)
     heavy = {*spread(steps, _OF_ROWS)}
     gaps, problems = dict[int, float | None](), list[tuple[str, str]]()
     values: dict[str, dict[int, float]] = {}
@@ -239,4 +238,4 @@ def _messages(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 
 def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(finite(value), ensure_ascii=False)
+    return value if isinstance(value, str) else line(value)

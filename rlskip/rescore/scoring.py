@@ -19,9 +19,9 @@ from rlskip.format.dump_errors import DumpError
 from rlskip.rescore.judge import ONE, VERL_MANY, Judge, RewardError
 from rlskip.rescore.kept import ABSENT
 from rlskip.runs.conversation import recorded
+from rlskip.runs.json_lines import numbered
 from rlskip.runs.opened import Scope
 from rlskip.runs.rollouts import PLACE, ROW, TEXTS, Decode, Rollouts, SessionRows
-from rlskip.runs.tables import extra
 
 SHOWN = 10  # sessions that changed most
 _KEPT_ERRORS = 20
@@ -41,11 +41,7 @@ def read_data(file: Path) -> Data:
     Raises RlskipError where it has no such column, or another form.
     """
     try:
-        if file.suffix == ".parquet":
-            rows = extra("pyarrow.parquet").read_table(file).to_pylist()
-        else:
-            with file.open(encoding="utf-8") as lines:
-                rows = [json.loads(line) for line in lines if line.strip()]
+        rows = [json.loads(row) if isinstance(row, str) else row for _, row in numbered(file)]
         return {_name_of(row.pop("prompt")): row for row in rows}
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         what = f"it has no rows with a prompt: {type(error).__name__}: {error}"
@@ -77,7 +73,7 @@ def arguments(
         own = ", ".join(sorted(name for name in one.last if name not in _NOT_COLUMNS)) or "none"
         what = f"the function takes {name}, which the run does not record"
         remedy = f"name the data set: --data FILE; the fields are {own}"
-        raise RewardError(what, one.where, remedy)
+        raise RewardError(what, one.session.where, remedy)
     return found if judge.takes_many else {name: cells[0] for name, cells in found.items()}
 
 
@@ -128,12 +124,8 @@ class _Given:
         if asked not in data:  # its columns would be missing
             what = f"no row of --data has the prompt {asked!r:.80}"
             remedy = "give the prompts as the run recorded them, text as text, messages as messages"
-            raise RewardError(what, given.where, remedy)
+            raise RewardError(what, given.session.where, remedy)
         return attrs.evolve(given, last={**data[asked], **turns[-1]})
-
-    @property
-    def where(self) -> str:
-        return f"step {self.session.place['step']}, group {self.session.group}"
 
     @property
     def tokens(self) -> list[int] | None:
@@ -150,7 +142,7 @@ class _Given:
         if tokens is not None and takes_ids:
             return None
         what = "its answer is not text, and there is no tokenizer"
-        raise RlskipError(what, self.where, "name one: --tokenizer DIRECTORY")
+        raise RlskipError(what, self.session.where, "name one: --tokenizer DIRECTORY")
 
     @property
     def truth(self) -> Any:

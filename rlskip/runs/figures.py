@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 
-from rlskip.format.dump_errors import DumpError
 from rlskip.runs.on_disk import Dump
-from rlskip.runs.opened import OF_SESSIONS, Run
 from rlskip.runs.rollouts import Rollouts
 
 
@@ -61,43 +59,17 @@ class Sessions:
         return np.split(values[order], ends)[:-1]
 
 
-@attrs.frozen(eq=False)
-class CountedDump:
-    """A dump with its sessions; None where it cannot be read because of a `problem`."""
-
-    dump: Dump
-    sessions: Sessions | None
-    problem: str | None = None
-
-
-def count(
-    run: Run,
-    dumps: Sequence[Dump],
-    progress: Callable[[Sequence[Dump]], Iterable[Dump]] = iter,
-) -> list[CountedDump]:
-    """Some dumps of a run with their sessions, in their order."""
-    found = []
-    for dump in progress(dumps):
-        sessions, problem = None, dump.problem
-        try:
-            sessions = None if problem else Sessions.of(run.read(dump, OF_SESSIONS))
-        except DumpError as error:
-            problem = error.what
-        found.append(CountedDump(dump, sessions, problem))
-    return found
-
-
-def step_figures(dumps: Sequence[CountedDump], success: float) -> dict[str, float | None]:
+def step_figures(dumps: Sequence[tuple[Dump, Sessions]], success: float) -> dict[str, float | None]:
     """The figures of a step, over the sessions or the groups of all its dumps; None: not known.
 
     ``pass_1`` is the share of sessions with a reward of at least `success`, as the mean of the
     groups; ``pass_k`` the share of groups with such a session; ``no_signal`` the share of groups
     with several sessions, all of one reward.
     """
-    every = Sessions.joined([one.sessions for one in dumps if one.sessions is not None])
+    every = Sessions.joined([sessions for _, sessions in dumps])
     groups = [group for group in every.of_group(every.reward) if len(group)]
     several = [group for group in groups if len(group) > 1]
-    seconds = [one.dump.seconds for one in dumps if one.dump.seconds is not None]
+    seconds = [dump.seconds for dump, _ in dumps if dump.seconds is not None]
     return {
         "sessions": len(every),
         "groups": len(every.groups),

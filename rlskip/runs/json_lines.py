@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlskip.batch.columns import columns_of
 from rlskip.batch.row_fields import RowFields
 from rlskip.format.dump_errors import DAMAGE, DumpError
 from rlskip.runs.tables import extra
@@ -53,10 +54,9 @@ def run_of_files(path: Path) -> Path:
         for step, rows in sorted(_read(file).items()):
             if not rows:
                 continue
-            names = dict.fromkeys(name for row in rows for name in row)
-            columns = {name: [row.get(name) for row in rows] for name in names}
-            known = {"group": "uid", "session": "session" if "session" in names else None}
-            info = {**RowFields.of(names, known).to_meta(), "job": file.name}
+            columns = columns_of(rows)
+            known = {"group": "uid", "session": "session" if "session" in columns else None}
+            info = {**RowFields.of(columns, known).to_meta(), "job": file.name}
             call = f"part-{parts[step]}" if parts[step] else ""
             store.save(step, columns, info=info, call=call)
             parts[step] += 1
@@ -75,7 +75,7 @@ def _read(path: Path) -> dict[int, list[Row]]:
     groups: dict[int, dict[str, str]] = defaultdict(dict)
     of_file, made, number = as_step(path.stem), None, 1
     try:
-        for number, line in _numbered(path):
+        for number, line in numbered(path):
             given = json.loads(line) if isinstance(line, str) else line
             made = made or _program(path, given)
             for row in made(given, number):
@@ -92,7 +92,7 @@ def _read(path: Path) -> dict[int, list[Row]]:
     return steps
 
 
-def _numbered(path: Path) -> Iterator[tuple[int, Any]]:
+def numbered(path: Path) -> Iterator[tuple[int, Any]]:
     """The lines of a file, or the rows of a table."""
     if path.suffix == ".parquet":
         yield from enumerate(extra("pyarrow.parquet").read_table(path).to_pylist(), 1)
@@ -106,7 +106,7 @@ def _program(path: Path, first: Row) -> Callable[[Row, int], Iterable[Row]]:
     if path.name == "traces.jsonl" or "traces" in first:
         return _of_episode
     if {"input", "output"} <= first.keys():
-        return _of_verl
+        return lambda row, _: [row]
     if "messages" in first:
         return _of_messages
     if {"prompt", "completion"} <= first.keys():
@@ -124,10 +124,6 @@ def _step_of(named: Any) -> int:
     if named is None or (is_whole and 0 <= named < 1 << 63):
         return int(named or 0)
     raise DumpError(f"its step {named!r:.80} is not a whole number from 0 on")
-
-
-def _of_verl(row: Row, _: int) -> Iterator[Row]:
-    yield {"input": row["input"], "output": row["output"], **row}
 
 
 def _of_messages(row: Row, _: int) -> Iterator[Row]:

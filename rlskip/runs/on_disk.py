@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from rlskip._files import open_folder
 from rlskip.format.dump_errors import DAMAGE, AbsentDumpError, DumpError
 from rlskip.jobs.alive import WORK
 from rlskip.store.dump import opened
@@ -111,14 +110,12 @@ class Dump:
 
         Raises AbsentDumpError where it was removed since it was listed.
         """
-        problem = "shards of other ranks are missing, or of another call"
         try:
             with self.opened() as (reader, _):
                 reader.verify()
             if self.has_all_shards:
                 return None
-        except FileNotFoundError:
-            problem = "it has no files"
+            problem = "shards of other ranks are missing, or of another call"
         except DumpError as error:
             problem = error.what
         if not _files_of(self.place):
@@ -216,7 +213,7 @@ def is_run(path: Path, names: Sequence[str]) -> bool:
         files.add(Place.meta)  # alone it may be anybody's elsewhere
     return (
         WORK in names
-        or any(files & {*names_in(place.directory)} for place in places_among(path, names))
+        or any((place.directory / f).exists() for place in places_among(path, names) for f in files)
         or bool(places_among(path, map(name_before_quarantine, names)))
         or bool(journaled_steps(path))
     )
@@ -227,13 +224,5 @@ def folder_names(path: Path) -> list[str]:
     try:
         with os.scandir(path) as entries:
             return sorted(e.name for e in entries if e.is_dir(follow_symlinks=False))
-    except OSError:
-        return []
-
-
-def names_in(folder: Path) -> list[str]:
-    try:
-        with open_folder(folder) as opened:
-            return sorted(opened.names())
     except OSError:
         return []

@@ -224,7 +224,7 @@ class Run(Scope):
         """The directories of quarantined dumps."""
         return [
             self.directory / name
-            for name in on_disk.names_in(self.directory)
+            for name in on_disk.folder_names(self.directory)
             if (before := name_before_quarantine(name)) and Place.parse(self.directory, before)
         ]
 

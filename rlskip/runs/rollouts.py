@@ -62,6 +62,11 @@ class SessionRows:
         return self._rollouts.place
 
     @property
+    def where(self) -> str:
+        """Its step and its group, in words."""
+        return f"step {self.place['step']}, group {self.group}"
+
+    @property
     def turns(self) -> list[dict[str, Any]]:
         """Its rows, as mappings."""
         return [self._rollouts.row(i) for i in self.rows]

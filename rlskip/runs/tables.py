@@ -125,7 +125,6 @@ def chats(sessions: Iterable[SessionRows]) -> Iterator[str]:
         messages = session.messages
         if messages is None:
             what = "it records no chat messages, and token ids are not text"
-            where = f"step {session.place['step']}, group {session.group}"
-            raise RlskipError(what, where, "give the tokenizer: --tokenizer DIRECTORY")
+            raise RlskipError(what, session.where, "give the tokenizer: --tokenizer DIRECTORY")
         about = {"group": session.group, "session": session.number, "reward": session.reward}
         yield line({"messages": messages, **session.place, **about})

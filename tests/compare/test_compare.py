@@ -318,3 +318,141 @@ def test_exit_codes(job_of: Callable[..., Side], rlskip: Any, tmp_path: Path) ->
         meta.write_bytes(b"")
     lost = rlskip("compare", a.directory, "a", *where)
     assert (lost.code, "cannot be read" in " ".join(lost.out.split())) == (1, True)
+
+
+# -- digests, and which values count as equal --------------------------------------------------
+
+
+VECTOR = torch.randn(200, generator=torch.Generator().manual_seed(1))
+CANCELS = torch.cat([VECTOR, -VECTOR])
+LEAST = torch.finfo(torch.float32).min
+
+
+def filled(fill: float, at: slice, values: torch.Tensor = VECTOR) -> torch.Tensor:
+    values = values.clone()
+    values[at] = fill
+    return values
+
+
+OFF = VECTOR + (torch.arange(200) == 199) * 1e-2
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "tolerance", "state"),
+    [
+        *(
+            (filled(fill, at), filled(fill, at, OFF), {}, "differs")
+            for fill in (-1e9, LEAST, math.nan)
+            for at in (slice(1), slice(0, 198))
+        ),
+        (filled(-1e9, slice(9)), filled(-2e9, slice(9)), {}, "differs"),
+        (filled(-1e9, slice(9)), filled(-1e9, slice(9)) * (1 + 2**-23), {}, "within rounding"),
+        (filled(1e6, slice(1)), filled(1e6 + 1, slice(1), OFF), {}, "differs"),
+        (VECTOR, VECTOR.roll(1) * (1 + 2**-23), {}, "differs"),
+        (VECTOR, VECTOR.roll(1), {"rtol": 1e-3}, "differs"),
+        (CANCELS, CANCELS * (1 + 1e-4 * CANCELS.roll(1)), {"rtol": 1e-3}, "within rounding"),
+        (torch.ones(99), torch.ones(98), {"rtol": 0.1}, "differs"),
+        (torch.zeros(9), -torch.zeros(9), {}, "within rounding"),
+        (torch.zeros(9), -torch.zeros(9), {"rtol": 0.0}, "within rounding"),
+        (VECTOR * math.nan, -(VECTOR * math.nan), {}, "equal"),
+        (VECTOR.bfloat16(), VECTOR.bfloat16().float(), {}, "equal"),
+        (VECTOR.bfloat16(), VECTOR, {"rtol": 0.0}, "differs"),
+        (torch.arange(9), torch.arange(9.0), {}, "equal"),
+        (torch.arange(9) + 2**60, torch.arange(9) + 2**60 + 1, {}, "differs"),
+    ],
+)
+@pytest.mark.parametrize("values", ["all", "digest"])
+def test_digests_judge_as_whole_values_do(
+    job_of: Callable[..., Side],
+    values: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    tolerance: dict[str, float],
+    state: str,
+) -> None:
+    sides = (
+        job_of(name, lambda step, x=x: package.record("of", x), steps=[1], values=values)
+        for name, x in (("a", a), ("b", b))
+    )
+    (found,) = compared(*sides, **tolerance).stages
+    assert found.state == state
+    assert ("two dtypes" in found.note) is (state == "equal" and a.dtype != b.dtype)
+
+
+@pytest.mark.parametrize(("values", "by"), [("all", 1e-5), ("digest", 1e-3)])
+def test_one_large_value_hides_no_other(
+    job_of: Callable[..., Side], values: str, by: float
+) -> None:
+    off = VECTOR + (torch.arange(200) == 199) * by
+    sides = (
+        job_of(name, lambda step, x=x: package.record("of", x), steps=[1], values=values)
+        for name, x in (("a", filled(900.0, slice(1))), ("b", filled(900.0, slice(1), off)))
+    )
+    (found,) = compared(*sides).stages
+    assert found.state == "differs"
+
+
+# -- rows with equal tokens --------------------------------------------------------------------
+
+
+def test_rows_with_equal_tokens_are_told_by_their_sessions(job_of: Callable[..., Side]) -> None:
+    def twins(order: list[int]) -> Callable[[int], None]:
+        def body(step: int) -> None:
+            batch = {k: v[:1].repeat(3, 1) if v.dim() > 1 else v[:3] for k, v in rows().items()}
+            some = {k: v[order] for k, v in batch.items()}
+            package.record("advantages", torch.tensor([1.0, 2.0, 3.0])[order], rows=some)
+
+        return body
+
+    assert compared(job_of("a", twins([0, 1, 2])), job_of("b", twins([2, 0, 1]))).is_equal
+
+
+def test_sessions_may_have_other_numbers_in_the_other_run(job_of: Callable[..., Side]) -> None:
+    """As where they are numbered through the batch, and prompts are drawn in another order."""
+
+    def numbered(order: list[int]) -> Callable[[int], None]:
+        def body(step: int) -> None:
+            batch = {k: v[order] for k, v in rows().items()} | {"session": torch.arange(N)}
+            package.record("advantages", log_probs()[order], rows=batch)
+
+        return body
+
+    order = [*range(2, N), 0, 1]
+    assert compared(job_of("a", numbered([*range(N)])), job_of("b", numbered(order))).is_equal
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "epochs", "only"),
+    [
+        ([1, 1, 0, 0], [1, 0, 0, 0], 1, (1, 1)),
+        ([1, 1, 1, 1], [1, 1, 1, 2], 1, (1, 1)),
+        ([1, 1, 0], [1, 0], 1, (1, 0)),
+        ([1, 1, 0, 2], [1, 0, 2, 1], 1, (0, 0)),
+        ([1, 1, 0, 0], [1, 1, 0, 0], 2, (0, 0)),
+        ([1, 1, 0, 0], [1, 0, 0, 0], 2, (1, 1)),
+    ],
+)
+def test_how_often_a_response_was_sampled_is_of_the_rollouts(
+    job_of: Callable[..., Side], a: list[int], b: list[int], epochs: int, only: tuple[int, int]
+) -> None:
+    """B trains for `epochs`: that is no difference of its rollouts."""
+
+    def train_on(responses: list[int], epochs: int) -> Callable[[int], None]:
+        def body(step: int) -> None:
+            batch = {
+                "prompts": torch.full((len(responses), 3), 7),
+                "responses": torch.tensor(responses)[:, None],
+            }
+            rewards = (batch["responses"] == 1).float()
+            package.record("advantages", rewards - rewards.mean(), rows=batch)
+            for _ in range(epochs):
+                package.record("log_probs", torch.zeros(len(responses), 1), rows=batch)
+
+        return body
+
+    found = compared(job_of("a", train_on(a, 1)), job_of("b", train_on(b, epochs)))
+    first = found.stages[0]
+    note = "{} rows only in A, {} only in B".format(*only) if only[0] != only[1] else ""
+    assert (first.stage, first.note, first.off) == ("rollouts", note, max(only))
+    assert first.compared == max(len(a), len(b))
+    assert (found.first == first) is any(only)

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from rlskip.compare.records import characters
 from rlskip.compare.rounding import Rounding
-from rlskip.compare.sides import Dumps, compare_sides
+from rlskip.compare.sides import Dumps, characters, compare_sides
 from rlskip.compare.verdict import Comparison
 from rlskip.config.steps import Steps
 from rlskip.runs.opened import NoSuchPlaceError, Run

@@ -15,6 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "open.ipynb"
 
@@ -24,39 +26,29 @@ def outputs(cells: list[dict[str, Any]], folder: Path) -> list[list[dict[str, An
     runpy.run_path(str(ROOT / "tests/cli/example_store.py"))["make"](folder / "dumps")
     names: dict[str, Any] = {}
     found = []
-    with _chdir(folder):
-        for cell in cells:
-            tree, said = ast.parse("".join(cell["source"])), io.StringIO()
-            last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
-            with contextlib.redirect_stdout(said):
-                exec(compile(tree, PAGE.name, "exec"), names)
-                shown: list[dict[str, Any]] = []
-                if isinstance(last, ast.Expr):
-                    value = eval(compile(ast.Expression(last.value), PAGE.name, "eval"), names)
-                    data = {"text/plain": repr(value).splitlines(keepends=True)}
-                    shown = [{"data": data, "execution_count": None, "metadata": {},
-                              "output_type": "execute_result"}]  # fmt: skip
-            text = said.getvalue().splitlines(keepends=True)
-            stream = {"name": "stdout", "output_type": "stream", "text": text}
-            found.append([*([stream] if text else []), *shown])
+    for cell in cells:
+        tree, said = ast.parse("".join(cell["source"])), io.StringIO()
+        last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+        with contextlib.redirect_stdout(said):
+            exec(compile(tree, PAGE.name, "exec"), names)
+            shown: list[dict[str, Any]] = []
+            if isinstance(last, ast.Expr):
+                value = eval(compile(ast.Expression(last.value), PAGE.name, "eval"), names)
+                data = {"text/plain": repr(value).splitlines(keepends=True)}
+                shown = [{"data": data, "execution_count": None, "metadata": {},
+                          "output_type": "execute_result"}]  # fmt: skip
+        text = said.getvalue().splitlines(keepends=True)
+        stream = {"name": "stdout", "output_type": "stream", "text": text}
+        found.append([*([stream] if text else []), *shown])
     return found
-
-
-@contextlib.contextmanager
-def _chdir(folder: Path) -> Any:
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
 
 
 def code_of(notebook: dict[str, Any]) -> list[dict[str, Any]]:
     return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
-def test_the_notebook_shows_what_happens(tmp_path: Path) -> None:
+def test_the_notebook_shows_what_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     cells = code_of(json.loads(PAGE.read_text(encoding="utf-8")))
     assert len(cells) >= 6
     for cell, found in zip(cells, outputs(cells, tmp_path), strict=True):
@@ -66,6 +58,7 @@ def test_the_notebook_shows_what_happens(tmp_path: Path) -> None:
 if __name__ == "__main__":
     notebook = json.loads(PAGE.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as made:
+        os.chdir(made)
         for one, shown in zip(
             code_of(notebook), outputs(code_of(notebook), Path(made)), strict=True
         ):

@@ -1,13 +1,22 @@
-"""What the pages must cover: every error, every page in the navigation."""
+"""What the pages must cover, and that what they name and state is there."""
 
 from __future__ import annotations
 
 import ast
+import dataclasses
+import json
 import re
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from benchmarks import verl_steps
+from rlskip import DispatchConfig, MergeConfig, RecordConfig, ReplayConfig, SkipManagerConfig
+from rlskip.config.skip import AttachConfig
 
 ROOT = Path(__file__).parents[2]
 
@@ -108,3 +117,128 @@ def test_troubleshooting_names_messages_that_there_are() -> None:
     ]
     assert len(named) > 30
     assert [part for part in named if part not in code and part not in of_hydra] == []
+
+
+# -- keys and options --------------------------------------------------------------------------
+
+
+OPTIONS = sorted((ROOT / "rlskip_conf" / "skip").glob("*.yaml"))
+CONFIGS = (
+    SkipManagerConfig, DispatchConfig, MergeConfig, ReplayConfig, RecordConfig, AttachConfig,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_every_key_has_a_comment_on_the_page_of_keys(config: Any) -> None:
+    page = (ROOT / "docs" / "keys.md").read_text(encoding="utf-8")
+    table = page.partition(f"<!-- keys: {config.__name__} -->")[2].partition("<!-- /")[0]
+    for field in dataclasses.fields(config):
+        assert re.search(rf"^\| `{field.name}` \| .* \| `.*` \| \w.* \|$", table, re.MULTILINE)
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda path: path.stem)
+def test_every_option_is_documented(option: Path) -> None:
+    assert f"`+skip={option.stem}`" in (ROOT / "docs" / "skip.md").read_text(encoding="utf-8")
+    assert f"python train.py +skip={option.stem}" in option.read_text(encoding="utf-8")
+
+
+# -- docs/design.md ----------------------------------------------------------------------------
+
+
+_RACE = re.compile(r"- .+: `(\w+)\.(\w+)\.(\w+)`, `([\w/]+\.py)(?:::(\w+))?`")
+
+
+def _races() -> list[str]:
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    section = text.split("\n## Races\n")[1].split("\n## ")[0]
+    return [line for line in section.splitlines() if line.startswith("- ")]
+
+
+@pytest.mark.parametrize("line", _races())
+def test_a_race_has_a_comment_and_a_test(line: str) -> None:
+    found = _RACE.fullmatch(line)
+    assert found, line
+    room, module, name, test_file, test = found.groups()
+    code = (ROOT / "rlskip" / room / f"{module}.py").read_text(encoding="utf-8")
+    after = re.split(rf"(?:def|class) {name}\b", code)
+    assert len(after) > 1, f"{module}.py has no {name}"
+    body = re.split(r"\n(?: {0,4})(?:async def|def|class|@)", after[1])[0]
+    assert '"""' in body or "# " in body, f"{name} does not tell it"
+    tests = (ROOT / "tests" / test_file).read_text(encoding="utf-8")
+    assert test is None or f"def {test}(" in tests
+
+
+def test_the_main_paths_are_of_functions_that_there_are() -> None:
+    """The first column of the listings: `module.name`, `Class.name`, or a name alone."""
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    listings = re.findall(r"^## A [a-z ]+\n\n```\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    heads = [re.split(r"\s{2,}", line.strip())[0] for one in listings for line in one.splitlines()]
+    names = {name.rpartition(".")[2] for head in heads for name in head.split(", ")} - {"the stage"}
+    code = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "rlskip").rglob("*.py"))
+    assert len(names) > 20
+    assert [one for one in names if not re.search(rf"(?:def|class) {one}\b", code)] == []
+
+
+# -- figures: those of benchmarks/results.json; README has no others than are held -------------
+
+
+def rows(node: Any) -> dict[str, dict[str, Any]]:
+    if isinstance(node, dict) and "what" in node:
+        return {node["what"]: node}
+    parts = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    return {name: row for part in parts for name, row in rows(part).items()}
+
+
+ROWS = rows(json.loads((ROOT / "benchmarks" / "results.json").read_text(encoding="utf-8")))
+# Where else a number of README is held: the test that fails when it is another one.
+ELSEWHERE = {
+    "90": "the page that is linked",
+    "0.12": "test_train.py: the untrained policy",
+    "0.71": "test_train.py: the trained policy, at least",
+    "0.87": "test_train.py: the trained policy, at most",
+    "0.995": "test_train.py: the best possible player",
+}
+
+
+def text(page: str) -> str:
+    return " ".join((ROOT / page).read_text(encoding="utf-8").split())
+
+
+def test_every_number_of_readme_is_held() -> None:
+    cfg = OmegaConf.load(ROOT / "conf" / "config.yaml")
+    metadata = text("pyproject.toml")
+    (oldest,) = re.findall(r'requires-python = ">=([\d.]+)"', metadata)
+    hosts, verl = text("docs/hosts.md"), text("docs/verl.md")
+    trl, skyrl = (re.search(rf"Tested with {it} ([\d.]+)\.\d", hosts)[1] for it in ("TRL", "SkyRL"))  # type: ignore[index]
+    main_ppo = re.search(r"\| ([\d.]+) `main_ppo`", verl)[1]  # type: ignore[index]
+    generated, replayed = ROWS["run_replayed"]["peer"], ROWS["run_replayed"]["ours"]
+    step = ROWS["grpo_step_s"]
+    stated = [
+        f"{verl_steps.STEPS} steps of verl",
+        f"{generated:.0f} CPU seconds",
+        f"{replayed:.0f} when they are replayed",
+        f"{ROWS['run_no_engine']['ours']:.0f} without the engine",
+        f"after {cfg.trainer.total_training_steps} steps",
+        f"took {ROWS['first_run_s']['ours']:.0f} s on a 2-core machine",
+        f"of which rollouts took {ROWS['rollouts']['peer']:.1f} s",
+        f"{ROWS['rollouts']['ours']:.1f} s instead of {ROWS['rollouts']['peer']:.1f} s",
+        f"took {step['ours']:.1f} s instead of {step['peer']:.1f} s",
+        f"Python {oldest} or newer",
+        "Python 3.11 or newer",
+        f"on {oldest}.",
+        f"verl {main_ppo} ",
+        f"TRL {trl} ",
+        f"SkyRL {skyrl}]",
+    ]
+    page = text("README.md")
+    assert [one for one in stated if one not in page] == []
+    held = {number for one in stated for number in re.findall(r"\d[\d.]*\d|\d", one)}
+    prose = re.sub(r"```.*?```|\(http\S*|\bH100\b|Apache-2\.0", "", page)
+    found = set(re.findall(r"(?<![\w.-])\d[\d.]*\d|(?<![\w.-])\d", prose))
+    assert found - held - {*ELSEWHERE} == set()
+
+
+def test_the_seconds_of_a_replay_without_an_engine() -> None:
+    row, mib, page = ROWS["start_ratio_trl"], ROWS["memory_trl"], text("docs/hosts.md")
+    assert f"takes {row['ours']:.1f} CPU seconds without an engine and {row['peer']:.1f}" in page
+    assert f"{mib['ours'] / 1024:.1f} instead of {mib['peer'] / 1024:.1f} GiB" in page

@@ -408,7 +408,9 @@ def test_a_command_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
     assert "did not print its config" in findings[-1].what
 
 
-# -- how a command is taken apart ------------------------------------------------------------------
+# -- how a command is taken apart --------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("words", "start", "arguments"),
     [

@@ -270,26 +270,6 @@ def test_runs_and_steps_are_named_and_sliced(dumps: Path) -> None:
         run[-2:]
 
 
-def test_sessions_have_their_turns_and_groups_their_sessions(directory: Path) -> None:
-    rows = [
-        {"uid": f"p{group}", "session_id": session, "turn": turn, "prompt_ids": [1],
-         "completion_ids": [turn] * 2, "reward": float(turn == 1), "own": turn}
-        for turn in (1, 0)
-        for group in range(2)
-        for session in range(2)
-    ]  # fmt: skip
-    StepStore(directory).save(3, rows)
-    run = rlskip.open(directory)
-    sessions = list(run.sessions(["own"]))
-    assert [(one.group, one.number, one.reward, one.length) for one in sessions] == [
-        (f"p{group}", session, 1.0, 4) for group in range(2) for session in range(2)
-    ]
-    assert [turn["own"] for turn in sessions[2].turns] == [0, 1]
-    assert sessions[2].place["step"] == 3
-    (first, second) = run.groups()
-    assert (first.name, len(first.sessions), second.mean_reward) == ("p0", 2, 1.0)
-
-
 def test_a_column_of_a_rows_name_and_other_values_is_kept(directory: Path) -> None:
     rows = [{"prompt": i, "prompt_ids": [1], "completion_ids": [2], "step": 9} for i in (3, 4)]
     StepStore(directory).save(1, rows)

@@ -124,16 +124,11 @@ function drawCharts() {
           setCursor: [
             (plot) => {
               const i = plot.cursor.idx;
-              said.textContent =
-                i === null || i === undefined
-                  ? ""
-                  : "step " +
-                    one.steps[i] +
-                    ": " +
-                    one.series
-                      .map((s, k) => (k && s.width ? s.label + " " + one.show(one.values[k][i]) : null))
-                      .filter(Boolean)
-                      .join(", ");
+              const lines = one.series.map(
+                (s, k) => k && s.width && s.label + " " + one.show(one.values[k][i]),
+              );
+              const figures = lines.filter(Boolean).join(", ");
+              said.textContent = absent(i) ? "" : "step " + one.steps[i] + ": " + figures;
             },
           ],
         },
@@ -150,7 +145,7 @@ function drawCharts() {
 
 /** The range of an axis: from 0 where that is near, and never of no height. */
 function spread(low, high, share) {
-  if (low === null || low === undefined) return [0, 1];
+  if (absent(low)) return [0, 1];
   if (share) return [0, Math.max(0.05, Math.min(1, high * 1.1))];
   if (low === high) return low === 0 ? [0, 1] : [Math.min(0, 2 * low), Math.max(0, 2 * high)];
   const room = 0.08 * (high - low);

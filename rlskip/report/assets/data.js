@@ -56,9 +56,10 @@ const CONTROL =
 const visible = (text) =>
   String(text).replace(CONTROL, (c) => "\\u" + c.charCodeAt(0).toString(16).padStart(4, "0"));
 
+const absent = (v) => v === null || v === undefined || v === "";
 /** A number with four digits, as `rlskip show` writes it. */
 function number(value) {
-  if (value === null || value === undefined) return "";
+  if (absent(value)) return "";
   if (Number.isInteger(value)) return String(value);
   const [digits, power] = value.toExponential(3).split("e");
   if (power < -5 || power >= 4) {
@@ -68,16 +69,11 @@ function number(value) {
   return String(Number(value.toPrecision(4)));
 }
 const count = (n, what) => n.toLocaleString("en") + " " + what + (n === 1 ? "" : "s");
-const percent = (value) => (value === null || value === undefined ? "" : (100 * value).toFixed(1) + " %");
+const percent = (value) => (absent(value) ? "" : (100 * value).toFixed(1) + " %");
 /** Writes the numbers of a column with as many decimals as its largest needs for four digits. */
 function decimals(values) {
-  const known = values.filter((v) => v !== null && v !== undefined);
+  const known = values.filter((v) => !absent(v));
   const most = known.reduce((size, v) => Math.max(size, Math.abs(v)), 0);
   const digits = known.every(Number.isInteger) ? 0 : Math.max(0, 3 - Math.floor(Math.log10(most || 1)));
-  return (v) =>
-    v === null || v === undefined
-      ? ""
-      : digits > 7
-        ? number(v)
-        : v.toFixed(digits);
+  return (v) => (absent(v) || digits > 7 ? number(v) : v.toFixed(digits));
 }

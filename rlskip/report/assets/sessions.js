@@ -20,6 +20,8 @@ async function groupView({ run, step, group, session, index }) {
     pane(run, k, loaded[n], !single && address(run, step, group, s.number[k])),
   );
   const first = loaded.find(Boolean);
+  const asked = first && !asMessages(first) ? first.parts[0] : null;
+  const lead = asked?.kind === "prompt" ? asked : null;
   return [
     h("h1", null, single ? "Session " + session : ["Group ", text(run.groups.name[group])]),
     facts(
@@ -32,21 +34,14 @@ async function groupView({ run, step, group, session, index }) {
         : ["reward", "low", "high", "length", "sessions"].map((name) => [name, run.groups[name][group]]),
     ),
     toolbar(loaded),
-    !single && first && !asMessages(first) && first.parts[0]?.kind === "prompt"
-      ? h(
-          "details.lead",
-          { open: true },
-          h("summary", null, "Prompt, " + count(first.parts[0].ids.length, "token")),
-          body(first.parts[0]),
-        )
-      : !single && prompt
-        ? h(
-            "details.lead",
-            { open: true },
-            h("summary", null, "Prompt"),
-            h("div.body", { dir: "auto" }, prompt),
-          )
-        : null,
+    !single &&
+      (lead || prompt) &&
+      h(
+        "details.lead",
+        { open: true },
+        h("summary", null, lead ? "Prompt, " + count(lead.ids.length, "token") : "Prompt"),
+        lead ? body(lead) : h("div.body", { dir: "auto" }, prompt),
+      ),
     h(single ? "div.session" : "div.panes", null, panes),
   ];
 }
@@ -145,48 +140,31 @@ function pane(run, k, found, link) {
     h("span.dim", null, s.length[k] === null ? null : count(s.length[k], "token")),
     s.turns[k] > 1 ? h("span.dim", null, count(s.turns[k], "turn")) : null,
   );
-  if (!found)
-    return h(
-      "article.pane",
-      null,
-      title,
-      h("p.dim", null, "This session did not fit into the page (--max-mb)."),
-    );
+  return h("article.pane", null, title, content(found, link, s.turns[k] > 1));
+}
+
+/** What a session says; where it is a `link`, without its prompt. */
+function content(found, link, isOneOfSeveral) {
+  if (!found) return h("p.dim", null, "This session did not fit into the page (--max-mb).");
   if (found.messages.length && asMessages(found))
-    return h(
-      "article.pane",
-      null,
-      title,
-      found.messages
-        .slice(link ? found.messages.findIndex((one) => one.role === "assistant") : 0)
-        .map((one) =>
-          h(
-            "section.part." +
-              (one.role === "assistant" ? "sampled" : one.role === "tool" ? "observed" : "prompt"),
-            null,
-            h("h3", null, text(one.role)),
-            h("div.body", { dir: "auto" }, marked(one.text)),
-          ),
+    return found.messages
+      .slice(link ? found.messages.findIndex((one) => one.role === "assistant") : 0)
+      .map((one) =>
+        h(
+          "section.part." + ({ assistant: "sampled", tool: "observed" }[one.role] ?? "prompt"),
+          null,
+          h("h3", null, text(one.role)),
+          h("div.body", { dir: "auto" }, marked(one.text)),
         ),
-    );
-  if (found.cells && !found.parts.length)
+      );
+  if (found.cells)
     return h(
-      "article.pane",
+      "dl.cells",
       null,
-      title,
-      h(
-        "dl.cells",
-        null,
-        found.cells.map(([name, value]) => [h("dt", null, text(name)), h("dd", { dir: "auto" }, value)]),
-      ),
+      found.cells.map(([name, value]) => [h("dt", null, text(name)), h("dd", { dir: "auto" }, value)]),
     );
   const shown = link ? found.parts.filter((part, n) => n || part.kind !== "prompt") : found.parts;
-  return h(
-    "article.pane",
-    null,
-    title,
-    shown.map((part) => partView(part, s.turns[k] > 1)),
-  );
+  return shown.map((part) => partView(part, isOneOfSeveral));
 }
 
 const NAMES = {

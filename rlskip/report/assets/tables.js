@@ -22,7 +22,7 @@ const text = (value) => h("bdi", { dir: "auto" }, value);
 
 /** Names and values, without those that are not known. */
 const facts = (pairs) => {
-  const known = pairs.filter(([, v]) => v !== null && v !== undefined && v !== false && v !== "");
+  const known = pairs.filter(([, v]) => v !== false && !absent(v));
   const shown = (v) => (typeof v === "number" ? number(v) : text(v));
   return h(
     "dl.facts",
@@ -41,7 +41,6 @@ const broken = (name) =>
   );
 
 const BATCH = 200;
-const absent = (v) => v === null || v === undefined || v === "";
 const classes = (column) =>
   (column.right ? ".num" : "") + (column.wide ? ".wide" : "") + (column.minor ? ".minor" : "");
 
