@@ -140,13 +140,15 @@ class Submitted:
 class Plan:
     """What becomes of a submitted batch: the complete group that replaces each prompt, or None.
 
-    ``enters`` is what enters the queue for these groups, once they are loaded.
+    ``position`` is that of its first prompt in the step; ``enters`` what enters the queue for the
+    groups, once they are loaded.
     """
 
     uids: list[str]
     contents: list[str | None]
     groups: list[Group | None]
     where: str
+    position: int
     enters: Entering | None = None
 
     @property

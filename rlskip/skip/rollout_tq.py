@@ -119,7 +119,6 @@ class GroupRole(Role):
             restore_rng(self.dumps.store.load(first.key.step, part="aside"))
         assert plan.enters is not None
         plan.enters.put(queue_of(call), partition_of(call))
-        self._submit(call, plan)
         took = sum(meta.info.get("seconds", 0.0) for meta in metas)
         call.facts["source"] = first.key.step
         call.facts["bytes"] = sum(map(self.dumps.store.size_of, metas))
@@ -132,6 +131,9 @@ class GroupRole(Role):
         queue, partition_id = queue_of(call), partition_of(call)
         # Without a `rest` the dump has just proved unusable.
         if not (plan.rest and plan.enters and self._give_rest(call, plan)):
+            self._submitted[call.step].served.difference_update(plan.served)
+            if self.dumps.by_prompt:
+                self._ledger.give_back(plan.served)
             plan.groups = [None] * len(plan.uids)  # all prompts are submitted
         elif plan.enters:
             # Running until the others are submitted, so that no sampler considers the step finished
@@ -141,9 +143,8 @@ class GroupRole(Role):
             queue.put(list(plan.enters.roots), partition_id, None, underway)
             call.cleanup.add(functools.partial(plan.enters.put, queue, partition_id))
             log.info("rlskip: step %d: %s; the others are submitted", call.step, plan)
-        first = self._submit(call, plan)
         self._submitted[call.step].generates = True
-        tags = [dump_tag(call.step, first + i, plan.contents[i]) for i in plan.rest]
+        tags = [dump_tag(call.step, plan.position + i, plan.contents[i]) for i in plan.rest]
         queue.put([plan.uids[i] for i in plan.rest], partition_id, tags=tags)
 
     def _give_rest(self, call: Call, plan: Plan) -> bool:
@@ -157,16 +158,6 @@ class GroupRole(Role):
         call.args = tuple(rest if arg is prompts else arg for arg in call.args)
         call.kwargs = {k: rest if v is prompts else v for k, v in call.kwargs.items()}
         return True
-
-    def _submit(self, call: Call, plan: Plan) -> int:
-        """Note that a batch is submitted, and what of it is replayed; its first position."""
-        submitted = self._submitted[call.step]
-        first = submitted.prompts
-        submitted.prompts += len(plan.uids)
-        submitted.served.update(plan.served)
-        if self.dumps.by_prompt:
-            self._ledger.serve(plan.served)
-        return first
 
     # -- which group for which prompt --------------------------------------------------------
 
@@ -182,19 +173,26 @@ class GroupRole(Role):
             submitted.conditions = made.without("stage")
         present = submitted.conditions or self._identities.conditions
         contents = self._identities.contents_of(call)
-        if self.dumps.by_prompt:
-            where, match = "the run", self._by_prompt(step, contents, present)
-        else:
-            if submitted.found is None:
-                submitted.found = self._dumped(self._source(step), present)
-            source = next((group.key.step for group in submitted.found), step)
-            where, match = f"the dump of step {source}", self._by_step(contents, submitted)
-        groups = [group if group and group.count else None for group in match]
-        plan = Plan(uids_of(call.prompts), contents, groups, where)
-        for meta in plan.metas.values():
-            self._identities.differences(present, meta)  # logs what is noteworthy
-        if None in match and submitted.found and not refills:
-            self._judge(step, plan, submitted)
+        # The lock from the look until they are taken: of two batches that are submitted side by
+        # side each gets groups of its own.
+        with self._ledger.lock:
+            if self.dumps.by_prompt:
+                where, match = "the run", self._by_prompt(step, contents, present)
+            else:
+                if submitted.found is None:
+                    submitted.found = self._dumped(self._source(step), present)
+                source = next((group.key.step for group in submitted.found), step)
+                where, match = f"the dump of step {source}", self._by_step(contents, submitted)
+            groups = [group if group and group.count else None for group in match]
+            plan = Plan(uids_of(call.prompts), contents, groups, where, submitted.prompts)
+            for meta in plan.metas.values():
+                self._identities.differences(present, meta)  # logs what is noteworthy
+            if None in match and submitted.found and not refills:
+                self._judge(step, plan, submitted)
+            submitted.prompts += len(plan.uids)
+            submitted.served.update(plan.served)
+            if self.dumps.by_prompt:
+                self._ledger.serve(plan.served)
         return plan
 
     def _by_prompt(
@@ -202,10 +200,9 @@ class GroupRole(Role):
     ) -> list[Group | None]:
         """For each prompt the first complete group of the run that was generated for it."""
         self._run.first = step if self._run.first is None else self._run.first
-        with self._ledger.lock:
-            found = self._run.choose(contents, step, present)
-            if None in found and (odd := self._run.odd(contents, step, present)):
-                self.dumps.reject(odd.differs(present), odd.key, replaces=False)
+        found = self._run.choose(contents, step, present)
+        if None in found and (odd := self._run.odd(contents, step, present)):
+            self.dumps.reject(odd.differs(present), odd.key, replaces=False)
         return found
 
     def _by_step(self, contents: Sequence[str | None], submitted: Submitted) -> list[Group | None]:

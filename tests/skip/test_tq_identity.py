@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from rlskip import SkipManager
 from rlskip.errors import MismatchError, MissError
 from rlskip.keys import STATUS
+from rlskip.skip.rollout_tq import GroupRole
 from rlskip.store import UnsupportedTypeError
 from tests.clock import MockClock
 from tests.skip.trainers import Loop
@@ -72,6 +75,29 @@ def test_other_arguments_of_the_function_that_submits_count(
     if match == "step":
         with pytest.raises(MismatchError, match="serves 0 of the batch's 1"):
             submit("y", top_p=[print])
+
+
+@pytest.mark.parametrize("match", ["step", "prompt"])
+def test_of_batches_side_by_side_each_gets_groups_of_its_own(
+    start: Callable[..., Any], match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = start()
+    loop.submit(prompts("x", "y"))
+    loop.sample()
+    again, load = start(match=match), GroupRole._load
+    met = threading.Barrier(2)
+
+    def wait(*args: Any) -> Any:  # until both have chosen
+        with contextlib.suppress(threading.BrokenBarrierError):
+            met.wait(1)
+        return load(*args)
+
+    monkeypatch.setattr(GroupRole, "_load", wait)
+    batches = [prompts("x", run="s"), prompts("x", run="t")]
+    threads = [threading.Thread(target=again.submit, args=[batch]) for batch in batches]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert len(again.submitted) == 1, "one is generated"
 
 
 def test_what_is_replayed_is_running_until_the_rest_is_submitted(start: Callable[..., Any]) -> None:
