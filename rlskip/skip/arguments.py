@@ -138,9 +138,9 @@ class Arguments:
         for owner, now in owned.values():
             self.attributes |= first.of(owner, now)
         self.changing = sorted(first.changing & self.attributes.keys())
-        # Not in every job they are imported before the stage is first called.
-        imported = {module for names in self.code.names for module in names.modules}
-        self.usual |= {place for place in self.attributes if is_below(place, imported)}
+        for names in self.code.names if self.attributes else ():
+            # Not in every job they are imported before the stage is first called.
+            self.usual |= {place for place in self.attributes if is_below(place, names.modules)}
         for name, now in self.reads.items():
             self.reads[name] = first.reads.setdefault(name, now)
         return self
@@ -239,7 +239,7 @@ def read_arguments(call: Call, ignored: Collection[str], first: FirstValues) -> 
             if is_counted and (one is not prompts or is_single(one)):
                 found.at_argument(each, one, default)
     for name in (holder, *SELF):
-        if name in given.arguments:
+        if name in given.arguments and given.arguments[name] is not prompts:
             found.at(name, given.arguments[name], quiet=name not in SELF, is_root=True)
     if not isinstance(func, types.FunctionType):
         found.at("self", getattr(func, "__self__", func), is_root=True)
