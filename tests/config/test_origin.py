@@ -38,6 +38,14 @@ ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False,
          runtime_env={"working_dir": ".", "env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"]}})
 print(ray.get(ray.remote(there).remote()))
 """
+KERNEL = """
+from jupyter_client.manager import start_new_kernel
+manager, client = start_new_kernel()
+def show(message):
+    print(message["content"].get("text", ""), end="")
+client.execute_interactive("from say import say; print(say())", timeout=120, output_hook=show)
+manager.shutdown_kernel(now=True)
+"""
 NOTEBOOK = "import __main__; del __main__.__file__\n" + SCRIPT
 PYTEST = "from say import say\ndef test_it(): print(say())\n"
 FILES = {
@@ -47,6 +55,7 @@ FILES = {
     "proj/pkg/__main__.py": SCRIPT,
     "proj/workers.py": JOBLIB,
     "proj/cluster.py": RAY,
+    "proj/jupyter.py": KERNEL,
     "proj/tests/test_it.py": PYTEST,
     "proj/lib/site-packages/ipykernel_launcher.py": NOTEBOOK,
     "proj/bin/installed": SCRIPT,
@@ -79,6 +88,7 @@ def origin(folder: Path, arguments: list[str], path: Path) -> tuple[str, str, st
         ("proj", ["-m", "pkg"], ("pkg", "proj", "proj/pkg/__main__.py")),
         ("alone", ["-c", SCRIPT], ("alone", "alone", "alone")),
         ("proj", ["lib/site-packages/ipykernel_launcher.py"], ("proj", "proj", "proj")),
+        pytest.param("proj", ["jupyter.py"], ("proj", "proj", "proj"), marks=pytest.mark.data),
         ("proj/pkg", ["../bin/installed"], ("pkg", "proj", "proj/pkg")),
         pytest.param(
             "proj", [*TORCHRUN, "train.py"], ("train", "proj", "proj/train.py"),
@@ -99,8 +109,8 @@ def origin(folder: Path, arguments: list[str], path: Path) -> tuple[str, str, st
         pytest.param("proj", ["cluster.py"], ("ray", "ray", "ray"), marks=pytest.mark.ray),
     ],
     ids=[
-        "script", "from elsewhere", "-m", "__main__", "-c, no project", "notebook", "installed",
-        "torchrun", "torchrun -m", "joblib", "pytest", "ray job", "ray worker",
+        "script", "from elsewhere", "-m", "__main__", "-c, no project", "notebook", "kernel",
+        "installed", "torchrun", "torchrun -m", "joblib", "pytest", "ray job", "ray worker",
     ],
 )  # fmt: skip
 def test_what_names_a_run(
