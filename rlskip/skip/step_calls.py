@@ -137,5 +137,5 @@ class StepCalls:
 
 def next_name(own: str, tried: str) -> str:
     """The name to try after one that was taken: the call's own, then the next number."""
-    digest, _, number = (tried or own).rpartition("-")
-    return f"{digest}-{int(number) + 1}" if tried else own
+    digest, (of, _, number) = own.rpartition("-")[0], tried.rpartition("-")
+    return f"{digest}-{int(number) + 1}" if of == digest else own

@@ -320,6 +320,30 @@ def test_a_dump_that_is_replaced_before_it_is_loaded_is_a_miss(
     assert made == ["a"]
 
 
+def test_a_replaced_name_that_another_job_took_meanwhile_leaves_the_call_its_own(
+    init: Callable[..., Path],
+) -> None:
+    runs, taken = list[str](), list[str]()
+
+    @SkipManager.annotate(role="rollout")
+    def stage(prompts: str, scale: int = 1) -> str:
+        runs.append(prompts)
+        for name in taken:
+            SkipManager.store("rollout").save(1, "theirs", call=name, identity=THEIRS)
+        return prompts
+
+    init(wait_s=0)
+    SkipManager.set_step(1)
+    stage("a", scale=2)
+    stage("b")
+    _, *taken = SkipManager.store("rollout").in_order(1)
+    for on_mismatch in ("regenerate", "error"):  # from the second dump it differs in less
+        init(wait_s=0, on_mismatch=on_mismatch)
+        SkipManager.set_step(1)
+        assert stage("c") == "c"
+    assert runs == ["a", "b", "c"], "the third run replays it"
+
+
 @pytest.mark.parametrize("background", [False, True])
 def test_a_name_that_another_job_took_meanwhile_stays_its_own(
     init: Callable[..., Path], background: bool
