@@ -156,47 +156,13 @@ def test_an_argument_that_nobody_named_the_prompts_is_said_to_be_taken(
     assert "annotate(prompts='batch')" in caught.value.remedy
 
 
-def test_identity_and_prompts_of_ones_own(init: Callable[..., Path]) -> None:
+def test_an_argument_that_is_named_the_prompts_must_be_there(init: Callable[..., Path]) -> None:
     init()
-    calls = []
-
-    @SkipManager.annotate(
-        role="rollout",
-        prompts=lambda texts, seed: sorted(texts),
-        identity=lambda texts, seed: {"seed": seed},
-    )
-    def generate(texts: set[str], seed: int) -> int:
-        calls.append(seed)
-        return seed
-
-    SkipManager.set_step(1)
-    assert generate({"a", "b"}, 1) == 1
-    visit(1)
-    assert generate({"b", "a"}, seed=1) == 1
-    assert calls == [1]
-    visit(1)
-    with pytest.raises(MismatchError, match=r"identity.seed: 2 now, 1 in the dump"):
-        generate({"a", "b"}, 2)
-
-
-def test_prompts_named_by_argument(init: Callable[..., Path]) -> None:
-    init()
-
-    @SkipManager.annotate(role="rollout", prompts="batch")
-    def generate(model: object, batch: list[int]) -> list[int]:
-        return batch
-
-    SkipManager.set_step(1)
-    assert generate(object(), batch=[1]) == [1]
-    visit(1)
-    assert generate(object(), [1]) == [1], "another model object is not part of the prompts"
-    visit(1)
-    with pytest.raises(MismatchError):
-        generate(None, [2])
 
     @SkipManager.annotate(role="rollout", prompts="batsch")
     def typo(model: object, batch: list[int]) -> None: ...
 
+    SkipManager.set_step(1)
     with pytest.raises(ConfigError, match="has no argument 'batsch'"):
         typo(None, [1])
 
