@@ -15,7 +15,6 @@ from rlskip.batch.row_fields import RowFields, RowsError
 from rlskip.dispatch import LocalPool, RolloutDispatcher
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.queue import IncompleteRolloutError
-from rlskip.store import StepStore
 from tests.skip.trainers import Loop, prompts, visit
 
 needed: set[str] = set()
@@ -42,27 +41,21 @@ def generate(prompts: list[int], names: str) -> dict[str, Any]:
     return rows(names)
 
 
-def dumped(init: Callable[..., Path], names: str, **skip: Any) -> Path:
-    """Dump step 1 with the fields `names`, then start a run that needs logprobs."""
-    init()
-    SkipManager.set_step(1)
-    generate([1], names)
-    made.clear()
-    needed.add("logprobs")
-    folder = init(**skip)
-    SkipManager.set_step(1)
-    return folder
-
-
 @pytest.mark.parametrize(
-    "keys", [{}, {"on_miss": "error"}, {"action": "repeat"}], ids=["default", "on_miss", "repeat"]
+    ("keys", "step"),
+    [({}, 1), ({"on_miss": "error"}, 1), ({"action": "repeat"}, 2)],
+    ids=["default", "on_miss", "repeat"],
 )
 def test_a_dump_without_a_needed_field_is_a_mismatch(
-    init: Callable[..., Path], keys: dict[str, Any]
+    init: Callable[..., Path], keys: dict[str, Any], step: int
 ) -> None:
-    dumped(init, "tokens", **keys)
-    if "action" in keys:
-        SkipManager.set_step(2)
+    init()
+    SkipManager.set_step(1)
+    generate([1], "tokens")
+    made.clear()
+    needed.add("logprobs")
+    init(**keys)
+    SkipManager.set_step(step)
     with pytest.raises(MismatchError, match="the dump of step 1 lacks what this run needs: logp"):
         generate([1], "tokens logprobs")
     assert made == []
@@ -161,9 +154,7 @@ def test_sessions_without_a_needed_field_are_not_resumed(
     assert collected(init, ran, "tokens logprobs", lacks=lacks) == {"tokens", "logprobs"}
     assert len(ran) == 3 + 4
     assert "3 sessions are not resumed: they lack what this run needs: logprobs" in caplog.text
-    meta = SkipManager.store("rollout").read_meta(1)
-    assert meta
-    assert "lacks" not in meta.info
+    assert "lacks" not in SkipManager.store("rollout").read_meta(1).info
 
 
 @pytest.mark.parametrize("more", [False, True])
@@ -179,9 +170,8 @@ def test_sessions_that_have_it_or_could_not_are_resumed(
     needed.add("logprobs")
     assert collected(init, ran, fields, lacks=lacks) == {*fields.split()}
     assert len(ran) == 4
-    meta = SkipManager.store("rollout").read_meta(1)
-    assert meta
-    assert meta.info.get("lacks") == (None if more else ["logprobs"])
+    info = SkipManager.store("rollout").read_meta(1).info
+    assert info.get("lacks") == (None if more else ["logprobs"])
 
 
 def test_what_cannot_be_told_of_single_sessions(init: Callable[..., Path]) -> None:
@@ -198,25 +188,14 @@ def test_what_cannot_be_told_of_single_sessions(init: Callable[..., Path]) -> No
     needed.add("logprobs")
     assert collected(init, ran, "tokens", lacks=of_batch) == {"tokens"}
     assert len(ran) == 3 + 4
-    meta = SkipManager.store("rollout").read_meta(1)
-    assert meta
-    assert "lacks" not in meta.info, "it may be the lack of those that were resumed"
+    info = SkipManager.store("rollout").read_meta(1).info
+    assert "lacks" not in info, "it may be the lack of those that were resumed"
 
 
 # -- what rows hold is recorded with the dumps: by usual names, and by ``rows=`` --------------
 
 
 ROWS = {"said": [[1, 2], [3]], "uid": ["a", "b"], "won": [1.0, 0.0], "metrics": {"x": 1.0}}
-
-
-def run(init: Callable[..., None], result: Any, rows: Any, **config: Any) -> StepStore:
-    """One call of a stage that returns `result`; the store of its dumps."""
-    init(**config)
-    generate = SkipManager.annotate(role="rollout", rows=rows)(lambda prompts: result)
-    SkipManager.set_step(1)
-    assert generate([1, 2]) is result
-    store: StepStore = SkipManager.store("rollout")
-    return store
 
 
 @pytest.mark.parametrize(
@@ -235,12 +214,16 @@ def run(init: Callable[..., None], result: Any, rows: Any, **config: Any) -> Ste
 def test_a_dump_tells_what_its_fields_hold(
     init: Callable[..., None], result: Any, rows: Any, found: Any
 ) -> None:
+    init()
+    generate = SkipManager.annotate(role="rollout", rows=rows)(lambda prompts: result)
+    SkipManager.set_step(1)
     if found is RowsError:
         with pytest.raises(RowsError, match="no field") as caught:
-            run(init, result, rows)
+            generate([1, 2])
         assert "said" in caught.value.remedy
         return
-    meta = run(init, result, rows).read_meta(1)
+    assert generate([1, 2]) is result
+    meta = SkipManager.store("rollout").read_meta(1)
     assert RowFields.from_meta(meta) == RowFields(**found)
 
 
