@@ -171,9 +171,8 @@ def test_unlisted_steps_and_validation_leave_no_trace(init: Callable[..., Path])
     SkipManager.set_step(2)
     trainer.submit({**prompts("v"), "validate": True})
     assert not any("dump_step" in tag for tag in trainer.queue.list("train").values())
-    batch, _ = trainer.sample()
+    trainer.sample()
     assert not list(dumps.rglob("gen_batch.dp"))
-    trainer.buffer.clear(batch)
 
 
 def test_a_corrupt_part_is_a_miss(
@@ -320,8 +319,7 @@ def first(run: Callable[..., Any]) -> Any:
     evict(trainer, [batch["uid"][1]])
     assert role().dumps.store.read_meta(3) is None, "a dump of evicted groups alone serves no batch"
     refill(trainer, prompts("e"))
-    sampled, _ = trainer.sample(4)
-    trainer.buffer.clear(sampled)
+    trainer.buffer.clear(trainer.sample(4)[0])
     return trainer
 
 
@@ -341,8 +339,7 @@ def test_a_batch_with_its_refills_is_replayed(first: Any, run: Any) -> None:
     assert role().prompts_dumped(4) == 0
     trainer.submit(prompts(*"abcde"))
     assert trainer.submitted == []
-    sampled, _ = trainer.sample(5)
-    trainer.buffer.clear(sampled)  # the queue is shared with the next test
+    trainer.buffer.clear(trainer.sample(5)[0])  # the queue is shared with the next test
 
 
 def test_a_refill_beyond_the_dump_is_generated(first: Any, run: Any) -> None:
@@ -351,8 +348,7 @@ def test_a_refill_beyond_the_dump_is_generated(first: Any, run: Any) -> None:
     trainer.submit(prompts(*"abcd"))
     refill(trainer, prompts(*"exa"))
     assert trainer.submitted == ["x", "a"], "a's group has served already"
-    sampled, _ = trainer.sample(7)
-    trainer.buffer.clear(sampled)
+    trainer.buffer.clear(trainer.sample(7)[0])
     added = role().dumps.store.read_meta(3, part_name(2)).info["groups"]
     assert [position for _, position, _ in added] == [5, 6]
 
