@@ -20,7 +20,7 @@ from rlskip import SkipManager
 from rlskip.jobs.lease import SingleFlight
 from rlskip.jobs.records import tally
 from rlskip.store.writer import Writer
-from tests.skip.trainers import Stage, leases, steps_on_disk, visit
+from tests.skip.trainers import Stage, leases, role_of, steps_on_disk, visit
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_background_writes_only_where_a_flush_is_certain(
 ) -> None:
     skip = {"dump_dir": str(tmp_path), "background_write": said, "rollout": {"enable": True}}
     SkipManager._start({"skip": skip}, flushes=promised)
-    role: Any = SkipManager.skip_instances["rollout"]
+    role = role_of()
     held = threading.Event()
     write = role.dumps.store.write
     role.dumps.store.write = lambda *args: (held.wait(5), write(*args))[1]
@@ -60,7 +60,7 @@ def test_the_next_job_of_a_process_sees_what_is_still_being_written(
     init: Callable[..., Path],
 ) -> None:
     init(background_write=True)
-    role: Any = SkipManager.skip_instances["rollout"]
+    role = role_of()
     held, write = threading.Event(), role.dumps.store.write
     role.dumps.store.write = lambda *args: (held.wait(60), write(*args))[1]
     stage = Stage()
@@ -75,7 +75,7 @@ def test_a_disk_too_slow_for_the_writer_does_not_end_training(
     init: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     dumps = init(background_write=True)
-    role: Any = SkipManager.skip_instances["rollout"]
+    role = role_of()
     role.writer = Writer(role.dumps.store, timeout_s=0.1)
     held, write = threading.Event(), role.dumps.store.write
     role.dumps.store.write = lambda *args: (held.wait(20), write(*args))[1]
@@ -130,7 +130,7 @@ def generate(prompts: list[int]) -> torch.Tensor:
 
 def test_a_writer_that_refuses_gives_the_lease_back(init: Callable[..., Path]) -> None:
     dumps = init(background_write=True)
-    role: Any = SkipManager.skip_instances["rollout"]
+    role = role_of()
 
     def refuse(*_: Any, **__: Any) -> None:
         assert leases(dumps)
@@ -144,7 +144,7 @@ def test_a_writer_that_refuses_gives_the_lease_back(init: Callable[..., Path]) -
 
 def test_a_sample_does_not_wait_for_another_job(init: Callable[..., Path]) -> None:
     init("async_rollout", wait_s=1e6)
-    role: Any = SkipManager.skip_instances["async_rollout"]
+    role = role_of("async_rollout")
     other = SingleFlight(role.dumps.directory).enter(7, lambda: False)
     assert other is not None
 
@@ -258,7 +258,7 @@ def test_a_stage_that_fails_gives_the_lease_back(init: Callable[..., Path]) -> N
 
 def test_a_task_cancelled_while_it_waits_for_a_lease_leaves_none(init: Callable[..., Path]) -> None:
     dumps = init()
-    role: Any = SkipManager.skip_instances["rollout"]
+    role = role_of()
     others = []
 
     class AfterAnotherJob(SingleFlight):

@@ -16,7 +16,7 @@ from rlskip import SkipManager
 from rlskip.jobs import alive
 from rlskip.store import StepStore
 from tests.faults.operations import STAGES, generate
-from tests.skip.trainers import steps_on_disk, visit
+from tests.skip.trainers import role_of, steps_on_disk, visit
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -120,7 +120,7 @@ def test_a_forged_part_of_a_queue_is_a_miss(
     init("rollout_tq", n=1, on_mismatch="regenerate")
     SkipManager.set_step(1)
     STAGES["rollout_tq"](1)
-    skip: Any = SkipManager.skip_instances["rollout_tq"]
+    skip = role_of("rollout_tq")
     meta = skip.dumps.store.read_meta(1)
     shutil.rmtree(skip.dumps.directory)
     skip.dumps.store.save(1, content, identity=None, info={**meta.info, "groups": groups})

@@ -21,7 +21,7 @@ from rlskip.jobs.records import tally
 from rlskip.skip.kept_config import MASKED, flat_config, read_config
 from rlskip.store import StepStore, UnsupportedTypeError
 from tests.clock import MockClock
-from tests.skip.trainers import visit
+from tests.skip.trainers import role_of, visit
 
 VERL: dict[str, Any] = {
     "actor_rollout_ref": {
@@ -240,7 +240,7 @@ def test_the_config_is_read_before_rlskip_changes_it(tmp_path: Path) -> None:
     key = f"{ROLLOUT}.skip.enable"
     with pytest.warns(LegacyFlagWarning, match="both true"):
         Run(tmp_path, legacy)(identity=[key])
-    skip: Any = SkipManager.skip_instances["rollout"]
+    skip = role_of()
     assert skip.dumps.store.read_meta(1).identity.compared[f"config.{key}"] is True
 
 

@@ -21,7 +21,7 @@ from rlskip.batch.tables import DataProtoParts
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.skip import SKIP_REGISTRY, parse_async_rollout_sample_step
 from rlskip.store import CorruptDumpError
-from tests.skip.trainers import leases
+from tests.skip.trainers import leases, role_of
 
 # -- a role used by hand, outside a decorated function ----------------------------------------
 
@@ -58,7 +58,7 @@ def test_prepared_by_hand_it_is_replayed_by_hand(
     func, args, kwargs = CALLS[how]
     for fresh in (True, False):
         init(role, wait_s=0)
-        skip: Any = SkipManager.skip_instances[role]
+        skip = role_of(role)
         if not fresh:
             assert skip.meet_precondition(3, func, *args, **kwargs)
             assert skip.warp_function(3, func, *args, **kwargs) == {"made": [1, 2]}
@@ -70,7 +70,7 @@ def test_prepared_by_hand_it_is_replayed_by_hand(
 
 def test_what_was_prepared_by_hand_serves_a_decorated_function(init: Callable[..., Path]) -> None:
     init()
-    skip: Any = SkipManager.skip_instances["rollout"]
+    skip = role_of()
     assert not skip.meet_precondition(3, plain, PROMPTS)
     skip.prepare_data(3, {"made": "by hand"}, PROMPTS)
     init()
@@ -81,27 +81,23 @@ def test_what_was_prepared_by_hand_serves_a_decorated_function(init: Callable[..
         Trainer().stage({"ids": [3]})
 
 
-def by_hand(role: str = "rollout") -> Any:
-    return SkipManager.skip_instances[role]
-
-
 def test_by_hand_nothing_is_held_between_the_methods(init: Callable[..., Path]) -> None:
     dumps = init()
     for _ in range(2):
-        assert not by_hand().meet_precondition(3, plain, PROMPTS)
+        assert not role_of().meet_precondition(3, plain, PROMPTS)
         assert not leases(dumps)
-    by_hand().prepare_data(3, {"made": 3}, PROMPTS)
-    assert by_hand().meet_precondition(3, plain, PROMPTS), "what this process wrote, too"
+    role_of().prepare_data(3, {"made": 3}, PROMPTS)
+    assert role_of().meet_precondition(3, plain, PROMPTS), "what this process wrote, too"
 
 
 def test_by_hand_the_first_of_equal_calls_is_meant(init: Callable[..., Path]) -> None:
     init(wait_s=0)
     for value in (3, 4):
-        by_hand().prepare_data(3, {"made": value}, PROMPTS)
+        role_of().prepare_data(3, {"made": value}, PROMPTS)
     init(wait_s=0, match="run")
     for step in (3, 4, 3):
-        assert by_hand().meet_precondition(step, plain, PROMPTS)
-        assert by_hand().warp_function(step, plain, PROMPTS) == {"made": 3}
+        assert role_of().meet_precondition(step, plain, PROMPTS)
+        assert role_of().warp_function(step, plain, PROMPTS) == {"made": 3}
 
 
 # -- roles that are registered by the user ----------------------------------------------------

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from rlskip import SkipManager
 from rlskip.errors import ConfigError, MismatchError, MissError
@@ -19,7 +16,7 @@ from rlskip.jobs.records import tally
 from rlskip.keys import ROLLOUT_ROOT_KEYS
 from rlskip.queue import KVBatchMeta, MemoryQueue, to_rows
 from rlskip.store.layout import part_name
-from tests.skip.trainers import Trainer, prompts, uids_only, visit
+from tests.skip.trainers import Trainer, prompts, role_of, visit
 
 # -- end to end ---------------------------------------------------------------------------
 
@@ -76,6 +73,9 @@ def test_a_recorded_failure_stays_a_failure(run: Callable[..., Any], model: str)
 
 
 def test_nothing_but_uids_goes_by_position(dumped: Callable[..., Any]) -> None:
+    def uids_only(n: int) -> dict[str, Any]:
+        return {"uid": prompts(*"x" * n)["uid"]}
+
     batch = uids_only(3)
     trainer = dumped(batch)
     SkipManager.set_step(3)
@@ -217,15 +217,6 @@ def test_drop_fields(dumped: Callable[..., Any]) -> None:
     assert trainer.submitted == []
 
 
-def test_restore_rng(init: Callable[..., Path]) -> None:
-    drawn = []
-    for _ in range(2):
-        init("rollout_tq", restore_rng=True)
-        Trainer(MemoryQueue()).step(1, prompts("a"))
-        drawn.append((random.random(), float(np.random.rand()), float(torch.rand(()))))
-    assert drawn[0] == drawn[1]
-
-
 def test_options_are_checked_by_name(init: Callable[..., Path]) -> None:
     init("rollout_tq")
     SkipManager.set_step(1)
@@ -305,10 +296,6 @@ def evict(trainer: Any, uids: list[str]) -> None:
     trainer.buffer.evict(uids, "train")
 
 
-def role() -> Any:
-    return SkipManager.skip_instances["rollout_tq"]
-
-
 @pytest.fixture
 def first(run: Callable[..., Any]) -> Any:
     """A run whose step 3 evicted b and refilled e, and its uids."""
@@ -317,26 +304,26 @@ def first(run: Callable[..., Any]) -> Any:
     batch = prompts(*"abcd")
     trainer.submit(batch)
     evict(trainer, [batch["uid"][1]])
-    assert role().dumps.store.read_meta(3) is None, "a dump of evicted groups alone serves no batch"
+    meta = SkipManager.store("rollout_tq").read_meta(3)
+    assert meta is None, "a dump of evicted groups alone serves no batch"
     refill(trainer, prompts("e"))
     trainer.buffer.clear(trainer.sample(4)[0])
     return trainer
 
 
 def test_evicted_groups_are_dumped_with_their_place(first: Any) -> None:
-    sampled, evicted = (
-        role().dumps.store.read_meta(3, part_name(k)).info["groups"] for k in (0, 1)
-    )
+    store = SkipManager.store("rollout_tq")
+    sampled, evicted = (store.read_meta(3, part_name(k)).info["groups"] for k in (0, 1))
     assert [position for _, position, _ in sampled] == [0, 2, 3, 4]
     assert [position for _, position, _ in evicted] == [1]
-    assert role().dumps.store.read_meta(3, part_name(2)) is None
+    assert store.read_meta(3, part_name(2)) is None
 
 
 def test_a_batch_with_its_refills_is_replayed(first: Any, run: Any) -> None:
     trainer = run()
     SkipManager.set_step(3)
-    assert role().prompts_dumped(3) == 5
-    assert role().prompts_dumped(4) == 0
+    assert role_of("rollout_tq").prompts_dumped(3) == 5
+    assert role_of("rollout_tq").prompts_dumped(4) == 0
     trainer.submit(prompts(*"abcde"))
     assert trainer.submitted == []
     trainer.buffer.clear(trainer.sample(5)[0])  # the queue is shared with the next test
@@ -349,10 +336,10 @@ def test_a_refill_beyond_the_dump_is_generated(first: Any, run: Any) -> None:
     refill(trainer, prompts(*"exa"))
     assert trainer.submitted == ["x", "a"], "a's group has served already"
     trainer.buffer.clear(trainer.sample(7)[0])
-    added = role().dumps.store.read_meta(3, part_name(2)).info["groups"]
+    added = SkipManager.store("rollout_tq").read_meta(3, part_name(2)).info["groups"]
     assert [position for _, position, _ in added] == [5, 6]
 
 
 def test_another_config_enlarges_no_batch(first: Any, run: Any) -> None:
     run(prompt_len=9, on_mismatch="regenerate")
-    assert role().prompts_dumped(3) == 0
+    assert role_of("rollout_tq").prompts_dumped(3) == 0
