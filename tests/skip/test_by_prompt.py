@@ -179,20 +179,17 @@ def test_another_batch_size_is_found(
 ) -> None:
     generate, dumped = stage("column"), {}
     for first, batch in enumerate(("ab", "cd"), 1):
-        init(gbs=2, temperature=float(first))
+        init(gbs=2, host={"temperature": float(first)})
         (found,) = run(generate, batch, first=first)
         dumped |= dict(values_of(found))
     made.clear()
-    init(gbs=4, match="prompt", on_miss="error")
+    init(gbs=4, match="prompt", on_miss="error", host={"temperature": None})
     (found,) = run(generate, "dbca")
     for then in (1.0, 2.0):
         assert caplog.text.count(f"not compared: temperature ({then} then, None now)") == 1
     assert values_of(found) == [(name, dumped[name]) for name in "dbca"]
     with pytest.raises(ConfigError, match="no usable dump"):
-        SkipManager.init({"skip": {
-            "dump_dir": str(SkipManager.skip_instances["rollout"].local_config.dump_dir),
-            "match": "prompt", "on_miss": "error", "n": 7, "rollout": {"enable": True}},
-            "trainer": {"total_training_steps": 2}})  # fmt: skip
+        init(match="prompt", on_miss="error", n=7, host={"trainer": {"total_training_steps": 2}})
 
 
 @pytest.mark.parametrize("batch", ["a", "ab"])

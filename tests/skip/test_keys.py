@@ -89,19 +89,17 @@ def logged(init: Callable[..., Path], *steps: int, **skip: Any) -> list[dict[str
     return found
 
 
-def test_a_replayed_step_says_so(init: Callable[..., Path], clock: MockClock) -> None:
+def test_a_replayed_step_says_so_and_if_it_is_anothers(
+    init: Callable[..., Path], clock: MockClock
+) -> None:
     first = logged(init, 1, 2)
     assert first == [{REPLAYED: 0.0, OFF_POLICY: 0.0, SAVED: 0.0}] * 2
     (one, two, three) = logged(init, 1, 2, 3)
     assert [step[REPLAYED] for step in (one, two, three)] == [1.0, 1.0, 0.0]
     assert [step[OFF_POLICY] for step in (one, two, three)] == [0.0] * 3
     assert SkipManager.logged() == {}, "nothing since"
-
-
-def test_rollouts_of_another_step_are_off_policy(init: Callable[..., Path]) -> None:
-    logged(init, 1)
-    (found,) = logged(init, 2, action="repeat")
-    assert (found[REPLAYED], found[OFF_POLICY]) == (1.0, 1.0)
+    (four,) = logged(init, 4, action="repeat")
+    assert (four[REPLAYED], four[OFF_POLICY]) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("off", [{"log_metrics": False}, {"steps": [9]}, {"enable": False}])

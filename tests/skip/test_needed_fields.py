@@ -239,17 +239,15 @@ def test_a_description_is_checked_where_it_is_given(init: Callable[..., None]) -
 
 def test_the_hosts_tokenizer_is_recorded(init: Callable[..., Path]) -> None:
     generate = SkipManager.annotate(role="rollout")(lambda prompts: prompts)
-    dump_dir = str(init())
-    for model, found in (
-        ({"path": "a/model", "tokenizer_path": "words"}, "words"),
-        ({"path": "a/model"}, "a/model"),
-        ({}, None),
+    for step, model, found in (
+        (1, {"path": "a/model", "tokenizer_path": "words"}, "words"),
+        (2, {"path": "a/model"}, "a/model"),
+        (3, {}, None),
     ):
-        on = {"dump_dir": f"{dump_dir}/{found}", "rollout": {"enable": True}}
-        SkipManager.init({"skip": on, "actor_rollout_ref": {"model": model}})
-        SkipManager.set_step(1)
+        init(host={"actor_rollout_ref": {"model": model}})
+        SkipManager.set_step(step)
         generate([1])
-        assert SkipManager.store("rollout").read_meta(1).info.get("tokenizer") == found
+        assert SkipManager.store("rollout").read_meta(step).info.get("tokenizer") == found
 
 
 def test_groups_of_a_queue_are_described(run: Callable[..., Any]) -> None:

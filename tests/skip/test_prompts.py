@@ -55,10 +55,9 @@ def test_what_is_no_validation() -> None:
 # -- identity ---------------------------------------------------------------------------------
 
 
-def test_sampling_asked_for_in_the_prompts_meta_counts(tmp_path: Path) -> None:
+def test_sampling_asked_for_in_the_prompts_meta_counts(init: Callable[..., Path]) -> None:
     """A greedy baseline is another batch; to ask for what the config says anyway is not."""
-    skip = {"dump_dir": str(tmp_path), "rollout": {"enable": True}}
-    SkipManager.init({"actor_rollout_ref": {"rollout": {"temperature": 0.7}}, "skip": skip})
+    init(host={"actor_rollout_ref": {"rollout": {"temperature": 0.7}}})
     stage = Stage()
 
     def at(**meta: Any) -> int:
@@ -242,9 +241,11 @@ def test_a_mismatch_of_prompts_says_how_they_differ(
     ("host", "key"),
     [({}, "skip.experiment_name"), ({"trainer": {"x": 1}}, "trainer.experiment_name")],
 )
-def test_the_advice_names_keys_that_this_host_has(tmp_path: Path, host: Any, key: str) -> None:
+def test_the_advice_names_keys_that_this_host_has(
+    init: Callable[..., Path], host: Any, key: str
+) -> None:
     def run(prompt: str) -> None:
-        SkipManager.init({**host, "skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}})
+        init(host=host)
         SkipManager.set_step(1)
         generate([prompt])
 

@@ -210,12 +210,8 @@ def test_where_the_id_is_found(args: Any, kwargs: Any, init: Callable[..., Path]
     skip = SkipManager.skip_instances["async_rollout"]
     assert skip.support_online_step
     assert skip.extract_step(*args, **kwargs) == 42
-
-
-def test_no_id_anywhere(init: Callable[..., Path]) -> None:
-    init("async_rollout")
     with pytest.raises(ValueError, match="as the argument sample_id or as the prompts' uid"):
-        SkipManager.skip_instances["async_rollout"].extract_step(object(), {"ids": [1]})
+        skip.extract_step(object(), {"ids": [1]})
 
 
 class Rollouter:
