@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 import os
@@ -335,11 +336,9 @@ def train(directory: Path, role: str, action: str) -> Operation:
 
 
 OPERATIONS: dict[str, Callable[[Path], Operation]] = {
-    **{name: lambda d, name=name: read(d, name) for name in READS},
+    **{name: functools.partial(read, name=name) for name in READS},
     **{
-        f"save call {call!r} {options}": lambda d, call=call, options=options: save(
-            d, call, **options
-        )
+        f"save call {call!r} {options}": functools.partial(save, call=call, **options)
         for call, options in (
             ("", {}),
             (LATER, {}),
@@ -357,7 +356,7 @@ OPERATIONS: dict[str, Callable[[Path], Operation]] = {
     "read records": read_records,
     "append to a journal": append_to_journal,
     **{
-        f"{role} {action}": lambda d, role=role, action=action: train(d, role, action)
+        f"{role} {action}": functools.partial(train, role=role, action=action)
         for role in STAGES
         for action in ("cache", "repeat")
     },

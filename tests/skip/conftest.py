@@ -21,20 +21,15 @@ def _job(job: None) -> None: ...
 
 @pytest.fixture
 def init(tmp_path: Path) -> Callable[..., Path]:
-    """``init(role="rollout", **skip)`` switches a role on; returns its dump_dir.
+    """``init(role="rollout", own={}, host={}, **skip)`` switches a role on; returns its dump_dir.
 
-    `temperature` is a key of the application's.
+    The role has keys of its `own`; `host` is the rest of the application's config.
     """
 
-    def start(
-        role: str = "rollout",
-        own: dict[str, Any] | None = None,
-        temperature: float | None = None,
-        **skip: Any,
-    ) -> Path:
+    def start(role: str = "rollout", own: Any = None, host: Any = None, **skip: Any) -> Path:
         skip.setdefault("dump_dir", str(tmp_path / "dumps"))
-        config = {"skip": {**skip, role: {"enable": True, **(own or {})}}}
-        SkipManager.init({**config, "temperature": temperature})
+        node = {**skip, role: {"enable": True, **(own or {})}}
+        SkipManager.init({**(host or {}), "skip": node})
         return Path(skip["dump_dir"])
 
     return start
@@ -48,23 +43,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> MockClock:
         patched = SimpleNamespace(perf_counter=clock)
         monkeypatch.setattr(f"rlskip.skip.{module}.time", patched)
     return clock
-
-
-@pytest.fixture
-def dumped_calls(request: pytest.FixtureRequest, init: Callable[..., Path]) -> Callable[..., Path]:
-    """Dump steps with the module's `step`, as ``dumped_calls({1: "abc"})``; then start a fresh run.
-
-    The fresh run has `skip`, and the module's list `made` is empty.
-    """
-
-    def start(steps: dict[int, str], **skip: Any) -> Path:
-        init()
-        for number, calls in steps.items():
-            request.module.step(number, *calls)
-        request.module.made.clear()
-        return init(**skip)
-
-    return start
 
 
 @pytest.fixture(

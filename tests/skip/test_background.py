@@ -1,4 +1,4 @@
-"""Dumps that are written in the background."""
+"""Dumps that are written in the background, and leases: of several jobs one generates a step."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import multiprocessing
 import re
 import resource
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from rlskip import SkipManager
 from rlskip.jobs.lease import SingleFlight
 from rlskip.jobs.records import tally
 from rlskip.store.writer import Writer
-from tests.skip.trainers import Stage, leases, steps_on_disk, visit
+from tests.skip.trainers import Stage, leases, role_of, steps_on_disk, visit
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ def test_background_writes_only_where_a_flush_is_certain(
 ) -> None:
     skip = {"dump_dir": str(tmp_path), "background_write": said, "rollout": {"enable": True}}
     SkipManager._start({"skip": skip}, flushes=promised)
-    role: Any = SkipManager.skip_instances["rollout"]
+    role = role_of()
     held = threading.Event()
     write = role.dumps.store.write
     role.dumps.store.write = lambda *args: (held.wait(5), write(*args))[1]
@@ -59,7 +60,7 @@ def test_the_next_job_of_a_process_sees_what_is_still_being_written(
     init: Callable[..., Path],
 ) -> None:
     init(background_write=True)
-    role: Any = SkipManager.skip_instances["rollout"]
+    role = role_of()
     held, write = threading.Event(), role.dumps.store.write
     role.dumps.store.write = lambda *args: (held.wait(60), write(*args))[1]
     stage = Stage()
@@ -74,7 +75,7 @@ def test_a_disk_too_slow_for_the_writer_does_not_end_training(
     init: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     dumps = init(background_write=True)
-    role: Any = SkipManager.skip_instances["rollout"]
+    role = role_of()
     role.writer = Writer(role.dumps.store, timeout_s=0.1)
     held, write = threading.Event(), role.dumps.store.write
     role.dumps.store.write = lambda *args: (held.wait(20), write(*args))[1]
@@ -129,7 +130,7 @@ def generate(prompts: list[int]) -> torch.Tensor:
 
 def test_a_writer_that_refuses_gives_the_lease_back(init: Callable[..., Path]) -> None:
     dumps = init(background_write=True)
-    role: Any = SkipManager.skip_instances["rollout"]
+    role = role_of()
 
     def refuse(*_: Any, **__: Any) -> None:
         assert leases(dumps)
@@ -143,7 +144,7 @@ def test_a_writer_that_refuses_gives_the_lease_back(init: Callable[..., Path]) -
 
 def test_a_sample_does_not_wait_for_another_job(init: Callable[..., Path]) -> None:
     init("async_rollout", wait_s=1e6)
-    role: Any = SkipManager.skip_instances["async_rollout"]
+    role = role_of("async_rollout")
     other = SingleFlight(role.dumps.directory).enter(7, lambda: False)
     assert other is not None
 
@@ -165,3 +166,116 @@ def test_the_dump_is_what_the_stage_returned(init: Callable[..., Path], backgrou
     SkipManager.flush()
     visit(1)
     assert torch.equal(generate([1]), kept)
+
+
+# -- leases: of several jobs one generates a step, and each lease is given back ---------------
+
+
+def generated_by(folder: Path, job: Callable[..., list[Any]], *given: Any) -> list[str]:
+    """What jobs, one for each of `given`, generate that start at once."""
+    context = multiprocessing.get_context("fork")
+    start = context.Barrier(len(given))
+
+    def run(index: int) -> None:
+        Path(folder, f"{index}").write_text(" ".join(job(folder, given[index], start)))
+
+    jobs = [context.Process(target=run, args=(index,)) for index in range(len(given))]
+    [one.start() for one in jobs]
+    [one.join(100) for one in jobs]
+    [one.kill() for one in jobs]
+    assert [one.exitcode for one in jobs] == [0] * len(given)
+    return sorted(" ".join((folder / f"{i}").read_text() for i in range(len(given))).split())
+
+
+def _steps(folder: Path, action: str, start: Any) -> list[str]:
+    role = {"enable": True, "action": action}
+    SkipManager.init({"skip": {"dump_dir": f"{folder}/dumps", "rollout": role}})
+    generated = []
+
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts: list[int]) -> dict[str, int]:
+        time.sleep(0.3)
+        generated.append(str(prompts[0]))
+        return {"step": prompts[0]}
+
+    start.wait(60)
+    for step in (1, 2, 3):
+        SkipManager.set_step(step)
+        assert generate([step]) == {"step": step if action == "cache" else 1}
+    return generated
+
+
+@pytest.mark.parametrize(("action", "once"), [("cache", "123"), ("repeat", "1")])
+def test_parallel_jobs_generate_each_step_once(action: str, once: str, tmp_path: Path) -> None:
+    """Under repeat, too, where the step has no dump when the others begin to wait."""
+    assert generated_by(tmp_path, _steps, *[action] * 3) == list(once)
+
+
+def _calls(folder: Path, names: list[str], start: Any) -> list[str]:
+    roles = {"rollout": {"enable": True}}
+    SkipManager.init({"skip": {"dump_dir": f"{folder}/dumps", "wait_s": 1000, **roles}})
+    generated = []
+
+    @SkipManager.annotate(role="rollout")
+    async def generate(prompts: str) -> str:
+        generated.append(prompts)
+        await asyncio.to_thread(time.sleep, 0.05)
+        return prompts
+
+    async def main() -> None:
+        SkipManager.set_step(1)
+        start.wait(60)
+        assert await asyncio.gather(*map(generate, names)) == names
+
+    asyncio.run(main())
+    return generated
+
+
+def test_jobs_that_wait_for_each_others_calls_do_not_keep_each_other_waiting(
+    tmp_path: Path,
+) -> None:
+    """Each has more calls than asyncio has threads, for which the stage and its dumps wait."""
+    names = [f"{i:02}" for i in range(64)]
+    assert generated_by(tmp_path, _calls, names, names[::-1]) == names, "each once"
+
+
+def test_a_stage_that_fails_gives_the_lease_back(init: Callable[..., Path]) -> None:
+    dumps = init()
+
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts: list[int]) -> int:
+        if prompts == [0]:
+            raise RuntimeError("out of memory")
+        return 5
+
+    SkipManager.set_step(1)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        generate([0])
+    assert not leases(dumps)
+    assert generate([1]) == 5
+    assert not leases(dumps)
+
+
+def test_a_task_cancelled_while_it_waits_for_a_lease_leaves_none(init: Callable[..., Path]) -> None:
+    dumps = init()
+    role = role_of()
+    others = []
+
+    class AfterAnotherJob(SingleFlight):
+        def enter(self, step: int, is_there: Any, call: str = "") -> Any:
+            others.append(super().enter(step, lambda: False, call))
+            return super().enter(step, is_there, call)
+
+    role.flight = AfterAnotherJob(role.dumps.directory, wait_s=1e6, poll_s=0.05)
+
+    @SkipManager.annotate(role="rollout")
+    async def generate(prompts: list[int]) -> None: ...
+
+    async def main() -> None:
+        SkipManager.set_step(1)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(generate([1]), 0.3)
+
+    asyncio.run(main())  # ends once the thread has stopped waiting
+    others[0].release()
+    assert not leases(dumps)

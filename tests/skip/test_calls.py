@@ -40,6 +40,20 @@ def step(number: int, *calls: str) -> list[str]:
     return [generate(call) for call in calls]
 
 
+@pytest.fixture
+def dumped_calls(init: Callable[..., Path]) -> Callable[..., Path]:
+    """Dump steps, as ``dumped_calls({1: "abc"}, **skip)``; then start a run that has `skip`."""
+
+    def start(steps: dict[int, str], **skip: Any) -> Path:
+        init()
+        for number, calls in steps.items():
+            step(number, *calls)
+        made.clear()
+        return init(**skip)
+
+    return start
+
+
 # -- which dump serves a call ------------------------------------------------------------------
 
 

@@ -36,6 +36,7 @@ SETTINGS = st.fixed_dictionaries(
     }
 )
 
+LONG = [pytest.mark.long, pytest.mark.timeout(1800)]
 CALLS = st.tuples(st.sampled_from("abc"), st.booleans())  # prompts, and whether greedily
 
 
@@ -242,7 +243,25 @@ class Visits(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
-def play(role: str, plain: bool, ranks: int, background: bool, examples: int, steps: int) -> None:
+@pytest.mark.usefixtures("no_fsync")
+@pytest.mark.parametrize(
+    ("role", "plain", "ranks", "background", "examples", "steps"),
+    [
+        ("rollout", True, 1, False, 15, 25),
+        ("reward", False, 1, True, 15, 25),
+        ("reward", True, 3, True, 15, 25),
+        ("async_rollout", False, 1, False, 15, 25),
+        # Long runs, in which settings meet.
+        pytest.param("rollout", True, 1, False, 250, 20, marks=LONG),
+        pytest.param("rollout", False, 1, False, 250, 20, marks=LONG),
+        pytest.param("reward", True, 1, False, 100, 20, marks=LONG),
+        pytest.param("async_rollout", False, 1, False, 150, 20, marks=LONG),
+        pytest.param("rollout", True, 2, False, 250, 20, marks=LONG),
+    ],
+)
+def test_calls_are_served_by_the_rules(
+    role: str, plain: bool, ranks: int, background: bool, examples: int, steps: int
+) -> None:
     def stage() -> Decorated:
         return Decorated(role, plain) if ranks == 1 else Ranks(role, plain, ranks)
 
@@ -250,37 +269,3 @@ def play(role: str, plain: bool, ranks: int, background: bool, examples: int, st
         lambda: Visits(stage(), background),
         settings=settings(max_examples=examples, stateful_step_count=steps),
     )
-
-
-@pytest.mark.usefixtures("no_fsync")
-@pytest.mark.parametrize(
-    ("role", "plain", "ranks", "background"),
-    [
-        ("rollout", True, 1, False),
-        ("reward", False, 1, True),
-        ("reward", True, 3, True),
-        ("async_rollout", False, 1, False),
-    ],
-)
-def test_calls_are_served_by_the_rules(
-    role: str, plain: bool, ranks: int, background: bool
-) -> None:
-    play(role, plain, ranks, background, examples=15, steps=25)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-@pytest.mark.usefixtures("no_fsync")
-@pytest.mark.parametrize(
-    ("role", "plain", "ranks", "runs"),
-    [
-        ("rollout", True, 1, 250),
-        ("rollout", False, 1, 250),
-        ("reward", True, 1, 100),
-        ("async_rollout", False, 1, 150),
-        ("rollout", True, 2, 250),
-    ],
-)
-def test_20_000_random_rules(role: str, plain: bool, ranks: int, runs: int) -> None:
-    """Long runs, in which settings meet."""
-    play(role, plain, ranks, False, examples=runs, steps=20)

@@ -16,6 +16,7 @@ from rlskip import SkipManager
 from rlskip.errors import ConfigError
 from rlskip.store import StepStore
 from tests.clock import MockClock
+from tests.faults.operations import STAGES
 from tests.skip.trainers import Stage, prompts, visit
 
 
@@ -32,24 +33,17 @@ def test_drop_fields(init: Callable[..., Path], caplog: pytest.LogCaptureFixture
     assert "drop_fields names nowhere" in caplog.text
 
 
-def test_restore_rng(init: Callable[..., Path]) -> None:
-    init(restore_rng=True)
-
-    @SkipManager.annotate(role="rollout")
-    def generate(prompts: list[int]) -> int:
-        torch.rand(100), np.random.rand(7), [random.random() for _ in range(5)]
-        return 1
-
-    def run() -> tuple[Any, ...]:
-        torch.manual_seed(0), np.random.seed(0), random.seed(0)
+@pytest.mark.parametrize("role", STAGES)
+def test_restore_rng(init: Callable[..., Path], role: str) -> None:
+    def run(restores: bool) -> tuple[Any, ...]:
+        init(role, restore_rng=restores, n=1)
         SkipManager.set_step(1)
-        generate([1])
+        STAGES[role](1)
         return torch.rand(3).tolist(), np.random.randn(3).tolist(), random.gauss(0, 1)
 
-    generated, replayed = run(), run()
-    assert generated == replayed
-    init(restore_rng=False)
-    assert run() != generated
+    generated = run(True)
+    assert run(True) == generated, "whatever was drawn before"
+    assert run(False) != generated
 
 
 def test_what_a_dump_by_hand_lacks_is_said(
@@ -95,19 +89,17 @@ def logged(init: Callable[..., Path], *steps: int, **skip: Any) -> list[dict[str
     return found
 
 
-def test_a_replayed_step_says_so(init: Callable[..., Path], clock: MockClock) -> None:
+def test_a_replayed_step_says_so_and_if_it_is_anothers(
+    init: Callable[..., Path], clock: MockClock
+) -> None:
     first = logged(init, 1, 2)
     assert first == [{REPLAYED: 0.0, OFF_POLICY: 0.0, SAVED: 0.0}] * 2
     (one, two, three) = logged(init, 1, 2, 3)
     assert [step[REPLAYED] for step in (one, two, three)] == [1.0, 1.0, 0.0]
     assert [step[OFF_POLICY] for step in (one, two, three)] == [0.0] * 3
     assert SkipManager.logged() == {}, "nothing since"
-
-
-def test_rollouts_of_another_step_are_off_policy(init: Callable[..., Path]) -> None:
-    logged(init, 1)
-    (found,) = logged(init, 2, action="repeat")
-    assert (found[REPLAYED], found[OFF_POLICY]) == (1.0, 1.0)
+    (four,) = logged(init, 4, action="repeat")
+    assert (four[REPLAYED], four[OFF_POLICY]) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("off", [{"log_metrics": False}, {"steps": [9]}, {"enable": False}])

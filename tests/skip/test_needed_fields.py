@@ -1,4 +1,4 @@
-"""A dump without a field that this run needs is a mismatch; one with more fields is not."""
+"""Fields of rows: what they hold is recorded; a dump without one that is needed is a mismatch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import torch
 
 from rlskip import SkipManager
 from rlskip.batch.columns import field_names
+from rlskip.batch.row_fields import RowFields, RowsError
 from rlskip.dispatch import LocalPool, RolloutDispatcher
-from rlskip.errors import MismatchError
+from rlskip.errors import ConfigError, MismatchError
 from rlskip.queue import IncompleteRolloutError
-from tests.skip.trainers import Loop, visit
+from tests.skip.trainers import Loop, prompts, visit
 
 needed: set[str] = set()
 made: list[str] = []
@@ -40,27 +41,21 @@ def generate(prompts: list[int], names: str) -> dict[str, Any]:
     return rows(names)
 
 
-def dumped(init: Callable[..., Path], names: str, **skip: Any) -> Path:
-    """Dump step 1 with the fields `names`, then start a run that needs logprobs."""
-    init()
-    SkipManager.set_step(1)
-    generate([1], names)
-    made.clear()
-    needed.add("logprobs")
-    folder = init(**skip)
-    SkipManager.set_step(1)
-    return folder
-
-
 @pytest.mark.parametrize(
-    "keys", [{}, {"on_miss": "error"}, {"action": "repeat"}], ids=["default", "on_miss", "repeat"]
+    ("keys", "step"),
+    [({}, 1), ({"on_miss": "error"}, 1), ({"action": "repeat"}, 2)],
+    ids=["default", "on_miss", "repeat"],
 )
 def test_a_dump_without_a_needed_field_is_a_mismatch(
-    init: Callable[..., Path], keys: dict[str, Any]
+    init: Callable[..., Path], keys: dict[str, Any], step: int
 ) -> None:
-    dumped(init, "tokens", **keys)
-    if "action" in keys:
-        SkipManager.set_step(2)
+    init()
+    SkipManager.set_step(1)
+    generate([1], "tokens")
+    made.clear()
+    needed.add("logprobs")
+    init(**keys)
+    SkipManager.set_step(step)
     with pytest.raises(MismatchError, match="the dump of step 1 lacks what this run needs: logp"):
         generate([1], "tokens logprobs")
     assert made == []
@@ -159,9 +154,7 @@ def test_sessions_without_a_needed_field_are_not_resumed(
     assert collected(init, ran, "tokens logprobs", lacks=lacks) == {"tokens", "logprobs"}
     assert len(ran) == 3 + 4
     assert "3 sessions are not resumed: they lack what this run needs: logprobs" in caplog.text
-    meta = SkipManager.store("rollout").read_meta(1)
-    assert meta
-    assert "lacks" not in meta.info
+    assert "lacks" not in SkipManager.store("rollout").read_meta(1).info
 
 
 @pytest.mark.parametrize("more", [False, True])
@@ -177,9 +170,8 @@ def test_sessions_that_have_it_or_could_not_are_resumed(
     needed.add("logprobs")
     assert collected(init, ran, fields, lacks=lacks) == {*fields.split()}
     assert len(ran) == 4
-    meta = SkipManager.store("rollout").read_meta(1)
-    assert meta
-    assert meta.info.get("lacks") == (None if more else ["logprobs"])
+    info = SkipManager.store("rollout").read_meta(1).info
+    assert info.get("lacks") == (None if more else ["logprobs"])
 
 
 def test_what_cannot_be_told_of_single_sessions(init: Callable[..., Path]) -> None:
@@ -196,6 +188,69 @@ def test_what_cannot_be_told_of_single_sessions(init: Callable[..., Path]) -> No
     needed.add("logprobs")
     assert collected(init, ran, "tokens", lacks=of_batch) == {"tokens"}
     assert len(ran) == 3 + 4
+    info = SkipManager.store("rollout").read_meta(1).info
+    assert "lacks" not in info, "it may be the lack of those that were resumed"
+
+
+# -- what rows hold is recorded with the dumps: by usual names, and by ``rows=`` --------------
+
+
+ROWS = {"said": [[1, 2], [3]], "uid": ["a", "b"], "won": [1.0, 0.0], "metrics": {"x": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("result", "rows", "found"),
+    [
+        (ROWS, {"response": "said", "reward": "won", "n": 1},
+         {"response": "said", "group": "uid", "reward": "won", "n": 1}),
+        (ROWS, lambda result: {"response": "said", "pad": len(result)},
+         {"response": "said", "group": "uid", "pad": 4}),
+        (ROWS, {"group": None, "session": "metric.x"}, RowsError),
+        ([{"responses": [1], "reward": 1.0}], None, {"response": "responses", "reward": "reward"}),
+        (["text", "text"], None, {}),
+        (ROWS, {"response": "sad"}, RowsError),
+    ],
+)  # fmt: skip
+def test_a_dump_tells_what_its_fields_hold(
+    init: Callable[..., None], result: Any, rows: Any, found: Any
+) -> None:
+    init()
+    generate = SkipManager.annotate(role="rollout", rows=rows)(lambda prompts: result)
+    SkipManager.set_step(1)
+    if found is RowsError:
+        with pytest.raises(RowsError, match="no field") as caught:
+            generate([1, 2])
+        assert "said" in caught.value.remedy
+        return
+    assert generate([1, 2]) is result
     meta = SkipManager.store("rollout").read_meta(1)
-    assert meta
-    assert "lacks" not in meta.info, "it may be the lack of those that were resumed"
+    assert RowFields.from_meta(meta) == RowFields(**found)
+
+
+def test_a_description_is_checked_where_it_is_given(init: Callable[..., None]) -> None:
+    for rows in ({"respose": "said"}, {"n": 0}, {"response": 3}):
+        with pytest.raises(RowsError):
+            SkipManager.annotate(role="rollout", rows=rows)
+    at = {"rollout": {"target": "json:dumps", "rows": {"respose": "said"}}}
+    with pytest.raises(ConfigError, match="respose") as caught:
+        init(attach=at)
+    assert caught.value.where == "skip.attach.rollout.rows"
+
+
+def test_the_hosts_tokenizer_is_recorded(init: Callable[..., Path]) -> None:
+    generate = SkipManager.annotate(role="rollout")(lambda prompts: prompts)
+    for step, model, found in (
+        (1, {"path": "a/model", "tokenizer_path": "words"}, "words"),
+        (2, {"path": "a/model"}, "a/model"),
+        (3, {}, None),
+    ):
+        init(host={"actor_rollout_ref": {"model": model}})
+        SkipManager.set_step(step)
+        generate([1])
+        assert SkipManager.store("rollout").read_meta(step).info.get("tokenizer") == found
+
+
+def test_groups_of_a_queue_are_described(run: Callable[..., Any]) -> None:
+    run().step(1, prompts("a"))
+    found = RowFields.from_meta(SkipManager.store("rollout_tq").read_meta(1))
+    assert found == RowFields(response="responses", reward="rm_scores", group="uid")

@@ -79,12 +79,11 @@ def test_without_any_dump_nothing_serves_another_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("match", ["step", "run", "prompt"])
-def test_dumps_of_other_sampling_serve_no_step(tmp_path: Path, match: str) -> None:
+def test_dumps_of_other_sampling_serve_no_step(init: Callable[..., Path], match: str) -> None:
     def at(temperature: float, **skip: Any) -> bool:
-        node = {"dump_dir": str(tmp_path), "match": match, "rollout": {"enable": True}, **skip}
         rollout = {"rollout": {"temperature": temperature}}
-        trainer = {"total_training_steps": 1}
-        SkipManager.init({"actor_rollout_ref": rollout, "trainer": trainer, "skip": node})
+        host = {"actor_rollout_ref": rollout, "trainer": {"total_training_steps": 1}}
+        init(host=host, **{"match": match, **skip})
         return SkipManager.will_replay("rollout", [1])
 
     at(1.0, match="step")

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlskip import SkipManager
-from rlskip.errors import MismatchError
+from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.jobs.records import tally
-from rlskip.queue import MemoryQueue, to_rows
-from tests.skip.trainers import Trainer, prompts, uids_only, visit
+from rlskip.keys import ROLLOUT_ROOT_KEYS
+from rlskip.queue import KVBatchMeta, MemoryQueue, to_rows
+from rlskip.store.layout import part_name
+from tests.skip.trainers import Trainer, prompts, role_of, visit
 
 # -- end to end ---------------------------------------------------------------------------
 
@@ -70,6 +73,9 @@ def test_a_recorded_failure_stays_a_failure(run: Callable[..., Any], model: str)
 
 
 def test_nothing_but_uids_goes_by_position(dumped: Callable[..., Any]) -> None:
+    def uids_only(n: int) -> dict[str, Any]:
+        return {"uid": prompts(*"x" * n)["uid"]}
+
     batch = uids_only(3)
     trainer = dumped(batch)
     SkipManager.set_step(3)
@@ -138,3 +144,202 @@ def test_groups_go_to_the_dump_of_the_step_that_submitted_them(run: Callable[...
     second = run()
     assert train(second) == [["a"], ["b", "c", "d"]]
     assert second.submitted == []
+
+
+# -- misses, failures and refusals ------------------------------------------------------------
+
+
+def test_on_miss_error_refuses_before_anything_is_submitted(init: Callable[..., Path]) -> None:
+    init("rollout_tq")
+    first = Trainer(MemoryQueue(), on_incomplete="min_viable", min_viable=1)
+    first.fails = {("b", 0)}
+    first.step(3, prompts("a", "b"))
+    init("rollout_tq", on_miss="error")
+    trainer = Trainer(MemoryQueue())
+    with pytest.raises(MissError, match="step 4 has no usable dump"):
+        trainer.step(4, prompts("a"))
+    with pytest.raises(MissError, match="serves 1 of the batch's 2 prompts"):
+        trainer.step(3, prompts("a", "b"))
+    assert trainer.submitted == []
+    assert trainer.queue.list("train") == {}
+
+
+def test_unlisted_steps_and_validation_leave_no_trace(init: Callable[..., Path]) -> None:
+    dumps = init("rollout_tq", steps=[2])
+    trainer = Trainer(MemoryQueue())
+    trainer.step(1, prompts("a"))
+    SkipManager.set_step(2)
+    trainer.submit({**prompts("v"), "validate": True})
+    assert not any("dump_step" in tag for tag in trainer.queue.list("train").values())
+    trainer.sample()
+    assert not list(dumps.rglob("gen_batch.dp"))
+
+
+def test_a_corrupt_part_is_a_miss(
+    dumped: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = dumped(prompts(*"ab"))
+    (dump,) = tmp_path.rglob("gen_batch.dp")
+    data = bytearray(dump.read_bytes())
+    data[len(data) // 2] ^= 1
+    dump.write_bytes(data)
+    rows = trainer.step(3, prompts(*"ba"))
+    assert trainer.submitted == ["b", "a"]
+    assert "counts as a miss" in caplog.text
+    assert trainer.step(3, prompts(*"ab")) == rows
+    assert trainer.submitted == ["b", "a"]
+
+
+def test_another_writer_at_the_same_number(run: Callable[..., Any], tmp_path: Path) -> None:
+    """Both parts stay: the second takes the next number."""
+    run().step(1, prompts("a"))
+    second = run(on_mismatch="regenerate")
+    store = SkipManager.store("rollout_tq")
+    step, aside = store.directory / "1", tmp_path / "aside"
+    step.rename(aside)
+    write = store.write
+
+    def write_second(*args: Any, **kwargs: Any) -> Any:
+        if aside.exists():
+            aside.rename(step)  # the other writes after this one has looked
+        return write(*args, **kwargs)
+
+    store.write = write_second  # type: ignore[method-assign]
+    second.step(1, prompts("b"))
+    third = run()
+    third.step(1, prompts("b", "a"))
+    assert third.submitted == []
+
+
+def test_drop_fields(dumped: Callable[..., Any]) -> None:
+    trainer = dumped(prompts("a"), drop_fields=["rm_scores"])
+    assert {row["rm_scores"] for row in trainer.step(3, prompts("a"))} == {-1.0}
+    assert trainer.submitted == []
+
+
+def test_options_are_checked_by_name(init: Callable[..., Path]) -> None:
+    init("rollout_tq")
+    SkipManager.set_step(1)
+    for options, said in (
+        ({"queu": MemoryQueue()}, "no option queu"),
+        ({"queue": MemoryQueue(), "phase": "sampel"}, "phase 'sampel'"),
+        ({}, "does not know the queue"),
+    ):
+
+        @SkipManager.annotate(role="rollout_tq", **options)
+        def submit(prompts: Any) -> None: ...
+
+        with pytest.raises(ConfigError, match=said):
+            submit(prompts("a"))
+
+
+def test_rows_arrive_in_the_order_in_which_they_were_sampled(run: Callable[..., Any]) -> None:
+    def sampled(trainer: Any, batch: dict[str, Any]) -> list[tuple[int, str]]:
+        SkipManager.set_step(1)
+        trainer.submit(batch)
+        [thread.join() for thread in trainer.threads]
+        here = [key for key in trainer.queue.list("train") if key.count("_") == 3]
+        trainer.sample()
+        return [(batch["uid"].index(key.rsplit("_", 2)[0]), key[-3:]) for key in here]
+
+    first = run()
+    in_order = first.buffer.sample
+
+    def backwards(*which: Any) -> Any:
+        batch, metrics = in_order(*which)
+        return replace(batch, keys=batch.keys[::-1], tags=batch.tags[::-1]), metrics
+
+    first.buffer.sample = backwards  # type: ignore[method-assign]
+    sampled(first, prompts("a", "b"))
+    first.queue.delete(list(first.queue.list("train")), "train")
+    rows = ["1_1", "1_0", "0_0"]
+    again = sampled(run(), prompts("a", "b"))
+    assert again == [(1, row) for row in rows] + [(0, row) for row in rows]
+
+
+def test_repeat_counts_all_steps_from_the_present_one(run: Callable[..., Any]) -> None:
+    trainer = run()
+    weights = {"min_global_steps": 0, "max_global_steps": 1}
+    SkipManager.set_step(1)
+    batch = prompts("a")
+    trainer.submit(batch)
+    [thread.join() for thread in trainer.threads]
+    trainer.queue.put([f"{batch['uid'][0]}_0_0"], "train", tags=[weights])
+    trainer.buffer.clear(trainer.sample()[0])
+    rows = {row["key"]: row for row in run(action="repeat").step(5, prompts("b"))}
+    row = rows[0, 0]
+    assert (row["min_global_steps"], row["max_global_steps"], row["global_steps"]) == (4, 5, 5)
+
+
+# -- groups that a trainer evicts and replaces: dumped with their place, replayed with it -----
+
+
+@SkipManager.annotate(
+    role="rollout_tq",
+    stage="Trainer.submit",  # groups of one stage serve the other
+    queue=lambda trainer, _: trainer.queue,
+    phase="refill",
+)
+def refill(trainer: Any, prompts: Any) -> None:
+    type(trainer).submit.__wrapped__(trainer, prompts)
+
+
+@SkipManager.annotate(role="rollout_tq", queue=lambda trainer, _: trainer.queue, phase="evict")
+def evicted(trainer: Any, uids: list[str]) -> KVBatchMeta:
+    rows = {k: t for k, t in trainer.queue.list("train").items() if k.rsplit("_", 2)[0] in uids}
+    return KVBatchMeta(list(rows), list(rows.values()), "train", None, {ROLLOUT_ROOT_KEYS: uids})
+
+
+def evict(trainer: Any, uids: list[str]) -> None:
+    [thread.join() for thread in trainer.threads]
+    evicted(trainer, uids)
+    trainer.buffer.evict(uids, "train")
+
+
+@pytest.fixture
+def first(run: Callable[..., Any]) -> Any:
+    """A run whose step 3 evicted b and refilled e, and its uids."""
+    trainer = run()
+    SkipManager.set_step(3)
+    batch = prompts(*"abcd")
+    trainer.submit(batch)
+    evict(trainer, [batch["uid"][1]])
+    meta = SkipManager.store("rollout_tq").read_meta(3)
+    assert meta is None, "a dump of evicted groups alone serves no batch"
+    refill(trainer, prompts("e"))
+    trainer.buffer.clear(trainer.sample(4)[0])
+    return trainer
+
+
+def test_evicted_groups_are_dumped_with_their_place(first: Any) -> None:
+    store = SkipManager.store("rollout_tq")
+    sampled, evicted = (store.read_meta(3, part_name(k)).info["groups"] for k in (0, 1))
+    assert [position for _, position, _ in sampled] == [0, 2, 3, 4]
+    assert [position for _, position, _ in evicted] == [1]
+    assert store.read_meta(3, part_name(2)) is None
+
+
+def test_a_batch_with_its_refills_is_replayed(first: Any, run: Any) -> None:
+    trainer = run()
+    SkipManager.set_step(3)
+    assert role_of("rollout_tq").prompts_dumped(3) == 5
+    assert role_of("rollout_tq").prompts_dumped(4) == 0
+    trainer.submit(prompts(*"abcde"))
+    assert trainer.submitted == []
+    trainer.buffer.clear(trainer.sample(5)[0])  # the queue is shared with the next test
+
+
+def test_a_refill_beyond_the_dump_is_generated(first: Any, run: Any) -> None:
+    trainer = run()
+    SkipManager.set_step(3)
+    trainer.submit(prompts(*"abcd"))
+    refill(trainer, prompts(*"exa"))
+    assert trainer.submitted == ["x", "a"], "a's group has served already"
+    trainer.buffer.clear(trainer.sample(7)[0])
+    added = SkipManager.store("rollout_tq").read_meta(3, part_name(2)).info["groups"]
+    assert [position for _, position, _ in added] == [5, 6]
+
+
+def test_another_config_enlarges_no_batch(first: Any, run: Any) -> None:
+    run(prompt_len=9, on_mismatch="regenerate")
+    assert role_of("rollout_tq").prompts_dumped(3) == 0

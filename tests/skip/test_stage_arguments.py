@@ -297,6 +297,9 @@ within = annotated(lambda request, ran: request["ids"])(of_request)
 within_object = annotated(lambda request, ran: request.ids)(of_request)
 after_step = annotated()(lambda step, batch, *, ran: ran.append(1))
 by_keyword = annotated()(with_rest)
+own = annotated(
+    lambda texts, seed, ran: sorted(texts), identity=lambda texts, seed, ran: {"seed": seed}
+)(lambda texts, seed, *, ran: ran.append(1))
 indexed = annotated()(lambda index, n=4, *, ran: ran.append(1))
 
 
@@ -334,6 +337,10 @@ def below(policy: str, prompts: Any, *, ran: list[int]) -> None:
     [
         (named, (1.0, ["a"]), (0.0, ["a"]), "arguments.temperature: 0.0 now, 1.0 in"),
         (named, (1.0, ["a"], 1), (1.0, ["a"], 2), "arguments.prompts: 2 now, 1 in"),
+        (named, (1.0, ["a"]), (1.0, ["b"]), "prompts: "),
+        (named, (print, ["a"]), {"temperature": len, "batch": ["a"]}, ""),
+        (own, ({"a", "b"}, 1), {"texts": {"b", "a"}, "seed": 1}, ""),
+        (own, ({"a", "b"}, 1), ({"a", "b"}, 2), "identity.seed: 2 now, 1 in the dump"),
         (Holder().of_self, (1.0,), (0.0,), "arguments.options: 0.0 now, 1.0 in"),
         (Holder().of_self, ({"a": 1},), ({"a": 2},), "arguments.options.a: 2 now, 1 in"),
         (Holder().computed, (1.0,), (0.0,), "arguments.options: 0.0 now, 1.0 in"),

@@ -16,7 +16,7 @@ from rlskip.keys import STATUS
 from rlskip.skip.rollout_tq import GroupRole
 from rlskip.store import UnsupportedTypeError
 from tests.clock import MockClock
-from tests.skip.trainers import Loop
+from tests.skip.trainers import Loop, role_of
 from tests.skip.trainers import prompts as trained
 
 
@@ -34,11 +34,23 @@ def start(init: Callable[..., Path]) -> Callable[..., Any]:
     return start
 
 
-def test_one_functions_groups_are_not_anothers(start: Callable[..., Any]) -> None:
-    loop = start()
-    loop.submit(prompts("x", "y"))
-    loop.sample()
-    again = start()
+@pytest.fixture
+def after(start: Callable[..., Any]) -> Callable[..., Any]:
+    """``after("xy", **skip)``: a run after one that dumped these prompts."""
+
+    def after(texts: str, **skip: Any) -> Any:
+        loop = start()
+        loop.submit(prompts(*texts))
+        loop.sample()
+        return start(**skip)
+
+    return after
+
+
+def test_one_functions_groups_are_not_anothers(
+    start: Callable[..., Any], after: Callable[..., Any]
+) -> None:
+    again = after("xy")
     again.submit(prompts("y", "x", run="s"))
     assert again.submitted == []
     with pytest.raises(MismatchError, match="serves 0 of the batch's 2 prompts"):
@@ -79,12 +91,9 @@ def test_other_arguments_of_the_function_that_submits_count(
 
 @pytest.mark.parametrize("match", ["step", "prompt"])
 def test_of_batches_side_by_side_each_gets_groups_of_its_own(
-    start: Callable[..., Any], match: str, monkeypatch: pytest.MonkeyPatch
+    after: Callable[..., Any], match: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop = start()
-    loop.submit(prompts("x", "y"))
-    loop.sample()
-    again, load = start(match=match), GroupRole._load
+    again, load = after("xy", match=match), GroupRole._load
     met = threading.Barrier(2)
 
     def wait(*args: Any) -> Any:  # until both have chosen
@@ -100,11 +109,8 @@ def test_of_batches_side_by_side_each_gets_groups_of_its_own(
     assert len(again.submitted) == 1, "one is generated"
 
 
-def test_what_is_replayed_is_running_until_the_rest_is_submitted(start: Callable[..., Any]) -> None:
-    loop = start()
-    loop.submit(prompts("x"))
-    loop.sample()
-    again = start(on_mismatch="regenerate")
+def test_what_is_replayed_is_running_until_the_rest_is_submitted(after: Callable[..., Any]) -> None:
+    again = after("x", on_mismatch="regenerate")
     again.submit(prompts("x", "y", run="s"))
     assert again.submitted == ["s-1"]
     (during,) = again.seen
@@ -178,7 +184,7 @@ def test_by_prompt_groups_of_another_sampling_are_a_mismatch(
     first = run()
     rows = [first.step(step, trained(*batch)) for step, batch in ((1, "ab"), (2, "cd"))]
     second = run(match="prompt", on_mismatch=policy)
-    role: Any = SkipManager.skip_instances["rollout_tq"]
+    role = role_of("rollout_tq")
     identities = role.dumps.identities
     identities.conditions = identities.conditions.adding({"sampling.temperature": 0.5})
     if policy == "error":

@@ -52,6 +52,10 @@ class Stage:
         return int(got["tokens"][0, 0])
 
 
+def role_of(name: str = "rollout") -> Any:
+    return SkipManager.skip_instances[name]
+
+
 def steps_on_disk(dump_dir: Path) -> list[str]:
     return sorted(p.parent.name for p in dump_dir.rglob("gen_batch.dp"))
 
@@ -70,10 +74,6 @@ _uids = itertools.count()
 def prompts(*texts: str) -> dict[str, Any]:
     """A batch under uids that were never used before (with an underscore)."""
     return {"uid": [f"u_{next(_uids)}" for _ in texts], "text": list(texts)}
-
-
-def uids_only(n: int) -> dict[str, Any]:
-    return {"uid": prompts(*"x" * n)["uid"]}
 
 
 class Loop:
