@@ -6,14 +6,12 @@ import io
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from rlskip.batch.columns import columns_of, is_tensordict, rows_of
@@ -23,6 +21,7 @@ from rlskip.format.container import Reader, write
 from rlskip.format.dump_errors import UnreadableDumpError
 from rlskip.format.kinds import Packer, array_of, rebuild
 from rlskip.store import StepStore, fingerprint, register_codec
+from tests.format.values import VALUES, same
 
 
 def _written(value: Any) -> Reader:
@@ -73,11 +72,8 @@ _IN_NUMPY = {
 
 
 @settings(max_examples=80)
-@given(data=st.data())
-def test_every_value_comes_back_exactly_and_is_the_same_without_torch(
-    data: st.DataObject, values: st.SearchStrategy, same: Callable[[Any, Any], bool]
-) -> None:
-    value = data.draw(values)
+@given(VALUES)
+def test_every_value_comes_back_exactly_and_is_the_same_without_torch(value: Any) -> None:
     found = rebuild(_written(value), "value")
     assert same(found, value)
     assert fingerprint(found) == fingerprint(value)
