@@ -219,15 +219,20 @@ def test_ten_thousand_steps_open_without_being_looked_at(directory: Path) -> Non
 
 
 def test_reading_writes_nothing_and_loads_no_torch(directory: Path) -> None:
-    StepStore(directory).save(1, KINDS["DataProto"])
+    for step, kind in enumerate(KINDS, 1):
+        StepStore(directory).save(step, KINDS[kind])
     # This process's sign of life, which it touches meanwhile, is not a file of the run's.
     files = [path for path in directory.rglob("*") if path.is_file() and ".work" not in path.parts]
     before = {path: path.stat().st_mtime_ns for path in files}
     code = f"""
         import sys, rlskip
         run = rlskip.open({str(directory)!r})
-        assert [row["response"] for row in run.iter_rows()] == [[5], [6, 7, 8], [9, 9]]
-        assert [len(group.sessions) for group in run.groups()] == [2, 1]
+        for step in run:
+            rows = list(step.iter_rows())
+            assert [row["response"] for row in rows] == {[row["response"] for row in ROWS]}
+            assert [row["extra"] for row in step.iter_rows(["extra"])] == [7, 8, 9]
+            assert [len(group.sessions) for group in step.groups()] == [2, 1]
+            assert [dump.verify() for dump in step.dumps()] == [None]
         repr(run)
         print(sorted({{"torch", "tensordict", "hydra"}} & sys.modules.keys()))
     """
