@@ -21,6 +21,7 @@ from rlskip.store import (
     fingerprint,
     register_codec,
 )
+from tests.faulty_files import flip
 from tests.format.values import as_verl, forge, same
 
 
@@ -226,9 +227,7 @@ def test_fields_reads_only_the_named_fields(kind: Any, store: StepStore) -> None
     store.save(1, kind(batch))
     damaged = store.directory / "1" / "gen_batch.dp"
     assert sorted(store.load(1, fields=["a", "c"]).keys()) == ["a", "c"]
-    data = bytearray(damaged.read_bytes())
-    data[300] ^= 1  # within b
-    damaged.write_bytes(data)
+    flip(damaged, 300)  # within b
     part = store.load(1, fields=["a", "c"])
     assert sorted(part["c"].keys()) == ["a"], "only the outermost mapping is chosen from"
     with pytest.raises(CorruptDumpError):

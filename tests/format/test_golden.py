@@ -57,7 +57,7 @@ def test_the_golden_dump_loads(tmp_path: Path) -> None:
 
 
 def golden_rollouts() -> dict[str, Any]:
-    """Every kind of value; ``python tests/format/test_golden.py`` wrote the dump."""
+    """Every kind of value; ``PYTHONPATH=. python tests/format/test_golden.py`` wrote the dump."""
     offsets = torch.tensor([0, 2, 5])
     batch = TensorDict(
         {

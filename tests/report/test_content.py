@@ -27,6 +27,7 @@ from rlskip.runs.figures import by_interest
 from rlskip.runs.opened import Run
 from rlskip.store import StepStore
 from rlskip.store.layout import part_name
+from tests.faulty_files import flip
 
 
 @attrs.frozen
@@ -162,9 +163,9 @@ def test_tokens_have_what_a_job_recorded_of_them(rlskip: Any, tmp_path: Path, jo
 # -- what fits -------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def large(tmp_path: Path) -> Path:
-    """A run of 2 x 600 sessions in 60 groups, whose tokens take about 1.5 MB of a page."""
+def test_a_page_keeps_its_size_and_says_what_is_left_out(rlskip: Any, tmp_path: Path) -> None:
+    """Of 2 x 600 sessions in 60 groups, whose tokens take about 1.5 MB of a page."""
+    directory = tmp_path / "e_p" / "GBS60_N10_in1_out200"
     rng = np.random.default_rng(0)
     for step in (1, 2):
         rows = {
@@ -172,16 +173,12 @@ def large(tmp_path: Path) -> Path:
             "responses": torch.from_numpy(rng.integers(0, 150_000, (600, 200))),
             "rewards": torch.from_numpy(rng.random(600)),
         }
-        StepStore(tmp_path / "e_p" / "GBS60_N10_in1_out200").save(step, rows)
-    return tmp_path
-
-
-def test_a_page_keeps_its_size_and_says_what_is_left_out(rlskip: Any, large: Path) -> None:
-    out = large / "page.html"
-    whole = rlskip("report", large, "--html", out).out
+        StepStore(directory).save(step, rows)
+    out = tmp_path / "page.html"
+    whole = rlskip("report", tmp_path, "--html", out).out
     assert ": 2 steps, 1200 sessions shown, " in " ".join(whole.split())
     whole_index = Content.of(out).index["runs"][0]
-    said = rlskip("report", large, "--html", out, "--max-mb", 0.6).out
+    said = rlskip("report", tmp_path, "--html", out, "--max-mb", 0.6).out
     told = re.search(r"2 steps, (\d+) sessions shown, (\d+) left out", " ".join(said.split()))
     assert told is not None
     n, left = map(int, told.groups())
@@ -194,8 +191,8 @@ def test_a_page_keeps_its_size_and_says_what_is_left_out(rlskip: Any, large: Pat
     shown = {key for key, one in found.sessions().items() if one is not None}
     assert len(shown) == n < 1200
     assert len({key[:2] for key in shown}) == 120, "every group is there"
-    rewards = {(s.place["step"], s.group, s.number): s.reward for s in Run(
-        large / "e_p" / "GBS60_N10_in1_out200").sessions()}  # fmt: skip
+    sessions = Run(directory).sessions()
+    rewards = {(s.place["step"], s.group, s.number): s.reward for s in sessions}
     by_reward = sorted(rewards, key=lambda key: rewards[key] or 0.0)
     assert {*by_reward[:20], *by_reward[-20:]} <= shown
 
@@ -226,10 +223,10 @@ def test_a_damaged_dump_is_named_and_the_rest_is_shown(
     rlskip: Any, run_dir: Path, tmp_path: Path, damage: str
 ) -> None:
     file = run_dir / "2" / "gen_batch.dp"
-    data = bytearray(file.read_bytes())
     if damage == "altered":
-        data[len(data) // 3] ^= 1
-    file.write_bytes(data[:-3] if damage == "truncated" else data)
+        flip(file, file.stat().st_size // 3)
+    else:
+        file.write_bytes(file.read_bytes()[:-3])
     out = tmp_path / "page.html"
     assert rlskip("report", run_dir, "--html", out, "--json").json["shown"] == 16
     (run,) = Content.of(out).index["runs"]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import textwrap
+import tracemalloc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,10 @@ import rlskip
 from rlskip.batch.columns import columns_of
 from rlskip.batch.row_fields import RowFields
 from rlskip.batch.tables import DataProtoParts
-from rlskip.runs.opened import NoSuchPlaceError, Runs, Step
+from rlskip.compare.rounding import Rounding
+from rlskip.compare.sides import Dumps, compare_sides
+from rlskip.config.steps import Steps
+from rlskip.runs.opened import NoSuchPlaceError, Run, Runs, Step
 from rlskip.store import DumpError, StepStore
 from tests.faulty_files import FaultyFiles
 
@@ -296,3 +302,64 @@ def test_a_tokenizer_adds_text(directory: Path) -> None:
     assert [row["response_text"] for row in run.iter_rows()] == ["f", "ghi", "jj"]
     (row, *_) = run[1:].iter_rows(["prompt_text"])
     assert row["prompt_text"] == "b"
+
+
+# -- a loop over many steps takes the memory of one ----------------------------------------------
+
+STEPS = 100
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    directory = tmp_path_factory.mktemp("long") / "e_p" / "GBS4_N2_in1_out1"
+    store = StepStore(directory)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda handle: None)
+        for step in range(1, STEPS + 1):
+            columns = {"uid": list("00112233"), "responses": np.arange(1600).reshape(8, 200) + step}
+            store.save(step, {**columns, "rewards": np.zeros(8)})
+    found = rlskip.open(directory)
+    assert isinstance(found, Run)
+    return found
+
+
+def compare(run: Run) -> None:
+    assert compare_sides(*Dumps.pair(run, run), Rounding(), Steps.parse("all")).is_equal
+
+
+READERS: dict[str, Callable[[Run], object]] = {
+    "rows": lambda run: sum(1 for _ in run.iter_rows()),
+    "groups": lambda run: sum(len(group.sessions) for group in run.groups()),
+    "compare": compare,
+}
+
+
+@pytest.fixture
+def traced() -> Iterator[None]:
+    """Memory is traced, and only reference counts free it: a cycle would keep what it holds."""
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+    gc.enable()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.usefixtures("no_fsync", "traced")
+def test_memory_does_not_grow_with_the_steps(long_run: Run, name: str) -> None:
+    def peak(some: Run) -> int:
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        READERS[name](some)
+        return tracemalloc.get_traced_memory()[1] - before
+
+    peak(long_run[:3])  # imports
+    few = peak(long_run[:21])
+    # What one step takes, and 2 kB for each step; its rows take 13 kB. What another thread of the
+    # tests takes meanwhile counts, too, but not every time.
+    found: list[int] = []
+    while not found or (found[-1] >= few + 2000 * STEPS and len(found) < 3):
+        found.append(peak(long_run))
+    assert found[-1] < few + 2000 * STEPS, (few, found)

@@ -19,6 +19,7 @@ from rlskip.runs.find import find_target
 from rlskip.runs.opened import Run, Step
 from rlskip.store import Identity, StepStore, dump
 from rlskip.store.layout import Place, part_name
+from tests.faulty_files import flip
 
 
 def steps(run: Path) -> list[int]:
@@ -204,13 +205,6 @@ def listing(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in files}
 
 
-def damage(run_dir: Path, step: int) -> None:
-    file = run_dir / str(step) / "gen_batch.dp"
-    data = bytearray(file.read_bytes())
-    data[40] ^= 1
-    file.write_bytes(data)
-
-
 def test_ls_counts_runs_and_the_hits_of_other_jobs(rlskip: Any, dumps: Path) -> None:
     first, second = rlskip("ls", dumps, "--json").json
     assert first["run"] == "grpo-lr2_tiny/GBS4_N2_in6_out8"
@@ -222,7 +216,7 @@ def test_ls_counts_runs_and_the_hits_of_other_jobs(rlskip: Any, dumps: Path) -> 
 
 def test_verify_tells_the_bad_ones_and_touches_none(rlskip: Any, run_dir: Path) -> None:
     assert rlskip("verify", "-d", run_dir).code == 0
-    damage(run_dir, 2)
+    flip(run_dir / "2" / "gen_batch.dp", 40)
     (run_dir / "3" / "meta.json").unlink()
     before = listing(run_dir)
     said = rlskip("verify", "-d", run_dir)
