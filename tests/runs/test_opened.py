@@ -35,6 +35,7 @@ COLUMNS: dict[str, Any] = {
     "rollout_log_probs": -torch.arange(9.0).reshape(3, 3),
     "rm_scores": torch.tensor([[1.0, 0, 0], [0, 0, 0.5], [0, 2, 0]]),
     "extra": torch.tensor([7, 8, 9]),
+    "half": torch.ones(3).bfloat16(),  # which numpy lacks
 }
 UIDS = np.array(["a", "a", "b"], object)
 ROWS = [
@@ -236,6 +237,7 @@ def test_reading_writes_nothing_and_loads_no_torch(directory: Path) -> None:
         for step in run:
             rows = list(step.iter_rows())
             assert [row["response"] for row in rows] == {[row["response"] for row in ROWS]}
+            assert [row["half"] for row in rows] == [1, 1, 1]
             assert [row["extra"] for row in step.iter_rows(["extra"])] == [7, 8, 9]
             assert [len(group.sessions) for group in step.groups()] == [2, 1]
             assert [dump.verify() for dump in step.dumps()] == [None]
