@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import gzip
 import json
 import logging
 import os
-import re
 import runpy
 import select
 import shutil
@@ -463,36 +460,3 @@ def job_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 
     yield make
     stages.stop()
-
-
-# -- pages ------------------------------------------------------------------------------------
-
-
-@attrs.frozen
-class Content:
-    """What a page holds for its script: the index, and the chunks with the sessions."""
-
-    index: dict[str, Any]
-    chunks: list[dict[str, Any]]
-
-    @classmethod
-    def of(cls, file: Path) -> Content:
-        found = re.findall(r'<script type="text/plain" id="(.*?)">(.*?)</script>', file.read_text())
-        data = {name: json.loads(gzip.decompress(base64.b64decode(text))) for name, text in found}
-        return cls(data["index"], [data[f"chunk-{i}"] for i in range(len(data) - 1)])
-
-    def sessions(self, run: int = 0) -> dict[tuple[int, str, int], dict[str, Any] | None]:
-        """The sessions that are listed, by step, group and number; None for those left out."""
-        of, groups = self.index["runs"][run]["sessions"], self.index["runs"][run]["groups"]
-        found: dict[tuple[int, str, int], dict[str, Any] | None] = {}
-        for i, group in enumerate(of["group"]):
-            key = groups["step"][group], groups["name"][group], of["number"][i]
-            chunk = of["chunk"][i]
-            found[key] = None if chunk < 0 else self.chunks[chunk]["sessions"][of["place"][i]]
-        return found
-
-
-@pytest.fixture
-def content() -> Callable[[Path], Content]:
-    """``content(file)``: what the page in a file holds."""
-    return Content.of

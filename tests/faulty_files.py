@@ -246,6 +246,13 @@ class _File(io.FileIO):
         return super().truncate(size)
 
 
+def flip(path: Path, at: int) -> None:
+    """Alter one bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(data)
+
+
 def each_fault(
     root: str | Path, errnos: tuple[int, ...] = ERRNOS, *, lasting: bool = False
 ) -> Iterator[FaultyFiles]:

@@ -159,7 +159,7 @@ def test_a_session_is_the_same_in_any_company(train_py: Any) -> None:
 
 
 def readme_examples() -> list[str]:
-    """Every `python train.py ...` in README's blocks, as typed; not the tour's (test_readme)."""
+    """Every `python train.py ...` in README's blocks, as typed; not the tour's (tests/docs)."""
     text = re.sub(r"<!-- tour -->.*?```\n\n", "", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     blocks = re.findall(r"^```(?:bash|console)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
@@ -203,9 +203,8 @@ def test_readme_says_how_often_the_best_possible_player_wins() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_the_policy_learns_and_a_replay_costs_nothing(train: Any, tmp_path: Path) -> None:
-    skip = ("+skip=rollout_cache", "skip.dump_dir=dumps")
-    first = train(tmp_path, "first", *skip, tiny=False)
-    second = train(tmp_path, "second", *skip, tiny=False)
+    first = train(tmp_path, "first", *SKIP, tiny=False)
+    second = train(tmp_path, "second", *SKIP, tiny=False)
     page = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     wins = r"untrained policy wins ([\d.]+) of its games and the trained one ([\d.]+) to ([\d.]+) "
     untrained, least, most = map(float, re.search(wins, page).groups())  # type: ignore[union-attr]

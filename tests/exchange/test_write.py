@@ -194,13 +194,15 @@ def generate(prompts: Any, temperature: float = 1.0) -> Any:
 
 @pytest.fixture
 def replay(run: Path) -> Any:
-    def replay(prompts: Any, step: int = 1, *, match: str = "step", **more: Any) -> Any:
+    def replay(
+        prompts: Any, step: int = 1, *, match: str = "step", stage: Any = generate, **more: Any
+    ) -> Any:
         role = {"enable": True, "match": match, "on_miss": "error"}
         names = {"experiment_name": "mine", "project_name": "math"}
         place = {"dump_dir": str(run.parents[1]), **names, **more}
         SkipManager.init({"skip": {**place, "rollout": role}})
         SkipManager.set_step(step)
-        return generate(prompts, temperature=0.7)
+        return stage(prompts, temperature=0.7)
 
     return replay
 
@@ -230,14 +232,10 @@ def sampled(prompts: Any, temperature: float = 1.0) -> Any:
 
 
 def test_what_made_rollouts_by_hand_is_not_compared_but_named(
-    run: Path, caplog: pytest.LogCaptureFixture
+    run: Path, replay: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     rlskip.write(run, sessions("ab"), step=1)
-    names = {"experiment_name": "mine", "project_name": "math"}
-    role = {"enable": True, "on_miss": "error"}
-    SkipManager.init({"skip": {"dump_dir": str(run.parents[1]), **names, "rollout": role}})
-    SkipManager.set_step(1)
-    assert sampled(["a", "b"], temperature=0.7)["completion_ids"][0] == [97, 0]
+    assert replay(["a", "b"], stage=sampled)["completion_ids"][0] == [97, 0]
     assert "does not record arguments.temperature, identity.engine" in caplog.text
     with pytest.raises(MissError, match="no dump of the step that is left was made for such a"):
         sampled(["b", "a"])

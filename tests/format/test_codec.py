@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import fractions
-import sys
-import types
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import (
-    TensorDict,
-)
+from tensordict import TensorDict
 
 from rlskip.format import torch_maker
 from rlskip.store import (
@@ -22,10 +18,11 @@ from rlskip.store import (
     DumpError,
     StepStore,
     UnsupportedTypeError,
+    fingerprint,
     register_codec,
 )
-
-Same = Callable[[Any, Any], bool]
+from tests.faulty_files import flip
+from tests.format.values import as_verl, forge, same
 
 
 def test_a_tensor_under_two_names_is_shared_after_loading(store: StepStore) -> None:
@@ -87,7 +84,7 @@ def test_integers_of_a_device_come_as_few_bytes_and_go_back_as_they_were(
 
 
 def test_a_cuda_tensor_loads_where_there_is_no_cuda(
-    store: StepStore, forge: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    store: StepStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.save(1, torch.arange(9))
 
@@ -100,6 +97,58 @@ def test_a_cuda_tensor_loads_where_there_is_no_cuda(
     loaded = store.load(1)
     assert loaded.device.type == "cpu"
     assert torch.equal(loaded, torch.arange(9))
+
+
+# -- tensors of every dtype that torch has, in every layout -----------------------------------
+
+
+_DTYPES = sorted(
+    {
+        str(dtype).removeprefix("torch.")
+        for dtype in vars(torch).values()
+        if isinstance(dtype, torch.dtype) and not str(dtype).startswith(("torch.q", "torch.bits"))
+    }
+)
+# How to cut a tensor of 4 rows and 6 columns.
+_CUTS: dict[str, Callable[[Any], Any]] = {
+    "whole": lambda t: t,
+    "transposed": lambda t: t.T,
+    "every other": lambda t: t[:, ::2],
+    "a column": lambda t: t[:, 3],
+    "one element of a column": lambda t: t[:1, -1],
+    "one element, 0-D": lambda t: t[1, 2],
+    "one element of a long stride": lambda t: t[::4, 1],
+    "none": lambda t: t[:, 2:2],
+    "expanded": lambda t: t[0].expand(3, 6),
+    "expanded to none": lambda t: t[0].expand(0, 6),
+}
+
+
+def _raw(value: torch.Tensor) -> np.ndarray:
+    """The elements' bytes, taken one by one from the memory."""
+    itemsize = value.element_size()
+    memory = np.frombuffer(bytes(value.untyped_storage()), np.uint8)
+    offsets = np.full(value.shape, value.storage_offset(), np.int64)
+    for axis, stride in enumerate(value.stride()):
+        steps = np.arange(value.shape[axis]) * stride
+        offsets += steps.reshape([-1 if a == axis else 1 for a in range(value.dim())])
+    return np.array([memory[o * itemsize : (o + 1) * itemsize] for o in offsets.reshape(-1)])
+
+
+@pytest.mark.parametrize("name", _DTYPES)
+def test_a_tensor_of_any_dtype_and_layout_round_trips(name: str, store: StepStore) -> None:
+    """Arrays, and views that torch conjugates or negates, are among the values that tests draw."""
+    dtype = getattr(torch, name)
+    bits = np.random.default_rng(0).integers(0, 2, (4, 6 * dtype.itemsize), dtype=np.uint8)
+    whole = torch.from_numpy(bits).view(dtype)
+    values = {cut: take(whole) for cut, take in _CUTS.items()}
+    store.save(1, values)
+    for cut, loaded in store.load(1).items():
+        value = values[cut]
+        assert (loaded.dtype, loaded.shape) == (value.dtype, value.shape), cut
+        assert loaded.is_contiguous(), cut
+        np.testing.assert_array_equal(_raw(loaded), _raw(value), cut)
+        assert fingerprint([value]) == fingerprint([loaded]), cut
 
 
 # -- types of others ---------------------------------------------------------------------
@@ -144,22 +193,11 @@ def test_an_unsupported_value_is_named_before_a_byte_is_written(
 # -- verl --------------------------------------------------------------------------------
 
 
-def test_a_dataproto_of_verl_round_trips(
-    store: StepStore, same: Same, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dataproto_of_verl_round_trips(store: StepStore, monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         from verl.protocol import DataProto
     except ImportError:  # a stand-in of the same make
-        module = types.ModuleType("verl.protocol")
-
-        class DataProto:  # type: ignore[no-redef]
-            def __init__(self, batch: Any, non_tensor_batch: dict, meta_info: dict) -> None:
-                self.batch, self.non_tensor_batch = batch, non_tensor_batch
-                self.meta_info = meta_info
-
-        DataProto.__module__, DataProto.__qualname__ = "verl.protocol", "DataProto"
-        module.DataProto = DataProto  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "verl.protocol", module)
+        DataProto = as_verl(monkeypatch)
     proto = DataProto(
         batch=TensorDict({"ids": torch.arange(6).reshape(2, 3), "x": torch.ones(2)}, [2]),
         non_tensor_batch={"uid": np.array(["a", "b"], object), "y": np.array([1.0, 2.0])},
@@ -189,9 +227,7 @@ def test_fields_reads_only_the_named_fields(kind: Any, store: StepStore) -> None
     store.save(1, kind(batch))
     damaged = store.directory / "1" / "gen_batch.dp"
     assert sorted(store.load(1, fields=["a", "c"]).keys()) == ["a", "c"]
-    data = bytearray(damaged.read_bytes())
-    data[300] ^= 1  # within b
-    damaged.write_bytes(data)
+    flip(damaged, 300)  # within b
     part = store.load(1, fields=["a", "c"])
     assert sorted(part["c"].keys()) == ["a"], "only the outermost mapping is chosen from"
     with pytest.raises(CorruptDumpError):

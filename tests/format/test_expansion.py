@@ -1,4 +1,4 @@
-"""No node of a sealed file takes more memory than it may, or the time of a hang."""
+"""Hostile dumps: no input runs code, leaves the directory, or takes memory or time at will."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import io
 import json
 import os
+import pickle
+import struct
 import sys
 import time
 import tracemalloc
@@ -14,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from rlskip.format.chunks import CHUNK, Array, pack
 from rlskip.format.container import FLOOR, MAX_RATIO, Reader, write
@@ -21,10 +24,12 @@ from rlskip.format.dump_errors import UnreadableDumpError
 from rlskip.format.kinds import Packer, rebuild
 from rlskip.store import (
     CorruptDumpError,
+    StepStore,
     TooLargeDumpError,
     UnknownTypeError,
     UnsupportedTypeError,
 )
+from tests.format.values import INCOMPARABLE, forge, seal
 
 _MAX_BYTES = 16 << 20
 
@@ -212,7 +217,7 @@ _SPECS = [("i8", "f2"), ("i8", "x8"), ("i8", "u8"), ("i2", "i4"), ("x8", "u4"), 
     ],
     ids=repr,
 )  # fmt: skip
-def test_the_listing_of_arrays_is_checked(arrays: Any, seal: Callable[[Any, bytes], bytes]) -> None:
+def test_the_listing_of_arrays_is_checked(arrays: Any) -> None:
     """An array is stored as its elements are, or as narrower integers, in as many chunks."""
     body = pack(np.arange(10), "i8")
     index = {"rollouts": ["list", "int", 0], "arrays": [[80, "i8", "i8", [[len(body)]]]]}
@@ -222,15 +227,13 @@ def test_the_listing_of_arrays_is_checked(arrays: Any, seal: Callable[[Any, byte
         _read(seal(index, body))
 
 
-def test_an_index_is_a_mapping(seal: Callable[[Any, bytes], bytes]) -> None:
+def test_an_index_is_a_mapping() -> None:
     for index in (None, 5, "x", [], [{"rollouts": 1}]):
         with pytest.raises(CorruptDumpError, match="not a mapping"):
             _read(seal(index, b""))
 
 
-def test_zeros_that_are_written_can_be_read_and_no_more(
-    seal: Callable[[Any, bytes], bytes],
-) -> None:
+def test_zeros_that_are_written_can_be_read_and_no_more() -> None:
     """Their file is padded until it may declare them."""
     zeros = np.zeros(FLOOR + 8 * CHUNK, np.uint8)
     data = _file({"rollouts": ["bytes", 0]}, [zeros])
@@ -246,16 +249,66 @@ def test_zeros_that_are_written_can_be_read_and_no_more(
 
 def test_walks_without_an_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlskip.format.codec.MAX_PARTS", 20_000)
-    endless: list[Any] = []
-    endless.append(endless)
-    shared: list[Any] = [1]
-    for _ in range(90):
-        shared = [shared, shared]
-    for value, why in ((endless, "deeper than"), (shared, "more than 20000 parts")):
+    for name, why in (("endless", "deeper than"), ("shared", "more than 20000 parts")):
         with pytest.raises(UnsupportedTypeError, match=why):
-            Packer().node(value)
+            Packer().node(INCOMPARABLE[name]())
 
 
 def test_wide_sharing_is_accepted() -> None:
     row = [{"role": "user", "content": ["x"] * 9}] * 50
     assert Packer().node([row] * 200)
+
+
+# -- dumps that are hostile as a whole -----------------------------------------------------------
+
+
+def _refused(store: StepStore, match: str) -> None:
+    with pytest.raises(CorruptDumpError, match=match):
+        store.load(1)
+    assert store.steps() == []
+    (kept,) = store.directory.glob("1.bad-*")
+    assert (kept / "gen_batch.dp").exists()
+
+
+def test_a_pickle_is_never_opened(store: StepStore) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(store.directory / "run-by-pickle"),)
+
+    meta = store.save(1, {"a": 1})
+    dump = store.directory / "1" / "gen_batch.dp"
+    dump.write_bytes(pickle.dumps(Evil()).ljust(meta.stored, b"."))
+    _refused(store, "not a dump of rlskip")
+    assert not (store.directory / "run-by-pickle").exists()
+
+
+def test_an_index_that_claims_to_be_huge(store: StepStore) -> None:
+    store.save(1, torch.arange(1000))
+    dump = store.directory / "1" / "gen_batch.dp"
+    data = bytearray(dump.read_bytes())
+    struct.pack_into("<Q", data, len(data) - 32, 2**50)
+    dump.write_bytes(data)
+    _refused(store, "its end is missing or altered")
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "why"),
+    [
+        (2, 6 << 5, "a codec of another's, loaded as a plug-in"),
+        (4, 0xFF, "more bytes than there is room for"),
+        (17, 35, "a filter of another's"),
+        (22, 40, "a codec of another's"),
+        (31, 0x40, "memory left as it was"),
+        (31, 0x08, "a lazy run, read from another file"),
+    ],
+)
+def test_a_compressed_run_is_checked_before_the_decompressor_sees_it(
+    at: int, value: int, why: str, store: StepStore
+) -> None:
+    store.save(1, torch.arange(1000))
+
+    def lie(index: dict, body: bytearray) -> None:
+        body[16 + at] = value
+
+    forge(store.directory / "1" / "gen_batch.dp", lie)
+    _refused(store, "does not match the index")

@@ -29,8 +29,7 @@ from rlskip.store import (
     UnsupportedTypeError,
     fingerprint,
 )
-
-Seal = Callable[[Any, bytes], bytes]
+from tests.format.values import seal
 
 _TEXT = np.frombuffer("añ☃\U0001f600bcdefgh".encode(), np.uint8)
 # Arrays that fit some nodes: numbers, lengths that add up, offsets, text, pixels, zeros.
@@ -168,9 +167,8 @@ _KINDS: list[Callable[[_Grammar], list]] = [
 class Fuzzer:
     """Reads sealed files of random nodes from memory, and counts what became of them."""
 
-    def __init__(self, file: IO[bytes], seal: Seal) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._seal = seal
         chunks = [pack(a, s) if a.size else b"" for s, a in _ARRAYS]
         self._body = b"".join(chunks)
         ends = itertools.accumulate(map(len, chunks))
@@ -234,11 +232,11 @@ class Fuzzer:
         if chance.random() < 0.2:  # in one's header, where Blosc2 finds what to load by id
             run = chance.choice(self._starts)
             body[run + chance.choice(_IDS)] = chance.choice([6 << 5, 0xFF, 32, 35, 40, 160, 255])
-        return self._seal(index, bytes(body))
+        return seal(index, bytes(body))
 
 
 @pytest.fixture(scope="module")
-def fuzzer(seal: Seal) -> Iterator[Fuzzer]:
+def fuzzer() -> Iterator[Fuzzer]:
     """With a bound on this process's memory: what is beyond it fails as MemoryError."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm") as statm:
@@ -246,7 +244,7 @@ def fuzzer(seal: Seal) -> Iterator[Fuzzer]:
     resource.setrlimit(resource.RLIMIT_AS, (now + (2 << 30), before[1]))
     try:
         with open(os.memfd_create("dump"), "w+b", buffering=0) as file:
-            yield Fuzzer(file, seal)
+            yield Fuzzer(file)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from rlskip.store import DumpMeta, Identity, OtherFormatError, StepStore
+from tests.format.values import same
 
 _GOLDEN = Path(__file__).parent / "golden"
 
@@ -42,7 +42,7 @@ def test_another_version_is_refused_by_name(look: Any, version: int, store: Step
     assert (store.directory / "1").exists(), "it is sound: it stays"
 
 
-def test_the_golden_dump_loads(tmp_path: Path, same: Callable[[Any, Any], bool]) -> None:
+def test_the_golden_dump_loads(tmp_path: Path) -> None:
     """What was written once in this version must be read exactly."""
     shutil.copytree(_GOLDEN / "v4", tmp_path / "run")
     store = StepStore(tmp_path / "run")
@@ -57,7 +57,7 @@ def test_the_golden_dump_loads(tmp_path: Path, same: Callable[[Any, Any], bool])
 
 
 def golden_rollouts() -> dict[str, Any]:
-    """Every kind of value; ``python tests/format/test_golden.py`` wrote the dump."""
+    """Every kind of value; ``PYTHONPATH=. python tests/format/test_golden.py`` wrote the dump."""
     offsets = torch.tensor([0, 2, 5])
     batch = TensorDict(
         {

@@ -123,20 +123,13 @@ def test_the_command_line_sees_plain_data(store: StepStore) -> None:
     assert dump.load() == {"tokens": [1, 2], "seconds": 0.5, "parts": [part], "derived": 1}
 
 
-@pytest.fixture
-def module() -> Any:
-    """A module that is there when a dump is made, with classes like those above."""
-    made = types.ModuleType("of_the_trainer")
-    sys.modules["of_the_trainer"] = made
-    exec(
-        "import collections, dataclasses, enum\n"
-        "Turn = collections.namedtuple('Turn', ['a', 'b'])\n"
-        "@dataclasses.dataclass\nclass Result:\n    a: int\n    b: int\n"
-        "class Stop(enum.Enum):\n    EOS = 1\n",
-        made.__dict__,
-    )
-    yield made
-    sys.modules.pop("of_the_trainer", None)
+# A module that is there when a dump is made, with classes like those above.
+THEN = (
+    "import collections, dataclasses, enum\n"
+    "Turn = collections.namedtuple('Turn', ['a', 'b'])\n"
+    "@dataclasses.dataclass\nclass Result:\n    a: int\n    b: int\n"
+    "class Stop(enum.Enum):\n    EOS = 1\n"
+)
 
 
 @pytest.mark.parametrize("value", ["Result(1, 2)", "Stop.EOS", "Turn(1, 2)"])
@@ -152,13 +145,16 @@ def module() -> Any:
     ],
 )
 def test_a_class_that_is_not_there_or_has_changed_is_named(
-    store: StepStore, module: Any, value: str, change: str
+    store: StepStore, monkeypatch: pytest.MonkeyPatch, value: str, change: str
 ) -> None:
-    store.save(1, [eval(value, module.__dict__)])
-    del sys.modules["of_the_trainer"]
-    if change:
-        sys.modules["of_the_trainer"] = changed = types.ModuleType("of_the_trainer")
-        exec(change, changed.__dict__)
+    for source in (THEN, change):
+        module = types.ModuleType("of_the_trainer")
+        monkeypatch.setitem(sys.modules, "of_the_trainer", module)
+        exec(source, module.__dict__)
+        if source is THEN:
+            store.save(1, [eval(value, module.__dict__)])
+    if not change:
+        monkeypatch.delitem(sys.modules, "of_the_trainer")
     with pytest.raises(UnknownTypeError) as caught:
         store.load(1)
     assert f"of_the_trainer.{value[:4]}" in caught.value.what

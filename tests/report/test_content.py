@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -26,15 +27,40 @@ from rlskip.runs.figures import by_interest
 from rlskip.runs.opened import Run
 from rlskip.store import StepStore
 from rlskip.store.layout import part_name
+from tests.faulty_files import flip
+
+
+@attrs.frozen
+class Content:
+    """What a page holds for its script: the index, and the chunks with the sessions."""
+
+    index: dict[str, Any]
+    chunks: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, file: Path) -> Content:
+        found = re.findall(r'<script type="text/plain" id="(.*?)">(.*?)</script>', file.read_text())
+        data = {name: json.loads(gzip.decompress(base64.b64decode(text))) for name, text in found}
+        return cls(data["index"], [data[f"chunk-{i}"] for i in range(len(data) - 1)])
+
+    def sessions(self, run: int = 0) -> dict[tuple[int, str, int], dict[str, Any] | None]:
+        """The sessions that are listed, by step, group and number; None for those left out."""
+        of, groups = self.index["runs"][run]["sessions"], self.index["runs"][run]["groups"]
+        found: dict[tuple[int, str, int], dict[str, Any] | None] = {}
+        for i, group in enumerate(of["group"]):
+            key = groups["step"][group], groups["name"][group], of["number"][i]
+            chunk = of["chunk"][i]
+            found[key] = None if chunk < 0 else self.chunks[chunk]["sessions"][of["place"][i]]
+        return found
 
 
 def test_the_figures_are_those_of_show_and_of_open(
-    rlskip: Any, run_dir: Path, tmp_path: Path, content: Callable[[Path], Any]
+    rlskip: Any, run_dir: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out" / "page.html"
     said = rlskip("report", run_dir, "--html", out, "--json").json
     assert (said["steps"], said["sessions"], said["shown"]) == (3, 24, 24)
-    (run,) = content(out).index["runs"]
+    (run,) = Content.of(out).index["runs"]
     steps = run["steps"]
     assert steps["step"] == [1, 2, 3]
     for i, step in enumerate(steps["step"]):
@@ -57,7 +83,7 @@ def test_the_figures_are_those_of_show_and_of_open(
         )
 
 
-def test_calls_of_a_step_count_together(rlskip: Any, tmp_path: Path, content: Any) -> None:
+def test_calls_of_a_step_count_together(rlskip: Any, tmp_path: Path) -> None:
     store = StepStore(tmp_path / "e_p" / "s")
     for step, number in [(1, 0), (2, 0), (2, 1)]:
         rows = [{"prompt_ids": [1], "completion_ids": [5 + number]}]
@@ -68,7 +94,7 @@ def test_calls_of_a_step_count_together(rlskip: Any, tmp_path: Path, content: An
         recorder.write("hit", step=2, call=part_name(number), seconds_saved=2.0)
     recorder.write("miss", step=2)
     rlskip("report", tmp_path, "--html", tmp_path / "page.html")
-    (run,) = content(tmp_path / "page.html").index["runs"]
+    (run,) = Content.of(tmp_path / "page.html").index["runs"]
     names = ("step", "sessions", "seconds")
     assert [run["steps"][name] for name in names] == [[1, 2], [1, 2], [2, 4]]
     facts = dict(run["facts"])
@@ -78,7 +104,7 @@ def test_calls_of_a_step_count_together(rlskip: Any, tmp_path: Path, content: An
     assert [one["figures"]["sessions"] for one in calls] == [1, 1]
 
 
-def test_turns_are_told_apart(rlskip: Any, tmp_path: Path, content: Any) -> None:
+def test_turns_are_told_apart(rlskip: Any, tmp_path: Path) -> None:
     rows = [
         ([1, 2], [5, 6, 7, 8, 9], [1, 1, 0, 0, 1]),
         ([1, 2, 5, 6, 7, 8, 9, 30], [10], [1]),
@@ -91,7 +117,7 @@ def test_turns_are_told_apart(rlskip: Any, tmp_path: Path, content: Any) -> None
     ]
     StepStore(tmp_path / "e_p" / "s").save(1, named)
     rlskip("report", tmp_path, "--html", tmp_path / "page.html")
-    (one,) = content(tmp_path / "page.html").sessions().values()
+    (one,) = Content.of(tmp_path / "page.html").sessions().values()
     assert [(part["kind"], part["turn"], part["ids"]) for part in one["parts"]] == [
         ("prompt", 0, [1, 2]), ("sampled", 0, [5, 6]), ("observed", 0, [7, 8]), ("sampled", 0, [9]),
         ("observed", 1, [30]), ("sampled", 1, [10]),
@@ -99,9 +125,7 @@ def test_turns_are_told_apart(rlskip: Any, tmp_path: Path, content: Any) -> None
     ]  # fmt: skip
 
 
-def test_tokens_have_what_a_job_recorded_of_them(
-    rlskip: Any, tmp_path: Path, job_of: Any, content: Any
-) -> None:
+def test_tokens_have_what_a_job_recorded_of_them(rlskip: Any, tmp_path: Path, job_of: Any) -> None:
     n, width = 4, 3
     batch = {
         "prompts": torch.arange(1, n + 1)[:, None],
@@ -123,7 +147,7 @@ def test_tokens_have_what_a_job_recorded_of_them(
 
     job_of("job", body, steps=[1])
     rlskip("report", run, "--html", tmp_path / "page.html")
-    found = content(tmp_path / "page.html").sessions()
+    found = Content.of(tmp_path / "page.html").sessions()
     for i, one in enumerate(found.values()):
         expected = values[i].tolist()
         assert one["parts"][1]["values"] == {
@@ -132,16 +156,16 @@ def test_tokens_have_what_a_job_recorded_of_them(
             "advantages": [expected[0]] * width,
             GAP: [1 - v for v in expected],
         }
-    (gap,) = content(tmp_path / "page.html").index["runs"][0]["steps"]["gap"]
+    (gap,) = Content.of(tmp_path / "page.html").index["runs"][0]["steps"]["gap"]
     assert gap == pytest.approx((1 - values).abs().mean().item())
 
 
 # -- what fits -------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def large(tmp_path: Path) -> Path:
-    """A run of 2 x 600 sessions in 60 groups, whose tokens take about 1.5 MB of a page."""
+def test_a_page_keeps_its_size_and_says_what_is_left_out(rlskip: Any, tmp_path: Path) -> None:
+    """Of 2 x 600 sessions in 60 groups, whose tokens take about 1.5 MB of a page."""
+    directory = tmp_path / "e_p" / "GBS60_N10_in1_out200"
     rng = np.random.default_rng(0)
     for step in (1, 2):
         rows = {
@@ -149,37 +173,31 @@ def large(tmp_path: Path) -> Path:
             "responses": torch.from_numpy(rng.integers(0, 150_000, (600, 200))),
             "rewards": torch.from_numpy(rng.random(600)),
         }
-        StepStore(tmp_path / "e_p" / "GBS60_N10_in1_out200").save(step, rows)
-    return tmp_path
-
-
-def test_a_page_keeps_its_size_and_says_what_is_left_out(
-    rlskip: Any, large: Path, content: Any
-) -> None:
-    out = large / "page.html"
-    whole = rlskip("report", large, "--html", out).out
+        StepStore(directory).save(step, rows)
+    out = tmp_path / "page.html"
+    whole = rlskip("report", tmp_path, "--html", out).out
     assert ": 2 steps, 1200 sessions shown, " in " ".join(whole.split())
-    whole_index = content(out).index["runs"][0]
-    said = rlskip("report", large, "--html", out, "--max-mb", 0.6).out
+    whole_index = Content.of(out).index["runs"][0]
+    said = rlskip("report", tmp_path, "--html", out, "--max-mb", 0.6).out
     told = re.search(r"2 steps, (\d+) sessions shown, (\d+) left out", " ".join(said.split()))
     assert told is not None
     n, left = map(int, told.groups())
     assert n + left == 1200
     assert 400_000 < out.stat().st_size <= 600_000
-    found = content(out)
+    found = Content.of(out)
     (run,) = found.index["runs"]
     assert run["steps"] == whole_index["steps"], "the figures count all"
     assert run["all"] == {"sessions": 1200, "groups": 120}
     shown = {key for key, one in found.sessions().items() if one is not None}
     assert len(shown) == n < 1200
     assert len({key[:2] for key in shown}) == 120, "every group is there"
-    rewards = {(s.place["step"], s.group, s.number): s.reward for s in Run(
-        large / "e_p" / "GBS60_N10_in1_out200").sessions()}  # fmt: skip
+    sessions = Run(directory).sessions()
+    rewards = {(s.place["step"], s.group, s.number): s.reward for s in sessions}
     by_reward = sorted(rewards, key=lambda key: rewards[key] or 0.0)
     assert {*by_reward[:20], *by_reward[-20:]} <= shown
 
 
-def test_a_long_line_and_hostile_names_stay_data(rlskip: Any, tmp_path: Path, content: Any) -> None:
+def test_a_long_line_and_hostile_names_stay_data(rlskip: Any, tmp_path: Path) -> None:
     evil = "</script><script>document.title='owned'</script>"
     rows = [{"prompt": evil, "completions": "x" * (1 << 20)}, {"prompt": evil, "completions": evil}]
     StepStore(tmp_path / "e_p" / "s").save(1, rows)
@@ -196,22 +214,22 @@ def test_a_long_line_and_hostile_names_stay_data(rlskip: Any, tmp_path: Path, co
         assert f"'sha256-{digest}'" in policy
     assert len(scripts) == 9
     assert not re.findall(r"<[^>]*\b(?:src|href|on\w+|style)=", page)
-    texts = json.dumps(content(out).chunks)
+    texts = json.dumps(Content.of(out).chunks)
     assert json.dumps(evil)[1:-1] in texts
 
 
 @pytest.mark.parametrize("damage", ["truncated", "altered"])
 def test_a_damaged_dump_is_named_and_the_rest_is_shown(
-    rlskip: Any, run_dir: Path, tmp_path: Path, damage: str, content: Any
+    rlskip: Any, run_dir: Path, tmp_path: Path, damage: str
 ) -> None:
     file = run_dir / "2" / "gen_batch.dp"
-    data = bytearray(file.read_bytes())
     if damage == "altered":
-        data[len(data) // 3] ^= 1
-    file.write_bytes(data[:-3] if damage == "truncated" else data)
+        flip(file, file.stat().st_size // 3)
+    else:
+        file.write_bytes(file.read_bytes()[:-3])
     out = tmp_path / "page.html"
     assert rlskip("report", run_dir, "--html", out, "--json").json["shown"] == 16
-    (run,) = content(out).index["runs"]
+    (run,) = Content.of(out).index["runs"]
     ((name, problem),) = run["problems"]
     assert name == "dump 2"
     assert problem
@@ -240,11 +258,11 @@ def test_the_texts_of_tokens_make_up_the_whole(said: str) -> None:
     assert texts is None or len(texts) == len(ids)
 
 
-def test_text_of_a_tokenizer_is_in_the_page(run_dir: Path, tmp_path: Path, content: Any) -> None:
+def test_text_of_a_tokenizer_is_in_the_page(run_dir: Path, tmp_path: Path) -> None:
     run = Run(run_dir, decode=Decoder(Letters()))
     page, _ = render([Dumps("run", run)], success=0.5, max_bytes=10**6)
     (tmp_path / "page.html").write_bytes(page)
-    found = content(tmp_path / "page.html")
+    found = Content.of(tmp_path / "page.html")
     prompt = next(iter(Run(run_dir).iter_rows(["prompt"])))["prompt"]
     assert found.index["runs"][0]["groups"]["prompt"][0] == bytes(prompt).decode()
     assert found.chunks[0]["texts"][str(prompt[0])] == chr(prompt[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,92 @@ import pytest
 
 from rlskip.store import StepStore
 from tests.clock import eventually
-from tests.rescore.judged import GROUPS, RUN, SESSIONS, answer, save
 
+RUN = "judged_tiny/GBS4_N4_in8_out8"
+GROUPS, SESSIONS = 4, 4
 ROWS = GROUPS * SESSIONS
+
+# In $ASKED, a line for each session; $PAUSE holds each call that long. "bad" is never judged, and
+# the score of "odd" is none.
+JUDGES = """
+import asyncio, os, sys, time
+
+PAUSE = float(os.environ.get("PAUSE", 0))
+
+def note(*texts):
+    with open(os.environ["ASKED"], "a") as file:
+        file.write("".join(f"{text}\\n" for text in texts))
+
+def score(text, truth):
+    if text == "bad":
+        raise RuntimeError("the judge is at lunch")
+    if text == "exit":
+        sys.exit(1)
+    return None if text == "odd" else len(text) / 8 + (text == truth)
+
+def one(data_source, solution_str, ground_truth, extra_info=None, **others):
+    note(solution_str)
+    time.sleep(PAUSE)
+    return score(solution_str, ground_truth)
+
+async def one_async(solution_str, ground_truth):
+    note(solution_str)
+    await asyncio.sleep(PAUSE)
+    return {"score": score(solution_str, ground_truth), "why": "because"}
+
+def many(solution_strs, ground_truths, **others):
+    note(*solution_strs)
+    time.sleep(PAUSE)
+    return [score(*pair) for pair in zip(solution_strs, ground_truths)]
+
+async def trl(prompts, completions, gts, **columns):
+    note(*completions)
+    await asyncio.sleep(PAUSE)
+    return [score(*pair) for pair in zip(completions, gts)]
+
+def lists(prompts, completions, **columns):
+    return [float(len(completion)) for completion in completions]
+
+def needs(completions, nowhere):
+    return [0.0 for _ in completions]
+
+number = 3
+"""
 KEPT = ("--version", "1")
+
+
+def answer(step: int, i: int) -> str:
+    """Each session's text, which no other session has."""
+    return f"{step:02}{i:04}abcd"[: 6 + i % 5]
+
+
+def save(root: Path, steps: int, groups: int = GROUPS, **more: list[Any]) -> Path:
+    rows = groups * SESSIONS
+    for step in range(1, steps + 1):
+        texts = more.get("texts") or [answer(step, i) for i in range(rows)]
+        columns = {
+            "uid": [f"g{i // SESSIONS}" for i in range(rows)],
+            "input": [f"question {step} {i // SESSIONS}" for i in range(rows)],
+            "output": texts,
+            "gts": [text if i % SESSIONS == 1 else "?" for i, text in enumerate(texts)],
+            "score": more.get("scores") or [float(i % SESSIONS == 1) for i in range(rows)],
+        }
+        StepStore(root / RUN).save(step, columns)
+    return root
+
+
+@pytest.fixture
+def judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the module `judges`, which is the working directory."""
+    (tmp_path / "judges.py").write_text(JUDGES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the command adds the working directory
+    for name in ("judges", "dice"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "asked").touch()
+    return tmp_path
 
 
 def asked(folder: Path) -> Counter[str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import textwrap
+import tracemalloc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,10 @@ import rlskip
 from rlskip.batch.columns import columns_of
 from rlskip.batch.row_fields import RowFields
 from rlskip.batch.tables import DataProtoParts
-from rlskip.runs.opened import NoSuchPlaceError, Runs, Step
+from rlskip.compare.rounding import Rounding
+from rlskip.compare.sides import Dumps, compare_sides
+from rlskip.config.steps import Steps
+from rlskip.runs.opened import NoSuchPlaceError, Run, Runs, Step
 from rlskip.store import DumpError, StepStore
 from tests.faulty_files import FaultyFiles
 
@@ -29,6 +35,7 @@ COLUMNS: dict[str, Any] = {
     "rollout_log_probs": -torch.arange(9.0).reshape(3, 3),
     "rm_scores": torch.tensor([[1.0, 0, 0], [0, 0, 0.5], [0, 2, 0]]),
     "extra": torch.tensor([7, 8, 9]),
+    "half": torch.ones(3).bfloat16(),  # which numpy lacks
 }
 UIDS = np.array(["a", "a", "b"], object)
 ROWS = [
@@ -219,15 +226,21 @@ def test_ten_thousand_steps_open_without_being_looked_at(directory: Path) -> Non
 
 
 def test_reading_writes_nothing_and_loads_no_torch(directory: Path) -> None:
-    StepStore(directory).save(1, KINDS["DataProto"])
+    for step, kind in enumerate(KINDS, 1):
+        StepStore(directory).save(step, KINDS[kind])
     # This process's sign of life, which it touches meanwhile, is not a file of the run's.
     files = [path for path in directory.rglob("*") if path.is_file() and ".work" not in path.parts]
     before = {path: path.stat().st_mtime_ns for path in files}
     code = f"""
         import sys, rlskip
         run = rlskip.open({str(directory)!r})
-        assert [row["response"] for row in run.iter_rows()] == [[5], [6, 7, 8], [9, 9]]
-        assert [len(group.sessions) for group in run.groups()] == [2, 1]
+        for step in run:
+            rows = list(step.iter_rows())
+            assert [row["response"] for row in rows] == {[row["response"] for row in ROWS]}
+            assert [row["half"] for row in rows] == [1, 1, 1]
+            assert [row["extra"] for row in step.iter_rows(["extra"])] == [7, 8, 9]
+            assert [len(group.sessions) for group in step.groups()] == [2, 1]
+            assert [dump.verify() for dump in step.dumps()] == [None]
         repr(run)
         print(sorted({{"torch", "tensordict", "hydra"}} & sys.modules.keys()))
     """
@@ -291,3 +304,64 @@ def test_a_tokenizer_adds_text(directory: Path) -> None:
     assert [row["response_text"] for row in run.iter_rows()] == ["f", "ghi", "jj"]
     (row, *_) = run[1:].iter_rows(["prompt_text"])
     assert row["prompt_text"] == "b"
+
+
+# -- a loop over many steps takes the memory of one ----------------------------------------------
+
+STEPS = 100
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    directory = tmp_path_factory.mktemp("long") / "e_p" / "GBS4_N2_in1_out1"
+    store = StepStore(directory)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda handle: None)
+        for step in range(1, STEPS + 1):
+            columns = {"uid": list("00112233"), "responses": np.arange(1600).reshape(8, 200) + step}
+            store.save(step, {**columns, "rewards": np.zeros(8)})
+    found = rlskip.open(directory)
+    assert isinstance(found, Run)
+    return found
+
+
+def compare(run: Run) -> None:
+    assert compare_sides(*Dumps.pair(run, run), Rounding(), Steps.parse("all")).is_equal
+
+
+READERS: dict[str, Callable[[Run], object]] = {
+    "rows": lambda run: sum(1 for _ in run.iter_rows()),
+    "groups": lambda run: sum(len(group.sessions) for group in run.groups()),
+    "compare": compare,
+}
+
+
+@pytest.fixture
+def traced() -> Iterator[None]:
+    """Memory is traced, and only reference counts free it: a cycle would keep what it holds."""
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+    gc.enable()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.usefixtures("no_fsync", "traced")
+def test_memory_does_not_grow_with_the_steps(long_run: Run, name: str) -> None:
+    def peak(some: Run) -> int:
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        READERS[name](some)
+        return tracemalloc.get_traced_memory()[1] - before
+
+    peak(long_run[:3])  # imports
+    few = peak(long_run[:21])
+    # What one step takes, and 2 kB for each step; its rows take 13 kB. What another thread of the
+    # tests takes meanwhile counts, too, but not every time.
+    found: list[int] = []
+    while not found or (found[-1] >= few + 2000 * STEPS and len(found) < 3):
+        found.append(peak(long_run))
+    assert found[-1] < few + 2000 * STEPS, (few, found)

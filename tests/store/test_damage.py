@@ -29,21 +29,16 @@ from rlskip.store import (
     StepStore,
     UnsupportedTypeError,
 )
+from tests.faulty_files import flip
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
-def _flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 0x10
-    path.write_bytes(data)
-
-
 _DAMAGES: dict[str, Callable[[Path], Any]] = {
-    "first bit": lambda d: _flip(d / "gen_batch.dp", 0),
-    "a bit of the version": lambda d: _flip(d / "gen_batch.dp", 9),
-    "a bit of the rollouts": lambda d: _flip(d / "gen_batch.dp", 500),
-    "last bit": lambda d: _flip(d / "gen_batch.dp", -1),
+    "first bit": lambda d: flip(d / "gen_batch.dp", 0),
+    "a bit of the version": lambda d: flip(d / "gen_batch.dp", 9),
+    "a bit of the rollouts": lambda d: flip(d / "gen_batch.dp", 500),
+    "last bit": lambda d: flip(d / "gen_batch.dp", -1),
     "truncated": lambda d: os.truncate(d / "gen_batch.dp", 1000),
     "one byte more": lambda d: (d / "gen_batch.dp").open("ab").write(b"x"),
     "meta truncated": lambda d: os.truncate(d / "meta.json", 40),
@@ -56,7 +51,7 @@ _DAMAGES: dict[str, Callable[[Path], Any]] = {
     "of another call": lambda d: _renamed_from(d, call="part-1"),
     "rollouts of another step": lambda d: shutil.copy(d.with_name("4") / "gen_batch.dp", d),
     "rollouts of another run": lambda d: _of_another_run(d),
-    "a bit of the sidecar": lambda d: _flip(d / "gen_batch.dp", _start_of_index(d) - 3),
+    "a bit of the sidecar": lambda d: flip(d / "gen_batch.dp", _start_of_index(d) - 3),
     "of verl": lambda d: (
         (d / "gen_batch.dp").write_bytes(pickle.dumps({"a": 1})),
         (d / "meta.json").write_text(json.dumps({"step": 3})),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import struct
+import sys
+import types
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -144,13 +146,8 @@ def _tensordicts(draw: st.DrawFn, inner: st.SearchStrategy) -> TensorDict:
 
 _leaves = st.one_of(_scalars, _tensors(), _arrays())
 _plain = st.recursive(_leaves, _containers, max_leaves=8)
-_values = st.one_of(_plain, _tensordicts(_plain), st.lists(_tensordicts(_scalars), max_size=2))
-
-
-@pytest.fixture(scope="session")
-def values() -> st.SearchStrategy:
-    """Anything the codec keeps."""
-    return _values
+VALUES = st.one_of(_plain, _tensordicts(_plain), st.lists(_tensordicts(_scalars), max_size=2))
+"""Anything the codec keeps."""
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -159,48 +156,43 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 
-def _same(a: Any, b: Any) -> bool:
+def same(a: Any, b: Any) -> bool:
     """Equal to the last bit: types, dtypes, shapes, order, NaN payloads, signs of zero."""
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):
         if a.is_nested:
-            return a.layout == b.layout and _same(list(a.unbind()), list(b.unbind()))
+            return a.layout == b.layout and same(list(a.unbind()), list(b.unbind()))
         return a.dtype == b.dtype and a.shape == b.shape and torch.equal(_as_bytes(a), _as_bytes(b))
     if isinstance(a, np.ndarray) and a.dtype == object:
-        return a.shape == b.shape and _same(list(a.reshape(-1)), list(b.reshape(-1)))
+        return a.shape == b.shape and same(list(a.reshape(-1)), list(b.reshape(-1)))
     if isinstance(a, np.ndarray | np.generic):
         return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     if isinstance(a, NonTensorData):
-        return a.batch_size == b.batch_size and _same(a.data, b.data)
+        return a.batch_size == b.batch_size and same(a.data, b.data)
     if hasattr(a, "tensordicts"):
         fits = (a.stack_dim, a.batch_size) == (b.stack_dim, b.batch_size)
-        return fits and _same(list(a.tensordicts), list(b.tensordicts))
+        return fits and same(list(a.tensordicts), list(b.tensordicts))
     if isinstance(a, TensorDict):
         return (
             a.batch_size == b.batch_size
             and list(a.keys()) == list(b.keys())
-            and all(_same(a._get_str(k, None), b._get_str(k, None)) for k in list(a.keys()))
+            and all(same(a._get_str(k, None), b._get_str(k, None)) for k in list(a.keys()))
         )
     if isinstance(a, dict):
-        return _same(list(a.items()), list(b.items())) and (
+        return same(list(a.items()), list(b.items())) and (
             not isinstance(a, defaultdict) or a.default_factory is b.default_factory
         )
     if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(_same, a, b))
+        return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, float):
         return struct.pack("d", a) == struct.pack("d", b)
     if isinstance(a, complex):
-        return _same([a.real, a.imag], [b.real, b.imag])
+        return same([a.real, a.imag], [b.real, b.imag])
     return bool(a == b)
 
 
-@pytest.fixture(scope="session")
-def same() -> Callable[[Any, Any], bool]:
-    return _same
-
-
-def _seal(index: Any, body: bytes) -> bytes:
+def seal(index: Any, body: bytes) -> bytes:
     """A dump's file of any index and any chunks, with every checksum that it needs.
 
     The entries of ``index["arrays"]`` may lack their chunks' checksums.
@@ -220,12 +212,7 @@ def _seal(index: Any, body: bytes) -> bytes:
     return struct.pack("<8sII", b"rlskip\r\n", VERSION, 0) + body + packed + tail
 
 
-@pytest.fixture(scope="session")
-def seal() -> Callable[[Any, bytes], bytes]:
-    return _seal
-
-
-def _forge(dump: Path, change: Callable[[dict[str, Any], bytearray], None]) -> None:
+def forge(dump: Path, change: Callable[[dict[str, Any], bytearray], None]) -> None:
     """Let `change` alter a dump's index and chunks, and make every checksum fit again."""
     data = dump.read_bytes()
     stored, plain, _, _ = struct.unpack("<QQ16s8s", data[-40:])
@@ -236,7 +223,7 @@ def _forge(dump: Path, change: Callable[[dict[str, Any], bytearray], None]) -> N
     blosc2.decompress2(packed[:size], text)
     index, body = json.loads(text), bytearray(data[:cut])
     change(index, body)
-    data = _seal(index, bytes(body[16:]))
+    data = seal(index, bytes(body[16:]))
     dump.write_bytes(bytes(body[:16]) + data[16:])
     meta = dump.with_name("meta.json")
     recorded = DumpMeta.from_bytes(meta.read_bytes(), str(meta))
@@ -244,9 +231,22 @@ def _forge(dump: Path, change: Callable[[dict[str, Any], bytearray], None]) -> N
     meta.write_bytes(attrs.evolve(recorded, checksum=checksum, stored=len(data)).to_bytes())
 
 
-@pytest.fixture(scope="session")
-def forge() -> Callable[..., None]:
-    return _forge
+class DataProto:
+    """verl's, as far as dumps go."""
+
+    def __init__(self, batch: Any, non_tensor_batch: Any, meta_info: Any) -> None:
+        self.batch, self.non_tensor_batch, self.meta_info = batch, non_tensor_batch, meta_info
+
+
+DataProto.__module__, DataProto.__qualname__ = "verl.protocol", "DataProto"
+
+
+def as_verl(patch: pytest.MonkeyPatch) -> type[DataProto]:
+    """Make the stand-in what ``verl.protocol`` has."""
+    module = types.ModuleType("verl.protocol")
+    module.DataProto = DataProto  # type: ignore[attr-defined]
+    patch.setitem(sys.modules, "verl.protocol", module)
+    return DataProto
 
 
 def _endless() -> list[Any]:
@@ -273,7 +273,7 @@ class _Broken(Mapping):  # type: ignore[type-arg]
         return 1
 
 
-_INCOMPARABLE: dict[str, Any] = {
+INCOMPARABLE: dict[str, Callable[[], Any]] = {
     "sparse": lambda: torch.eye(2).to_sparse(),
     "meta": lambda: torch.empty(2, device="meta"),
     "quantized": lambda: torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.quint8),
@@ -289,10 +289,4 @@ _INCOMPARABLE: dict[str, Any] = {
     "a config": lambda: OmegaConf.create({"a": "${nowhere}"}),
     "subclass": lambda: np.zeros(2).view(type("Quantity", (np.ndarray,), {})),
 }
-
-
-@pytest.fixture(params=_INCOMPARABLE)
-def incomparable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A value of which no fingerprint can be taken."""
-    monkeypatch.setattr("rlskip.format.codec.MAX_PARTS", 2000)
-    return _INCOMPARABLE[request.param]()
+"""Values of which no fingerprint can be taken."""

@@ -1,12 +1,14 @@
-"""docs/cli.md: every command that it shows is run again, and says what is shown there.
+"""docs/cli.md and docs/open.ipynb: what they show is run again, and says what is shown there.
 
-python tests/cli/test_docs.py      writes the outputs again
+python tests/docs/test_shown.py      writes the outputs again
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
+import json
 import os
 import re
 import runpy
@@ -21,6 +23,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "cli.md"
+NOTEBOOK = ROOT / "docs" / "open.ipynb"
 COLUMNS = "100"
 BLOCK = re.compile(r"```console\n(.*?)```\n", re.DOTALL)
 PROGRAM = re.compile(r"```python\n# file: (\S+)\n(.*?)```\n", re.DOTALL)
@@ -36,9 +39,12 @@ VARIES = [
 ]
 
 
+def make_store(folder: Path) -> None:
+    runpy.run_path(str(ROOT / "tests/cli/example_store.py"))["make"](folder / "dumps")
+
+
 def prepare(folder: Path) -> None:
-    made = runpy.run_path(str(Path(__file__).with_name("example_store.py")))
-    made["make"](folder / "dumps")
+    make_store(folder)
     for name in ("train.py", "conf"):
         (folder / name).symlink_to(ROOT / name)
     for name, program in PROGRAM.findall(PAGE.read_text()):
@@ -105,7 +111,47 @@ def test_every_command_is_documented() -> None:
     assert headings == names
 
 
-def write() -> None:
+# -- the notebook ------------------------------------------------------------------------------
+
+
+def outputs(cells: list[dict[str, Any]], folder: Path) -> list[list[dict[str, Any]]]:
+    """What a notebook would show below each cell, run on the example store in `folder`."""
+    make_store(folder)
+    names: dict[str, Any] = {}
+    found = []
+    for cell in cells:
+        tree, said = ast.parse("".join(cell["source"])), io.StringIO()
+        last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+        with contextlib.redirect_stdout(said):
+            exec(compile(tree, NOTEBOOK.name, "exec"), names)
+            shown: list[dict[str, Any]] = []
+            if isinstance(last, ast.Expr):
+                value = eval(compile(ast.Expression(last.value), NOTEBOOK.name, "eval"), names)
+                data = {"text/plain": repr(value).splitlines(keepends=True)}
+                shown = [{"data": data, "execution_count": None, "metadata": {},
+                          "output_type": "execute_result"}]  # fmt: skip
+        text = said.getvalue().splitlines(keepends=True)
+        stream = {"name": "stdout", "output_type": "stream", "text": text}
+        found.append([*([stream] if text else []), *shown])
+    return found
+
+
+def code_of(notebook: dict[str, Any]) -> list[dict[str, Any]]:
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def test_the_notebook_shows_what_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cells = code_of(json.loads(NOTEBOOK.read_text(encoding="utf-8")))
+    assert len(cells) >= 6
+    for cell, found in zip(cells, outputs(cells, tmp_path), strict=True):
+        assert cell["outputs"] == found, "".join(cell["source"])
+
+
+# -- written again -----------------------------------------------------------------------------
+
+
+def write_page() -> None:
     """Put what the commands say today below them, with neutral paths."""
     os.environ["COLUMNS"] = COLUMNS
     page = PAGE.read_text()
@@ -127,5 +173,16 @@ def write() -> None:
         PAGE.write_text(BLOCK.sub(fill, page))
 
 
+def write_notebook() -> None:
+    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    with tempfile.TemporaryDirectory() as made:
+        os.chdir(made)
+        cells = code_of(notebook)
+        for one, shown in zip(cells, outputs(cells, Path(made)), strict=True):
+            one["outputs"] = shown
+    NOTEBOOK.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 if __name__ == "__main__":
-    write()
+    write_notebook()
+    write_page()
