@@ -14,6 +14,7 @@ from rlskip.queue import (
     ReplayTimeoutError,
     to_rows,
 )
+from tests.queue.conftest import Rollouts
 from tests.queue.queue_tests import PolledQueue
 
 
@@ -30,13 +31,11 @@ def test_drop_counts_and_logs(make_buffer, rollouts, queue, caplog):
 
 
 @pytest.mark.parametrize("policy", ["drop", "refill"])
-def test_a_batch_of_validation_is_smaller_by_what_was_dropped(
-    make_buffer, make_rollouts, policy, clock
-):
+def test_a_batch_of_validation_is_smaller_by_what_was_dropped(make_buffer, queue, policy, clock):
     """And is never refilled: a refill submits a training prompt."""
     refilled = []
     buffer = make_buffer(lambda *args: refilled.append(args), on_incomplete=policy)
-    rollouts = make_rollouts("val")
+    rollouts = Rollouts(queue, "val")
     for uid in ("a", "b", "c"):
         rollouts.counted(uid)
     rollouts.counted("incomplete", error="boom")
@@ -68,10 +67,10 @@ def test_min_viable_takes_the_sessions_that_succeeded(make_buffer, rollouts, que
 # -- refill ------------------------------------------------------------------------------------
 
 
-def test_a_prompt_put_again_with_equal_tags_is_seen_by_a_watch_that_polls(make_rollouts):
+def test_a_prompt_put_again_with_equal_tags_is_seen_by_a_watch_that_polls():
     """Deleted and put again between two listings."""
     queue = PolledQueue()
-    rollouts, buffer = make_rollouts(queue=queue), ReplayBuffer(queue)
+    rollouts, buffer = Rollouts(queue), ReplayBuffer(queue)
     for _ in range(2):
         rollouts.counted("u", n=1)
         batch, _ = buffer.sample(1, "train")
@@ -240,10 +239,10 @@ def test_wait_lets_old_prompts_finish_before_anything_is_sampled(make_buffer, ro
     assert buffer.sample(3, "train", 1)[0].extra_info["rollout_root_keys"] == ["old"]
 
 
-def test_age_does_not_matter_to_validation_or_to_none(make_buffer, queue, make_rollouts):
+def test_age_does_not_matter_to_validation_or_to_none(make_buffer, queue):
     for strategy, partition in (("drop", "val"), ("wait", "val"), ("none", "train")):
         buffer = make_buffer(max_off_policy_threshold=1, max_off_policy_strategy=strategy)
-        rollouts = make_rollouts(partition)
+        rollouts = Rollouts(queue, partition)
         rollouts.counted(strategy, step=1)
         rollouts.tag("in flight", prompt_tag(1, 1))
         batch, _ = buffer.sample(9, partition, 1)
@@ -298,8 +297,8 @@ def test_a_group_of_equal_scores_is_replaced(prompts):
     assert len(prompts.read) == len({*prompts.read}) == 8, "each row is read once"
 
 
-def test_validation_is_not_filtered(prompts, make_rollouts):
-    make_rollouts("val").counted("a", scores=SAME)
+def test_validation_is_not_filtered(prompts, queue):
+    Rollouts(queue, "val").counted("a", scores=SAME)
     batch, metrics = prompts.buffer.sample(1, "val", 1)
     assert batch.keys == ["a_0_0", "a_1_0"]
     assert prompts.read == []
