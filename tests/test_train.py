@@ -117,6 +117,22 @@ def test_the_second_run_generates_nothing_and_equals_the_first(
     assert all(turns > sessions for turns, sessions in zip(before, after, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("pool", "workers"),
+    [
+        pytest.param("local", 1, marks=pytest.mark.slow),
+        pytest.param("local", 4, marks=pytest.mark.slow),
+        pytest.param("ray", 2, marks=[pytest.mark.ray, pytest.mark.timeout(600)]),
+    ],
+)
+def test_dispatched_sessions_are_those_of_the_first_run(
+    train: Any, folder: Path, first: list[dict[str, Any]], pool: str, workers: int
+) -> None:
+    how = (f"dispatch.pool={pool}", f"dispatch.workers={workers}")
+    run = train(folder, f"{pool}-{workers}", "+dispatch=rollout_level", *how)
+    assert learned(run) == learned(first)
+
+
 @pytest.mark.usefixtures("first")
 def test_another_seed_is_refused(train: Any, folder: Path) -> None:
     """Other prompts: the dumps of the first run do not fit the second."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from rlskip import SkipManager
 from rlskip.errors import ConfigError, MismatchError
@@ -47,15 +47,11 @@ def calls() -> Iterator[list[str]]:
         OmegaConf.clear_resolver(name)
 
 
-def config(folder: Path, *more: str, **skip: Any) -> DictConfig:
-    node = {"dump_dir": str(folder), "rollout": {"enable": True}, **skip}
-    return OmegaConf.merge(OWN, {"skip": node}, OmegaConf.from_dotlist([*more]))  # type: ignore
-
-
 @pytest.fixture
 def run(tmp_path: Path, calls: list[str]) -> Callable[..., str]:
     def start(*more: str, **skip: Any) -> str:
-        made = config(tmp_path, *more, **skip)
+        node = {"dump_dir": str(tmp_path), "rollout": {"enable": True}, **skip}
+        made = OmegaConf.merge(OWN, {"skip": node}, OmegaConf.from_dotlist([*more]))
         calls.clear()  # by OmegaConf's merge
         SkipManager.init(made)
         SkipManager.set_step(1)

@@ -14,10 +14,9 @@ def storage_bytes(value: torch.Tensor) -> int:
     return value.untyped_storage().nbytes()
 
 
-@pytest.fixture
-def batch() -> TensorDict:
+def test_a_sample_shares_no_memory_with_its_batch():
     big = np.arange(1000)
-    return TensorDict(
+    batch = TensorDict(
         {
             "input_ids": torch.arange(1024 * 8).reshape(1024, 8),
             "ragged": torch.nested.as_nested_tensor(
@@ -34,9 +33,6 @@ def batch() -> TensorDict:
         },
         batch_size=[1024],
     )
-
-
-def test_a_sample_shares_no_memory_with_its_batch(batch):
     sample = extract_sample(batch, 5)
     assert sample["uid"] == "u_5"
     assert sample["validate"] is True

@@ -23,9 +23,6 @@ LIMIT = 100.0  # seconds of a test's own waits; the deadlines of the dispatcher 
 BLOCKS_S = 1000.0  # longer than a test may take
 
 
-RAISED = [asyncio.CancelledError, SystemExit, StopIteration, MemoryError]
-
-
 @pytest.fixture(autouse=True)
 def short_deadlines(monkeypatch):
     monkeypatch.setattr(timeouts, "WRITE_S", 0.3)
@@ -48,11 +45,11 @@ class Fault:
             raise self.error("fault")
         self.released.wait(BLOCKS_S)
 
-    def __repr__(self) -> str:
-        return "blocks" if self.error is None else self.error.__name__
 
-
-@pytest.fixture(params=[None, *RAISED], ids=lambda e: "blocks" if e is None else e.__name__)
+@pytest.fixture(
+    params=[None, asyncio.CancelledError, SystemExit, StopIteration, MemoryError],
+    ids=lambda e: "blocks" if e is None else e.__name__,
+)
 def fault(request):
     fault = Fault(request.param)
     yield fault

@@ -153,43 +153,36 @@ def test_a_worker_whose_successor_cannot_be_made_is_lost(make_dispatcher, monkey
 # -- what an async worker does to its own event loop ------------------------------------------
 
 
-def cancels_all(prompt, session):
-    for task in asyncio.all_tasks():
-        task.cancel()
+def exits():
+    raise SystemExit(3)
 
 
-def blocks(prompt, session):
-    BLOCKED.wait(20)
-
-
-def stops_its_loop(prompt, session):
-    asyncio.get_running_loop().stop()
-
-
-def exits_in_a_task_of_its_own(prompt, session):
+def exits_in_a_task_of_its_own():
     async def leave():
-        raise SystemExit(3)
+        exits()
 
     task = asyncio.get_running_loop().create_task(leave())
     task.add_done_callback(asyncio.Task.exception)  # else it is logged in the midst of another test
 
 
-def exits(prompt, session):
-    raise SystemExit(3)
-
-
-def forks(prompt, session):
+def forks():
     if (child := os.fork()) == 0:
         return  # comes back, in the child
     os.waitpid(child, 0)
 
 
 BLOCKED = threading.Event()
+ACTS = {
+    "cancels all": lambda: [task.cancel() for task in asyncio.all_tasks()],
+    "blocks": lambda: BLOCKED.wait(20),
+    "stops its loop": lambda: asyncio.get_running_loop().stop(),
+    "exits": exits,
+    "exits in a task of its own": exits_in_a_task_of_its_own,
+    "forks": forks,
+}
 
 
-@pytest.mark.parametrize(
-    "act", [cancels_all, blocks, stops_its_loop, exits_in_a_task_of_its_own, exits, forks]
-)
+@pytest.mark.parametrize("act", ACTS)
 def test_what_a_worker_does_costs_its_own_sessions(make_dispatcher, act, monkeypatch):
     """By their deadline; other workers' sessions go on, and it works again, or its successor."""
     monkeypatch.setattr("rlskip.dispatch.timeouts.TURN_S", 0.2)
@@ -203,7 +196,7 @@ def test_what_a_worker_does_costs_its_own_sessions(make_dispatcher, act, monkeyp
 
         async def __call__(self, prompt, sampling, session):
             if prompt["acts"] and session.attempt == 0:
-                act(prompt, session)
+                ACTS[act]()
             await asyncio.sleep(0.01)
             return {"weights": self.weights}
 
@@ -216,10 +209,10 @@ def test_what_a_worker_does_costs_its_own_sessions(make_dispatcher, act, monkeyp
     assert time.monotonic() - began < 20
     assert set(rows["weights"]) == {7}
     again = [{"uid": f"{i}", "acts": False} for i in range(8)]
-    time.sleep(0.5 if act is blocks else 0)  # longer than TURN_S
+    time.sleep(0.5 if act == "blocks" else 0)  # longer than TURN_S
     batch = dispatcher.submit(again, step=2)
     assert batch.result(20).failed == {}
     assert set(dispatcher.collect(step=2)[0]["weights"]) == {7}
-    if act is blocks:
+    if act == "blocks":
         assert batch.report.attempts == 16, "nothing waits for the worker that blocks"
     BLOCKED.set()

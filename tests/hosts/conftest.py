@@ -24,14 +24,9 @@ import pytest
 from rlskip.hosts import skyrl as host
 
 
-@pytest.fixture(scope="session")
-def python_path() -> Callable[..., str]:
-    """``python_path(folder)``: the PYTHONPATH of this process with `folder` in front."""
-
-    def prepend(folder: object) -> str:
-        return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-
-    return prepend
+def python_path(folder: object) -> str:
+    """The PYTHONPATH of this process with `folder` in front."""
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 @pytest.fixture

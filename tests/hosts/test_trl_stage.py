@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,36 +24,32 @@ def pixels(value: Any) -> Any:
     return np.asarray(value).tolist()
 
 
-@pytest.fixture
-def trainer() -> Callable[..., Any]:
-    """``trainer(made)``: as much of a GRPOTrainer as `attach` and `_generate` use."""
+def make_trainer(made: list[int], logprobs: Any = None, **more: Any) -> Any:
+    """As much of a GRPOTrainer as `attach` and `_generate` use; each generation adds to `made`."""
 
-    def make(made: list[int], logprobs: Any = None, **more: Any) -> Any:
-        def generate(prompts: list[Any]) -> tuple[Any, ...]:
-            made.append(1)
-            images = [[message["content"][0]["image"]] for (message,) in prompts]
-            completions = [[{"role": "assistant", "content": "red"}] for _ in prompts]
-            ids = [[1, 2] for _ in prompts]
-            return ids, ids, None, completions, logprobs, {"pixels": torch.ones(2, 3)}, images, []
+    def generate(prompts: list[Any]) -> tuple[Any, ...]:
+        made.append(1)
+        images = [[message["content"][0]["image"]] for (message,) in prompts]
+        completions = [[{"role": "assistant", "content": "red"}] for _ in prompts]
+        ids = [[1, 2] for _ in prompts]
+        return ids, ids, None, completions, logprobs, {"pixels": torch.ones(2, 3)}, images, []
 
-        args = types.SimpleNamespace(
-            output_dir="out", generation_batch_size=2, num_generations=2, max_completion_length=8,
-            gradient_accumulation_steps=1, steps_per_generation=1, temperature=1.0,
-        )  # fmt: skip
-        state = types.SimpleNamespace(global_step=0, num_input_tokens_seen=0)
-        model = types.SimpleNamespace(training=True)
-        made_like = type("GRPOTrainer", (types.SimpleNamespace,), {})
-        return made_like(
-            _generate=generate,
-            log=dict,
-            _metrics={"train": {}},
-            args=args,
-            state=state,
-            model=model,
-            **more,
-        )
-
-    return make
+    args = types.SimpleNamespace(
+        output_dir="out", generation_batch_size=2, num_generations=2, max_completion_length=8,
+        gradient_accumulation_steps=1, steps_per_generation=1, temperature=1.0,
+    )  # fmt: skip
+    state = types.SimpleNamespace(global_step=0, num_input_tokens_seen=0)
+    model = types.SimpleNamespace(training=True)
+    made_like = type("GRPOTrainer", (types.SimpleNamespace,), {})
+    return made_like(
+        _generate=generate,
+        log=dict,
+        _metrics={"train": {}},
+        args=args,
+        state=state,
+        model=model,
+        **more,
+    )
 
 
 def trl_step(trainer: Any, tmp_path: Path, red: int = 200, **skip: Any) -> Any:
@@ -64,9 +59,9 @@ def trl_step(trainer: Any, tmp_path: Path, red: int = 200, **skip: Any) -> Any:
     return trainer._generate([[{"role": "user", "content": content}]])
 
 
-def test_trls_images_replay(trainer: Callable[..., Any], tmp_path: Path) -> None:
+def test_trls_images_replay(tmp_path: Path) -> None:
     made: list[int] = []
-    first, second = (trl_step(trainer(made), tmp_path) for _ in range(2))
+    first, second = (trl_step(make_trainer(made), tmp_path) for _ in range(2))
     assert made == [1]
     assert [type(part) for part in second] == [type(part) for part in first]
     *same, _, pictures, _ = first
@@ -74,7 +69,7 @@ def test_trls_images_replay(trainer: Callable[..., Any], tmp_path: Path) -> None
     assert torch.equal(second[5]["pixels"], torch.ones(2, 3))
     assert pixels(second[6][0][0]) == pixels(pictures[0][0])
     with pytest.raises(MismatchError, match="prompts: "):
-        trl_step(trainer(made), tmp_path, red=201)
+        trl_step(make_trainer(made), tmp_path, red=201)
     assert made == [1]
 
 
@@ -88,23 +83,21 @@ def test_trls_images_replay(trainer: Callable[..., Any], tmp_path: Path) -> None
     ],
 )
 def test_what_shapes_trls_rollouts_is_compared(
-    trainer: Callable[..., Any], tmp_path: Path, more: dict[str, Any], what: str
+    tmp_path: Path, more: dict[str, Any], what: str
 ) -> None:
     made: list[int] = []
-    trl_step(trainer(made), tmp_path)
+    trl_step(make_trainer(made), tmp_path)
     with pytest.raises(MismatchError) as error:
-        trl_step(trainer(made, **more), tmp_path)
+        trl_step(make_trainer(made, **more), tmp_path)
     assert what in error.value.what
     assert "skip.experiment_name starts from nothing" in error.value.remedy
     assert made == [1]
 
 
-def test_the_check_before_the_first_step_says_what_differs(
-    trainer: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_the_check_before_the_first_step_says_what_differs(tmp_path: Path) -> None:
     made: list[int] = []
-    trl_step(trainer(made), tmp_path)
-    warmer = trainer(made)
+    trl_step(make_trainer(made), tmp_path)
+    warmer = make_trainer(made)
     warmer.args.temperature, warmer.state.max_steps = 2.0, 1
     with pytest.raises(ConfigError) as error:
         trl_step(warmer, tmp_path, on_miss="error")
@@ -120,12 +113,10 @@ def test_the_check_before_the_first_step_says_what_differs(
         ([None], False),
     ],
 )
-def test_log_probs_that_a_correction_needs(
-    trainer: Callable[..., Any], tmp_path: Path, logprobs: Any, enough: bool
-) -> None:
+def test_log_probs_that_a_correction_needs(tmp_path: Path, logprobs: Any, enough: bool) -> None:
     made: list[int] = []
-    trl_step(trainer(made, logprobs, use_vllm=True), tmp_path)
-    ours = trainer(made, [[0.5, 0.5]], use_vllm=True, vllm_importance_sampling_correction=True)
+    trl_step(make_trainer(made, logprobs, use_vllm=True), tmp_path)
+    ours = make_trainer(made, [[0.5, 0.5]], use_vllm=True, vllm_importance_sampling_correction=True)
     if enough:
         trl_step(ours, tmp_path)
     else:

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import types
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from rlskip.errors import NotInstalledError
 from rlskip.hosts.verl.handshake import PLUGIN, attached_by, starts_verl
 from rlskip.hosts.verl.seams import V0_TRAINER, seams
 from rlskip.hosts.verl.trainer import begin, next_step
+from tests.hosts.conftest import python_path
 
 pytestmark = pytest.mark.usefixtures("verl_process")
 
@@ -80,9 +80,7 @@ def test_an_old_verl_is_a_library_of_a_program_whose_stages_are_attached(
     assert starts_verl(read_skip({**VERLS, "skip": skip})) is starts
 
 
-def test_a_plugin_that_cannot_attach_ends_a_job_that_asks_for_rlskip(
-    tmp_path: Path, python_path: Callable[..., str]
-) -> None:
+def test_a_plugin_that_cannot_attach_ends_a_job_that_asks_for_rlskip(tmp_path: Path) -> None:
     # verl only logs an Exception of an entry point, and goes on without it.
     (tmp_path / "wrapt.py").write_text("raise ImportError('broken')")
     load = f"try:\n    import {PLUGIN}\nexcept Exception:\n    print('verl goes on')"

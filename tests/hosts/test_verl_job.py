@@ -23,6 +23,7 @@ from rlskip.errors import ConfigError, NotInstalledError, RlskipError
 from rlskip.hosts.verl import handshake
 from rlskip.hosts.verl.handshake import PLUGIN, TOKEN_VARIABLE
 from rlskip.hosts.verl.trainer import begin
+from tests.hosts.conftest import python_path
 
 CONFIG = """
 actor_rollout_ref: {rollout: {n: 2}}
@@ -134,9 +135,7 @@ def test_no_token_is_looked_for_where_none_can_be_written(
 # -- in a job of Hydra's ---------------------------------------------------------------------
 
 
-def test_where_skip_is_off_nothing_is_checked(
-    make_app: Any, make_verl: Any, python_path: Any
-) -> None:
+def test_where_skip_is_off_nothing_is_checked(make_app: Any, make_verl: Any) -> None:
     task = "assert 'RLSKIP_TOKEN' not in os.environ"
     app = make_app(config=CONFIG, task=task, functions="import verl\n")
     app.run(*ON, "skip.enable=false", PYTHONPATH=python_path(make_verl("0.9.1")))
@@ -193,7 +192,7 @@ cluster.shutdown()
 
 @pytest.mark.ray
 def test_the_jobs_name_reaches_the_process_that_trains(
-    make_verl: Callable[[str], str], python_path: Callable[..., str], tmp_path: Path
+    make_verl: Callable[[str], str], tmp_path: Path
 ) -> None:
     pytest.importorskip("ray")
     site = make_verl("0.9.1")

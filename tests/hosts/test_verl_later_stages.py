@@ -12,45 +12,16 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.hosts.verl import later_stages
 from rlskip.hosts.verl.later_stages import called_with, identity
 from rlskip.hosts.verl.no_engine import before_workers
 from rlskip.hosts.verl.trainer import begin
-from rlskip.hosts.verl.trainer_config import FULLY_ASYNC_MAIN, judge
 from rlskip.skip import SkipManager
 from tests.hosts import verl_config
 
 ON = tuple(f"skip.{role}.enable=true" for role in ("rollout", "ref", "reward"))
-V1 = ("trainer.use_v1=true", "skip.rollout.enable=false", "skip.rollout_tq.enable=true")
-COLOCATED = "reward.reward_model.enable=true"
 verl = functools.partial(verl_config.verl, *ON, "trainer.total_training_steps=2")
-
-
-@pytest.mark.parametrize(
-    ("more", "main", "role", "word"),
-    [
-        ((COLOCATED,), None, "", ""),
-        ((*V1, COLOCATED), None, "", ""),
-        ((), None, "reward", "skip.drop_fields=[rm_scores]"),
-        (("actor_rollout_ref.actor.use_kl_loss=false",), None, "ref", "use_kl_in_reward"),
-        (V1, None, "reward", "skip.drop_fields=[rm_scores]"),
-        ((*V1, "skip.attach.reward=mine:score"), None, "", ""),
-        (("async_training.x=1",), FULLY_ASYNC_MAIN.replace("verl.", "mine."), "reward", "async"),
-    ],
-)
-def test_a_role_that_is_never_called_is_refused(
-    more: tuple[str, ...], main: str | None, role: str, word: str
-) -> None:
-    config = verl(*more)
-    if not role:
-        judge(config, read_skip(config), main)
-        return
-    with pytest.raises(ConfigError) as error:
-        judge(config, read_skip(config), main)
-    assert f"skip.{role}.enable" in str(error.value)
-    assert word in str(error.value)
 
 
 @pytest.mark.parametrize(

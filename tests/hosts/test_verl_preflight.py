@@ -165,36 +165,54 @@ def test_a_run_that_needs_no_engine_gets_none(verl: Callable[..., DictConfig]) -
     assert error.value.where == "skip.start_engine=false"
 
 
+V1 = "trainer.use_v1=true"
+ROLLOUT, TQ, ASYNC, REF, REWARD = (
+    f"skip.{role}.enable=true"
+    for role in ("rollout", "rollout_tq", "async_rollout", "ref", "reward")
+)
+LATER, LATER_V1 = (ROLLOUT, REF, REWARD), (V1, TQ, REF, REWARD)
+COLOCATED = "reward.reward_model.enable=true"
+OWN_ASYNC_MAIN = FULLY_ASYNC_MAIN.replace("verl.", "mine.")
+NO_REWARD = ("skip.reward.enable", "skip.drop_fields=[rm_scores]")
+NO_REF = ("skip.ref.enable", "use_kl_in_reward")
+
+
 @pytest.mark.parametrize(
-    ("main", "role", "remedy"),
+    ("main", "more", "said"),
     [
-        ("dapo.main_dapo", "rollout", None),
-        ("dapo.main_dapo", "rollout_tq", None),
+        # A recipe's own task runner makes a V0 trainer, and has verl's default of use_v1.
+        ("dapo.main_dapo", (V1, ROLLOUT), ()),
+        ("dapo.main_dapo", (V1, TQ), ()),
+        ("verl.trainer.main_ppo", (V1, ROLLOUT), ("+skip=rollout_tq_cache), or trainer.use_v1=F",)),
+        (None, (V1, ROLLOUT), ("or trainer.use_v1=False",)),
+        (ONE_STEP_OFF, (V1, ROLLOUT), ()),
+        (ONE_STEP_OFF, (V1, TQ), ("-> use skip.rollout (+skip=rollout_cache)",)),
+        (FULLY_ASYNC_MAIN, (V1, ASYNC), ()),
         (
-            "verl.trainer.main_ppo",
-            "rollout",
-            "(+skip=rollout_tq_cache), or trainer.use_v1=False",
+            FULLY_ASYNC_MAIN,
+            (V1, ROLLOUT),
+            ("-> use skip.async_rollout (+skip=async_rollout_cache)",),
         ),
-        (None, "rollout", "or trainer.use_v1=False"),
-        (ONE_STEP_OFF, "rollout", None),
-        (ONE_STEP_OFF, "rollout_tq", "use skip.rollout (+skip=rollout_cache)"),
-        (FULLY_ASYNC_MAIN, "async_rollout", None),
-        (FULLY_ASYNC_MAIN, "rollout", "use skip.async_rollout (+skip=async_rollout_cache)"),
+        # Later stages.
+        (None, (*LATER, COLOCATED), ()),
+        (None, (*LATER_V1, COLOCATED), ()),
+        (None, LATER, NO_REWARD),
+        (None, (*LATER, "actor_rollout_ref.actor.use_kl_loss=false"), NO_REF),
+        (None, LATER_V1, NO_REWARD),
+        (None, (*LATER_V1, "skip.attach.reward=mine:score"), ()),
+        (OWN_ASYNC_MAIN, (*LATER, "async_training.x=1"), ("skip.reward.enable", "async")),
     ],
 )
-def test_the_application_and_the_role_tell_the_trainer(
-    main: str | None, role: str, remedy: str | None
+def test_a_role_that_the_trainer_never_calls_is_refused(
+    main: str | None, more: tuple[str, ...], said: tuple[str, ...]
 ) -> None:
-    """A recipe's own task runner makes a V0 trainer, and has verl's default of use_v1."""
-    config = verl_config.verl("trainer.use_v1=true")
-    config.skip = {"dump_dir": "/d", role: {"enable": True}}
-    if remedy is None:
-        judge(config, read_skip(config), main)
-        return
-    with pytest.raises(ConfigError) as error:
-        judge(config, read_skip(config), main)
-    assert remedy in error.value.remedy
-    config.skip = None
+    """The application and the config tell which trainer it is."""
+    config = verl_config.verl(*more)
+    if said:
+        with pytest.raises(ConfigError) as error:
+            judge(config, read_skip(config), main)
+        assert [text for text in said if text not in str(error.value)] == []
+        config.skip = None
     judge(config, read_skip(config), main)
 
 

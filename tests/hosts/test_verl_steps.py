@@ -102,8 +102,9 @@ def start(
     verl_stub.forget()
 
 
-def dumped(folder: Path) -> set[str]:
-    """The calls below a folder that have a dump."""
+def dumped(tmp_path: Path) -> set[str]:
+    """The calls that have a dump."""
+    [folder] = (tmp_path / "d").glob("*/GBS*")
     return {dump.name for dump in Run(folder).dumps()}
 
 
@@ -113,8 +114,7 @@ def test_a_trainer_that_never_states_the_step_counts_it(start: Any, tmp_path: Pa
         for trainer.global_steps in (1, 2):
             assert generate(trainer.global_steps) == trainer.global_steps
         assert len(trainer.manager.made) == made
-    [folder] = (tmp_path / "d").glob("*/GBS*")
-    assert dumped(folder) == {"1", "2"}
+    assert dumped(tmp_path) == {"1", "2"}
 
 
 def test_validation_sets_no_step(start: Any) -> None:
@@ -136,8 +136,7 @@ def test_a_trainer_that_states_the_step_of_validation_only_counts_the_others(
                 assert generate(10 * trainer.global_steps + call) == trainer.global_steps
             generate(0, global_steps=trainer.global_steps, validate=True)
         assert [meta.get("global_steps") for meta in trainer.manager.made].count(None) == made
-    [folder] = (tmp_path / "d").glob("*/GBS*")
-    assert dumped(folder) == {"1/0", "1/1", "2/0", "2/1"}
+    assert dumped(tmp_path) == {"1/0", "1/1", "2/0", "2/1"}
 
 
 def test_a_step_that_the_trainer_states_counts_instead(start: Any) -> None:

@@ -25,8 +25,12 @@ train(cfg)
 """
 
 
-def test_a_single_run_turns_the_flag_off_for_the_task(make_app: Callable[..., Any]) -> None:
+def test_a_job_turns_the_flag_off_for_the_task_or_refuses(make_app: Callable[..., Any]) -> None:
     app = make_app(config=YAML, task=SHOW)
+    # In a multirun the task would see the override.
+    run = app.run("-m", "+skip=rollout_cache", "skip.dump_dir=dumps", f"{FLAG}=True", fails=True)
+    assert f"add the override {FLAG}=False" in run.err
+    assert app.generated == []
     # What an override interpolates has another place in the list of overrides, and the values of
     # `hydra:` are there when the job starts.
     more = ("+b=${hydra:job.name}", "+c=${.b}", "skip.dump_dir=${hydra:runtime.output_dir}/dumps")
@@ -34,13 +38,6 @@ def test_a_single_run_turns_the_flag_off_for_the_task(make_app: Callable[..., An
     assert "the task sees False" in run.out
     assert f"LegacyFlagWarning: {FLAG} and skip.rollout.enable are both true" in run.err
     assert "role rollout: 0 hits, 2 misses" in run.out
-
-
-def test_a_multirun_refuses_and_names_the_override(make_app: Callable[..., Any]) -> None:
-    app = make_app(config=YAML, task=SHOW)
-    run = app.run("-m", "+skip=rollout_cache", "skip.dump_dir=dumps", f"{FLAG}=True", fails=True)
-    assert f"add the override {FLAG}=False" in run.err
-    assert app.generated == []
 
 
 @pytest.mark.parametrize("kind", ["dict", "struct", "read-only"])

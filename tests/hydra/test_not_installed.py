@@ -22,40 +22,51 @@ def generate(prompts: list[int]) -> list[int]:
     return prompts
 
 
+score = SkipManager.annotate(role="reward")(lambda prompts: prompts)
+
+
+A, FRAMES = "a: 1", "skip: {frames: 4}"
+TURNS_ON = "skip: {rollout: {enable: true}"
+ADD = "or add hydra/callbacks=rlskip, or call SkipManager.init(cfg)"
+
+
 @pytest.mark.parametrize(
-    ("overrides", "removed", "remedy"),
+    ("primary", "override", "chosen", "remedy"),
     [
-        (
-            ["+skip=rollout_cache"],
-            "~hydra.callbacks.rlskip",
-            "remove ~hydra.callbacks.rlskip, or call SkipManager.init(cfg) first",
-        ),
-        (["+skip=rollout_cache", "~skip"], "", "remove ~skip, or call SkipManager.init(cfg) first"),
-        (["+skip.rollout.enable=true"], "", "choose an option instead of single keys"),
-        (["+skip=rollout_cache"], "", "if Hydra does not list RlskipSearchPathPlugin"),
+        (A, "+skip=rollout_cache ~hydra.callbacks.rlskip", "+skip=rollout_cache",
+         "remove ~hydra.callbacks.rlskip, or call SkipManager.init(cfg) first"),
+        (A, "+skip=rollout_cache ~skip", "+skip=rollout_cache",
+         "remove ~skip, or call SkipManager.init(cfg) first"),
+        (A, "+skip.rollout.enable=true", "+skip.rollout.enable=true",
+         "choose an option instead of single keys"),
+        (A, "+skip=rollout_cache", "+skip=rollout_cache",
+         "if Hydra does not list RlskipSearchPathPlugin"),
+        # What the application's YAML turns on.
+        (f"{TURNS_ON}}}", "", "rollout.enable: true", ADD),
+        (f"{TURNS_ON}, reward: {{enable: false}}}}", "", "rollout.enable: true", ADD),
+        # Keys that are not the application's own.
+        (FRAMES, "+skip.rolout.enable=true", "", ""),
+        (A, "+skip=true", "", ""),
+        (FRAMES, "+skip.rollout.enable=true", "", ""),
+        ("skip: {reward: {steps: 4}}", "skip.reward.steps=5", "", ""),  # a role without a class
     ],
-)
+)  # fmt: skip
 def test_a_job_without_the_callback_refuses(
-    composed: Any, overrides: list[str], removed: str, remedy: str
+    composed: Any, monkeypatch: Any, primary: str, override: str, chosen: str, remedy: str
 ) -> None:
-    config = composed("a: 1\n", *overrides)
+    monkeypatch.setattr(sys, "argv", ["app.py", *override.split()])
+    hydras = [one for one in override.split() if one.startswith("~hydra")]
+    config = composed(f"{primary}\n", *(one for one in override.split() if one not in hydras))
     with open_dict(config.hydra):
         config.hydra.mode = RunMode.RUN
-        config.hydra.overrides.hydra = [removed] if removed else []
+        config.hydra.overrides.hydra = hydras
     HydraConfig.instance().set_config(config)
-    with pytest.raises(NotInstalledError) as caught:
-        generate([1])
-    assert f"{overrides[0]} was chosen" in caught.value.what
-    assert remedy in caught.value.remedy
-
-
-@pytest.mark.parametrize("more", ["", ", reward: {enable: false}"])
-def test_what_the_applications_yaml_turns_on_is_a_choice(composed: Any, more: str) -> None:
-    own = f"skip: {{rollout: {{enable: true}}{more}}}\n"
-    HydraConfig.instance().set_config(composed(own))
-    with pytest.raises(NotInstalledError, match=r"rollout\.enable: true was chosen") as caught:
-        generate([1])
-    assert "or add hydra/callbacks=rlskip, or call SkipManager.init(cfg)" in caught.value.remedy
+    stages = [score] if "reward.steps" in override else [generate, score]
+    for stage in stages:
+        with pytest.raises(NotInstalledError) as caught:
+            stage([1])
+        assert f"{chosen} was chosen" in caught.value.what
+        assert remedy in caught.value.remedy
 
 
 OFF = "skip: {enable: true, rollout: {enable: false}}"
@@ -93,29 +104,6 @@ def test_skip_is_not_chosen(
         config.hydra.mode = RunMode.RUN
     HydraConfig.instance().set_config(config)
     assert generate([1]) == [1]
-
-
-@pytest.mark.parametrize(
-    ("primary", "override"),
-    [
-        ("skip: {frames: 4}", "+skip.rolout.enable=true"),
-        ("a: 1", "+skip=true"),
-        ("skip: {frames: 4}", "+skip.rollout.enable=true"),
-        ("skip: {reward: {steps: 4}}", "skip.reward.steps=5"),  # a role that needs no class
-    ],
-)
-def test_keys_that_are_not_the_applications_own_are_a_choice(
-    composed: Any, monkeypatch: pytest.MonkeyPatch, primary: str, override: str
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["app.py", override])
-
-    @SkipManager.annotate(role="reward")
-    def score(prompts: list[int]) -> list[int]:
-        return prompts
-
-    HydraConfig.instance().set_config(composed(f"{primary}\n", override))
-    with pytest.raises(NotInstalledError, match="was chosen"):
-        score([1])
 
 
 # What resolves in its own place in the config, or in the job, but not in the list of overrides.

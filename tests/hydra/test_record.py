@@ -39,51 +39,38 @@ def test_a_job_records(make_app: Callable[..., Any]) -> None:
     assert "NEVER CONSULTED" in run.said
 
 
-@pytest.fixture
-def start(composed: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bool]]:
-    """Start a job with this config: returns whether stages are recorded."""
+@pytest.mark.parametrize(
+    ("config", "option", "overrides", "records"),
+    [
+        # Without an option, `record` may be any application's: its keys tell.
+        ("a: 1", "+skip=rollout_cache", ["+record.enable=true"], True),
+        ("record: {fps: 30}", "+skip=rollout_cache", ["+record.enable=true"], False),
+        # An own key `skip` stays where only stages are recorded.
+        *((f"skip: {own}", "+record=stages", [], True)
+          for own in ("5", "fast", "[1, 2]", "{eval_batches: 5}")),
+        # What is asked of skip is checked.
+        ("skip: {rollout: {enabel: true}}", "+record=stages", [], None),
+        ("skip: {eval_batches: 5}", "+record=stages", ["+skip.rollot.enable=true"], None),
+        ("a: 1", "+record=stages", ["+skip.rollot.enable=true"], None),
+    ],
+)  # fmt: skip
+def test_what_a_job_records_and_skips(
+    composed: Any, monkeypatch: pytest.MonkeyPatch, config: str, option: str,
+    overrides: list[str], records: bool | None,
+) -> None:  # fmt: skip
     started: list[bool] = []
     monkeypatch.setattr(stages, "start", lambda settings, step: started.append(settings.enable))
-
-    def job(text: str, *overrides: str, option: str = "+record=stages") -> list[bool]:
-        config = composed(text, option, *overrides)
-        with open_dict(config.hydra):
-            config.hydra.runtime.update(cwd="/", output_dir="/")
-            config.hydra.mode = RunMode.MULTIRUN
-        SkipCallback().on_job_start(config)
-        return started
-
-    return job
-
-
-def test_a_key_alone_records_where_the_callback_is(start: Callable[..., list[bool]]) -> None:
-    """Without an option, `record` may be any application's: its keys tell."""
-    assert start("a: 1\n", "+record.enable=true", option="+skip=rollout_cache") == [True]
-    own = ("record: {fps: 30}\n", "+record.enable=true")
-    assert start(*own, option="+skip=rollout_cache")[1:] == [False]
-
-
-@pytest.mark.parametrize("own", ["5", "fast", "[1, 2]", "{eval_batches: 5}"])
-def test_an_own_key_skip_stays_where_only_stages_are_recorded(
-    own: str, start: Callable[..., list[bool]]
-) -> None:
-    assert start(f"skip: {own}\n") == [True]
-    assert SkipManager.skip_instances == {}
-
-
-@pytest.mark.parametrize(
-    ("config", "overrides"),
-    [
-        ("skip: {rollout: {enabel: true}}\n", []),
-        ("skip: {eval_batches: 5}\n", ["+skip.rollot.enable=true"]),
-        ("a: 1\n", ["+skip.rollot.enable=true"]),
-    ],
-)
-def test_what_is_asked_of_skip_is_checked_where_stages_are_recorded(
-    config: str, overrides: list[str], start: Callable[..., list[bool]]
-) -> None:
-    with pytest.raises(RlskipAbort, match="did you mean"):
-        start(config, *overrides)
+    job = composed(f"{config}\n", option, *overrides)
+    with open_dict(job.hydra):
+        job.hydra.runtime.update(cwd="/", output_dir="/")
+        job.hydra.mode = RunMode.MULTIRUN
+    if records is None:
+        with pytest.raises(RlskipAbort, match="did you mean"):
+            SkipCallback().on_job_start(job)
+        return
+    SkipCallback().on_job_start(job)
+    assert started == [records]
+    assert bool(SkipManager.skip_instances) is (option == "+skip=rollout_cache")
 
 
 @pytest.mark.slow

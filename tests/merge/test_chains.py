@@ -78,27 +78,21 @@ def test_no_row_grows_past_the_limit(out, limit):
             assert all(rows.length(j) <= limit for chain in chains for j in chain[1:])
 
 
-@pytest.fixture
-def three_turns():
-    return turns(([1], [2]), ([1, 2, 3], [4]), ([1, 2, 3, 4, 5], [6]))
-
-
-def test_split_stops_at_the_turn_boundary(three_turns):
+def test_what_becomes_of_rows_past_the_limit(caplog):
+    """Split at the turn's boundary, refused by row and key, or merged with a warning."""
+    three_turns = turns(([1], [2]), ([1, 2, 3], [4]), ([1, 2, 3, 4, 5], [6]))
     merged, _, report = merge(three_turns, merge_config(max_seq_len=5))
     assert merged["prompt_token_ids"] == [[1], [1, 2, 3, 4, 5]]
     assert merged["response_ids"] == [[2, 3, 4], [6]]
     assert [b.cause for b in report.breaks] == ["overlong"]
     assert len(merge(three_turns, merge_config(max_seq_len=6))[0]["response_ids"]) == 1
 
-
-def test_error_names_row_and_key(three_turns):
     with pytest.raises(MergeError) as error:
         merge(three_turns, merge_config(max_seq_len=5, on_overlong="error"))
     assert error.value.where == "response_ids[2]"
     assert "merge.max_seq_len" in error.value.what
 
-
-def test_warn_merges_and_logs_a_warning(three_turns, caplog):
+    caplog.clear()
     with caplog.at_level(logging.WARNING, "rlskip.merge"):
         merged, _, _ = merge(three_turns, merge_config(max_seq_len=3, on_overlong="warn"))
     assert merged["response_ids"] == [[2, 3, 4, 5, 6]]

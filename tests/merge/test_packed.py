@@ -76,21 +76,14 @@ def test_packed_responses_take_the_wider_ids_of_prompts(two_turns, dtype):
     assert merged.values().tolist() == [20, 70_000, 40, 41]
 
 
-def jagged(*rows, dtype=torch.int64):
-    offsets = torch.tensor([0, *map(len, rows)]).cumsum(0)
-    return torch.nested.nested_tensor_from_jagged(
-        torch.tensor([x for row in rows for x in row], dtype=dtype), offsets
-    )
-
-
 def of_values(values):
     return torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 1, 3]))
 
 
 PACKED_VALUES = {
-    "float8": lambda: jagged([1.0], [1.0, 2.0], dtype=torch.float8_e4m3fn),
-    "bool": lambda: jagged([True], [True, False], dtype=torch.bool),
-    "complex": lambda: jagged([1j], [1j, 2j], dtype=torch.complex64),
+    "float8": lambda: of_values(torch.tensor([1.0, 1.0, 2.0]).to(torch.float8_e4m3fn)),
+    "bool": lambda: of_values(torch.tensor([True, True, False])),
+    "complex": lambda: of_values(torch.tensor([1j, 1j, 2j])),
     "strided": lambda: of_values(torch.tensor([1.0, 9.0, 1.0, 9.0, 2.0])[::2]),
     "vectors in another order": lambda: of_values(torch.arange(1.0, 7.0).reshape(2, 3).t()),
     "conjugate": lambda: of_values(torch.tensor([1j, 2j, 3j]).conj()),

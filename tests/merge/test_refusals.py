@@ -33,12 +33,13 @@ BOUNDARIES = {
     "an id is missing": (["a", None], [True, True], "trajectory_ids[1]"),
     "no ids": (None, [True], "trajectory_ids"),
     "no flags": (["a"], None, "is_last_step"),
+    "no rows": ([], [], "response_ids"),
 }
 
 
 @pytest.mark.parametrize(("ids", "is_last", "where"), BOUNDARIES.values(), ids=BOUNDARIES)
 def test_incomplete_trajectories(ids, is_last, where):
-    out = some_rows(ids or ["a"], is_last) | {"trajectory_ids": ids}
+    out = some_rows(["a"] if ids is None else ids, is_last) | {"trajectory_ids": ids}
     with pytest.raises(MergeError) as error:
         merge_stepwise_output(out)
     assert error.value.where == where
@@ -139,10 +140,7 @@ def test_packed_fields_that_do_not_fit(change, where):
     assert error.value.where == where
 
 
-def test_no_rows():
-    with pytest.raises(MergeError) as error:
-        merge_stepwise_output(some_rows([], []))
-    assert error.value.where == "response_ids"
+def test_a_packed_batch_without_rows():
     empty = torch.nested.nested_tensor_from_jagged(torch.zeros(0), torch.zeros(1).long())
     names = ("prompt_token_ids", "response_ids", "loss_masks")
     with pytest.raises(MergeError) as error:

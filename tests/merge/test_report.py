@@ -35,6 +35,8 @@ class Letters:
         ("branch", [*SYSTEM[:8], *MORE], 8),
         ("branch", MORE, 0),
         ("branch", [], 0),
+        # The prompts differ, so that no response is in common.
+        ("branch", [SYSTEM[0], ANSWER[0], 5], 1),
     ],
 )
 @pytest.mark.parametrize("packed", [False, True])
@@ -108,8 +110,3 @@ def test_nothing_happens_when_off():
     assert uids == ["p", "p"]
     assert report == MergeReport()
     assert not report
-
-
-def test_contexts_that_differ_in_the_prompt_have_no_response_in_common():
-    _, _, report = merge(turns(([1, 2, 3], [9]), ([1, 9, 5], [6])), merge_config())
-    assert [(b.token, b.was, b.now) for b in report.breaks] == [(1, (2, 3, 9), (9, 5))]

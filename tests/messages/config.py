@@ -2,12 +2,8 @@
 
 from rlskip.config.settings import read_skip
 
-
-def read(**skip):
-    return read_skip({"skip": skip})
-
-
+SEVERAL = {"wait_s": "long", "on_mis": "error", "rollout": {"enable": "x"}}
 CASES = [
-    ("several problems", lambda _: read(wait_s="long", on_mis="error", rollout={"enable": "x"})),
+    ("several problems", lambda _: read_skip({"skip": SEVERAL})),
     ("an option that Hydra did not find", lambda _: read_skip({"skip": "rollout_cache"})),
 ]

@@ -4,9 +4,9 @@ from rlskip.dispatch import LocalPool, RolloutDispatcher
 from rlskip.queue import MemoryQueue
 
 
-def dispatcher(**dispatch):
-    config = {"dispatch": {"rollout_level": True, "n": 2, **dispatch}}
-    return RolloutDispatcher(LocalPool(lambda *_: {"x": 1}), config=config)
+def dispatcher(worker=lambda *_: {"x": 1}, queue=None, replay=None, **dispatch):
+    config = {"dispatch": {"rollout_level": True, "n": 2, **dispatch}, "replay": replay}
+    return RolloutDispatcher(LocalPool(worker), queue, config)
 
 
 def submit(prompts, **more):
@@ -14,10 +14,9 @@ def submit(prompts, **more):
         open_one.submit(prompts, **more)
 
 
-def generate(policy):
-    config = {"dispatch": {"rollout_level": True, "policy": policy}}
-    with RolloutDispatcher(LocalPool(lambda *_: {"x": 1}), MemoryQueue(), config) as open_one:
-        open_one.submit([{"uid": "a"}], step=1).result()
+def collect(**how):
+    with dispatcher(**how) as open_one:
+        open_one.collect([{"uid": "a"}], step=1)
 
 
 def collect_again(_):
@@ -26,24 +25,13 @@ def collect_again(_):
         open_one.collect([{"uid": "a"}], step=2, batch_size=1)
 
 
-def collect_refilled(_):
-    config = {"dispatch": {"rollout_level": True}, "replay": {"on_incomplete": "refill"}}
-    with RolloutDispatcher(LocalPool(lambda *_: {"x": 1}), config=config) as open_one:
-        open_one.collect([{"uid": "a"}], step=1)
-
-
-def collect_unequal(_):
-    def worker(prompt, sampling, session):
-        return {"x": 1, **({"y": 2} if session.session_id else {})}
-
-    with RolloutDispatcher(LocalPool(worker), config={"dispatch": {"n": 2}}) as open_one:
-        open_one.collect([{"uid": "a"}], step=1)
+def of_unequal_fields(prompt, sampling, session):
+    return {"x": 1, **({"y": 2} if session.session_id else {})}
 
 
 def submit_to_earlier(_):
     queue = MemoryQueue()
-    pools = [LocalPool(lambda *_: {"x": 1}) for _ in range(2)]
-    with RolloutDispatcher(pools[0], queue) as earlier, RolloutDispatcher(pools[1], queue):
+    with dispatcher(queue=queue) as earlier, dispatcher(queue=queue):
         earlier.submit([{"uid": "a"}], step=1)
 
 
@@ -57,8 +45,8 @@ CASES = [
     ("a batch without a step", lambda _: submit([{"uid": "a"}])),
     ("a uid whose group was not taken", collect_again),
     ("the step '3'", lambda _: submit([{"uid": "a"}], step="3")),
-    ("a refill for collect", collect_refilled),
-    ("rows of unequal fields", collect_unequal),
+    ("a refill for collect", lambda _: collect(replay={"on_incomplete": "refill"})),
+    ("rows of unequal fields", lambda _: collect(worker=of_unequal_fields)),
     ("a batch without uids", lambda _: submit([{"x": "a"}], step=1)),
     (
         "prompts of one batch that differ in global_steps",
@@ -76,7 +64,10 @@ CASES = [
         )
         for n in (0, 2.5)
     ),
-    ("a policy that returns no placement", lambda _: generate("builtins:id")),
+    (
+        "a policy that returns no placement",
+        lambda _: collect(queue=MemoryQueue(), policy="builtins:id"),
+    ),
     ("a closed dispatcher", submit_to_closed),
     ("a second dispatcher of a queue", submit_to_earlier),
     ("a journal without a directory", lambda _: dispatcher(journal=True)),

@@ -1,20 +1,12 @@
 """Of merging: fields that do not fit together."""
 
 from rlskip.merge import merge_stepwise_output
+from tests.merge.batches import turns
 
 
 def merge(**change):
-    turns = {
-        "prompt_token_ids": [[1], [1, 2]],
-        "response_ids": [[2], [3]],
-        "rewards": [[0.0], [1.0]],
-        "loss_masks": [[1], [1]],
-        "stop_reasons": None,
-        "rollout_logprobs": None,
-        "trajectory_ids": ["a", "a"],
-        "is_last_step": [False, True],
-    }
-    merge_stepwise_output({**turns, **change})
+    two = turns(([1], [2]), ([1, 2], [3]))
+    merge_stepwise_output({**two, "trajectory_ids": ["a", "a"], **change})
 
 
 CASES = [

@@ -63,18 +63,8 @@ def queue(clock):
 
 
 @pytest.fixture
-def make_rollouts(queue):
-    """Writers to a partition of the queue."""
-
-    def make(partition="train", queue=queue):
-        return Rollouts(queue, partition)
-
-    return make
-
-
-@pytest.fixture
-def rollouts(make_rollouts):
-    return make_rollouts()
+def rollouts(queue):
+    return Rollouts(queue)
 
 
 @pytest.fixture

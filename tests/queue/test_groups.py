@@ -8,6 +8,7 @@ import pytest
 from rlskip.dispatch import LocalPool, RolloutDispatcher
 from rlskip.keys import prompt_tag, session_tag, status_tag
 from rlskip.queue import IncompleteRolloutError, ReplayBuffer, ReplayTimeoutError, to_rows
+from tests.queue.conftest import Rollouts
 
 INCOMPLETE = [
     (lambda r: r.finished("u", status="failure"), "2, got 2 (status failure)"),
@@ -94,10 +95,10 @@ def test_an_invalid_count_is_never_complete_and_named(make_buffer, rollouts, pol
         buffer.sample(1, "train")
 
 
-def test_expectations_missing_from_the_tag_come_from_the_config(make_buffer, make_rollouts):
+def test_expectations_missing_from_the_tag_come_from_the_config(make_buffer, queue):
     buffer = make_buffer(n=2, val_n=1)
     for partition in ("train", "val"):
-        rollouts = make_rollouts(partition)
+        rollouts = Rollouts(queue, partition)
         rollouts.session("u", 0, marker=False)
         rollouts.tag("u", status_tag(1, "finished"))
     assert buffer.sample(1, "val")[0].keys == ["u_0_0"]

@@ -6,9 +6,7 @@ import threading
 import pytest
 import torch
 
-from rlskip.config.nodes import read_node
-from rlskip.config.other_nodes import ReplayConfig
-from rlskip.errors import ConfigError, RlskipError
+from rlskip.errors import RlskipError
 from rlskip.keys import prompt_tag
 from rlskip.queue import KVBatchMeta, ReplayBuffer, UnequalFieldsError
 
@@ -120,23 +118,3 @@ def test_others_may_count_and_clear_while_one_waits(make_buffer, rollouts, clock
     clock.at(0, meanwhile)
     assert buffer.sample(2, "train")[0].keys == ["u_0_0"]
     assert counts == [0]
-
-
-# -- the `replay` node -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("node", "key"),
-    [
-        ({"on_incomplete": "min_viable"}, "min_viable"),
-        ({"max_off_policy_strategy": "wait"}, "max_off_policy_threshold"),
-        ({"max_refills": 0}, "max_refills"),
-        ({"timeout_s": 1e10}, "timeout_s"),  # longer than a thread can wait
-        ({"timeout_s": float("nan")}, "timeout_s"),
-        ({"progress_interval_s": 0}, "progress_interval_s"),
-    ],
-)
-def test_invalid_settings_are_refused(node, key):
-    with pytest.raises(ConfigError, match=f"replay.{key}: ") as error:
-        read_node(ReplayConfig, {"replay": node})
-    assert str(error.value).count("replay.") == 1, error.value

@@ -41,13 +41,13 @@ def train(queue: Any) -> Any:
         queue.delete(list(queue.list(partition)), partition)
 
 
-def buffer(mode: str = "sync", refill: Any = None, **replay: Any) -> Any:
+def buffer(refill: Any = None, **replay: Any) -> Any:
     """Made by keyword, as verl's trainer does."""
     from rlskip.hosts.verl.queue import FailClosedReplayBuffer
 
     settings = ReplayConfig(n=N, val_n=N, timeout_s=5.0, **replay)
     return FailClosedReplayBuffer(
-        trainer_mode=mode,
+        trainer_mode="sync",
         trainer_config={},
         max_off_policy_threshold=2,
         max_off_policy_strategy="drop",
@@ -56,24 +56,22 @@ def buffer(mode: str = "sync", refill: Any = None, **replay: Any) -> Any:
     )
 
 
-def submit(queue: Any, prompts: int, step: int = 1, partition: str = "train") -> list[str]:
+def submit(queue: Any, prompts: int) -> list[str]:
     """As verl's trainer and worker do: the root is pending, then gets a bare status."""
     uids = [f"p-{next(_uids)}" for _ in range(prompts)]
-    queue.put(uids, partition, tags=[status_tag(step, "pending")] * prompts)
-    queue.put(uids, partition, tags=[{"status": "running"}] * prompts)
+    queue.put(uids, "train", tags=[status_tag(1, "pending")] * prompts)
+    queue.put(uids, "train", tags=[{"status": "running"}] * prompts)
     return uids
 
 
-def finish(
-    queue: Any, uids: list[str], step: int = 1, sessions: int = N, partition: str = "train"
-) -> None:
+def finish(queue: Any, uids: list[str], sessions: int = N) -> None:
     for uid in uids:
         keys = [f"{uid}_{session}_0" for session in range(sessions)]
         rows = [{"responses": torch.arange(3)}] * sessions
         if keys:
-            queue.put(keys, partition, rows, [row_tag(step)] * sessions)
+            queue.put(keys, "train", rows, [row_tag(1)] * sessions)
     status = "finished" if sessions == N else "failure"
-    queue.put(uids, partition, tags=[{"status": status}] * len(uids))
+    queue.put(uids, "train", tags=[{"status": status}] * len(uids))
 
 
 def test_a_batch_has_verls_own_type_and_leaves_only_its_rows(train: Any) -> None:

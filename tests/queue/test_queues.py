@@ -1,4 +1,4 @@
-"""TransferQueueAdapter on a real TransferQueue: SimpleStorage on a local Ray."""
+"""MemoryQueue, and TransferQueueAdapter on a real TransferQueue: SimpleStorage on a local Ray."""
 
 import dataclasses
 import pickle
@@ -12,13 +12,30 @@ import torch
 from rlskip.keys import prompt_tag, row_tag, session_tag
 from rlskip.queue import (
     KVBatchMeta,
+    MemoryQueue,
     QueueUnavailableError,
     TransferQueueAdapter,
     to_rows,
     transfer_queue,
 )
 from rlskip.queue.transfer_queue import PollingWatch
-from tests.queue.queue_tests import QueueTests
+from tests.queue.queue_tests import PolledQueue, QueueTests
+
+
+class TestMemoryQueue(QueueTests):
+    @pytest.fixture(params=[MemoryQueue, PolledQueue])
+    def queue(self, request):
+        return request.param()
+
+    def test_an_idle_watch_does_not_grow(self):
+        queue = MemoryQueue()
+        queue.put(["stays"], "train", None, [{}])
+        watch = queue.watch()
+        for i in range(1000):
+            queue.put([f"u{i}"], "train", None, [{}])
+            queue.delete([f"u{i}"], "train")
+        assert queue._noted == {"train": {"stays": False}}
+        assert watch.poll() == {"train": {"stays": {}}}
 
 
 def test_a_batch_has_the_fields_of_transfer_queues_own():
