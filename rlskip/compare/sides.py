@@ -26,6 +26,7 @@ from rlskip.runs.on_disk import dumps_of, families
 from rlskip.runs.opened import NoSuchPlaceError, Run, Step
 from rlskip.runs.rollouts import Decode, Rollouts
 from rlskip.stages.parts import MARK, ROW_COLUMNS, Entry, encode
+from rlskip.store.dump import opened
 from rlskip.store.layout import STAGES
 
 
@@ -207,9 +208,12 @@ def find_side(name: str, within: Path, decode: Decode | None = None) -> Side:
 
 def has_records(directory: Path) -> bool:
     """Whether a directory holds the steps of a job's records."""
-    dumps = (dump for step in sorted(families(directory)) for dump in dumps_of(directory, step))
-    first = next((dump.meta for dump in dumps if dump.meta is not None), None)  # others are damaged
-    return first is not None and MARK in first.info
+    # Not by the index of what may be a run of many steps: one sound dump tells.
+    for _, places in sorted(families(directory).items()):
+        for place in places:
+            with contextlib.suppress(DumpError), opened(place) as here:
+                return MARK in here.read_meta().info
+    return False
 
 
 def compare_sides(

@@ -58,8 +58,8 @@ class OneRun:
         self.name, self._run, self._records = side.name, side.run, side.recorded
         run, places = self._run, self._run.places()
         read = spread(list(places))
-        dumps = [dump for step in read for dump in dumps_at(places[step])]
-        self._is_sampled = len(read) < len(places)
+        self._is_sampled = sampled = len(read) < len(places)
+        dumps = [dump for step in read for dump in dumps_at(places[step], indexed=not sampled)]
         self._tally = sum(tally_steps(run.dump_dir).get(run.name, {}).values(), Tally())
         self.problems: list[tuple[str, str]] = []
         self.dumps = [(dump, self._counted(dump)) for dump in progress(dumps)]

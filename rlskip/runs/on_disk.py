@@ -129,10 +129,13 @@ def dumps_of(directory: Path, step: int, call: int | None = None) -> list[Dump]:
     return [dump for dump in found if call is None or (dump.call or 0) == call]
 
 
-def dumps_at(places: Sequence[Place]) -> list[Dump]:
-    """The dumps at all places of one step: as the calls were made; what cannot be read is last."""
+def dumps_at(places: Sequence[Place], *, indexed: bool = True) -> list[Dump]:
+    """The dumps at all places of one step: as the calls were made; what cannot be read is last.
+
+    Who reads few of a run's many steps does not read what the run's index says of all.
+    """
     groups: dict[str, list[Dump]] = {}
-    for dump in filter(None, map(_read, places)):
+    for dump in filter(None, [_read(place, indexed) for place in places]):
         # The shards of one call have the same generation.
         generation = dump.meta.info.get("generation") if dump.meta else None
         is_shard = dump.place.world_size > 1 and isinstance(generation, str)
@@ -150,12 +153,13 @@ def dumps_at(places: Sequence[Place]) -> list[Dump]:
     return found
 
 
-def _read(place: Place) -> Dump | None:
+def _read(place: Place, indexed: bool) -> Dump | None:
     """The dump of a place; None if there is none (any more)."""
     meta, problem, found = None, None, _files_of(place)
     # What the index says is true of the two files that it was said of.
     index = _index(place.root)
-    index.refresh()
+    if indexed:
+        index.refresh()
     known = index.dumps.get(place.name)
     if known is not None and len(found) == 2 and known.stamp == stamp_of(found[1]):
         with contextlib.suppress(*DAMAGE):

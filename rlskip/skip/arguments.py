@@ -229,14 +229,14 @@ def read_arguments(call: Call, ignored: Collection[str], first: FirstValues) -> 
     found = Arguments({*IGNORED, *(stage.ignore or ()), *ignored, *whole}, prompts, code)
     if ALL in found.ignored:
         return found
+    passed = {*found.ignored, *SELF, holder}
     for name, parameter in given.bound.signature.parameters.items():
         value, default = given.bound.arguments[name], parameter.default
         if parameter.kind is parameter.VAR_POSITIONAL:
             default = ()
         parts = value if parameter.kind is parameter.VAR_KEYWORD else {name: value}
         for each, one in parts.items() if name not in found.ignored else ():
-            is_counted = each not in (*found.ignored, *SELF, holder)
-            if is_counted and (one is not prompts or is_single(one)):
+            if each not in passed and (one is not prompts or is_single(one)):
                 found.at_argument(each, one, default)
     for name in (holder, *SELF):
         if name in given.arguments and given.arguments[name] is not prompts:

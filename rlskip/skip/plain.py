@@ -28,8 +28,11 @@ class _TooLarge(_NotPlain):
 
 def plain_or_not(value: Any) -> tuple[Any, str, bool]:
     """A value as plain JSON; or, where it is not plain, what it is, and whether it is too large."""
-    if value is None or type(value) in (bool, int, float):
-        return value, "", False  # at once: most are
+    # At once what most are; a text in brackets is marked, and a long one hashed.
+    kind = type(value)
+    is_short = kind is str and len(value) < 100 and value[:1] != "<"
+    if value is None or kind in (bool, int, float) or is_short:
+        return value, "", False
     from rlskip.store.identity import comparable  # needs numpy
 
     parts = 0

@@ -89,7 +89,8 @@ class Identity:
         code, made_by = self.noted.get(_CODE), other.noted.get(_CODE)
         if _CODE in now and made_by is not None:  # every dump notes it
             then = {_CODE: made_by, **then}
-        names = sorted({*now, *then} - self._passed(other), key=lambda n: (n != "prompts", n))
+        differ = [n for n in {*now, *then} if repr(now.get(n, ABSENT)) != repr(then.get(n, ABSENT))]
+        names = sorted(self._counted(differ, other), key=lambda name: (name != "prompts", name))
         must = _lines(names, now, then)
         if (place := self.moved_from(other)) and (code is None or code != made_by):
             must.append(
@@ -123,8 +124,8 @@ class Identity:
         """The names of the arguments that have their default."""
         return {f"{_ARGUMENTS}{name}" for name in self.noted.get(_DEFAULTS, ())}
 
-    def _passed(self, other: Identity) -> set[str]:
-        """The names that are not compared with `other`."""
+    def _counted(self, names: Collection[str], other: Identity) -> set[str]:
+        """Those of the names that are compared with `other`."""
         now, then = self.compared.keys(), other.compared.keys()
         passed = {"role", "stage"} - (now & then)
         if other.noted.get(GIVEN):
@@ -134,14 +135,14 @@ class Identity:
         passed |= (self._usual - then) | (other._usual - now)
         are_known = _DEFAULTS in self.noted and _DEFAULTS in other.noted
         ignored, changing = {*self.ignored}, self.changing | other.changing
-        for name in now | then:
+        for name in names:
             argument = name.removeprefix(_ARGUMENTS)
             if argument != name:
                 places = itertools.accumulate(argument.split("."), "{}.{}".format)
                 is_ignored = "*" in ignored or not ignored.isdisjoint(places)
                 if is_ignored or not are_known or argument in changing:
                     passed.add(name)
-        return passed
+        return {*names} - passed
 
     def digest(self) -> str:
         """Where to look for its dumps: a hash of role, stage and prompts, 16 hex digits."""
