@@ -49,7 +49,7 @@ _encoded = json.JSONEncoder(sort_keys=True).encode
 _APART = object()  # in a path, what has no key: an item of a set
 _OF_JSON = frozenset((str, int, bool, type(None)))
 # Of numbers that every numpy has, in this machine's byte order; each with its name, which numpy
-# makes anew each time.
+# computes at every access.
 _PLAIN = {np.dtype(n): n for n in ("bool", "uint8", "int32", "int64", "float32", "float64")}
 _AS_TEXT = (
     numbers.Number, range, slice, re.Pattern, uuid.UUID, datetime.date, datetime.time,

@@ -303,7 +303,7 @@ def held_by(value: Any) -> dict[Any, Any]:
 
 
 def passed_on(value: Any) -> Any:
-    """What a holder passes its calls on to; None: it is no callable."""
+    """What a holder passes its calls on to; None where it is not callable."""
     names = ("__func__", "func", "fget", "__wrapped__")
     return next((getattr(value, name) for name in names if hasattr(value, name)), None)
 

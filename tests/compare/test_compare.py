@@ -435,7 +435,7 @@ def test_sessions_may_have_other_numbers_in_the_other_run(job_of: Callable[..., 
 def test_how_often_a_response_was_sampled_is_of_the_rollouts(
     job_of: Callable[..., Side], a: list[int], b: list[int], epochs: int, only: tuple[int, int]
 ) -> None:
-    """B trains for `epochs`: that is no difference of its rollouts."""
+    """B trains for `epochs`; its rollouts are the same."""
 
     def train_on(responses: list[int], epochs: int) -> Callable[[int], None]:
         def body(step: int) -> None:
