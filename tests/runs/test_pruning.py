@@ -61,12 +61,17 @@ def test_what_a_live_run_removes_meanwhile_is_left_out(
     verb: str, rlskip: Any, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `keep_last` does: a step is gone once the command has come upon it."""
-    real, step = os.scandir, run_dir / "2"
+    real, glob, step = os.scandir, Path.rglob, run_dir / "2"
 
     def scandir(path: Any = ".") -> Any:
         if not isinstance(path, int) and Path(path) == step and "verify" not in verb:
             shutil.rmtree(step, ignore_errors=True)
         return real(path)
+
+    def rglob(path: Path, pattern: str) -> Any:  # Python 3.13's has the scandir of its import
+        if path == step:
+            shutil.rmtree(step, ignore_errors=True)
+        return glob(path, pattern)
 
     def opened(place: Place) -> Any:
         if place.step == 2:
@@ -75,6 +80,7 @@ def test_what_a_live_run_removes_meanwhile_is_left_out(
 
     held = on_disk.opened
     monkeypatch.setattr(os, "scandir", scandir)
+    monkeypatch.setattr(Path, "rglob", rglob)
     if "prune" not in verb:
         monkeypatch.setattr(on_disk, "opened", opened)
     name, *options = verb.split()
