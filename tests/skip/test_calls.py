@@ -358,6 +358,20 @@ def test_a_replaced_name_that_another_job_took_meanwhile_leaves_the_call_its_own
     assert runs == ["a", "b", "c"], "the third run replays it"
 
 
+def test_of_two_jobs_that_generate_a_call_at_once_one_leaves_a_dump(
+    init: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def second(self: StepStore, dump: Any, over: Any = None) -> Any:
+        monkeypatch.undo()
+        self.save(1, "theirs", identity=dump.identity)
+        return self.write(dump, over)
+
+    init(match="run", wait_s=0)
+    monkeypatch.setattr(StepStore, "write", second)
+    assert step(1, "a") == ["a1"]
+    assert SkipManager.store("rollout").calls(1) == [""]
+
+
 @pytest.mark.parametrize("background", [False, True])
 def test_a_name_that_another_job_took_meanwhile_stays_its_own(
     init: Callable[..., Path], background: bool
