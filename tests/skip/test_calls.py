@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -278,7 +279,9 @@ def test_the_dump_of_a_call_that_was_cancelled_serves_the_next_one(
 # -- other jobs, damage, and what cannot be compared ------------------------------------------
 
 
-def test_where_a_dump_is_lost_no_first_call_is_a_mismatch(dumped_calls: Any) -> None:
+def test_where_a_dump_is_lost_no_first_call_is_a_mismatch(
+    dumped_calls: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dumps = dumped_calls({1: "abc"}, on_miss="error")
     (next(dumps.glob("*/*/1")) / "meta.json").unlink()
     SkipManager.set_step(1)
@@ -288,6 +291,12 @@ def test_where_a_dump_is_lost_no_first_call_is_a_mismatch(dumped_calls: Any) -> 
     SkipManager.store("rollout").quarantine(1, "for a test")
     with pytest.raises(MissError, match="a dump of the step is missing, and the others were"):
         step(1, "x")
+    dumped_calls({2: "a"}, on_miss="error")
+    monkeypatch.setattr(StepStore, "load", Mock(side_effect=OSError("it cannot be read now")))
+    visit(2)
+    for prompts in "ax":
+        with pytest.raises(MissError, match="step 2 has no usable dump"):
+            generate(prompts)
 
 
 def test_a_dump_without_an_identity_serves_any_call_but_last(init: Callable[..., Path]) -> None:
