@@ -168,8 +168,7 @@ def test_the_attempt_that_the_marker_names_is_returned_whenever_others_write(rol
 
 def test_a_late_row_of_an_earlier_submission_is_not_of_the_later(queue):
     """The first submission's only attempt is given up, and writes after the second has."""
-    given_up, wrote = threading.Event(), threading.Event()
-    attempts = []
+    given_up, wrote, attempts = threading.Event(), threading.Event(), []
 
     def worker(prompt, sampling, session):
         attempts.append(session.attempt)
