@@ -115,6 +115,8 @@ def test_rows_come_by_session_and_index_however_they_were_written(buffer, rollou
         rollouts.session("u", session_id, rows=11)
     batch, _ = buffer.sample(1, "train")
     assert batch.keys == [f"u_{s}_{i}" for s in range(12) for i in range(11)]
+    rollouts.counted("u", 12, step=2)  # submitted again, it is another prompt
+    assert len(buffer.sample(2, "train")[0]) == 12 * 11
 
 
 def test_uids_may_look_like_other_keys(buffer, rollouts):
@@ -179,11 +181,9 @@ def test_a_late_row_of_an_earlier_submission_is_not_of_the_later(queue):
         if x == "first":
             wrote.set()
 
-    config = {
-        "dispatch": {"session_timeout_s": 0.3, "max_retries": 0, "n": 1, "rollout_level": True}
-    }
+    dispatch = {"session_timeout_s": 0.3, "max_retries": 0, "n": 1, "rollout_level": True}
     buffer = ReplayBuffer(queue)
-    with RolloutDispatcher(LocalPool(worker, workers=1), queue, config) as dispatcher:
+    with RolloutDispatcher(LocalPool(worker, 1), queue, {"dispatch": dispatch}) as dispatcher:
         dispatcher.submit([{"uid": "u"}], step=1).result(20)
         buffer.evict(["u"], "train")
         dispatcher.submit([{"uid": "u"}], step=1).result(20)
