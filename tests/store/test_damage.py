@@ -38,7 +38,7 @@ _DAMAGES: dict[str, Callable[[Path], Any]] = {
     "first bit": lambda d: flip(d / "gen_batch.dp", 0),
     "a bit of the version": lambda d: flip(d / "gen_batch.dp", 9),
     "a bit of the rollouts": lambda d: flip(d / "gen_batch.dp", 500),
-    "a bit of a name": lambda d: flip(d / "gen_batch.dp", _read(d).rindex(b"step")),
+    "a bit of a name": lambda d: flip(d / "gen_batch.dp", _start_of_index(d) + 46),
     "last bit": lambda d: flip(d / "gen_batch.dp", -1),
     "truncated": lambda d: os.truncate(d / "gen_batch.dp", 1000),
     "one byte more": lambda d: (d / "gen_batch.dp").open("ab").write(b"x"),
@@ -78,12 +78,8 @@ def _of_another_run(directory: Path) -> None:
     meta.write_bytes(attrs.evolve(said, stored=stored).to_bytes())
 
 
-def _read(directory: Path) -> bytes:
-    return (directory / "gen_batch.dp").read_bytes()
-
-
 def _start_of_index(directory: Path) -> int:
-    data = _read(directory)
+    data = (directory / "gen_batch.dp").read_bytes()
     return len(data) - 40 - int.from_bytes(data[-40:-32], "little")
 
 
