@@ -91,8 +91,11 @@ def test_an_invalid_count_is_never_complete_and_named(make_buffer, rollouts, pol
     buffer = make_buffer(on_incomplete=policy, min_viable=1)
     rollouts.counted("u") if name == "n" else rollouts.finished("u")
     rollouts.tag("u", {name: odd})
-    with pytest.raises(IncompleteRolloutError, match="u: expected 0, got 2"):
-        buffer.sample(1, "train")
+    rollouts.counted("v", n=3, step=2)
+    rollouts.tag("v", {"n": 2})
+    for step, said in ((1, "u: expected 0, got 2"), (2, "v: expected 2, got 3")):
+        with pytest.raises(IncompleteRolloutError, match=said):
+            buffer.sample(step, "train")
 
 
 def test_expectations_missing_from_the_tag_come_from_the_config(make_buffer, queue):

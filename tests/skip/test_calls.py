@@ -79,6 +79,14 @@ def test_a_mismatch_names_the_step_that_has_the_prompts(dumped_calls: Any) -> No
     assert "skip.rollout.match=run looks in the run's other steps, too" in str(caught.value)
 
 
+def test_what_follows_another_stage_serves_again(init: Callable[..., Path]) -> None:
+    again = SkipManager.annotate(role="rollout", derived=True)(generate.__wrapped__)
+    init(match="run", wait_s=0)
+    for number in (1, 2):
+        visit(number)
+        assert again("a") == "a1"
+
+
 def test_a_queues_role_refuses_to_look_elsewhere(init: Callable[..., Path]) -> None:
     with pytest.raises(ConfigError, match=r"skip\.rollout_tq\.match"):
         init("rollout_tq", match="run")
@@ -279,9 +287,7 @@ def test_the_dump_of_a_call_that_was_cancelled_serves_the_next_one(
 # -- other jobs, damage, and what cannot be compared ------------------------------------------
 
 
-def test_where_a_dump_is_lost_no_first_call_is_a_mismatch(
-    dumped_calls: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_one_is_lost_no_first_call_is_a_mismatch(dumped_calls: Any, monkeypatch: Any) -> None:
     dumps = dumped_calls({1: "abc"}, on_miss="error")
     (next(dumps.glob("*/*/1")) / "meta.json").unlink()
     SkipManager.set_step(1)
@@ -367,9 +373,7 @@ def test_a_replaced_name_that_another_job_took_meanwhile_leaves_the_call_its_own
     assert runs == ["a", "b", "c"], "the third run replays it"
 
 
-def test_of_two_jobs_that_generate_a_call_at_once_one_leaves_a_dump(
-    init: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_jobs_that_generate_a_call_one_leaves_a_dump(init: Any, monkeypatch: Any) -> None:
     def second(self: StepStore, dump: Any, over: Any = None) -> Any:
         monkeypatch.undo()
         self.save(1, "theirs", identity=dump.identity)
