@@ -149,6 +149,10 @@ def test_all_calls_of_a_step_are_compared(compared: Any) -> None:
     assert compared([[row(1)], [row(2)]], [[row(2)], [row(1)]]).is_equal
     found = compared([[row(1)]], [[row(1)], [row(2)]])
     assert found.first.note == "0 rows only in A, 1 only in B"
+    assert [one.state for one in found.stages] == ["differs", "not comparable"]
+    a, b = ([[row(1, completion_ids=[n])], [row(2, logprobs=[-0.1 * n] * 3)]] for n in (8, 9))
+    shown = [one.at.around[0] for one in compared(a, b).stages if one.stage == "log_probs"]
+    assert shown == [[2, 1, 5, 6, 7]], "the tokens of its own call"
     assert not compared([row(1)], {"prompt_ids": [], "completion_ids": []}).is_equal
 
 

@@ -152,6 +152,7 @@ def test_validation_is_a_role_beside_the_one_of_training() -> None:
             "skip.critic.action: role critic does not support 'repeat'\n  -> use one of cache",
         ),
         ({"dump_dir": "s3://bucket/x"}, "'s3://bucket/x' is a URL"),
+        ({"dump_dir": "ü" * 200}, "is longer than 255 bytes"),
         ({"dump_dir": ""}, "skip.dump_dir: it is empty\n  -> name a directory"),
         ({"dump_dir": "???"}, "skip.dump_dir: Missing mandatory value"),
         ({"steps": None}, "skip.steps: no value was given (null); the default is all"),
@@ -193,6 +194,8 @@ def test_without_an_engine_nothing_can_be_generated() -> None:
     with pytest.raises(ConfigError, match=r"skip\.start_engine: false never runs the stage"):
         rollout({"start_engine": False, "on_mismatch": "regenerate", "rollout": {"enable": True}})
     assert rollout({"start_engine": False, "rollout": {"enable": True}}).on_miss == "error"
+    own = {"enable": True, "on_miss": "generate"}
+    assert read_roles({"skip": {"start_engine": False, "own": own}})["own"].on_miss == "generate"
 
 
 def test_an_interpolation_in_the_hosts_keys_is_named_by_its_key() -> None:

@@ -12,12 +12,7 @@ import pytest
 import torch
 
 from rlskip.dispatch import BatchError, DispatcherClosedError, RolloutDispatcher
-from rlskip.queue import (
-    IncompleteRolloutError,
-    MemoryQueue,
-    ReplayTimeoutError,
-    UnequalFieldsError,
-)
+from rlskip.queue import IncompleteRolloutError, MemoryQueue, ReplayTimeoutError, UnequalFieldsError
 from tests.clock import eventually
 
 
@@ -65,10 +60,12 @@ def test_a_trainer_that_generates_ahead_takes_the_oldest_groups(make, make_promp
             await asyncio.sleep(0.01)
         return {"step": torch.tensor(session.step)}
 
-    dispatcher = make(worker)
+    dispatcher = make(worker, replay={"timeout_s": 2})
     dispatcher.submit(make_prompts(2), step=1)
     rows, _ = dispatcher.collect(make_prompts(2, of="v"), step=2, batch_size=2)  # not of step 2
     assert rows["step"].tolist() == [1] * 6
+    with pytest.raises(ReplayTimeoutError):  # they stay for the next call
+        dispatcher.collect(step=2, batch_size=2)
     gate.set()
     rows, _ = dispatcher.collect(step=3, batch_size=2)
     assert rows["step"].tolist() == [2] * 6

@@ -66,15 +66,15 @@ def test_each_prompt_has_its_own_n_and_sampling(make_dispatcher, make_prompts, q
     )
     usual, val = {"temperature": 0.7, "top_p": 0.9}, {"temperature": 0.1}
     dispatcher = make_dispatcher(worker, sampling=usual, val_sampling=val, val_n=2)
-    report = dispatcher.submit(prompts, step=1).result()
-    assert report.sessions == 6
+    assert dispatcher.submit(prompts, step=1).result().sessions == 6
     root = {"is_prompt": True, "global_steps": 1, "n": 3, "expected_rollouts": 3}
     assert queue.list("train")["u_2"] == root
     assert seen["u_0", 0] == usual
     assert seen["u_1", 1] == {"temperature": 0, "top_p": 1.0, "top_k": -1}
 
     seen.clear()
-    dispatcher.submit(make_prompts(2), step=1, validate=True).result()
+    prompts = make_prompts(2, __do_sample__=torch.tensor([True, False]))
+    dispatcher.submit(prompts, step=1, validate=True).result()
     assert queue.list("val")["u_0"]["n"] == 2
     assert list(seen.values()) == [val] * 4
 

@@ -142,24 +142,25 @@ def test_neither_groups_nor_records_have_texts_or_paths(
     rlskip: Any, tmp_path: Path, job_of: Any, redact: bool
 ) -> None:
     """A group may be named by its prompt, as in TRL."""
-    columns = {"prompt": [TEXTS["prompt"], "what else? /home/me/x"], "completion_ids": [[1], [2]],
+    columns = {"prompt": [TEXTS["prompt"], "what is it? /home/you/x"], "completion_ids": [[1], [2]],
                "note": [TEXTS["note"]] * 2}  # fmt: skip
     run = tmp_path / "e_p" / "GBSany_Nany_inany_outany"
-    StepStore(run).save(1, columns)
+    for call in ("", "part-1"):
+        StepStore(run).save(1, columns, call=call)
     job_of("texts", lambda step: package.record("said", "what was asked: /home/me/x"), steps=[1])
     options = ["--redact"] * redact
     command = ("bundle", run, 1, "--records", "texts", "-d", tmp_path)
     assert rlskip(*command, "-o", tmp_path / "all", *options).code == 0
     group = next(package.open(run)[1].groups()).name
     alone = rlskip(*command, "-o", tmp_path / "one", "--group", group, *options, "--json").json
-    assert alone["sessions"] == 1
+    assert alone["sessions"] == 2
     for name in ("all", "one"):
         opened = open_bundle(tmp_path / name)
         assert opened.records is not None
         found = repr((opened.manifest, list(opened.rollouts), opened.records.stages["said"]))
         assert ("/home" in found, "my dir" in found, str(tmp_path) in found) == (False,) * 3
         assert ("what" in found) is not redact
-    assert len(open_bundle(tmp_path / "all").rollouts.groups) == 2
+    assert len(open_bundle(tmp_path / "all").rollouts.groups) == 4
 
 
 def test_a_group_is_taken_alone(rlskip: Any, run: Path, tmp_path: Path) -> None:
@@ -173,10 +174,11 @@ def test_a_group_is_taken_alone(rlskip: Any, run: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize("how", ["cut", "changed", "other", "text"])
+@pytest.mark.parametrize("how", ["cut", "changed", "other", "text", "later"])
 def test_what_is_no_sound_bundle_is_refused(
-    rlskip: Any, run: Path, bundled: Path, tmp_path: Path, how: str
+    rlskip: Any, run: Path, bundled: Path, tmp_path: Path, how: str, monkeypatch: Any
 ) -> None:
+    monkeypatch.setattr("rlskip.exchange.bundle._FORMAT", 3 if how == "later" else 2)
     whole = bundled.read_bytes()
     bad = tmp_path / "bad"
     bad.write_bytes(
@@ -185,6 +187,7 @@ def test_what_is_no_sound_bundle_is_refused(
             "changed": whole[:100] + bytes([whole[100] ^ 1]) + whole[101:],
             "other": (run / "2" / "gen_batch.dp").read_bytes(),
             "text": b"no bundle",
+            "later": whole,
         }[how]
     )
     said = rlskip("bundle", "--replay", bad, "--advantages", "grpo")

@@ -218,7 +218,7 @@ def test_a_loop_replays_it_by_step(run: Path, replay: Any) -> None:
 
 def test_a_loop_replays_it_by_prompt(run: Path, replay: Any) -> None:
     rlskip.write(run, sessions("ab"), step=1)
-    rlskip.write(run, [*sessions("c"), row("c", 9)], step=2)
+    rlskip.write(run, [*sessions("xc"), row("c", 9)], step=2)
     replayed = replay(["c", "a"], step=5, match="prompt")
     assert replayed["completion_ids"] == [[99, 0], [99, 1], [9], [97, 0], [97, 1]]
     with pytest.raises(MissError, match="1 of 2 prompts are in no dump of the run"):

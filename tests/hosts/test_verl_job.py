@@ -42,15 +42,17 @@ def launch(
 ) -> Callable[..., None]:
     """``launch("0.9.1", role)``: what the callback does at the start of a job of that verl."""
 
-    def before_job(version: str, role: str = "rollout", loads: bool = True) -> None:
+    def before_job(version: str, role: str = "rollout", loads: bool = True, **more: Any) -> None:
         for module in ("verl", PLUGIN):
             monkeypatch.setitem(sys.modules, module, None)  # so that it is as before afterwards
             del sys.modules[module]
         monkeypatch.syspath_prepend(make_verl(version, loads))
         importlib.import_module("verl")
-        config = OmegaConf.create(CONFIG)
-        config.skip = {"dump_dir": str(tmp_path / "dumps"), role: {"enable": True}}
+        skip = {"dump_dir": str(tmp_path / "dumps"), role: {"enable": True}}
+        config = OmegaConf.merge(OmegaConf.create(CONFIG), {"skip": skip, **more})
+        before = config.copy()
         handshake.before_job(read_skip(config))
+        assert config == before, "the process that trains changes its own"
 
     return before_job
 
@@ -82,7 +84,7 @@ def test_what_would_train_unskipped_is_refused(
 
 def test_a_job_leaves_the_environment_as_it_was(launch: Callable[..., None]) -> None:
     before = dict(os.environ)
-    launch("0.9.1")
+    launch("0.9.1", "rollout_tq", trainer={"use_v1": True}, replay={})
     assert os.environ[TOKEN_VARIABLE] == "1"
     done = JobReturn(_return_value=None, status=JobStatus.COMPLETED)
     handshake.after_job(done, one_of_many=False)

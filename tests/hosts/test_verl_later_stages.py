@@ -129,10 +129,11 @@ def test_tokens_that_were_sampled_again_are_computed_and_another_model_is_refuse
         run("b", "actor_rollout_ref.model.path=other")
 
 
+@pytest.mark.parametrize("how", ["skip.action=repeat", "algorithm.filter_groups.enable=true"])
 def test_dropped_scores_are_those_of_rollouts_and_a_repeat_goes_by_tokens(
-    begun: Callable[..., DictConfig],
+    begun: Callable[..., DictConfig], how: str
 ) -> None:
-    begun("skip.drop_fields=[rm_scores,other]", "skip.action=repeat")
+    begun("skip.drop_fields=[rm_scores,other]", how)
     roles = {name: skip.local_config for name, skip in SkipManager.skip_instances.items()}
     for name in ("ref", "reward"):
         assert (roles[name].drop_fields, roles[name].action, roles[name].match) == (

@@ -198,7 +198,7 @@ NO_REF = ("skip.ref.enable", "use_kl_in_reward")
         (None, (*LATER_V1, COLOCATED), ()),
         (None, LATER, NO_REWARD),
         (None, (*LATER, "actor_rollout_ref.actor.use_kl_loss=false"), NO_REF),
-        (None, LATER_V1, NO_REWARD),
+        (None, (*LATER_V1, COLOCATED, "reward.reward_model.enable_resource_pool=true"), NO_REWARD),
         (None, (*LATER_V1, "skip.attach.reward=mine:score"), ()),
         (OWN_ASYNC_MAIN, (*LATER, "async_training.x=1"), ("skip.reward.enable", "async")),
     ],

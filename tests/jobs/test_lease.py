@@ -80,6 +80,9 @@ def test_other_steps_and_calls_do_not_wait(enter: Any, file: Path, clock: MockCl
     for _ in range(2):
         leases[0].release()
     assert not file.exists()
+    file.with_name("lease-2").write_text("0123456789abcdef-0")
+    leases[1].release()
+    assert file.with_name("lease-2").exists(), "another job has taken it over"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -1,7 +1,7 @@
 import logging
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlskip.merge import MergeError, merge
@@ -42,6 +42,7 @@ def nested_contexts(draw):
 
 
 @given(nested_contexts())
+@example(turns(([1, 2, 3], [4]), ([1], [2]), ([1, 2, 3, 4], [5]), ([1, 2], [9])))
 @settings(max_examples=100)
 def test_chains_are_the_fewest(out):
     rows = list_rows(out)

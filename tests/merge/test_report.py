@@ -33,6 +33,7 @@ class Letters:
         ("branch", SYSTEM, 10),
         ("branch", SYSTEM[:4], 4),
         ("branch", [*SYSTEM[:8], *MORE], 8),
+        ("branch", [*SYSTEM[:8], 7, ANSWER[19]], 8),  # the last token alone tells nothing
         ("branch", MORE, 0),
         ("branch", [], 0),
         # The prompts differ, so that no response is in common.

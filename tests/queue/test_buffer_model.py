@@ -168,6 +168,8 @@ class BufferAgainstModel(RuleBasedStateMachine):
     def evict(self, uid):
         uid = self.uid(uid)
         if uid not in self.sampled:
+            with mock.patch.object(self.queue, "delete", None), pytest.raises(TypeError):
+                self.buffer.evict([uid], self.partition)
             self.buffer.evict([uid], self.partition)
             self.forget(uid)
 

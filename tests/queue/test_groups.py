@@ -91,8 +91,11 @@ def test_an_invalid_count_is_never_complete_and_named(make_buffer, rollouts, pol
     buffer = make_buffer(on_incomplete=policy, min_viable=1)
     rollouts.counted("u") if name == "n" else rollouts.finished("u")
     rollouts.tag("u", {name: odd})
-    with pytest.raises(IncompleteRolloutError, match="u: expected 0, got 2"):
-        buffer.sample(1, "train")
+    rollouts.counted("v", n=3, step=2)
+    rollouts.tag("v", {"n": 2})
+    for step, said in ((1, "u: expected 0, got 2"), (2, "v: expected 2, got 3")):
+        with pytest.raises(IncompleteRolloutError, match=said):
+            buffer.sample(step, "train")
 
 
 def test_expectations_missing_from_the_tag_come_from_the_config(make_buffer, queue):
@@ -115,6 +118,8 @@ def test_rows_come_by_session_and_index_however_they_were_written(buffer, rollou
         rollouts.session("u", session_id, rows=11)
     batch, _ = buffer.sample(1, "train")
     assert batch.keys == [f"u_{s}_{i}" for s in range(12) for i in range(11)]
+    rollouts.counted("u", 12, step=2)  # submitted again, it is another prompt
+    assert len(buffer.sample(2, "train")[0]) == 12 * 11
 
 
 def test_uids_may_look_like_other_keys(buffer, rollouts):
@@ -168,8 +173,7 @@ def test_the_attempt_that_the_marker_names_is_returned_whenever_others_write(rol
 
 def test_a_late_row_of_an_earlier_submission_is_not_of_the_later(queue):
     """The first submission's only attempt is given up, and writes after the second has."""
-    given_up, wrote = threading.Event(), threading.Event()
-    attempts = []
+    given_up, wrote, attempts = threading.Event(), threading.Event(), []
 
     def worker(prompt, sampling, session):
         attempts.append(session.attempt)
@@ -180,11 +184,9 @@ def test_a_late_row_of_an_earlier_submission_is_not_of_the_later(queue):
         if x == "first":
             wrote.set()
 
-    config = {
-        "dispatch": {"session_timeout_s": 0.3, "max_retries": 0, "n": 1, "rollout_level": True}
-    }
+    dispatch = {"session_timeout_s": 0.3, "max_retries": 0, "n": 1, "rollout_level": True}
     buffer = ReplayBuffer(queue)
-    with RolloutDispatcher(LocalPool(worker, workers=1), queue, config) as dispatcher:
+    with RolloutDispatcher(LocalPool(worker, 1), queue, {"dispatch": dispatch}) as dispatcher:
         dispatcher.submit([{"uid": "u"}], step=1).result(20)
         buffer.evict(["u"], "train")
         dispatcher.submit([{"uid": "u"}], step=1).result(20)

@@ -259,12 +259,15 @@ def test_a_stage_that_fails_gives_the_lease_back(init: Callable[..., Path]) -> N
 def test_a_task_cancelled_while_it_waits_for_a_lease_leaves_none(init: Callable[..., Path]) -> None:
     dumps = init()
     role = role_of()
-    others = []
+    others, ended = [], threading.Event()
 
     class AfterAnotherJob(SingleFlight):
         def enter(self, step: int, is_there: Any, call: str = "") -> Any:
             others.append(super().enter(step, lambda: False, call))
-            return super().enter(step, is_there, call)
+            try:
+                return super().enter(step, is_there, call)
+            finally:
+                ended.set()
 
     role.flight = AfterAnotherJob(role.dumps.directory, wait_s=1e6, poll_s=0.05)
 
@@ -276,6 +279,7 @@ def test_a_task_cancelled_while_it_waits_for_a_lease_leaves_none(init: Callable[
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(generate([1]), 0.3)
 
-    asyncio.run(main())  # ends once the thread has stopped waiting
+    asyncio.run(main())
+    assert ended.wait(30), "else a process that ends waits for this thread"
     others[0].release()
     assert not leases(dumps)

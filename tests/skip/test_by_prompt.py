@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from rlskip import SkipManager
 from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.skip.assembling import AssemblyError
-from rlskip.skip.run_dumps import RunDumps
+from rlskip.store import StepStore
 from rlskip.store.layout import INDEX
 from tests.faulty_files import FaultyFiles
 from tests.skip.prompt_stages import KINDS, check_rows, counter, made, run, stage, values_of
@@ -454,14 +454,14 @@ def test_calls_side_by_side_never_take_one_dump(
     init("async_rollout")
     (dumped,) = asyncio.run(both(1))
     init("async_rollout", match="run")
-    real, met = RunDumps.find, threading.Barrier(2)
+    real, met = StepStore.read_meta, threading.Barrier(2)
 
     def together(self: Any, *args: Any) -> Any:
-        found = [*real(self, *args)]
-        with contextlib.suppress(threading.BrokenBarrierError):
-            met.wait(0.3)
-        return iter(found)
+        if (found := real(self, *args)) is not None:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                met.wait(0.3)
+        return found
 
-    monkeypatch.setattr(RunDumps, "find", together)
+    monkeypatch.setattr(StepStore, "read_meta", together)
     got = asyncio.run(both(5, 6))
     assert got.count(dumped) == 1

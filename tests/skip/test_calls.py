@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -76,6 +77,14 @@ def test_a_mismatch_names_the_step_that_has_the_prompts(dumped_calls: Any) -> No
         step(1, "c")
     assert "they are the same prompts as those of step 2, call " in str(caught.value)
     assert "skip.rollout.match=run looks in the run's other steps, too" in str(caught.value)
+
+
+def test_what_follows_another_stage_serves_again(init: Callable[..., Path]) -> None:
+    again = SkipManager.annotate(role="rollout", derived=True)(generate.__wrapped__)
+    init(match="run", wait_s=0)
+    for number in (1, 2):
+        visit(number)
+        assert again("a") == "a1"
 
 
 def test_a_queues_role_refuses_to_look_elsewhere(init: Callable[..., Path]) -> None:
@@ -278,7 +287,7 @@ def test_the_dump_of_a_call_that_was_cancelled_serves_the_next_one(
 # -- other jobs, damage, and what cannot be compared ------------------------------------------
 
 
-def test_where_a_dump_is_lost_no_first_call_is_a_mismatch(dumped_calls: Any) -> None:
+def test_where_one_is_lost_no_first_call_is_a_mismatch(dumped_calls: Any, monkeypatch: Any) -> None:
     dumps = dumped_calls({1: "abc"}, on_miss="error")
     (next(dumps.glob("*/*/1")) / "meta.json").unlink()
     SkipManager.set_step(1)
@@ -288,6 +297,12 @@ def test_where_a_dump_is_lost_no_first_call_is_a_mismatch(dumped_calls: Any) -> 
     SkipManager.store("rollout").quarantine(1, "for a test")
     with pytest.raises(MissError, match="a dump of the step is missing, and the others were"):
         step(1, "x")
+    dumped_calls({2: "a"}, on_miss="error")
+    monkeypatch.setattr(StepStore, "load", Mock(side_effect=OSError("it cannot be read now")))
+    visit(2)
+    for prompts in "ax":
+        with pytest.raises(MissError, match="step 2 has no usable dump"):
+            generate(prompts)
 
 
 def test_a_dump_without_an_identity_serves_any_call_but_last(init: Callable[..., Path]) -> None:
@@ -356,6 +371,18 @@ def test_a_replaced_name_that_another_job_took_meanwhile_leaves_the_call_its_own
         SkipManager.set_step(1)
         assert stage("c") == "c"
     assert runs == ["a", "b", "c"], "the third run replays it"
+
+
+def test_of_two_jobs_that_generate_a_call_one_leaves_a_dump(init: Any, monkeypatch: Any) -> None:
+    def second(self: StepStore, dump: Any, over: Any = None) -> Any:
+        monkeypatch.undo()
+        self.save(1, "theirs", identity=dump.identity)
+        return self.write(dump, over)
+
+    init(match="run", wait_s=0)
+    monkeypatch.setattr(StepStore, "write", second)
+    assert step(1, "a") == ["a1"]
+    assert SkipManager.store("rollout").calls(1) == [""]
 
 
 @pytest.mark.parametrize("background", [False, True])

@@ -226,6 +226,7 @@ def test_a_key_that_is_not_there_is_refused(tmp_path: Path) -> None:
     for key, remedy in {
         "sampling.temprature": "did you mean sampling.temperature?",
         "temperature": "did you mean sampling.temperature?",
+        "sampling.temperatur": "did you mean sampling.temperature?",
         "seed.x": "did you mean seed?",
         "nowhere": "name a full key of the config",
     }.items():

@@ -114,6 +114,8 @@ def test_between_the_renames_that_replace_a_shard_there_is_none(
     assert seen[0] is None
     assert seen[1] != meta == store.read_meta(1)
     assert store.load(1) == "new"
+    late = store.prepare(1, "late")
+    assert store.write(late, over=seen[1]) == (meta, False), "it was to replace another one"
     assert not list((tmp_path / WORK).glob("*~*"))
 
 

@@ -38,6 +38,7 @@ _DAMAGES: dict[str, Callable[[Path], Any]] = {
     "first bit": lambda d: flip(d / "gen_batch.dp", 0),
     "a bit of the version": lambda d: flip(d / "gen_batch.dp", 9),
     "a bit of the rollouts": lambda d: flip(d / "gen_batch.dp", 500),
+    "a bit of a name": lambda d: flip(d / "gen_batch.dp", _start_of_index(d) + 46),
     "last bit": lambda d: flip(d / "gen_batch.dp", -1),
     "truncated": lambda d: os.truncate(d / "gen_batch.dp", 1000),
     "one byte more": lambda d: (d / "gen_batch.dp").open("ab").write(b"x"),

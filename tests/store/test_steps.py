@@ -148,6 +148,11 @@ def test_a_step_added_within_a_tick_of_the_clock_is_seen(
     store.save(2, 2)
     os.utime(store.directory, ns=(then, then))
     assert eventually(lambda: other.steps() == [1, 2])
+    os.utime(store.directory, (0, 0))
+    assert other.steps() == [1, 2]
+    store.save(3, 3)
+    other.save(4, 4)
+    assert eventually(lambda: other.steps() == [1, 2, 3, 4]), "its own shows the newest time"
 
 
 def test_a_listing_that_failed_is_tried_again(
