@@ -35,6 +35,7 @@ from rlskip.keys import (
     EXPECTED_ROLLOUTS,
     GLOBAL_STEPS,
     IS_PROMPT,
+    JOURNAL_NAME,
     ROWS_PER_ATTEMPT,
     TRAIN,
     WEIGHT_TAGS,
@@ -109,6 +110,9 @@ class Journals:
             for old in list(ledger.copies)[:-_OPEN]:
                 del ledger.copies[old]
             for prompt, content in contents.items():
+                # Sessions that a group has which served: this prompt asks for other draws.
+                while ledger.served[_name_of(batch.step, (content, copies[content]))]:
+                    copies[content] += 1
                 prompt.journal_key = content, copies[content]
                 copies[content] += 1
 
@@ -178,6 +182,11 @@ class Journals:
         for step in done | whole:
             with contextlib.suppress(OSError):
                 (self._store.directory / journal_name(step)).unlink()
+
+
+def _name_of(step: int, key: tuple[str, int]) -> str:
+    """A prompt's name among all that are journaled, which its root and then its dump have."""
+    return f"{step}-{key[0]}-{key[1]}"
 
 
 def _read(entry: Any, prompt: Prompt) -> Journaled | None:
@@ -259,6 +268,9 @@ class Sink:
                 prompt.uid: {**prompt_tag(batch.step, prompt.n), EXPECTED_ROLLOUTS: prompt.n}
                 for prompt in batch.prompts
             }
+            for prompt in batch.prompts:
+                if prompt.journal_key is not None:
+                    roots[prompt.uid][JOURNAL_NAME] = _name_of(batch.step, prompt.journal_key)
             if error := await self._try(self._put_tags, {batch.partition: roots}):
                 raise error
         return resumed

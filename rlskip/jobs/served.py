@@ -33,11 +33,11 @@ enclosing: ContextVar[Mapping[str, str]] = ContextVar("rlskip_enclosing")
 class Ledger:
     """What has served in one directory. Hold `lock` from the look until it is told.
 
-    ``served`` counts how often each dump, or group of one, has served, and ``written`` has the
-    dumps that this process has written, or is going to. ``journaled`` are the steps whose sessions
-    are journaled here, or were. ``copies`` says how many prompts of each content each of the steps
-    had that were submitted last: a prompt that comes again is another one, whose sessions are other
-    draws.
+    ``served`` counts how often each dump, group of one, or prompt of a journal has served, and
+    ``written`` has the dumps that this process has written, or is going to. ``journaled`` are the
+    steps whose sessions are journaled here, or were. ``copies`` says how many prompts of each
+    content each of the steps had that were submitted last: a prompt that comes again is another
+    one, whose sessions are other draws.
     """
 
     lock: threading.RLock = attrs.field(factory=threading.RLock)
@@ -121,8 +121,9 @@ _ledgers: dict[Path, Ledger] = {}
 
 
 def ledger_of(directory: Path) -> Ledger:
-    # One operation: of two roles that ask at once none gets a ledger of its own.
-    return _ledgers.setdefault(directory.absolute(), Ledger())
+    # One operation: of two roles that ask at once none gets a ledger of its own. A directory has
+    # one, whatever links lead there.
+    return _ledgers.setdefault(directory.resolve(), Ledger())
 
 
 def forget_served() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -150,6 +150,8 @@ class Plan:
     where: str
     position: int
     enters: Entering | None = None
+    #: What the ledger knows of it.
+    parts: list[Hashable] = attrs.field(factory=list)
 
     @property
     def rest(self) -> list[int]:

@@ -22,7 +22,7 @@ from rlskip.config.facts import HostFacts
 from rlskip.config.skip import SkipAction
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.jobs.served import ledger_of
-from rlskip.keys import DUMP_CONTENT, DUMP_POSITION, RUNNING, STATUS, dump_tag
+from rlskip.keys import DUMP_CONTENT, DUMP_POSITION, JOURNAL_NAME, RUNNING, STATUS, dump_tag
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.dumps import Dumps, capture_rng, restore_rng
 from rlskip.skip.groups import (
@@ -132,8 +132,7 @@ class GroupRole(Role):
         # Without a `rest` the dump has just proved unusable.
         if not (plan.rest and plan.enters and self._give_rest(call, plan)):
             self._submitted[call.step].served.difference_update(plan.served)
-            if self.dumps.by_prompt:
-                self._ledger.give_back(plan.served)
+            self._ledger.give_back(plan.parts)
             plan.groups = [None] * len(plan.uids)  # all prompts are submitted
         elif plan.enters:
             # Running until the others are submitted, so that no sampler considers the step finished
@@ -192,6 +191,7 @@ class GroupRole(Role):
             submitted.prompts += len(plan.uids)
             submitted.served.update(plan.served)
             if self.dumps.by_prompt:
+                plan.parts += plan.served
                 self._ledger.serve(plan.served)
         return plan
 
@@ -264,7 +264,7 @@ class GroupRole(Role):
         """All that enters the queue for the planned groups, verified."""
         from rlskip.queue import to_rows  # needs torch
 
-        enters = Entering()
+        enters, names = Entering(), list[str]()
         for key, meta in plan.metas.items():
             groups = zip(plan.uids, plan.groups, strict=True)
             chosen = [(uid, group) for uid, group in groups if group and group.key == key]
@@ -278,6 +278,11 @@ class GroupRole(Role):
                 raise CorruptDumpError(what, self.dumps.path_of(step)) from error
             self.dumps.check_fields(loaded["fields"], meta, call, step, replaces=not key.size)
             self.dumps.notices.changed(meta, store.directory)
+            if not key.size:  # nor do their sessions serve that are left in the step's journal
+                roots = (loaded["groups"][group.start]["tags"][""] for _, group in chosen)
+                names += (str(root.get(JOURNAL_NAME)) for root in roots)
+        plan.parts += names
+        self._ledger.serve(names)
         return enters
 
     # -- from the queue into a dump ----------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 
 from rlskip import SkipManager
 from rlskip.dispatch import LocalPool, RolloutDispatcher
-from rlskip.queue import IncompleteRolloutError, MemoryQueue
+from rlskip.queue import IncompleteRolloutError, KVBatchMeta, MemoryQueue
 from rlskip.store import StepStore
 
 N = 2
@@ -76,3 +76,39 @@ def test_runs_with_and_without_a_role_of_groups_share_journals(tmp_path: Path, f
         ) as dispatcher:
             submit([{"uid": f"{on}-{i}", "input_ids": torch.tensor([i])} for i in range(2)])
     assert resumed == [0, 2 * N]
+
+
+@pytest.mark.parametrize("match", ["step", "prompt"])
+def test_sessions_of_groups_that_served_from_a_dump_are_not_resumed(
+    tmp_path: Path, match: str
+) -> None:
+    drawn: list[int] = []
+
+    async def worker(prompt: Any, sampling: Any, session: Any) -> Any:
+        drawn.append(len(drawn))
+        return {"draw": torch.tensor([drawn[-1]])}
+
+    trained: list[list[int]] = []
+    for run in range(4):
+        keys = {"dump_dir": str(tmp_path), "match": match if run else "step"}
+        SkipManager.init({"skip": {**keys, "rollout_tq": {"enable": True}}})
+        queue, config = MemoryQueue(), {"rollout_level": True, "n": N, "journal": True}
+
+        @SkipManager.annotate(role="rollout_tq", stage="submit", queue=queue)
+        def submit(prompts: Any) -> None:
+            dispatcher.submit(prompts, step=1).result()
+
+        @SkipManager.annotate(role="rollout_tq", phase="sample", queue=queue)
+        def sample(queue: Any) -> KVBatchMeta:
+            keys = [key for key in queue.list("train") if key.count("_") == 2]
+            return KVBatchMeta(keys, [{}] * len(keys), "train")
+
+        SkipManager.set_step(1)
+        pool, store = LocalPool(worker, 1), SkipManager.store("rollout_tq")
+        with RolloutDispatcher(pool, queue, {"dispatch": config}, store=store) as dispatcher:
+            for i in range(1 if run == 0 else 2):  # the dump has a group for one of the two
+                submit([{"uid": f"{run}-{i}", "text": "a"}])
+            if run != 1:  # it ends before it has sampled
+                rows = queue.get(sample(queue).keys, "train")
+                trained.append(sorted(int(draw) for draw in rows["draw"]))
+    assert trained == [[0, 1], [0, 1, 2, 3], [0, 1, 2, 3]]
