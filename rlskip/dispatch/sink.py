@@ -29,7 +29,7 @@ from rlskip.dispatch.scheduler import Job
 from rlskip.dispatch.sessions import BatchError, NoAnswerError, as_failure, cause_of, text_of
 from rlskip.format.fingerprint import canonical
 from rlskip.format.prompt_digests import digests_of
-from rlskip.jobs.served import enclosing, ledger_of
+from rlskip.jobs.served import ledger_of
 from rlskip.keys import (
     DO_SAMPLE,
     EXPECTED_ROLLOUTS,
@@ -91,7 +91,15 @@ class Journals:
         field. A prompt that is submitted again has another number, in this run and in the next: a
         run never resumes what it has generated itself.
         """
-        calls = {role: name for role, name in enclosing.get({}).items() if name}
+        ledger, calls = ledger_of(self._store.directory), dict[str, str]()
+        if len(callers := ledger.callers(batch.step)) > 1:
+            what = "calls of a stage run, and the thread that submits is none of theirs"
+            remedy = "copy the context of the call (contextvars.copy_context().run)"
+            self.writer.warn(f"step {batch.step}", f"{len(callers)} {what}: {remedy}")
+            return
+        for caller in callers:
+            batch.needs = caller.needs
+            calls = {role: name for role, name in caller.calls.items() if name}
         contents: dict[Prompt, str] = {}
         for prompt in batch.prompts:
             try:
@@ -102,7 +110,6 @@ class Journals:
                 continue
             made = canonical({**calls, DO_SAMPLE: prompt.sampled})
             contents[prompt] = xxhash.xxh3_128_hexdigest(f"{digest} {made}".encode())
-        ledger = ledger_of(self._store.directory)
         with ledger.lock:  # dispatchers of one store may submit side by side
             if batch.step in ledger.journaled and batch.step not in ledger.copies:
                 return  # it comes back too late, and is not journaled

@@ -21,7 +21,7 @@ from rlskip.batch.columns import select, uids_of
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import SkipAction
 from rlskip.errors import ConfigError, MismatchError
-from rlskip.jobs.served import ledger_of
+from rlskip.jobs.served import Ledger, ledger_of
 from rlskip.keys import DUMP_CONTENT, DUMP_POSITION, JOURNAL_NAME, RUNNING, STATUS, dump_tag
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.dumps import Dumps, capture_rng, restore_rng
@@ -72,8 +72,8 @@ class GroupRole(Role):
             )
         self.dumps = Dumps(role, local_config, facts)
         self._identities = self.dumps.identities
-        self._ledger = ledger_of(self.dumps.directory)
-        self._run = RunDumps(self.dumps, self._ledger)
+        self.ledger: Ledger = ledger_of(self.dumps.directory)
+        self._run = RunDumps(self.dumps, self.ledger)
         self._repeats = local_config.action == SkipAction.REPEAT
         self._submitted: dict[int, Submitted] = {}
         # By step, what one dump has.
@@ -132,7 +132,7 @@ class GroupRole(Role):
         # Without a `rest` the dump has just proved unusable.
         if not (plan.rest and plan.enters and self._give_rest(call, plan)):
             self._submitted[call.step].served.difference_update(plan.served)
-            self._ledger.give_back(plan.parts)
+            self.ledger.give_back(plan.parts)
             plan.groups = [None] * len(plan.uids)  # all prompts are submitted
         elif plan.enters:
             # Running until the others are submitted, so that no sampler considers the step finished
@@ -174,7 +174,7 @@ class GroupRole(Role):
         contents = self._identities.contents_of(call)
         # The lock from the look until they are taken: of two batches that are submitted side by
         # side each gets groups of its own.
-        with self._ledger.lock:
+        with self.ledger.lock:
             if self.dumps.by_prompt:
                 where, match = "the run", self._by_prompt(step, contents, present)
             else:
@@ -192,7 +192,7 @@ class GroupRole(Role):
             submitted.served.update(plan.served)
             if self.dumps.by_prompt:
                 plan.parts += plan.served
-                self._ledger.serve(plan.served)
+                self.ledger.serve(plan.served)
         return plan
 
     def _by_prompt(
@@ -282,7 +282,7 @@ class GroupRole(Role):
                 roots = (loaded["groups"][group.start]["tags"][""] for _, group in chosen)
                 names += (str(root.get(JOURNAL_NAME)) for root in roots)
         plan.parts += names
-        self._ledger.serve(names)
+        self.ledger.serve(names)
         return enters
 
     # -- from the queue into a dump ----------------------------------------------------------
@@ -321,10 +321,10 @@ class GroupRole(Role):
             info={**self.dumps.info(call, part["fields"]), **about},
             sidecar=capture_rng(),
         )
-        with self._ledger.lock:  # who finds the dump knows that this process wrote it
+        with self.ledger.lock:  # who finds the dump knows that this process wrote it
             for number in itertools.count(first):  # another job may take one meanwhile
                 meta, is_own = store.write(dump.named(part_name(number)))
                 if is_own:
                     break
-            self._ledger.write(Key(step, meta.call))
+            self.ledger.write(Key(step, meta.call))
         call.record("dumped", step=step, call=meta.call, bytes=store.size_of(meta))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +23,17 @@ N = 2
 def _job(job: None) -> None: ...
 
 
+@pytest.mark.parametrize("in_thread", [False, True])
 @pytest.mark.parametrize(
     ("options", "resumed"),
     [({"style": "long", "seed": 1}, 2), ({"style": "long", "seed": 2}, 2), ({"style": "short"}, 0)],
     ids=str,
 )
 def test_sessions_of_a_call_with_other_arguments_are_not_resumed(
-    tmp_path: Path, options: dict[str, Any], resumed: int
+    tmp_path: Path, options: dict[str, Any], resumed: int, in_thread: bool
 ) -> None:
     ran: list[int] = []
+    executor = ThreadPoolExecutor(1)  # which gives no context on
     for given, ends_at in (({"style": "long", "seed": 1}, 2), (options, 2 * N)):
         ran.clear()
         SkipManager.init({"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}})
@@ -45,7 +49,8 @@ def test_sessions_of_a_call_with_other_arguments_are_not_resumed(
         @SkipManager.annotate(role="rollout", prompts="contents")
         def generate(contents: torch.Tensor, options: dict[str, Any]) -> Any:
             prompts = [{"uid": f"u{one}", "input_ids": one} for one in contents]
-            return dispatcher.collect(prompts, step=3)[0]
+            collect = functools.partial(dispatcher.collect, prompts, step=3)
+            return (executor.submit(collect).result() if in_thread else collect())[0]
 
         SkipManager.set_step(3)
         pool, store = LocalPool(worker, 1), SkipManager.store("rollout")
