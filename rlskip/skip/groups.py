@@ -150,8 +150,9 @@ class Plan:
     where: str
     position: int
     enters: Entering | None = None
-    #: What the ledger knows of it.
+    #: What the ledger knows of it, and whether any of it has entered the queue.
     parts: list[Hashable] = attrs.field(factory=list)
+    has_begun: bool = False
 
     @property
     def rest(self) -> list[int]:

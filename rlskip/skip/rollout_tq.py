@@ -104,6 +104,7 @@ class GroupRole(Role):
     def find(self, call: Call) -> bool:
         """Plan the batch, and load all that enters the queue for it before any of it does."""
         plan = call.identity = self._plan(call)
+        call.cleanup.add(self._undo, call, plan)
         if plan.rest:
             self.dumps.notices.log_hidden()
             call.reason = str(plan) if plan.served else ""
@@ -118,6 +119,7 @@ class GroupRole(Role):
         if self.local_config.restore_rng:
             restore_rng(self.dumps.store.load(first.key.step, part="aside"))
         assert plan.enters is not None
+        plan.has_begun = True
         plan.enters.put(queue_of(call), partition_of(call))
         took = sum(meta.info.get("seconds", 0.0) for meta in metas)
         call.facts["source"] = first.key.step
@@ -128,7 +130,7 @@ class GroupRole(Role):
 
     def before_stage(self, call: Call) -> None:
         plan: Plan = call.identity
-        queue, partition_id = queue_of(call), partition_of(call)
+        queue, partition_id, plan.has_begun = queue_of(call), partition_of(call), True
         # Without a `rest` the dump has just proved unusable.
         if not (plan.rest and plan.enters and self._give_rest(call, plan)):
             self._submitted[call.step].served.difference_update(plan.served)
@@ -145,6 +147,14 @@ class GroupRole(Role):
         self._submitted[call.step].generates = True
         tags = [dump_tag(call.step, plan.position + i, plan.contents[i]) for i in plan.rest]
         queue.put([plan.uids[i] for i in plan.rest], partition_id, tags=tags)
+
+    def _undo(self, call: Call, plan: Plan) -> None:
+        """A call that failed before any of it entered the queue is as if it had not been made."""
+        if call.cleanup.failed and not plan.has_begun:
+            submitted = self._submitted[call.step]
+            submitted.prompts -= len(plan.uids)
+            submitted.served.difference_update(plan.served)
+            self.ledger.give_back(plan.parts)
 
     def _give_rest(self, call: Call, plan: Plan) -> bool:
         """Let the stage get the prompts that have no group; whether it gets its prompts at all."""
