@@ -54,6 +54,8 @@ DUMP_STEP = "dump_step"
 DUMP_POSITION = "dump_position"
 DUMP_CONTENT = "dump_content"
 REPLAYED = "replayed"
+# What dispatch records on a prompt: how its step's journal names it.
+JOURNAL_NAME = "journal_name"
 
 # Fields of a prompt that steer its sessions; an entry of a sampled batch's extra_info.
 ROLLOUT_N = "__rollout_n__"

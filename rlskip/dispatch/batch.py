@@ -20,7 +20,7 @@ from rlskip.batch.meta import plain
 from rlskip.config.other_nodes import DispatchConfig
 from rlskip.dispatch.scheduler import Job, SessionGroup
 from rlskip.dispatch.sessions import BatchError, Session, session_seed
-from rlskip.jobs.served import Needs, needs
+from rlskip.jobs.served import Needs
 from rlskip.keys import DO_SAMPLE, ROLLOUT_N, TRAIN, VAL, trajectory_key
 from rlskip.queue.protocol import one_batch
 from rlskip.queue.readiness import Partition, PromptOutcome, State
@@ -129,7 +129,7 @@ class BatchHandle(Future[BatchReport]):
         self.within: Partition | None = None
         self.prompts: list[Prompt] = []
         self.journal: SessionJournal | None = None
-        self.needs = needs.get(Needs())  # of the stage that submits it
+        self.needs = Needs()  # of the stage that submits it
         self.error: BaseException | None = None  # why it was given up
         self.stopped = ""  # why its sessions that have no outcome fail
         self.begun = threading.Event()  # set once its roots are in the queue, or cannot be

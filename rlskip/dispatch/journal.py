@@ -46,6 +46,11 @@ MAX_BYTES = 64 << 30  # larger journals are refused without being read
 MAX_FRAME = 1 << 30  # a larger session is not journaled, and a longer line is damage
 
 
+def prompt_name(step: int, key: tuple[str, int]) -> str:
+    """A prompt's name among all that are journaled, which its root and then its dump have."""
+    return f"{step}-{key[0]}-{key[1]}"
+
+
 @attrs.frozen
 class Journaled:
     """A finished session: its rows, and what else of it must be known to resume it.

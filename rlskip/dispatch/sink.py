@@ -23,18 +23,20 @@ from rlskip.batch.meta import plain
 from rlskip.config.other_nodes import DispatchConfig
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle, Prompt
-from rlskip.dispatch.journal import Journaled, JournalWriter, SessionJournal
+from rlskip.dispatch.journal import Journaled, JournalWriter, SessionJournal, prompt_name
 from rlskip.dispatch.pools import returned
 from rlskip.dispatch.scheduler import Job
 from rlskip.dispatch.sessions import BatchError, NoAnswerError, as_failure, cause_of, text_of
 from rlskip.format.fingerprint import canonical
 from rlskip.format.prompt_digests import digests_of
-from rlskip.jobs.served import enclosing, ledger_of
+from rlskip.jobs.ranks import shard
+from rlskip.jobs.served import ledger_of
 from rlskip.keys import (
     DO_SAMPLE,
     EXPECTED_ROLLOUTS,
     GLOBAL_STEPS,
     IS_PROMPT,
+    JOURNAL_NAME,
     ROWS_PER_ATTEMPT,
     TRAIN,
     WEIGHT_TAGS,
@@ -84,13 +86,23 @@ class Journals:
         self._max_span = max_span
 
     def name(self, batch: BatchHandle) -> None:
-        """Set what the journal knows prompts by: content and call, and number among the step's.
+        """Set what the journal knows prompts by: content, call and rank, and number in the step.
 
         The call is the enclosing one of a stage. A uid and the like count if a prompt has no other
         field. A prompt that is submitted again has another number, in this run and in the next: a
         run never resumes what it has generated itself.
         """
-        calls = {role: name for role, name in enclosing.get({}).items() if name}
+        ledger, calls = ledger_of(self._store.directory), dict[str, str]()
+        if len(callers := ledger.callers(batch.step)) > 1:
+            what = "calls of a stage run, and the thread that submits is none of theirs"
+            remedy = "copy the context of the call (contextvars.copy_context().run)"
+            self.writer.warn(f"step {batch.step}", f"{len(callers)} {what}: {remedy}")
+            return
+        for caller in callers:
+            batch.needs = caller.needs
+            calls = {role: name for role, name in caller.calls.items() if name}
+        # Ranks that sample the same prompts share the journal, and each has draws of its own.
+        of_rank = {"rank": rank} if (rank := self._store.rank or shard()[0]) else {}
         contents: dict[Prompt, str] = {}
         for prompt in batch.prompts:
             try:
@@ -99,9 +111,8 @@ class Journals:
             except UnsupportedTypeError as error:
                 self.writer.warn(f"step {batch.step}", f"{error.where}: {error.what}")
                 continue
-            made = canonical({**calls, DO_SAMPLE: prompt.sampled})
+            made = canonical({**calls, **of_rank, DO_SAMPLE: prompt.sampled})
             contents[prompt] = xxhash.xxh3_128_hexdigest(f"{digest} {made}".encode())
-        ledger = ledger_of(self._store.directory)
         with ledger.lock:  # dispatchers of one store may submit side by side
             if batch.step in ledger.journaled and batch.step not in ledger.copies:
                 return  # it comes back too late, and is not journaled
@@ -109,6 +120,9 @@ class Journals:
             for old in list(ledger.copies)[:-_OPEN]:
                 del ledger.copies[old]
             for prompt, content in contents.items():
+                # Sessions that a group has which served: this prompt asks for other draws.
+                while ledger.served[prompt_name(batch.step, (content, copies[content]))]:
+                    copies[content] += 1
                 prompt.journal_key = content, copies[content]
                 copies[content] += 1
 
@@ -259,6 +273,9 @@ class Sink:
                 prompt.uid: {**prompt_tag(batch.step, prompt.n), EXPECTED_ROLLOUTS: prompt.n}
                 for prompt in batch.prompts
             }
+            for prompt in batch.prompts:
+                if prompt.journal_key is not None:
+                    roots[prompt.uid][JOURNAL_NAME] = prompt_name(batch.step, prompt.journal_key)
             if error := await self._try(self._put_tags, {batch.partition: roots}):
                 raise error
         return resumed

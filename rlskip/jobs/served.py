@@ -22,22 +22,16 @@ logger = logging.getLogger(__name__)
 
 _UNKNOWN = "?"
 
-#: The calls of stages that enclose the present code: by role, the name of the call among the
-#: step's, which is the same in every run; empty where the role tells its calls apart by their
-#: prompts (``rollout_tq``). A stage that calls its own role again (its base class's function, say)
-#: is one call, and a dispatcher in a stage tells by the names which call submits a prompt.
-enclosing: ContextVar[Mapping[str, str]] = ContextVar("rlskip_enclosing")
-
 
 @attrs.define(eq=False)
 class Ledger:
     """What has served in one directory. Hold `lock` from the look until it is told.
 
-    ``served`` counts how often each dump, or group of one, has served, and ``written`` has the
-    dumps that this process has written, or is going to. ``journaled`` are the steps whose sessions
-    are journaled here, or were. ``copies`` says how many prompts of each content each of the steps
-    had that were submitted last: a prompt that comes again is another one, whose sessions are other
-    draws.
+    ``served`` counts how often each dump, group of one, or prompt of a journal has served, and
+    ``written`` has the dumps that this process has written, or is going to. ``journaled`` are the
+    steps whose sessions are journaled here, or were. ``copies`` says how many prompts of each
+    content each of the steps had that were submitted last: a prompt that comes again is another
+    one, whose sessions are other draws. ``running`` are the calls whose stages run.
     """
 
     lock: threading.RLock = attrs.field(factory=threading.RLock)
@@ -45,6 +39,17 @@ class Ledger:
     written: set[Hashable] = attrs.field(factory=set)
     journaled: set[int] = attrs.field(factory=set)
     copies: dict[int, Counter[str]] = attrs.field(factory=dict)
+    running: list[Enclosing] = attrs.field(factory=list)
+
+    def callers(self, step: int) -> list[Enclosing]:
+        """The call whose stage submits something now; all that it may be, where it is not known.
+
+        In a thread that the stage handed it to (``run_in_executor`` gives it no context) it is the
+        call of `step` that runs.
+        """
+        if (known := enclosing.get()).calls:
+            return [known]
+        return [one for one in [*self.running] if one.step == step]
 
     def serve(self, parts: Iterable[Hashable]) -> None:
         """These serve a call."""
@@ -113,16 +118,33 @@ class Needs:
         return f"they lack what this run needs: {', '.join(lacking)}"
 
 
-#: Of the call of a stage that encloses the present code.
-needs: ContextVar[Needs] = ContextVar("rlskip_needs")
+@attrs.frozen(eq=False)
+class Enclosing:
+    """The call of a stage, of a `step`, that encloses some code, and what it ``needs``.
+
+    ``calls`` are it and the calls that enclose it: by role, the name of the call among the step's,
+    which is the same in every run; empty where the role tells its calls apart by their prompts
+    (``rollout_tq``). A stage that calls its own role again (its base class's function, say) is one
+    call, and a dispatcher in a stage tells by the names which call submits a prompt.
+    """
+
+    step: int
+    calls: Mapping[str, str]
+    needs: Needs
+
+
+_NOTHING = Enclosing(-1, {}, Needs())
+enclosing: ContextVar[Enclosing] = ContextVar("rlskip_enclosing", default=_NOTHING)
+"""What encloses the present code."""
 
 
 _ledgers: dict[Path, Ledger] = {}
 
 
 def ledger_of(directory: Path) -> Ledger:
-    # One operation: of two roles that ask at once none gets a ledger of its own.
-    return _ledgers.setdefault(directory.absolute(), Ledger())
+    # One operation: of two roles that ask at once none gets a ledger of its own. A directory has
+    # one, whatever links lead there.
+    return _ledgers.setdefault(directory.resolve(), Ledger())
 
 
 def forget_served() -> None:

@@ -43,6 +43,8 @@ class PromptMatching(CallMatching):
         return None
 
     def has_served(self, key: Key, call: Call) -> bool:
+        if call.by_hand:
+            return False
         return any(self._ledger.has_served(part, call.writes) for part in self._run.parts_of(key))
 
     def judge(self, call: Call) -> Mismatch | None:

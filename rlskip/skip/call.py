@@ -29,8 +29,6 @@ IdentitySpec = Mapping[str, Any] | Callable[..., Mapping[str, Any]] | None
 LacksSpec = Callable[[Any], Sequence[str]] | None
 RowsSpec = Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None
 
-_MAX_ENTRIES = 256
-
 
 class StepNotSetError(RlskipError, RuntimeError):
     """A role was called while no step was set."""
@@ -44,7 +42,6 @@ class Stage:
     role: str
     prompts: PromptsSpec = None
     identity: IdentitySpec = None
-    #: None where it is not known.
     stage: str | None = None
     lacks: LacksSpec = None
     rows: RowsSpec = None
@@ -163,7 +160,6 @@ class Call:
     again: str = attrs.field(init=False, default="")
     #: What the record of a hit adds: source, bytes, seconds_saved.
     facts: dict[str, Any] = attrs.field(init=False, factory=dict)
-    #: Releases what the call holds.
     cleanup: Cleanup = attrs.field(init=False, factory=Cleanup)
     #: Of several ranks: what the shards of the call have in common, and what a rank loaded, or why
     #: it could not, before the ranks agreed.
@@ -258,16 +254,19 @@ class Call:
         digests = digests_of(self.prompts, stage.prompt_groups, NEUTRAL_META)
         is_none = self.prompts is None and stage.prompts is not None and given
         is_named = stage.prompts is not None or stage.holder is not None
+        last = [None, *self.bound.signature.parameters.values()][-1]
+        rest = last.name if last is not None and last.kind is last.VAR_KEYWORD else ""
+        names = sorted(self.arguments.keys() - {*SELF, rest})
         # A function that takes no argument is told apart by its steps.
-        has_only_ignored = not is_named and stage.names and {*stage.names} <= {*IGNORED}
-        is_ignored = has_only_ignored and is_single(self.prompts)
+        are_ignored = not is_named and names and {*names} <= {*IGNORED}
+        is_ignored = are_ignored and (is_single(self.prompts) or self.holder == rest)
         if None not in digests and not is_none and not is_ignored:
             return cast("list[str]", digests)
         from rlskip.batch.columns import columns_of  # needs numpy
 
-        names, by = [*map(str, columns_of(self.prompts))], "lambda ...: ..."
-        if is_ignored:
-            names, by = stage.names, repr(stage.names[-1])
+        tells = max(names, key=lambda name: name.rstrip("s").endswith("id"), default="")
+        by = repr(tells) if is_ignored else "lambda ...: ..."
+        names = names if is_ignored else [*map(str, columns_of(self.prompts))]
         has = f"only {', '.join(names)}, which no replay compares" if names else "no fields"
         what = f"nothing tells the prompts of {stage.name} apart: they have {has}"
         remedy = f"give them a field with their content, or name what does: annotate(prompts={by})"
@@ -277,8 +276,8 @@ class Call:
         """`error`; where it is about an argument that was not named as the prompts, it says so."""
         names, taken = self.stage.names, self.holder
         others = [name for name in names if name != taken]
-        is_named = self.stage.prompts is not None or taken == "prompts"
-        if is_named or not others or not error.where.startswith("prompts"):
+        is_told = self.stage.prompts is not None or error.remedy.endswith("')")
+        if is_told or taken == "prompts" or not others or not error.where.startswith("prompts"):
             return error
         first = ", the first argument," if taken == names[0] else ""
         what = f"{error.what}; {taken!r}{first} was taken for the prompts"
@@ -323,7 +322,7 @@ def _holds(value: Any, prompts: Any) -> bool:
     with contextlib.suppress(Exception):  # an object of the user's raises anything
         for _ in range(2):
             parts = [o if isinstance(o, dict) else getattr(o, "__dict__", {}) for o in level]
-            level += [one for some in parts if len(some) <= _MAX_ENTRIES for one in some.values()]
+            level += [one for some in parts if len(some) <= 256 for one in some.values()]
     return any(one is prompts for one in level)
 
 

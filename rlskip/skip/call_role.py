@@ -14,7 +14,7 @@ from rlskip.batch.columns import columns_of
 from rlskip.config.facts import HostFacts
 from rlskip.jobs.lease import SingleFlight
 from rlskip.jobs.ranks import RankGroup
-from rlskip.jobs.served import ledger_of
+from rlskip.jobs.served import Ledger, ledger_of
 from rlskip.skip.agreement import Mismatch, SeveralRanks, ranks_of
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.dumps import Dumps, capture_rng, restore_rng
@@ -47,13 +47,13 @@ class CallRole(Role):
     def use(self, dumps: Dumps) -> None:
         """Keep results in these dumps from now on; before the first call."""
         self.dumps: Dumps = dumps
-        self._ledger = ledger_of(dumps.directory)
+        self.ledger: Ledger = ledger_of(dumps.directory)
         self._remembers = dumps.local_config.match != "step"  # by step a visit is enough
-        self._run = RunDumps(dumps, self._ledger)
+        self._run = RunDumps(dumps, self.ledger)
         matching = CallMatching
         if dumps.by_prompt:
             from rlskip.skip.by_prompt import PromptMatching as matching  # needs torch
-        self._matching: CallMatching = matching(dumps, self._run, self._ledger)
+        self._matching: CallMatching = matching(dumps, self._run, self.ledger)
 
     @functools.cached_property
     def ranks(self) -> SeveralRanks | None:
@@ -171,7 +171,7 @@ class CallRole(Role):
         # a dump of its own. Calls of their own steps may take the same dump, or groups of the same.
         # One lock for all others, too, would keep ranks that are threads from agreeing.
         together = match == "prompt" or (match == "run" and self.support_online_step)
-        with call.visit.lock, self._ledger.lock if together else contextlib.nullcontext():
+        with call.visit.lock, self.ledger.lock if together else contextlib.nullcontext():
             if self.ranks is None:
                 found = self._look_up(call)
             else:
@@ -223,7 +223,7 @@ class CallRole(Role):
                 # It may serve the call that it was made for, which may be one of this visit.
                 call.visit.give_back(key)
                 if call.writes == key:
-                    self._ledger.written.discard(key)
+                    self.ledger.written.discard(key)
                 name = self._take(call, next_name(call.name, key.call))
                 dump, over = dump.named(name), None
             elif is_own or self.ranks is None:
@@ -231,7 +231,7 @@ class CallRole(Role):
             else:
                 over = meta  # all shards of a call are of one generation
         if self._remembers and not call.by_hand:
-            self._ledger.write(key)
+            self.ledger.write(key)
         size = self.dumps.store.size_of(meta)
         call.record("dumped", step=call.step, call=meta.call, bytes=size)
         if is_own:  # else another job's dump of the call stays
@@ -257,7 +257,7 @@ class CallRole(Role):
         key = Key(step, name if replaces is None else replaces)
         visit.take(key)
         is_told = self._remembers and not call.by_hand
-        call.writes = key if is_told and self._ledger.write(key) else None
+        call.writes = key if is_told and self.ledger.write(key) else None
         return key.call
 
     def _undo(self, call: Call) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -150,6 +150,9 @@ class Plan:
     where: str
     position: int
     enters: Entering | None = None
+    #: What the ledger knows of it, and whether any of it has entered the queue.
+    parts: list[Hashable] = attrs.field(factory=list)
+    has_begun: bool = False
 
     @property
     def rest(self) -> list[int]:

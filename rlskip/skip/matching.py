@@ -99,9 +99,9 @@ class CallMatching:
         """Whether the run has trained on the draws of a dump, at whatever step, so that none does.
 
         Under ``match=step`` another visit of the step is the same step again. What follows another
-        stage computes the same again.
+        stage computes the same again, and by hand the first of equals is meant, served or not.
         """
-        if self._dumps.local_config.match == "step" or call.stage.derived:
+        if self._dumps.local_config.match == "step" or call.stage.derived or call.by_hand:
             return False
         return self._ledger.has_served(key, call.writes)
 

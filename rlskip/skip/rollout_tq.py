@@ -21,8 +21,8 @@ from rlskip.batch.columns import select, uids_of
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import SkipAction
 from rlskip.errors import ConfigError, MismatchError
-from rlskip.jobs.served import ledger_of
-from rlskip.keys import DUMP_CONTENT, DUMP_POSITION, RUNNING, STATUS, dump_tag
+from rlskip.jobs.served import Ledger, ledger_of
+from rlskip.keys import DUMP_CONTENT, DUMP_POSITION, JOURNAL_NAME, RUNNING, STATUS, dump_tag
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.dumps import Dumps, capture_rng, restore_rng
 from rlskip.skip.groups import (
@@ -72,8 +72,8 @@ class GroupRole(Role):
             )
         self.dumps = Dumps(role, local_config, facts)
         self._identities = self.dumps.identities
-        self._ledger = ledger_of(self.dumps.directory)
-        self._run = RunDumps(self.dumps, self._ledger)
+        self.ledger: Ledger = ledger_of(self.dumps.directory)
+        self._run = RunDumps(self.dumps, self.ledger)
         self._repeats = local_config.action == SkipAction.REPEAT
         self._submitted: dict[int, Submitted] = {}
         # By step, what one dump has.
@@ -104,6 +104,7 @@ class GroupRole(Role):
     def find(self, call: Call) -> bool:
         """Plan the batch, and load all that enters the queue for it before any of it does."""
         plan = call.identity = self._plan(call)
+        call.cleanup.add(self._undo, call, plan)
         if plan.rest:
             self.dumps.notices.log_hidden()
             call.reason = str(plan) if plan.served else ""
@@ -118,6 +119,7 @@ class GroupRole(Role):
         if self.local_config.restore_rng:
             restore_rng(self.dumps.store.load(first.key.step, part="aside"))
         assert plan.enters is not None
+        plan.has_begun = True
         plan.enters.put(queue_of(call), partition_of(call))
         took = sum(meta.info.get("seconds", 0.0) for meta in metas)
         call.facts["source"] = first.key.step
@@ -128,12 +130,11 @@ class GroupRole(Role):
 
     def before_stage(self, call: Call) -> None:
         plan: Plan = call.identity
-        queue, partition_id = queue_of(call), partition_of(call)
+        queue, partition_id, plan.has_begun = queue_of(call), partition_of(call), True
         # Without a `rest` the dump has just proved unusable.
         if not (plan.rest and plan.enters and self._give_rest(call, plan)):
             self._submitted[call.step].served.difference_update(plan.served)
-            if self.dumps.by_prompt:
-                self._ledger.give_back(plan.served)
+            self.ledger.give_back(plan.parts)
             plan.groups = [None] * len(plan.uids)  # all prompts are submitted
         elif plan.enters:
             # Running until the others are submitted, so that no sampler considers the step finished
@@ -146,6 +147,14 @@ class GroupRole(Role):
         self._submitted[call.step].generates = True
         tags = [dump_tag(call.step, plan.position + i, plan.contents[i]) for i in plan.rest]
         queue.put([plan.uids[i] for i in plan.rest], partition_id, tags=tags)
+
+    def _undo(self, call: Call, plan: Plan) -> None:
+        """A call that failed before any of it entered the queue is as if it had not been made."""
+        if call.cleanup.failed and not plan.has_begun:
+            submitted = self._submitted[call.step]
+            submitted.prompts -= len(plan.uids)
+            submitted.served.difference_update(plan.served)
+            self.ledger.give_back(plan.parts)
 
     def _give_rest(self, call: Call, plan: Plan) -> bool:
         """Let the stage get the prompts that have no group; whether it gets its prompts at all."""
@@ -175,7 +184,7 @@ class GroupRole(Role):
         contents = self._identities.contents_of(call)
         # The lock from the look until they are taken: of two batches that are submitted side by
         # side each gets groups of its own.
-        with self._ledger.lock:
+        with self.ledger.lock:
             if self.dumps.by_prompt:
                 where, match = "the run", self._by_prompt(step, contents, present)
             else:
@@ -192,7 +201,8 @@ class GroupRole(Role):
             submitted.prompts += len(plan.uids)
             submitted.served.update(plan.served)
             if self.dumps.by_prompt:
-                self._ledger.serve(plan.served)
+                plan.parts += plan.served
+                self.ledger.serve(plan.served)
         return plan
 
     def _by_prompt(
@@ -264,7 +274,7 @@ class GroupRole(Role):
         """All that enters the queue for the planned groups, verified."""
         from rlskip.queue import to_rows  # needs torch
 
-        enters = Entering()
+        enters, names = Entering(), list[str]()
         for key, meta in plan.metas.items():
             groups = zip(plan.uids, plan.groups, strict=True)
             chosen = [(uid, group) for uid, group in groups if group and group.key == key]
@@ -278,6 +288,11 @@ class GroupRole(Role):
                 raise CorruptDumpError(what, self.dumps.path_of(step)) from error
             self.dumps.check_fields(loaded["fields"], meta, call, step, replaces=not key.size)
             self.dumps.notices.changed(meta, store.directory)
+            if not key.size:  # nor do their sessions serve that are left in the step's journal
+                roots = (loaded["groups"][group.start]["tags"][""] for _, group in chosen)
+                names += (str(root.get(JOURNAL_NAME)) for root in roots)
+        plan.parts += names
+        self.ledger.serve(names)
         return enters
 
     # -- from the queue into a dump ----------------------------------------------------------
@@ -316,10 +331,10 @@ class GroupRole(Role):
             info={**self.dumps.info(call, part["fields"]), **about},
             sidecar=capture_rng(),
         )
-        with self._ledger.lock:  # who finds the dump knows that this process wrote it
+        with self.ledger.lock:  # who finds the dump knows that this process wrote it
             for number in itertools.count(first):  # another job may take one meanwhile
                 meta, is_own = store.write(dump.named(part_name(number)))
                 if is_own:
                     break
-            self._ledger.write(Key(step, meta.call))
+            self.ledger.write(Key(step, meta.call))
         call.record("dumped", step=step, call=meta.call, bytes=store.size_of(meta))

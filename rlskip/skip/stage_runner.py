@@ -19,7 +19,7 @@ from rlskip.batch.row_fields import RowsError
 from rlskip.config.skip import to_generate
 from rlskip.errors import ConfigError, MissError, RlskipError
 from rlskip.jobs.records import Recorder
-from rlskip.jobs.served import Needs, enclosing, needs
+from rlskip.jobs.served import Enclosing, Needs, enclosing
 from rlskip.skip.call import Call, Stage, StepNotSetError
 from rlskip.skip.role import Role
 
@@ -120,7 +120,7 @@ def _eligible_call(
     if observes:
         step = -1 if manager.step is None else manager.step
         return Call(stage, args, kwargs, step, recorder.write, is_observed=True)
-    if stage.role in manager._unlisted or skip.role in enclosing.get({}):
+    if stage.role in manager._unlisted or skip.role in enclosing.get().calls:
         return None
     call = Call(stage, args, kwargs, record=recorder.write)
     if is_validation(call.prompts) and not skip.serves_validation:
@@ -178,19 +178,23 @@ def replay(role: Role, call: Call) -> tuple[Any] | None:
 @contextmanager
 def _running(role: Role, call: Call) -> Iterator[None]:
     """While the stage runs: its own calls of the role (of its base class, say) are part of it."""
-    calls = enclosing.get({})
+    calls, ledger = enclosing.get().calls, None if call.is_observed else role.ledger
     if not call.is_observed:
         # By what a journal knows it: a call with other arguments resumes none of its sessions.
         digest = call.identity.compared_digest() if call.name else ""
         calls = {**calls, role.role: f"{call.name}-{digest}{call.again}" if call.name else ""}
     call.needs = Needs(call.stage.lacks)
-    token, needed = enclosing.set(calls), needs.set(call.needs)
+    here = Enclosing(call.step, calls, call.needs)
+    token = enclosing.set(here)
+    if ledger is not None:
+        ledger.running.append(here)
     began = time.perf_counter()
     try:
         yield
     finally:
         call.seconds = time.perf_counter() - began
-        needs.reset(needed)
+        if ledger is not None:
+            ledger.running.remove(here)
         enclosing.reset(token)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 
 from rlskip import SkipManager
 from rlskip.dispatch import LocalPool, RolloutDispatcher
-from rlskip.queue import IncompleteRolloutError, MemoryQueue
+from rlskip.queue import IncompleteRolloutError, KVBatchMeta, MemoryQueue
 from rlskip.store import StepStore
 
 N = 2
@@ -21,15 +23,17 @@ N = 2
 def _job(job: None) -> None: ...
 
 
+@pytest.mark.parametrize("in_thread", [False, True])
 @pytest.mark.parametrize(
     ("options", "resumed"),
     [({"style": "long", "seed": 1}, 2), ({"style": "long", "seed": 2}, 2), ({"style": "short"}, 0)],
     ids=str,
 )
 def test_sessions_of_a_call_with_other_arguments_are_not_resumed(
-    tmp_path: Path, options: dict[str, Any], resumed: int
+    tmp_path: Path, options: dict[str, Any], resumed: int, in_thread: bool
 ) -> None:
     ran: list[int] = []
+    executor = ThreadPoolExecutor(1)  # which gives no context on
     for given, ends_at in (({"style": "long", "seed": 1}, 2), (options, 2 * N)):
         ran.clear()
         SkipManager.init({"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}})
@@ -45,7 +49,8 @@ def test_sessions_of_a_call_with_other_arguments_are_not_resumed(
         @SkipManager.annotate(role="rollout", prompts="contents")
         def generate(contents: torch.Tensor, options: dict[str, Any]) -> Any:
             prompts = [{"uid": f"u{one}", "input_ids": one} for one in contents]
-            return dispatcher.collect(prompts, step=3)[0]
+            collect = functools.partial(dispatcher.collect, prompts, step=3)
+            return (executor.submit(collect).result() if in_thread else collect())[0]
 
         SkipManager.set_step(3)
         pool, store = LocalPool(worker, 1), SkipManager.store("rollout")
@@ -76,3 +81,39 @@ def test_runs_with_and_without_a_role_of_groups_share_journals(tmp_path: Path, f
         ) as dispatcher:
             submit([{"uid": f"{on}-{i}", "input_ids": torch.tensor([i])} for i in range(2)])
     assert resumed == [0, 2 * N]
+
+
+@pytest.mark.parametrize("match", ["step", "prompt"])
+def test_sessions_of_groups_that_served_from_a_dump_are_not_resumed(
+    tmp_path: Path, match: str
+) -> None:
+    drawn: list[int] = []
+
+    async def worker(prompt: Any, sampling: Any, session: Any) -> Any:
+        drawn.append(len(drawn))
+        return {"draw": torch.tensor([drawn[-1]])}
+
+    trained: list[list[int]] = []
+    for run in range(4):
+        keys = {"dump_dir": str(tmp_path), "match": match if run else "step"}
+        SkipManager.init({"skip": {**keys, "rollout_tq": {"enable": True}}})
+        queue, config = MemoryQueue(), {"rollout_level": True, "n": N, "journal": True}
+
+        @SkipManager.annotate(role="rollout_tq", stage="submit", queue=queue)
+        def submit(prompts: Any) -> None:
+            dispatcher.submit(prompts, step=1).result()
+
+        @SkipManager.annotate(role="rollout_tq", phase="sample", queue=queue)
+        def sample(queue: Any) -> KVBatchMeta:
+            keys = [key for key in queue.list("train") if key.count("_") == 2]
+            return KVBatchMeta(keys, [{}] * len(keys), "train")
+
+        SkipManager.set_step(1)
+        pool, store = LocalPool(worker, 1), SkipManager.store("rollout_tq")
+        with RolloutDispatcher(pool, queue, {"dispatch": config}, store=store) as dispatcher:
+            for i in range(1 if run == 0 else 2):  # the dump has a group for one of the two
+                submit([{"uid": f"{run}-{i}", "text": "a"}])
+            if run != 1:  # it ends before it has sampled
+                rows = queue.get(sample(queue).keys, "train")
+                trained.append(sorted(int(draw) for draw in rows["draw"]))
+    assert trained == [[0, 1], [0, 1, 2, 3], [0, 1, 2, 3]]

@@ -13,6 +13,7 @@ import torch
 
 from rlskip.dispatch.journal import SessionJournal
 from rlskip.jobs.served import forget_served
+from rlskip.keys import split_trajectory
 from rlskip.queue import MemoryQueue
 from rlskip.store import StepStore
 from tests.dispatch.conftest import evict
@@ -89,6 +90,32 @@ def test_what_is_resumed_is_what_the_worker_returned(dispatch):
     assert (none, resumed) == (0, 1)
     assert (first[1].pop("uid"), again[1].pop("uid")) == ([torch.tensor(7)], [torch.tensor(8)])
     assert str(again) == str(first)
+
+
+def test_ranks_that_sample_the_same_prompts_resume_each_its_own(
+    tmp_path, make_dispatcher, make_prompts
+):
+    drawn = []
+
+    def run(rank, most):
+        async def draw(prompt, sampling, session):
+            if len(drawn) >= most:
+                raise ValueError("the process ends here")
+            drawn.append(len(drawn))
+            return {"responses": torch.tensor([drawn[-1]])}
+
+        forget_served()
+        store = StepStore(tmp_path, rank=rank, world_size=2)
+        one_by_one = {"n": 2, "max_concurrent_rollouts_per_worker": 1}
+        queue = MemoryQueue()
+        make_dispatcher(draw, 1, journal=True, store=store, queue=queue, **one_by_one).submit(
+            make_prompts(1), step=1
+        ).result()
+        rows = [key for key in queue.list("train") if split_trajectory(key)]
+        return sorted(map(int, queue.get(rows, "train")["responses"]))
+
+    assert [run(0, 1), run(1, 2)] == [[0], [1]]
+    assert [run(0, 9), run(1, 9)] == [[0, 2], [1, 3]]
 
 
 def test_validation_is_not_journaled(tmp_path, make, make_prompts):

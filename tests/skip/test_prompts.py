@@ -125,6 +125,14 @@ def test_a_stage_with_none_but_ignored_arguments_is_refused(init: Callable[..., 
     def named(sample_id: str) -> str:
         return sample_id
 
+    @SkipManager.annotate(role="rollout")
+    def alone(**names: Any) -> str:
+        return str(names)
+
+    @SkipManager.annotate(role="rollout")
+    def behind(step: int = 1, **names: Any) -> str:
+        return str(names)
+
     @SkipManager.annotate(role="rollout", prompts=lambda text: None)
     def computed(text: str) -> str:
         return text
@@ -132,6 +140,10 @@ def test_a_stage_with_none_but_ignored_arguments_is_refused(init: Callable[..., 
     SkipManager.set_step(1)
     with pytest.raises(UnsupportedTypeError, match=r"annotate\(prompts='sample_id'\)"):
         generate("math-1")
+    for names in ({"uid": "math-1", "seed": 1}, {"step": 1, "uid": "math-1"}):
+        for keywords in (alone, behind):
+            with pytest.raises(UnsupportedTypeError, match=r"prompts='uid'\)$"):
+                keywords(**names)
     with pytest.raises(UnsupportedTypeError, match="they have no fields"):
         computed("math-1")
     assert named("math-1") == "math-1"

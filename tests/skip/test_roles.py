@@ -100,6 +100,16 @@ def test_by_hand_the_first_of_equal_calls_is_meant(init: Callable[..., Path]) ->
         assert role_of().warp_function(step, plain, PROMPTS) == {"made": 3}
 
 
+@pytest.mark.parametrize("match", ["step", "run", "prompt"])
+def test_by_hand_it_does_not_matter_what_has_served(init: Callable[..., Path], match: str) -> None:
+    for _ in range(2):
+        init(match=match)
+        SkipManager.set_step(3)
+        made = SkipManager.annotate(role="rollout")(plain)(PROMPTS)
+        assert role_of().meet_precondition(3, plain, PROMPTS)
+        assert role_of().warp_function(3, plain, PROMPTS) == made
+
+
 # -- roles that are registered by the user ----------------------------------------------------
 
 

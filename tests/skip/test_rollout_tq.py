@@ -164,6 +164,15 @@ def test_on_miss_error_refuses_before_anything_is_submitted(init: Callable[..., 
     assert trainer.queue.list("train") == {}
 
 
+def test_what_a_refused_batch_would_have_used_serves_the_next(dumped: Callable[..., Any]) -> None:
+    trainer = dumped(prompts("a", "b"), match="prompt", on_miss="error")
+    visit(3)
+    for texts in ("ac", "bc"):
+        with pytest.raises(MissError):
+            trainer.submit(prompts(*texts))
+    assert len(trainer.step(3, prompts("b", "a"))) == 6
+
+
 def test_unlisted_steps_and_validation_leave_no_trace(init: Callable[..., Path]) -> None:
     dumps = init("rollout_tq", steps=[2])
     trainer = Trainer(MemoryQueue())
