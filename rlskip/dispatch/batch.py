@@ -131,6 +131,7 @@ class BatchHandle(Future[BatchReport]):
         self.journal: SessionJournal | None = None
         self.needs = needs.get(Needs())  # of the stage that submits it
         self.error: BaseException | None = None  # why it was given up
+        self.released = False  # whether its uids are free, because calls find its groups no more
         self.stopped = ""  # why its sessions that have no outcome fail
         self.begun = threading.Event()  # set once its roots are in the queue, or cannot be
         self._groups = groups  # which run it

@@ -87,11 +87,16 @@ def test_from_config_makes_as_many_threads_as_sessions_may_run(make_prompts):
         assert dispatcher.submit(make_prompts(1), step=1).result().succeeded == 20
 
 
-@pytest.mark.parametrize("leaves", ["collected", "taken", "cancelled"])
+@pytest.mark.parametrize("leaves", ["collected", "taken", "cancelled", "stopped"])
 def test_a_uid_is_free_once_its_group_was_taken_or_given_up(make, make_prompts, leaves):
-    dispatcher = make()
+    async def worker(prompt, sampling, session):
+        await asyncio.sleep(60 if (leaves, session.step) == ("stopped", 1) else 0)
+        return await echo(prompt, sampling, session)
+
+    dispatcher = make(worker)
     batch = dispatcher.submit(make_prompts(2), step=1)
-    batch.result(20)
+    if leaves != "stopped":
+        batch.result(20)
     with pytest.raises(BatchError, match="'u_0'"):
         dispatcher.submit(make_prompts(1), step=2)
     if leaves == "collected":
