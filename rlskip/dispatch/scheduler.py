@@ -3,9 +3,6 @@
 A policy is a function from a :class:`PendingSession` to a :class:`Placement`. It is called when
 a session starts to wait and, if it uses lengths, for its rank again before it runs: other sessions
 of its prompt have finished by then.
-
->>> def easy_prompts_first(session: PendingSession) -> Placement:
-...     return Placement(rank=session.expected or 0.0)
 """
 
 from __future__ import annotations
@@ -196,10 +193,13 @@ class Scheduler:
         return None
 
     def _pop(self, heap: list[tuple[float, int, Job]]) -> Job:
+        ranked = set[int]()  # each once: a policy may rank by the time, so that no rank stays first
         while True:
             rank, number, job = heapq.heappop(heap)
-            if self.uses_lengths:  # others are known by now
-                rank = self._place(job).rank
+            if not self.uses_lengths or number in ranked:
+                return job
+            ranked.add(number)
+            rank = self._place(job).rank  # others are known by now
             if not heap or (rank, number) <= heap[0][:2]:
                 return job
             heapq.heappush(heap, (rank, number, job))
