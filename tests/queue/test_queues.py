@@ -34,6 +34,8 @@ class TestMemoryQueue(QueueTests):
         for i in range(1000):
             queue.put([f"u{i}"], "train", None, [{}])
             queue.delete([f"u{i}"], "train")
+            assert queue.list(f"asked {i}") == {}
+        assert queue._tags == {"train": {"stays": {}}}
         assert queue._noted == {"train": {"stays": False}}
         assert watch.poll() == {"train": {"stays": {}}}
 
