@@ -81,7 +81,7 @@ class MemoryQueue(TrajectoryQueue, Watch):
             if missing := [key for key in keys if key not in held]:
                 raise MissingKeysError.of_keys(missing, partition)
             rows = {key: kept.get(key, {}) for key in keys}
-        return one_batch(rows, partition, fill_missing, fields=fields)
+        return one_batch(rows, partition, fill_missing, fields=fields, keys=keys)
 
     def list(self, partition: str) -> dict[str, dict[str, Any]]:
         with self._changed:

@@ -100,13 +100,13 @@ class TransferQueueAdapter(TrajectoryQueue):
         alike = defaultdict[tuple[str, ...], list[str]](list)
         for key, names in held.items():
             alike[names].append(key)
-        if len(alike) < 2 or not fill_missing:
+        if len(held) == len(keys) and (len(alike) < 2 or not fill_missing):
             return get(keys, check_fields(held, partition, fields))
         rows: dict[str, Row] = {key: {} for key in keys}
         for names, some in alike.items():
             if names:
                 rows.update(zip(some, to_rows(get(some, names)), strict=True))
-        return one_batch(rows, partition, fill_missing, fields=fields)
+        return one_batch(rows, partition, fill_missing, fields=fields, keys=keys)
 
     def list(self, partition: str) -> dict[str, dict[str, Any]]:
         listing: dict[str, dict[str, dict[str, Any]]] = self._call("kv_list", partition)

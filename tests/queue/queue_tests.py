@@ -119,7 +119,8 @@ class QueueTests:
         keys = [f"u_1_{session}_0" for session in range(3)]
         with pytest.raises(UnequalFieldsError, match=r"session 1 of prompt 'u_1'.* lacks 'y'"):
             queue.get(keys, partition)
-        assert [row["x"] for row in to_rows(queue.get(keys, partition, ["x"]))] == [1, 1, 1]
+        again = [*keys, keys[0]]
+        assert [row["x"] for row in to_rows(queue.get(again, partition, ["x"]))] == [1] * 4
         assert set(queue.get(keys[::2][:1], partition).keys()) == {"x", "y"}
 
     def test_missing_fields_are_filled_with_none_unless_they_are_tensors(
@@ -129,8 +130,8 @@ class QueueTests:
         for session, row in enumerate(rows):
             queue.put([f"u_{session}_0"], partition, [row])
         keys = [f"u_{session}_0" for session in range(3)]
-        found = to_rows(queue.get(keys[:2], partition, fill_missing=True))
-        assert found == [{"x": 1, "y": "a"}, {"x": 2, "y": None}]
+        found = to_rows(queue.get([*keys[:2], keys[0]], partition, fill_missing=True))
+        assert found == [{"x": 1, "y": "a"}, {"x": 2, "y": None}, {"x": 1, "y": "a"}]
         found = to_rows(queue.get(keys, partition, ["y"], fill_missing=True))
         assert found == [{"y": "a"}, {"y": None}, {"y": "c"}]
         for fields in (None, ["x", "mask"]):
