@@ -178,6 +178,8 @@ def to_rows(fields: TensorDictBase | Sequence[Row]) -> list[dict[str, Any]]:
         if is_tensor_collection(value) and not is_non_tensor(value):
             what = f"field {name!r} is a nested {type(value).__name__}"
             raise PutError(what, remedy="put its fields flat")
+        if not isinstance(name, str):
+            raise PutError(f"the name {name!r:.80} of a field is not a string")
     for row in rows:
         if row.keys() != rows[0].keys():
             odd = ", ".join(sorted(row.keys() ^ rows[0].keys()))
@@ -192,9 +194,9 @@ def one_batch(
     fill_missing: bool = False,
     *,
     fields: Sequence[str] | None = None,
+    keys: Iterable[str] = (),
     own: bool = False,
 ) -> TensorDict:
-    keys: Iterable[str] = (),
     """These `fields`, or all, of rows by key as one batch: every reader's rule for unequal rows.
 
     It has the rows at `keys`, of which one may occur twice, or all. A field that some rows lack is

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
-from tensordict import NonTensorData, TensorDict
+import torch
+from tensordict import NonTensorStack, TensorDict
 
 from rlskip.config.check import look_up
 from rlskip.queue.protocol import (
@@ -72,8 +73,8 @@ class TransferQueueAdapter(TrajectoryQueue):
         check_put(keys, fields, tags)
         # One value per row in each field is what TransferQueue takes. A TensorDict that is so
         # already is not taken apart: a replayed step has a thousand long rows.
-        is_batch = isinstance(fields, TensorDict) and not any(
-            isinstance(value, NonTensorData) for value in fields.values()
+        is_batch = isinstance(fields, TensorDict) and all(
+            isinstance(value, (torch.Tensor, NonTensorStack)) for value in fields.values()
         )
         batch = fields
         if fields is not None and not is_batch:
@@ -91,7 +92,12 @@ class TransferQueueAdapter(TrajectoryQueue):
         fill_missing: bool = False,
     ) -> TensorDict:
         def get(keys: Sequence[str], names: Sequence[str]) -> TensorDict:
-            return self._call("kv_batch_get", list(keys), partition, select_fields=[*names])
+            batch = self._call("kv_batch_get", list(keys), partition, select_fields=[*names])
+            nested = [v for v in batch.values() if isinstance(v, torch.Tensor) and v.is_nested]
+            if len(keys) == 1 or all(value.layout is torch.jagged for value in nested):
+                return batch
+            # Of rows of several dtypes, it made them all that of the first.
+            return to_batch([to_rows(get([key], names))[0] for key in keys], names)
 
         if not keys:
             return to_batch([], ())

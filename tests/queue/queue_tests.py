@@ -22,6 +22,7 @@ from rlskip.queue import (
 )
 from rlskip.queue.transfer_queue import PollingWatch
 
+NESTED = TensorDict({"x": TensorDict(batch_size=[1])}, batch_size=[1])
 _PATIENCE_S = 10.0
 
 
@@ -53,6 +54,7 @@ class QueueTests:
                 "bfloat16": torch.tensor([0.5], dtype=torch.bfloat16),
                 "bool": torch.tensor([True, False]),
                 "scalar": torch.tensor(7, dtype=torch.int32),
+                "either": torch.tensor([length / 2 if length else 1]),  # the dtypes of rows differ
             }
 
         queue.put(["a", "b", "c"], partition, [row(length) for length in (3, 0, 5)])
@@ -148,6 +150,8 @@ class QueueTests:
             (["a", "b"], [{"x": 1}], None, "2 keys, but 1 fields"),
             (["a", "b"], [{"x": 1}, {"y": 1}], None, "some rows hold x, y"),
             (["a"], [{"x": TensorDict()}], None, "'x' is a nested TensorDict"),
+            (["a"], NESTED, None, "'x' is a nested TensorDict"),
+            (["a"], [{1: 2}], None, "the name 1 of a field is not a string"),
             ("ab", None, [{}, {}], "sequence of keys"),
         ],
     )
