@@ -235,6 +235,10 @@ def joined(groups: Sequence[Group], partition: str, fill_missing: bool) -> Tenso
                 by_key[trajectory_key(group.uid, session, i)] = row
                 uids.append(uid)
                 sessions.append(session)
+    if fill_missing and any("uid" in row or "session_id" in row for row in by_key.values()):
+        for row, its, session in zip(by_key.values(), uids, sessions, strict=True):
+            row.setdefault("uid", its.data)
+            row.setdefault("session_id", torch.tensor(session))
     batch = one_batch(by_key, partition, fill_missing, own=True)
     if "uid" not in batch:
         batch["uid"] = NonTensorStack(*uids)

@@ -50,11 +50,12 @@ def test_complete_groups_come_out_and_the_queue_is_empty(make, make_prompts):
 
 def test_columns_of_the_rows_are_kept(make, make_prompts):
     async def worker(prompt, sampling, session):
-        return {"uid": "mine", "session_id": torch.tensor(7)}
+        its = {"uid": "mine", "session_id": torch.tensor(7)} if session.session_id else {}
+        return {"x": 1, **its}
 
-    rows, _ = make(worker).collect(make_prompts(1), step=1)
-    assert list(rows["uid"]) == ["mine"] * 3
-    assert rows["session_id"].tolist() == [7] * 3
+    rows, _ = make(worker, fill_missing=True).collect(make_prompts(1), step=1)
+    assert list(rows["uid"]) == ["u_0", "mine", "mine"]
+    assert rows["session_id"].tolist() == [0, 7, 7]
 
 
 def test_a_trainer_that_generates_ahead_takes_the_oldest_groups(make, make_prompts):
