@@ -12,12 +12,7 @@ import pytest
 import torch
 
 from rlskip.dispatch import BatchError, DispatcherClosedError, RolloutDispatcher
-from rlskip.queue import (
-    IncompleteRolloutError,
-    MemoryQueue,
-    ReplayTimeoutError,
-    UnequalFieldsError,
-)
+from rlskip.queue import IncompleteRolloutError, MemoryQueue, ReplayTimeoutError, UnequalFieldsError
 from tests.clock import eventually
 
 

@@ -183,10 +183,7 @@ class QueueTests:
         assert partition not in watch.poll()
         queue.put(["new", "old"], partition, None, [{"n": 2}, {"status": "finished"}])
         queue.put(["new"], partition, None, [{"n": 3}])
-        assert watch.poll()[partition] == {
-            "new": {"n": 3},
-            "old": {"n": 1, "status": "finished"},
-        }
+        assert watch.poll()[partition] == {"new": {"n": 3}, "old": {"n": 1, "status": "finished"}}
         queue.delete(["old"], partition)
         queue.put(["brief"], partition, None, [{}])
         queue.delete(["brief"], partition)
