@@ -1,9 +1,5 @@
 """Dispatch: runs a batch of prompts as sessions, spread over workers.
 
->>> async def worker(prompt, sampling, session): ...
->>> with RolloutDispatcher(LocalPool(worker, 8), config=config) as dispatcher:
-...     rows, metrics = dispatcher.collect(prompts, step=3)
-
 ``docs/dispatch.md`` is the guide.
 """
 

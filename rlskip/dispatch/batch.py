@@ -19,7 +19,7 @@ from rlskip.batch.columns import own, rows_of, select
 from rlskip.batch.meta import plain
 from rlskip.config.other_nodes import DispatchConfig
 from rlskip.dispatch.scheduler import Job, SessionGroup
-from rlskip.dispatch.sessions import BatchError, Session, session_seed
+from rlskip.dispatch.sessions import BatchError, Session, as_failure, session_seed, text_of
 from rlskip.jobs.served import Needs
 from rlskip.keys import DO_SAMPLE, ROLLOUT_N, TRAIN, VAL, trajectory_key
 from rlskip.queue.protocol import one_batch
@@ -131,6 +131,7 @@ class BatchHandle(Future[BatchReport]):
         self.journal: SessionJournal | None = None
         self.needs = Needs()  # of the stage that submits it
         self.error: BaseException | None = None  # why it was given up
+        self.released = False  # whether its uids are free, because calls find its groups no more
         self.stopped = ""  # why its sessions that have no outcome fail
         self.begun = threading.Event()  # set once its roots are in the queue, or cannot be
         self._groups = groups  # which run it
@@ -173,7 +174,12 @@ def read_batch(
     """Read what ``RolloutDispatcher.submit`` takes; raises :class:`BatchError`."""
     if isinstance(prompts, TensorDictBase) and prompts.batch_dims != 1:
         raise BatchError(f"batch size {tuple(prompts.batch_size)}", remedy="expected (prompts,)")
-    samples = [own(row) for row in rows_of(prompts)]
+    where, rows = "", rows_of(prompts)
+    try:
+        samples = [{(where := str(k)): own(value) for k, value in row.items()} for row in rows]
+    except Exception as error:
+        what = f"a prompt cannot be copied: {text_of(as_failure(error))}"
+        raise BatchError(what, where, "leave this field out of the batch") from error
     if not samples:
         remedy = "pass a TensorDict of batch size (prompts,), or a list of one mapping per prompt"
         raise BatchError("the batch has no prompts", remedy=remedy)
@@ -192,7 +198,7 @@ def read_batch(
         if n is None or n < 1:
             raise BatchError(f"{own_n!r} sessions for prompt {i}", ROLLOUT_N, "set at least one")
         uid = str(plain(sample.get("uid", "")))
-        if not uid:
+        if uid in ("", "None"):
             raise BatchError("the batch has no uids", "uid", "add a field that names each prompt")
         batch.prompts.append(
             Prompt(
@@ -229,6 +235,10 @@ def joined(groups: Sequence[Group], partition: str, fill_missing: bool) -> Tenso
                 by_key[trajectory_key(group.uid, session, i)] = row
                 uids.append(uid)
                 sessions.append(session)
+    if fill_missing and any("uid" in row or "session_id" in row for row in by_key.values()):
+        for row, its, session in zip(by_key.values(), uids, sessions, strict=True):
+            row.setdefault("uid", its.data)
+            row.setdefault("session_id", torch.tensor(session))
     batch = one_batch(by_key, partition, fill_missing, own=True)
     if "uid" not in batch:
         batch["uid"] = NonTensorStack(*uids)

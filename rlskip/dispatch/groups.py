@@ -113,8 +113,8 @@ class Groups:
         with self.changed:
             if self.closed:
                 raise DispatcherClosedError("this dispatcher is closed")
-            others = [other for other in self.batches if other.partition == batch.partition]
-            held = {p.uid for other in others for p in other.prompts if p.group.running}
+            same = [b for b in self.batches if b.partition == batch.partition and not b.released]
+            held = {p.uid for other in same for p in other.prompts if p.group.running}
             for prompt in batch.prompts:
                 if prompt.uid in held or self.ahead[batch.partition].find(prompt.uid):
                     raise BatchError(
@@ -148,6 +148,7 @@ class Groups:
         groups = [prompt.group for prompt in batch.prompts]
         with self.changed:
             if (within := batch.within) is not None:
+                batch.released = True
                 within.remove(g.uid for g in groups if within.find(g.uid) is g)
 
     def cancel(self, batch: BatchHandle) -> None:

@@ -1,11 +1,8 @@
 """Which session runs next, and on which worker: policies, and a state machine without clock or I/O.
 
 A policy is a function from a :class:`PendingSession` to a :class:`Placement`. It is called when
-a session starts to wait and, if it uses lengths, for its rank again before it runs: other sessions
-of its prompt have finished by then.
-
->>> def easy_prompts_first(session: PendingSession) -> Placement:
-...     return Placement(rank=session.expected or 0.0)
+a session starts to wait and, if it uses lengths, for its rank again before it runs, where other
+sessions of its prompt have started or finished by then.
 """
 
 from __future__ import annotations
@@ -144,6 +141,7 @@ class Job:
     rows: list[dict[str, Any]] | None = None
     tags: Sequence[Mapping[str, Any]] = ()
     error: str = ""
+    knew: tuple[float, ...] = ()  # of its group, when the policy ranked it
 
     def __str__(self) -> str:
         where = f"(attempt {self.attempt}, worker {self.worker})"
@@ -198,8 +196,10 @@ class Scheduler:
     def _pop(self, heap: list[tuple[float, int, Job]]) -> Job:
         while True:
             rank, number, job = heapq.heappop(heap)
-            if self.uses_lengths:  # others are known by now
-                rank = self._place(job).rank
+            # Asked without a cause, a policy that ranks by the time would let none be the first.
+            if not self.uses_lengths or job.knew == (job.group.started, *job.group.lengths):
+                return job
+            rank = self._place(job).rank
             if not heap or (rank, number) <= heap[0][:2]:
                 return job
             heapq.heappush(heap, (rank, number, job))
@@ -248,6 +248,7 @@ class Scheduler:
 
     def _place(self, job: Job) -> Placement:
         of, (known, length) = job.group, job.group.lengths
+        job.knew = of.started, known, length
         counts = of.n, job.number, self.workers, of.started, length / known if known else None
         try:
             place = self._policy(PendingSession(of.prompt, of.prompts, job.session_id, *counts))

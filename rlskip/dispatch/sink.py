@@ -19,6 +19,7 @@ from typing import Any
 
 import xxhash
 
+from rlskip import keys as names
 from rlskip.batch.meta import plain
 from rlskip.config.other_nodes import DispatchConfig
 from rlskip.dispatch import timeouts
@@ -31,23 +32,6 @@ from rlskip.format.fingerprint import canonical
 from rlskip.format.prompt_digests import digests_of
 from rlskip.jobs.ranks import shard
 from rlskip.jobs.served import ledger_of
-from rlskip.keys import (
-    DO_SAMPLE,
-    EXPECTED_ROLLOUTS,
-    GLOBAL_STEPS,
-    IS_PROMPT,
-    JOURNAL_NAME,
-    ROWS_PER_ATTEMPT,
-    TRAIN,
-    WEIGHT_TAGS,
-    integer,
-    prompt_tag,
-    row_tag,
-    session_key,
-    session_tag,
-    trajectory_key,
-    uid_of,
-)
 from rlskip.queue import TrajectoryQueue
 from rlskip.store import Identity, StepStore, UnsupportedTypeError, fingerprint
 from rlskip.store.layout import journal_name, journaled_steps
@@ -111,7 +95,7 @@ class Journals:
             except UnsupportedTypeError as error:
                 self.writer.warn(f"step {batch.step}", f"{error.where}: {error.what}")
                 continue
-            made = canonical({**calls, **of_rank, DO_SAMPLE: prompt.sampled})
+            made = canonical({**calls, **of_rank, names.DO_SAMPLE: prompt.sampled})
             contents[prompt] = xxhash.xxh3_128_hexdigest(f"{digest} {made}".encode())
         with ledger.lock:  # dispatchers of one store may submit side by side
             if batch.step in ledger.journaled and batch.step not in ledger.copies:
@@ -168,8 +152,8 @@ class Journals:
         could have sampled them now: by weights that it has had, and not too stale.
         """
         first, last = (
-            [weights for tag in entry.tags if (weights := integer(tag.get(name))) is not None]
-            for name in WEIGHT_TAGS
+            [weights for tag in entry.tags if (weights := names.integer(tag.get(name))) is not None]
+            for name in names.WEIGHT_TAGS
         )
         now = f"sampled them, and those are of step {step - 1}"
         if last and max(last) >= step:
@@ -187,8 +171,8 @@ class Journals:
         whole = {step for step, meta in metas.items() if meta and "groups" not in meta.info}
         done = {step for step in there if metas[step]} - whole
         if done and self._queue is not None:
-            tags = self._queue.list(TRAIN).values()
-            done -= {tag.get(GLOBAL_STEPS) for tag in tags if tag.get(IS_PROMPT)}
+            tags = self._queue.list(names.TRAIN).values()
+            done -= {tag.get(names.GLOBAL_STEPS) for tag in tags if tag.get(names.IS_PROMPT)}
         for step in done | whole:
             with contextlib.suppress(OSError):
                 (self._store.directory / journal_name(step)).unlink()
@@ -249,8 +233,8 @@ class Sink:
     async def check(self, batch: BatchHandle) -> None:
         """Refuse a prompt of which the queue has sessions: those of two would be mixed."""
         keys = {*await timeouts.in_thread(self._queue.list, batch.partition, name="rlskip-queue")}
-        uids = {prompt.uid: uid_of(prompt.uid) for prompt in batch.prompts}
-        if held := uids.keys() & {uid_of(key) for key in keys}:
+        uids = {prompt.uid: names.uid_of(prompt.uid) for prompt in batch.prompts}
+        if held := uids.keys() & {names.uid_of(key) for key in keys}:
             raise BatchError(
                 f"the queue still holds earlier prompts of the uids {', '.join(sorted(held)[:10])}",
                 "uid",
@@ -269,13 +253,12 @@ class Sink:
         journaled = self._journals is not None and not batch.validate
         resumed = await self._journals.resume(batch) if journaled else {}
         if batch.within is None:
-            roots = {
-                prompt.uid: {**prompt_tag(batch.step, prompt.n), EXPECTED_ROLLOUTS: prompt.n}
-                for prompt in batch.prompts
-            }
+            roots = {p.uid: names.prompt_tag(batch.step, p.n) for p in batch.prompts}
             for prompt in batch.prompts:
+                roots[prompt.uid][names.EXPECTED_ROLLOUTS] = prompt.n
                 if prompt.journal_key is not None:
-                    roots[prompt.uid][JOURNAL_NAME] = prompt_name(batch.step, prompt.journal_key)
+                    name = prompt_name(batch.step, prompt.journal_key)
+                    roots[prompt.uid][names.JOURNAL_NAME] = name
             if error := await self._try(self._put_tags, {batch.partition: roots}):
                 raise error
         return resumed
@@ -331,15 +314,16 @@ class Sink:
             # Rows that are returned are written once, here. A worker that writes its own (those it
             # journaled have tags) may still write for an attempt that was given up.
             attempt = job.attempt if job.rows is None or job.tags else 0
-            tag = row_tag(batch.step, attempt)
+            tag = names.row_tag(batch.step, attempt)
             for i, row in enumerate(job.rows or ()):
                 keys, fields, tags = rows[batch.partition, tuple(row)]
-                keys.append(trajectory_key(uid, session, attempt * ROWS_PER_ATTEMPT + i))
+                index = attempt * names.ROWS_PER_ATTEMPT + i
+                keys.append(names.trajectory_key(uid, session, index))
                 fields.append(row)
                 tags.append({**job.tags[i], **tag} if job.tags else tag)
             count = None if job.rows is None else len(job.rows)
-            marker = session_tag(session, attempt, job.error or None, count)
-            markers[batch.partition][session_key(uid, session)] = marker
+            marker = names.session_tag(session, attempt, job.error or None, count)
+            markers[batch.partition][names.session_key(uid, session)] = marker
         for (partition, _), (keys, fields, tags) in rows.items():
             self._queue.put(keys, partition, fields, tags)
         self._put_tags(markers)

@@ -77,24 +77,25 @@ class MemoryQueue(TrajectoryQueue, Watch):
         fill_missing: bool = False,
     ) -> TensorDict:
         with self._changed:
-            held, kept = self._tags[partition], self._rows[partition]
+            held, kept = self._tags.get(partition, {}), self._rows.get(partition, {})
             if missing := [key for key in keys if key not in held]:
                 raise MissingKeysError.of_keys(missing, partition)
             rows = {key: kept.get(key, {}) for key in keys}
-        return one_batch(rows, partition, fill_missing, fields=fields)
+        return one_batch(rows, partition, fill_missing, fields=fields, keys=keys)
 
     def list(self, partition: str) -> dict[str, dict[str, Any]]:
         with self._changed:
-            tags = dict(self._tags[partition])
+            tags = dict(self._tags.get(partition, {}))
         return {key: dict(tag) for key, tag in tags.items()}
 
     def delete(self, keys: Sequence[str], partition: str) -> None:
         with self._changed:
-            held, noted = self._tags[partition], self._noted[partition]
+            held = self._tags.get(partition, {})
             for key in keys:
-                self._rows[partition].pop(key, None)
-                if held.pop(key, None) is not None and not noted.setdefault(key, True):
-                    del noted[key]
+                if held.pop(key, None) is not None:
+                    self._rows[partition].pop(key, None)
+                    if not self._noted[partition].setdefault(key, True):
+                        del self._noted[partition][key]
             self._changed.notify_all()
 
     def watch(self) -> Watch:

@@ -178,6 +178,8 @@ def to_rows(fields: TensorDictBase | Sequence[Row]) -> list[dict[str, Any]]:
         if is_tensor_collection(value) and not is_non_tensor(value):
             what = f"field {name!r} is a nested {type(value).__name__}"
             raise PutError(what, remedy="put its fields flat")
+        if not isinstance(name, str):
+            raise PutError(f"the name {name!r:.80} of a field is not a string")
     for row in rows:
         if row.keys() != rows[0].keys():
             odd = ", ".join(sorted(row.keys() ^ rows[0].keys()))
@@ -192,12 +194,14 @@ def one_batch(
     fill_missing: bool = False,
     *,
     fields: Sequence[str] | None = None,
+    keys: Iterable[str] = (),
     own: bool = False,
 ) -> TensorDict:
     """These `fields`, or all, of rows by key as one batch: every reader's rule for unequal rows.
 
-    A field that some rows lack is an error (:func:`check_fields`). With `fill_missing` it is None
-    there, unless any row holds a tensor or an array under its name: a missing tensor has no None.
+    It has the rows at `keys`, of which one may occur twice, or all. A field that some rows lack is
+    an error (:func:`check_fields`). With `fill_missing` it is None there, unless any row holds a
+    tensor or an array under its name: a missing tensor has no None.
     `own`: nobody else has the rows, so only tensors are copied.
     """
     filled: set[str] = set()
@@ -205,7 +209,8 @@ def one_batch(
         items = list(itertools.chain.from_iterable(row.items() for row in rows.values()))
         dense = {name for name, value in items if isinstance(value, (torch.Tensor, np.ndarray))}
         filled = {name for name, _ in items} - dense
-    return to_batch([*rows.values()], check_fields(rows, partition, fields, filled), own=own)
+    names = check_fields(rows, partition, fields, filled)
+    return to_batch([rows[key] for key in keys or rows], names, own=own)
 
 
 def check_fields(

@@ -179,6 +179,8 @@ class PromptGroup:
         # Of 0, as of what is not a number of sessions, nothing is complete.
         expected = self.usual if number is None else _positive(number) or 0
         succeeded, failed = self._tally()
+        if (n := _positive(root.get(keys.N))) and n < len(succeeded):  # the root was changed
+            expected = n
         ended = tuple(succeeded), tuple(failed.items())
         return PromptOutcome(self.uid, self.step, status, expected, *ended)
 

@@ -231,13 +231,12 @@ class SampleCall:
                 said += "; running prompts that are about to be stale come first"
             said += self._rejections()
             if waited >= timeout_s:
-                raise self._error(
-                    f"no batch after {waited:.1f} s; {said}",
-                    running,
-                    "find out why the sessions are missing; raise replay.timeout_s if they are "
-                    "only slow",
-                    ReplayTimeoutError,
-                )
+                remedy = "submit more prompts of this step or, with a batch_size, ask for fewer"
+                if running:
+                    remedy = "find out why the sessions are missing; raise replay.timeout_s if "
+                    remedy += "they are only slow"
+                what = f"no batch after {waited:.1f} s; {said}"
+                raise self._error(what, running, remedy, ReplayTimeoutError)
             self._logged = now
             said += _names(_outcomes(running))
             log.info("%s: waiting for %.0f of %.0f s; %s", self, waited, timeout_s, said)

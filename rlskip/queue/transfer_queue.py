@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -10,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
-from tensordict import NonTensorData, TensorDict
+import torch
+from tensordict import NonTensorStack, TensorDict
 
 from rlskip.config.check import look_up
 from rlskip.queue.protocol import (
@@ -34,6 +36,7 @@ Listing = Mapping[str, Mapping[str, Tag]]
 
 START_S = 120.0  # for ``transfer_queue.init``: its actors wait for CPUs without a deadline
 CALL_S = 300.0  # for any other call of TransferQueue
+CONTROLLER = ("TransferQueueController", "transfer_queue")  # an actor, and its namespace
 POLL_S = (0.005, 0.5)  # between two listings: right after a change, and after a long quiet time
 
 
@@ -52,10 +55,14 @@ class TransferQueueAdapter(TrajectoryQueue):
 
     def __init__(self, conf: Any = None) -> None:
         self._tq = _transfer_queue()
+        # A controller, and its storage units.
+        cpus = 1 + (look_up(conf or {}, "backend.SimpleStorage.num_data_storage_units") or 2)
         try:
+            if _in_worker():
+                _await_cpus(cpus)
             _within(START_S, "transfer_queue.init", self._tq.init, conf)
         except QueueUnavailableError as error:
-            raise QueueUnavailableError(error.what, remedy=_resources(conf)) from error
+            raise QueueUnavailableError(error.what, remedy=_resources(cpus)) from error
 
     def __reduce__(self) -> Any:
         return TransferQueueAdapter, ()
@@ -66,8 +73,8 @@ class TransferQueueAdapter(TrajectoryQueue):
         check_put(keys, fields, tags)
         # One value per row in each field is what TransferQueue takes. A TensorDict that is so
         # already is not taken apart: a replayed step has a thousand long rows.
-        is_batch = isinstance(fields, TensorDict) and not any(
-            isinstance(value, NonTensorData) for value in fields.values()
+        is_batch = isinstance(fields, TensorDict) and all(
+            isinstance(value, (torch.Tensor, NonTensorStack)) for value in fields.values()
         )
         batch = fields
         if fields is not None and not is_batch:
@@ -85,7 +92,12 @@ class TransferQueueAdapter(TrajectoryQueue):
         fill_missing: bool = False,
     ) -> TensorDict:
         def get(keys: Sequence[str], names: Sequence[str]) -> TensorDict:
-            return self._call("kv_batch_get", list(keys), partition, select_fields=[*names])
+            batch = self._call("kv_batch_get", list(keys), partition, select_fields=[*names])
+            nested = [v for v in batch.values() if isinstance(v, torch.Tensor) and v.is_nested]
+            if len(keys) == 1 or all(value.layout is torch.jagged for value in nested):
+                return batch
+            # Of rows of several dtypes, it made them all that of the first.
+            return to_batch([to_rows(get([key], names))[0] for key in keys], names)
 
         if not keys:
             return to_batch([], ())
@@ -94,13 +106,13 @@ class TransferQueueAdapter(TrajectoryQueue):
         alike = defaultdict[tuple[str, ...], list[str]](list)
         for key, names in held.items():
             alike[names].append(key)
-        if len(alike) < 2 or not fill_missing:
+        if len(held) == len(keys) and (len(alike) < 2 or not fill_missing):
             return get(keys, check_fields(held, partition, fields))
         rows: dict[str, Row] = {key: {} for key in keys}
         for names, some in alike.items():
             if names:
                 rows.update(zip(some, to_rows(get(some, names)), strict=True))
-        return one_batch(rows, partition, fill_missing, fields=fields)
+        return one_batch(rows, partition, fill_missing, fields=fields, keys=keys)
 
     def list(self, partition: str) -> dict[str, dict[str, Any]]:
         listing: dict[str, dict[str, dict[str, Any]]] = self._call("kv_list", partition)
@@ -121,7 +133,7 @@ class TransferQueueAdapter(TrajectoryQueue):
         import ray
 
         def snapshot() -> Any:
-            controller = ray.get_actor("TransferQueueController", namespace="transfer_queue")
+            controller = ray.get_actor(*CONTROLLER)
             while True:
                 try:
                     return ray.get(controller.get_partition_snapshot.remote(partition))
@@ -173,9 +185,7 @@ class PollingWatch(Watch):
 
 def _within(seconds: float, name: str, call: Callable[..., Any], *args: Any, **more: Any) -> Any:
     """``call(*args, **more)`` on a thread of its own, which is abandoned after `seconds`."""
-    context = getattr(sys.modules.get("ray"), "get_runtime_context", None)
-    if context is not None and context().worker.mode == 1:
-        # A task or an actor of Ray: it ties what it awaits to its own thread.
+    if _in_worker():  # Ray ties what that awaits to its own thread
         return call(*args, **more)
     outcome: Future[Any] = Future()
 
@@ -193,14 +203,33 @@ def _within(seconds: float, name: str, call: Callable[..., Any], *args: Any, **m
     return outcome.result()
 
 
-def _resources(conf: Any) -> str:
+def _in_worker() -> bool:
+    """Whether this is a task or an actor of Ray."""
+    context = getattr(sys.modules.get("ray"), "get_runtime_context", None)
+    return context is not None and context().worker.mode == 1
+
+
+def _await_cpus(cpus: int) -> None:
+    """Wait until Ray has the CPUs for ``init``, which in a worker would wait for ever."""
+    import ray
+
+    end = time.monotonic() + START_S
+    with contextlib.suppress(ValueError):
+        ray.get_actor(*CONTROLLER)
+        return  # it runs already, whatever it took
+    while ray.cluster_resources().get("CPU", 0) < cpus:
+        if time.monotonic() > end:
+            raise QueueUnavailableError(f"Ray did not have the CPUs within {START_S:g} s")
+        time.sleep(POLL_S[1])
+
+
+def _resources(cpus: int) -> str:
     """What TransferQueue asks of Ray, and what Ray has."""
     import ray
 
-    units = look_up(conf or {}, "backend.SimpleStorage.num_data_storage_units") or 2
     has, free = ray.cluster_resources().get("CPU", 0), ray.available_resources().get("CPU", 0)
     return (
-        f"it starts a controller and {units} storage units, which take a CPU each: {units + 1} in "
+        f"it starts a controller and {cpus - 1} storage units, which take a CPU each: {cpus} in "
         f"all. Ray has {has:g} CPUs, of which {free:g} are free: ray.init(num_cpus=...)"
     )
 

@@ -45,11 +45,12 @@ def test_complete_groups_come_out_and_the_queue_is_empty(make, make_prompts):
 
 def test_columns_of_the_rows_are_kept(make, make_prompts):
     async def worker(prompt, sampling, session):
-        return {"uid": "mine", "session_id": torch.tensor(7)}
+        its = {"uid": "mine", "session_id": torch.tensor(7)} if session.session_id else {}
+        return {"x": 1, **its}
 
-    rows, _ = make(worker).collect(make_prompts(1), step=1)
-    assert list(rows["uid"]) == ["mine"] * 3
-    assert rows["session_id"].tolist() == [7] * 3
+    rows, _ = make(worker, fill_missing=True).collect(make_prompts(1), step=1)
+    assert list(rows["uid"]) == ["u_0", "mine", "mine"]
+    assert rows["session_id"].tolist() == [0, 7, 7]
 
 
 def test_a_trainer_that_generates_ahead_takes_the_oldest_groups(make, make_prompts):
@@ -84,11 +85,16 @@ def test_from_config_makes_as_many_threads_as_sessions_may_run(make_prompts):
         assert dispatcher.submit(make_prompts(1), step=1).result().succeeded == 20
 
 
-@pytest.mark.parametrize("leaves", ["collected", "taken", "cancelled"])
+@pytest.mark.parametrize("leaves", ["collected", "taken", "cancelled", "stopped"])
 def test_a_uid_is_free_once_its_group_was_taken_or_given_up(make, make_prompts, leaves):
-    dispatcher = make()
+    async def worker(prompt, sampling, session):
+        await asyncio.sleep(60 if (leaves, session.step) == ("stopped", 1) else 0)
+        return await echo(prompt, sampling, session)
+
+    dispatcher = make(worker)
     batch = dispatcher.submit(make_prompts(2), step=1)
-    batch.result(20)
+    if leaves != "stopped":
+        batch.result(20)
     with pytest.raises(BatchError, match="'u_0'"):
         dispatcher.submit(make_prompts(1), step=2)
     if leaves == "collected":

@@ -60,9 +60,7 @@ def test_each_prompt_has_its_own_n_and_sampling(make_dispatcher, make_prompts, q
         return {"responses": torch.ones(1)}
 
     prompts = make_prompts(
-        3,
-        __rollout_n__=torch.tensor([1, 2, 3]),
-        __do_sample__=NonTensorStack(True, False, True),
+        3, __rollout_n__=torch.tensor([1, 2, 3]), __do_sample__=NonTensorStack(True, False, True)
     )
     usual, val = {"temperature": 0.7, "top_p": 0.9}, {"temperature": 0.1}
     dispatcher = make_dispatcher(worker, sampling=usual, val_sampling=val, val_n=2)

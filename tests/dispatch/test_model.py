@@ -24,12 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from rlskip.dispatch import (
-    DataFailure,
-    InfrastructureFailure,
-    LocalPool,
-    RolloutDispatcher,
-)
+from rlskip.dispatch import DataFailure, InfrastructureFailure, LocalPool, RolloutDispatcher
 from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import IncompleteRolloutError, ReplayBuffer
 from tests.dispatch.conftest import LoggedQueue

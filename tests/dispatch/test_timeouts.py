@@ -220,8 +220,7 @@ def test_the_list_of_waits_is_that_of_the_code():
     source = Path(timeouts.__file__).read_text()
     ours = re.findall(r"^([A-Z]+_S) = ([^#\n]*)", source, re.MULTILINE)
     values = {name: ast.literal_eval(value) for name, value in ours}
-    write, close = values["WRITE_S"], values["CLOSE_S"]
-    start = values["START_S"]
+    write, close, start = values["WRITE_S"], values["CLOSE_S"], values["START_S"]
     assert listed == [
         values["TURN_S"], values["ASK_S"], write, values["OPEN_S"], start, transfer_queue.START_S,
         transfer_queue.CALL_S, close, close, values["EXIT_S"],

@@ -1,5 +1,7 @@
 """Of dispatching: batches, policies and journals that cannot be."""
 
+from threading import Lock
+
 from rlskip.dispatch import LocalPool, RolloutDispatcher
 from rlskip.queue import MemoryQueue
 
@@ -48,6 +50,8 @@ CASES = [
     ("a refill for collect", lambda _: collect(replay={"on_incomplete": "refill"})),
     ("rows of unequal fields", lambda _: collect(worker=of_unequal_fields)),
     ("a batch without uids", lambda _: submit([{"x": "a"}], step=1)),
+    ("a uid that is None", lambda _: submit([{"uid": None}], step=1)),
+    ("a prompt that cannot be copied", lambda _: submit([{"uid": "a", "lock": Lock()}], step=1)),
     (
         "prompts of one batch that differ in global_steps",
         lambda _: submit([{"uid": "a"}, {"uid": "b", "global_steps": 3}]),

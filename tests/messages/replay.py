@@ -14,6 +14,10 @@ def sample(errors):
     ReplayBuffer(queue, {"replay": {"timeout_s": 0.01}}).sample(1, "train")
 
 
+def sample_nothing(_):
+    ReplayBuffer(MemoryQueue(), {"replay": {"timeout_s": 0.01}}).sample(1, "train")
+
+
 def sample_from_earlier(_):
     queue = MemoryQueue()
     earlier, _later = ReplayBuffer(queue), ReplayBuffer(queue)
@@ -23,5 +27,6 @@ def sample_from_earlier(_):
 CASES = [
     ("a second buffer of a queue", sample_from_earlier),
     ("a group that does not arrive", lambda _: sample([None])),
+    ("a step of which nothing was submitted", sample_nothing),
     ("a session that failed", lambda _: sample([None, "tool died"])),
 ]

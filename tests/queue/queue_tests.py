@@ -22,6 +22,7 @@ from rlskip.queue import (
 )
 from rlskip.queue.transfer_queue import PollingWatch
 
+NESTED = TensorDict({"x": TensorDict(batch_size=[1])}, batch_size=[1])
 _PATIENCE_S = 10.0
 
 
@@ -53,6 +54,7 @@ class QueueTests:
                 "bfloat16": torch.tensor([0.5], dtype=torch.bfloat16),
                 "bool": torch.tensor([True, False]),
                 "scalar": torch.tensor(7, dtype=torch.int32),
+                "either": torch.tensor([length / 2 if length else 1]),  # the dtypes of rows differ
             }
 
         queue.put(["a", "b", "c"], partition, [row(length) for length in (3, 0, 5)])
@@ -119,7 +121,8 @@ class QueueTests:
         keys = [f"u_1_{session}_0" for session in range(3)]
         with pytest.raises(UnequalFieldsError, match=r"session 1 of prompt 'u_1'.* lacks 'y'"):
             queue.get(keys, partition)
-        assert [row["x"] for row in to_rows(queue.get(keys, partition, ["x"]))] == [1, 1, 1]
+        again = [*keys, keys[0]]
+        assert [row["x"] for row in to_rows(queue.get(again, partition, ["x"]))] == [1] * 4
         assert set(queue.get(keys[::2][:1], partition).keys()) == {"x", "y"}
 
     def test_missing_fields_are_filled_with_none_unless_they_are_tensors(
@@ -129,8 +132,8 @@ class QueueTests:
         for session, row in enumerate(rows):
             queue.put([f"u_{session}_0"], partition, [row])
         keys = [f"u_{session}_0" for session in range(3)]
-        found = to_rows(queue.get(keys[:2], partition, fill_missing=True))
-        assert found == [{"x": 1, "y": "a"}, {"x": 2, "y": None}]
+        found = to_rows(queue.get([*keys[:2], keys[0]], partition, fill_missing=True))
+        assert found == [{"x": 1, "y": "a"}, {"x": 2, "y": None}, {"x": 1, "y": "a"}]
         found = to_rows(queue.get(keys, partition, ["y"], fill_missing=True))
         assert found == [{"y": "a"}, {"y": None}, {"y": "c"}]
         for fields in (None, ["x", "mask"]):
@@ -147,6 +150,8 @@ class QueueTests:
             (["a", "b"], [{"x": 1}], None, "2 keys, but 1 fields"),
             (["a", "b"], [{"x": 1}, {"y": 1}], None, "some rows hold x, y"),
             (["a"], [{"x": TensorDict()}], None, "'x' is a nested TensorDict"),
+            (["a"], NESTED, None, "'x' is a nested TensorDict"),
+            (["a"], [{1: 2}], None, "the name 1 of a field is not a string"),
             ("ab", None, [{}, {}], "sequence of keys"),
         ],
     )
@@ -178,10 +183,7 @@ class QueueTests:
         assert partition not in watch.poll()
         queue.put(["new", "old"], partition, None, [{"n": 2}, {"status": "finished"}])
         queue.put(["new"], partition, None, [{"n": 3}])
-        assert watch.poll()[partition] == {
-            "new": {"n": 3},
-            "old": {"n": 1, "status": "finished"},
-        }
+        assert watch.poll()[partition] == {"new": {"n": 3}, "old": {"n": 1, "status": "finished"}}
         queue.delete(["old"], partition)
         queue.put(["brief"], partition, None, [{}])
         queue.delete(["brief"], partition)

@@ -36,6 +36,7 @@ INCOMPLETE = [
         "2, got 1 (session 1 missing; status finished)",
     ),
     (lambda r: (r.counted("u", n=3), r.tag("u", {"n": 2})), "2, got 3"),
+    (lambda r: (r.counted("u", 3), r.tag("u", {"expected_rollouts": 3, "n": 2})), "2, got 3"),
     (
         lambda r: (r.counted("u"), r.tag("u", {"expected_rollouts": 3})),
         "3, got 2 (session 2 missing)",

@@ -34,6 +34,8 @@ class TestMemoryQueue(QueueTests):
         for i in range(1000):
             queue.put([f"u{i}"], "train", None, [{}])
             queue.delete([f"u{i}"], "train")
+            assert queue.list(f"asked {i}") == {}
+        assert queue._tags == {"train": {"stays": {}}}
         assert queue._noted == {"train": {"stays": False}}
         assert watch.poll() == {"train": {"stays": {}}}
 
@@ -88,14 +90,17 @@ def hangs():
     released.set()
 
 
-def test_a_start_that_hangs_is_named_with_what_ray_lacks(fake, hangs):
+@pytest.mark.parametrize(("mode", "said"), [(0, "init did not answer"), (1, "not have the CPUs")])
+def test_a_start_that_hangs_is_named_with_what_ray_lacks(fake, hangs, mode, said):
     """Its actors wait for CPUs, and its own `init` waits for them without a deadline."""
     has = {"cluster_resources": {"CPU": 2.0}, "available_resources": {"CPU": 0.5}}
-    fake({name: lambda cpus=cpus: cpus for name, cpus in has.items()}, init=hangs)
+    ray = {name: lambda cpus=cpus: cpus for name, cpus in has.items()}
+    ray["get_runtime_context"] = lambda: SimpleNamespace(worker=SimpleNamespace(mode=mode))
+    fake({**ray, "get_actor": lambda *_: int("no such actor")}, init=hangs)
     conf = {"backend": {"SimpleStorage": {"num_data_storage_units": 4}}}
     with pytest.raises(QueueUnavailableError) as error:
         TransferQueueAdapter(conf)
-    assert "init did not answer within 0.05 s" in error.value.what
+    assert f"{said} within 0.05 s" in error.value.what
     for fact in ("4 storage units", "5 in all", "has 2 CPUs, of which 0.5 are free"):
         assert fact in error.value.remedy
 
@@ -132,9 +137,9 @@ def test_a_table_that_changes_while_it_is_copied_is_asked_for_again(fake):
     remote = SimpleNamespace(get_partition_snapshot=SimpleNamespace(remote=str))
     fake(
         {"get_actor": lambda *_, **__: remote, "get": get},
-        kv_batch_get=lambda keys, partition, select_fields: select_fields,
+        kv_batch_get=lambda keys, partition, select_fields: dict.fromkeys(select_fields),
     )
-    assert TransferQueueAdapter().get(["a"], "train") == ["x"]
+    assert [*TransferQueueAdapter().get(["a"], "train")] == ["x"]
 
 
 @pytest.mark.ray
