@@ -85,7 +85,13 @@ def rollout_columns(
             columns |= {f"{name}.{key}": column[key] for key in column}
         else:
             whole.setdefault(str(name), batches.unwrapped(column))
-    return Columns(n, columns, whole, fields or RowFields.of(columns.keys()))
+    if fields is None:
+        fields, every = RowFields.of(columns.keys()), RowFields.of([*columns, *whole])
+        # What has values of other rows is not absent.
+        for what in ("mask", "log_probs"):
+            if getattr(fields, what) is None:
+                fields = attrs.evolve(fields, **{what: getattr(every, what)})
+    return Columns(n, columns, whole, fields)
 
 
 def _length_of(batch: Any, fields: RowFields) -> int:
@@ -158,7 +164,11 @@ class Tokens:
         if rows.mask is not None:
             mask = [c if g else None for c, g in zip(rows.mask.cells, rows.mask.given, strict=True)]
         if (given := columns.of("log_probs")) is not None and len(given) == len(spans):
-            probs = list(map(_cut, given, spans))
+            probs, name = list(map(_cut, given, spans)), found.names["log_probs"]
+            known = {odd.row for odd in misfits}
+            for i, (cell, read) in enumerate(zip(given, probs, strict=True)):
+                if read is None and cell is not None and i not in known:
+                    misfits.append(Misfit("log_probs", name, i, None, len(rows.response.cells[i])))
         return cls(
             rows.prompt.cells if rows.has_prompts else None,
             rows.response.cells,
