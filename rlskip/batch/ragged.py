@@ -38,7 +38,9 @@ class Ragged:
         None if a cell is anything but whole numbers, or if no row has a mask.
         """
         if is_padded(column):
-            column = column.detach().cpu().numpy() if is_tensor(column) else column
+            if is_tensor(column):  # numpy lacks bfloat16
+                column = column.float() if column.is_floating_point() else column
+                column = column.detach().cpu().numpy()
             if column.ndim != 2 or column.dtype.kind not in "biuf":
                 return None
             flat = np.ascontiguousarray(column).reshape(-1)

@@ -22,6 +22,7 @@ QUEUE_PART = {"groups", "keys", "fields"}
 """The keys of what role rollout_tq dumps."""
 
 Column = Any  # an array or a sequence: one value a row
+_PLAIN = {type(None), bool, int, float, str}
 
 
 @attrs.frozen
@@ -96,7 +97,7 @@ def rollout_columns(
 
 def _length_of(batch: Any, fields: RowFields) -> int:
     """How many rows there are: as many as responses, where a mapping has columns of any length."""
-    if isinstance(batch, Mapping):
+    if isinstance(batch, Mapping) and not batches.is_tensordict(batch):
         for name in (fields.response, fields.whole):
             if name in batch and (n := batches.column_length(batch[name])) is not None:
                 return n
@@ -110,7 +111,12 @@ def values(column: Column) -> Sequence[Any]:
 
 def plain(value: Any) -> Any:
     """A cell as plain values of Python: numbers, text, lists and dicts."""
-    if isinstance(value, np.ndarray | np.generic):
+    if type(value) in _PLAIN:
+        return value
+    value = batches.unwrapped(value)
+    if batches.is_tensordict(value):
+        value = batches.columns_of(value)
+    if isinstance(value, np.ndarray | np.generic) or batches.is_tensor(value):
         value = value.tolist()
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}

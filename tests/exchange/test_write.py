@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict
 
 import rlskip
 import rlskip.errors
@@ -117,6 +117,22 @@ def test_batches_and_tables_are_rows_without_padding(run: Path, kind: str) -> No
     assert [row["prompt"] for row in rows] == [[5], [6, 7]]
     assert [row["response"] for row in rows] == [[1, 2], [3]]
     assert [row["reward"] for row in rows] == [1.0, 0.5]
+
+
+def test_columns_of_a_tensordict_are_values(run: Path) -> None:
+    mask = torch.tensor([[1.0, 0.0], [1.0, 0.0]], dtype=torch.bfloat16)
+    more = {"rewards": torch.tensor([3.0, 0.5]), "response_mask": mask}
+    within = TensorDict({"level": torch.arange(2)}, [2])
+    step = rlskip.write(run, TensorDict({**COLUMNS, **more, "within": within}, 2))
+    names = ["reward", "mask", "within"]
+    assert [[row[name] for name in names] for row in step.iter_rows(names)] == [
+        [3.0, [1, 0], {"level": 0}],
+        [0.5, [1], {"level": 1}],
+    ]
+    rows = [{"prompt_ids": torch.ones(n), "completion_ids": torch.ones(1)} for n in (1, 2)]
+    lazy = [TensorDict({k: v.long() for k, v in row.items()}) for row in rows]
+    opened = rlskip.write(run, LazyStackedTensorDict(*lazy)).iter_rows(["prompt"])
+    assert [row["prompt"] for row in opened] == [[1], [1, 1]]
 
 
 # -- where it goes -----------------------------------------------------------------------------
