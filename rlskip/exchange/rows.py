@@ -9,7 +9,14 @@ from typing import Any
 import attrs
 import numpy as np
 
-from rlskip.batch.columns import UIDS, columns_of, is_data_proto, is_tensordict, named
+from rlskip.batch.columns import (
+    UIDS,
+    column_length,
+    columns_of,
+    is_data_proto,
+    is_tensordict,
+    named,
+)
 from rlskip.batch.meta import plain
 from rlskip.batch.padding import refuse
 from rlskip.batch.ragged import numbers
@@ -88,7 +95,11 @@ def _mappings(given: Any) -> Iterable[Any]:
 
 def _of_batch(batch: Any) -> list[Row]:
     """The rows of columns, without padding; tokens have the names of :data:`NAMES`."""
-    rollouts = Rollouts(rollout_columns(batch))
+    rollouts = Rollouts(columns := rollout_columns(batch))
+    for name, value in columns.whole.items():
+        if name != "meta_info" and column_length(value) is not None:
+            what = f"it has {column_length(value)} values, and there are {columns.n} rows"
+            raise BadRowError(what, f"{_ROWS}: {name}", "give one for each row")
     own = {str(name) for name in columns_of(batch)}
     rows = [named_row(rollouts, i) for i in range(len(rollouts))]
     for name in own & {*ROW}:  # those that a row of `rlskip.open` has by the same name
