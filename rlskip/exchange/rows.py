@@ -85,8 +85,9 @@ def _mappings(given: Any) -> Iterable[Any]:
     """The rows of a batch or a DataFrame; anything else is a sequence of rows."""
     if is_data_proto(given) or is_tensordict(given) or isinstance(given, Mapping):
         return _of_batch(given)
-    if hasattr(given, "iloc"):  # a DataFrame of pandas
-        return given.to_dict("records")  # type: ignore[no-any-return]
+    if hasattr(given, "iloc"):  # a DataFrame of pandas, whose missing values are NaN
+        known = given.astype(object).where(given.notna(), None)
+        return known.to_dict("records")  # type: ignore[no-any-return]
     if not isinstance(given, Iterable):
         what = f"it is a {type(given).__name__}, neither rows nor a batch"
         raise BadRowError(what, _ROWS, "give a list of mappings")

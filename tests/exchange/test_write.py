@@ -109,8 +109,10 @@ def test_batches_and_tables_are_rows_without_padding(run: Path, kind: str) -> No
     given: Any = TensorDict(COLUMNS, 2) if kind == "TensorDict" else COLUMNS
     if kind == "lists":
         given = {name: [row[name] for row in lists] for name in lists[0]} | {"prompt": ["a", "b"]}
-    elif kind == "frame":
-        given = pytest.importorskip("pandas").DataFrame(lists)
+    elif kind == "frame":  # the second row lacks the mask
+        given = pytest.importorskip("pandas").DataFrame(
+            [lists[0] | {"completion_mask": [1, 1]}, lists[1]]
+        )
     elif kind == "data set":
         given = pytest.importorskip("datasets").Dataset.from_list(lists)
     rows = list(rlskip.write(run, given, step=1).iter_rows())
