@@ -77,6 +77,8 @@ def _read(path: Path) -> dict[int, list[Row]]:
     try:
         for number, line in numbered(path):
             given = json.loads(line) if isinstance(line, str) else line
+            if not isinstance(given, dict):
+                raise DumpError(f"it is a {type(given).__name__}, not a mapping")
             made = made or _program(path, given)
             for row in made(given, number):
                 named = row.pop("step", None)
