@@ -237,6 +237,8 @@ class Rollouts:
             # verl's input_ids are both, with the padding between them.
             both = np.concatenate(parts[:2], 1)
             held += ["whole"] if np.array_equal(both, parts[2]) else []
+        elif tokens.response is not None and columns.name_of("response") is None:
+            held.append("whole")  # the rows are cut from it
         return {columns.name_of(what) for what in held} - {odd.name for odd in tokens.misfits}
 
     def cell(self, name: str, i: int) -> Any:
