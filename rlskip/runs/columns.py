@@ -201,12 +201,12 @@ def if_finite(value: float) -> float | None:
 
 
 def total_of(value: Any, span: tuple[int, int] | None) -> float | None:
-    """A reward as one finite number: of one for each token the sum, without what padding has."""
+    """A reward as one number: of one for each token the sum, without what padding has."""
     if isinstance(value, int | float):
-        return if_finite(float(value)) if abs(value) < 2**1023 else None
+        return float(value) if isinstance(value, float) or abs(value) < 2**1023 else None
     if (given := numbers(value)) is None:
         return None
-    return if_finite(float(given[slice(*span) if span else slice(None)].sum(dtype=np.float64)))
+    return float(given[slice(*span) if span else slice(None)].sum(dtype=np.float64))
 
 
 def row_names(columns: Columns, tokens: Tokens) -> list[tuple[str, Any, Any]]:

@@ -140,6 +140,11 @@ class Rollouts:
     @functools.cached_property
     def rewards(self) -> list[float | None]:
         """Of each row, summed over its tokens; None where it is missing, not finite or odd."""
+        return [None if total is None else if_finite(total) for total in self.totals]
+
+    @functools.cached_property
+    def totals(self) -> list[float | None]:
+        """The rewards, with those that are not finite."""
         odd = {one.row for one in self.tokens.misfits if one.what == "reward"}
         cells = self.columns.of("reward") or [None] * len(self)
         spans = self.tokens.rewards or [None] * len(self)
