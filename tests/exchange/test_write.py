@@ -147,7 +147,7 @@ def test_names_and_sizes_name_the_run(tmp_path: Path, replay: Any) -> None:
     assert len(replay(["a", "b"])["uid"]) == 4
     sized = rlskip.write(tmp_path / "dumps", sessions("ab"), step=1, **names, gbs=2, n=2)
     assert sized.name == "mine_math/GBS2_N2_inany_outany/1"
-    again = rlskip.write(None, sessions("ab"), step=2, like=sized.run)
+    again = rlskip.write(None, sessions("ab"), step=2, like=sized)
     elsewhere = rlskip.write(tmp_path / "more", sessions("ab"), step=1, like=sized.run.directory)
     assert (again.name, elsewhere.name) == (sized.name[:-1] + "2", sized.name)
 
