@@ -209,7 +209,7 @@ def _of_nodes(nodes: Sequence[Row]) -> Row:
     probs: list[float] = []
     for node in nodes:
         own = node.get("token_ids") or []
-        flags = list(map(int, node.get("mask") or [0] * len(own)))
+        flags = [int(bool(flag)) for flag in node.get("mask") or [0] * len(own)]
         known = node.get("logprobs") or [math.nan] * sum(flags)  # of sampled tokens
         if len(flags) != len(own) or len(known) != sum(flags):
             raise DumpError(
