@@ -33,17 +33,20 @@ class Misfit:
 
     ``what`` is the entry of RowFields, ``name`` the field that it names, ``of`` what has the
     `tokens`: ``response``, ``prompt`` or ``row``. Without a row the field has `values` rows, and
-    the batch `tokens`.
+    the batch `tokens`. Where `values` is None, they are anything but a sequence of numbers.
     """
 
     what: str
     name: str
     row: int | None
-    values: int
+    values: int | None
     tokens: int
     of: str = "response"
 
     def __str__(self) -> str:
+        if self.values is None:
+            where = "" if self.row is None else f" in row {self.row}"
+            return f"{self.name} is not one number for each token{where}"
         if self.row is None:
             return f"{self.name} has {self.values} rows, and there are {self.tokens} responses"
         values = "1 value" if self.values == 1 else f"{self.values} values"
@@ -53,11 +56,11 @@ class Misfit:
 
 
 def refuse(misfits: Sequence[Misfit], where: str, *, annotated: bool = True) -> None:
-    """Raise LengthError where there are misfits; `where` says whose they are.
+    """Raise LengthError where values have another length; `where` says whose they are.
 
     If a stage is `annotated`, what its fields hold can be told.
     """
-    if not misfits:
+    if not (misfits := [odd for odd in misfits if odd.values is not None]):
         return
     first, others = misfits[0], len({odd.row for odd in misfits}) - 1
     hint = f"; or, where it holds something else: annotate(rows={{{first.what!r}: None}})"

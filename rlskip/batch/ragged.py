@@ -38,10 +38,13 @@ class Ragged:
         None if a cell is anything but whole numbers, or if no row has a mask.
         """
         if is_padded(column):
-            column = column.detach().cpu().numpy() if is_tensor(column) else column
+            if is_tensor(column):  # numpy lacks bfloat16
+                column = column.float() if column.is_floating_point() else column
+                column = column.detach().cpu().numpy()
+            if column.ndim != 2 or column.dtype.kind not in "biuf":
+                return None
             flat = np.ascontiguousarray(column).reshape(-1)
-            found = truths(flat, memory) if dtype is bool else _whole(flat)
-            if found is None or column.ndim != 2:
+            if (found := truths(flat, memory) if dtype is bool else _whole(flat)) is None:
                 return None
             ends = (np.arange(len(column)) + 1) * column.shape[1]
             return cls(found, ends - column.shape[1], ends, is_padded=True)
@@ -146,13 +149,12 @@ def numbers(cell: Any) -> np.ndarray | None:
     return array.reshape(-1) if array.dtype.kind in "biuf" else None
 
 
-def holds_numbers(column: Any, *, whole: bool = True) -> bool:
-    """Whether its type tells of a sequence of (`whole`) numbers for each row, as tokens are."""
+def holds_numbers(column: Any) -> bool:
+    """Whether its type tells of a sequence of whole numbers for each row, as tokens are."""
     if is_tensor(column):
-        is_whole = not column.dtype.is_floating_point
-        return column.is_nested or (column.dim() == 2 and (is_whole or not whole))
+        return column.is_nested or (column.dim() == 2 and not column.dtype.is_floating_point)
     if isinstance(column, np.ndarray) and column.dtype != object:
-        return column.ndim == 2 and column.dtype.kind in ("biu" if whole else "biuf")
+        return column.ndim == 2 and column.dtype.kind in "biu"
     cells = (cell for cell in cells_of(column) or () if cell is not None)
     cell = plain(next(cells, None))
     return isinstance(cell, list | tuple) and numbers(cell) is not None

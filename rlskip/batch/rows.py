@@ -12,7 +12,7 @@ import numpy as np
 import xxhash
 
 from rlskip._copies import Memory, fresh
-from rlskip.batch.columns import column_length, columns_of, values_at
+from rlskip.batch.columns import cells_of, column_length, columns_of, values_at
 from rlskip.batch.meta import plain
 from rlskip.batch.padding import Misfit, Places, fit, places_of_response, refuse, unpadded
 from rlskip.batch.ragged import Ragged, holds_numbers, is_padded, lengths_of, spans_of
@@ -63,7 +63,7 @@ class RowColumns:
         tokens = {
             what: column
             for what, column in given.items()
-            if holds_numbers(column, whole=what not in _MASKS)
+            if what in _MASKS or holds_numbers(column)
         }
         if not tokens.keys() & {"response", "whole"}:
             there = ", ".join(sorted(columns)) or "no columns"
@@ -143,6 +143,10 @@ class Rows:
         cut = unpadded(fitting, columns.names)
         if "mask" in read and "mask" not in fitting:
             cut["misfits"].append(Misfit("mask", columns.names["mask"], None, len(read["mask"]), n))
+        for what in columns.tokens.keys() & {*_MASKS} - read.keys():
+            # What cannot be read is not absent: else all tokens would be taken for sampled.
+            if any(cell is not None for cell in cells_of(columns.tokens[what]) or ()):
+                cut["misfits"].append(Misfit(what, columns.names[what], None, None, n))
         if memory is not None:
             cut |= {what: cut[what].copied(memory) for what in ("prompt", "response")}
         return cls(sessions=columns.sessions, turns=columns.turns, **cut)

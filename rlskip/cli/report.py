@@ -32,7 +32,7 @@ def report(
     from rlskip.report.page import render
 
     page, counts = render(
-        [_found(where or directory, decoder(tokenizer))],
+        [_found(where, directory, decoder(tokenizer))],
         success=success,
         max_bytes=int(max_mb * 1e6),
         progress=lambda dumps: progress(dumps, "reading"),
@@ -46,15 +46,15 @@ def report(
     return put(as_json, data, [f"{html}: {what}, {size(len(page))}"])
 
 
-def _found(where: Path | None, decode: Decode | None) -> Side | Dumps:
+def _found(where: Path | None, directory: Path | None, decode: Decode | None) -> Side | Dumps:
     """What a user names: a run, a dump_dir, or what `compare` takes beside them."""
     from rlskip.compare.sides import Dumps, find_side
 
-    place = dump_dir(where)
+    place = dump_dir(where or directory)
     try:
         run = the_run(place.resolve(), decode)
         return Dumps(run.name, run)
     except NoSuchPlaceError as error:
         with contextlib.suppress(NoSuchPlaceError):
-            return find_side(str(where or place), place, decode)
+            return find_side(str(where or place), dump_dir(directory), decode)
         raise error

@@ -137,8 +137,11 @@ def part_of(rollouts: Rollouts) -> PartInMemory:
         pairs = zip(rollouts.tokens.log_probs or (), rows.response.lengths.tolist(), strict=True)
         dtype = known[0].dtype
         found["log_probs"] = [np.full(n, np.nan, dtype) if p is None else p for p, n in pairs]
-    if any(reward is not None for reward in rollouts.rewards):
-        found["rewards"] = [np.nan if r is None else r for r in rollouts.rewards]
+        if any(isinstance(one, list | tuple) for one in rollouts.columns.of("log_probs") or ()):
+            # Python's floats do not tell their precision.
+            found["log_probs"] = [one.tolist() for one in found["log_probs"]]
+    if any(reward is not None for reward in rollouts.totals):
+        found["rewards"] = [np.nan if r is None else r for r in rollouts.totals]
     entries = [
         Entry.of(name, value, rows, order=order, rank=0)
         for order, (name, value) in enumerate(found.items())

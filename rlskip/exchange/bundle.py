@@ -101,6 +101,9 @@ def open_bundle(file: Path) -> Bundle:
     try:
         with file.open("rb") as opened:
             reader = container.Reader(opened, str(file))
+            if "bundle" not in reader.index:
+                remedy = "make one: rlskip bundle RUN STEP --out FILE"
+                raise BundleError("it is a dump, not a bundle", str(file), remedy)
             if (found := reader.index.get("bundle")) != _FORMAT:
                 what = f"its format is {found!r:.20}, and this reads {_FORMAT}"
                 raise BundleError(what, str(file), "open it with the rlskip that made it")
@@ -112,6 +115,8 @@ def open_bundle(file: Path) -> Bundle:
         return Bundle(manifest, Rollouts(rollout_columns(columns), place), records)
     except BundleError:
         raise
+    except OSError as error:
+        raise BundleError(f"it cannot be read: {error.strerror}", str(file)) from error
     except (DumpError, *DAMAGE) as error:
         what = f"it is not a bundle, or it is damaged: {getattr(error, 'what', repr(error))}"
         raise BundleError(what, str(file), "make it again: rlskip bundle") from error

@@ -9,7 +9,14 @@ from typing import Any
 import attrs
 import numpy as np
 
-from rlskip.batch.columns import UIDS, columns_of, is_data_proto, is_tensordict, named
+from rlskip.batch.columns import (
+    UIDS,
+    column_length,
+    columns_of,
+    is_data_proto,
+    is_tensordict,
+    named,
+)
 from rlskip.batch.meta import plain
 from rlskip.batch.padding import refuse
 from rlskip.batch.ragged import numbers
@@ -78,8 +85,9 @@ def _mappings(given: Any) -> Iterable[Any]:
     """The rows of a batch or a DataFrame; anything else is a sequence of rows."""
     if is_data_proto(given) or is_tensordict(given) or isinstance(given, Mapping):
         return _of_batch(given)
-    if hasattr(given, "iloc"):  # a DataFrame of pandas
-        return given.to_dict("records")  # type: ignore[no-any-return]
+    if hasattr(given, "iloc"):  # a DataFrame of pandas, whose missing values are NaN
+        known = given.astype(object).where(given.notna(), None)
+        return known.to_dict("records")  # type: ignore[no-any-return]
     if not isinstance(given, Iterable):
         what = f"it is a {type(given).__name__}, neither rows nor a batch"
         raise BadRowError(what, _ROWS, "give a list of mappings")
@@ -88,7 +96,11 @@ def _mappings(given: Any) -> Iterable[Any]:
 
 def _of_batch(batch: Any) -> list[Row]:
     """The rows of columns, without padding; tokens have the names of :data:`NAMES`."""
-    rollouts = Rollouts(rollout_columns(batch))
+    rollouts = Rollouts(columns := rollout_columns(batch))
+    for name, value in columns.whole.items():
+        if name != "meta_info" and column_length(value) is not None:
+            what = f"it has {column_length(value)} values, and there are {columns.n} rows"
+            raise BadRowError(what, f"{_ROWS}: {name}", "give one for each row")
     own = {str(name) for name in columns_of(batch)}
     rows = [named_row(rollouts, i) for i in range(len(rollouts))]
     for name in own & {*ROW}:  # those that a row of `rlskip.open` has by the same name

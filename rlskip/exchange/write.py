@@ -21,7 +21,7 @@ from rlskip.format.prompt_digests import digest_of_batch, digests_of
 from rlskip.runs.columns import rollout_columns
 from rlskip.runs.find import the_run
 from rlskip.runs.on_disk import has_dump
-from rlskip.runs.opened import Run, Step
+from rlskip.runs.opened import Run, Scope, Step
 from rlskip.skip.names import NEUTRAL_META
 from rlskip.skip.prompt_rows import PromptRows, prompt_groups
 from rlskip.store import Identity, StepStore
@@ -54,7 +54,7 @@ def write(
     n: int | None = None,
     prompt_len: int | None = None,
     response_len: int | None = None,
-    like: Run | _Path | None = None,
+    like: Scope | _Path | None = None,
     for_command: str | Sequence[str] | None = None,
     prompts: Any = None,
     returns: Callable[[dict[str, list[Any]]], Any] | None = None,
@@ -90,7 +90,7 @@ def write(
         Name the run's directory, as the run's config does. A size that the run does not state is
         None.
     like
-        A run, or its directory: the names and the sizes are its own.
+        A run or a step as :func:`rlskip.open` has it, or a directory: names and sizes are its.
     for_command
         The command that is to replay the step, such as ``"python train.py +skip=rollout_cache"``:
         the directory is the one that ``rlskip doctor -- COMMAND`` shows. It is not run.
@@ -188,7 +188,7 @@ def _directory(
     dump_dir: _Path | None,
     names: tuple[str | None, str | None],
     sizes: tuple[int | None, ...],
-    like: Run | _Path | None,
+    like: Scope | _Path | None,
     for_command: str | Sequence[str] | None,
 ) -> Path:
     for size in sizes:
@@ -204,7 +204,7 @@ def _directory(
         raise ConfigError("it is a file", f"rlskip.write({str(found)!r})", remedy)
     if like is not None or for_command is not None:
         if like is not None:
-            own = like if isinstance(like, Run) else the_run(Path(like).expanduser())
+            own = like.run if isinstance(like, Scope) else the_run(Path(like).expanduser())
             named = own.directory
         else:
             words = shlex.split(for_command) if isinstance(for_command, str) else for_command

@@ -1,8 +1,8 @@
 """Tensors and batches as numpy's arrays, so that looking at a dump loads no torch.
 
-A tensor becomes an array whose ``dtype.metadata["torch"]`` names its dtype. bfloat16 becomes
-float32, and what else numpy lacks is refused. Batches become :mod:`rlskip.batch.tables`. The
-functions are those of :mod:`rlskip.format.torch_maker`.
+A tensor becomes an array whose ``dtype.metadata["torch"]`` names its dtype. bfloat16 and float8
+become float32, and what else numpy lacks is refused. Batches become :mod:`rlskip.batch.tables`.
+The functions are those of :mod:`rlskip.format.torch_maker`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,12 @@ def tensor(raw: np.ndarray, name: str, shape: list[int], device: str | None) -> 
         flat = raw if raw.dtype.metadata else raw.view(name)
     elif name == "bfloat16":
         flat = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    elif name == "float8_e5m2":  # float16 without its last bits
+        flat = (raw.view(np.uint8).astype(np.uint16) << 8).view(np.float16).astype(np.float32)
+    elif name == "float8_e4m3fn":  # its exponent has a bias of 7, that of float16 of 15
+        sign, rest = (raw.view(np.uint8).astype(np.uint16) & bits for bits in (128, 127))
+        flat = (sign << 8 | rest << 7).view(np.float16).astype(np.float32) * np.float32(256)
+        flat[rest == 127] = np.nan
     else:
         what = f"it holds torch.{name}, which numpy lacks"
         raise UnknownTypeError(what, remedy="load it into torch")

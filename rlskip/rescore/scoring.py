@@ -67,6 +67,10 @@ def arguments(
     of_verl = judge.judged in (*ONE, *VERL_MANY)
     columns = _verl_columns(judge, given) if of_verl else _trl_columns(judge, given)
     found = {n: v for n, v in columns.items() if judge.takes is None or n in judge.takes}
+    if "completion_ids" in judge.needs and None in found["completion_ids"]:
+        one = given[found["completion_ids"].index(None)]
+        what, remedy = "the function takes completion_ids", "take completions or solution_str"
+        raise RewardError(f"{what}, and the run records text", one.session.where, remedy)
     for name in judge.needs - found.keys():
         is_truth = name.startswith("ground_truth")
         one = next((one for one in given if not is_truth or one.truth is ABSENT), given[0])

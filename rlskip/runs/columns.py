@@ -22,6 +22,7 @@ QUEUE_PART = {"groups", "keys", "fields"}
 """The keys of what role rollout_tq dumps."""
 
 Column = Any  # an array or a sequence: one value a row
+_PLAIN = {type(None), bool, int, float, str}
 
 
 @attrs.frozen
@@ -85,12 +86,18 @@ def rollout_columns(
             columns |= {f"{name}.{key}": column[key] for key in column}
         else:
             whole.setdefault(str(name), batches.unwrapped(column))
-    return Columns(n, columns, whole, fields or RowFields.of(columns.keys()))
+    if fields is None:
+        fields, every = RowFields.of(columns.keys()), RowFields.of([*columns, *whole])
+        # What has values of other rows is not absent.
+        for what in ("mask", "log_probs"):
+            if getattr(fields, what) is None:
+                fields = attrs.evolve(fields, **{what: getattr(every, what)})
+    return Columns(n, columns, whole, fields)
 
 
 def _length_of(batch: Any, fields: RowFields) -> int:
     """How many rows there are: as many as responses, where a mapping has columns of any length."""
-    if isinstance(batch, Mapping):
+    if isinstance(batch, Mapping) and not batches.is_tensordict(batch):
         for name in (fields.response, fields.whole):
             if name in batch and (n := batches.column_length(batch[name])) is not None:
                 return n
@@ -104,7 +111,12 @@ def values(column: Column) -> Sequence[Any]:
 
 def plain(value: Any) -> Any:
     """A cell as plain values of Python: numbers, text, lists and dicts."""
-    if isinstance(value, np.ndarray | np.generic):
+    if type(value) in _PLAIN:
+        return value
+    value = batches.unwrapped(value)
+    if batches.is_tensordict(value):
+        value = batches.columns_of(value)
+    if isinstance(value, np.ndarray | np.generic) or batches.is_tensor(value):
         value = value.tolist()
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
@@ -158,7 +170,11 @@ class Tokens:
         if rows.mask is not None:
             mask = [c if g else None for c, g in zip(rows.mask.cells, rows.mask.given, strict=True)]
         if (given := columns.of("log_probs")) is not None and len(given) == len(spans):
-            probs = list(map(_cut, given, spans))
+            probs, name = list(map(_cut, given, spans)), found.names["log_probs"]
+            known = {odd.row for odd in misfits}
+            for i, (cell, read) in enumerate(zip(given, probs, strict=True)):
+                if read is None and cell is not None and i not in known:
+                    misfits.append(Misfit("log_probs", name, i, None, len(rows.response.cells[i])))
         return cls(
             rows.prompt.cells if rows.has_prompts else None,
             rows.response.cells,
@@ -185,12 +201,12 @@ def if_finite(value: float) -> float | None:
 
 
 def total_of(value: Any, span: tuple[int, int] | None) -> float | None:
-    """A reward as one finite number: of one for each token the sum, without what padding has."""
+    """A reward as one number: of one for each token the sum, without what padding has."""
     if isinstance(value, int | float):
-        return if_finite(float(value))
+        return float(value) if isinstance(value, float) or abs(value) < 2**1023 else None
     if (given := numbers(value)) is None:
         return None
-    return if_finite(float(given[slice(*span) if span else slice(None)].sum(dtype=np.float64)))
+    return float(given[slice(*span) if span else slice(None)].sum(dtype=np.float64))
 
 
 def row_names(columns: Columns, tokens: Tokens) -> list[tuple[str, Any, Any]]:

@@ -77,6 +77,8 @@ def _read(path: Path) -> dict[int, list[Row]]:
     try:
         for number, line in numbered(path):
             given = json.loads(line) if isinstance(line, str) else line
+            if not isinstance(given, dict):
+                raise DumpError(f"it is a {type(given).__name__}, not a mapping")
             made = made or _program(path, given)
             for row in made(given, number):
                 named = row.pop("step", None)
@@ -207,7 +209,7 @@ def _of_nodes(nodes: Sequence[Row]) -> Row:
     probs: list[float] = []
     for node in nodes:
         own = node.get("token_ids") or []
-        flags = list(map(int, node.get("mask") or [0] * len(own)))
+        flags = [int(bool(flag)) for flag in node.get("mask") or [0] * len(own)]
         known = node.get("logprobs") or [math.nan] * sum(flags)  # of sampled tokens
         if len(flags) != len(own) or len(known) != sum(flags):
             raise DumpError(

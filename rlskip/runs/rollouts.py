@@ -140,6 +140,11 @@ class Rollouts:
     @functools.cached_property
     def rewards(self) -> list[float | None]:
         """Of each row, summed over its tokens; None where it is missing, not finite or odd."""
+        return [None if total is None else if_finite(total) for total in self.totals]
+
+    @functools.cached_property
+    def totals(self) -> list[float | None]:
+        """The rewards, with those that are not finite."""
         odd = {one.row for one in self.tokens.misfits if one.what == "reward"}
         cells = self.columns.of("reward") or [None] * len(self)
         spans = self.tokens.rewards or [None] * len(self)
@@ -237,6 +242,8 @@ class Rollouts:
             # verl's input_ids are both, with the padding between them.
             both = np.concatenate(parts[:2], 1)
             held += ["whole"] if np.array_equal(both, parts[2]) else []
+        elif tokens.response is not None and columns.name_of("response") is None:
+            held.append("whole")  # the rows are cut from it
         return {columns.name_of(what) for what in held} - {odd.name for odd in tokens.misfits}
 
     def cell(self, name: str, i: int) -> Any:

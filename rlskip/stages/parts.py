@@ -300,11 +300,13 @@ def fills(values: np.ndarray) -> np.ndarray:
 
     These are -1e4, -1e9 and the least number of a dtype: at least 1000, and 100 times what comes
     below them. A fourth of the magnitudes that differ must be below: where few are, those cancel.
+    Zeros, which may be padding, count only where all other values are one fill.
     """
     sizes = np.abs(values)
     if not (sizes >= _LEAST).any():
         return np.zeros(values.shape, bool)
-    found = np.unique(sizes[np.isfinite(sizes) & (sizes > 0)])
+    found = np.unique(sizes[np.isfinite(sizes)])
+    found = found if len(found) == 2 else found[found > 0]
     first = np.flatnonzero((found[1:] >= _LEAST) & (found[1:] / _APART >= found[:-1])) + 1
     first = first[first >= _SHARE * len(found)]
     if not len(first):

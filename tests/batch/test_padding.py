@@ -149,6 +149,33 @@ def test_what_does_not_fit_is_named(columns: dict[str, Any], said: str) -> None:
         RowColumns.of(columns).refuse_misfits("the stage")
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("response_mask", [[1, None, 0], [1, 0, 1]]),
+        ("response_mask", np.ones((2, 3, 1), np.int64)),
+        ("response_mask", np.ones(2, np.int64)),
+        ("response_mask", np.array(["101", "110"])),
+        ("response_mask", [[1, 0, 1]]),
+        ("logprobs", [[-1.0, None, -2.0], None]),
+        ("logprobs", np.zeros((2, 3, 5))),  # of the likeliest tokens
+        ("logprobs", [-3.0, -4.0]),
+        ("logprobs", [[{"5": -1.0}], [{"8": -1.0}]]),
+    ],
+)
+def test_what_cannot_be_read_is_not_absent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, values: Any
+) -> None:
+    columns = {"prompts": PROMPTS, "responses": RESPONSES, name: values}
+    StepStore(tmp_path / "a_b" / "GBSany_Nany_inany_outany").save(1, columns)
+    opened = rlskip.open(tmp_path)
+    (row, _), (session, _) = opened.iter_rows(), opened.sessions()
+    assert (row["mask"], row["log_probs"]) == (None, None)
+    assert [name in one.getMessage() for one in caplog.records] == [True]
+    assert len(values) == 1 or row[name] == np.asarray(values[0]).tolist(), "it stays"
+    assert session.conversation.mask == (None if name == "response_mask" else [True] * 3)
+
+
 @pytest.mark.parametrize("score", [0.5, [0.5], np.array([[0.5], [1.0]]), torch.ones(2, 1)])
 def test_one_reward_for_a_row_needs_no_tokens(score: Any) -> None:
     rewards = [score, None] if isinstance(score, float | list) else score

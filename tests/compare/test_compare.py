@@ -349,6 +349,7 @@ OFF = VECTOR + (torch.arange(200) == 199) * 1e-2
         (filled(-1e9, slice(9)), filled(-2e9, slice(9)), {}, "differs"),
         (filled(-1e9, slice(9)), filled(-1e9, slice(9)) * (1 + 2**-23), {}, "within rounding"),
         (filled(1e6, slice(1)), filled(1e6 + 1, slice(1), OFF), {}, "differs"),
+        (filled(-1e9, slice(1), 0 * OFF), filled(-1e9, slice(1), OFF - VECTOR), {}, "differs"),
         (VECTOR, VECTOR.roll(1) * (1 + 2**-23), {}, "differs"),
         (VECTOR, VECTOR.roll(1), {"rtol": 1e-3}, "differs"),
         (CANCELS, CANCELS * (1 + 1e-4 * CANCELS.roll(1)), {"rtol": 1e-3}, "within rounding"),

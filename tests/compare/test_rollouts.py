@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlskip.compare.rounding import Rounding
@@ -67,6 +68,9 @@ def test_rows_are_found_by_their_tokens_and_each_part_is_judged(compared: Any) -
     assert first(compared(rows(), rows(completion_ids=[5, 6]))) == ("rollouts", 7, None, 4)
     assert first(compared(rows(), rows(completion_ids=[5, 9, 7]))) == ("rollouts", 6, 9, 3)
     assert compared(rows(), rows(reward=1.0 + 1e-8)).stages[-1].state == "within rounding"
+    assert first(compared(rows(reward=NAN), rows(reward=float("inf"))))[0] == "rewards"
+    tensors = [one | {"logprobs": np.array(one["logprobs"], np.float32)} for one in rows()]
+    assert compared(rows(), tensors).stages[-2].state == "within rounding", "as Python's floats"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +79,7 @@ def test_rows_are_found_by_their_tokens_and_each_part_is_judged(compared: Any) -
         ("logprobs", [-0.1, NAN, -0.3], [-0.1, NAN, -0.3], None),
         ("logprobs", [-0.1, NAN, -0.3], [-0.1, -0.2, -0.3], "log_probs"),
         ("reward", NAN, NAN, None),
-        ("reward", NAN, 1.0, "only"),
+        ("reward", NAN, 1.0, "rewards"),
         ("reward", None, 1.0, "only"),
         ("completion_mask", [1, 1, 1], [1, 0, 1], "mask"),
         ("completion_mask", None, [1, 1, 1], None),  # without a mask all tokens were sampled

@@ -192,6 +192,9 @@ def test_what_is_no_sound_bundle_is_refused(
     )
     said = rlskip("bundle", "--replay", bad, "--advantages", "grpo")
     assert (said.code, "bad: " in said.err) == (2, True), said.err
+    assert how != "other" or "it is a dump, not a bundle" in said.err
+    absent = rlskip("bundle", "--replay", tmp_path / "absent", "--loss", "ppo")
+    assert (absent.code, "absent: it cannot be read" in absent.err) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict
 
 import rlskip
 import rlskip.errors
@@ -109,14 +109,32 @@ def test_batches_and_tables_are_rows_without_padding(run: Path, kind: str) -> No
     given: Any = TensorDict(COLUMNS, 2) if kind == "TensorDict" else COLUMNS
     if kind == "lists":
         given = {name: [row[name] for row in lists] for name in lists[0]} | {"prompt": ["a", "b"]}
-    elif kind == "frame":
-        given = pytest.importorskip("pandas").DataFrame(lists)
+    elif kind == "frame":  # the second row lacks the mask
+        given = pytest.importorskip("pandas").DataFrame(
+            [lists[0] | {"completion_mask": [1, 1]}, lists[1]]
+        )
     elif kind == "data set":
         given = pytest.importorskip("datasets").Dataset.from_list(lists)
     rows = list(rlskip.write(run, given, step=1).iter_rows())
     assert [row["prompt"] for row in rows] == [[5], [6, 7]]
     assert [row["response"] for row in rows] == [[1, 2], [3]]
     assert [row["reward"] for row in rows] == [1.0, 0.5]
+
+
+def test_columns_of_a_tensordict_are_values(run: Path) -> None:
+    mask = torch.tensor([[1.0, 0.0], [1.0, 0.0]], dtype=torch.bfloat16)
+    more = {"rewards": torch.tensor([3.0, 0.5]), "response_mask": mask}
+    within = TensorDict({"level": torch.arange(2)}, [2])
+    step = rlskip.write(run, TensorDict({**COLUMNS, **more, "within": within}, 2))
+    names = ["reward", "mask", "within"]
+    assert [[row[name] for name in names] for row in step.iter_rows(names)] == [
+        [3.0, [1, 0], {"level": 0}],
+        [0.5, [1], {"level": 1}],
+    ]
+    rows = [{"prompt_ids": torch.ones(n), "completion_ids": torch.ones(1)} for n in (1, 2)]
+    lazy = [TensorDict({k: v.long() for k, v in row.items()}) for row in rows]
+    opened = rlskip.write(run, LazyStackedTensorDict(*lazy)).iter_rows(["prompt"])
+    assert [row["prompt"] for row in opened] == [[1], [1, 1]]
 
 
 # -- where it goes -----------------------------------------------------------------------------
@@ -129,7 +147,7 @@ def test_names_and_sizes_name_the_run(tmp_path: Path, replay: Any) -> None:
     assert len(replay(["a", "b"])["uid"]) == 4
     sized = rlskip.write(tmp_path / "dumps", sessions("ab"), step=1, **names, gbs=2, n=2)
     assert sized.name == "mine_math/GBS2_N2_inany_outany/1"
-    again = rlskip.write(None, sessions("ab"), step=2, like=sized.run)
+    again = rlskip.write(None, sessions("ab"), step=2, like=sized)
     elsewhere = rlskip.write(tmp_path / "more", sessions("ab"), step=1, like=sized.run.directory)
     assert (again.name, elsewhere.name) == (sized.name[:-1] + "2", sized.name)
 
@@ -326,6 +344,10 @@ def test_the_sizes_of_the_directory_are_those_of_the_run(tmp_path: Path, replay:
         ([row(), row(reward="1.0")], "row 1: reward is '1.0', not a number"),
         ([row(turn=0), row(turn=1)], "turn numbers the turns of sessions"),
         (None, "it is a NoneType, neither rows nor a batch"),
+        (
+            {"prompts": [[1]] * 2, "responses": [[2]] * 2, "reward": [1.0]},
+            "reward: it has 1 values, and there are 2 rows",
+        ),
     ],
 )
 def test_rows_that_are_no_sessions_are_named(run: Path, rows: list[Any], message: str) -> None:

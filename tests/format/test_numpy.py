@@ -77,6 +77,15 @@ def test_every_value_comes_back_exactly_and_is_the_same_without_torch(value: Any
     assert repr(_plain(_as_numpy(value))) == repr(_plain(value))
 
 
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_float8_has_the_numbers_that_torch_has(name: str) -> None:
+    value = torch.arange(256, dtype=torch.uint8).view(getattr(torch, name))
+    found = _as_numpy({"x": value})["x"]
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, value.to(torch.float32).numpy())
+    assert np.signbit(found)[[0, 128]].tolist() == [False, True]
+
+
 def test_batches_become_tables_of_columns() -> None:
     offsets = torch.tensor([0, 2, 5])
     batch = TensorDict({"half": torch.tensor([1.5, -2.0]).bfloat16(), "x": torch.arange(2)}, [2])

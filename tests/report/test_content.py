@@ -145,8 +145,10 @@ def test_tokens_have_what_a_job_recorded_of_them(rlskip: Any, tmp_path: Path, jo
         package.record("old_log_probs", -values[order], rows=moved)
         package.record("advantages", values[order, 0], rows=moved)
 
-    job_of("job", body, steps=[1])
-    rlskip("report", run, "--html", tmp_path / "page.html")
+    job = job_of("job", body, steps=[1]).directory
+    page = ("--html", tmp_path / "page.html")
+    assert rlskip("report", job.name, "-d", job.parents[1], *page).code == 0, "as compare takes it"
+    rlskip("report", run, *page)
     found = Content.of(tmp_path / "page.html").sessions()
     for i, one in enumerate(found.values()):
         expected = values[i].tolist()

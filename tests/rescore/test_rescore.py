@@ -264,6 +264,9 @@ def test_a_function_of_tokens_needs_no_text(
     refused = rlskip("rescore", where, "--reward", "judges:one")
     assert refused.code == 2
     assert "--tokenizer" in refused.err or "ground_truth" in refused.err
+    StepStore(judges / "dumps" / RUN).save(1, {"output": ["a"], "score": [0.0]})
+    of_text = rlskip("rescore", judges / "dumps" / RUN, "--reward", "dice:judge")
+    assert ("and the run records text" in of_text.err) is ("completion_ids" in takes)
 
 
 def test_a_typo_is_found_before_the_module_is_run(judges: Path, rlskip: Any, dumps: Path) -> None:

@@ -69,18 +69,22 @@ def test_rows_are_json_that_anybody_reads(rlskip: Any, tmp_path: Path) -> None:
     assert [row["text"] for row in read] == texts
 
 
+@pytest.mark.parametrize("is_alone", [True, False])
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_padded_copies_of_the_tokens_are_left_out(
-    rlskip: Any, tmp_path: Path, is_whole: bool
+    rlskip: Any, tmp_path: Path, is_whole: bool, is_alone: bool
 ) -> None:
     prompts, responses = torch.tensor([[0, 5], [6, 7]]), torch.tensor([[1, 2], [3, 0]])
     whole = torch.cat([prompts, responses], 1) + (not is_whole)
     mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 0]])
     columns = {"prompts": prompts, "responses": responses, "input_ids": whole,
                "attention_mask": mask}  # fmt: skip
+    if is_alone:
+        del columns["prompts"], columns["responses"]
     StepStore(tmp_path / RUN).save(1, TensorDict(columns, 2))
     lines = rlskip("export", tmp_path / RUN, "--to", "jsonl").out.splitlines()
-    assert ["input_ids" not in json.loads(line) for line in lines] == [is_whole] * 2
+    left_out = is_whole or is_alone
+    assert ["input_ids" not in json.loads(line) for line in lines] == [left_out] * 2
 
 
 def test_single_values_of_a_batch_are_in_every_line(rlskip: Any, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_log_probs_stay_with_the_tokens_of_their_message(tmp_path: Path) -> None
 
 
 def test_a_trace_of_several_branches_is_several_rows(tmp_path: Path) -> None:
-    sampled = {"sampled": True, "mask": [False, True], "logprobs": [-1.0]}
+    sampled = {"sampled": True, "mask": [0, 2], "logprobs": [-1.0]}  # any number but 0
     nodes = [node(None, [1], mask=[False]), *(node(0, [9, token], **sampled) for token in (5, 6))]
     rewards = {"a": {"score": 1.0, "weight": 0.5}, "b": {"score": 2.0}, "c": None}
     trace = {"nodes": nodes, "rewards": rewards, "metrics": {"m": 1}}
@@ -90,7 +90,7 @@ def test_a_trace_of_several_branches_is_several_rows(tmp_path: Path) -> None:
     [
         ("7.jsonl", [{"question": "a"}], "its fields are those of no known program: question"),
         ("7.jsonl", [{"input": "", "output": ""}, "{"], "line 2 cannot be read: JSONDecodeError"),
-        ("7.jsonl", ["[]"], "line 1 cannot be read: AttributeError"),
+        ("7.jsonl", ["[]"], "line 1: it is a list, not a mapping"),
         ("traces.jsonl", [{"traces": [{"nodes": [{}]}]}], "line 1 cannot be read: KeyError"),
         ("traces.jsonl", [{"traces": [{"nodes": [node(1, []), node(1, []), node(0, [])]}]}],
          "its own parent"),

@@ -45,6 +45,11 @@ def test_turns_are_put_in_order_and_gaps_belong_to_a_response() -> None:
     assert [len(row["response"]) for row in padded] == padded.tokens.lengths == [3, 5]
 
 
+def test_a_reward_that_no_float_holds_is_none() -> None:
+    rows = [{"input": "Q", "output": "A", "score": score} for score in (10**400, 1)]
+    assert Rollouts(rollout_columns(rows)).rewards == [None, 1.0]
+
+
 ASKED = {"role": "user", "content": "Q?"}
 CALL = {"role": "assistant", "content": None, "tool_calls": ["f()"]}
 TOOL = {"role": "tool", "content": "42"}
