@@ -133,7 +133,7 @@ def find_node(config: Any, name: str, schema: type | None = None) -> dict[str, A
         raise ConfigError(str(error).splitlines()[0], where) from error
     for key, text in check.leaves(plain, name):
         check.refuse_own_resolver(text, key)
-    if isinstance(plain, str):
+    if isinstance(plain, str) and OmegaConf.is_config(config):
         what = f"{plain!r} arrived as a plain string, so Hydra did not discover rlskip's plug-in"
         remedy = "install rlskip into the environment that runs this application and check with "
         remedy += "`python <app> --info plugins` (look for RlskipSearchPathPlugin)"

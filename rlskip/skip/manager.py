@@ -81,7 +81,7 @@ class SkipManager:
         cls._start(config)
         if isinstance(config, SkipSettings):
             return  # a host's, which records by itself
-        said.warn_of_idle_keys((cls.settings and cls.settings.node) or {}, cls.skip_instances)
+        said.warn_of_idle_keys(cls.settings.node if cls.settings else None, cls.skip_instances)
         try:
             recording = read_record_of(config)
         except ConfigError:

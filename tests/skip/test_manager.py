@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 
-from rlskip import SkipManager, SkipManagerConfig
+from rlskip import RolloutSkipConfig, SkipManager, SkipManagerConfig
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.jobs.records import tally
 from tests.skip.trainers import Stage, leases, steps_on_disk, visit
@@ -199,16 +200,20 @@ def test_a_plain_function_that_returns_what_is_awaited_is_refused(
         ({"steps": [1], "rollout": {"enable": False}}, "steps"),
         ({"validation": "replay"}, "validation"),
         ({"dump_dir": "x", "enable": False}, None),
-        ({"enable": True, "rollout": {}}, None),
-        ({"steps": "all"}, None),
+        ({"enable": True, "rollout": {}}, "enable"),
+        ({"steps": "all"}, "steps"),
+        ({"enable": True, "rollout": {"enable": False}}, None),
+        ({"rollout": {"dump_dir": "x"}}, "rollout.dump_dir"),
+        (RolloutSkipConfig(keep_last=2), "rollout.keep_last"),
         ({"dump_dir": "x", "reward": {"enable": True}}, None),
     ],
 )
 def test_keys_that_no_role_takes_are_a_warning(
-    tmp_path: Path, monkeypatch: Any, caplog: Any, skip: dict[str, Any], key: str | None
+    tmp_path: Path, monkeypatch: Any, caplog: Any, skip: Any, key: str | None
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    SkipManager.init({"skip": skip})
+    typed = not isinstance(skip, dict)
+    SkipManager.init(SkipManagerConfig(rollout=skip) if typed else {"skip": skip})
     SkipManager.init(SkipManagerConfig())
     told = [r.message for r in caplog.records if "NOTHING is skipped" in r.message]
     assert len(told) == (key is not None)
@@ -230,7 +235,9 @@ def generate_one(prompts: list[int]) -> list[int]:
 
 
 def test_what_is_not_a_config_is_refused() -> None:
-    for config in ("rollout_cache", 5, ["skip"], {}, {"trainer": {}}):
+    node = OmegaConf.create({"skip": {"values": {"enable": True}}}).skip
+    typed = OmegaConf.structured(SkipManagerConfig)
+    for config in ("rollout_cache", 5, ["skip"], {}, {"trainer": {}}, node, typed):
         with pytest.raises(ConfigError, match="skip"):
             SkipManager.init(config)  # type: ignore[arg-type]
 
