@@ -152,6 +152,9 @@ def test_a_dump_dir_that_cannot_be(
     long = rlskip("doctor", "-d", "x" * 256, "--json")
     assert long.code != 0
     assert f"--dir: the name {'x' * 40}... in it is longer than 255 bytes" in long.out + long.err
+    (tmp_path / "dangling").symlink_to("nowhere")
+    for other in (tmp_path / "dangling", Path("/", *["x" * 200] * 19)):
+        assert "not writable" in said_of(rlskip("doctor", "-d", other, "--json"), "dump dir")
     usage = shutil.disk_usage(tmp_path)
     for free, level in ((1 << 30, "ok"), ((1 << 30) - 1, "warning")):
         now = usage._replace(free=free)
