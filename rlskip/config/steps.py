@@ -37,7 +37,7 @@ class Steps:
         return any(step in part for part in self.parts)
 
     def __str__(self) -> str:
-        return self.text
+        return self.text or "none"
 
     @classmethod
     def parse(cls, value: Any, key: str = "steps") -> Steps:

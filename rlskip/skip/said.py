@@ -76,8 +76,9 @@ def why_uncalled(bypassed: Collection[str]) -> str:
             "no function decorated with it was called; decorate the stage with "
             "SkipManager.annotate, or name it: skip.attach.ROLE=package.module:function"
         )
+    job = hydra_config() is not None
     choose = [
-        f"+skip={role}_cache" if role in BUILT_IN_ROLES else f"skip.{role}.enable=true"
+        f"+skip={role}_cache" if role in BUILT_IN_ROLES and job else f"skip.{role}.enable=true"
         for role in sorted(bypassed)
     ]
     called = ", ".join(sorted(bypassed))

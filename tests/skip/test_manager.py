@@ -305,7 +305,7 @@ def test_a_function_of_another_role_is_named(init: Callable[..., Path], warned: 
         generate([1])
     what = (
         "role async_rollout is enabled and was NEVER CONSULTED up to step 1: functions of role "
-        "rollout were called instead: +skip=rollout_cache"
+        "rollout were called instead: skip.rollout.enable=true"
     )
     assert warned.text.count("NEVER CONSULTED") == warned.text.count(what) == 1
     assert SkipManager.bypassed == {"rollout"}
