@@ -309,8 +309,11 @@ class SkipManager:
 
 @atexit.register
 def _say_what_is_kept() -> None:
-    """After Ctrl-C no summary ends the job: say how many steps of each role it has dumped."""
+    """Of a job that no summary ends: after Ctrl-C say how many steps of each role are dumped."""
     if getattr(sys, "last_type", None) is not KeyboardInterrupt:
+        for role, skip in SkipManager.skip_instances.items():
+            if skip.recorder is not None and not skip.was_listed:
+                said.warn_of_unlisted(role, skip.local_config)
         return
     with contextlib.suppress(RlskipError, OSError):
         SkipManager.flush()

@@ -25,6 +25,7 @@ from rlskip.config.skip import (
     SKIP_REGISTRY,
     RoleConfig,
     SkipManagerConfig,
+    as_given,
 )
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.skip.role import Role
@@ -67,6 +68,12 @@ def warn_of_uncalled(
         what = "rlskip: role %s is enabled and was NEVER CONSULTED up to step %d: %s"
         log.warning(what, ", ".join(unused), step, why_uncalled(bypassed))
     return bool(unused)
+
+
+def warn_of_unlisted(role: str, local_config: Any) -> None:
+    """Warn that no call of a role was at one of its steps."""
+    what = "rlskip: role %s: its function was called, but at no step that is listed: %s lists %s"
+    log.warning(what, role, as_given("skip.steps", role, local_config), local_config.steps)
 
 
 def why_uncalled(bypassed: Collection[str]) -> str:

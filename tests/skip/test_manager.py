@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import importlib
 import inspect
 import logging
 import threading
@@ -293,6 +294,19 @@ def warned(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     """The warnings of a test."""
     caplog.set_level(logging.WARNING)
     return caplog
+
+
+@pytest.mark.parametrize(("steps", "lists"), [("2-7", ""), ("7", "7"), ([], "none")])
+def test_steps_that_a_loop_does_not_reach_are_told_as_it_ends(
+    init: Callable[..., Path], warned: Any, steps: Any, lists: str
+) -> None:
+    init(steps=steps)
+    for step in (1, 2):
+        SkipManager.set_step(step)
+        generate([1])
+    importlib.import_module("rlskip.skip.manager")._say_what_is_kept()  # as Python ends
+    what = f"its function was called, but at no step that is listed: skip.steps lists {lists}"
+    assert warned.text.count(what) == bool(lists)
 
 
 def test_a_function_of_another_role_is_named(init: Callable[..., Path], warned: Any) -> None:
