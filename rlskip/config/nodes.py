@@ -22,7 +22,12 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ADD_CALLBACK = "add hydra/callbacks=rlskip"
+
+def add_callback(config: Any) -> str:
+    """What to type for rlskip's callback; one of the application's own, which it chose, stays."""
+    own = (OmegaConf.select(config, "hydra.runtime.choices") or {}).get("hydra/callbacks")
+    name = "rlskip" if own in (None, "null", "rlskip") else f"[{own},rlskip]"
+    return f"add hydra/callbacks={name}"
 
 
 def overrides_of(config: Any, kind: str = "task") -> list[str]:
@@ -51,7 +56,7 @@ def dropped_callback(config: Any) -> str | None:
     composed = "rlskip" in (OmegaConf.select(config, "hydra.callbacks") or {})
     if composed and str(OmegaConf.select(config, "hydra.mode")) == "RunMode.MULTIRUN":
         why = "Hydra drops the callback of an option that is swept, or that a swept choice makes"
-        return f"{ADD_CALLBACK} ({why})"
+        return f"{add_callback(config)} ({why})"
     return None
 
 

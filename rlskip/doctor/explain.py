@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from rlskip.config.check import look_up
 from rlskip.config.facts import HostFacts, Origin
-from rlskip.config.nodes import ADD_CALLBACK, find_node, record_chosen_by
+from rlskip.config.nodes import add_callback, find_node, record_chosen_by
 from rlskip.config.settings import SkipSettings, read_skip, why_off
 from rlskip.config.skip import RoleConfig, role_configs, to_generate
 from rlskip.config.steps import compact
@@ -126,7 +126,7 @@ def _sweep(config: DictConfig, command: Command) -> Iterator[Finding]:
     if loses:
         what = f"{', '.join(sorted(groups))} is swept: Hydra drops a callback that comes with it, "
         what += "and each job refuses" if "skip" in config else "and nothing is recorded"
-        yield Finding("sweep", level, what, ADD_CALLBACK)
+        yield Finding("sweep", level, what, add_callback(config))
 
 
 def _has_callback(config: DictConfig) -> bool:
@@ -151,7 +151,9 @@ def _wiring(config: DictConfig, command: Command, on: bool) -> Iterator[Finding]
         yield Finding("callback", NOTE, what)
     elif on:
         what = "hydra.callbacks has no rlskip: nothing would install SkipManager"
-        remedy = f"{ADD_CALLBACK}, or choose an option (+skip=rollout_cache) instead of single "
+        remedy = (
+            f"{add_callback(config)}, or choose an option (+skip=rollout_cache) instead of single "
+        )
         remedy += "keys; or call SkipManager.init(cfg) in the application"
         yield Finding("callback", ERROR, what, remedy)
 

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from rlskip.config.check import look_up
 from rlskip.config.dump_dir import hydra_config
-from rlskip.config.nodes import ADD_CALLBACK, chosen_options, dropped_callback, overrides_of
+from rlskip.config.nodes import add_callback, chosen_options, dropped_callback, overrides_of
 from rlskip.config.settings import has_own_key
 from rlskip.config.skip import (
     BUILT_IN_ROLES,
@@ -194,7 +194,7 @@ def _remedy(config: Any, chosen: str) -> str:
     if re.match(r"\+*skip\.", chosen):  # typed, or in YAML
         return (
             "choose an option instead of single keys, e.g. +skip=rollout_cache, which adds "
-            f"rlskip's callback; or {ADD_CALLBACK}, or call SkipManager.init(cfg) first"
+            f"rlskip's callback; or {add_callback(config)}, or call SkipManager.init(cfg) first"
         )
     return (
         "call SkipManager.init(cfg) first; or, if Hydra does not list RlskipSearchPathPlugin "
