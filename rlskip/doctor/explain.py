@@ -53,7 +53,10 @@ def explain(command: Sequence[str]) -> list[Finding]:
             judge(config.copy(), settings, split.module)
     except RlskipError as error:
         findings.append(_refusal("verl", error))
-    instances = make_roles(roles, settings.facts)
+    try:
+        instances = make_roles(roles, settings.facts)
+    except RlskipError as error:
+        return [*findings, _refusal("skip", error)]
     for skip in instances.values():
         findings += _role(skip, settings.facts)
     findings += _engine(settings, instances) if roles else ()

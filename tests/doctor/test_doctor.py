@@ -264,6 +264,8 @@ def test_damaged_dumps_are_named_and_left_alone(explain: Callable[..., Any], on_
         (["+skip=rollout_cache", "skip.rollout.enable=false"], "a: 1\n",
          "skip.rollout.enable: it is false, although"),
         (["+skip=rollout_cache", "skip.stepz=[1]"], "a: 1\n", "skip.stepz: unknown key"),
+        (["+skip=rollout_cache", "skip.identity=[b]"], "a: 1\n",
+         "skip: skip.identity: the config has no key b"),
         (["+skip=rollout_cache", "~hydra.callbacks.rlskip"], "a: 1\n",
          "callback: hydra.callbacks has no rlskip"),
         (["++skip.rollout.enable=true"], "a: 1\n", "callback: hydra.callbacks has no rlskip"),
