@@ -113,10 +113,15 @@ def _read_roles(node: dict[str, Any], config: Any) -> SkipSettings:
     for name, value in given.items():
         if name not in configs:
             keys, otherwise = [*SHARED_KEYS, *configs], "docs/keys.md lists all keys"
-            refuse(name, "unknown key", did_you_mean(name, keys, "skip", otherwise))
+            outer, _, inner = name.partition(".")
+            nested = (
+                f"nest it: {{{outer}: {{{inner}: {value}}}}}" if outer in known and inner else ""
+            )
+            refuse(name, "unknown key", nested or did_you_mean(name, keys, "skip", otherwise))
             continue
         if not isinstance(value, Mapping):
-            refuse(name, f"expected a mapping, got {value!r}")
+            turns_on = "validation=replay" if name == VALIDATION_ROLE else f"{name}.enable=true"
+            refuse(name, f"expected a mapping, got {value!r}", f"set skip.{turns_on}")
             continue
         # Keys of its own need a class.
         register = f"import the module with `@register_skip({name!r}, config=...)` before the job"

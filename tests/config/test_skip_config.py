@@ -144,7 +144,12 @@ def test_validation_is_a_role_beside_the_one_of_training() -> None:
         ({"reward": {"stesp": 3}}, "did you mean skip.reward.steps?"),
         ({"atach": {"rollout": "a:b"}}, "did you mean skip.attach?"),
         ({"my-role": {"enable": True}}, "unknown key\n  -> docs/keys.md lists all keys"),
-        ({"rollout": True}, "skip.rollout: expected a mapping, got True"),
+        (
+            {"rollout": True},
+            "skip.rollout: expected a mapping, got True\n  -> set skip.rollout.enable=true",
+        ),
+        ({"rollout.enable": True}, "unknown key\n  -> nest it: {rollout: {enable: True}}"),
+        ({"on_miss": None}, "'on_miss' is not Optional\n  -> give one of generate, error"),
         ({"rollout": {"steps": [1.5]}}, "skip.rollout.steps: 1.5 (float) is not a step"),
         ({"rollout": {"action": "random"}}, "'random' is not one of cache, repeat"),
         (
