@@ -19,7 +19,8 @@ import attrs
 from rlskip._human import short
 from rlskip.errors import ConfigError
 
-EXAMPLE = 'write a list such as [1,2,3], a string such as "1-128,200,300-400:10", or all'
+FORMS = 'a list such as [1,2,3], a string such as "1-128,200,300-400:10", or all'
+EXAMPLE = f"write {FORMS}"
 
 # Longer numbers would not fit into the length of a range.
 _N = r"(\d{1,18})"
