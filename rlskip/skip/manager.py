@@ -19,7 +19,7 @@ from rlskip.config.nodes import read_record_of
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import TRAINING_ROLES
 from rlskip.errors import ConfigError, RlskipError
-from rlskip.jobs.records import job_id, read_events
+from rlskip.jobs.records import job_id, read_events, tally
 from rlskip.jobs.served import forget_served
 from rlskip.keys import integer
 from rlskip.skip import said
@@ -314,6 +314,9 @@ def _say_what_is_kept() -> None:
         for role, skip in SkipManager.skip_instances.items():
             if skip.recorder is not None and not skip.was_listed:
                 said.warn_of_unlisted(role, skip.local_config)
+            elif skip.recorder is not None and skip.failures:
+                counts = tally({role: skip.local_config.dump_dir}, job_id())[role]
+                log.warning("rlskip: role %s: %s", role, counts + skip.recorder.unwritten)
         return
     with contextlib.suppress(RlskipError, OSError):
         SkipManager.flush()

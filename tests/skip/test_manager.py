@@ -309,6 +309,18 @@ def test_steps_that_a_loop_does_not_reach_are_told_as_it_ends(
     assert warned.text.count(what) == bool(lists)
 
 
+def test_steps_that_were_not_dumped_are_counted_as_a_loop_ends(
+    init: Callable[..., Path], warned: Any
+) -> None:
+    init()
+    stage = SkipManager.annotate(role="rollout")(lambda prompts: iter(prompts))  # no codec has it
+    for step in (1, 2):
+        SkipManager.set_step(step)
+        stage([1])
+    importlib.import_module("rlskip.skip.manager")._say_what_is_kept()
+    assert "role rollout: 0 hits, 2 misses (2 NOT dumped)" in warned.text
+
+
 def test_a_function_of_another_role_is_named(init: Callable[..., Path], warned: Any) -> None:
     init("async_rollout")
     SkipManager.set_step(1)
